@@ -1,0 +1,72 @@
+"""smoe: Spatial Mixture-of-Experts layers, which learn what to do where, for data on a grid.
+
+The names below are loaded on first use: `import smoe` is cheap, silent, and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from smoe import losses, metrics, nn, ops
+    from smoe.losses import auxiliary_loss
+    from smoe.nn import (
+        ConvGate,
+        CoordConv2d,
+        CoordConv3Gate,
+        CoordConvGate,
+        FixedGate,
+        LinearGate,
+        LocallyConnected2d,
+        LocallyConnectedGate,
+        NoisyGate,
+        SpatialGate,
+        SpatialMoE,
+        SpatialMoE2d,
+        TensorGate,
+        track_loss_scale,
+    )
+    from smoe.ops import Routing, routed_conv2d
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConvGate",
+    "CoordConv2d",
+    "CoordConv3Gate",
+    "CoordConvGate",
+    "FixedGate",
+    "LinearGate",
+    "LocallyConnected2d",
+    "LocallyConnectedGate",
+    "NoisyGate",
+    "Routing",
+    "SpatialGate",
+    "SpatialMoE",
+    "SpatialMoE2d",
+    "TensorGate",
+    "__version__",
+    "auxiliary_loss",
+    "losses",
+    "metrics",
+    "nn",
+    "ops",
+    "routed_conv2d",
+    "track_loss_scale",
+]
+
+_SUBMODULES = ("losses", "metrics", "nn", "ops")
+_HOMES = {"auxiliary_loss": "smoe.losses", "Routing": "smoe.ops", "routed_conv2d": "smoe.ops"}
+
+
+def __getattr__(name: str) -> object:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"smoe.{name}")
+    if name in __all__:
+        return getattr(importlib.import_module(_HOMES.get(name, "smoe.nn")), name)
+    raise AttributeError(f"module 'smoe' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
