@@ -1,0 +1,22 @@
+"""Stateless functions on tensors: the operations an SMoE layer is made of."""
+
+from smoe.ops.error_quantile import error_quantile
+from smoe.ops.gather_experts import gather_experts
+from smoe.ops.padding import output_grid, wrap_padding
+from smoe.ops.routed_conv import routed_conv2d
+from smoe.ops.top_experts import Routing, top_experts
+from smoe.ops.train_routing import train_routing
+from smoe.options import PADDING_MODES, RoutingTraining
+
+__all__ = [
+    "PADDING_MODES",
+    "Routing",
+    "RoutingTraining",
+    "error_quantile",
+    "gather_experts",
+    "output_grid",
+    "routed_conv2d",
+    "top_experts",
+    "train_routing",
+    "wrap_padding",
+]

@@ -1,0 +1,66 @@
+"""The exact quantile of each sample, by selection: any size, any floating dtype."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+
+def error_quantile(errors: torch.Tensor, quantile: float) -> torch.Tensor:
+    """The `quantile` of each sample over all its other dimensions, with linear interpolation.
+
+    Equal to `torch.quantile`, which sorts, refuses half precision and stops at 2^24 elements.
+
+    Args:
+        errors: `(B, ...)`, at least one element per sample.
+        quantile: in [0, 1].
+
+    Returns:
+        `(B,)`, in float32 for half-precision errors and in their own dtype otherwise. A sample with a NaN has the
+        quantile NaN, wherever the NaN would rank.
+    """
+    if not 0.0 <= quantile <= 1.0:
+        raise ValueError(f"quantile must be in [0, 1], got {quantile}")
+    if errors.ndim < 2 or errors[:1].numel() == 0:
+        raise ValueError(f"errors must be (B, ...) with at least one element per sample, got {tuple(errors.shape)}")
+    return _select(errors, quantile)
+
+
+@torch.library.custom_op("smoe::error_quantile", mutates_args=())
+def _select(errors: torch.Tensor, quantile: float) -> torch.Tensor:
+    if errors.dtype in (torch.float16, torch.bfloat16):
+        errors = errors.float()
+    rows = errors.detach().flatten(1)
+    position = quantile * (rows.shape[1] - 1)
+    rank = math.floor(position)
+    fraction = position - rank
+    # An interpolation of weight zero needs no right neighbour, which may not exist.
+    neighbour = min(rank + 1, rows.shape[1] - 1)
+    if rows.device.type == "cpu":
+        low, high, has_nan = _partition_rows(rows, rank)
+    else:
+        low = rows.kthvalue(rank + 1, dim=1).values
+        high = rows.kthvalue(neighbour + 1, dim=1).values
+        has_nan = rows.isnan().any(dim=1)
+    # Equal neighbours need no interpolation, and the difference of infinite ones is NaN.
+    value = torch.where(low == high, low, low + fraction * (high - low)) if fraction > 0 else low.clone()
+    return value.masked_fill_(has_nan, torch.nan)
+
+
+def _partition_rows(rows: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    # numpy's introselect is six times faster than torch.kthvalue on a CPU. NaN ranks last, so the minimum to the
+    # right of the pivot is NaN exactly if the row holds one there.
+    partitioned = np.partition(rows.numpy(), rank, axis=1)
+    low = partitioned[:, rank]
+    high = partitioned[:, rank + 1 :].min(axis=1) if rank + 1 < rows.shape[1] else low
+    has_nan = np.isnan(low) | np.isnan(high)
+    return torch.from_numpy(low.copy()), torch.from_numpy(high.copy()), torch.from_numpy(has_nan)
+
+
+@_select.register_fake
+def _(errors: torch.Tensor, quantile: float) -> torch.Tensor:
+    del quantile
+    is_half = errors.dtype in (torch.float16, torch.bfloat16)
+    return errors.new_empty(errors.shape[0], dtype=torch.float32 if is_half else errors.dtype)

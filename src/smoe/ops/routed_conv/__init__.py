@@ -1,0 +1,88 @@
+"""The SMoE operation: a convolution in which each pixel meets only its selected experts (paper section 2)."""
+
+from __future__ import annotations
+
+import torch
+
+from smoe.ops.padding import output_grid
+from smoe.ops.routed_conv.dense import dense_routed_conv2d
+from smoe.ops.routed_conv.reference import reference_routed_conv2d
+from smoe.options import PADDING_MODES, PaddingMode
+
+__all__ = ["dense_routed_conv2d", "reference_routed_conv2d", "routed_conv2d"]
+
+
+def routed_conv2d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    *,
+    expert_channels: int = 1,
+    stride: int = 1,
+    padding_mode: PaddingMode = "zeros",
+) -> torch.Tensor:
+    """Applies, at each output pixel, the filters of the experts selected there.
+
+    Gradients reach `input` and `weight`. Padding keeps the grid at stride 1.
+
+    Args:
+        input: `(B, C, H, W)`.
+        weight: the bank of experts `(X * F, C, kh, kw)` with odd `kh` and `kw`; expert `x` owns the filters
+            `[x * F, (x + 1) * F)`.
+        indices: selected experts on the output grid, `(E, H', W')` for all samples or `(B, E, H', W')`; int64.
+        expert_channels: F, the outputs per expert.
+        stride: of both axes; the output grid has `ceil(H / stride) x ceil(W / stride)` pixels.
+        padding_mode: `zeros`, `circular` (both axes wrap) or `longitude` (the width wraps, zeros on the height).
+
+    Returns:
+        `(B, E * F, H', W')`; the channels of a pixel follow the order of its `indices`.
+    """
+    _check(input, weight, indices, expert_channels, stride, padding_mode)
+    return dense_routed_conv2d(
+        input, weight, indices, expert_channels=expert_channels, stride=stride, padding_mode=padding_mode
+    )
+
+
+def _check(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    expert_channels: int,
+    stride: int,
+    padding_mode: str,
+) -> None:
+    if input.ndim != 4:
+        raise ValueError(f"input must be (B, C, H, W), got shape {tuple(input.shape)}")
+    if weight.ndim != 4 or weight.shape[1] != input.shape[1]:
+        raise ValueError(
+            f"weight must be (X * F, {input.shape[1]}, kh, kw) for an input with {input.shape[1]} channels, "
+            f"got shape {tuple(weight.shape)}"
+        )
+    if weight.shape[2] % 2 == 0 or weight.shape[3] % 2 == 0:
+        raise ValueError(f"the kernel must have odd sides to keep the grid, got {tuple(weight.shape[2:])}")
+    if expert_channels < 1 or weight.shape[0] % expert_channels:
+        raise ValueError(f"{weight.shape[0]} filters cannot be shared out in experts of {expert_channels} channels")
+    if stride < 1:
+        raise ValueError(f"stride must be at least 1, got {stride}")
+    if padding_mode not in PADDING_MODES:
+        raise ValueError(f"padding_mode must be one of {', '.join(PADDING_MODES)}, got {padding_mode!r}")
+    if indices.ndim not in (3, 4) or indices.dtype != torch.int64:
+        raise ValueError(
+            f"indices must be int64 (E, H, W) or (B, E, H, W), got {indices.dtype} of shape {tuple(indices.shape)}"
+        )
+    if indices.ndim == 4 and indices.shape[0] != input.shape[0]:
+        raise ValueError(f"indices are for {indices.shape[0]} samples but the input has {input.shape[0]}")
+    grid = output_grid(input.shape[2], input.shape[3], stride)
+    if tuple(indices.shape[-2:]) != grid:
+        raise ValueError(
+            f"the routing is for a grid of {tuple(indices.shape[-2:])} but the output grid is {grid} "
+            f"(input {tuple(input.shape[2:])}, stride {stride}); make the gate for the output grid (spatial_shape)"
+        )
+    # Only where looking is free: on an accelerator it would stop the queue at every layer.
+    if indices.device.type == "cpu" and indices.numel() and not torch.compiler.is_compiling():
+        num_experts = weight.shape[0] // expert_channels
+        low, high = (int(bound) for bound in indices.aminmax())
+        if low < 0 or high >= num_experts:
+            raise ValueError(
+                f"indices must be in [0, {num_experts - 1}] for {num_experts} experts, got {low if low < 0 else high}"
+            )

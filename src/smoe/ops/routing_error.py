@@ -1,0 +1,110 @@
+"""Which choices were wrong, the gate's gradient, and the damped error (paper sections 2.2 and 2.3).
+
+All of it follows from the error signal, the gradient of the loss at the layer's output. Nothing here has the shape
+`(B, X, H, W)` unless the scores have it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from smoe.ops.error_quantile import error_quantile
+
+
+def choice_errors(error: torch.Tensor, expert_channels: int, loss_scale: torch.Tensor | float = 1.0) -> torch.Tensor:
+    """How far off each choice was, in the units of the data if the loss is a mean-squared error.
+
+    A mean-squared loss over N elements has the gradient 2/N (prediction - truth), so |error| N/2 is the prediction
+    error. For other losses and deeper layers it is a scaled proxy of it.
+
+    Args:
+        error: `(B, E * F, H, W)`, gradient of the loss at the layer's output.
+        expert_channels: F; the errors of an expert's F outputs are averaged.
+        loss_scale: factor the loss was multiplied by before its backward (loss scaler, accumulation); divided out.
+
+    Returns:
+        `(B, E, H, W)`, not negative, at least float32.
+    """
+    if error.dtype in (torch.float16, torch.bfloat16):
+        error = error.float()
+    magnitude = error.abs()
+    if expert_channels > 1:
+        magnitude = magnitude.unflatten(1, (-1, expert_channels)).mean(dim=2)
+    return magnitude.mul_((error.numel() / 2) / abs(loss_scale))
+
+
+def wrong_choices(
+    errors: torch.Tensor, error_quantile_: float, tolerances: tuple[float, ...]
+) -> tuple[torch.Tensor, ...]:
+    """For each tolerance, where `errors` exceed their sample's quantile by more than it.
+
+    Args:
+        errors: `(B, E, H, W)` of `choice_errors`.
+        error_quantile_: quantile over a sample's experts and pixels.
+        tolerances: in the units of `errors`.
+
+    Returns:
+        One bool tensor `(B, E, H, W)` per tolerance.
+    """
+    threshold = error_quantile(errors, error_quantile_)[:, None, None, None]
+    return tuple(errors > threshold + tolerance for tolerance in tolerances)
+
+
+def routing_gradient(scores: torch.Tensor, indices: torch.Tensor, is_wrong: torch.Tensor) -> torch.Tensor:
+    """Gradient of the mean routing classification loss at the gate's scores.
+
+    The loss is the binary cross-entropy of `scores`, as logits, against the paper's labels: 1 for a right choice, 0 for
+    a wrong one, and for the experts not chosen the number of wrong choices over X - E, at most 1. Its gradient is
+    sigmoid(scores) - label over the number of scores, so shared scores need only each label's mean over the batch.
+
+    Args:
+        scores: `(X, H, W)` or `(B, X, H, W)`.
+        indices: chosen experts, `(E, H, W)` or `(B, E, H, W)` as the scores.
+        is_wrong: `(B, E, H, W)`.
+
+    Returns:
+        Of the shape of `scores`.
+    """
+    num_experts, num_selected = scores.shape[-3], indices.shape[-3]
+    if num_selected == num_experts:
+        raise ValueError(f"all {num_experts} experts are selected: there is no routing to classify")
+    is_right = is_wrong.logical_not().to(scores.dtype)
+    num_wrong = is_wrong.sum(dim=1, keepdim=True, dtype=scores.dtype)
+    unselected_label = (num_wrong / (num_experts - num_selected)).clamp_(max=1.0)
+    if scores.ndim == 3:
+        is_right, unselected_label = is_right.mean(dim=0), unselected_label.mean(dim=0)
+    gradient = scores.sigmoid()
+    selected_scores = gradient.gather(-3, indices)
+    gradient -= unselected_label
+    gradient.scatter_(-3, indices, selected_scores - is_right)
+    return gradient.div_(scores.numel())
+
+
+def straight_through_gradient(
+    scores: torch.Tensor, indices: torch.Tensor, error: torch.Tensor, expert_channels: int
+) -> torch.Tensor:
+    """Gradient of the task at the selected scores, zero elsewhere.
+
+    Args:
+        scores: `(X, H, W)` or `(B, X, H, W)`.
+        indices: chosen experts, of the same number of dimensions.
+        error: `(B, E * F, H, W)`: the error signal, times the experts' outputs if they are weighted.
+        expert_channels: F; an expert's score collects the errors of all its outputs.
+    """
+    at_selected = error.to(scores.dtype).unflatten(1, (-1, expert_channels)).sum(dim=2)
+    if scores.ndim == 3:
+        at_selected = at_selected.sum(dim=0)
+    return torch.zeros_like(scores).scatter_(-3, indices, at_selected)
+
+
+def damp_error(error: torch.Tensor, is_wrong: torch.Tensor, damping: float, expert_channels: int) -> torch.Tensor:
+    """Multiplies the error of wrong choices by `damping`: `(B, E * F, H, W)`."""
+    # In place on a copy, which has the memory format of the error: compilers are promised it.
+    damped = error.clone()
+    by_expert, is_wrong = damped.unflatten(1, (-1, expert_channels)), is_wrong.unsqueeze(2)
+    # A product, so that an overflowed error stays visible to a loss scaler even where the damping is 0.
+    if damping == 0.0:
+        by_expert.mul_(~is_wrong)
+    else:
+        by_expert.copy_(torch.where(is_wrong, by_expert * damping, by_expert))
+    return damped

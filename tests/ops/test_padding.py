@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from smoe.ops import output_grid, wrap_padding
+
+INPUT = torch.arange(12.0).reshape(1, 1, 3, 4)
+
+
+def test_zeros_are_left_to_the_convolution():
+    padded, zeros = wrap_padding(INPUT, (3, 5), "zeros")
+    assert padded is INPUT
+    assert zeros == (1, 2)
+
+
+@pytest.mark.parametrize("kernel_size", [(1, 1), (3, 5), (5, 3), (9, 11)])
+def test_circular_wraps_both_axes(kernel_size):
+    padded, zeros = wrap_padding(INPUT, kernel_size, "circular")
+    assert zeros == (0, 0)
+    rows, columns = kernel_size[0] // 2, kernel_size[1] // 2
+    for i in range(-rows, 3 + rows):
+        for j in range(-columns, 4 + columns):
+            assert padded[0, 0, i + rows, j + columns] == INPUT[0, 0, i % 3, j % 4]
+
+
+@pytest.mark.parametrize("kernel_size", [(1, 1), (3, 5), (5, 3), (9, 11)])
+def test_longitude_wraps_the_width_only(kernel_size):
+    padded, zeros = wrap_padding(INPUT, kernel_size, "longitude")
+    assert zeros == (kernel_size[0] // 2, 0)
+    columns = kernel_size[1] // 2
+    assert padded.shape == (1, 1, 3, 4 + 2 * columns)
+    for j in range(-columns, 4 + columns):
+        assert torch.equal(padded[0, 0, :, j + columns], INPUT[0, 0, :, j % 4])
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2, 5, 6, 7])
+def test_output_grid_is_that_of_the_convolution(size, stride):
+    convolved = F.conv2d(torch.zeros(1, 1, size, size + 1), torch.zeros(1, 1, 3, 5), stride=stride, padding=(1, 2))
+    assert output_grid(size, size + 1, stride) == tuple(convolved.shape[2:])
+
+
+def test_unknown_mode():
+    with pytest.raises(ValueError, match="zeros, circular, longitude, got 'reflect'"):
+        wrap_padding(INPUT, (3, 3), "reflect")  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smoe.ops import routed_conv2d
+from smoe.ops.padding import PADDING_MODES, output_grid
+from smoe.ops.routed_conv import reference_routed_conv2d
+
+
+def compare_with_definition(
+    batch: int,
+    in_channels: int,
+    grid: tuple[int, int],
+    num_experts: int,
+    num_selected: int,
+    *,
+    kernel_size: tuple[int, int] = (3, 3),
+    expert_channels: int = 1,
+    stride: int = 1,
+    padding_mode: Any = "zeros",
+    per_sample: bool = False,
+    usable_experts: int | None = None,
+) -> torch.Tensor:
+    """Forward and every gradient against the loops; returns the weight's gradient."""
+    torch.manual_seed(batch * 1000 + grid[0] * 100 + grid[1] * 10 + num_experts)
+    values = torch.randn(batch, in_channels, *grid, dtype=torch.float64)
+    weight = torch.randn(num_experts * expert_channels, in_channels, *kernel_size, dtype=torch.float64)
+    shape = (
+        (batch, num_experts, *output_grid(*grid, stride)) if per_sample else (num_experts, *output_grid(*grid, stride))
+    )
+    ranks = torch.rand(shape)
+    if usable_experts is not None:
+        ranks.narrow(-3, usable_experts, num_experts - usable_experts).fill_(-1.0)
+    indices = ranks.argsort(dim=-3, descending=True).narrow(-3, 0, num_selected)
+
+    results: list[tuple[torch.Tensor, ...]] = []
+    output_gradient: torch.Tensor | None = None
+    for function in (routed_conv2d, reference_routed_conv2d):
+        x, w = values.clone().requires_grad_(), weight.clone().requires_grad_()
+        output = function(x, w, indices, expert_channels=expert_channels, stride=stride, padding_mode=padding_mode)
+        if output_gradient is None:
+            output_gradient = torch.randn_like(output)
+        gradients = torch.autograd.grad(output, (x, w), output_gradient)
+        results.append((output.detach(), *gradients))
+    for name, actual, expected in zip(("output", "input.grad", "weight.grad"), *results, strict=True):
+        torch.testing.assert_close(
+            actual, expected, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    return results[0][2]
+
+
+@pytest.mark.parametrize("padding_mode", PADDING_MODES)
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("kernel_size", [(1, 1), (3, 3), (5, 5), (3, 5), (5, 1)])
+def test_kernels_strides_and_borders(kernel_size, stride, padding_mode):
+    compare_with_definition(2, 2, (5, 7), 3, 1, kernel_size=kernel_size, stride=stride, padding_mode=padding_mode)
+
+
+@pytest.mark.parametrize("padding_mode", PADDING_MODES)
+@pytest.mark.parametrize("grid", [(1, 1), (1, 3), (2, 1), (2, 2)])
+def test_kernel_larger_than_the_grid(grid, padding_mode):
+    compare_with_definition(2, 1, grid, 3, 2, kernel_size=(7, 5), padding_mode=padding_mode)
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+@pytest.mark.parametrize(("num_experts", "num_selected"), [(1, 1), (4, 1), (4, 3), (4, 4)])
+@pytest.mark.parametrize("expert_channels", [1, 3])
+def test_experts_and_their_channels(expert_channels, num_experts, num_selected, per_sample):
+    compare_with_definition(
+        2, 2, (3, 5), num_experts, num_selected, expert_channels=expert_channels, per_sample=per_sample
+    )
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_expert_nobody_chose_gets_no_gradient(per_sample):
+    gradient = compare_with_definition(2, 1, (5, 4), 4, 2, expert_channels=2, usable_experts=3, per_sample=per_sample)
+    assert gradient[:6].abs().min() > 0
+    assert gradient[6:].abs().max() == 0
+
+
+def test_one_sample():
+    compare_with_definition(1, 3, (7, 3), 5, 2, expert_channels=2, stride=2, padding_mode="longitude")
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_shape_and_option(data):
+    num_experts = data.draw(st.integers(1, 5), "X")
+    odd = st.sampled_from([1, 3, 5])
+    compare_with_definition(
+        data.draw(st.integers(1, 2), "B"),
+        data.draw(st.integers(1, 2), "C"),
+        (data.draw(st.integers(1, 5), "H"), data.draw(st.integers(1, 5), "W")),
+        num_experts,
+        data.draw(st.integers(1, num_experts), "E"),
+        kernel_size=(data.draw(odd, "kh"), data.draw(odd, "kw")),
+        expert_channels=data.draw(st.integers(1, 2), "F"),
+        stride=data.draw(st.integers(1, 3), "stride"),
+        padding_mode=data.draw(st.sampled_from(PADDING_MODES), "padding_mode"),
+        per_sample=data.draw(st.booleans(), "per_sample"),
+    )
+
+
+def test_channels_of_a_pixel_follow_its_indices():
+    # Expert x multiplies by 10 ** x.
+    weight = torch.tensor([1.0, 10.0, 100.0]).reshape(3, 1, 1, 1)
+    indices = torch.tensor([[[2, 0]], [[1, 2]]])
+    output = routed_conv2d(torch.tensor([[[[3.0, 5.0]]]]), weight, indices)
+    assert output.tolist() == [[[[300.0, 5.0]], [[30.0, 500.0]]]]
+
+
+def test_longitude_wraps_the_width_and_pads_the_height_with_zeros():
+    # A kernel that adds the left and the upper neighbour.
+    weight = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]).reshape(1, 1, 3, 3)
+    values = torch.tensor([[[[1.0, 2.0], [10.0, 20.0]]]])
+    output = routed_conv2d(values, weight, torch.zeros(1, 2, 2, dtype=torch.int64), padding_mode="longitude")
+    # Row 0: left neighbours 2, 1 and nothing above; row 1: left neighbours 20, 10 and above 1, 2.
+    assert output.tolist() == [[[[2.0, 1.0], [21.0, 12.0]]]]
+
+
+INPUT, WEIGHT, INDICES = torch.zeros(2, 3, 4, 5), torch.zeros(6, 3, 3, 3), torch.zeros(1, 4, 5, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((INPUT[0], WEIGHT, INDICES), {}, r"input must be \(B, C, H, W\), got shape \(3, 4, 5\)"),
+        ((INPUT, WEIGHT[:, :2], INDICES), {}, r"input with 3 channels, got shape \(6, 2, 3, 3\)"),
+        ((INPUT, WEIGHT[:, :, :2], INDICES), {}, r"odd sides to keep the grid, got \(2, 3\)"),
+        ((INPUT, WEIGHT, INDICES), {"expert_channels": 4}, "6 filters cannot be shared out in experts of 4"),
+        ((INPUT, WEIGHT, INDICES), {"stride": 0}, "stride must be at least 1, got 0"),
+        ((INPUT, WEIGHT, INDICES), {"padding_mode": "reflect"}, "zeros, circular, longitude, got 'reflect'"),
+        ((INPUT, WEIGHT, INDICES.int()), {}, "got torch.int32"),
+        ((INPUT, WEIGHT, INDICES.expand(3, 1, 4, 5)), {}, "for 3 samples but the input has 2"),
+        ((INPUT, WEIGHT, INDICES), {"stride": 2}, r"grid of \(4, 5\) but the output grid is \(2, 3\)"),
+        ((INPUT, WEIGHT, INDICES + 6), {}, r"in \[0, 5\] for 6 experts, got 6"),
+        ((INPUT, WEIGHT, INDICES - 1), {}, r"in \[0, 5\] for 6 experts, got -1"),
+        ((INPUT, WEIGHT, INDICES + 3), {"expert_channels": 2}, r"in \[0, 2\] for 3 experts, got 3"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_their_numbers(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        routed_conv2d(*arguments, **options)
