@@ -1,0 +1,40 @@
+"""Modules: the SMoE layers, their gates, and layers that know where they are."""
+
+from smoe.nn.coord_conv import CoordConv2d
+from smoe.nn.expert_mixture import SpatialMoE
+from smoe.nn.gates import (
+    ConvGate,
+    CoordConv3Gate,
+    CoordConvGate,
+    FixedGate,
+    GateScores,
+    LinearGate,
+    LocallyConnectedGate,
+    NoisyGate,
+    SpatialGate,
+    TensorGate,
+)
+from smoe.nn.grid_conv import GridConv2d
+from smoe.nn.locally_connected import LocallyConnected2d
+from smoe.nn.routed_layer import RoutedLayer, track_loss_scale
+from smoe.nn.spatial_moe import SpatialMoE2d
+
+__all__ = [
+    "ConvGate",
+    "CoordConv2d",
+    "CoordConv3Gate",
+    "CoordConvGate",
+    "FixedGate",
+    "GateScores",
+    "GridConv2d",
+    "LinearGate",
+    "LocallyConnected2d",
+    "LocallyConnectedGate",
+    "NoisyGate",
+    "RoutedLayer",
+    "SpatialGate",
+    "SpatialMoE",
+    "SpatialMoE2d",
+    "TensorGate",
+    "track_loss_scale",
+]

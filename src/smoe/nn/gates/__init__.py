@@ -1,0 +1,22 @@
+"""Gating functions: who serves which pixel (paper section 2.1)."""
+
+from smoe.nn.gates.convolutional import ConvGate, CoordConv3Gate, CoordConvGate
+from smoe.nn.gates.fixed import FixedGate
+from smoe.nn.gates.gate import GateScores, SpatialGate
+from smoe.nn.gates.linear import LinearGate
+from smoe.nn.gates.locally_connected import LocallyConnectedGate
+from smoe.nn.gates.noisy import NoisyGate
+from smoe.nn.gates.tensor import TensorGate
+
+__all__ = [
+    "ConvGate",
+    "CoordConv3Gate",
+    "CoordConvGate",
+    "FixedGate",
+    "GateScores",
+    "LinearGate",
+    "LocallyConnectedGate",
+    "NoisyGate",
+    "SpatialGate",
+    "TensorGate",
+]

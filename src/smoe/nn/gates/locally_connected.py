@@ -1,0 +1,50 @@
+"""A locally connected gate: every pixel scores the experts with filters of its own."""
+
+from __future__ import annotations
+
+import torch
+
+from smoe.nn.gates.gate import SpatialGate
+from smoe.nn.locally_connected import LocallyConnected2d
+from smoe.options import Normalization, PaddingMode
+
+
+class LocallyConnectedGate(SpatialGate):
+    """Scores `(B, X, H, W)` from a locally connected layer without bias.
+
+    Args:
+        in_channels: C of the layer's input.
+        num_experts: X, experts in the bank.
+        num_selected: E, experts to choose at each pixel.
+        spatial_shape: rows and columns of the layer's output grid.
+        kernel_size: odd.
+        stride: the layer's.
+        padding_mode: `zeros`, `circular` or `longitude`.
+        normalization: `none`, `softmax`, `abs` or `abs_softmax`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_experts: int,
+        num_selected: int,
+        spatial_shape: tuple[int, int],
+        kernel_size: int = 3,
+        *,
+        stride: int = 1,
+        padding_mode: PaddingMode = "zeros",
+        normalization: Normalization = "none",
+    ) -> None:
+        super().__init__(num_experts, num_selected, normalization=normalization)
+        self.local = LocallyConnected2d(
+            in_channels, num_experts, spatial_shape, kernel_size, stride=stride, padding_mode=padding_mode
+        )
+
+    @property
+    def spatial_shape(self) -> tuple[int, int]:
+        """Rows and columns of the grid the gate was made for."""
+        return self.local.spatial_shape
+
+    def raw_scores(self, input: torch.Tensor | None) -> torch.Tensor:
+        """What each pixel's own filters say of the input."""
+        return self.local(input)

@@ -1,0 +1,128 @@
+"""Tensor routing: one learned score per expert and pixel, whatever the input (paper section 2.1)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from smoe.nn.gates.gate import SpatialGate
+from smoe.nn.gates.groups import expert_membership
+from smoe.nn.gates.smooth_fields import smooth_fields
+from smoe.nn.grid_checks import check_positive, check_spatial_shape
+from smoe.options import GATE_INITS, GateInit, Normalization
+
+
+def kaiming_bound(num_experts: int, num_selected: int, expert_channels: int = 1) -> float:
+    """Bound of a uniform Kaiming initialisation with fan-in E F / X: sqrt(3 X / (E F))."""
+    return math.sqrt(3.0 * num_experts / (num_selected * expert_channels))
+
+
+class TensorGate(SpatialGate):
+    """A learned tensor of scores `(X, H, W)`, shared by all samples.
+
+    Args:
+        num_experts: X, experts in the bank.
+        num_selected: E, experts to choose at each pixel.
+        spatial_shape: rows and columns of the layer's output grid.
+        expert_channels: F, outputs per expert; it sets the spread of the start.
+        init: `kaiming`: uniform within sqrt(3 X / (E F)). `paper`: uniform within 3 X / (E F), the bound the paper
+            prints. `smooth`: random fields of the same spread as `kaiming`, so that neighbouring pixels start with
+            the same experts.
+        correlation_length: of the smooth fields, in pixels; an eighth of the shorter side if None.
+        normalization: `none`, `softmax`, `abs` or `abs_softmax`.
+        device: of the scores.
+        dtype: of the scores.
+    """
+
+    looks_at_input = False
+
+    def __init__(
+        self,
+        num_experts: int,
+        num_selected: int,
+        spatial_shape: tuple[int, int],
+        expert_channels: int = 1,
+        *,
+        init: GateInit = "kaiming",
+        correlation_length: float | None = None,
+        normalization: Normalization = "none",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_experts, num_selected, normalization=normalization)
+        check_positive(expert_channels=expert_channels)
+        if init not in GATE_INITS:
+            raise ValueError(f"init must be one of {', '.join(GATE_INITS)}, got {init!r}")
+        if correlation_length is not None and init != "smooth":
+            raise ValueError(f"correlation_length belongs to init='smooth', but init is {init!r}")
+        self.expert_channels = expert_channels
+        self.init: GateInit = init
+        self.correlation_length = correlation_length
+        rows, columns = check_spatial_shape(spatial_shape)
+        self.scores = nn.Parameter(torch.empty(num_experts, rows, columns, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @classmethod
+    def from_prior(
+        cls,
+        groups: torch.Tensor,
+        num_experts: int,
+        num_selected: int,
+        strength: float = 2.0,
+        expert_channels: int = 1,
+        **options,
+    ) -> TensorGate:
+        """A gate that starts with each group's pixels preferring that group's share of the experts.
+
+        It is an ordinary tensor gate afterwards and can learn away from the prior.
+
+        Args:
+            groups: map `(H, W)` of group numbers, or of a fraction in [0, 1] such as land; see `expert_membership`.
+            num_experts: X, experts in the bank.
+            num_selected: E, experts to choose at each pixel.
+            strength: of the preference, in units of the largest score of the random start (with `kaiming`, its
+                bound). From 2 on, a pixel's own share starts above all other experts; towards 0 the prior fades into
+                the random start.
+            expert_channels: F, outputs per expert.
+            **options: further arguments of `TensorGate`.
+        """
+        if not strength >= 0.0:
+            raise ValueError(f"strength must not be negative, got {strength}")
+        groups = torch.as_tensor(groups)
+        membership = expert_membership(groups, num_experts)
+        gate = cls(num_experts, num_selected, (groups.shape[0], groups.shape[1]), expert_channels, **options)
+        with torch.no_grad():
+            gate.scores += strength * gate.scores.abs().max() * membership.to(gate.scores)
+        return gate
+
+    @property
+    def spatial_shape(self) -> tuple[int, int]:
+        """Rows and columns of the grid the gate was made for."""
+        return self.scores.shape[1], self.scores.shape[2]
+
+    @property
+    def bound(self) -> float:
+        """The Kaiming bound of this gate."""
+        return kaiming_bound(self.num_experts, self.num_selected, self.expert_channels)
+
+    def reset_parameters(self) -> None:
+        """Draws the scores anew."""
+        with torch.no_grad():
+            if self.init == "smooth":
+                length = self.correlation_length or min(self.spatial_shape) / 8
+                # A uniform distribution within the bound has the standard deviation bound / sqrt(3).
+                self.scores.copy_(smooth_fields(tuple(self.scores.shape), length) * (self.bound / math.sqrt(3.0)))
+            else:
+                bound = self.bound if self.init == "kaiming" else self.bound**2
+                self.scores.uniform_(-bound, bound)
+
+    def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
+        """The learned tensor."""
+        del input
+        return self.scores
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows."""
+        return f"{super().extra_repr()}, spatial_shape={self.spatial_shape}"

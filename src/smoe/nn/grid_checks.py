@@ -1,0 +1,37 @@
+"""What a layer on a grid can be made with, checked at construction."""
+
+from __future__ import annotations
+
+from smoe.options import PADDING_MODES, PaddingMode
+
+
+def check_spatial_shape(spatial_shape: tuple[int, int]) -> tuple[int, int]:
+    """The rows and columns of an output grid."""
+    shape = tuple(int(size) for size in spatial_shape)
+    if len(shape) != 2 or min(shape) < 1:
+        raise ValueError(f"spatial_shape must be (rows, columns) of the output grid, not {spatial_shape}")
+    return shape[0], shape[1]
+
+
+def check_kernel_size(kernel_size: int | tuple[int, int]) -> tuple[int, int]:
+    """The rows and columns of a kernel that keeps the grid: both odd."""
+    sizes = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
+    if len(sizes) != 2:
+        raise ValueError(f"kernel_size must be one number or (rows, columns), got {kernel_size}")
+    if min(sizes) < 1 or sizes[0] % 2 == 0 or sizes[1] % 2 == 0:
+        raise ValueError(f"kernel_size must be odd, so that padding keeps the grid, got {kernel_size}")
+    return sizes
+
+
+def check_padding_mode(padding_mode: PaddingMode) -> PaddingMode:
+    """The padding mode, if there is one of that name."""
+    if padding_mode not in PADDING_MODES:
+        raise ValueError(f"padding_mode must be one of {', '.join(PADDING_MODES)}, got {padding_mode!r}")
+    return padding_mode
+
+
+def check_positive(**numbers: int) -> None:
+    """Refuses a count below 1, by its name."""
+    for name, number in numbers.items():
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")

@@ -1,0 +1,61 @@
+"""A bias-free convolution that keeps its grid, with the borders of a map: the gates' and experts' building block."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from smoe.nn.grid_checks import check_kernel_size, check_padding_mode, check_positive
+from smoe.ops.padding import wrap_padding
+from smoe.options import PaddingMode
+
+
+class GridConv2d(nn.Module):
+    """`(B, C, H, W)` to `(B, out_channels, ceil(H / stride), ceil(W / stride))`, without bias.
+
+    `torch.nn.Conv2d` cannot wrap one axis only, which data on a globe need.
+
+    Args:
+        in_channels: C.
+        out_channels: filters.
+        kernel_size: odd, one number or rows and columns.
+        stride: of both axes.
+        padding_mode: `zeros`, `circular` or `longitude`.
+        device: of the weights.
+        dtype: of the weights.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int] = 3,
+        *,
+        stride: int = 1,
+        padding_mode: PaddingMode = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(in_channels=in_channels, out_channels=out_channels, stride=stride)
+        self.kernel_size = check_kernel_size(kernel_size)
+        self.stride = stride
+        self.padding_mode: PaddingMode = check_padding_mode(padding_mode)
+        self.weight = nn.Parameter(
+            torch.empty(out_channels, in_channels, *self.kernel_size, device=device, dtype=dtype)
+        )
+        nn.init.kaiming_uniform_(self.weight, nonlinearity="relu")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Convolves."""
+        padded, zeros = wrap_padding(input, self.kernel_size, self.padding_mode)
+        return F.conv2d(padded, self.weight, stride=self.stride, padding=zeros)
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows."""
+        out_channels, in_channels = self.weight.shape[:2]
+        return (
+            f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"padding_mode={self.padding_mode!r}"
+        )

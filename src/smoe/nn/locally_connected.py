@@ -1,0 +1,66 @@
+"""A locally connected layer: a convolution whose every pixel has filters of its own."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from smoe.nn.grid_checks import check_kernel_size, check_padding_mode, check_positive, check_spatial_shape
+from smoe.ops.padding import output_grid, wrap_padding
+from smoe.options import PaddingMode
+
+
+class LocallyConnected2d(nn.Module):
+    """`(B, C, H, W)` to `(B, out_channels, H', W')`, without bias; the grid is kept at stride 1.
+
+    Args:
+        in_channels: C.
+        out_channels: filters at each pixel.
+        spatial_shape: rows and columns of the output grid.
+        kernel_size: odd, one number or rows and columns.
+        stride: of both axes.
+        padding_mode: `zeros`, `circular` or `longitude`.
+        device: of the weights.
+        dtype: of the weights.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        spatial_shape: tuple[int, int],
+        kernel_size: int | tuple[int, int] = 3,
+        *,
+        stride: int = 1,
+        padding_mode: PaddingMode = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(in_channels=in_channels, out_channels=out_channels, stride=stride)
+        self.spatial_shape = check_spatial_shape(spatial_shape)
+        self.kernel_size = check_kernel_size(kernel_size)
+        self.stride = stride
+        self.padding_mode: PaddingMode = check_padding_mode(padding_mode)
+        fan_in = in_channels * self.kernel_size[0] * self.kernel_size[1]
+        self.weight = nn.Parameter(
+            torch.empty(out_channels, fan_in, self.spatial_shape[0] * self.spatial_shape[1], device=device, dtype=dtype)
+        )
+        # Each pixel sees C kh kw values, however large the grid: that is the fan-in.
+        bound = math.sqrt(6.0 / fan_in)
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Applies each pixel's own filters."""
+        grid = output_grid(input.shape[2], input.shape[3], self.stride)
+        if grid != self.spatial_shape:
+            raise ValueError(
+                f"the layer was made for an output grid of {self.spatial_shape}, but an input of "
+                f"{tuple(input.shape[2:])} at stride {self.stride} has the output grid {grid}"
+            )
+        padded, zeros = wrap_padding(input, self.kernel_size, self.padding_mode)
+        patches = F.unfold(padded, self.kernel_size, padding=zeros, stride=self.stride)
+        return torch.einsum("bkp,okp->bop", patches, self.weight).unflatten(2, self.spatial_shape)

@@ -1,0 +1,185 @@
+"""What all SMoE layers share: a gate, the order and weight of the chosen experts, and their training."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import nn
+
+from smoe.nn.gates.gate import GateScores, SpatialGate
+from smoe.nn.grid_checks import check_positive
+from smoe.ops.top_experts import Routing, top_experts
+from smoe.ops.train_routing import train_routing, weigh
+from smoe.options import ORDERS, Order, RoutingTraining
+
+
+class RoutedLayer(nn.Module, ABC):
+    """A layer whose gate chooses experts at each pixel and learns inside the layer's backward.
+
+    In training mode the error signal that reaches the layer trains the gate and is damped on its way into wrongly
+    chosen experts. In evaluation mode, gradients are those of the function computed: nothing is damped.
+
+    Args:
+        gate: decides who serves which pixel. A gate given to several layers is shared by them and receives the sum of
+            their gradients.
+        expert_channels: F, outputs per expert.
+        weighted: multiply the experts' outputs by their scores.
+        order: `score`, each pixel's favourite expert first; or `index`, by expert number.
+        training: how the routing learns.
+    """
+
+    def __init__(
+        self, gate: SpatialGate, expert_channels: int, weighted: bool, order: Order, training: RoutingTraining
+    ) -> None:
+        super().__init__()
+        check_positive(expert_channels=expert_channels)
+        if order not in ORDERS:
+            raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
+        self.gate = gate
+        self.expert_channels = expert_channels
+        self.weighted = weighted
+        self.order: Order = order
+        self.routing_training = training
+        # Backward passes whose error signal was not finite; the gate's gradient was zero in these. Not a buffer: each
+        # process counts its own, and DistributedDataParallel would overwrite a buffer by that of process 0.
+        self.num_nonfinite_errors = torch.zeros((), dtype=torch.int64)
+        # What the loss was multiplied by before its backward. A plain tensor: `.half()` must not round it.
+        self._loss_scale = torch.ones((), dtype=torch.float64)
+        self._is_loss_tracked = False
+        self._last_scores: GateScores | None = None
+
+    @property
+    def num_experts(self) -> int:
+        """X, experts in the bank."""
+        return self.gate.num_experts
+
+    @property
+    def num_selected(self) -> int:
+        """E, experts chosen at each pixel."""
+        return self.gate.num_selected
+
+    @property
+    def last_scores(self) -> GateScores | None:
+        """What the gate said in the last forward pass in training mode; the auxiliary losses are made of it."""
+        return self._last_scores
+
+    def routing(self, input: torch.Tensor | None = None) -> Routing:
+        """What the gate decides.
+
+        Args:
+            input: `(B, C, H, W)`; needed only by a gate that looks at its input.
+
+        Returns:
+            `indices` and `weights`, `(E, H, W)`, or `(B, E, H, W)` for a gate that looks at its input.
+        """
+        return top_experts(self._score(input).scores, self.num_selected, self.order)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`(B, C, H, W)` to `(B, E * F, H', W')`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
+        gate_scores = self._score(input)
+        routing = top_experts(gate_scores.scores, self.num_selected, self.order)
+        selected = self.apply_experts(input, routing.indices)
+        if not self.training:
+            return weigh(selected, routing.weights, self.expert_channels) if self.weighted else selected
+        if selected.dtype == torch.float16:
+            self._warn_of_untracked_loss()
+        self._last_scores = gate_scores
+        return train_routing(
+            selected,
+            gate_scores.scores,
+            routing.indices,
+            routing.weights.detach() if self.weighted else None,
+            expert_channels=self.expert_channels,
+            training=self.routing_training,
+            loss_scale=self._loss_scale,
+            num_nonfinite=self.num_nonfinite_errors,
+        )
+
+    @abstractmethod
+    def apply_experts(self, input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Outputs of the chosen experts, `(B, E * F, H', W')`."""
+
+    def _score(self, input: torch.Tensor | None) -> GateScores:
+        if input is None or input.is_meta or not torch.is_autocast_enabled(input.device.type):
+            return self.gate(input)
+        # Half precision would make ties of distinct scores: the routing is decided in the gate's own, float32.
+        dtype = next((parameter.dtype for parameter in self.gate.parameters()), torch.float32)
+        with torch.autocast(input.device.type, enabled=False):
+            return self.gate(input.to(dtype))
+
+    def _warn_of_untracked_loss(self) -> None:
+        # In the first pass the loss does not exist yet.
+        if self._last_scores is not None and not self._is_loss_tracked and not torch.compiler.is_compiling():
+            self._is_loss_tracked = True
+            warnings.warn(
+                "an SMoE layer trains in float16 without knowing the loss scale: its gate would learn from a scaled "
+                "error; wrap the loss in smoe.track_loss_scale(loss, model)",
+                stacklevel=3,
+            )
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self.num_nonfinite_errors = fn(self.num_nonfinite_errors)
+        return self
+
+    def __getstate__(self) -> dict[str, object]:
+        # The last scores belong to a graph of the past, which can be neither copied nor pickled.
+        return {**self.__dict__, "_last_scores": None}
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows."""
+        training = self.routing_training
+        text = f"expert_channels={self.expert_channels}, weighted={self.weighted}, order={self.order!r}"
+        if training.rc_loss:
+            text += f", rc_weight={training.rc_weight:g}, error_quantile={training.error_quantile:g}"
+        return f"{text}, rc_loss={training.rc_loss}, damping={training.damping}"
+
+
+def track_loss_scale(loss: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    """Returns `loss`, and lets the model's SMoE layers see what it is multiplied by before its backward.
+
+    A loss scaler, or the division by the number of accumulated batches, multiplies the whole gradient. An SMoE layer
+    must divide it out of the error signal and multiply its gate's gradient by it. Wrap the loss where it is made:
+
+        loss = smoe.track_loss_scale(criterion(model(x), y), model)
+        scaler.scale(loss / num_accumulated).backward()
+
+    Not needed for a loss whose backward is called as it is.
+
+    Args:
+        loss: a scalar.
+        model: the module whose layers are told.
+    """
+    if loss.ndim != 0:
+        raise ValueError(f"loss must be a scalar, got shape {tuple(loss.shape)}")
+    layers = [module for module in model.modules() if isinstance(module, RoutedLayer)]
+    for layer in layers:
+        layer._is_loss_tracked = True
+    return _TrackLossScale.apply(loss, layers) if layers else loss  # type: ignore[return-value]
+
+
+class _TrackLossScale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, loss, layers):
+        ctx.layers = layers
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (scale,) = grad_outputs
+        layers = ctx.layers
+        for layer in layers:
+            # `.data`: a compiled layer has saved this tensor for its backward, and is meant to see the new value.
+            layer._loss_scale.data.copy_(scale)
+
+        def forget_scale() -> None:
+            for layer in layers:
+                layer._loss_scale.data.fill_(1.0)
+
+        # The scale is that of this backward pass: a later one may come from a loss that nobody tracks.
+        torch.autograd.Variable._execution_engine.queue_callback(forget_scale)
+        return scale, None

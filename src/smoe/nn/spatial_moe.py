@@ -1,0 +1,132 @@
+"""The SMoE layer with convolution filters as experts (paper section 2)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from smoe.nn.gates.gate import SpatialGate
+from smoe.nn.gates.tensor import TensorGate
+from smoe.nn.grid_checks import check_kernel_size, check_padding_mode, check_positive
+from smoe.nn.routed_layer import RoutedLayer
+from smoe.ops.routed_conv import routed_conv2d
+from smoe.options import Order, PaddingMode, RoutingTraining
+
+
+class SpatialMoE2d(RoutedLayer):
+    """A bank of convolution filters, of which a gate picks some at every pixel.
+
+    Output `(B, E * F, H', W')`; with stride 1 the grid is kept. Channel 0 is each pixel's favourite expert.
+
+    Args:
+        in_channels: C.
+        num_experts: X, experts in the bank.
+        num_selected: E, experts chosen at each pixel.
+        kernel_size: odd, one number or rows and columns.
+        expert_channels: F, outputs per expert.
+        stride: of both axes; the gate lives on the output grid.
+        padding_mode: `zeros`, `circular`, or `longitude` (the width wraps, zeros on the height).
+        gate: who serves which pixel; without one, a `TensorGate` for `spatial_shape`.
+        spatial_shape: rows and columns of the output grid.
+        weighted: multiply the experts' outputs by their scores.
+        order: of the output channels: `score`, or `index` for ascending expert numbers.
+        rc_loss: train the gate by the routing classification loss, and by nothing else; without it, the gate receives
+            the error at its chosen experts (straight-through), times their outputs if weighted.
+        rc_weight: factor of the RC loss.
+        error_quantile: quantile of a sample's errors above which a choice is wrong.
+        damping: factor of the error that wrongly chosen experts learn from; None leaves it whole.
+        tolerance: of the RC loss, in the units of the data.
+        damping_tolerance: of the damping, in the units of the data.
+        device: of the weights.
+        dtype: of the weights.
+
+    Example:
+        >>> layer = SpatialMoE2d(1, num_experts=3, num_selected=1, spatial_shape=(64, 64))
+        >>> layer(torch.randn(8, 1, 64, 64)).shape
+        torch.Size([8, 1, 64, 64])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_experts: int,
+        num_selected: int,
+        kernel_size: int | tuple[int, int] = 3,
+        *,
+        expert_channels: int = 1,
+        stride: int = 1,
+        padding_mode: PaddingMode = "zeros",
+        gate: SpatialGate | None = None,
+        spatial_shape: tuple[int, int] | None = None,
+        weighted: bool = False,
+        order: Order = "score",
+        rc_loss: bool = True,
+        rc_weight: float = 1.0,
+        error_quantile: float = 0.3,
+        damping: float | None = 0.0,
+        tolerance: float = 1e-5,
+        damping_tolerance: float = 1e-3,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        gate = resolve_gate(gate, num_experts, num_selected, spatial_shape, expert_channels, device, dtype)
+        training = RoutingTraining(rc_loss, rc_weight, error_quantile, damping, tolerance, damping_tolerance)
+        super().__init__(gate, expert_channels, weighted, order, training)
+        check_positive(in_channels=in_channels, stride=stride)
+        self.in_channels = in_channels
+        self.kernel_size = check_kernel_size(kernel_size)
+        self.stride = stride
+        self.padding_mode: PaddingMode = check_padding_mode(padding_mode)
+        self.weight = nn.Parameter(
+            torch.empty(num_experts * expert_channels, in_channels, *self.kernel_size, device=device, dtype=dtype)
+        )
+        if self.weight.device != self.num_nonfinite_errors.device:
+            self.num_nonfinite_errors = self.num_nonfinite_errors.to(self.weight.device)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the experts anew (Kaiming uniform); the gate may be shared, so it is left alone."""
+        nn.init.kaiming_uniform_(self.weight, nonlinearity="relu")
+
+    def apply_experts(self, input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Convolves each pixel with the filters of its experts."""
+        return routed_conv2d(
+            input,
+            self.weight,
+            indices,
+            expert_channels=self.expert_channels,
+            stride=self.stride,
+            padding_mode=self.padding_mode,
+        )
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows."""
+        return (
+            f"{self.in_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"padding_mode={self.padding_mode!r}, {super().extra_repr()}"
+        )
+
+
+def resolve_gate(
+    gate: SpatialGate | None,
+    num_experts: int,
+    num_selected: int,
+    spatial_shape: tuple[int, int] | None,
+    expert_channels: int,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> SpatialGate:
+    """The gate given, checked against the layer's numbers, or a `TensorGate` made for them."""
+    if gate is None:
+        if spatial_shape is None:
+            raise ValueError("give spatial_shape=(rows, columns) of the output grid, or a gate")
+        return TensorGate(num_experts, num_selected, spatial_shape, expert_channels, device=device, dtype=dtype)
+    if (gate.num_experts, gate.num_selected) != (num_experts, num_selected):
+        raise ValueError(
+            f"the gate selects {gate.num_selected} of {gate.num_experts} experts, but the layer is to select "
+            f"{num_selected} of {num_experts}"
+        )
+    made_for = gate.spatial_shape
+    if spatial_shape is not None and made_for is not None and tuple(spatial_shape) != made_for:
+        raise ValueError(f"the gate was made for a grid of {made_for}, but spatial_shape is {tuple(spatial_shape)}")
+    return gate
