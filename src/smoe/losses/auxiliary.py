@@ -1,0 +1,122 @@
+"""Auxiliary losses of the routing: importance, load and spatial agreement (paper appendix).
+
+Standard deviations are those of the population, as in V-MoE, so that one expert or one sample has the deviation 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from smoe.nn.gates.gate import GateScores, SpatialGate
+from smoe.nn.gates.normalization import normalize_scores
+from smoe.nn.routed_layer import RoutedLayer
+from smoe.options import Normalization
+
+
+def _squared_variation(per_expert: torch.Tensor) -> torch.Tensor:
+    """Square of the coefficient of variation, std / mean."""
+    return per_expert.var(correction=0) / per_expert.mean() ** 2
+
+
+def _sum_per_expert(values: torch.Tensor) -> torch.Tensor:
+    """`(X, H, W)` or `(B, X, H, W)` to `(X,)`."""
+    return values.transpose(-3, 0).flatten(1).sum(dim=1)
+
+
+def importance_loss(weights: torch.Tensor) -> torch.Tensor:
+    """Squared coefficient of variation of the experts' importances, their weights summed over samples and pixels.
+
+    Args:
+        weights: normalised routing weights `(X, H, W)` or `(B, X, H, W)`. Raw scores will not do: their mean may be 0.
+    """
+    return _squared_variation(_sum_per_expert(weights))
+
+
+def load_loss(
+    clean: torch.Tensor,
+    noisy: torch.Tensor,
+    num_selected: int,
+    noise_std: float,
+    normalization: Normalization = "none",
+) -> torch.Tensor:
+    """Squared coefficient of variation of the experts' loads.
+
+    An expert's load is the probability of being chosen if the noise alone were drawn anew, summed over samples and
+    pixels.
+
+    Args:
+        clean: scores before the noise, `(X, H, W)` or `(B, X, H, W)`.
+        noisy: `(B, X, H, W)`, the scores that decided.
+        num_selected: E.
+        noise_std: standard deviation of the noise.
+        normalization: of the gate; with an absolute value, a strongly negative score is chosen too.
+    """
+    if not noise_std > 0.0:
+        raise ValueError("the load loss is defined only with routing noise: wrap the gate in a NoisyGate")
+    noise = torch.distributions.Normal(0.0, noise_std)
+    deciding = noisy.abs() if normalization in ("abs", "abs_softmax") else noisy
+    # The softmax keeps the order of the scores, so the threshold is taken before it.
+    threshold = deciding.topk(num_selected, dim=-3).values.narrow(-3, num_selected - 1, 1).detach()
+    probability = 1.0 - noise.cdf(threshold - clean)
+    if normalization in ("abs", "abs_softmax"):
+        probability = probability + noise.cdf(-threshold - clean)
+    return _squared_variation(_sum_per_expert(probability))
+
+
+def spatial_agreement_loss(weights: torch.Tensor) -> torch.Tensor:
+    """Standard deviation of the weights over the batch, averaged over pixels and summed over experts.
+
+    Zero where all samples share their weights.
+
+    Args:
+        weights: `(X, H, W)` or `(B, X, H, W)`.
+    """
+    if weights.ndim == 3:
+        return weights.new_zeros(())
+    return weights.std(dim=0, correction=0).mean(dim=(1, 2)).sum()
+
+
+def auxiliary_loss(
+    model: nn.Module,
+    *,
+    importance: bool = False,
+    load: bool = False,
+    spatial_agreement: bool = False,
+    weight: float = 0.01,
+) -> torch.Tensor:
+    """Sum of the chosen auxiliary losses over all gates of a model, times `weight`.
+
+    Call it after the forward pass in training mode and add it to the loss; its gradient reaches the gates beside that
+    of the RC loss. A gate shared by several layers that does not look at its input counts once.
+
+    Args:
+        model: holds SMoE layers.
+        importance: add the importance loss of the normalised (softmax) weights.
+        load: add the load loss; every gate must be a `NoisyGate`.
+        spatial_agreement: add the spatial agreement loss.
+        weight: factor of the whole.
+    """
+    if not (importance or load or spatial_agreement):
+        raise ValueError("choose at least one of importance, load, spatial_agreement")
+    layers = [module for module in model.modules() if isinstance(module, RoutedLayer)]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} holds no SMoE layer")
+    said: dict[int, tuple[SpatialGate, GateScores]] = {}
+    for layer in layers:
+        if layer.last_scores is None:
+            raise ValueError("no forward pass in training mode yet: call the model before its auxiliary loss")
+        said[id(layer) if layer.gate.looks_at_input else id(layer.gate)] = (layer.gate, layer.last_scores)
+    losses: list[torch.Tensor] = []
+    for gate, scores in said.values():
+        takes_absolute = gate.normalization in ("abs", "abs_softmax")
+        if importance:
+            weights = normalize_scores(scores.clean, "abs_softmax" if takes_absolute else "softmax")
+            losses.append(importance_loss(weights))
+        if load:
+            losses.append(
+                load_loss(scores.clean, scores.noisy, gate.num_selected, scores.noise_std, gate.normalization)
+            )
+        if spatial_agreement:
+            losses.append(spatial_agreement_loss(scores.scores))
+    return weight * torch.stack(losses).sum()
