@@ -1,0 +1,75 @@
+"""What a metric is: a statistic of each pixel, summed over everything, and a reduction of the sums."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+
+class Metric(ABC):
+    """A stateless metric.
+
+    The caller adds up the totals of all batches (and of all processes) and asks once for the values, so that a small
+    last batch weighs no more than its pixels.
+
+    Attributes:
+        names: What the metric reports.
+    """
+
+    names: tuple[str, ...]
+
+    @abstractmethod
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the sum of the statistic and the number of pixels in one batch, for each name.
+
+        Args:
+            prediction: `(B, ..., H, W)`.
+            target: The same shape.
+
+        Returns:
+            Sum and count, without gradient, float64, on the prediction's device, `(len(names), 2)`.
+        """
+
+    @abstractmethod
+    def reduction(self, total: float, count: float) -> float:
+        """Return the value that is reported for a sum of the statistic over `count` pixels."""
+
+    def values(self, totals: Tensor) -> dict[str, float]:
+        """Return the value of each name.
+
+        Args:
+            totals: Totals added up over all batches, `(len(names), 2)`.
+
+        Raises:
+            ValueError: If the totals have another shape, or a count of zero: a mean over nothing has no value.
+        """
+        if totals.shape != (len(self.names), 2):
+            raise ValueError(f"totals must have shape {(len(self.names), 2)}, got {tuple(totals.shape)}")
+        values = {}
+        for name, (total, count) in zip(self.names, totals.tolist(), strict=True):
+            if not count > 0:
+                raise ValueError(f"{name} needs at least one pixel, got a count of {count:g}")
+            values[name] = self.reduction(total, count)
+        return values
+
+
+def check_pair(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Refuse a pair that would broadcast or is not real-valued, and bring half precision to float32.
+
+    Args:
+        prediction: Any shape.
+        target: The same shape.
+
+    Returns:
+        Both without gradient, in float32 or float64.
+    """
+    if prediction.shape != target.shape:
+        raise ValueError(
+            f"prediction and target must have the same shape, got {tuple(prediction.shape)} and {tuple(target.shape)}"
+        )
+    if not (prediction.is_floating_point() and target.is_floating_point()):
+        raise ValueError(f"prediction and target must be floating point, got {prediction.dtype} and {target.dtype}")
+    dtype = torch.promote_types(torch.float32, torch.promote_types(prediction.dtype, target.dtype))
+    return prediction.detach().to(dtype), target.detach().to(dtype)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from smoe.metrics import MeanAbsoluteError, MeanSquaredError, Metric, PercentWithin
+
+METRICS = [PercentWithin(), PercentWithin(region_map=torch.tensor([[0, 1], [1, 0]])), MeanSquaredError()]
+
+
+def test_metric_is_abstract() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        Metric()  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize("metric", [*METRICS, MeanAbsoluteError()])
+def test_batches_add_up_to_the_whole(metric: Metric) -> None:
+    generator = torch.Generator().manual_seed(0)
+    target = torch.rand(7, 1, 2, 2, generator=generator)
+    prediction = target * (1 + 0.02 * torch.rand(7, 1, 2, 2, generator=generator))
+    whole = metric.totals(prediction, target)
+    assert whole.shape == (len(metric.names), 2) and whole.dtype == torch.float64
+    batches = metric.totals(prediction[:5], target[:5]) + metric.totals(prediction[5:], target[5:])
+    assert metric.values(batches) == pytest.approx(metric.values(whole), rel=1e-14)
+    assert tuple(metric.values(whole)) == metric.names
+
+
+@pytest.mark.parametrize("metric", [*METRICS, MeanAbsoluteError()])
+def test_shapes_must_be_equal(metric: Metric) -> None:
+    # Broadcasting (2, 2) over (3, 2, 2) would give a number, and a wrong one.
+    with pytest.raises(ValueError, match=r"same shape, got \(3, 2, 2\) and \(2, 2\)"):
+        metric.totals(torch.zeros(3, 2, 2), torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize("metric", [*METRICS, MeanAbsoluteError()])
+def test_integers_are_refused(metric: Metric) -> None:
+    with pytest.raises(ValueError, match=r"floating point, got torch\.int64 and torch\.float32"):
+        metric.totals(torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize("metric", [*METRICS, MeanAbsoluteError()])
+def test_no_pixels_have_no_value(metric: Metric) -> None:
+    totals = metric.totals(torch.zeros(0, 1, 2, 2), torch.zeros(0, 1, 2, 2))
+    with pytest.raises(ValueError, match=f"{metric.names[0]} needs at least one pixel, got a count of 0"):
+        metric.values(totals)
+
+
+@pytest.mark.parametrize("metric", [*METRICS, MeanAbsoluteError()])
+def test_totals_of_another_metric_are_refused(metric: Metric) -> None:
+    with pytest.raises(ValueError, match=r"totals must have shape"):
+        metric.values(torch.ones(len(metric.names) + 1, 2))
+
+
+@pytest.mark.parametrize("metric", [*METRICS, MeanAbsoluteError()])
+def test_inputs_are_left_alone_and_get_no_gradient(metric: Metric) -> None:
+    prediction = torch.full((1, 2, 2), -2.0, requires_grad=True)
+    target = torch.full((1, 2, 2), -1.0)
+    assert not metric.totals(prediction, target).requires_grad
+    assert (prediction == -2).all() and (target == -1).all()
