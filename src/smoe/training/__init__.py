@@ -1,0 +1,1 @@
+"""One training loop for every task, with its checkpoints and run directory."""

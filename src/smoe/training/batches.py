@@ -1,0 +1,71 @@
+"""Which samples make up which batch: the same for any number of processes, and again after a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.utils.data import Sampler
+
+
+class ShuffledBatches(Sampler[list[int]]):
+    """Batches of a training epoch, shuffled by the seed and the epoch's number.
+
+    Each process gets its equal share of every batch, so the batches do not depend on the number of processes. The
+    samples that do not fill a last batch are left for another epoch's shuffle.
+
+    Args:
+        num_samples: of the data set.
+        batch_size: over all processes.
+        seed: of the shuffles.
+        process: number of this process.
+        num_processes: processes that share the batches.
+    """
+
+    def __init__(self, num_samples: int, batch_size: int, seed: int, process: int = 0, num_processes: int = 1) -> None:
+        if batch_size % num_processes:
+            raise ValueError(f"a batch of {batch_size} cannot be shared equally by {num_processes} processes")
+        if num_samples < batch_size:
+            raise ValueError(f"{num_samples} samples do not fill one batch of {batch_size}; lower the batch size")
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.seed = seed
+        self.process = process
+        self.num_processes = num_processes
+        self.epoch = 0
+        self.first_batch = 0
+
+    def start(self, epoch: int, first_batch: int = 0) -> None:
+        """Sets the epoch to iterate over next, and the batch to begin with."""
+        self.epoch, self.first_batch = epoch, first_batch
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of a whole epoch."""
+        return self.num_samples // self.batch_size
+
+    def __len__(self) -> int:
+        return self.num_batches - self.first_batch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # Philox-like independence of neighbouring seeds is not needed: the mixing keeps (0, 1) and (1, 0) apart.
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        order = torch.randperm(self.num_samples, generator=generator)
+        for batch in range(self.first_batch, self.num_batches):
+            samples = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            yield samples[self.process :: self.num_processes].tolist()
+
+
+class OrderedBatches(Sampler[list[int]]):
+    """All samples in order, each in exactly one batch of one process."""
+
+    def __init__(self, num_samples: int, batch_size: int, process: int = 0, num_processes: int = 1) -> None:
+        self.samples = range(process, num_samples, num_processes)
+        self.batch_size = batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self.samples) // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for first in range(0, len(self.samples), self.batch_size):
+            yield list(self.samples[first : first + self.batch_size])

@@ -1,0 +1,42 @@
+"""SIGINT and SIGTERM as a request to stop after the current step."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Self
+
+
+class Interruption:
+    """While active, the first SIGINT or SIGTERM is noted in `signal_number`; a second SIGINT interrupts at once."""
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._previous[number] = signal.signal(number, self._note)
+            except ValueError:
+                # Only the main thread may handle signals; elsewhere they keep their meaning.
+                break
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self.signal_number is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal_number = number
+
+
+class Interrupted(Exception):
+    """Training stopped by a signal, after its state was saved."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}")
+        self.signal_number = signal_number

@@ -1,0 +1,87 @@
+"""How long to train and when to stop. Imports nothing heavy, so that recipes can hold it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Batches, schedule and stopping of a training run.
+
+    Attributes:
+        batch_size: samples per optimiser step, over all processes together.
+        evaluation_batch_size: samples per evaluation step and process.
+        max_epochs: end of the run, if nothing ends it before.
+        monitor: validation metric that the schedule, the stopping and the choice of the best weights look at.
+        monitor_mode: whether a larger (`max`) or a smaller (`min`) value is better.
+        plateau_patience: epochs without improvement that are waited for before the learning rate falls.
+        plateau_factor: what the learning rate is multiplied by then.
+        early_stop_patience: epochs without improvement after which the run ends.
+        stop_at: value of the monitored metric that ends the run: nothing is left to learn. None: no such value.
+        precision: `no` (float32), `bf16` or `fp16` autocast.
+        device: `auto` takes an accelerator if there is one.
+        num_threads: of torch, on a CPU; None leaves torch's choice.
+    """
+
+    batch_size: int = 32
+    evaluation_batch_size: int = 100
+    max_epochs: int = 150
+    monitor: str = "within_1_percent"
+    monitor_mode: Literal["max", "min"] = "max"
+    plateau_patience: int = 15
+    plateau_factor: float = 0.1
+    early_stop_patience: int = 30
+    stop_at: float | None = 100.0
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    device: Literal["auto", "cpu"] = "auto"
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "evaluation_batch_size", "max_epochs", "early_stop_patience"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.plateau_patience < 0:
+            raise ValueError(f"plateau_patience must not be negative, got {self.plateau_patience}")
+        if not 0.0 < self.plateau_factor < 1.0:
+            raise ValueError(f"plateau_factor must be between 0 and 1, got {self.plateau_factor}")
+        if self.num_threads is not None and self.num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, got {self.num_threads}")
+
+
+@dataclass
+class Stopping:
+    """Watches the monitored value: is it the best so far, and is it time to stop?
+
+    Attributes:
+        best: best value seen; None before the first.
+        best_epoch: the epoch it was seen in.
+    """
+
+    plan: TrainingPlan
+    best: float | None = None
+    best_epoch: int = 0
+
+    def observe(self, epoch: int, value: float) -> bool:
+        """Takes the value of an epoch; returns whether it is the best so far. NaN is never the best."""
+        is_first = self.best is None and not math.isnan(value)
+        if is_first or (self.best is not None and self._is_better(value, self.best)):
+            self.best, self.best_epoch = value, epoch
+            return True
+        return False
+
+    def reason(self, epoch: int) -> str | None:
+        """Why the run is to end after this epoch, or None."""
+        plan = self.plan
+        if plan.stop_at is not None and self.best is not None and not self._is_better(plan.stop_at, self.best):
+            return f"{plan.monitor} reached {self.best:g}"
+        if epoch - self.best_epoch >= plan.early_stop_patience:
+            return f"no improvement for {plan.early_stop_patience} epochs"
+        if epoch >= plan.max_epochs:
+            return f"{plan.max_epochs} epochs done"
+        return None
+
+    def _is_better(self, value: float, than: float) -> bool:
+        return value > than if self.plan.monitor_mode == "max" else value < than

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from smoe import NoisyGate, SpatialMoE2d, TensorGate
+from smoe.data import HeatPairs
+from smoe.metrics import MeanSquaredError, PercentWithin
+from smoe.training.checkpoints import load_checkpoint
+from smoe.training.interruption import Interrupted
+from smoe.training.loop import Loop, Task, TrainingDiverged
+from smoe.training.plan import TrainingPlan
+from smoe.training.progress import SilentReporter
+from smoe.training.run_directory import Record, RunDirectory
+
+PLAN = TrainingPlan(batch_size=4, evaluation_batch_size=5, max_epochs=4, stop_at=None, device="cpu")
+TIMES = {"seconds", "total_seconds"}
+
+
+def make_task(seed: int = 0, lr: float = 1e-2) -> Task:
+    frames = torch.rand(3, 8, 6, 5, generator=torch.Generator().manual_seed(7)).numpy()
+    torch.manual_seed(seed)
+    # Noise, so that a resumed run has to continue the random numbers too.
+    layer = SpatialMoE2d(1, 3, 1, gate=NoisyGate(TensorGate(3, 1, (6, 5))))
+    optimizer = torch.optim.Adam(layer.parameters(), lr=lr)
+    splits = {"train": HeatPairs(frames[:2]), "validation": HeatPairs(frames[2:]), "test": HeatPairs(frames[1:2])}
+    metrics = [PercentWithin(), MeanSquaredError()]
+    return Task(layer, optimizer, nn.functional.mse_loss, metrics, splits, HeatPairs.collate, seed)
+
+
+def without_times(history: list[Record]) -> list[Record]:
+    return [{key: value for key, value in record.items() if key not in TIMES} for record in history]
+
+
+class StopAfter(SilentReporter):
+    """Sends this process a signal after so many steps."""
+
+    def __init__(self, num_steps: int, number: int = signal.SIGTERM) -> None:
+        self.remaining, self.number = num_steps, number
+
+    def step(self, loss: float | None) -> None:
+        self.remaining -= 1
+        if self.remaining == 0:
+            os.kill(os.getpid(), self.number)
+
+
+def test_a_run_leaves_metrics_and_checkpoints(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    last = Loop(make_task(), PLAN, run).fit()
+    history = run.read_history()
+    assert [record["epoch"] for record in history] == [1, 2, 3, 4, 4]
+    assert history[-1] == last
+    assert "test/mse" in last and last["stopped"] == "4 epochs done"
+    assert all("validation/within_1_percent" in record and "train/loss" in record for record in history[:-1])
+    best = load_checkpoint(run.best_checkpoint)
+    assert best["epoch"] == last["best_epoch"]
+
+
+def test_test_metrics_are_those_of_the_best_weights(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    # A learning rate that makes later epochs worse.
+    last = Loop(make_task(lr=1.0), replace(PLAN, monitor="mse", monitor_mode="min"), run).fit()
+    assert last["best_epoch"] < 4
+    task = make_task()
+    task.model.load_state_dict(load_checkpoint(run.best_checkpoint)["model"])
+    task.model.eval()
+    input, target = task.splits["test"].__getitems__(list(range(7)))  # type: ignore[attr-defined]
+    with torch.no_grad():
+        mse = nn.functional.mse_loss(task.model(input), target)
+    assert last["test/mse"] == pytest.approx(float(mse), rel=1e-6)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_resumed_run_is_bit_equal_to_one_never_stopped(tmp_path: Path, num_steps: int, number: int) -> None:
+    whole, stopped = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "stopped")
+    Loop(make_task(), PLAN, whole).fit()
+    with pytest.raises(Interrupted) as caught:
+        Loop(make_task(), PLAN, stopped, StopAfter(num_steps, number)).fit()
+    assert caught.value.signal_number == number
+    torch.manual_seed(12345)
+    Loop(make_task(), PLAN, stopped).fit(resume=True)
+
+    assert without_times(stopped.read_history()) == without_times(whole.read_history())
+    for name in ("best", "last"):
+        ours = load_checkpoint(tmp_path / "stopped" / "checkpoints" / f"{name}.pt")
+        theirs = load_checkpoint(tmp_path / "whole" / "checkpoints" / f"{name}.pt")
+        for key, value in theirs["model"].items():
+            assert torch.equal(ours["model"][key], value), (name, key)
+
+
+def test_a_kill_between_two_files_loses_nothing(tmp_path: Path) -> None:
+    whole, killed = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")
+    Loop(make_task(), PLAN, whole).fit()
+    with pytest.raises(Interrupted):
+        Loop(make_task(), PLAN, killed, StopAfter(6)).fit()
+    # As if metrics.jsonl had been written further than the checkpoint, and a temporary file left.
+    killed.write_history([*killed.read_history(), {"epoch": 2, "validation/mse": 0.0}])
+    (killed.path / "checkpoints" / ".last.pt.123.tmp").write_bytes(b"half")
+    Loop(make_task(), PLAN, killed).fit(resume=True)
+    assert without_times(killed.read_history()) == without_times(whole.read_history())
+
+
+def test_resuming_a_finished_run_returns_its_record(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    first = Loop(make_task(), PLAN, run).fit()
+    before = run.last_checkpoint.read_bytes()
+    assert Loop(make_task(), PLAN, run).fit(resume=True) == first
+    assert run.last_checkpoint.read_bytes() == before
+
+
+def test_the_learning_rate_falls_on_a_plateau_and_the_run_stops(tmp_path: Path) -> None:
+    plan = replace(PLAN, max_epochs=30, plateau_patience=1, early_stop_patience=6)
+    task = make_task(lr=0.0)
+    for parameter in task.model.parameters():
+        parameter.requires_grad_(parameter.ndim == 4)
+    Loop(task, plan, RunDirectory(tmp_path)).fit()
+    history = RunDirectory(tmp_path).read_history()
+    # Nothing ever improves on epoch 1, so the run ends 6 epochs later.
+    assert [record["epoch"] for record in history] == [1, 2, 3, 4, 5, 6, 7, 7]
+    assert history[-1]["stopped"] == "no improvement for 6 epochs"
+
+    falling = make_task(lr=1.0)
+    falling.metrics = [Worsening()]
+    run = RunDirectory(tmp_path / "falling")
+    Loop(falling, replace(plan, monitor="worse"), run).fit()
+    rates = [record["learning_rate"] for record in run.read_history()[:-1]]
+    # Patience 1: the second flat epoch in a row (the third of the run) lowers the rate for the next.
+    assert rates == pytest.approx([1.0, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01])
+
+
+class Worsening(MeanSquaredError):
+    """Falls from one evaluation to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: tuple[str, ...] = ("worse",)
+        self.calls = 0
+
+    def values(self, totals: torch.Tensor) -> dict[str, float]:
+        self.calls += 1
+        return {"worse": -float(self.calls)}
+
+
+def test_stops_as_soon_as_nothing_is_left_to_learn(tmp_path: Path) -> None:
+    last = Loop(make_task(), replace(PLAN, stop_at=0.0), RunDirectory(tmp_path)).fit()
+    assert last["epoch"] == 1 and last["stopped"].startswith("within_1_percent reached")
+
+
+def test_a_diverged_loss_ends_the_run_and_keeps_the_checkpoints(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    task = make_task()
+    frames = torch.full((2, 8, 6, 5), torch.nan)
+    task.splits = {**task.splits, "train": HeatPairs(frames.numpy())}
+    with pytest.raises(TrainingDiverged, match="the loss became nan in epoch 1, by batch 3"):
+        Loop(task, PLAN, run).fit()
+    assert all(value.isfinite().all() for value in load_checkpoint(run.last_checkpoint)["model"].values())
+
+
+def test_batches_count_by_their_size(tmp_path: Path) -> None:
+    task = make_task()
+    values = Loop(task, PLAN, RunDirectory(tmp_path)).evaluate("validation")
+    # 7 samples in batches of 5 and 2: the mean over all pixels, not the mean of two batch means.
+    input, target = task.splits["validation"].__getitems__(list(range(7)))  # type: ignore[attr-defined]
+    with torch.no_grad():
+        expected = nn.functional.mse_loss(task.model.eval()(input), target)
+    assert values["validation/mse"] == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_bf16_trains(tmp_path: Path) -> None:
+    last = Loop(make_task(), replace(PLAN, precision="bf16", max_epochs=1), RunDirectory(tmp_path)).fit()
+    assert last["test/mse"] > 0

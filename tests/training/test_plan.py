@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from smoe.training.plan import Stopping, TrainingPlan
+
+PLAN = TrainingPlan(early_stop_patience=3, max_epochs=10, stop_at=None)
+
+
+def test_only_a_strictly_better_value_is_the_best() -> None:
+    stopping = Stopping(PLAN)
+    assert [stopping.observe(epoch, value) for epoch, value in enumerate([50.0, 50.0, 51.0, 49.0], 1)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert (stopping.best, stopping.best_epoch) == (51.0, 3)
+
+
+def test_smaller_is_better_in_min_mode() -> None:
+    stopping = Stopping(replace(PLAN, monitor_mode="min"))
+    assert stopping.observe(1, 2.0) and stopping.observe(2, 1.0) and not stopping.observe(3, 1.5)
+
+
+def test_nan_is_never_the_best() -> None:
+    stopping = Stopping(PLAN)
+    assert not stopping.observe(1, math.nan)
+    assert stopping.observe(2, 1.0) and not stopping.observe(3, math.nan)
+
+
+def test_stops_after_the_patience_and_not_before() -> None:
+    stopping = Stopping(PLAN)
+    stopping.observe(2, 50.0)
+    assert stopping.reason(4) is None
+    assert stopping.reason(5) == "no improvement for 3 epochs"
+
+
+def test_stops_at_the_value_where_nothing_is_left_to_learn() -> None:
+    stopping = Stopping(replace(PLAN, stop_at=100.0))
+    stopping.observe(1, 99.9999)
+    assert stopping.reason(1) is None
+    stopping.observe(2, 100.0)
+    assert stopping.reason(2) == "within_1_percent reached 100"
+
+
+def test_stops_at_the_last_epoch() -> None:
+    stopping = Stopping(PLAN)
+    stopping.observe(10, 1.0)
+    assert stopping.reason(10) == "10 epochs done"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("batch_size", 0), ("max_epochs", 0), ("plateau_patience", -1), ("plateau_factor", 1.0), ("num_threads", 0)],
+)
+def test_refuses_numbers_that_make_no_plan(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must .* got {value}"):
+        TrainingPlan(**{name: value})  # type: ignore[arg-type]
