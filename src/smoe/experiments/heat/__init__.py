@@ -1,0 +1,1 @@
+"""The heat-diffusion experiment (paper section 3.1)."""

@@ -1,0 +1,121 @@
+"""Makes the data, the model and the training task of a heat recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from smoe import nn
+from smoe.data import (
+    HeatPairs,
+    draw_initial_states,
+    grow_region_map,
+    load_frames,
+    load_region_map,
+    save_frames,
+    simulate_heat,
+)
+from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe, SpatialMoEModel
+from smoe.experiments.recipes import to_plain
+from smoe.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
+from smoe.models import SpatialMoENet
+from smoe.options import RoutingTraining
+from smoe.training.loop import Task
+
+Progress = Callable[[str], None]
+
+
+def build_task(
+    recipe: HeatRecipe, splits: tuple[str, ...] = ("train", "validation", "test"), say: Progress = print
+) -> Task:
+    """Everything the training loop needs.
+
+    Args:
+        recipe: what to train.
+        splits: the data to simulate.
+        say: told what is being made.
+    """
+    region_map = make_region_map(recipe.data)
+    data = {split: make_split(recipe.data, region_map, split, say) for split in splits}
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe.model, recipe.routing, region_map)
+    optimizer = torch.optim.Adam(model.parameters(), lr=recipe.optimizer.lr, betas=recipe.optimizer.betas)
+    metrics = [PercentWithin(0.01, region_map=region_map), MeanSquaredError(), MeanAbsoluteError()]
+    return Task(model, optimizer, F.mse_loss, metrics, data, HeatPairs.collate, recipe.seed)
+
+
+def make_region_map(data: HeatDiffusion) -> np.ndarray:
+    """The map of region types `(H, W)`, loaded or grown."""
+    if data.region_map is not None:
+        return load_region_map(data.region_map)
+    return grow_region_map(data.spatial_shape, len(data.diffusivities), data.region_seed)
+
+
+def make_split(data: HeatDiffusion, region_map: np.ndarray, split: str, say: Progress = print) -> HeatPairs:
+    """Simulates a split, or opens what an earlier run kept in `cache_dir`."""
+    num_runs, seed = {
+        "train": (data.num_train_runs, data.train_seed),
+        "validation": (data.num_validation_runs, data.validation_seed),
+        "test": (data.num_test_runs, data.test_seed),
+    }[split]
+    what_matters = {
+        "diffusivities": to_plain(data.diffusivities),
+        "num_steps": data.num_steps,
+        "num_runs": num_runs,
+        "seed": seed,
+        "region_map": hashlib.sha256(region_map.tobytes()).hexdigest(),
+    }
+    path = None if data.cache_dir is None else data.cache_dir / f"heat-{split}-{_digest(what_matters)}.npy"
+    if path is not None and path.exists():
+        return HeatPairs(load_frames(path, shape=(num_runs, data.num_steps + 1, *region_map.shape)))
+    say(f"simulating {num_runs} runs of {data.num_steps} steps ({split})")
+    initial_states = draw_initial_states(region_map, num_runs, seed)
+    frames = simulate_heat(initial_states, region_map, data.diffusivities, data.num_steps)
+    if path is not None:
+        save_frames(path, frames)
+    return HeatPairs(frames)
+
+
+def build_model(model: SpatialMoEModel, routing: RoutingTraining, region_map: np.ndarray) -> SpatialMoENet:
+    """The one-layer network."""
+    options: dict[str, Any] = {
+        "gate": build_gate(model, region_map),
+        "weighted": model.weighted,
+        "order": model.order,
+        **to_plain(routing),
+    }
+    if model.experts == "coordconv":
+        experts = nn.CoordConv2d(1, model.num_experts, model.kernel_size)
+        return SpatialMoENet(nn.SpatialMoE(experts, model.num_experts, model.num_selected, **options))
+    return SpatialMoENet(nn.SpatialMoE2d(1, model.num_experts, model.num_selected, model.kernel_size, **options))
+
+
+def build_gate(model: SpatialMoEModel, region_map: np.ndarray) -> nn.SpatialGate:
+    """The gate a recipe names."""
+    num_experts, num_selected = model.num_experts, model.num_selected
+    grid = (region_map.shape[0], region_map.shape[1])
+    normalization = model.normalization
+    makers: Mapping[str, Callable[[], nn.SpatialGate]] = {
+        "tensor": lambda: nn.TensorGate(
+            num_experts, num_selected, grid, init=model.gate_init, normalization=normalization
+        ),
+        "conv": lambda: nn.ConvGate(1, num_experts, num_selected, normalization=normalization),
+        "coordconv": lambda: nn.CoordConvGate(1, num_experts, num_selected, normalization=normalization),
+        "coordconv3": lambda: nn.CoordConv3Gate(1, num_experts, num_selected, normalization=normalization),
+        "lcn": lambda: nn.LocallyConnectedGate(1, num_experts, num_selected, grid, normalization=normalization),
+        "linear": lambda: nn.LinearGate(1, num_experts, num_selected, grid, normalization=normalization),
+        "fixed": lambda: nn.FixedGate.from_region_map(torch.from_numpy(region_map), num_experts, num_selected),
+        "random": lambda: nn.FixedGate.random(num_experts, num_selected, grid, init=model.gate_init),
+    }
+    gate = makers[model.gate]()
+    return nn.NoisyGate(gate) if model.gate_noise else gate
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

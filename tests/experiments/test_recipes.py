@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe
+from smoe.experiments.recipes import RECIPES, RecipeError, find_recipe, from_plain, to_plain
+
+
+def test_the_headline_recipe_is_the_paper_scale_one() -> None:
+    recipe = RECIPES["heat/smoe"]
+    data = recipe.data
+    assert data.spatial_shape == (64, 64) and data.diffusivities == (0.0025, 0.025, 0.25) and data.num_steps == 100
+    assert (data.num_train_runs, data.train_seed) == (1000, 42)
+    assert (data.num_validation_runs, data.validation_seed) == (20, 546981)
+    assert (data.num_test_runs, data.test_seed) == (20, 865124)
+    assert (recipe.model.num_experts, recipe.model.num_selected, recipe.model.gate) == (3, 1, "tensor")
+    assert (recipe.routing.error_quantile, recipe.routing.damping) == (0.3, 0.0)
+    assert (recipe.routing.tolerance, recipe.routing.damping_tolerance) == (1e-5, 1e-3)
+    assert recipe.optimizer.lr == 1e-3 and recipe.training.batch_size == 32
+    assert (recipe.training.plateau_patience, recipe.training.early_stop_patience) == (15, 30)
+
+
+def test_a_recipe_survives_json() -> None:
+    recipe = HeatRecipe(data=HeatDiffusion(region_map=Path("map.npy"), diffusivities=(0.1, 0.2)), seed=3)
+    recipe = replace(recipe, routing=replace(recipe.routing, damping=None))
+    assert from_plain(HeatRecipe, json.loads(json.dumps(to_plain(recipe)))) == recipe
+
+
+def test_a_field_of_another_version_is_refused() -> None:
+    plain = to_plain(HeatRecipe())
+    plain["data"]["colour"] = "red"
+    with pytest.raises(RecipeError, match="HeatDiffusion has no field colour"):
+        from_plain(HeatRecipe, plain)
+
+
+def test_a_misspelt_recipe_gets_a_suggestion() -> None:
+    with pytest.raises(RecipeError, match=r"no recipe named 'heat/smeo'; did you mean 'heat/smoe'\?"):
+        find_recipe("heat/smeo")
