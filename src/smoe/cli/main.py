@@ -1,0 +1,87 @@
+"""Finds the command, runs it, and turns what can go wrong into one line. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "train": "train a recipe",
+    "evaluate": "score a trained run on its test or validation split",
+    "show": "draw what a run learned",
+    "recipes": "list the recipes",
+}
+
+USAGE = """usage: smoe COMMAND ...
+
+Spatial Mixture-of-Experts: layers that learn what to do where.
+
+commands:
+{commands}
+
+examples:
+  smoe recipes
+  smoe train heat/smoe --seed 0 --output-dir runs/first
+  smoe train heat/smoe --data.num-train-runs 100 --routing.damping None
+  smoe train heat/smoe --output-dir runs/first --resume
+  smoe evaluate runs/first
+  smoe show runs/first
+
+`smoe COMMAND --help` tells more; `smoe train RECIPE --help` lists every field of a recipe.
+With SMOE_TRACEBACK=1 in the environment, errors show where they arose.
+""".format(commands="\n".join(f"  {name:<10}{text}" for name, text in COMMANDS.items()))
+
+
+class UsageError(Exception):
+    """What was typed cannot be understood."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code: 0, 1 for a failure, 2 for a mistake in what was typed."""
+    args = list(sys.argv[1:] if args is None else args)
+    try:
+        return _run(args)
+    except UsageError as error:
+        return _complain(str(error), 2)
+    except BrokenPipeError:
+        return 1
+    except Exception as error:
+        # Only errors that speak to the user are shortened; anything else is a bug, and its traceback is wanted.
+        if not _speaks_to_user(error) or os.environ.get("SMOE_TRACEBACK"):
+            raise
+        return _complain(str(error), 1)
+
+
+def _run(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
+        _print(USAGE)
+        return 0 if args else 2
+    if args[0] == "--version":
+        from smoe import __version__
+
+        _print(f"smoe {__version__}\n")
+        return 0
+    if args[0] not in COMMANDS:
+        near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COMMANDS)}"
+        raise UsageError(f"no command named {args[0]!r}; {hint}")
+    return importlib.import_module(f"smoe.cli.{args[0]}").run(args[1:])
+
+
+def _speaks_to_user(error: Exception) -> bool:
+    # By name, because importing these classes would import torch for `smoe --help`.
+    names = {kind.__name__ for kind in type(error).__mro__}
+    ours = {"RecipeError", "RunError", "CheckpointError", "TrainingDiverged"}
+    return bool(names & ours) or isinstance(error, (ValueError, FileNotFoundError, PermissionError))
+
+
+def _complain(text: str, code: int) -> int:
+    sys.stderr.write(f"smoe: error: {' '.join(text.split())}\n")
+    return code
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)

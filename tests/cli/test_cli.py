@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from smoe.cli.main import main
+
+SMALL = [
+    *("--data.spatial-shape", "8", "8", "--data.num-steps", "10", "--data.num-train-runs", "10"),
+    *("--data.num-validation-runs", "1", "--data.num-test-runs", "1", "--training.device", "cpu"),
+]
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
+    code = main(args)
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1 and output.err.startswith("smoe: error: "), output.err
+    assert "Traceback" not in output.err
+    return code, output.err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, time; started = time.perf_counter(); from smoe.cli import main; code = main(['--help'])\n"
+        "heavy = {'torch', 'numpy', 'tyro', 'rich', 'accelerate', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy; assert code == 0; assert time.perf_counter() - started < 1.0"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "smoe train heat/smoe --seed 0" in result.stdout
+
+
+def test_a_typo_is_answered_without_torch() -> None:
+    program = (
+        "import sys; from smoe.cli import main\n"
+        "assert main(['train', 'heat/smeo']) == 1 and main(['train', 'heat/smoe', '--sed', '1']) == 2\n"
+        "assert main(['recipes']) == 0 and 'torch' not in sys.modules"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (("trian",), "no command named 'trian'; did you mean 'train'?"),
+        (("train", "heat/smo"), "no recipe named 'heat/smo'; did you mean 'heat/smoe'?"),
+        (("train",), "name a recipe first: smoe train heat/smoe"),
+        (("train", "heat/smoe", "--sed", "3"), "did you mean --seed?"),
+        (("train", "heat/smoe", "--data.num-train-run", "3"), "did you mean --data.num-train-runs?"),
+        (("train", "heat/smoe", "--model.gate", "tenso"), "did you mean tensor?"),
+        (("train", "heat/smoe", "--seed", "three"), "--seed: invalid literal for int() with base 10: 'three'"),
+        (("train", "heat/smoe", "--routing.damping", "3"), "damping must be in [0, 1]"),
+        (("evaluate", "nowhere"), "nowhere is not a run directory"),
+        (("evaluate", "nowhere", "--split", "tset"), "did you mean test?"),
+        (("show", "nowhere", "--chekpoint", "last"), "did you mean --checkpoint?"),
+        (("recipes", "heat"), "takes no argument, got 'heat'"),
+    ],
+)
+def test_a_mistake_gets_one_clear_line(
+    capsys: pytest.CaptureFixture[str], args: tuple[str, ...], expected: str
+) -> None:
+    code, text = complaint(capsys, *args)
+    assert code in (1, 2)
+    assert expected in text
+
+
+def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    assert "heat/smoe" in capsys.readouterr().out
+
+
+def test_train_evaluate_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    assert main(["train", "heat/smoe", "--seed", "2", "--training.max-epochs", "1", "--output-dir", run, *SMALL]) == 0
+    assert "100.0 ± 0" in capsys.readouterr().out
+    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    assert recipe["name"] == "heat/smoe" and recipe["recipe"]["seed"] == 2
+    assert recipe["recipe"]["data"]["spatial_shape"] == [8, 8]
+    assert main(["evaluate", run, "--split", "validation"]) == 0
+    assert "validation split" in capsys.readouterr().out
+    assert main(["show", run]) == 0
+    assert [Path(line).exists() for line in capsys.readouterr().out.splitlines()] == [True, True]
+    code, text = complaint(capsys, "train", "heat/smoe", "--output-dir", run, *SMALL)
+    assert code == 1 and "add --resume to continue it" in text
+
+
+def test_a_damaged_checkpoint_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    main(["train", "heat/smoe", "--training.max-epochs", "1", "--output-dir", str(run), *SMALL])
+    capsys.readouterr()
+    best = run / "checkpoints" / "best.pt"
+    best.write_bytes(best.read_bytes()[:500])
+    assert main(["evaluate", str(run)]) == 1
+    assert "best.pt is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path: Path, number: int) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "smoe", "train", "heat/smoe", "--output-dir", str(run), *SMALL]
+    command += ["--training.max-epochs", "100000", "--training.early-stop-patience", "100000"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    os.kill(process.pid, number)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 128 + number, error
+    assert "the state is saved" in error and "Traceback" not in error
+    assert (run / "checkpoints" / "last.pt").exists()
