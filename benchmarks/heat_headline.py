@@ -1,0 +1,68 @@
+"""Trains heat/smoe at paper scale for several seeds and stores what each reached.
+
+Run: python benchmarks/heat_headline.py [--seeds 5]. A run that is stored is skipped and an interrupted one continued.
+The table is results/heat/headline.md, written anew after each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stored_table import circumstances, write_table
+
+from smoe.experiments.heat.pictures import learned
+from smoe.experiments.recipes import RECIPES
+from smoe.experiments.runs import open_run, train
+from smoe.training.progress import BarReporter
+from smoe.training.run_directory import RunDirectory
+from smoe.views.heat import largest_deviation
+from smoe.views.matching import agreement, regions_of_experts
+
+
+def run_seed(seed: int, output_dir: Path) -> dict[str, Any]:
+    """Trains one seed and compares what it learned with the truth."""
+    recipe = replace(RECIPES["heat/smoe"], seed=seed)
+    with BarReporter(recipe.training.monitor) as reporter:
+        record = train("heat/smoe", recipe, output_dir, resume=True, reporter=reporter, say=reporter.say)
+    region_map, stencils, routing_map, experts = learned(open_run(output_dir))
+    regions = regions_of_experts(routing_map, region_map, len(experts))
+    seconds = [epoch["seconds"] for epoch in RunDirectory(output_dir).read_history() if "seconds" in epoch]
+    return {
+        "seed": seed,
+        "epochs": record["epoch"],
+        "% within 1 % (test)": record["test/within_1_percent"],
+        "pixels routed as the region map": f"{100 * agreement(routing_map, region_map, len(experts)):.4f} %",
+        "largest stencil deviation": f"{largest_deviation(stencils, experts, regions):.1e}",
+        "seconds": round(record["total_seconds"]),
+        "seconds per epoch": round(sum(seconds) / len(seconds), 1),
+    }
+
+
+def main() -> None:
+    """Trains and stores."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--runs", type=Path, default=Path("runs/headline"), help="where the runs are kept")
+    parser.add_argument("--table", type=Path, default=Path("results/heat/headline.md"))
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for seed in range(arguments.seeds):
+        rows.append({**run_seed(seed, arguments.runs / str(seed)), **circumstances()})
+        columns = [name for name in rows[0] if name not in ("cores", "torch")]
+        text = write_table(
+            arguments.table,
+            "heat/smoe at paper scale",
+            "make headline",
+            columns,
+            rows,
+            "The paper: 100.0 ± 0 % within 1 % after 8 epochs. 100.0 here means every one of the 8,192,000 pixels of "
+            f"the 2,000 test samples. Two threads of {rows[0]['cores']} cores, torch {rows[0]['torch']}.",
+        )
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

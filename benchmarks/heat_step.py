@@ -1,0 +1,99 @@
+"""Times a training step of heat/smoe beside the same step of a plain convolution, interleaved, on one thread.
+
+Run: python benchmarks/heat_step.py [--steps 200]. Prints the table and stores it in benchmarks/results/heat_step.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.progress import track
+from stored_table import circumstances, write_table
+
+from smoe.experiments.heat.build import build_task
+from smoe.experiments.recipes import RECIPES
+from smoe.nn import GridConv2d, track_loss_scale
+from smoe.training.loop import Task
+
+
+def training_step(task: Task, model: torch.nn.Module, batch_size: int) -> Callable[[], None]:
+    """The work of one step of the loop: fetch a batch, forward, loss, backward, Adam."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    samples = task.splits["train"]
+    indices = torch.randint(len(samples), (batch_size,)).tolist()  # type: ignore[arg-type]
+
+    def step() -> None:
+        input, target = samples.__getitems__(indices)  # type: ignore[attr-defined]
+        track_loss_scale(task.loss(model(input), target), model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def main() -> None:
+    """Measures and stores."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=200, help="steps of each kind; medians are reported")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+
+    recipe = RECIPES["heat/smoe"]
+    small = replace(recipe, data=replace(recipe.data, num_train_runs=20))
+    plain = replace(small, routing=replace(small.routing, rc_loss=False, damping=None))
+    batch_size = recipe.training.batch_size
+
+    def quietly(_: str) -> None:
+        pass
+
+    task = build_task(small, ("train",), quietly)
+    untrained_gate = build_task(plain, (), quietly).model
+    steps = {
+        "convolution, 1 filter": training_step(task, GridConv2d(1, 1, 3), batch_size),
+        "SMoE (1 of 3 experts), RC loss and damping": training_step(task, task.model, batch_size),
+        "SMoE, neither": training_step(task, untrained_gate, batch_size),
+    }
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for number in track(range(arguments.steps + 20), description="measuring"):
+        for name, step in steps.items():
+            started = time.perf_counter()
+            step()
+            if number >= 20:
+                times[name].append(1000 * (time.perf_counter() - started))
+    unit = statistics.median(times["convolution, 1 filter"])
+    rows = [
+        {
+            "training step": name,
+            "median ms": f"{statistics.median(values):.2f}",
+            "90th percentile ms": f"{statistics.quantiles(values, n=10)[-1]:.2f}",
+            "ratio to convolution": f"{statistics.median(values) / unit:.2f}",
+            "threads": arguments.threads,
+            **circumstances(),
+        }
+        for name, values in times.items()
+    ]
+    columns = ["training step", "median ms", "90th percentile ms", "ratio to convolution", "threads"]
+    columns += ["processor", "torch", "commit", "date"]
+    print(
+        write_table(
+            Path(__file__).parent / "results" / "heat_step.md",
+            "A training step of heat/smoe (dense backend)",
+            "make bench",
+            columns,
+            rows,
+            f"Batch {batch_size} of 64 x 64, {arguments.steps} steps of each kind, interleaved in one process. A step "
+            "fetches a batch, runs forward, loss and backward, and updates by Adam. The released implementation takes "
+            "about 40 ms on one thread of such a machine.",
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
