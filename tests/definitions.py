@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from smoe.nn import SpatialMoE2d
+from smoe.nn import FixedGate, RoutedLayer, SpatialMoE2d, TensorGate
 from smoe.ops.routed_conv import reference_routed_conv2d
 
 
@@ -163,3 +163,16 @@ def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
         torch.testing.assert_close(
             actual[name], value, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+def gate_scores(layer: RoutedLayer) -> torch.Tensor:
+    """The tensor that decides the layer's routing."""
+    assert isinstance(layer.gate, (TensorGate, FixedGate))
+    return layer.gate.scores
+
+
+def gate_gradient(layer: RoutedLayer) -> torch.Tensor:
+    """The gradient that a backward pass left there."""
+    gradient = gate_scores(layer).grad
+    assert gradient is not None
+    return gradient

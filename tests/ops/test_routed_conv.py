@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smoe.ops import routed_conv2d
-from smoe.ops.padding import PADDING_MODES, output_grid
+from smoe.ops import output_grid, routed_conv2d
 from smoe.ops.routed_conv import reference_routed_conv2d
+from smoe.options import PADDING_MODES
 
 
 def compare_with_definition(

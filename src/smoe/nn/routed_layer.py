@@ -12,6 +12,7 @@ from torch import nn
 
 from smoe.nn.gates.gate import GateScores, SpatialGate
 from smoe.nn.grid_checks import check_positive
+from smoe.nn.shared_gates import drop_repeated_gate, find_repeated_gate
 from smoe.ops.top_experts import Routing, top_experts
 from smoe.ops.train_routing import train_routing, weigh
 from smoe.options import ORDERS, Order, RoutingTraining
@@ -51,6 +52,8 @@ class RoutedLayer(nn.Module, ABC):
         self._loss_scale = torch.ones((), dtype=torch.float64)
         self._is_loss_tracked = False
         self._last_scores: GateScores | None = None
+        self.register_state_dict_post_hook(drop_repeated_gate)
+        self.register_load_state_dict_pre_hook(find_repeated_gate)
 
     @property
     def num_experts(self) -> int:

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import smoe
+from definitions import gate_gradient
+from smoe.losses import importance_loss, load_loss, spatial_agreement_loss
+
+
+def squared_variation(values: list[float]) -> float:
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values) / len(values) / mean**2
+
+
+def test_importance_by_hand():
+    # Sums over two pixels: 3, 1 and 2; mean 2, variance 2/3, so (2/3) / 4.
+    weights = torch.tensor([[1.0, 2.0], [0.5, 0.5], [2.0, 0.0]]).reshape(3, 1, 2)
+    assert float(importance_loss(weights)) == pytest.approx(1 / 6)
+    assert float(importance_loss(weights.expand(4, 3, 1, 2))) == pytest.approx(1 / 6)
+
+
+def test_importance_sums_over_samples_and_pixels_per_expert():
+    torch.manual_seed(0)
+    weights = torch.rand(2, 3, 4, 5, dtype=torch.float64)
+    sums = [sum(float(weights[b, x, h, w]) for b in range(2) for h in range(4) for w in range(5)) for x in range(3)]
+    assert float(importance_loss(weights)) == pytest.approx(squared_variation(sums))
+
+
+def test_importance_is_zero_for_equal_experts():
+    assert importance_loss(torch.ones(3, 2, 2)) == 0
+
+
+@pytest.mark.parametrize("takes_absolute", [False, True])
+@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize("num_selected", [1, 2])
+def test_load_equals_loops(num_selected, is_shared, takes_absolute):
+    torch.manual_seed(0)
+    B, X, H, W, std = 2, 3, 2, 3, 0.5
+    clean = torch.randn(*(() if is_shared else (B,)), X, H, W, dtype=torch.float64)
+    noisy = clean + std * torch.randn(B, X, H, W, dtype=torch.float64)
+
+    def normal_cdf(value: float) -> float:
+        return 0.5 * (1.0 + math.erf(value / std / math.sqrt(2.0)))
+
+    loads = [0.0] * X
+    for b in range(B):
+        for h in range(H):
+            for w in range(W):
+                scores = [float(noisy[b, x, h, w]) for x in range(X)]
+                deciding = sorted((abs(score) if takes_absolute else score for score in scores), reverse=True)
+                threshold = deciding[num_selected - 1]
+                for x in range(X):
+                    score = float(clean[x, h, w] if is_shared else clean[b, x, h, w])
+                    loads[x] += 1.0 - normal_cdf(threshold - score)
+                    if takes_absolute:
+                        loads[x] += normal_cdf(-threshold - score)
+    # One load per expert: the grid does not survive.
+    actual = load_loss(clean, noisy, num_selected, std, "abs" if takes_absolute else "none")
+    assert float(actual) == pytest.approx(squared_variation(loads))
+
+
+def test_load_counts_experts_and_not_pixels():
+    # Two experts that swap places between two pixels: equal loads, however different the pixels.
+    clean = torch.tensor([[5.0, -5.0], [-5.0, 5.0]]).reshape(2, 1, 2)
+    assert float(load_loss(clean, clean.unsqueeze(0), 1, 0.5)) == pytest.approx(0.0, abs=1e-10)
+
+
+def test_load_needs_noise():
+    with pytest.raises(ValueError, match="wrap the gate in a NoisyGate"):
+        load_loss(torch.zeros(2, 1, 1), torch.zeros(1, 2, 1, 1), 1, 0.0)
+
+
+def test_spatial_agreement_by_hand():
+    # Deviations over two samples at three pixels: expert 0 has 1, 3 and 2, mean 2; expert 1 has 0, 1 and 0.5, mean 0.5.
+    first = [[0.0, 0.0, 1.0], [4.0, 1.0, 2.0]]
+    second = [[2.0, 6.0, 5.0], [4.0, 3.0, 3.0]]
+    weights = torch.tensor([first, second]).unsqueeze(2)
+    assert float(spatial_agreement_loss(weights)) == pytest.approx(2.5)
+
+
+def test_spatial_agreement_of_a_shared_decision_is_zero():
+    assert spatial_agreement_loss(torch.randn(3, 2, 2)) == 0
+    assert spatial_agreement_loss(torch.randn(1, 3, 2, 2)) == 0
+
+
+def run(*layers: smoe.SpatialMoE2d) -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(*layers)
+    net(torch.randn(4, 1, 5, 6))
+    return net
+
+
+def test_gate_that_does_not_look_at_its_input_counts_once():
+    gate = smoe.TensorGate(3, 1, (5, 6))
+    one = smoe.auxiliary_loss(run(smoe.SpatialMoE2d(1, 3, 1, gate=gate)), importance=True)
+    shared = run(smoe.SpatialMoE2d(1, 3, 1, gate=gate), smoe.SpatialMoE2d(1, 3, 1, gate=gate))
+    assert torch.equal(smoe.auxiliary_loss(shared, importance=True), one)
+    other = smoe.TensorGate(3, 1, (5, 6))
+    apart = run(smoe.SpatialMoE2d(1, 3, 1, gate=gate), smoe.SpatialMoE2d(1, 3, 1, gate=other))
+    expected = 0.01 * sum(importance_loss(each.scores.softmax(dim=0)) for each in (gate, other))
+    assert isinstance(expected, torch.Tensor)
+    torch.testing.assert_close(smoe.auxiliary_loss(apart, importance=True), expected)
+
+
+def test_noisy_shared_gate_counts_once():
+    noisy = smoe.NoisyGate(smoe.TensorGate(3, 1, (5, 6)))
+    one = smoe.auxiliary_loss(run(smoe.SpatialMoE2d(1, 3, 1, gate=noisy)), importance=True)
+    shared = run(smoe.SpatialMoE2d(1, 3, 1, gate=noisy), smoe.SpatialMoE2d(1, 3, 1, gate=noisy))
+    torch.testing.assert_close(smoe.auxiliary_loss(shared, importance=True), one)
+
+
+def test_gate_that_looks_at_its_input_counts_in_each_layer():
+    gate = smoe.ConvGate(1, 3, 1)
+    net = run(smoe.SpatialMoE2d(1, 3, 1, gate=gate), smoe.SpatialMoE2d(1, 3, 1, gate=gate))
+    expected = 0.0
+    for layer in net.modules():
+        if isinstance(layer, smoe.SpatialMoE2d):
+            assert layer.last_scores is not None
+            expected = expected + 0.5 * spatial_agreement_loss(layer.last_scores.scores)
+    assert isinstance(expected, torch.Tensor)
+    assert expected > 0
+    torch.testing.assert_close(smoe.auxiliary_loss(net, spatial_agreement=True, weight=0.5), expected)
+
+
+def test_all_three_are_added_and_reach_the_gate():
+    gate = smoe.NoisyGate(smoe.ConvGate(1, 3, 1))
+    net = run(smoe.SpatialMoE2d(1, 3, 1, gate=gate))
+    names = ("importance", "load", "spatial_agreement")
+    losses = [smoe.auxiliary_loss(net, **{name: True}) for name in names]
+    total = smoe.auxiliary_loss(net, importance=True, load=True, spatial_agreement=True)
+    torch.testing.assert_close(total, torch.stack(losses).sum())
+    for name, loss in zip(names, losses, strict=True):
+        (gradient,) = torch.autograd.grad(loss, list(gate.parameters()), retain_graph=True)
+        assert gradient.abs().max() > 0, name
+
+
+def test_auxiliary_and_routing_classification_gradients_add_up():
+    torch.manual_seed(0)
+    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6)).double()
+    x = torch.randn(4, 1, 5, 6, dtype=torch.float64)
+
+    def gradient(with_task: bool, with_auxiliary: bool) -> torch.Tensor:
+        layer.zero_grad()
+        loss = with_task * layer(x).pow(2).mean()
+        if with_auxiliary:
+            loss = loss + smoe.auxiliary_loss(layer, importance=True)
+        loss.backward()
+        return gate_gradient(layer).clone()
+
+    both, task = gradient(True, True), gradient(True, False)
+    layer.zero_grad()
+    smoe.auxiliary_loss(layer, importance=True).backward()
+    auxiliary = gate_gradient(layer)
+    assert auxiliary.abs().max() > 0
+    torch.testing.assert_close(both, task + auxiliary)
+
+
+def test_wrong_uses():
+    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6))
+    with pytest.raises(ValueError, match="choose at least one of importance, load, spatial_agreement"):
+        smoe.auxiliary_loss(layer)
+    with pytest.raises(ValueError, match="no forward pass in training mode yet"):
+        smoe.auxiliary_loss(layer, importance=True)
+    with pytest.raises(ValueError, match="Linear holds no SMoE layer"):
+        smoe.auxiliary_loss(nn.Linear(1, 1), importance=True)
+    with pytest.raises(ValueError, match="only with routing noise"):
+        smoe.auxiliary_loss(run(layer), load=True)

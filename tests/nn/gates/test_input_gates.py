@@ -1,0 +1,88 @@
+"""Gates that look at their input: convolutional, CoordConv, locally connected, linear."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import smoe
+
+GRID = (5, 6)
+MAKERS: dict[str, Callable[[int], smoe.SpatialGate]] = {
+    "conv": lambda stride: smoe.ConvGate(2, 4, 2, stride=stride),
+    "coord_conv": lambda stride: smoe.CoordConvGate(2, 4, 2, (3, 5), stride=stride, padding_mode="longitude"),
+    "coord_conv_3": lambda stride: smoe.CoordConv3Gate(2, 4, 2, stride=stride),
+    "locally_connected": lambda stride: smoe.LocallyConnectedGate(2, 4, 2, output(stride), stride=stride),
+    "linear": lambda stride: smoe.LinearGate(2, 4, 2, output(stride), input_shape=GRID),
+}
+
+
+def output(stride: int) -> tuple[int, int]:
+    return math.ceil(GRID[0] / stride), math.ceil(GRID[1] / stride)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("name", MAKERS)
+def test_each_gate_routes_every_sample_and_learns(name, stride):
+    torch.manual_seed(0)
+    gate = MAKERS[name](stride)
+    layer = smoe.SpatialMoE2d(2, 4, 2, gate=gate, stride=stride)
+    x = torch.randn(3, 2, *GRID)
+    assert layer(x).shape == (3, 2, *output(stride))
+    assert layer.routing(x).indices.shape == (3, 2, *output(stride))
+    before = copy.deepcopy(dict(gate.named_parameters()))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=10.0)
+    layer(x).pow(2).mean().backward()
+    optimizer.step()
+    for parameter_name, parameter in gate.named_parameters():
+        assert not torch.equal(parameter, before[parameter_name]), parameter_name
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_each_gate_can_be_copied_and_loaded(name):
+    gate = MAKERS[name](1).eval()
+    x = torch.randn(3, 2, *GRID)
+    twin = copy.deepcopy(gate)
+    assert torch.equal(twin(x).scores, gate(x).scores)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert not torch.equal(twin(x).scores, gate(x).scores)
+    twin.load_state_dict(gate.state_dict())
+    assert torch.equal(twin(x).scores, gate(x).scores)
+
+
+@pytest.mark.parametrize(
+    ("gate", "expected"),
+    [
+        (smoe.ConvGate(1, 3, 1), 27),
+        # (1 + 2 coordinates) x 3 x 9
+        (smoe.CoordConvGate(1, 3, 1), 81),
+        # 81 + batch norm 6 + 3 x 3 x 9 + 6 + 81
+        (smoe.CoordConv3Gate(1, 3, 1), 255),
+        # 3 x 9 weights at each of 64 x 64 pixels
+        (smoe.LocallyConnectedGate(1, 3, 1, (64, 64)), 110592),
+        # On 64 x 64 it would have 4096 x 3 x 4096, 50 million.
+        (smoe.LinearGate(1, 3, 1, (4, 5)), 20 * 3 * 20),
+    ],
+)
+def test_parameters_on_the_heat_grid(gate, expected):
+    assert sum(parameter.numel() for parameter in gate.parameters()) == expected
+
+
+def test_fan_in_of_a_locally_connected_gate_leaves_the_grid_out():
+    torch.manual_seed(0)
+    gate = smoe.LocallyConnectedGate(2, 4, 2, (16, 16))
+    # Kaiming: sqrt(6 / fan-in) with fan-in 2 x 3 x 3
+    bound = math.sqrt(6 / 18)
+    assert 0.99 * bound < max(float(parameter.detach().abs().max()) for parameter in gate.parameters()) <= bound
+
+
+def test_linear_gate_works_on_one_grid_only():
+    gate = smoe.LinearGate(1, 3, 1, (4, 5))
+    with pytest.raises(ValueError, match=r"made for an input grid of \(4, 5\), got \(5, 4\)"):
+        gate(torch.randn(2, 1, 5, 4))

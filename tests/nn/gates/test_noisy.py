@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import smoe
+
+X = torch.zeros(2000, 1, 3, 3)
+
+
+def test_noise_of_each_sample_while_training():
+    torch.manual_seed(0)
+    inner = smoe.TensorGate(4, 1, (3, 3))
+    said = smoe.NoisyGate(inner)(X)
+    assert said.scores.shape == (2000, 4, 3, 3)
+    assert said.clean is inner.scores
+    noise = (said.noisy - said.clean).detach()
+    assert said.noise_std == 0.25
+    assert float(noise.mean()) == pytest.approx(0.0, abs=0.005)
+    assert float(noise.std()) == pytest.approx(0.25, rel=0.02)
+    assert float(noise.std(dim=0).min()) > 0.22
+
+
+def test_own_std_and_gates_that_look_at_their_input():
+    torch.manual_seed(0)
+    gate = smoe.NoisyGate(smoe.ConvGate(1, 4, 1), std=2.0)
+    said = gate(X)
+    assert float((said.noisy - said.clean).detach().std()) == pytest.approx(2.0, rel=0.02)
+    with pytest.raises(ValueError, match="NoisyGate looks at its input"):
+        gate()
+
+
+def test_silent_in_evaluation():
+    inner = smoe.TensorGate(4, 2, (3, 3), normalization="softmax")
+    layer = smoe.SpatialMoE2d(1, 4, 2, gate=smoe.NoisyGate(inner)).eval()
+    said = layer.gate(X)
+    assert said.noise_std == 0.0
+    assert torch.equal(said.scores, inner().scores)
+    x = torch.randn(2, 1, 3, 3)
+    assert torch.equal(layer(x), layer(x))
+    assert layer.routing(x).indices.shape == (2, 3, 3)
+
+
+def test_training_routes_samples_apart_and_trains_the_inner_gate():
+    torch.manual_seed(0)
+    inner = smoe.TensorGate(4, 2, (3, 3))
+    layer = smoe.SpatialMoE2d(1, 4, 2, gate=smoe.NoisyGate(inner, std=5.0))
+    x = torch.randn(8, 1, 3, 3)
+    indices = layer.routing(x).indices
+    assert indices.shape == (8, 2, 3, 3)
+    assert not torch.equal(indices[0], indices[1])
+    layer(x).pow(2).mean().backward()
+    assert inner.scores.grad is not None
+    assert inner.scores.grad.abs().max() > 0
+    assert [name for name, _ in layer.named_parameters()] == ["weight", "gate.gate.scores"]
+
+
+def test_noise_comes_before_the_normalisation():
+    torch.manual_seed(0)
+    said = smoe.NoisyGate(smoe.TensorGate(4, 2, (3, 3), normalization="abs_softmax"))(X)
+    torch.testing.assert_close(said.scores, said.noisy.abs().softmax(dim=1))
+
+
+def test_wrong_arguments():
+    gate = smoe.TensorGate(4, 2, (3, 3))
+    with pytest.raises(ValueError, match="std must be positive, got 0"):
+        smoe.NoisyGate(gate, std=0.0)
+    with pytest.raises(ValueError, match="noisy already"):
+        smoe.NoisyGate(smoe.NoisyGate(gate))

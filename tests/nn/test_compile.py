@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import copy
+import shutil
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import smoe
+from definitions import gate_gradient, gate_scores
+
+pytestmark = [
+    # The tracer of torch 2.13 instantiates autograd functions, and its inductor imports scripted methods.
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+]
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+
+GENERATOR = torch.Generator().manual_seed(0)
+X, TARGET = torch.randn(3, 2, 7, 8, generator=GENERATOR), torch.randn(3, 4, 7, 8, generator=GENERATOR)
+LAYERS: dict[str, dict[str, Any]] = {
+    "tensor": {"spatial_shape": (7, 8)},
+    "weighted": {"spatial_shape": (7, 8), "weighted": True, "rc_loss": False, "damping": 0.1},
+    "index_longitude": {"spatial_shape": (7, 8), "order": "index", "padding_mode": "longitude"},
+    "coord_conv": {"gate": lambda: smoe.CoordConvGate(2, 5, 2)},
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compare_with_eager(options: dict[str, Any], backend: str, scale: float = 1.0) -> None:
+    torch.manual_seed(0)
+    options = {name: value() if name == "gate" else value for name, value in options.items()}
+    eager = smoe.SpatialMoE2d(2, 5, 2, expert_channels=2, **options)
+    inner = copy.deepcopy(eager)
+    compiled = torch.compile(inner, backend=backend, fullgraph=True)
+    for layer, call in ((eager, eager), (inner, compiled)):
+        # Twice, so that the second backward runs with what the first one left behind.
+        for factor in (1.0, scale):
+            layer.zero_grad()
+            loss = smoe.track_loss_scale(F.mse_loss(call(X), TARGET), layer)
+            (loss * factor).backward()
+    torch.testing.assert_close(compiled(X), eager(X))
+    for (name, actual), expected in zip(inner.named_parameters(), eager.parameters(), strict=True):
+        assert actual.grad is not None, name
+        assert expected.grad is not None, name
+        assert expected.grad.abs().max() > 0, name
+        torch.testing.assert_close(actual.grad, expected.grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_compiled_layer_trains_as_the_eager_one(name):
+    compare_with_eager(LAYERS[name], "aot_eager")
+
+
+def test_compiled_layer_reads_the_loss_scale_when_backward_runs():
+    compare_with_eager(LAYERS["tensor"], "aot_eager", scale=1024.0)
+
+
+@needs_compiler
+def test_inductor():
+    compare_with_eager(LAYERS["tensor"], "inductor", scale=16.0)
+
+
+@needs_compiler
+def test_compiled_layer_breaks_ties_by_the_lower_index():
+    layer = smoe.SpatialMoE2d(2, 5, 2, 1, spatial_shape=(7, 8))
+    with torch.no_grad():
+        gate_scores(layer).zero_()
+        layer.weight.copy_(torch.arange(5.0).reshape(5, 1, 1, 1).expand(5, 2, 1, 1))
+    output = torch.compile(layer, backend="inductor", fullgraph=True)(torch.full((1, 2, 7, 8), 0.5))
+    assert torch.equal(output, torch.arange(2.0).reshape(1, 2, 1, 1).expand(1, 2, 7, 8))
+
+
+def test_compiled_layer_counts_errors_that_are_not_finite():
+    layer = smoe.SpatialMoE2d(2, 5, 2, spatial_shape=(7, 8))
+    (torch.compile(layer, backend="aot_eager", fullgraph=True)(X) * torch.nan).sum().backward()
+    assert layer.num_nonfinite_errors == 1
+    assert gate_gradient(layer).abs().max() == 0
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_export(weighted):
+    layer = smoe.SpatialMoE2d(2, 5, 2, spatial_shape=(7, 8), weighted=weighted).eval()
+    exported = torch.export.export(layer, (X,))
+    assert torch.equal(exported.module()(X), layer(X))
+
+
+def test_compiled_layer_takes_batches_of_any_size():
+    layer = smoe.SpatialMoE2d(2, 5, 2, spatial_shape=(7, 8))
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for batch in (3, 2, 5):
+        x = torch.randn(batch, 2, 7, 8)
+        layer.zero_grad()
+        compiled(x).pow(2).mean().backward()
+        actual = gate_gradient(layer).clone()
+        layer.zero_grad()
+        layer(x).pow(2).mean().backward()
+        torch.testing.assert_close(actual, gate_gradient(layer))

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import smoe
+from definitions import assert_same, gate_gradient
+from smoe.nn import GridConv2d
+from smoe.ops import output_grid
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(3, 2, 5, 6, dtype=torch.float64, generator=GENERATOR)
+
+
+@pytest.mark.parametrize("gate", ["tensor", "conv"])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"expert_channels": 2},
+        {"weighted": True, "damping": 0.1},
+        {"weighted": True, "rc_loss": False, "order": "index"},
+        {"rc_loss": False, "damping": None, "expert_channels": 2},
+        {"rc_weight": 0.5, "error_quantile": 0.7, "tolerance": 0.1, "damping_tolerance": 0.2},
+    ],
+)
+def test_convolution_as_experts_equals_the_convolutional_layer(options, stride, gate):
+    torch.manual_seed(0)
+    grid = output_grid(5, 6, stride)
+    F_ = options.get("expert_channels", 1)
+    one = smoe.TensorGate(4, 2, grid, F_) if gate == "tensor" else smoe.ConvGate(2, 4, 2, stride=stride)
+    layer = smoe.SpatialMoE2d(2, 4, 2, gate=one, stride=stride, **options).double()
+    experts = GridConv2d(2, 4 * F_, stride=stride)
+    mixture = smoe.SpatialMoE(experts, 4, 2, gate=copy.deepcopy(one), **options).double()
+    with torch.no_grad():
+        experts.weight.copy_(layer.weight)
+    target = torch.randn(3, 2 * F_, *grid, dtype=torch.float64)
+    results = []
+    for module, weight in ((layer, layer.weight), (mixture, experts.weight)):
+        x = X.clone().requires_grad_()
+        output = module(x)
+        F.mse_loss(output, target).backward()
+        assert x.grad is not None
+        assert weight.grad is not None
+        result = {"output": output.detach(), "input.grad": x.grad, "weight.grad": weight.grad}
+        for name, parameter in module.gate.named_parameters():
+            assert parameter.grad is not None
+            result[f"gate.{name}.grad"] = parameter.grad
+        results.append(result)
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("expert_channels", [1, 2])
+def test_coord_conv_experts(expert_channels):
+    experts = smoe.CoordConv2d(2, 3 * expert_channels)
+    layer = smoe.SpatialMoE(experts, 3, 1, expert_channels=expert_channels, spatial_shape=(5, 6))
+    output = layer(X.float())
+    assert output.shape == (3, expert_channels, 5, 6)
+    everything = experts(X.float()).unflatten(1, (3, expert_channels))
+    indices = layer.routing().indices[0]
+    for h in range(5):
+        for w in range(6):
+            torch.testing.assert_close(output[:, :, h, w], everything[:, indices[h, w], :, h, w])
+    output.pow(2).mean().backward()
+    assert experts.conv.weight.grad is not None
+    assert gate_gradient(layer).abs().max() > 0
+
+
+def test_small_networks_as_experts_learn():
+    torch.manual_seed(0)
+    experts = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Conv2d(8, 6, 1))
+    layer = smoe.SpatialMoE(experts, 3, 1, expert_channels=2, spatial_shape=(5, 6), damping=0.5)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
+    x = X.float()
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = F.mse_loss(layer(x), x)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+    assert set(dict(layer.named_parameters())) == {
+        "gate.scores",
+        *(f"experts.{name}" for name, _ in experts.named_parameters()),
+    }
+
+
+def test_wrong_number_of_outputs_is_refused():
+    layer = smoe.SpatialMoE(nn.Conv2d(2, 5, 1), 3, 1, expert_channels=2, spatial_shape=(5, 6))
+    with pytest.raises(ValueError, match=r"\(B, 6, H, W\) for 3 experts with 2 outputs each, got shape \(3, 5, 5, 6\)"):
+        layer(X.float())
+
+
+def test_wrong_grid_is_refused():
+    layer = smoe.SpatialMoE(nn.Conv2d(2, 3, 3), 3, 1, spatial_shape=(5, 6))
+    with pytest.raises(ValueError, match=r"grid of \(5, 6\) but the experts' output has \(3, 4\)"):
+        layer(X.float())
+
+
+def test_wrong_arguments_are_refused_at_construction():
+    with pytest.raises(ValueError, match=r"num_selected must be in \[1, 3\], got 4"):
+        smoe.SpatialMoE(nn.Identity(), 3, 4, spatial_shape=(5, 6))
+    with pytest.raises(ValueError, match="give spatial_shape"):
+        smoe.SpatialMoE(nn.Identity(), 3, 1)
+    with pytest.raises(ValueError, match=r"damping must be in \[0, 1\].* got 3"):
+        smoe.SpatialMoE(nn.Identity(), 3, 1, spatial_shape=(5, 6), damping=3)

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from smoe.nn import GridConv2d
+from smoe.ops import routed_conv2d
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "circular", "longitude"])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("kernel_size", [3, (1, 5)])
+def test_is_a_routed_convolution_with_every_filter_everywhere(kernel_size, stride, padding_mode):
+    layer = GridConv2d(2, 3, kernel_size, stride=stride, padding_mode=padding_mode)
+    x = torch.randn(2, 2, 5, 6)
+    actual = layer(x)
+    indices = torch.arange(3)[:, None, None].expand(3, *actual.shape[2:])
+    expected = routed_conv2d(x, layer.weight, indices, stride=stride, padding_mode=padding_mode)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="out_channels must be at least 1, got 0"):
+        GridConv2d(1, 0)
+    with pytest.raises(ValueError, match=r"kernel_size must be odd.* got 2"):
+        GridConv2d(1, 1, 2)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from smoe import FixedGate, NoisyGate, SpatialGate, SpatialMoE2d, TensorGate
+
+
+def make_net(gate: SpatialGate | None = None) -> nn.Sequential:
+    gate = gate or TensorGate(4, 2, (5, 5))
+    return nn.Sequential(
+        SpatialMoE2d(1, 4, 2, gate=gate), SpatialMoE2d(2, 4, 2, gate=gate), SpatialMoE2d(2, 4, 2, spatial_shape=(5, 5))
+    )
+
+
+def gates(net: nn.Sequential) -> list[nn.Module]:
+    return [layer.gate for layer in net if isinstance(layer, SpatialMoE2d)]
+
+
+def test_a_shared_gate_stands_once_in_the_state_dict() -> None:
+    net = make_net()
+    expected = ["0.weight", "0.gate.scores", "1.weight", "2.weight", "2.gate.scores"]
+    assert list(net.state_dict()) == expected
+    # And again: what one call has seen must not leak into the next.
+    assert list(net.state_dict()) == expected
+    assert list(net[1].state_dict()) == ["weight", "gate.scores"]
+    assert sum(parameter.numel() for parameter in net.parameters()) == 4 * 9 * (1 + 2 + 2) + 2 * 4 * 25
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_it_loads_back_into_all_its_layers(assign: bool) -> None:
+    net, other = make_net(), make_net()
+    other.load_state_dict(net.state_dict(), assign=assign)
+    first, second, third = gates(other)
+    assert first is second and third is not first
+    for ours, theirs in zip(gates(other), gates(net), strict=True):
+        assert torch.equal(ours.scores, theirs.scores)  # type: ignore[arg-type]
+
+
+def test_a_state_dict_with_the_repetition_loads_too() -> None:
+    net, other = make_net(), make_net()
+    state = dict(net.state_dict())
+    state["1.gate.scores"] = state["0.gate.scores"]
+    other.load_state_dict(state)
+    assert torch.equal(gates(other)[0].scores, gates(net)[0].scores)  # type: ignore[arg-type]
+
+
+def test_a_gate_that_is_missing_altogether_is_missed() -> None:
+    net = make_net()
+    state = net.state_dict()
+    net.load_state_dict(state)
+    del state["0.gate.scores"]
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "0.gate.scores", "1.gate.scores"'):
+        net.load_state_dict(state)
+
+
+def test_the_gate_within_a_noisy_gate_is_another_gate() -> None:
+    inner = TensorGate(4, 2, (5, 5))
+    net = nn.Sequential(SpatialMoE2d(1, 4, 2, gate=NoisyGate(inner)), SpatialMoE2d(2, 4, 2, gate=inner))
+    assert [key for key in net.state_dict() if "gate" in key] == ["0.gate.gate.scores", "1.gate.scores"]
+    net.load_state_dict(net.state_dict())
+
+
+def test_a_shared_fixed_gate_stands_once_too() -> None:
+    net = make_net(FixedGate.random(4, 2, (5, 5)))
+    assert [key for key in net.state_dict() if "gate" in key] == ["0.gate.scores", "2.gate.scores"]
+    make_net(FixedGate.random(4, 2, (5, 5))).load_state_dict(net.state_dict())
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_copy_shares_its_own_gate(duplicate) -> None:
+    net = make_net()
+    net.state_dict()
+    twin = duplicate(net)
+    first, second, _ = gates(twin)
+    assert first is second and first is not gates(net)[0]
+    assert list(twin.state_dict()) == list(net.state_dict())
+    with torch.no_grad():
+        first.scores.zero_()  # type: ignore[operator]
+    assert not twin.state_dict()["0.gate.scores"].any()
