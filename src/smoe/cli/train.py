@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,13 +62,17 @@ def run(args: list[str]) -> int:
     from smoe.training.progress import BarReporter
 
     output_dir = options.output_dir or default_output_dir(name, options.recipe)
-    reporter = BarReporter(options.recipe.training.monitor)
+    # Launchers number the processes of a run in RANK; the first one speaks for all.
+    is_first = os.environ.get("RANK", "0") == "0"
+    reporter = BarReporter(options.recipe.training.monitor, is_quiet=not is_first)
     try:
         with reporter:
             record = train(name, options.recipe, output_dir, resume=options.resume, reporter=reporter, say=reporter.say)
     except Interrupted as interruption:
         sys.stderr.write(f"{interruption}; the state is saved, continue with --output-dir {output_dir} --resume\n")
         return 128 + interruption.signal_number
+    if not is_first:
+        return 0
     test = {key.removeprefix("test/"): value for key, value in record.items() if key.startswith("test/")}
     print_result(name, "test", test, output_dir, epochs=record["epoch"], seconds=record["total_seconds"])
     return 0

@@ -63,7 +63,9 @@ def train(
     directory.check(plain, resume=resume)
     # Made before the directory is claimed: a recipe that cannot be built leaves nothing behind.
     loop = Loop(build_task(recipe, say=say), recipe.training, directory, reporter)
-    directory.begin(plain)
+    loop.accelerator.wait_for_everyone()
+    if loop.accelerator.is_main_process:
+        directory.begin(plain)
     return loop.fit(resume=resume)
 
 

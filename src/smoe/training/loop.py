@@ -99,7 +99,10 @@ class Loop:
             Interrupted: after a SIGINT or SIGTERM; the state was saved.
             TrainingDiverged: the loss is not finite; the checkpoints are those of the last epoch.
         """
-        if resume and self.run.last_checkpoint.exists():
+        has_checkpoint = resume and self.run.last_checkpoint.exists()
+        # All processes must have looked before one of them writes.
+        self.accelerator.wait_for_everyone()
+        if has_checkpoint:
             self._restore(load_checkpoint(self.run.last_checkpoint))
         else:
             self._save_last()

@@ -52,11 +52,12 @@ class BarReporter:
 
     Args:
         monitor: the metric of the lines.
+        is_quiet: show nothing.
     """
 
-    def __init__(self, monitor: str) -> None:
+    def __init__(self, monitor: str, *, is_quiet: bool = False) -> None:
         self.monitor = monitor
-        self.console = Console(file=sys.stderr, highlight=False)
+        self.console = Console(file=sys.stderr, highlight=False, quiet=is_quiet)
         self._bar = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),

@@ -46,7 +46,7 @@ def draw_run(run: OpenRun) -> list[Path]:
     pictures: list[Path] = []
     if history:
         paper = PAPER_RESULTS.get(run.name)
-        reference = (f"paper: {paper.mean} % after {paper.epochs} epochs", paper.mean) if paper else None
+        reference = (f"paper, after {paper.epochs} epochs", paper.mean) if paper else None
         draw_accuracy(history, curve, keys=(monitor,), reference=reference)
         pictures.append(curve)
     routing = run.directory.pictures / "routing.png"

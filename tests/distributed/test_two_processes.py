@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+from torch import distributed, multiprocessing
+
+from distributed_training import make_net, run_process, train
+
+pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def test_two_processes_train_as_one_with_the_same_global_batch(tmp_path):
+    expected = make_net()
+    start = {name: value.clone() for name, value in expected.state_dict().items()}
+    train(expected, slice(None))
+    multiprocessing.spawn(run_process, args=(2, free_port(), str(tmp_path)), nprocs=2)
+    states = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for name, value in expected.state_dict().items():
+        assert not torch.allclose(value, start[name], atol=1e-4), name
+        assert torch.equal(states[0][name], states[1][name]), name
+        torch.testing.assert_close(states[0][name], value, rtol=1e-10, atol=1e-12, msg=name)

@@ -1,0 +1,70 @@
+"""The same training in one process and in several: run by `tests/distributed`.
+
+Here and not in the test file: a spawned process imports it by name.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import smoe
+
+NUM_STEPS, GLOBAL_BATCH = 4, 6
+
+
+def make_net() -> nn.Module:
+    """Two layers on one gate, and a third whose gate looks at its input."""
+    torch.manual_seed(0)
+    gate = smoe.TensorGate(4, 2, (6, 7))
+    return nn.Sequential(
+        smoe.SpatialMoE2d(1, 4, 2, gate=gate),
+        nn.Tanh(),
+        smoe.SpatialMoE2d(2, 4, 2, gate=gate, damping=0.1),
+        nn.Tanh(),
+        smoe.SpatialMoE2d(2, 4, 2, gate=smoe.ConvGate(2, 4, 2), weighted=True),
+    ).double()
+
+
+def make_data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shape = (NUM_STEPS, GLOBAL_BATCH)
+    return (
+        torch.randn(*shape, 1, 6, 7, dtype=torch.float64, generator=generator),
+        torch.randn(*shape, 2, 6, 7, dtype=torch.float64, generator=generator),
+    )
+
+
+def train(net: nn.Module, samples: slice) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=2.0, momentum=0.9)
+    for x, target in zip(*make_data(), strict=True):
+        optimizer.zero_grad()
+        F.mse_loss(net(x[samples]), target[samples]).backward()
+        optimizer.step()
+
+
+def run_process(rank: int, num_processes: int, port: int, directory: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", rank=rank, world_size=num_processes)
+    try:
+        net = DistributedDataParallel(make_net())
+        share = GLOBAL_BATCH // num_processes
+        train(net, slice(rank * share, (rank + 1) * share))
+        torch.save(net.module.state_dict(), Path(directory) / f"{rank}.pt")
+
+        # An error that is not finite in one process is counted there, and still after the next forward pass.
+        layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4))
+        parallel = DistributedDataParallel(layer)
+        factor = torch.nan if rank == 1 else 1.0
+        (parallel(torch.ones(2, 1, 4, 4)) * factor).sum().backward()
+        with torch.no_grad():
+            parallel(torch.ones(2, 1, 4, 4))
+        assert layer.num_nonfinite_errors == (1 if rank == 1 else 0)
+    finally:
+        distributed.destroy_process_group()
