@@ -68,15 +68,20 @@ def routing_gradient(scores: torch.Tensor, indices: torch.Tensor, is_wrong: torc
     num_experts, num_selected = scores.shape[-3], indices.shape[-3]
     if num_selected == num_experts:
         raise ValueError(f"all {num_experts} experts are selected: there is no routing to classify")
-    is_right = is_wrong.logical_not().to(scores.dtype)
-    num_wrong = is_wrong.sum(dim=1, keepdim=True, dtype=scores.dtype)
-    unselected_label = (num_wrong / (num_experts - num_selected)).clamp_(max=1.0)
-    if scores.ndim == 3:
-        is_right, unselected_label = is_right.mean(dim=0), unselected_label.mean(dim=0)
+    wrong = is_wrong.to(scores.dtype)
+    num_unselected = num_experts - num_selected
+    if scores.ndim == 3 and num_selected <= num_unselected:
+        # No label can exceed 1, so the mean over the batch may be taken first: it is E planes instead of B E.
+        wrong = wrong.mean(dim=0)
+        unselected_label = wrong.sum(dim=0, keepdim=True) / num_unselected
+    else:
+        unselected_label = (wrong.sum(dim=1, keepdim=True) / num_unselected).clamp_(max=1.0)
+        if scores.ndim == 3:
+            wrong, unselected_label = wrong.mean(dim=0), unselected_label.mean(dim=0)
     gradient = scores.sigmoid()
-    selected_scores = gradient.gather(-3, indices)
+    at_selected = gradient.gather(-3, indices) - (1.0 - wrong)
     gradient -= unselected_label
-    gradient.scatter_(-3, indices, selected_scores - is_right)
+    gradient.scatter_(-3, indices, at_selected)
     return gradient.div_(scores.numel())
 
 
