@@ -110,3 +110,17 @@ def test_wrong_arguments():
         error_quantile(torch.rand(2, 0), 0.3)
     with pytest.raises(ValueError, match=r"got \(3,\)"):
         error_quantile(torch.rand(3), 0.3)
+
+
+@pytest.mark.parametrize("share_of_zeros", [0.0, 0.25, 0.3, 0.35, 0.9, 1.0])
+@pytest.mark.parametrize("quantile", [0.0, 0.3, 0.7, 1.0])
+def test_many_equal_values(share_of_zeros: float, quantile: float) -> None:
+    # Each row has another number of zeros around the share, so that ranks fall before, on and behind the last zero.
+    errors = torch.rand(21, 200, dtype=torch.float64)
+    for row in range(21):
+        num_zeros = min(max(round(200 * share_of_zeros) + row - 10, 0), 200)
+        errors[row, torch.randperm(200)[:num_zeros]] = 0.0
+    errors[3, 5] = torch.nan
+    torch.testing.assert_close(
+        error_quantile(errors, quantile), torch.quantile(errors, quantile, dim=1), rtol=1e-12, atol=0, equal_nan=True
+    )
