@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test lint types layers unit headline bench clean
+.PHONY: demo test lint types layers unit headline bench sanitize clean
 
 demo: $(READY)
 	$(BIN)/smoe train heat/smoe --seed 0 --output-dir runs/demo --resume
@@ -11,8 +11,9 @@ demo: $(READY)
 
 test: lint types layers unit
 
-# A new environment only when what it is made from has changed.
-$(READY): pyproject.toml constraints.txt
+# A new environment, with the kernels built, only when what it is made from has changed.
+KERNELS := $(shell find src/smoe/csrc -name '*.cpp' -o -name '*.h')
+$(READY): pyproject.toml setup.py constraints.txt $(KERNELS)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
@@ -20,6 +21,7 @@ $(READY): pyproject.toml constraints.txt
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(KERNELS)
 
 types: $(READY)
 	$(BIN)/basedpyright --warnings
@@ -34,9 +36,27 @@ unit: $(READY)
 headline: $(READY)
 	$(BIN)/python benchmarks/heat_headline.py
 
-# A training step of heat/smoe beside a plain convolution's, on one thread; stored in benchmarks/results.
+# Every speed and memory table of benchmarks/results (about 15 minutes).
 bench: $(READY)
-	$(BIN)/python benchmarks/heat_step.py
+	$(BIN)/python benchmarks/heat_step.py --threads 1
+	$(BIN)/python benchmarks/heat_step.py --threads 2
+	$(BIN)/smoe bench layer
+	$(BIN)/smoe bench local
+	$(BIN)/smoe bench memory
+
+# The kernels' tests with builds that watch every access to memory and every undefined operation.
+SANITIZED := build/sanitize
+SUFFIX = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))")
+SANITIZE = g++ -O1 -g -std=c++17 -fopenmp -fPIC -shared -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+	-Isrc/smoe/csrc $(filter %.cpp,$(KERNELS))
+sanitize: $(READY)
+	mkdir -p $(SANITIZED)
+	$(SANITIZE) -o $(SANITIZED)/_native_portable$(SUFFIX)
+	$(SANITIZE) -mavx2 -mfma -o $(SANITIZED)/_native_avx2$(SUFFIX)
+	$(SANITIZE) -march=x86-64-v4 -o $(SANITIZED)/_native_avx512$(SUFFIX)
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		SMOE_LIBRARY_DIR=$(SANITIZED) $(BIN)/pytest tests/ops/native/test_kernels.py tests/ops/native/test_plan.py \
+		tests/ops/native/test_native_training.py -p no:cacheprovider
 
 clean:
 	rm -rf .venv build src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,236 @@
+// y = routed convolution, by expert lists.
+//
+// Registers: up to 3 x 6 vectors of one expert's weights (a block of 32
+// channels by 3 x 3 taps, with AVX-512; narrower registers take it in several
+// passes), and the accumulators of eight pixels. The weights stay while the
+// pixels that chose the expert stream past: each multiply-add takes its input
+// straight from memory, and nothing else is loaded. Lanes are channels, so an
+// item ends as one vector of partial sums; these wait in a small buffer until
+// there are enough of them to add up their lanes all together. Caches: L1 holds
+// the tile's inputs of a channel block (23 KB), which are read again for each
+// expert. The weights of the block (X x 288 floats) stay in L2, and each is
+// read once per tile. Loops: (sample, tile) > channel block > expert > part of
+// the taps > items. Threads share out (sample, tile) pairs. Each writes the
+// outputs of its pairs.
+#include <new>
+
+#include "../scratch.h"
+#include "tile_inputs.h"
+
+namespace smoe {
+namespace expert_lists {
+namespace {
+
+constexpr int kRows = 3;                         // most kernel rows in registers,
+constexpr int kVectors = kWidth == 16 ? 6 : 3;   // and vectors of each
+constexpr int kTogether = kWidth == 16 ? 8 : 6;  // items at a time: enough to hide the latency of additions
+constexpr int64_t kPending = 64;                 // items whose lanes wait to be added up
+
+// partial[i] = or += the products of a part of the taps with the inputs of
+// items[i], lane by lane, for kItems items.
+template <int kR, int kV, bool kFirst, int kItems>
+inline void multiply_items(const Vector (&taps)[kR][kV], const float* first_input, const TileInputs& inputs,
+                           const uint32_t* items, float* partial) {
+    Vector sums[kItems];
+    const float* pixels[kItems];
+#pragma GCC unroll 8
+    for (int i = 0; i < kItems; ++i) {
+        pixels[i] = first_input + inputs.offsets[items[i] & inputs.pixel_mask];
+        sums[i] = kFirst ? Vector{} : load_vector(partial + i * kWidth);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kR; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kV; ++v) {
+#pragma GCC unroll 8
+            for (int i = 0; i < kItems; ++i) {
+                const Vector input = load_vector(pixels[i] + r * inputs.row_pitch + v * kWidth);
+                sums[i] = kFirst && r == 0 && v == 0 ? taps[r][v] * input : sums[i] + taps[r][v] * input;
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kItems; ++i) store_vector(partial + i * kWidth, sums[i]);
+}
+
+// The same for `count` items, kMost at most.
+template <int kR, int kV, bool kFirst, int kMost>
+inline void multiply_rest(const Vector (&taps)[kR][kV], const float* first_input, const TileInputs& inputs,
+                          const uint32_t* items, int64_t count, float* partial) {
+    if (count == kMost) {
+        multiply_items<kR, kV, kFirst, kMost>(taps, first_input, inputs, items, partial);
+    } else if constexpr (kMost > 1) {
+        multiply_rest<kR, kV, kFirst, kMost - 1>(taps, first_input, inputs, items, count, partial);
+    }
+}
+
+template <int kR, int kV, bool kFirst>
+void multiply_list(const float* weights, int64_t weight_pitch, const Part& part, const TileInputs& inputs,
+                   const uint32_t* items, int64_t count, float* partial) {
+    Vector taps[kR][kV];
+    const float* first_weight = weights + part.row * weight_pitch + part.column;
+#pragma GCC unroll 8
+    for (int r = 0; r < kR; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kV; ++v) taps[r][v] = load_vector(first_weight + r * weight_pitch + v * kWidth);
+    }
+    const float* first_input = inputs.corner + part.row * inputs.row_pitch + part.column;
+    for (; count >= kTogether; count -= kTogether) {
+        multiply_items<kR, kV, kFirst, kTogether>(taps, first_input, inputs, items, partial);
+        items += kTogether;
+        partial += kTogether * kWidth;
+    }
+    multiply_rest<kR, kV, kFirst, kTogether - 1>(taps, first_input, inputs, items, count, partial);
+}
+
+using MultiplyList = void (*)(const float*, int64_t, const Part&, const TileInputs&, const uint32_t*, int64_t, float*);
+
+template <bool kFirst, int... kNumber>
+MultiplyList pick_kernel(const Part& part, std::integer_sequence<int, kNumber...>) {
+    static constexpr MultiplyList kKernels[] = {
+        multiply_list<kNumber / kVectors + 1, kNumber % kVectors + 1, kFirst>...};
+    return kKernels[(part.rows - 1) * kVectors + part.vectors - 1];
+}
+
+MultiplyList pick_kernel(const Part& part) {
+    constexpr auto kAll = std::make_integer_sequence<int, kRows * kVectors>{};
+    return part.row == 0 && part.column == 0 ? pick_kernel<true>(part, kAll) : pick_kernel<false>(part, kAll);
+}
+
+// A part of a block's taps, and the kernel of its size.
+struct Step {
+    Part part;
+    MultiplyList multiply;
+};
+
+class Forward {
+ public:
+    Forward(const smoe_geometry& geometry, const float* x, const float* weight, const int32_t* indices, float* y)
+        : geometry_(geometry),
+          layout_(geometry),
+          plan_(obtain_plan(geometry, indices)),
+          tiling_(plan_->tiling()),
+          x_(x),
+          weight_(weight),
+          y_(y) {
+        static thread_local Scratch inputs, weights, workspace;
+        for (int64_t i = 0; i < layout_.blocks(); ++i) {
+            steps_.emplace_back();
+            for (const Part& part : cut_taps(geometry.kernel_height, layout_.block(i), kRows, kVectors)) {
+                steps_.back().push_back({part, pick_kernel(part)});
+            }
+        }
+        packed_x_ = inputs.floats(geometry.batch * layout_.sample_floats());
+        packed_weight_ = weights.floats(layout_.taps_floats());
+        sums_floats_ = round_up(geometry.selected * tiling_.pixels(), 16);
+        workspace_floats_ = kPending * kWidth + 2 * sums_floats_ + round_up(tiling_.pixels(), 16);
+        workspace_ = workspace.floats(geometry.threads * workspace_floats_);
+    }
+
+    void run() {
+        const int64_t rows = layout_.padded_rows(), blocks = layout_.blocks(), tiles = tiling_.count();
+#pragma omp parallel num_threads(geometry_.threads)
+        {
+#pragma omp for schedule(static) nowait
+            for (int64_t i = 0; i < geometry_.batch * blocks * rows; ++i) {
+                const int64_t sample = i / rows / blocks;
+                layout_.pack_row(x_ + sample * geometry_.channels * geometry_.height * geometry_.width,
+                                 layout_.block(i / rows % blocks), i % rows,
+                                 packed_x_ + sample * layout_.sample_floats());
+            }
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < geometry_.experts; ++i) pack_expert(i);
+#pragma omp for schedule(dynamic, 4)
+            for (int64_t i = 0; i < geometry_.batch * tiles; ++i) convolve_tile(i / tiles, i % tiles);
+        }
+    }
+
+ private:
+    void pack_expert(int64_t expert) {
+        const int64_t rows = geometry_.kernel_height;
+        for (int64_t i = 0; i < layout_.blocks(); ++i) {
+            const Block block = layout_.block(i);
+            layout_.pack_taps(weight_ + expert * geometry_.channels * rows * geometry_.kernel_width, block,
+                              block.row_floats, packed_weight_ + block.taps_offset + expert * rows * block.row_floats);
+        }
+    }
+
+    void convolve_tile(int64_t sample, int64_t number) {
+        const Tile tile(tiling_, number);
+        float* partial = workspace_ + thread_number() * workspace_floats_;
+        float* sums = partial + kPending * kWidth;
+        float* ordered = sums + sums_floats_;
+        int32_t* offsets = reinterpret_cast<int32_t*>(ordered + sums_floats_);
+        for (int64_t i = 0; i < layout_.blocks(); ++i) {
+            const Block block = layout_.block(i);
+            pixel_offsets(geometry_, tiling_, block, offsets);
+            const TileInputs inputs(geometry_, tiling_, tile, block, packed_x_ + sample * layout_.sample_floats(),
+                                    offsets);
+            convolve_block(tile, number, block, steps_[i], inputs, i == 0, partial, sums);
+        }
+        scatter(sums, plan_->items(tile), plan_->item_count(tile), ordered);
+        copy_to_rows(geometry_, tiling_, tile, ordered,
+                     y_ + sample * geometry_.selected * geometry_.output_height * geometry_.output_width);
+    }
+
+    // sums[i] = or += what a block of channels adds to item i of the tile.
+    void convolve_block(const Tile& tile, int64_t number, const Block& block, const std::vector<Step>& steps,
+                        const TileInputs& inputs, bool first, float* partial, float* sums) {
+        const uint32_t* items = plan_->items(tile);
+        const Run* runs = plan_->runs(number);
+        const int64_t run_count = plan_->run_count(number), item_count = plan_->item_count(tile);
+        int64_t item = 0, flushed = 0;
+        for (int64_t r = 0; r < run_count; ++r) {
+            const float* weights =
+                packed_weight_ + block.taps_offset + runs[r].expert * geometry_.kernel_height * block.row_floats;
+            while (item < runs[r].end) {
+                const int64_t count = std::min<int64_t>(runs[r].end, flushed + kPending) - item;
+                for (const Step& step : steps) {
+                    step.multiply(weights, block.row_floats, step.part, inputs, items + item, count,
+                                  partial + (item - flushed) * kWidth);
+                }
+                item += count;
+                if (item == flushed + kPending || item == item_count) {
+                    add_up(partial, item - flushed, first, sums + flushed);
+                    flushed = item;
+                }
+            }
+        }
+    }
+
+    // The last vector may reach beyond `count`: both buffers have room, and what
+    // it writes there is not used.
+    static void add_up(const float* partial, int64_t count, bool first, float* sums) {
+        for (int64_t i = 0; i < count; i += kWidth) {
+            Vector vectors[kWidth];
+#pragma GCC unroll 16
+            for (int j = 0; j < kWidth; ++j) vectors[j] = load_vector(partial + (i + j) * kWidth);
+            const Vector sum = add_lanes(vectors);
+            store_vector(sums + i, first ? sum : load_vector(sums + i) + sum);
+        }
+    }
+
+    const smoe_geometry geometry_;
+    const Layout layout_;
+    const std::shared_ptr<const Plan> plan_;
+    const Tiling tiling_;
+    std::vector<std::vector<Step>> steps_;  // of each block
+    const float *x_, *weight_;
+    float* y_;
+    float *packed_x_, *packed_weight_, *workspace_;
+    int64_t sums_floats_, workspace_floats_;
+};
+
+}  // namespace
+}  // namespace expert_lists
+}  // namespace smoe
+
+extern "C" int smoe_list_forward(const smoe_geometry* geometry, const float* x, const float* weight,
+                                 const int32_t* indices, float* y) {
+    try {
+        smoe::expert_lists::Forward(*geometry, x, weight, indices, y).run();
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    return 0;
+}

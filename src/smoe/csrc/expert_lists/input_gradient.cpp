@@ -1,0 +1,273 @@
+// dx = gradient of the routed convolution by its input: each row of dx is
+// gathered by one thread, without atomics. Of the family, this is the one that
+// needs no lists: it takes the slots of a pixel as they come.
+//
+// An output pixel adds, for each kernel row, a stretch of kw x 32 floats to a
+// padded row of dx: the sum over its slots of output gradient times the
+// expert's row of taps. Registers: accumulators for that stretch (6 vectors
+// with AVX-512; narrower registers take it in several passes), of up to four
+// samples, which share the weights that are loaded, and a broadcast output
+// gradient of each sample. Caches: while a segment of 64 pixels of a row goes
+// by, one kernel row of taps of one channel block is in use. Its X x 96 floats
+// lie in L1 and L2; above 64 KB, half of them are taken at a time. The segment
+// of dx is in L1. Loops: row of dx > channel block > samples > segment >
+// (kernel row, output row) that reach it > part of the stretch > pixels >
+// slots. Threads share out rows of dx. Each unpacks its rows, adding up columns
+// that wrap to the same place, and writes them.
+#include <new>
+
+#include "../scratch.h"
+#include "packing.h"
+
+namespace smoe {
+namespace expert_lists {
+namespace {
+
+constexpr int kMostSamples = kWidth == 16 ? 4 : 2;
+constexpr int kMostSums = kWidth == 16 ? 24 : 12;  // accumulators
+constexpr int64_t kMostTaps = 64 << 10;            // bytes of taps in use at a time, for each sample
+constexpr int64_t kSegment = 64;                   // pixels of a row
+
+constexpr int most_vectors(int samples) { return kWidth == 16 ? 6 : kMostSums / samples; }
+
+// What a row of output pixels adds to a padded row of dx.
+struct RowTask {
+    const float* taps;         // of one kernel row
+    int64_t taps_pitch;        // between experts
+    const int32_t* experts;    // [pixel][slot]
+    const float* gradients;    // [pixel][sample][slot]
+    int64_t pixels, selected;  // pixels of the row, and slots of each
+    float* target;             // [sample][padded row]
+    int64_t target_pitch;      // between pixels
+    int64_t sample_pitch;
+};
+
+template <int kSamples, int kV>
+inline void add_slot(const float* row, const float* gradients, int64_t gradient_pitch, Vector (&sums)[kSamples][kV]) {
+    Vector factors[kSamples];
+#pragma GCC unroll 4
+    for (int b = 0; b < kSamples; ++b) factors[b] = broadcast_vector(gradients[b * gradient_pitch]);
+#pragma GCC unroll 12
+    for (int v = 0; v < kV; ++v) {
+        const Vector tap = load_vector(row + v * kWidth);
+#pragma GCC unroll 4
+        for (int b = 0; b < kSamples; ++b) sums[b][v] += factors[b] * tap;
+    }
+}
+
+template <int kSamples, int kV>
+void add_row(const RowTask& task, int64_t column) {
+    // Slots take turns on as many sets of accumulators as it takes to hide the
+    // latency of additions.
+    constexpr int kSets = 1;
+    const float* taps = task.taps + column;
+    const int32_t* experts = task.experts;
+    const float* gradients = task.gradients;
+    float* target = task.target + column;
+    const int64_t selected = task.selected, taps_pitch = task.taps_pitch, sample_pitch = task.sample_pitch;
+    for (int64_t pixel = 0; pixel < task.pixels; ++pixel) {
+        Vector sums[kSets][kSamples][kV] = {};
+        int64_t slot = 0;
+        for (; slot + kSets <= selected; slot += kSets) {
+#pragma GCC unroll 2
+            for (int i = 0; i < kSets; ++i) {
+                add_slot(taps + experts[slot + i] * taps_pitch, gradients + slot + i, selected, sums[i]);
+            }
+        }
+        if (slot < selected) add_slot(taps + experts[slot] * taps_pitch, gradients + slot, selected, sums[0]);
+        // The pixel before has just written to most of these floats. So they are
+        // added last, to keep the work on one pixel from waiting for the other.
+#pragma GCC unroll 4
+        for (int b = 0; b < kSamples; ++b) {
+#pragma GCC unroll 12
+            for (int v = 0; v < kV; ++v) {
+                float* place = target + b * sample_pitch + v * kWidth;
+                const Vector sum = kSets == 2 ? sums[0][b][v] + sums[kSets - 1][b][v] : sums[0][b][v];
+                store_vector(place, load_vector(place) + sum);
+            }
+        }
+        experts += selected;
+        gradients += selected * kSamples;
+        target += task.target_pitch;
+    }
+}
+
+using AddRow = void (*)(const RowTask&, int64_t);
+
+template <int kSamples, int... kNumber>
+AddRow pick_kernel(int vectors, std::integer_sequence<int, kNumber...>) {
+    static constexpr AddRow kKernels[] = {add_row<kSamples, kNumber + 1>...};
+    return kKernels[vectors - 1];
+}
+
+AddRow pick_kernel(int64_t samples, int vectors) {
+    switch (samples) {
+        case 1:
+            return pick_kernel<1>(vectors, std::make_integer_sequence<int, most_vectors(1)>{});
+        case 2:
+            return pick_kernel<2>(vectors, std::make_integer_sequence<int, most_vectors(2)>{});
+#if defined(__AVX512F__)
+        case 3:
+            return pick_kernel<3>(vectors, std::make_integer_sequence<int, most_vectors(3)>{});
+        case 4:
+            return pick_kernel<4>(vectors, std::make_integer_sequence<int, most_vectors(4)>{});
+#endif
+        default:
+            return nullptr;
+    }
+}
+
+// A kernel row of an output row.
+struct Reader {
+    int64_t output_row, kernel_row;
+};
+
+class InputGradient {
+ public:
+    InputGradient(const smoe_geometry& geometry, const float* g, const float* weight, const int32_t* indices, float* dx)
+        : geometry_(geometry), layout_(geometry), indices_(indices), g_(g), weight_(weight), dx_(dx) {
+        const Block widest = layout_.block(0);
+        taps_pitch_ = widest.row_floats;
+        taps_floats_ = geometry.experts * taps_pitch_;
+        items_ = geometry.selected * geometry.output_height * geometry.output_width;
+        groups_ = ceil_divide(geometry.batch, kMostSamples);
+        for (int64_t i = 0; i < layout_.blocks(); ++i) {
+            parts_.emplace_back();
+            for (int samples = 1; samples <= kMostSamples; ++samples) {
+                parts_.back().push_back(cut_taps(1, layout_.block(i), 1, part_vectors(samples)));
+            }
+        }
+        find_readers();
+        workspace_floats_ = kMostSamples * round_up(widest.row_pitch, 16);
+        static thread_local Scratch weights, gradients, experts, workspace;
+        packed_weight_ = weights.floats(layout_.blocks() * geometry.kernel_height * taps_floats_);
+        turned_g_ = gradients.floats(geometry.batch * items_);
+        experts_ = static_cast<int32_t*>(experts.bytes(items_ * sizeof(int32_t)));
+        workspace_ = workspace.floats(geometry.threads * workspace_floats_);
+    }
+
+    void run() {
+#pragma omp parallel num_threads(geometry_.threads)
+        {
+#pragma omp for schedule(static) nowait
+            for (int64_t expert = 0; expert < geometry_.experts; ++expert) pack_expert(expert);
+#pragma omp for schedule(static)
+            for (int64_t row = 0; row < geometry_.output_height; ++row) turn_row(row);
+#pragma omp for schedule(dynamic)
+            for (int64_t row = 0; row < geometry_.height; ++row) gather_row(row);
+        }
+    }
+
+ private:
+    // Vectors of a kernel row to take at a time: few enough for the registers,
+    // and for the cache.
+    int64_t part_vectors(int samples) const {
+        const int64_t cached = kMostTaps * samples / (geometry_.experts * static_cast<int64_t>(sizeof(Vector)));
+        return std::min<int64_t>(std::max<int64_t>(cached, 48 / kWidth), most_vectors(samples));
+    }
+
+    int64_t group_begin(int64_t group) const { return geometry_.batch * group / groups_; }
+    float* workspace() const { return workspace_ + thread_number() * workspace_floats_; }
+
+    // For each input row, the kernel rows that read it.
+    void find_readers() {
+        readers_.resize(geometry_.height);
+        for (int64_t output = 0; output < geometry_.output_height; ++output) {
+            for (int64_t tap = 0; tap < geometry_.kernel_height; ++tap) {
+                const int64_t row = source_coordinate(output, tap, geometry_.kernel_height, geometry_.stride,
+                                                      geometry_.height, geometry_.wraps_rows);
+                if (row >= 0) readers_[row].push_back({output, tap});
+            }
+        }
+    }
+
+    // Weights are [channel block][kernel row][expert][kernel column][channel]
+    // here.
+    void pack_expert(int64_t expert) {
+        const int64_t expert_floats = geometry_.channels * geometry_.kernel_height * geometry_.kernel_width;
+        for (int64_t i = 0; i < layout_.blocks(); ++i) {
+            layout_.pack_taps(weight_ + expert * expert_floats, layout_.block(i), taps_floats_,
+                              packed_weight_ + i * geometry_.kernel_height * taps_floats_ + expert * taps_pitch_);
+        }
+    }
+
+    // Experts and gradients of an output row, as [pixel][slot] and
+    // [pixel][sample][slot].
+    void turn_row(int64_t row) {
+        const int64_t width = geometry_.output_width, plane = geometry_.output_height * width;
+        const int64_t selected = geometry_.selected;
+        transpose(indices_ + row * width, plane, selected, width, experts_ + row * width * selected, selected);
+        for (int64_t group = 0; group < groups_; ++group) {
+            const int64_t begin = group_begin(group), samples = group_begin(group + 1) - begin;
+            for (int64_t i = 0; i < samples; ++i) {
+                transpose(g_ + (begin + i) * items_ + row * width, plane, selected, width,
+                          turned_g_ + begin * items_ + (row * width * samples + i) * selected, samples * selected);
+            }
+        }
+    }
+
+    void gather_row(int64_t row) {
+        float* padded = workspace();
+        for (int64_t i = 0; i < layout_.blocks(); ++i) {
+            const Block block = layout_.block(i);
+            const int64_t row_pitch = round_up(block.row_pitch, 16);
+            for (int64_t group = 0; group < groups_; ++group) {
+                const int64_t begin = group_begin(group), samples = group_begin(group + 1) - begin;
+                std::memset(padded, 0, samples * row_pitch * sizeof(float));
+                for (int64_t column = 0; column < geometry_.output_width; column += kSegment) {
+                    for (const Reader& reader : readers_[row]) {
+                        add_segment(reader, column, i, block, begin, samples, padded, row_pitch);
+                    }
+                }
+                for (int64_t j = 0; j < samples; ++j) {
+                    const int64_t channel = (begin + j) * geometry_.channels + block.first_channel;
+                    layout_.unpack_row(padded + j * row_pitch, block,
+                                       dx_ + (channel * geometry_.height + row) * geometry_.width);
+                }
+            }
+        }
+    }
+
+    void add_segment(const Reader& reader, int64_t column, int64_t block_number, const Block& block,
+                     int64_t first_sample, int64_t samples, float* padded, int64_t row_pitch) {
+        const int64_t first_item = (reader.output_row * geometry_.output_width + column) * geometry_.selected;
+        RowTask task;
+        task.taps = packed_weight_ + (block_number * geometry_.kernel_height + reader.kernel_row) * taps_floats_;
+        task.taps_pitch = taps_pitch_;
+        task.pixels = std::min(kSegment, geometry_.output_width - column);
+        task.selected = geometry_.selected;
+        task.experts = experts_ + first_item;
+        task.gradients = turned_g_ + first_sample * items_ + first_item * samples;
+        task.target = padded + column * block.pixel_pitch;
+        task.target_pitch = block.pixel_pitch;
+        task.sample_pitch = row_pitch;
+        for (const Part& part : parts_[block_number][samples - 1]) {
+            pick_kernel(samples, part.vectors)(task, part.column);
+        }
+    }
+
+    const smoe_geometry geometry_;
+    const Layout layout_;
+    std::vector<std::vector<Reader>> readers_;           // of each input row
+    std::vector<std::vector<std::vector<Part>>> parts_;  // of a kernel row, by block and number of samples
+    const int32_t* indices_;
+    const float *g_, *weight_;
+    float* dx_;
+    float *packed_weight_, *turned_g_, *workspace_;
+    int32_t* experts_;
+    int64_t taps_pitch_, taps_floats_, items_, groups_, workspace_floats_;
+};
+
+}  // namespace
+}  // namespace expert_lists
+}  // namespace smoe
+
+extern "C" int smoe_list_input_gradient(const smoe_geometry* geometry, const float* g, const float* weight,
+                                        const int32_t* indices, float* dx) {
+    try {
+        smoe::expert_lists::InputGradient(*geometry, g, weight, indices, dx).run();
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    return 0;
+}

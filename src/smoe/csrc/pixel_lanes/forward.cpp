@@ -1,0 +1,74 @@
+// Forward pass of tiny layers (a filter of few taps, few experts per pixel):
+// lanes are sixteen pixels of an output row.
+//
+//   y[b, s, p] = sum over c, t of weight[indices[s, p], c, t] * x[b, c,
+//   source(p, t)]
+//
+// The indirection is paid once per call and not once per sample: for each pixel
+// of a band the chosen filters are looked up and written as weight planes, one
+// per channel and tap. With up to 15 experts (7 with AVX2) a lookup of sixteen
+// pixels is one permutation of a register that holds the tap's weights of all
+// experts. The rest is a convolution by these planes; see convolve.h for its
+// registers, caches and loop order. Threads own bands of output rows, so every
+// output is summed by one thread, taps in ascending order.
+#include <new>
+
+#include "convolve.h"
+
+namespace smoe {
+namespace pixel_lanes {
+namespace {
+
+struct ExpandForward {
+    const Sweep& sweep;
+    const int32_t* indices;
+    int64_t experts;
+    const float* tables;
+
+    void operator()(int64_t first_row, int64_t end_row, float* planes) const {
+        for (int64_t row = first_row; row < end_row; ++row) {
+            for (int64_t slot = 0; slot < sweep.targets; ++slot) {
+                const int32_t* chosen = indices + (slot * sweep.target_height + row) * sweep.target_width;
+                for (int64_t block = 0; block < sweep.blocks; ++block) {
+                    planes = expand_block(chosen + block * kLanes, sweep.block_width(block), planes);
+                }
+            }
+        }
+    }
+
+ private:
+    float* expand_block(const int32_t* chosen, int64_t width, float* planes) const {
+        int32_t lane_experts[kLanes];
+        std::fill(lane_experts, lane_experts + kLanes, static_cast<int32_t>(experts));
+        std::copy(chosen, chosen + width, lane_experts);
+        const int64_t pitch = table_pitch(experts);
+        for (int64_t tap = 0; tap < sweep.taps(); ++tap, planes += kLanes) {
+            look_up(tables + tap * pitch, experts, lane_experts, planes);
+        }
+        return planes;
+    }
+};
+
+void forward(const smoe_geometry& geometry, const float* x, const float* weight, const int32_t* indices, float* y) {
+    static thread_local Scratch table_scratch, scratch;
+    const Sweep sweep = input_to_output(geometry);
+    const Bands bands(sweep, geometry.threads);
+    float* tables = table_scratch.floats(sweep.taps() * table_pitch(geometry.experts));
+    fill_tables(weight, geometry.experts, sweep.taps(), tables);
+    std::vector<ExpandForward> expands(bands.threads, ExpandForward{sweep, indices, geometry.experts, tables});
+    convolve(sweep, bands, x, y, scratch, expands);
+}
+
+}  // namespace
+}  // namespace pixel_lanes
+}  // namespace smoe
+
+extern "C" int smoe_pixel_forward(const smoe_geometry* geometry, const float* x, const float* weight,
+                                  const int32_t* indices, float* y) {
+    try {
+        smoe::pixel_lanes::forward(*geometry, x, weight, indices, y);
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    return 0;
+}
