@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from smoe.nn.grid_checks import check_kernel_size, check_padding_mode, check_positive, check_spatial_shape
-from smoe.ops.padding import output_grid, wrap_padding
+from smoe.ops.local_conv import local_conv2d
+from smoe.ops.padding import output_grid
 from smoe.options import PaddingMode
 
 
@@ -46,9 +46,8 @@ class LocallyConnected2d(nn.Module):
         self.stride = stride
         self.padding_mode: PaddingMode = check_padding_mode(padding_mode)
         fan_in = in_channels * self.kernel_size[0] * self.kernel_size[1]
-        self.weight = nn.Parameter(
-            torch.empty(out_channels, fan_in, self.spatial_shape[0] * self.spatial_shape[1], device=device, dtype=dtype)
-        )
+        shape = (out_channels, *self.spatial_shape, in_channels, *self.kernel_size)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         # Each pixel sees C kh kw values, however large the grid: that is the fan-in.
         bound = math.sqrt(6.0 / fan_in)
         nn.init.uniform_(self.weight, -bound, bound)
@@ -61,6 +60,4 @@ class LocallyConnected2d(nn.Module):
                 f"the layer was made for an output grid of {self.spatial_shape}, but an input of "
                 f"{tuple(input.shape[2:])} at stride {self.stride} has the output grid {grid}"
             )
-        padded, zeros = wrap_padding(input, self.kernel_size, self.padding_mode)
-        patches = F.unfold(padded, self.kernel_size, padding=zeros, stride=self.stride)
-        return torch.einsum("bkp,okp->bop", patches, self.weight).unflatten(2, self.spatial_shape)
+        return local_conv2d(input, self.weight, stride=self.stride, padding_mode=self.padding_mode)

@@ -13,7 +13,7 @@ from torch import nn
 from smoe.nn.gates.gate import GateScores, SpatialGate
 from smoe.nn.grid_checks import check_positive
 from smoe.nn.shared_gates import drop_repeated_gate, find_repeated_gate
-from smoe.ops.top_experts import Routing, top_experts
+from smoe.ops.top_experts import Routing, rank_experts, top_experts
 from smoe.ops.train_routing import train_routing, weigh
 from smoe.options import ORDERS, Order, RoutingTraining
 
@@ -84,18 +84,19 @@ class RoutedLayer(nn.Module, ABC):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, C, H, W)` to `(B, E * F, H', W')`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
         gate_scores = self._score(input)
-        routing = top_experts(gate_scores.scores, self.num_selected, self.order)
-        selected = self.apply_experts(input, routing.indices)
+        indices = rank_experts(gate_scores.scores, self.num_selected, self.order)
+        selected = self.apply_experts(input, indices)
+        weights = gate_scores.scores.gather(-3, indices) if self.weighted else None
         if not self.training:
-            return weigh(selected, routing.weights, self.expert_channels) if self.weighted else selected
+            return selected if weights is None else weigh(selected, weights, self.expert_channels)
         if selected.dtype == torch.float16:
             self._warn_of_untracked_loss()
         self._last_scores = gate_scores
         return train_routing(
             selected,
             gate_scores.scores,
-            routing.indices,
-            routing.weights.detach() if self.weighted else None,
+            indices,
+            None if weights is None else weights.detach(),
             expert_channels=self.expert_channels,
             training=self.routing_training,
             loss_scale=self._loss_scale,

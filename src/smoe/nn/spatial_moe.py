@@ -97,6 +97,7 @@ class SpatialMoE2d(RoutedLayer):
             expert_channels=self.expert_channels,
             stride=self.stride,
             padding_mode=self.padding_mode,
+            check_indices=False,
         )
 
     def extra_repr(self) -> str:

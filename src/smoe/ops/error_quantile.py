@@ -7,6 +7,8 @@ import math
 import numpy as np
 import torch
 
+from smoe.ops.native.training import library_for, native_error_quantile
+
 
 def error_quantile(errors: torch.Tensor, quantile: float) -> torch.Tensor:
     """The `quantile` of each sample over all its other dimensions, with linear interpolation.
@@ -32,6 +34,9 @@ def error_quantile(errors: torch.Tensor, quantile: float) -> torch.Tensor:
 def _select(errors: torch.Tensor, quantile: float) -> torch.Tensor:
     if errors.dtype in (torch.float16, torch.bfloat16):
         errors = errors.float()
+    library = library_for(errors)
+    if library is not None:
+        return native_error_quantile(library, errors, quantile)
     rows = errors.detach().flatten(1)
     position = quantile * (rows.shape[1] - 1)
     rank = math.floor(position)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from smoe.ops.native.training import library_for, native_train_routing
 from smoe.ops.routing_error import (
     choice_errors,
     damp_error,
@@ -112,6 +113,23 @@ def _backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     # With every expert selected there is nothing to choose: no choice can be wrong. And an empty batch says nothing.
     has_choice = indices.shape[-3] < scores.shape[-3] and error.numel() > 0
+    library = library_for(error, scores) if scores.ndim == 3 and has_choice else None
+    if library is not None and (rc_loss or damping is not None):
+        damped, gradient, is_nonfinite = native_train_routing(
+            library,
+            *(error, scores, indices, float(loss_scale), expert_channels),
+            rc_loss=rc_loss,
+            rc_weight=rc_weight,
+            error_quantile=error_quantile,
+            damping=damping,
+            tolerance=tolerance,
+            damping_tolerance=damping_tolerance,
+        )
+        num_nonfinite += is_nonfinite
+        if gradient is None:
+            signal = error if outputs is None else error * outputs
+            gradient = straight_through_gradient(scores, indices, signal, expert_channels)
+        return _as_promised(error, damped), gradient.zero_() if is_nonfinite else gradient
     errors = choice_errors(error, expert_channels, loss_scale.to(error.device))
     # The largest error tells, in a twentieth of the time of looking at all: it is NaN if there is one.
     largest = errors.amax() if errors.numel() else errors.new_zeros(())
@@ -127,8 +145,14 @@ def _backward(
     if not rc_loss:
         signal = error if outputs is None else error * outputs
         gradient = straight_through_gradient(scores, indices, signal, expert_channels)
-    # An operator's result may not be one of its arguments.
-    return error.clone() if damped is None else damped, gradient.masked_fill_(is_nonfinite, 0.0)
+    return _as_promised(error, damped), gradient.masked_fill_(is_nonfinite, 0.0)
+
+
+def _as_promised(error: torch.Tensor, damped: torch.Tensor | None) -> torch.Tensor:
+    """The error that goes on, in the strides of `error`, which compilers are promised, and never `error` itself."""
+    if damped is None:
+        return error.clone()
+    return damped if damped.stride() == error.stride() else torch.empty_like(error).copy_(damped)
 
 
 @_backward.register_fake

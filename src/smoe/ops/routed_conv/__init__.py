@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 
 from smoe.ops.padding import output_grid
+from smoe.ops.routed_conv import operator  # noqa: F401 - registers the operators
+from smoe.ops.routed_conv.choices import check_choices
 from smoe.ops.routed_conv.dense import dense_routed_conv2d
+from smoe.ops.routed_conv.native import is_supported
 from smoe.ops.routed_conv.reference import reference_routed_conv2d
 from smoe.options import PADDING_MODES, PaddingMode
 
@@ -20,6 +23,7 @@ def routed_conv2d(
     expert_channels: int = 1,
     stride: int = 1,
     padding_mode: PaddingMode = "zeros",
+    check_indices: bool = True,
 ) -> torch.Tensor:
     """Applies, at each output pixel, the filters of the experts selected there.
 
@@ -33,14 +37,31 @@ def routed_conv2d(
         expert_channels: F, the outputs per expert.
         stride: of both axes; the output grid has `ceil(H / stride) x ceil(W / stride)` pixels.
         padding_mode: `zeros`, `circular` (both axes wrap) or `longitude` (the width wraps, zeros on the height).
+        check_indices: look whether the indices are in range and distinct at each pixel, on a CPU; off for a routing
+            that is so by construction, as one of `top_experts` is.
 
     Returns:
         `(B, E * F, H', W')`; the channels of a pixel follow the order of its `indices`.
     """
     _check(input, weight, indices, expert_channels, stride, padding_mode)
+    # Only where looking is free: on an accelerator it would stop the queue at every layer.
+    if check_indices and indices.device.type == "cpu" and not torch.compiler.is_compiling():
+        check_choices(indices, weight.shape[0] // expert_channels)
+    input, weight = (_autocast(tensor) for tensor in (input, weight))
+    if is_supported(input, weight):
+        return torch.ops.smoe.routed_conv2d(input, weight, indices, expert_channels, stride, padding_mode)
     return dense_routed_conv2d(
         input, weight, indices, expert_channels=expert_channels, stride=stride, padding_mode=padding_mode
     )
+
+
+def _autocast(tensor: torch.Tensor) -> torch.Tensor:
+    """What autocast does to the arguments of a convolution: it knows PyTorch's operators, not ours."""
+    device_type = tensor.device.type
+    is_available = torch.amp.is_autocast_available(device_type)
+    if tensor.dtype == torch.float64 or not is_available or not torch.is_autocast_enabled(device_type):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device_type))
 
 
 def _check(
@@ -78,11 +99,3 @@ def _check(
             f"the routing is for a grid of {tuple(indices.shape[-2:])} but the output grid is {grid} "
             f"(input {tuple(input.shape[2:])}, stride {stride}); make the gate for the output grid (spatial_shape)"
         )
-    # Only where looking is free: on an accelerator it would stop the queue at every layer.
-    if indices.device.type == "cpu" and indices.numel() and not torch.compiler.is_compiling():
-        num_experts = weight.shape[0] // expert_channels
-        low, high = (int(bound) for bound in indices.aminmax())
-        if low < 0 or high >= num_experts:
-            raise ValueError(
-                f"indices must be in [0, {num_experts - 1}] for {num_experts} experts, got {low if low < 0 else high}"
-            )

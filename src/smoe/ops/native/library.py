@@ -1,0 +1,100 @@
+"""Opens the shared library of kernels that suits this processor.
+
+Nothing is opened at import: the first layer that runs does it. torch must be loaded before, so that its OpenMP runtime
+serves the kernels too and one pool of threads is shared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+# From the fastest to the one that runs anywhere, with the names torch gives to what a processor can do.
+INSTRUCTION_SETS = {"avx512": ("AVX512",), "avx2": ("AVX512", "AVX2"), "portable": None}
+INSTRUCTION_SET_VARIABLE = "SMOE_INSTRUCTION_SET"
+BACKEND_VARIABLE = "SMOE_BACKEND"
+LIBRARY_DIR_VARIABLE = "SMOE_LIBRARY_DIR"
+
+
+class Geometry(ctypes.Structure):
+    """`smoe_geometry` of csrc/geometry.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in (
+            *("batch", "channels", "experts", "selected", "height", "width", "output_height", "output_width"),
+            *("kernel_height", "kernel_width", "stride", "wraps_rows", "wraps_columns", "threads"),
+        )
+    )
+
+
+@dataclass(frozen=True)
+class NativeLibrary:
+    """An opened library.
+
+    Attributes:
+        instruction_set: what it was built for.
+        functions: its C functions.
+    """
+
+    instruction_set: str
+    functions: ctypes.CDLL
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Calls a function that returns 0; tensors are passed by their address.
+
+        Raises:
+            MemoryError: if the kernel could not get the memory it works in.
+        """
+        converted = [
+            ctypes.c_void_p(argument.data_ptr()) if isinstance(argument, torch.Tensor) else argument
+            for argument in arguments
+        ]
+        if getattr(self.functions, name)(*converted):
+            raise MemoryError(f"the kernel {name} found no memory to work in")
+
+
+def _library_file(instruction_set: str) -> Path | None:
+    folder = Path(os.environ.get(LIBRARY_DIR_VARIABLE) or Path(__file__).parents[2])
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        file = folder / f"_native_{instruction_set}{suffix}"
+        if file.is_file():
+            return file
+    return None
+
+
+def why_not(instruction_set: str) -> str | None:
+    """Why a build of the kernels cannot be used here, or None."""
+    capabilities = INSTRUCTION_SETS[instruction_set]
+    capability = torch.backends.cpu.get_cpu_capability()
+    if _library_file(instruction_set) is None:
+        return "not built: no C++ compiler was found when smoe was installed, or it could not build for this platform"
+    if capabilities is not None and capability not in capabilities:
+        return f"this processor cannot run it (torch calls it {capability})"
+    return None
+
+
+@functools.cache
+def native_library() -> NativeLibrary | None:
+    """The library for this processor, or None if there is none or SMOE_BACKEND=dense is set in the environment."""
+    if os.environ.get(BACKEND_VARIABLE) == "dense":
+        return None
+    asked = os.environ.get(INSTRUCTION_SET_VARIABLE)
+    if asked is not None and asked not in INSTRUCTION_SETS:
+        raise ValueError(f"{INSTRUCTION_SET_VARIABLE} must be one of {', '.join(INSTRUCTION_SETS)}, got {asked!r}")
+    for instruction_set in [asked] if asked else INSTRUCTION_SETS:
+        if why_not(instruction_set) is None:
+            return NativeLibrary(instruction_set, ctypes.CDLL(str(_library_file(instruction_set))))
+    return None
+
+
+@torch.compiler.assume_constant_result
+def has_library() -> bool:
+    """Whether there are kernels for this processor; compilers take the answer as a constant."""
+    return native_library() is not None

@@ -1,0 +1,125 @@
+"""The routed convolution by the C++ kernels: which kernel serves which shape."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from smoe.ops.native.library import Geometry, NativeLibrary, has_library, native_library
+from smoe.options import PaddingMode
+
+Direction = str  # "forward", "input_gradient" or "weight_gradient"
+
+# A family of kernels by what lies in its vector lanes.
+PIXEL, LIST, BATCH = "smoe_pixel", "smoe_list", "smoe_batch"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A routed convolution with its arguments checked, contiguous and folded: an expert's F outputs are F experts."""
+
+    library: NativeLibrary
+    geometry: Geometry
+    indices: torch.Tensor
+
+    def family(self, direction: Direction) -> str:
+        """The fastest family for the shape. Nothing else decides, so that a run can be repeated bit by bit."""
+        geometry = self.geometry
+        taps = geometry.kernel_height * geometry.kernel_width
+        if taps * geometry.channels * geometry.selected <= 64:
+            return PIXEL
+        # A bank with filters for every pixel has no lists worth the name.
+        has_lists = geometry.experts <= 8192
+        smallest_batch = {"forward": 7, "input_gradient": 12, "weight_gradient": 6}[direction]
+        return LIST if has_lists and (geometry.selected < 4 or geometry.batch < smallest_batch) else BATCH
+
+    def run(self, direction: Direction, first: torch.Tensor, second: torch.Tensor, result: torch.Tensor) -> None:
+        """Fills `result`."""
+        name = f"{self.family(direction)}_{direction}"
+        self.library.call(name, ctypes.byref(self.geometry), first, second, self.indices, result)
+
+
+def is_supported(input: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the kernels can do it: float32 on a CPU, with the library there."""
+    return (
+        input.device.type == weight.device.type == "cpu"
+        and input.dtype == weight.dtype == torch.float32
+        and has_library()
+    )
+
+
+def make_problem(
+    input_shape: torch.Size,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    expert_channels: int,
+    stride: int,
+    padding_mode: PaddingMode,
+) -> Problem:
+    """Describes the problem for one routing `(E, H', W')` to the kernels."""
+    library = native_library()
+    assert library is not None
+    B, C, H, W = input_shape
+    selected, output_height, output_width = indices.shape
+    pixels = output_height * output_width
+    folded = torch.empty(selected * expert_channels, pixels, dtype=torch.int32)
+    sizes = (ctypes.c_int64(selected), ctypes.c_int64(pixels), ctypes.c_int64(expert_channels))
+    library.call("smoe_fold_indices", indices.contiguous(), *sizes, folded)
+    geometry = Geometry(
+        *(B, C, weight.shape[0], folded.shape[0], H, W, output_height, output_width),
+        *(weight.shape[2], weight.shape[3], stride),
+        *(int(padding_mode == "circular"), int(padding_mode != "zeros"), torch.get_num_threads()),
+    )
+    return Problem(library, geometry, folded)
+
+
+def native_forward(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    expert_channels: int,
+    stride: int,
+    padding_mode: PaddingMode,
+) -> torch.Tensor:
+    """Output `(B, E * F, H', W')`, for a routing `(E, H', W')` or, sample by sample, `(B, E, H', W')`."""
+    if input.shape[0] == 0:
+        return input.new_empty(0, indices.shape[-3] * expert_channels, *indices.shape[-2:])
+    if indices.ndim == 4:
+        samples = zip(input.unsqueeze(1), indices, strict=True)
+        options = (expert_channels, stride, padding_mode)
+        return torch.cat([native_forward(sample, weight, routing, *options) for sample, routing in samples])
+    problem = make_problem(input.shape, weight, indices, expert_channels, stride, padding_mode)
+    output = input.new_empty(input.shape[0], indices.shape[0] * expert_channels, *indices.shape[1:])
+    problem.run("forward", input.contiguous(), weight.contiguous(), output)
+    return output
+
+
+def native_backward(
+    error: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    expert_channels: int,
+    stride: int,
+    padding_mode: PaddingMode,
+    needs: tuple[bool, bool],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of input and weight; one that is not needed is empty."""
+    options = (expert_channels, stride, padding_mode)
+    if input.shape[0] == 0:
+        return torch.zeros_like(input), torch.zeros_like(weight)
+    if indices.ndim == 4:
+        samples = zip(error.unsqueeze(1), input.unsqueeze(1), indices, strict=True)
+        gradients = [native_backward(g, x, weight, routing, *options, needs) for g, x, routing in samples]
+        return torch.cat([dx for dx, _ in gradients]), torch.stack([dw for _, dw in gradients]).sum(dim=0)
+    error, input, weight = error.contiguous(), input.contiguous(), weight.contiguous()
+    problem = make_problem(input.shape, weight, indices, *options)
+    input_gradient = torch.empty_like(input) if needs[0] else input.new_empty(0)
+    weight_gradient = torch.empty_like(weight) if needs[1] else weight.new_empty(0)
+    if needs[0]:
+        problem.run("input_gradient", error, weight, input_gradient)
+    if needs[1]:
+        problem.run("weight_gradient", input, error, weight_gradient)
+    return input_gradient, weight_gradient

@@ -1,0 +1,95 @@
+"""The training side by C++ against the Python definitions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from smoe.ops.native.library import native_library
+from smoe.ops.native.training import native_error_quantile, native_train_routing
+from smoe.ops.routing_error import choice_errors, damp_error, routing_gradient, wrong_choices
+
+LIBRARY = native_library()
+if LIBRARY is None:
+    pytest.skip("the kernels are not built here; smoe bench backends says why", allow_module_level=True)
+
+
+@pytest.mark.parametrize("quantile", [0.0, 0.3, 0.5, 0.77, 1.0])
+@pytest.mark.parametrize("size", [1, 2, 3, 17, 1000, 4096])
+@pytest.mark.parametrize("kind", ["random", "signed", "many zeros", "all equal", "tiny", "infinite", "nan"])
+def test_quantile(kind: str, size: int, quantile: float) -> None:
+    errors = torch.rand(5, size)
+    if kind == "signed":
+        errors = torch.randn(5, size)
+    elif kind == "many zeros":
+        errors *= torch.rand(5, size) > 0.6
+    elif kind == "all equal":
+        errors.fill_(0.25)
+    elif kind == "tiny":
+        errors *= 1e-40
+    elif kind == "infinite":
+        errors[1] = torch.inf
+        errors[2, size // 2] = torch.inf
+    elif kind == "nan":
+        errors[3, size // 3] = torch.nan
+    assert LIBRARY is not None
+    actual = native_error_quantile(LIBRARY, errors, quantile)
+    for row, value in zip(errors, actual, strict=True):
+        ranked = row.double().sort().values
+        position = quantile * (size - 1)
+        low = int(position)
+        left, right = ranked[low], ranked[min(low + 1, size - 1)]
+        expected = left if left == right or position == low else left + (position - low) * (right - left)
+        if row.isnan().any():
+            assert value.isnan()
+        else:
+            torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-45)
+
+
+def test_quantile_of_more_than_two_to_the_24() -> None:
+    size = 2**24 + 3
+    errors = torch.arange(size, dtype=torch.float32).flip(0).unsqueeze(0) / size
+    assert LIBRARY is not None
+    actual = native_error_quantile(LIBRARY, errors, 0.25)
+    assert float(actual) == pytest.approx(0.25, rel=1e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("damping", [None, 0.0, 0.1])
+@pytest.mark.parametrize(("X", "E", "F"), [(3, 1, 1), (6, 2, 1), (5, 4, 1), (7, 3, 2), (4, 1, 3)])
+def test_equals_the_definitions(X: int, E: int, F: int, damping: float | None, threads: int) -> None:
+    B, H, W = 5, 7, 9
+    error = torch.randn(B, E * F, H, W) * 1e-3
+    scores = torch.randn(X, H, W) * 3
+    indices = scores.topk(E, dim=0).indices
+    torch.set_num_threads(threads)
+    assert LIBRARY is not None
+    options = {"rc_loss": True, "rc_weight": 0.7, "error_quantile": 0.4, "tolerance": 1e-3, "damping_tolerance": 5e-3}
+    damped, gradient, is_nonfinite = native_train_routing(
+        LIBRARY, error, scores, indices, 16.0, F, damping=damping, **options
+    )
+    torch.set_num_threads(1)
+
+    errors = choice_errors(error, F, torch.tensor(16.0, dtype=torch.float64))
+    is_wrong, is_damped = wrong_choices(errors, 0.4, (1e-3, 5e-3))
+    assert 0 < int(is_damped.sum()) < int(is_wrong.sum()) < is_wrong.numel()
+    expected = routing_gradient(scores, indices, is_wrong) * 0.7 * 16.0
+    assert gradient is not None and not is_nonfinite
+    torch.testing.assert_close(gradient, expected, rtol=2e-6, atol=1e-9)
+    if damping is None:
+        assert damped is None
+    else:
+        assert damped is not None
+        assert torch.equal(damped, damp_error(error, is_damped, damping, F))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_errors_that_are_not_finite_are_told(bad: float) -> None:
+    error, scores = torch.randn(2, 1, 4, 4), torch.randn(3, 4, 4)
+    error[1, 0, 2, 2] = bad
+    assert LIBRARY is not None
+    options = {"rc_loss": True, "rc_weight": 1.0, "error_quantile": 0.4, "tolerance": 0.0, "damping_tolerance": 0.0}
+    *_, is_nonfinite = native_train_routing(
+        LIBRARY, error, scores, scores.argmax(0, keepdim=True), 1.0, 1, damping=0.0, **options
+    )
+    assert is_nonfinite

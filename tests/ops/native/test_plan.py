@@ -1,0 +1,71 @@
+"""The plan of the list kernels: sorted again only where the routing changed, and never stale."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from smoe.ops import routed_conv2d
+from smoe.ops.native.library import native_library
+from smoe.ops.routed_conv import dense_routed_conv2d
+
+LIBRARY = native_library()
+if LIBRARY is None:
+    pytest.skip("the kernels are not built here; smoe bench backends says why", allow_module_level=True)
+builds = LIBRARY.functions.smoe_plan_builds
+builds.restype = ctypes.c_int64
+
+# One sample: the list kernels serve it.
+INPUT, WEIGHT = torch.randn(1, 9, 30, 40), torch.randn(7, 9, 3, 3)
+
+
+def make_routing() -> torch.Tensor:
+    return torch.rand(7, 30, 40).topk(5, dim=0).indices
+
+
+def check(indices: torch.Tensor) -> int:
+    """Compares with the dense backend and returns how many tiles were sorted for it."""
+    before = builds()
+    expected = dense_routed_conv2d(INPUT, WEIGHT, indices)
+    torch.testing.assert_close(routed_conv2d(INPUT, WEIGHT, indices), expected, rtol=1e-4, atol=1e-4)
+    return builds() - before
+
+
+@pytest.fixture(autouse=True)
+def _no_plans() -> None:
+    assert LIBRARY is not None
+    LIBRARY.functions.smoe_plan_clear()
+
+
+def test_a_routing_is_sorted_once() -> None:
+    indices = make_routing()
+    assert check(indices) > 1
+    assert check(indices) == 0
+    assert check(indices.clone()) == 0
+
+
+def test_a_change_in_place_is_seen_and_only_its_tile_sorted() -> None:
+    indices = make_routing()
+    num_tiles = check(indices)
+    indices[:, 17, 23] = indices[:, 17, 23].flip(0)
+    assert check(indices) == 1
+    indices.copy_(make_routing())
+    assert check(indices) == num_tiles
+
+
+def test_gates_that_take_turns_keep_their_plans() -> None:
+    first, second = make_routing(), make_routing()
+    check(first)
+    check(second)
+    for _ in range(3):
+        assert check(first) == 0
+        assert check(second) == 0
+
+
+def test_many_gates_are_served_correctly() -> None:
+    routings = [make_routing() for _ in range(60)]
+    for _ in range(2):
+        for indices in routings:
+            check(indices)
