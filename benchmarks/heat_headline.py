@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stored_table import circumstances, write_table
-
+from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.experiments.heat.pictures import learned
 from smoe.experiments.recipes import RECIPES
 from smoe.experiments.runs import open_run, train

@@ -1,11 +1,12 @@
-"""Times a training step of heat/smoe beside the same step of a plain convolution, interleaved, on one thread.
+"""Times a training step of heat/smoe, native and dense, beside the same step of a plain convolution, interleaved.
 
-Run: python benchmarks/heat_step.py [--steps 200]. Prints the table and stores it in benchmarks/results/heat_step.md.
+Run: python benchmarks/heat_step.py [--steps 200]. Prints the table and stores it in benchmarks/results.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -14,11 +15,12 @@ from pathlib import Path
 
 import torch
 from rich.progress import track
-from stored_table import circumstances, write_table
 
+from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.experiments.heat.build import build_task
 from smoe.experiments.recipes import RECIPES
 from smoe.nn import GridConv2d, track_loss_scale
+from smoe.ops.native.library import BACKEND_VARIABLE, native_library
 from smoe.training.loop import Task
 
 
@@ -35,6 +37,12 @@ def training_step(task: Task, model: torch.nn.Module, batch_size: int) -> Callab
         optimizer.zero_grad()
 
     return step
+
+
+def use_backend(name: str) -> None:
+    """Turns the native kernels on or off."""
+    os.environ[BACKEND_VARIABLE] = name
+    native_library.cache_clear()
 
 
 def main() -> None:
@@ -55,14 +63,19 @@ def main() -> None:
 
     task = build_task(small, ("train",), quietly)
     untrained_gate = build_task(plain, (), quietly).model
-    steps = {
-        "convolution, 1 filter": training_step(task, GridConv2d(1, 1, 3), batch_size),
-        "SMoE (1 of 3 experts), RC loss and damping": training_step(task, task.model, batch_size),
-        "SMoE, neither": training_step(task, untrained_gate, batch_size),
+    dense_model, dense_untrained = (build_task(choice, (), quietly).model for choice in (small, plain))
+    models = {
+        "convolution, 1 filter": ("native", GridConv2d(1, 1, 3)),
+        "SMoE (1 of 3 experts), RC loss and damping": ("native", task.model),
+        "SMoE, neither": ("native", untrained_gate),
+        "SMoE, RC loss and damping, dense backend": ("dense", dense_model),
+        "SMoE, neither, dense backend": ("dense", dense_untrained),
     }
+    steps = {name: (backend, training_step(task, model, batch_size)) for name, (backend, model) in models.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in track(range(arguments.steps + 20), description="measuring"):
-        for name, step in steps.items():
+        for name, (backend, step) in steps.items():
+            use_backend(backend)
             started = time.perf_counter()
             step()
             if number >= 20:
@@ -83,9 +96,9 @@ def main() -> None:
     columns += ["processor", "torch", "commit", "date"]
     print(
         write_table(
-            Path(__file__).parent / "results" / "heat_step.md",
-            "A training step of heat/smoe (dense backend)",
-            "make bench",
+            Path(__file__).parent / "results" / f"heat_step_{arguments.threads}_threads.md",
+            "A training step of heat/smoe",
+            f"python benchmarks/heat_step.py --threads {arguments.threads}",
             columns,
             rows,
             f"Batch {batch_size} of 64 x 64, {arguments.steps} steps of each kind, interleaved in one process. A step "

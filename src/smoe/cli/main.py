@@ -13,6 +13,7 @@ COMMANDS = {
     "evaluate": "score a trained run on its test or validation split",
     "show": "draw what a run learned",
     "recipes": "list the recipes",
+    "bench": "say which backend is in use; measure layers beside F.conv2d",
 }
 
 USAGE = """usage: smoe COMMAND ...

@@ -1,0 +1,147 @@
+"""The routed convolution beside F.conv2d with as many filters as are selected (= 1.0)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from smoe.benchmarks.stored_table import circumstances
+from smoe.benchmarks.timing import interleaved_medians
+from smoe.ops import RoutingTraining, routed_conv2d, train_routing
+from smoe.ops.routed_conv import dense_routed_conv2d
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A layer: batch, channels, experts in the bank, experts selected, rows and columns; 3 x 3 kernels."""
+
+    batch: int
+    channels: int
+    experts: int
+    selected: int
+    height: int
+    width: int
+
+    @property
+    def flops(self) -> float:
+        """Useful floating-point operations of one direction."""
+        return 2.0 * self.batch * self.channels * self.selected * 9 * self.height * self.width
+
+
+CONFIGURATIONS = {
+    "heat": Configuration(32, 1, 3, 1, 64, 64),
+    "CIFAR": Configuration(64, 64, 128, 64, 32, 32),
+    "ResNet-50 stage": Configuration(16, 128, 256, 128, 28, 28),
+    "WeatherBench B64": Configuration(64, 128, 256, 128, 32, 64),
+    "WeatherBench B8": Configuration(8, 128, 256, 128, 32, 64),
+    "WeatherBench B1": Configuration(1, 128, 256, 128, 32, 64),
+    "ENS 180x360 B8": Configuration(8, 32, 128, 32, 180, 360),
+    "ENS 180x360 B1": Configuration(1, 32, 128, 32, 180, 360),
+    "E=1, C=64": Configuration(64, 64, 8, 1, 32, 32),
+}
+# At a fixed number of selected experts, the bank grows: the cost should not.
+BANKS = {f"WeatherBench B64, X = {ratio}E": Configuration(64, 128, 128 * ratio, 128, 32, 64) for ratio in (2, 4, 8, 16)}
+
+COLUMNS = (
+    *("configuration", "routing", "threads", "conv2d forward ms", "dense forward", "ours forward"),
+    *("conv2d fwd+bwd ms", "dense fwd+bwd", "ours fwd+bwd", "with RC and damping", "ours GF/s"),
+)
+
+
+def make_routing(configuration: Configuration, routing: str) -> torch.Tensor:
+    """Scores `(X, H, W)`: `random` at each pixel, or `coherent`, smooth over some tens of pixels."""
+    X, H, W = configuration.experts, configuration.height, configuration.width
+    if routing == "random":
+        return torch.randn(X, H, W)
+    return F.interpolate(torch.randn(1, X, 6, 10), size=(H, W), mode="bicubic")[0].contiguous()
+
+
+def measure(
+    configuration: Configuration, routing: str, threads: int, *, seconds: float = 3.0, with_dense: bool = True
+) -> dict[str, Any]:
+    """One row of the table; times of conv2d in milliseconds, the others as ratios to it."""
+    torch.set_num_threads(threads)
+    c = configuration
+    input = torch.randn(c.batch, c.channels, c.height, c.width, requires_grad=True)
+    bank = torch.randn(c.experts, c.channels, 3, 3, requires_grad=True)
+    filters = torch.randn(c.selected, c.channels, 3, 3, requires_grad=True)
+    scores = make_routing(c, routing).requires_grad_()
+    indices = scores.detach().topk(c.selected, dim=0).indices
+    error = torch.randn(c.batch, c.selected, c.height, c.width)
+    loss_scale, num_nonfinite = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
+
+    def conv() -> torch.Tensor:
+        return F.conv2d(input, filters, padding=1)
+
+    def dense() -> torch.Tensor:
+        return dense_routed_conv2d(input, bank, indices)
+
+    def ours() -> torch.Tensor:
+        return routed_conv2d(input, bank, indices, check_indices=False)
+
+    def trained() -> torch.Tensor:
+        return train_routing(
+            ours(),
+            *(scores, indices, None),
+            expert_channels=1,
+            training=RoutingTraining(),
+            loss_scale=loss_scale,
+            num_nonfinite=num_nonfinite,
+        )
+
+    def without_gradient(call: Callable[[], torch.Tensor]) -> Callable[[], object]:
+        def run() -> torch.Tensor:
+            with torch.no_grad():
+                return call()
+
+        return run
+
+    def with_gradient(call: Callable[[], torch.Tensor]) -> Callable[[], object]:
+        def run() -> None:
+            call().backward(error)
+            input.grad = bank.grad = filters.grad = scores.grad = None
+
+        return run
+
+    ways = {"conv2d": conv, "ours": ours, **({"dense": dense} if with_dense else {})}
+    forward = interleaved_medians({name: without_gradient(call) for name, call in ways.items()}, seconds=seconds)
+    both = interleaved_medians(
+        {name: with_gradient(call) for name, call in {**ways, "trained": trained}.items()}, seconds=2 * seconds
+    )
+
+    def ratio(times: dict[str, float], name: str) -> str:
+        return f"{times[name] / times['conv2d']:.2f}" if name in times else "-"
+
+    return {
+        "routing": routing,
+        "threads": threads,
+        "conv2d forward ms": f"{1000 * forward['conv2d']:.2f}",
+        "dense forward": ratio(forward, "dense"),
+        "ours forward": ratio(forward, "ours"),
+        "conv2d fwd+bwd ms": f"{1000 * both['conv2d']:.2f}",
+        "dense fwd+bwd": ratio(both, "dense"),
+        "ours fwd+bwd": ratio(both, "ours"),
+        "with RC and damping": ratio(both, "trained"),
+        "ours GF/s": f"{3 * c.flops / both['ours'] / 1e9:.0f}",
+        **circumstances(),
+    }
+
+
+def cases(only: Iterable[str] = ()) -> list[tuple[str, Configuration, str, int]]:
+    """What the command measures: name, configuration, routing, threads."""
+    chosen = {
+        name: configuration
+        for name, configuration in CONFIGURATIONS.items()
+        if not only or any(word.lower() in name.lower() for word in only)
+    }
+    rows = [
+        (name, configuration, routing, threads)
+        for name, configuration in chosen.items()
+        for routing in ("random", "coherent")
+        for threads in (1, 2)
+    ]
+    return rows + ([] if only else [(name, bank, "random", 1) for name, bank in BANKS.items()])

@@ -1,0 +1,29 @@
+"""Times several ways of doing the same, interleaved, so that what disturbs the machine disturbs all of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+
+def interleaved_medians(
+    ways: Mapping[str, Callable[[], object]], *, seconds: float = 2.0, min_rounds: int = 5
+) -> dict[str, float]:
+    """Median seconds of each way.
+
+    Args:
+        ways: what to call.
+        seconds: spent on all of them together, about.
+        min_rounds: measured rounds at least; one more before them warms up.
+    """
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for call in ways.values():
+        call()
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends or min(len(values) for values in times.values()) < min_rounds:
+        for name, call in ways.items():
+            started = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - started)
+    return {name: statistics.median(values) for name, values in times.items()}

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from smoe.benchmarks import layer, local
+from smoe.benchmarks.stored_table import write_table
+from smoe.benchmarks.timing import interleaved_medians
+from smoe.cli.main import main
+
+
+def test_backends_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "backends"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["native, avx512", "native, avx2", "native, portable", "dense"]
+    assert all("used" in line for line in lines)
+
+
+def test_a_layer_is_measured_and_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer, "CONFIGURATIONS", {"tiny": layer.Configuration(2, 3, 4, 2, 5, 6)})
+    table = tmp_path / "layer.md"
+    assert main(["bench", "layer", "tiny", "--output", str(table), "--seconds", "0.01"]) == 0
+    text = table.read_text()
+    assert text.count("| tiny |") == 4 and "| coherent | 2 |" in text
+    assert len(table.with_suffix(".jsonl").read_text().splitlines()) == 4
+
+
+def test_an_unknown_configuration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "layer", "nonsense"]) == 2
+    assert "no configuration's name contains nonsense" in capsys.readouterr().err
+
+
+def test_a_locally_connected_layer_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(local.CONFIGURATIONS, "tiny", (2, 3, 2, 4, 5))
+    row = local.measure("tiny", seconds=0.01)
+    assert set(local.COLUMNS) <= set(row)
+
+
+def test_medians_are_of_each_way() -> None:
+    calls: list[str] = []
+    times = interleaved_medians({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, seconds=0.0)
+    assert set(times) == {"a", "b"} and calls[2:6] == ["a", "b", "a", "b"]
+    assert calls.count("a") == calls.count("b") == 6
+
+
+def test_a_table_is_markdown_with_its_command(tmp_path: Path) -> None:
+    text = write_table(tmp_path / "t.md", "Title", "make it", ["x"], [{"x": 1, "hidden": 2}], "A note.")
+    assert text == "# Title\n\nMade by `make it`.\n\n| x |\n|---|\n| 1 |\n\nA note.\n"
+    assert (tmp_path / "t.jsonl").read_text() == '{"x": 1, "hidden": 2}\n'
