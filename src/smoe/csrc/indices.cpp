@@ -1,10 +1,8 @@
-// Prepares a routing for the kernels: the checks they rely on, then int64 to
-// int32 with an expert's F outputs as F experts.
-//
-// The check goes over the indices (E, P) in blocks of pixels. A block keeps,
-// for each expert and each of its pixels, the number of the last block that
-// named it there; the table fits the second-level cache up to some thousand
+// Prepares a routing for the kernels: the checks they rely on, then int64 to int32 with an expert's F outputs as F
 // experts.
+//
+// The check goes over the indices (E, P) in blocks of pixels. A block keeps, for each expert and each of its pixels,
+// the number of the last block that named it there; the table fits the second-level cache up to some thousand experts.
 
 #include <cstdint>
 #include <new>

@@ -1,8 +1,6 @@
-// Memory that a kernel works in, kept between calls: fresh pages cost 10-30 %
-// of a large layer.
+// Memory that a kernel works in, kept between calls: fresh pages cost 10-30 % of a large layer.
 //
-// A Scratch belongs to the calling thread. It is asked for before a parallel
-// region and shared by the region's threads.
+// A Scratch belongs to the calling thread. It is asked for before a parallel region and shared by the region's threads.
 #pragma once
 
 #include <cstdlib>
@@ -21,8 +19,7 @@ class Scratch {
     Scratch& operator=(const Scratch&) = delete;
     ~Scratch() { release(); }
 
-    // At least `count` floats, 64-byte aligned, with whatever the last call left
-    // in them.
+    // At least `count` floats, 64-byte aligned, with whatever the last call left in them.
     float* floats(size_t count) { return static_cast<float*>(bytes(count * sizeof(float))); }
 
     void* bytes(size_t size) {

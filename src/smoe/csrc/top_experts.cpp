@@ -1,18 +1,13 @@
-// Ranks the experts of each pixel by their scores and keeps the best E, the
-// lower number first among equals.
+// Ranks the experts of each pixel by their scores and keeps the best E, the lower number first among equals.
 //
-// The rank of an expert is the number of experts that beat it: those with a
-// higher score, and those with the same score and a lower number. Counting them
-// compares each expert with all others, X * X comparisons a pixel, but up to 16
-// pixels at a time and without a branch, which beats sorting up to several
-// hundred experts (measured: 256 of them 4 times). For larger banks a score and
-// its expert make one 64-bit key, and the keys of a pixel are selected and
-// sorted.
+// The rank of an expert is the number of experts that beat it: those with a higher score, and those with the same score
+// and a lower number. Counting them compares each expert with all others, X * X comparisons a pixel, but up to 16
+// pixels at a time and without a branch, which beats sorting up to several hundred experts (measured: 256 of them 4
+// times). For larger banks a score and its expert make one 64-bit key, and the keys of a pixel are selected and sorted.
 //
-// Lanes are consecutive pixels. A block copies its scores to [X][lanes], 16 KB
-// for 256 experts, which stay in the first cache. Eight experts' scores and
-// counts are held in registers while the others stream by. Each pixel is ranked
-// by one thread: nothing depends on their number.
+// Lanes are consecutive pixels. A block copies its scores to [X][lanes], 16 KB for 256 experts, which stay in the first
+// cache. Eight experts' scores and counts are held in registers while the others stream by. Each pixel is ranked by one
+// thread: nothing depends on their number.
 
 #include <algorithm>
 #include <cstdint>
@@ -27,8 +22,7 @@
 namespace smoe {
 namespace {
 
-// As many pixels as one register holds: comparisons of wider vectors are taken
-// apart lane by lane.
+// As many pixels as one register holds: comparisons of wider vectors are taken apart lane by lane.
 #if defined(__AVX512F__)
 constexpr int64_t kPixels = 16;
 #elif defined(__AVX2__)
@@ -59,8 +53,7 @@ struct Ranking {
     }
 };
 
-// Ranks experts [first, first + kRows) of a block; rows beyond the bank repeat
-// the last and are not placed.
+// Ranks experts [first, first + kRows) of a block; rows beyond the bank repeat the last and are not placed.
 void count_rows(const Ranking& ranking, const float* block, int64_t first, int64_t begin, int64_t count) {
     Scores scores[kRows];
     Counts better[kRows];

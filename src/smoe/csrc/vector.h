@@ -1,10 +1,13 @@
-// Sixteen floats at once, by the compiler's vector extension: one register with
-// AVX-512, two with AVX2, four with SSE2. The same source is built once for
-// each instruction set (see setup.py); no intrinsics where this type will do.
+// Sixteen floats at once, by the compiler's vector extension: one register with AVX-512, two with AVX2, four with SSE2.
+// The same source is built once for each instruction set (see setup.py); no intrinsics where this type will do.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+
+// Lanes are passed by value between inlined functions only, so how a register-less machine would pass them is no
+// matter.
+#pragma GCC diagnostic ignored "-Wpsabi"
 
 namespace smoe {
 

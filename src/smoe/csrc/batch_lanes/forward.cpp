@@ -1,31 +1,22 @@
 // Forward pass with the samples of the batch in the lanes.
 //
-// At one output pixel, y (E x B) = weight rows (E x K) times patch (K x B), K =
-// taps times channels: a small matrix product whose rows lie wherever the
-// pixel's indices point. The patch of one kernel row is contiguous in a packed
-// picture row, so a run over kw * C needs one pointer for the patch and one for
-// each weight row.
+// At one output pixel, y (E x B) = weight rows (E x K) times patch (K x B), K = taps times channels: a small matrix
+// product whose rows lie wherever the pixel's indices point. The patch of one kernel row is contiguous in a packed
+// picture row, so a run over kw * C needs one pointer for the patch and one for each weight row.
 //
-//   lanes       32 or 16 samples; eight or fewer lie twice in 16 lanes, once
-//   for an even and once for an odd channel
-//               (`fold` = 2): a weight row then gives a pair of neighbours per
-//               step, and the two sums meet at the end
-//   registers   sums of up to 12 weight rows x 32 lanes (6 x 16 with 16
-//   registers); per step of K the patch's lanes are
+//   lanes       32 or 16 samples; eight or fewer lie twice in 16 lanes, once for an even and once for an odd channel
+//               (`fold` = 2): a weight row then gives a pair of neighbours per step, and the two sums meet at the end
+//   registers   sums of up to 12 weight rows x 32 lanes (6 x 16 with 16 registers); per step of K the patch's lanes are
 //               loaded once, and each row's weight is broadcast once
 //   L1          the part of one patch that a call covers: used by all E rows
-//   L2          the weights of all experts for this part: used by all pixels of
-//   the tile; the sums of the tile
+//   L2          the weights of all experts for this part: used by all pixels of the tile; the sums of the tile
 //               [pixel][E][lanes]
-//   L3          the packed picture rows of a band [row][column][C /
-//   fold][lanes]
+//   L3          the packed picture rows of a band [row][column][C / fold][lanes]
 //
-// Loops: panel of samples > band of output rows > tile of 16 to 64 output
-// pixels > part of K > pixel > group of rows > kernel rows that the part
-// touches. Taps beyond a zero border are left out, so no zeros are packed;
-// beyond a wrapping border the packed row goes on. A tile is made by one thread
-// from beginning to end, and it alone writes these pixels of y, in an order
-// that depends on nothing but the geometry.
+// Loops: panel of samples > band of output rows > tile of 16 to 64 output pixels > part of K > pixel > group of rows >
+// kernel rows that the part touches. Taps beyond a zero border are left out, so no zeros are packed; beyond a wrapping
+// border the packed row goes on. A tile is made by one thread from beginning to end, and it alone writes these pixels
+// of y, in an order that depends on nothing but the geometry.
 #include <omp.h>
 
 #include <array>
@@ -40,8 +31,7 @@ namespace {
 
 constexpr int64_t kPatchBytes = 24 << 10;  // most of a small L1: weights only stream through the rest
 
-// Samples [first, first + count) in `width` places, of `fold` lanes each; the
-// lanes beyond `count` hold zeros.
+// Samples [first, first + count) in `width` places, of `fold` lanes each; the lanes beyond `count` hold zeros.
 struct Panel {
     int64_t first, count, width, fold;
 
@@ -49,8 +39,8 @@ struct Panel {
 };
 
 std::vector<Panel> cut_into_panels(int64_t batch) {
-    // 32 lanes share each broadcast between two registers; of 16 registers that
-    // would leave too few for rows. 17 to 24 samples fill 16 + 8 better than 32.
+    // 32 lanes share each broadcast between two registers; of 16 registers that would leave too few for rows.
+    // 17 to 24 samples fill 16 + 8 better than 32.
     std::vector<Panel> panels;
     for (int64_t first = 0; first < batch;) {
         const int64_t left = batch - first;
@@ -61,14 +51,12 @@ std::vector<Panel> cut_into_panels(int64_t batch) {
     return panels;
 }
 
-// Rows of a register tile. Every row costs a pointer: more than 12 would not
-// leave enough for the loop itself.
+// Rows of a register tile. Every row costs a pointer: more than 12 would not leave enough for the loop itself.
 template <int lanes>
 constexpr int kMostRows = std::min(12, kSums* kWidth<Register> / lanes);
 
-// The bank as [part][X][stride]: a row's kh * kw * C weights, ordered by kernel
-// row, kernel column, channel, are cut into parts. If a panel folds, C is
-// rounded up to even (`channels`), and parts begin at even places.
+// The bank as [part][X][stride]: a row's kh * kw * C weights, ordered by kernel row, kernel column, channel, are cut
+// into parts. If a panel folds, C is rounded up to even (`channels`), and parts begin at even places.
 struct Bank {
     float* data;
     int64_t experts, channels, fold, stride;
@@ -161,8 +149,8 @@ struct Work {
 // Columns of a packed row: kw / 2 before the first.
 int64_t padded_width(const smoe_geometry& g) { return (g.output_width - 1) * g.stride + g.kernel_width; }
 
-// `fold` channels of one input row, with the columns that wrap around; those
-// beyond a zero border are never read and stay unwritten.
+// `fold` channels of one input row, with the columns that wrap around; those beyond a zero border are never read and
+// stay unwritten.
 void pack_row(const Work& work, const float* x, int64_t channel, int64_t row, int64_t slot) {
     const smoe_geometry& g = work.g;
     const Panel& panel = work.panel;
@@ -181,8 +169,7 @@ void pack_row(const Work& work, const float* x, int64_t channel, int64_t row, in
             for (int64_t i = 0; i < count && used < panel.lanes(); ++i) {
                 std::fill(first + i * pixel + used, first + i * pixel + panel.lanes(), 0.0f);
             }
-        } else {  // a channel without its pair, or, in an unfolded panel, the pair
-                  // of the last channel
+        } else {  // a channel without its pair, or, in an unfolded panel, the pair of the last channel
             for (int64_t i = 0; i < count; ++i) {
                 std::fill_n(first + i * pixel, panel.lanes(), 0.0f);
                 for (int64_t b = 0; b < panel.count && channel < g.channels; ++b) {
@@ -227,8 +214,7 @@ class Tile {
         const int64_t row = (first_ + pixel) / g_.output_width, column = (first_ + pixel) % g_.output_width;
         const int64_t run = g_.kernel_width * work_.bank.channels;
         const int64_t begin = work_.bank.begin(part), end = work_.bank.begin(part + 1);
-        // Of each kernel row without the taps beyond a zero border at the left and
-        // the right.
+        // Of each kernel row without the taps beyond a zero border at the left and the right.
         int64_t left = 0, right = run;
         if (!g_.wraps_columns) {
             const int64_t origin = column * g_.stride - g_.kernel_width / 2;
@@ -281,9 +267,9 @@ class Tile {
 
     template <int... i>
     static SMOE_INLINE Register sum_of_pairs(Register a, Register b, std::integer_sequence<int, i...>) {
-        typedef int32_t Order __attribute__((vector_size(sizeof(Register))));
-        const Order even = {2 * i...}, odd = {2 * i + 1 ...};
-        return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+        typedef std::integer_sequence<int, 2 * i...> Even;
+        typedef std::integer_sequence<int, (2 * i + 1)...> Odd;
+        return shuffle(a, b, Even()) + shuffle(a, b, Odd());
     }
 
     void write() {
@@ -312,8 +298,7 @@ class Tile {
     const int64_t first_, count_;
     int32_t* experts_;         // [pixel][E]
     float* sums_;              // [pixel][E][lanes]
-    bool fresh_[kMostPixels];  // sums not begun; a pixel's middle tap is never
-                               // beyond the border, so all get begun
+    bool fresh_[kMostPixels];  // sums not begun; a pixel's middle tap is never beyond the border, so all get begun
 };
 
 template <int lanes, int fold>

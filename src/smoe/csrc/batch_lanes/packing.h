@@ -1,7 +1,5 @@
-// What the batch-lane kernels share: sums in registers, blocked transposes, the
-// cut of a batch into panels of lanes and of rows into register groups, and the
-// bands in which a picture is packed, used while it is still in cache, and
-// forgotten.
+// What the batch-lane kernels share: sums in registers, blocked transposes, the cut of rows into register groups, and
+// the bands in which a picture is packed, used while it is still in cache, and forgotten.
 #pragma once
 
 #if defined(__AVX512F__)
@@ -22,21 +20,19 @@
 namespace smoe {
 namespace batch_lanes {
 
-constexpr int64_t kLineFloats = 16;                  // of a cache line
-constexpr int64_t kBandBytes = int64_t{4} << 20;     // packed rows of a band: a share of the last-level cache
-constexpr int64_t kSlabBytes = int64_t{256} << 10;   // weights that all pixels of a tile use: a part of L2
-constexpr int64_t kTileBytes = int64_t{512} << 10;   // sums of a tile: the rest of L2, and beyond it
-constexpr int64_t kMostPixels = 64;                  // of a tile
-constexpr int64_t kStreamBytes = int64_t{16} << 20;  // outputs from here on are written past the caches
+constexpr int64_t kLineFloats = 16;                 // of a cache line
+constexpr int64_t kBandBytes = int64_t{4} << 20;    // packed rows of a band: a share of the last-level cache
+constexpr int64_t kSlabBytes = int64_t{256} << 10;  // weights that all pixels of a tile use: a part of L2
+constexpr int64_t kTileBytes = int64_t{512} << 10;  // sums of a tile: the rest of L2, and beyond it
+constexpr int64_t kMostPixels = 64;                 // of a tile
+constexpr int64_t kStreamBytes = int64_t{8} << 20;  // outputs from here on are written past the caches
 
-// --- vectors
-// ---------------------------------------------------------------------------------------------------------
+// --- vectors ---------------------------------------------------------------------------------------------------------
 
 typedef float Quad __attribute__((vector_size(16)));
 typedef float Octet __attribute__((vector_size(32)));
 
-// Sums are arrays of vectors that fit one register: GCC keeps wider ones in
-// memory.
+// Sums are arrays of vectors that fit one register: GCC keeps wider ones in memory.
 #if defined(__AVX512F__)
 typedef Lanes Register;
 constexpr int kSums = 24;  // registers of a micro-kernel's sums, of 32
@@ -77,8 +73,18 @@ SMOE_INLINE Vector spread(const float* source) {
     }
 }
 
-// body(0) ... body(n - 1), each argument a compile-time constant: arrays of
-// vectors indexed by it become registers.
+// Elements of a, then b, in the given order.
+template <typename Vector, int... order>
+SMOE_INLINE Vector shuffle(Vector a, Vector b, std::integer_sequence<int, order...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, order...);
+#else
+    typedef int32_t Order __attribute__((vector_size(sizeof(Vector))));
+    return __builtin_shuffle(a, b, Order{order...});
+#endif
+}
+
+// body(0) ... body(n - 1), each argument a compile-time constant: arrays of vectors indexed by it become registers.
 template <typename Body, int... i>
 SMOE_INLINE void unrolled(const Body& body, std::integer_sequence<int, i...>) {
     (body(std::integral_constant<int, i>()), ...);
@@ -124,20 +130,17 @@ class Sums {
     Vector sum_[kRows * kVectors];
 };
 
-// --- sizes
-// -----------------------------------------------------------------------------------------------------------
+// --- sizes -----------------------------------------------------------------------------------------------------------
 
 inline int64_t round_up(int64_t value, int64_t step) { return ceil_divide(value, step) * step; }
 
-// A row length of an odd number of cache lines: rows at a power-of-two distance
-// would compete for the same cache sets.
+// A row length of an odd number of cache lines: rows at a power-of-two distance would compete for the same cache sets.
 inline int64_t odd_lines(int64_t floats) {
     const int64_t lines = ceil_divide(floats, kLineFloats);
     return (lines | 1) * kLineFloats;
 }
 
-// --- transposes
-// ------------------------------------------------------------------------------------------------------
+// --- transposes ------------------------------------------------------------------------------------------------------
 
 template <typename Vector>
 SMOE_INLINE void put(float* target, Vector lanes, bool stream) {
@@ -160,8 +163,7 @@ inline void finish_stream() {
 #endif
 }
 
-// Where the lines of a matrix begin: `outer` apart, or in bunches of 2^shift
-// lines that are `inner` apart.
+// Where the lines of a matrix begin: `outer` apart, or in bunches of 2^shift lines that are `inner` apart.
 template <typename Float>
 struct Lines {
     Float* origin;
@@ -176,29 +178,27 @@ struct Lines {
     Lines from(int64_t line, int64_t column) const { return {origin + column, outer, inner, shift, start + line}; }
 };
 
-// n x n block, n the vector's width. Interleaving row i with row i + n / 2,
-// log2(n) times, transposes.
+// n x n block, n the vector's width. Interleaving row i with row i + n / 2, log2(n) times, transposes.
 template <typename Vector, int... i>
 inline void transpose_block(const Lines<const float>& source, const Lines<float>& target, bool stream,
                             std::integer_sequence<int, i...>) {
     constexpr int n = sizeof...(i);
-    typedef int32_t Order __attribute__((vector_size(sizeof(Vector))));
-    const Order low = {(i / 2 + i % 2 * n)...}, high = {(i / 2 + i % 2 * n + n / 2)...};
+    typedef std::integer_sequence<int, (i / 2 + i % 2 * n)...> Low;
+    typedef std::integer_sequence<int, (i / 2 + i % 2 * n + n / 2)...> High;
     Vector rows[n], mixed[n];
     unrolled<n>([&](auto r) { rows[r] = load_vector<Vector>(source(r)); });
     for (int step = 1; step < n; step *= 2) {
         unrolled<n / 2>([&](auto r) {
-            mixed[2 * r] = __builtin_shuffle(rows[r], rows[r + n / 2], low);
-            mixed[2 * r + 1] = __builtin_shuffle(rows[r], rows[r + n / 2], high);
+            mixed[2 * r] = shuffle(rows[r], rows[r + n / 2], Low());
+            mixed[2 * r + 1] = shuffle(rows[r], rows[r + n / 2], High());
         });
         unrolled<n>([&](auto r) { rows[r] = mixed[r]; });
     }
     unrolled<n>([&](auto r) { put(target(r), rows[r], stream); });
 }
 
-// target(j)[i] = source(i)[j] for i < rows, j < columns. Blocks as large as the
-// registers allow: pictures have strides of powers of two, where cache lines
-// that are touched twice are often gone the second time.
+// target(j)[i] = source(i)[j] for i < rows, j < columns. Blocks as large as the registers allow: pictures have strides
+// of powers of two, where cache lines that are touched twice are often gone the second time.
 template <typename Vector = Register>
 inline void transpose(const Lines<const float>& source, int64_t rows, int64_t columns, const Lines<float>& target,
                       bool stream = false) {
@@ -225,10 +225,17 @@ inline void transpose(const Lines<const float>& source, int64_t rows, int64_t co
     rest(0, whole_rows, whole_columns, columns - whole_columns);
 }
 
-// Up to 16 planes (of slots or channels) of one sample's pixels to
-// target[pixel][plane], filled up with zeros to 16.
+// Up to 16 of the `planes` planes (slots or channels) of one sample's pixels to target[pixel][plane], filled up with
+// zeros to 16. The planes are far apart, and rows may be too short for the hardware to see what comes next: the next 16
+// are asked for ahead.
 inline void pack_planes(const float* source, int64_t plane, int64_t planes, int64_t pixels, float* target,
                         int64_t pixel) {
+    for (int64_t i = kLineFloats; i < std::min(planes, 2 * kLineFloats); ++i) {
+        for (int64_t j = 0; j < std::min<int64_t>(pixels, 4 * kLineFloats); j += kLineFloats) {
+            __builtin_prefetch(source + i * plane + j);
+        }
+    }
+    planes = std::min(planes, kLineFloats);
     transpose({source, plane}, planes, pixels, {target, pixel});
     if (planes == kLineFloats) return;
     for (int64_t i = 0; i < pixels; ++i) {
@@ -236,11 +243,10 @@ inline void pack_planes(const float* source, int64_t plane, int64_t planes, int6
     }
 }
 
-// --- groups of register rows
-// -----------------------------------------------------------------------------------------
+// --- groups of register rows -----------------------------------------------------------------------------------------
 
-// `total` rows in near-equal groups of at most `most`: a short last group has
-// too few sums in flight to hide the latency of multiply-add.
+// `total` rows in near-equal groups of at most `most`: a short last group has too few sums in flight to hide the
+// latency of multiply-add.
 struct Groups {
     int64_t total, count;
 
@@ -249,11 +255,10 @@ struct Groups {
     int64_t size(int64_t group) const { return begin(group + 1) - begin(group); }
 };
 
-// --- bands
-// -----------------------------------------------------------------------------------------------------------
+// --- bands -----------------------------------------------------------------------------------------------------------
 
-// Output rows [begin, end) are made while the input rows they need lie packed
-// in slots. A row that the band before already packed stays where it is.
+// Output rows [begin, end) are made while the input rows they need lie packed in slots. A row that the band before
+// already packed stays where it is.
 struct Band {
     int64_t begin, end;
     std::vector<std::pair<int64_t, int64_t>> arrivals;  // (input row, slot) to pack before the band starts
@@ -298,25 +303,23 @@ Bands cut_into_bands(int64_t output_rows, int64_t input_rows, int64_t taps, int6
     return bands;
 }
 
-// Rows of output per band: as many as the cache share holds, but enough tiles
-// to keep all threads busy.
+// Rows of output per band: as many as the cache share holds, but enough tiles to keep all threads busy.
 inline int64_t rows_per_band(int64_t packed_row_floats, int64_t output_width, int64_t threads) {
     const int64_t fitting = kBandBytes / (packed_row_floats * static_cast<int64_t>(sizeof(float)));
     const int64_t busy = ceil_divide(4 * threads * kLineFloats, output_width);
     return std::max({int64_t{1}, fitting, busy});
 }
 
-// Pixels per tile: whole cache lines of a picture; several, if the sums of the
-// tile stay near and all threads get tiles.
+// Pixels per tile: whole cache lines of a picture; several, if the sums of the tile stay near and all threads get
+// tiles.
 inline int64_t pixels_per_tile(int64_t pixel_floats, int64_t band_pixels, int64_t threads) {
     const int64_t near = kTileBytes / (pixel_floats * static_cast<int64_t>(sizeof(float)));
     const int64_t most = std::min({near, band_pixels / (4 * threads), kMostPixels}) / kLineFloats * kLineFloats;
     return std::max(most, kLineFloats);
 }
 
-// Which output coordinate reads input `coordinate` with `tap`: at most one
-// does, since all outputs read different inputs with the same tap. table[tap *
-// size + coordinate], -1 for none.
+// Which output coordinate reads input `coordinate` with `tap`: at most one does, since all outputs read different
+// inputs with the same tap. table[tap * size + coordinate], -1 for none.
 inline std::vector<int64_t> readers(int64_t outputs, int64_t kernel, int64_t stride, int64_t size, int64_t wraps) {
     std::vector<int64_t> table(kernel * size, -1);
     for (int64_t tap = 0; tap < kernel; ++tap) {

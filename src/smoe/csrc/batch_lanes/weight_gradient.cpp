@@ -1,22 +1,17 @@
 // Weight gradient with channels in the lanes and the batch as the sum.
 //
-// At one output pixel and tap, dW (E x C) += g (E x B) times x (B x C), into
-// the rows of the experts that the pixel chose. The experts of one pixel are
-// distinct, so a group of rows may be loaded, added to and stored as one.
+// At one output pixel and tap, dW (E x C) += g (E x B) times x (B x C), into the rows of the experts that the pixel
+// chose. The experts of one pixel are distinct, so a group of rows may be loaded, added to and stored as one.
 //
-//   registers   the rows of up to 24 experts x 16 channels (6 x 16 with 16
-//   registers); per sample the channels are loaded
-//               once, and each slot's gradient is broadcast
-//   L1          the block of channels of one input pixel [B][channels]; the dW
-//   rows of all experts for one tap and
+//   registers   the rows of up to 24 experts x 16 channels (6 x 16 with 16 registers); per sample the channels are
+//               loaded once, and each slot's gradient is broadcast
+//   L1          the block of channels of one input pixel [B][channels]; the dW rows of all experts for one tap and
 //               block [X][channels], as far as they fit
-//   L2          the gradient and input of the tile's pixels, used by all taps
-//   and blocks L3          the packed rows of a band: x [row][column][B][C], g
-//   [row][column][B][E], indices [row][column][E]
+//   L2          the gradient and input of the tile's pixels, used by all taps and blocks
+//   L3          the packed rows of a band: x [row][column][B][C], g [row][column][B][E], indices [row][column][E]
 //
-// Loops: band of output rows > tile of output pixels > (tap, block of channels)
-// > pixel > group of slots. Each (tap, block) belongs to one thread, which
-// alone adds to its slab of dW, pixel by pixel: no sums across threads.
+// Loops: band of output rows > tile of output pixels > (tap, block of channels) > pixel > group of slots.
+// Each (tap, block) belongs to one thread, which alone adds to its slab of dW, pixel by pixel: no sums across threads.
 #include <omp.h>
 
 #include <array>
@@ -35,8 +30,7 @@ constexpr int64_t kBlock = 16;  // channels that a register tile covers
 constexpr int kVectors = kBlock / kWidth<Register>;
 constexpr int kMostRows = kSums / kVectors;
 
-// slab[experts[r]][channel] += sum over samples of gradient[sample][r] *
-// x[sample][channel]
+// slab[experts[r]][channel] += sum over samples of gradient[sample][r] * x[sample][channel]
 template <int kRows>
 void multiply(const float* gradient, int64_t gradient_stride, const float* x, int64_t x_stride, int64_t samples,
               const int32_t* experts, float* slab) {
@@ -72,7 +66,7 @@ struct Work {
 // One line of channels of one sample: all rows that arrive with the band.
 void pack_input(const Work& work, const float* x, const Band& band, int64_t sample, int64_t channel) {
     const smoe_geometry& g = work.g;
-    const int64_t plane = g.height * g.width, planes = std::min(kLineFloats, g.channels - channel);
+    const int64_t plane = g.height * g.width, planes = g.channels - channel;
     const float* source = x + (sample * g.channels + channel) * plane;
     float* target = work.x + sample * work.x_stride + channel;
     for (const auto& [row, slot] : band.arrivals) {
@@ -83,7 +77,7 @@ void pack_input(const Work& work, const float* x, const Band& band, int64_t samp
 
 void pack_gradient(const Work& work, const float* gradient, const Band& band, int64_t sample, int64_t slot) {
     const smoe_geometry& g = work.g;
-    const int64_t plane = g.output_height * g.output_width, planes = std::min(kLineFloats, g.selected - slot);
+    const int64_t plane = g.output_height * g.output_width, planes = g.selected - slot;
     pack_planes(gradient + (sample * g.selected + slot) * plane + band.begin * g.output_width, plane, planes,
                 (band.end - band.begin) * g.output_width, work.gradient + sample * work.gradient_stride + slot,
                 g.batch * work.gradient_stride);

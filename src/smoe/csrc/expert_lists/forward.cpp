@@ -1,17 +1,14 @@
 // y = routed convolution, by expert lists.
 //
-// Registers: up to 3 x 6 vectors of one expert's weights (a block of 32
-// channels by 3 x 3 taps, with AVX-512; narrower registers take it in several
-// passes), and the accumulators of eight pixels. The weights stay while the
-// pixels that chose the expert stream past: each multiply-add takes its input
-// straight from memory, and nothing else is loaded. Lanes are channels, so an
-// item ends as one vector of partial sums; these wait in a small buffer until
-// there are enough of them to add up their lanes all together. Caches: L1 holds
-// the tile's inputs of a channel block (23 KB), which are read again for each
-// expert. The weights of the block (X x 288 floats) stay in L2, and each is
-// read once per tile. Loops: (sample, tile) > channel block > expert > part of
-// the taps > items. Threads share out (sample, tile) pairs. Each writes the
-// outputs of its pairs.
+// Registers: up to 3 x 6 vectors of one expert's weights (a block of 32 channels by 3 x 3 taps, with AVX-512; narrower
+// registers take it in several passes), and the accumulators of eight pixels. The weights stay while the pixels that
+// chose the expert stream past: each multiply-add takes its input straight from memory, and nothing else is loaded.
+// Lanes are channels, so an item ends as one vector of partial sums; these wait in a small buffer until there are
+// enough of them to add up their lanes all together.
+// Caches: L1 holds the tile's inputs of a channel block (23 KB), which are read again for each expert. The weights of
+// the block (X x 288 floats) stay in L2, and each is read once per tile.
+// Loops: (sample, tile) > channel block > expert > part of the taps > items.
+// Threads share out (sample, tile) pairs. Each writes the outputs of its pairs.
 #include <new>
 
 #include "../scratch.h"
@@ -26,8 +23,7 @@ constexpr int kVectors = kWidth == 16 ? 6 : 3;   // and vectors of each
 constexpr int kTogether = kWidth == 16 ? 8 : 6;  // items at a time: enough to hide the latency of additions
 constexpr int64_t kPending = 64;                 // items whose lanes wait to be added up
 
-// partial[i] = or += the products of a part of the taps with the inputs of
-// items[i], lane by lane, for kItems items.
+// partial[i] = or += the products of a part of the taps with the inputs of items[i], lane by lane, for kItems items.
 template <int kR, int kV, bool kFirst, int kItems>
 inline void multiply_items(const Vector (&taps)[kR][kV], const float* first_input, const TileInputs& inputs,
                            const uint32_t* items, float* partial) {
@@ -129,6 +125,9 @@ class Forward {
 
     void run() {
         const int64_t rows = layout_.padded_rows(), blocks = layout_.blocks(), tiles = tiling_.count();
+        // Neighbouring tiles to one thread, as far as there are enough for all: see copy_to_rows().
+        const int64_t together =
+            std::min<int64_t>(std::max<int64_t>(geometry_.batch * tiles / geometry_.threads / 8, 1), 8);
 #pragma omp parallel num_threads(geometry_.threads)
         {
 #pragma omp for schedule(static) nowait
@@ -140,7 +139,7 @@ class Forward {
             }
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < geometry_.experts; ++i) pack_expert(i);
-#pragma omp for schedule(dynamic, 4)
+#pragma omp for schedule(dynamic, together)
             for (int64_t i = 0; i < geometry_.batch * tiles; ++i) convolve_tile(i / tiles, i % tiles);
         }
     }
@@ -198,8 +197,7 @@ class Forward {
         }
     }
 
-    // The last vector may reach beyond `count`: both buffers have room, and what
-    // it writes there is not used.
+    // The last vector may reach beyond `count`: both buffers have room, and what it writes there is not used.
     static void add_up(const float* partial, int64_t count, bool first, float* sums) {
         for (int64_t i = 0; i < count; i += kWidth) {
             Vector vectors[kWidth];

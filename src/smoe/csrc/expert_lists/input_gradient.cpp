@@ -1,19 +1,15 @@
-// dx = gradient of the routed convolution by its input: each row of dx is
-// gathered by one thread, without atomics. Of the family, this is the one that
-// needs no lists: it takes the slots of a pixel as they come.
+// dx = gradient of the routed convolution by its input: each row of dx is gathered by one thread, without atomics. Of
+// the family, this is the one that needs no lists: it takes the slots of a pixel as they come.
 //
-// An output pixel adds, for each kernel row, a stretch of kw x 32 floats to a
-// padded row of dx: the sum over its slots of output gradient times the
-// expert's row of taps. Registers: accumulators for that stretch (6 vectors
-// with AVX-512; narrower registers take it in several passes), of up to four
-// samples, which share the weights that are loaded, and a broadcast output
-// gradient of each sample. Caches: while a segment of 64 pixels of a row goes
-// by, one kernel row of taps of one channel block is in use. Its X x 96 floats
-// lie in L1 and L2; above 64 KB, half of them are taken at a time. The segment
-// of dx is in L1. Loops: row of dx > channel block > samples > segment >
-// (kernel row, output row) that reach it > part of the stretch > pixels >
-// slots. Threads share out rows of dx. Each unpacks its rows, adding up columns
-// that wrap to the same place, and writes them.
+// An output pixel adds, for each kernel row, a stretch of kw x 32 floats to a padded row of dx: the sum over its slots
+// of output gradient times the expert's row of taps.
+// Registers: accumulators for that stretch (6 vectors with AVX-512; narrower registers take it in several passes), of
+// up to four samples, which share the weights that are loaded, and a broadcast output gradient of each sample.
+// Caches: while a segment of 64 pixels of a row goes by, one kernel row of taps of one channel block is in use. Its
+// X x 96 floats lie in L1 and L2; above 64 KB, half of them are taken at a time. The segment of dx is in L1.
+// Loops: row of dx > channel block > samples > segment > (kernel row, output row) that reach it > part of the stretch >
+// pixels > slots.
+// Threads share out rows of dx. Each unpacks its rows, adding up columns that wrap to the same place, and writes them.
 #include <new>
 
 #include "../scratch.h"
@@ -57,9 +53,8 @@ inline void add_slot(const float* row, const float* gradients, int64_t gradient_
 
 template <int kSamples, int kV>
 void add_row(const RowTask& task, int64_t column) {
-    // Slots take turns on as many sets of accumulators as it takes to hide the
-    // latency of additions.
-    constexpr int kSets = 1;
+    // Slots take turns on as many sets of accumulators as it takes to hide the latency of additions.
+    constexpr int kSets = kSamples * kV < 4 ? 2 : 1;
     const float* taps = task.taps + column;
     const int32_t* experts = task.experts;
     const float* gradients = task.gradients;
@@ -75,8 +70,8 @@ void add_row(const RowTask& task, int64_t column) {
             }
         }
         if (slot < selected) add_slot(taps + experts[slot] * taps_pitch, gradients + slot, selected, sums[0]);
-        // The pixel before has just written to most of these floats. So they are
-        // added last, to keep the work on one pixel from waiting for the other.
+        // The pixel before has just written to most of these floats. So they are added last, to keep the work on one
+        // pixel from waiting for the other.
 #pragma GCC unroll 4
         for (int b = 0; b < kSamples; ++b) {
 #pragma GCC unroll 12
@@ -159,8 +154,7 @@ class InputGradient {
     }
 
  private:
-    // Vectors of a kernel row to take at a time: few enough for the registers,
-    // and for the cache.
+    // Vectors of a kernel row to take at a time: few enough for the registers, and for the cache.
     int64_t part_vectors(int samples) const {
         const int64_t cached = kMostTaps * samples / (geometry_.experts * static_cast<int64_t>(sizeof(Vector)));
         return std::min<int64_t>(std::max<int64_t>(cached, 48 / kWidth), most_vectors(samples));
@@ -181,8 +175,7 @@ class InputGradient {
         }
     }
 
-    // Weights are [channel block][kernel row][expert][kernel column][channel]
-    // here.
+    // Weights are [channel block][kernel row][expert][kernel column][channel] here.
     void pack_expert(int64_t expert) {
         const int64_t expert_floats = geometry_.channels * geometry_.kernel_height * geometry_.kernel_width;
         for (int64_t i = 0; i < layout_.blocks(); ++i) {
@@ -191,8 +184,7 @@ class InputGradient {
         }
     }
 
-    // Experts and gradients of an output row, as [pixel][slot] and
-    // [pixel][sample][slot].
+    // Experts and gradients of an output row, as [pixel][slot] and [pixel][sample][slot].
     void turn_row(int64_t row) {
         const int64_t width = geometry_.output_width, plane = geometry_.output_height * width;
         const int64_t selected = geometry_.selected;

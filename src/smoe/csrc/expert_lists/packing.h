@@ -1,16 +1,13 @@
-// How the list kernels lay out inputs and weights: channels side by side, so
-// that the taps of a kernel's row are one contiguous stretch of floats, for
-// inputs and weights alike.
+// How the list kernels lay out inputs and weights: channels side by side, so that the taps of a kernel's row are one
+// contiguous stretch of floats, for inputs and weights alike.
 //
 //   input    [sample][channel block][padded row][padded column][channel]
 //   weights  [channel block][expert][kernel row][kernel column][channel]
 //
-// The padding holds the zeros or the wrapped values beyond the border, so that
-// no kernel asks where the border is. A channel block has about 32 channels:
-// the inputs of a tile then fit the first level cache, and a block's taps the
-// registers. Where there are fewer channels than lanes, the row of taps of each
-// output pixel is written out by itself instead, and rounded up to whole
-// vectors as a row:
+// The padding holds the zeros or the wrapped values beyond the border, so that no kernel asks where the border is. A
+// channel block has about 32 channels: the inputs of a tile then fit the first level cache, and a block's taps the
+// registers. Where there are fewer channels than lanes, the row of taps of each output pixel is written out by itself
+// instead, and rounded up to whole vectors as a row:
 //
 //   input    [sample][padded row][output column][kernel column][channel]
 #pragma once
@@ -30,8 +27,7 @@
 namespace smoe {
 namespace expert_lists {
 
-// One register of floats. The kernels here count registers one by one, so Lanes
-// (of up to four) is too coarse for them.
+// One register of floats. The kernels here count registers one by one, so Lanes (of up to four) is too coarse for them.
 #if defined(__AVX512F__)
 constexpr int kWidth = 16;
 #elif defined(__AVX__)
@@ -82,10 +78,9 @@ inline Vector pick(Vector a, Vector b) {
 #endif
 }
 
-// Shuffles that take one instruction each. The first two work within quarters
-// of four lanes: kHigh picks the first or the last two floats of a and b, one
-// by one or two by two in turns. The third works on whole quarters: kHigh picks
-// the even or the odd ones of a and b.
+// Shuffles that take one instruction each. The first two work within quarters of four lanes: kHigh picks the first or
+// the last two floats of a and b, one by one or two by two in turns. The third works on whole quarters: kHigh picks the
+// even or the odd ones of a and b.
 template <bool kHigh, int... kLane>
 inline Vector interleave_ones(Vector a, Vector b, std::integer_sequence<int, kLane...>) {
     return pick<(kLane / 4 * 4 + kLane % 4 / 2 + 2 * kHigh + kLane % 2 * kWidth)...>(a, b);
@@ -101,8 +96,7 @@ inline Vector pick_quarters(Vector a, Vector b, std::integer_sequence<int, kLane
 
 constexpr std::make_integer_sequence<int, kWidth> kAllLanes{};
 
-// Lane i of the result is the sum over the lanes of vectors[i], taken in the
-// same order for each i. Overwrites them.
+// Lane i of the result is the sum over the lanes of vectors[i], taken in the same order for each i. Overwrites them.
 inline Vector add_lanes(Vector* vectors) {
 #pragma GCC unroll 8
     for (int i = 0; i < kWidth / 2; ++i) {
@@ -125,8 +119,8 @@ inline Vector add_lanes(Vector* vectors) {
     return vectors[0];
 }
 
-// Transposes a square of kWidth x kWidth floats: first squares of 4 x 4 within
-// it, then the squares as wholes. For any type of four bytes.
+// Transposes a square of kWidth x kWidth floats: first squares of 4 x 4 within it, then the squares as wholes.
+// For any type of four bytes.
 template <typename T>
 inline void transpose_square(const T* source, int64_t source_pitch, T* target, int64_t target_pitch) {
     static_assert(sizeof(T) == sizeof(float));
@@ -183,8 +177,7 @@ inline void transpose(const T* source, int64_t source_pitch, int64_t height, int
     }
 }
 
-// Channels that are convolved together, and where they lie in the packed input
-// of a sample and in packed weights.
+// Channels that are convolved together, and where they lie in the packed input of a sample and in packed weights.
 struct Block {
     int64_t first_channel, channels;
     int64_t width;         // floats of a pixel: the channels, rounded up
@@ -276,9 +269,8 @@ class Layout {
         }
     }
 
-    // Adds up what the padded columns of a row say about the same input column,
-    // and writes it to `target`, a row of the block's first channel in a (C, H,
-    // W) array. The opposite of packing. Overwrites the padded row.
+    // Adds up what the padded columns of a row say about the same input column, and writes it to `target`, a row of the
+    // block's first channel in a (C, H, W) array. The opposite of packing. Overwrites the padded row.
     void unpack_row(float* padded, const Block& block, float* target) const {
         const int64_t plane = geometry_.height * geometry_.width;
         if (written_out_) {
@@ -297,8 +289,7 @@ class Layout {
         transpose(inner, block.width, geometry_.width, block.channels, target, plane);
     }
 
-    // Packs a block of an expert's weights, (C, kh, kw), to kernel rows
-    // `row_pitch` floats apart.
+    // Packs a block of an expert's weights, (C, kh, kw), to kernel rows `row_pitch` floats apart.
     void pack_taps(const float* weight, const Block& block, int64_t row_pitch, float* target) const {
         const int64_t rows = geometry_.kernel_height, columns = geometry_.kernel_width;
         if (block.row_floats > columns * block.channels) {
@@ -331,8 +322,7 @@ class Layout {
         }
     }
 
-    // Output columns whose tap `x` lies inside the row without wrapping: [first,
-    // last).
+    // Output columns whose tap `x` lies inside the row without wrapping: [first, last).
     std::pair<int64_t, int64_t> inside(int64_t x) const {
         const int64_t shift = x - geometry_.kernel_width / 2, stride = geometry_.stride;
         const int64_t first = shift < 0 ? std::min(ceil_divide(-shift, stride), geometry_.output_width) : 0;
@@ -384,8 +374,7 @@ class Layout {
     int64_t padded_rows_, padded_columns_;
 };
 
-// Rectangle of a block's taps that fits the registers: kernel rows by vectors
-// of a row.
+// Rectangle of a block's taps that fits the registers: kernel rows by vectors of a row.
 struct Part {
     int64_t row, column;  // column: in floats
     int rows, vectors;

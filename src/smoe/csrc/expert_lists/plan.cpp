@@ -1,19 +1,15 @@
 // Sorting the items of tiles by expert, and keeping the plans.
 //
-// Work: a tile is sorted by counting, in two passes over its indices (E x 8 x
-// 16 of them, from L1 or L2): the first counts the items of each expert, the
-// second puts them in place. Tiles are shared out among the threads; each
-// writes its own tiles' items, runs and remembered indices, at places that
-// depend on the geometry only, so that a tile can be sorted again without
-// moving the others.
+// Work: a tile is sorted by counting, in two passes over its indices (E x 8 x 16 of them, from L1 or L2): the first
+// counts the items of each expert, the second puts them in place. Tiles are shared out among the threads; each writes
+// its own tiles' items, runs and remembered indices, at places that depend on the geometry only, so that a tile can be
+// sorted again without moving the others.
 //
-// Cache: a list of plans, the last used in front. A plan is found by its
-// geometry and by a sample of its indices: the plan with the most equal samples
-// is a candidate, and the full comparison that follows decides what must be
-// sorted again. A routing that differs in more than half of the samples is
-// taken for another layer's, and gets a plan of its own. One lock guards the
-// list and every change of a plan; a plan that someone else is using is
-// replaced rather than changed.
+// Cache: a list of plans, the last used in front. A plan is found by its geometry and by a sample of its indices: the
+// plan with the most equal samples is a candidate, and the full comparison that follows decides what must be sorted
+// again. A routing that differs in more than half of the samples is taken for another layer's, and gets a plan of its
+// own. One lock guards the list and every change of a plan; a plan that someone else is using is replaced rather than
+// changed.
 #include "plan.h"
 
 #include <algorithm>
@@ -29,13 +25,12 @@ namespace expert_lists {
 namespace {
 
 constexpr size_t kMostPlans = 32;
-constexpr int64_t kMostBytes = int64_t{1} << 30;  // of all plans, except the one in use
+constexpr int64_t kMostBytes = int64_t{512} << 20;  // of all plans; one is kept in any case
 constexpr int64_t kSamples = 1024;
 
 std::atomic<int64_t> tiles_sorted{0};
 
-// Where in an array of `size` indices the samples lie: evenly, but not in step
-// with rows and slots.
+// Where in an array of `size` indices the samples lie: evenly, but not in step with rows and slots.
 int64_t sample_position(int64_t sample, int64_t size) {
     const uint64_t scattered = static_cast<uint64_t>(sample + 1) * 0x9E3779B97F4A7C15u;
     return static_cast<int64_t>((scattered >> 20) % static_cast<uint64_t>(size));
@@ -50,8 +45,8 @@ bool equal(const int32_t* indices, const Stored* stored, int64_t count) {
 
 }  // namespace
 
-// The tile is as large as the first level cache allows: the kernels walk over
-// the tile's inputs again for each expert, 32 channels at a time.
+// The tile is as large as the first level cache allows: the kernels walk over the tile's inputs again for each expert,
+// 32 channels at a time.
 Tiling::Tiling(const smoe_geometry& geometry)
     : output_height(geometry.output_height), output_width(geometry.output_width), height(8), width(16) {
     constexpr int64_t kMostInputs = 200;  // pixels of 128 bytes
@@ -147,8 +142,7 @@ void Plan::sort(int64_t number, const Tile& tile, const int32_t* indices, uint32
     }
 }
 
-// From end to end in long stretches, which the memory serves much faster than
-// tiles.
+// From end to end in long stretches, which the memory serves much faster than tiles.
 bool Plan::matches(const int32_t* indices, int64_t threads) const {
     constexpr int64_t kStretch = 4096;
     const int64_t size = static_cast<int64_t>(items_.size());
@@ -208,8 +202,8 @@ class Cache {
         if (best == plans_.end()) return add(geometry, indices);
         plans_.splice(plans_.begin(), plans_, best);
         if (best->use_count() == 1) {
-            // Nobody else holds it, and nobody can take it before the lock opens. The
-            // fence orders what its last user read before what is written now.
+            // Nobody else holds it, and nobody can take it before the lock opens. The fence orders what its last user
+            // read before what is written now.
             std::atomic_thread_fence(std::memory_order_acquire);
             tiles_sorted += (*best)->update(indices, geometry.threads);
             return *best;

@@ -1,9 +1,7 @@
-// The plan of a routing: for every tile of output pixels, expert by expert, the
-// (pixel, slot) pairs that chose it.
+// The plan of a routing: for every tile of output pixels, expert by expert, the (pixel, slot) pairs that chose it.
 //
-// A routing comes as a new array in every call, though in training only a few
-// pixels change their experts from step to step, and at inference none. So
-// plans are kept, and found again by content: see obtain_plan().
+// A routing comes as a new array in every call, though in training only a few pixels change their experts from step to
+// step, and at inference none. So plans are kept, and found again by content: see obtain_plan().
 #pragma once
 
 #include <cstdint>
@@ -15,9 +13,8 @@
 namespace smoe {
 namespace expert_lists {
 
-// Output pixels are cut into tiles of the same shape; those at the lower and
-// right border may be smaller. A pixel has its number within a tile, row *
-// width + column, whether or not the tile is complete.
+// Output pixels are cut into tiles of the same shape; those at the lower and right border may be smaller. A pixel has
+// its number within a tile, row * width + column, whether or not the tile is complete.
 struct Tiling {
     int64_t output_height, output_width;
     int64_t height, width;  // of a tile; both powers of two
@@ -40,8 +37,7 @@ struct Tile {
     int64_t pixels() const { return height * width; }
 };
 
-// A run of a tile's items that chose the same expert; it begins where the run
-// before it ends.
+// A run of a tile's items that chose the same expert; it begins where the run before it ends.
 struct Run {
     int32_t expert;
     int32_t end;
@@ -53,18 +49,15 @@ class Plan {
 
     const Tiling& tiling() const { return tiling_; }
 
-    // Items of a tile, sorted by expert, then by slot, then by pixel. An item is
-    // slot * tiling().pixels() + pixel.
+    // Items of a tile, sorted by expert, then by slot, then by pixel. An item is slot * tiling().pixels() + pixel.
     const uint32_t* items(const Tile& tile) const { return items_.data() + tile.first_pixel * selected_; }
     int64_t item_count(const Tile& tile) const { return tile.pixels() * selected_; }
 
-    // The runs of a tile, of ascending experts; experts that nobody in the tile
-    // chose have none.
+    // The runs of a tile, of ascending experts; experts that nobody in the tile chose have none.
     const Run* runs(int64_t tile) const { return runs_.data() + tile * run_capacity_; }
     int64_t run_count(int64_t tile) const { return run_counts_[tile]; }
 
-    // Makes the plan that of `indices`: sorts the tiles whose indices changed.
-    // Returns how many did.
+    // Makes the plan that of `indices`: sorts the tiles whose indices changed. Returns how many did.
     int64_t update(const int32_t* indices, int64_t threads);
 
     // Is it the plan of `indices` as it is?
@@ -88,15 +81,15 @@ class Plan {
     std::vector<uint32_t> items_;
     std::vector<Run> runs_;
     std::vector<int32_t> run_counts_;
-    // The indices that the plan was made of, in their own order; in 16 bits if
-    // the experts' numbers fit, which saves memory, and time in each comparison.
+    // The indices that the plan was made of, in their own order; in 16 bits if the experts' numbers fit, which saves
+    // memory, and time in each comparison.
     std::vector<uint16_t> short_indices_;
     std::vector<int32_t> long_indices_;
     std::vector<int32_t> samples_;
 };
 
-// The plan of this routing, from the cache if it is there, and up to date in
-// any case. While the pointer lives the plan does not change.
+// The plan of this routing, from the cache if it is there, and up to date in any case. While the pointer lives the plan
+// does not change.
 std::shared_ptr<const Plan> obtain_plan(const smoe_geometry& geometry, const int32_t* indices);
 
 }  // namespace expert_lists

@@ -1,5 +1,4 @@
-// How the list kernels get at a tile: its inputs, and its stretches of output
-// rows.
+// How the list kernels get at a tile: its inputs, and its stretches of output rows.
 #pragma once
 
 #include "packing.h"
@@ -32,9 +31,8 @@ inline void pixel_offsets(const smoe_geometry& geometry, const Tiling& tiling, c
     }
 }
 
-// The copies between rows of an output-shaped sample, (E, Ho, Wo), and a buffer
-// [slot][pixel of the tile]. Rows of a tile are so short that the memory does
-// not see them coming: each copy calls for the rows of the next tile.
+// The copies between rows of an output-shaped sample, (E, Ho, Wo), and a buffer [slot][pixel of the tile]. Rows of a
+// tile are so short that the memory does not see them coming: each copy calls for the rows of the next tile.
 
 inline void copy_from_rows(const smoe_geometry& geometry, const Tiling& tiling, const Tile& tile, const float* sample,
                            float* ordered) {
@@ -62,8 +60,7 @@ inline void copy_to_rows(const smoe_geometry& geometry, const Tiling& tiling, co
     }
 }
 
-// target[i] = source[places[i]]. This and the next are functions of their own
-// to have all registers for themselves.
+// target[i] = source[places[i]]. This and the next are functions of their own to have all registers for themselves.
 __attribute__((noinline)) inline void gather(const float* __restrict source, const uint32_t* __restrict places,
                                              int64_t count, float* __restrict target) {
     for (int64_t i = 0; i < count; ++i) target[i] = source[places[i]];

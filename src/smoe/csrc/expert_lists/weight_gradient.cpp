@@ -1,17 +1,15 @@
 // dweight = gradient of the routed convolution by its weights, by expert lists.
 //
-// Registers: accumulators for 3 x 6 vectors of one expert's weight gradient (32
-// channels by 3 x 3 taps, with AVX-512; narrower registers take it in several
-// passes) and one broadcast output gradient. The pixels of the tile that chose
-// the expert stream past, each multiply-add takes its input straight from
-// memory. Caches: L1 holds the tile's inputs of a channel block. The
-// accumulators of the block (X x 288 floats) wait in L2 and are fetched and put
-// back once per tile. Output gradients are first brought into the order of the
-// lists, for all tiles and samples, and stream past too. Loops: channel block >
-// sample > tile > expert > part of the taps > items. Threads share out the
-// experts, in ranges of about as many items. Each adds up the gradients of its
-// experts over all tiles and samples, in this order, and writes them: nothing
-// is summed across threads.
+// Registers: accumulators for 3 x 6 vectors of one expert's weight gradient (32 channels by 3 x 3 taps, with AVX-512;
+// narrower registers take it in several passes) and one broadcast output gradient. The pixels of the tile that chose
+// the expert stream past, each multiply-add takes its input straight from memory.
+// Caches: L1 holds the tile's inputs of a channel block. The accumulators of the block (X x 288 floats) wait in L2 and
+// are fetched and put back once per tile. Output gradients are first brought into the order of the lists, for all tiles
+// and samples, and stream past too.
+// Loops: (range of experts, channel block) > sample > tile > expert > part of the taps > items.
+// Threads share out pairs of a channel block and a range of experts; ranges have about as many items each. A thread
+// adds up the gradients of its pairs over all samples and tiles, in this order, and writes them: nothing is summed
+// across threads.
 #include <new>
 
 #include "../scratch.h"
@@ -24,8 +22,7 @@ namespace {
 constexpr int kRows = 3;                        // most kernel rows in registers,
 constexpr int kVectors = kWidth == 16 ? 6 : 4;  // and vectors of each
 
-// gradient += the sum over the items of output gradient times input, for a part
-// of the taps.
+// gradient += the sum over the items of output gradient times input, for a part of the taps.
 template <int kR, int kV>
 void accumulate_list(const Part& part, const TileInputs& inputs, const uint32_t* items, const float* output_gradients,
                      int64_t count, float* gradient, int64_t gradient_pitch) {
@@ -112,14 +109,13 @@ class WeightGradient {
             }
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < geometry_.batch * tiles; ++i) list_gradients(i / tiles, i % tiles);
-            // Shares, not threads: the team may be smaller than asked for.
-#pragma omp for schedule(static, 1)
-            for (int64_t share = 0; share < geometry_.threads; ++share) sum_share(share);
+#pragma omp for schedule(dynamic)
+            for (int64_t i = 0; i < geometry_.threads * blocks; ++i) sum_share(i / blocks, i % blocks);
         }
     }
 
  private:
-    // Cuts the experts into one range per thread, by their items.
+    // Cuts the experts into as many ranges as threads, by their items.
     void share_out_experts() {
         std::vector<int64_t> counts(geometry_.experts);
         int64_t total = 0;
@@ -153,26 +149,23 @@ class WeightGradient {
                listed_g_ + sample * items_ + tile.first_pixel * geometry_.selected);
     }
 
-    void sum_share(int64_t share) {
+    void sum_share(int64_t share, int64_t block_number) {
         const int64_t first = shares_[share], last = shares_[share + 1];
         if (first == last) return;
+        const Block block = layout_.block(block_number);
+        const int64_t expert_floats = geometry_.kernel_height * block.row_floats;
+        float* sums = packed_dw_ + block.taps_offset;
+        std::memset(sums + first * expert_floats, 0, (last - first) * expert_floats * sizeof(float));
         int32_t* offsets = reinterpret_cast<int32_t*>(workspace() + ordered_floats_);
-        for (int64_t i = 0; i < layout_.blocks(); ++i) {
-            const Block block = layout_.block(i);
-            const int64_t expert_floats = geometry_.kernel_height * block.row_floats;
-            float* sums = packed_dw_ + block.taps_offset;
-            std::memset(sums + first * expert_floats, 0, (last - first) * expert_floats * sizeof(float));
-            pixel_offsets(geometry_, tiling_, block, offsets);
-            for (int64_t sample = 0; sample < geometry_.batch; ++sample) {
-                for (int64_t number = 0; number < tiling_.count(); ++number) {
-                    sum_tile(sample, number, block, steps_[i], offsets, first, last, sums);
-                }
+        pixel_offsets(geometry_, tiling_, block, offsets);
+        for (int64_t sample = 0; sample < geometry_.batch; ++sample) {
+            for (int64_t number = 0; number < tiling_.count(); ++number) {
+                sum_tile(sample, number, block, steps_[block_number], offsets, first, last, sums);
             }
-            for (int64_t expert = first; expert < last; ++expert) {
-                layout_.unpack_taps(
-                    sums + expert * expert_floats, block, block.row_floats,
-                    dw_ + expert * geometry_.channels * geometry_.kernel_height * geometry_.kernel_width);
-            }
+        }
+        const int64_t weight_floats = geometry_.channels * geometry_.kernel_height * geometry_.kernel_width;
+        for (int64_t expert = first; expert < last; ++expert) {
+            layout_.unpack_taps(sums + expert * expert_floats, block, block.row_floats, dw_ + expert * weight_floats);
         }
     }
 
@@ -200,7 +193,7 @@ class WeightGradient {
     const std::shared_ptr<const Plan> plan_;
     const Tiling tiling_;
     std::vector<std::vector<Step>> steps_;  // of each block
-    std::vector<int64_t> shares_;           // first expert of each thread
+    std::vector<int64_t> shares_;           // first expert of each range
     const float *x_, *g_;
     float* dw_;
     float *packed_x_, *listed_g_, *packed_dw_, *workspace_;

@@ -1,18 +1,13 @@
-// target[b, m, p] = sum over source planes n and taps t of planes[m, n, t, p] *
-// source[b, n, source(p, t)]: a convolution whose filter differs from pixel to
-// pixel, written out as one plane of weights for each tap.
+// target[b, m, p] = sum over source planes n and taps t of planes[m, n, t, p] * source[b, n, source(p, t)]:
+// a convolution whose filter differs from pixel to pixel, written out as one plane of weights for each tap.
 //
 // Work of one thread: bands of target rows. For each band
-//   1. its weight planes are expanded, [row][m][block of 16 pixels][n, t][16]:
-//   one stream, read in the order it lies in
+//   1. its weight planes are expanded, [row][m][block of 16 pixels][n, t][16]: one stream, read in the order it lies in
 //      memory, small enough for L2 (kBandBytes);
-//   2. for each group of up to kGroup samples, row by row: source rows are
-//   packed into the ring (L1), and each block of
-//      16 pixels is summed over all taps. Registers: one accumulator per
-//      sample, one plane vector that all samples share; the samples' pixels are
-//      operands in L1. Loads per multiply-add: 1 + 1 / kGroup.
-// Memory is read once per source row (plus the kernel's overlap of two bands)
-// and written once.
+//   2. for each group of up to kGroup samples, row by row: source rows are packed into the ring (L1), and each block of
+//      16 pixels is summed over all taps. Registers: one accumulator per sample, one plane vector that all samples
+//      share; the samples' pixels are operands in L1. Loads per multiply-add: 1 + 1 / kGroup.
+// Memory is read once per source row (plus the kernel's overlap of two bands) and written once.
 #pragma once
 
 #include <array>
@@ -93,8 +88,8 @@ void convolve_row(const ConvolvedRow& row, int64_t samples, std::index_sequence<
     kKernels[samples - 1](row);
 }
 
-// Expand is called as expand(first row, end row, planes) and fills the planes
-// of these rows, at least of all taps whose source row exists.
+// Expand is called as expand(first row, end row, planes) and fills the planes of these rows, at least of all taps whose
+// source row exists.
 template <class Expand>
 void convolve_band(const Sweep& sweep, int64_t first_row, int64_t end_row, const float* source, float* target,
                    float* planes, RowRing<float>& ring, Expand& expand) {
@@ -112,9 +107,8 @@ void convolve_band(const Sweep& sweep, int64_t first_row, int64_t end_row, const
     });
 }
 
-// How the target rows are dealt out: bands whose planes fit the cache, a run of
-// bands for each thread. What a target pixel sums, and in which order, does not
-// depend on it.
+// How the target rows are dealt out: bands whose planes fit the cache, a run of bands for each thread. What a target
+// pixel sums, and in which order, does not depend on it.
 struct Bands {
     int64_t rows, count, threads;
 
@@ -150,8 +144,8 @@ void convolve(const Sweep& sweep, const Bands& bands, const float* source, float
     }
 }
 
-// The bank as one table per channel and tap, [C, taps][pitch]: the weights of
-// all experts, then zeros. Expert X is the one of pixels that are not there.
+// The bank as one table per channel and tap, [C, taps][pitch]: the weights of all experts, then zeros. Expert X is the
+// one of pixels that are not there.
 inline int64_t table_pitch(int64_t experts) { return ceil_divide(experts + 1, kLanes) * kLanes; }
 
 inline void fill_tables(const float* weight, int64_t experts, int64_t filter_size, float* tables) {
@@ -162,28 +156,21 @@ inline void fill_tables(const float* weight, int64_t experts, int64_t filter_siz
     }
 }
 
-#if defined(__AVX512F__)
-constexpr int kTableLanes = 16;
-#elif defined(__AVX2__)
-constexpr int kTableLanes = 8;
-#else
-constexpr int kTableLanes = 0;
-#endif
-
-// The table's entry of each lane's expert. A table of one register is looked up
-// by one permutation.
+// The table's entry of each lane's expert. A table of one register is looked up by one permutation, and one of a few
+// registers by as many, each of which keeps the lanes that it holds.
 inline void look_up(const float* table, int64_t experts, const int32_t* lane_experts, float* result) {
-#if defined(__AVX2__)
-    if (experts < kTableLanes) {
-        typedef float Table __attribute__((vector_size(4 * kTableLanes)));
-        typedef int32_t Choice __attribute__((vector_size(4 * kTableLanes)));
-        Table entries;
-        std::memcpy(&entries, table, sizeof(entries));
-        for (int i = 0; i < kLanes; i += kTableLanes) {
-            Choice choice;
-            std::memcpy(&choice, lane_experts + i, sizeof(choice));
-            const Table chosen = __builtin_shuffle(entries, choice);
-            std::memcpy(result + i, &chosen, sizeof(chosen));
+#if defined(__AVX2__)  // before it, registers cannot be permuted by others
+    constexpr int64_t kMaxRegisters = 6;
+    if (experts < kMaxRegisters * kRegisterLanes) {
+        for (int part = 0; part < kParts; ++part) {
+            IntRegister choice;
+            std::memcpy(&choice, lane_experts + part * kRegisterLanes, sizeof(choice));
+            Register found = __builtin_shuffle(load_part(table, 0), choice);  // by the choice modulo the lanes
+            for (int64_t first = kRegisterLanes; first <= experts; first += kRegisterLanes) {
+                const Register entries = __builtin_shuffle(load_part(table + first, 0), choice);
+                found = choice >= static_cast<int32_t>(first) ? entries : found;
+            }
+            store_part(result, part, found);
         }
         return;
     }

@@ -1,15 +1,11 @@
-// Forward pass of tiny layers (a filter of few taps, few experts per pixel):
-// lanes are sixteen pixels of an output row.
+// Forward pass of tiny layers (a filter of few taps, few experts per pixel): lanes are sixteen pixels of an output row.
 //
-//   y[b, s, p] = sum over c, t of weight[indices[s, p], c, t] * x[b, c,
-//   source(p, t)]
+//   y[b, s, p] = sum over c, t of weight[indices[s, p], c, t] * x[b, c, source(p, t)]
 //
-// The indirection is paid once per call and not once per sample: for each pixel
-// of a band the chosen filters are looked up and written as weight planes, one
-// per channel and tap. With up to 15 experts (7 with AVX2) a lookup of sixteen
-// pixels is one permutation of a register that holds the tap's weights of all
-// experts. The rest is a convolution by these planes; see convolve.h for its
-// registers, caches and loop order. Threads own bands of output rows, so every
+// The indirection is paid once per call and not once per sample: for each pixel of a band the chosen filters are looked
+// up and written as weight planes, one per channel and tap. With up to 15 experts and AVX-512 a lookup of sixteen
+// pixels is one permutation of a register that holds the tap's weights of all experts. The rest is a convolution by
+// these planes; see convolve.h for its registers, caches and loop order. Threads own bands of output rows, so every
 // output is summed by one thread, taps in ascending order.
 #include <new>
 

@@ -1,18 +1,14 @@
 // Input gradient of tiny layers: lanes are sixteen pixels of an input row.
 //
-//   dx[b, c, q] = sum over s, t of weight[indices[s, o], c, t] * g[b, s, o], o
-//   the output pixel whose tap t reads q
+//   dx[b, c, q] = sum over s, t of weight[indices[s, o], c, t] * g[b, s, o],   o the output pixel whose tap t reads q
 //
-// Gathered, not scattered: a sum of shifted stores would reload what it has
-// just stored, one lane further. Each input pixel has at most one such o for
-// each tap, so dx is again a convolution by planes, of g with flipped taps, and
-// the plane of tap t holds at q the filter that o chose. Where there is no o
-// (beyond a zero border, or between the pixels of a stride) g is padded with
-// zeros and the expert is X, whose weights are zero. Rows of no o are left out.
+// Gathered, not scattered: a sum of shifted stores would reload what it has just stored, one lane further. Each input
+// pixel has at most one such o for each tap, so dx is again a convolution by planes, of g with flipped taps, and the
+// plane of tap t holds at q the filter that o chose. Where there is no o (beyond a zero border, or between the pixels
+// of a stride) g is padded with zeros and the expert is X, whose weights are zero. Rows of no o are left out.
 //
-// The indices are packed like rows of g; lookups, registers, caches and loop
-// order are those of the forward pass (see convolve.h). Threads own bands of
-// input rows.
+// The indices are packed like rows of g; lookups, registers, caches and loop order are those of the forward pass (see
+// convolve.h). Threads own bands of input rows.
 #include <new>
 
 #include "convolve.h"

@@ -1,25 +1,18 @@
-// What the pixel-lane kernels share: which source pixel a tap of a target pixel
-// reads, and source rows packed so that a tap of sixteen neighbouring target
-// pixels is one contiguous load.
+// What the pixel-lane kernels share: which source pixel a tap of a target pixel reads, and source rows packed so that a
+// tap of sixteen neighbouring target pixels is one contiguous load.
 //
 // Both directions of the layer are sums over taps of shifted source rows:
 //
-//   forward, weight gradient: source x (C planes), target y (E planes). Tap k
-//   of target o reads coordinate
-//                             s o + k - K/2, where s is the stride and K the
-//                             kernel's size.
-//   input gradient: source g (E planes), target x (C planes). g is thought of
-//   as spread over the grid of x, with s - 1
-//                   zeros between its pixels. Tap k of target q reads
-//                   coordinate q - k + K/2.
+//   forward, weight gradient: source x (C planes), target y (E planes). Tap k of target o reads coordinate
+//                             s o + k - K/2, where s is the stride and K the kernel's size.
+//   input gradient: source g (E planes), target x (C planes). g is thought of as spread over the grid of x, with s - 1
+//                   zeros between its pixels. Tap k of target q reads coordinate q - k + K/2.
 //
-// so that one `Sweep` describes either. A position is a coordinate counted from
-// the first one that any tap can reach. Positions beyond the border are looked
-// up once per row when it is packed; nothing after that knows about borders.
+// so that one `Sweep` describes either. A position is a coordinate counted from the first one that any tap can reach.
+// Positions beyond the border are looked up once per row when it is packed; nothing after that knows about borders.
 #pragma once
 
-// Lanes are passed between functions of one file only, all built alike: how
-// older compilers passed them is no matter.
+// Lanes are passed between functions of one file only, all built alike: how older compilers passed them is no matter.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
@@ -35,11 +28,11 @@
 namespace smoe {
 namespace pixel_lanes {
 
-// Sums and factors that must stay in registers are written as registers:
-// compilers keep vectors wider than a register in memory.
+// Sums and factors that must stay in registers are written as registers: compilers keep vectors wider than a register
+// in memory.
 #if defined(__AVX512F__)
 constexpr int kRegisterLanes = 16;
-#elif defined(__AVX__)
+#elif defined(__AVX2__)
 constexpr int kRegisterLanes = 8;
 #else
 constexpr int kRegisterLanes = 4;
@@ -47,6 +40,7 @@ constexpr int kRegisterLanes = 4;
 constexpr int kParts = kLanes / kRegisterLanes;  // registers of a block of sixteen pixels
 
 typedef float Register __attribute__((vector_size(4 * kRegisterLanes)));
+typedef int32_t IntRegister __attribute__((vector_size(4 * kRegisterLanes)));
 
 inline Register load_part(const float* block, int part) {
     Register lanes;
@@ -66,8 +60,7 @@ struct Axis {
     int64_t wraps;
     bool is_flipped;
 
-    // Position that a tap reads, counted from the first position of its target
-    // pixel.
+    // Position that a tap reads, counted from the first position of its target pixel.
     int64_t tap_position(int64_t tap) const { return is_flipped ? kernel - 1 - tap : tap; }
 
     // Source pixel at a position, or -1 where there is a zero.
@@ -77,21 +70,17 @@ struct Axis {
     }
 };
 
-// One walk over all target rows. A packed row holds `step` phases: the
-// positions 0, s, 2 s, ... then 1, 1 + s, ...
+// One walk over all target rows. A packed row holds `step` phases: the positions 0, s, 2 s, ... then 1, 1 + s, ...
 struct Sweep {
-    int64_t batch, sources,
-        targets;  // samples; planes of one sample that are read and made
+    int64_t batch, sources, targets;  // samples; planes of one sample that are read and made
     int64_t source_height, source_width, target_height, target_width;
     Axis rows, columns;
-    int64_t blocks;                       // of sixteen pixels in a target row
-    int64_t pitch;                        // of a packed row
-    int64_t packed_count;                 // elements of it that target pixels read; what follows
-                                          // is for lanes beyond the row
+    int64_t blocks;        // of sixteen pixels in a target row
+    int64_t pitch;         // of a packed row
+    int64_t packed_count;  // elements of it that target pixels read; what follows is for lanes beyond the row
     std::vector<int32_t> column_sources;  // source column of each packed element, or -1
     std::vector<int32_t> column_offsets;  // of each horizontal tap in a packed row
-    int64_t copied_from,
-        copied_count;  // packed elements that are the source row as it is
+    int64_t copied_from, copied_count;    // packed elements that are the source row as it is
 
     int64_t taps() const { return sources * rows.kernel * columns.kernel; }  // of one target plane
     int64_t planes_per_row() const { return targets * blocks * taps(); }     // vectors, one per block and tap
@@ -159,10 +148,9 @@ struct Tap {
     int64_t plane;   // of its weights in a block's planes, in floats
 };
 
-// The packed rows that the current target row reads, of a few samples:
-// [sample][source plane][kernel row][pitch]. A row is packed when the first
-// target row needs it and overwritten when none does any more, so that all of
-// them stay in L1. Rows of zeros are not kept: their taps are left out.
+// The packed rows that the current target row reads, of a few samples: [sample][source plane][kernel row][pitch].
+// A row is packed when the first target row needs it and overwritten when none does any more, so that all of them stay
+// in L1. Rows of zeros are not kept: their taps are left out.
 template <class T>
 class RowRing {
  public:
@@ -183,8 +171,7 @@ class RowRing {
         next_position_ = 0;
     }
 
-    // Packs what `row` reads and the row before it, if any, did not. Rows must
-    // come in ascending order.
+    // Packs what `row` reads and the row before it, if any, did not. Rows must come in ascending order.
     void advance(int64_t row) {
         const int64_t first = row * sweep_.rows.step;
         const int64_t end = first + sweep_.rows.kernel;
@@ -236,13 +223,11 @@ class RowRing {
     std::vector<Tap> taps_;
 };
 
-// Samples that share one load of a weight plane: as many as there are
-// accumulators, and pointers to address them.
+// Samples that share one load of a weight plane: as many as there are accumulators, and pointers to address them.
 constexpr int64_t kGroup = std::min(kAccumulators, 8);
 
-// Calls visit(first sample, number of samples) with near-equal groups: a last
-// group of one sample would wait for each multiply-add instead of overlapping
-// them.
+// Calls visit(first sample, number of samples) with near-equal groups: a last group of one sample would wait for each
+// multiply-add instead of overlapping them.
 template <class Visit>
 void for_each_group(int64_t batch, Visit visit) {
     const int64_t groups = ceil_divide(batch, kGroup);
@@ -252,8 +237,7 @@ void for_each_group(int64_t batch, Visit visit) {
     }
 }
 
-// As many threads as there is work for: starting them costs as much as about
-// 2^18 multiply-adds.
+// As many threads as there is work for: starting them costs as much as about 2^18 multiply-adds.
 inline int64_t useful_threads(const Sweep& sweep, int64_t max_threads) {
     const double work = 1.0 * sweep.batch * sweep.target_height * sweep.planes_per_row() * kLanes;
     const int64_t worthwhile = static_cast<int64_t>(std::min(work / (1 << 18), 1e6));

@@ -1,24 +1,16 @@
 // Weight gradient of tiny layers: lanes are sixteen pixels of an output row.
 //
-//   dw[k, c, t] = sum over b and all (s, p) with indices[s, p] = k of g[b, s,
-//   p] * x[b, c, source(p, t)]
+//   dw[k, c, t] = sum over b and all (s, p) with indices[s, p] = k of g[b, s, p] * x[b, c, source(p, t)]
 //
-// The experts are the same for all samples, so the sum over the batch comes
-// first and needs no indirection; the sums of a pixel are handed to its expert
-// once per call. Bands of output rows whose sums fit L1 and L2 beside the rows
-// read:
-//   1. for each group of up to kGroup samples, row by row: rows of x are packed
-//   into the ring (L1). Registers: the
-//      group's gradients of 16 pixels; for each tap the sum is loaded, kGroup
-//      products are added, and it is stored: 1 + 1 / kGroup loads and 1 /
-//      kGroup stores per multiply-add. Sums: [row][s][block of 16 pixels][c,
-//      t][16].
-//   2. the band's sums go to their experts: with few experts by masks, sixteen
-//   pixels at once into sixteen partial sums
+// The experts are the same for all samples, so the sum over the batch comes first and needs no indirection; the sums of
+// a pixel are handed to its expert once per call. Bands of output rows whose sums fit L1 and L2 beside the rows read:
+//   1. for each group of up to kGroup samples, row by row: rows of x are packed into the ring (L1). Registers: the
+//      group's gradients of 16 pixels; for each tap the sum is loaded, kGroup products are added, and it is stored:
+//      1 + 1 / kGroup loads and 1 / kGroup stores per multiply-add. Sums: [row][s][block of 16 pixels][c, t][16].
+//   2. the band's sums go to their experts: with few experts by masks, sixteen pixels at once into sixteen partial sums
 //      of each expert and tap; with many by one addition per pixel and tap.
-// Each band has its own dw and they are added in their order at the end. Bands
-// depend on the shape alone, so the result does not depend on the number of
-// threads. x and g are read once.
+// Each band has its own dw and they are added in their order at the end. Bands depend on the shape alone, so the result
+// does not depend on the number of threads. x and g are read once.
 #include <new>
 
 #include "../scratch.h"
@@ -31,11 +23,8 @@ namespace {
 constexpr int64_t kBandBytes = 64 << 10;
 // As many copies of dw as there may be bands.
 constexpr int64_t kMaxBands = 64;
-// Masks cost a few operations per expert and vector, single additions sixteen
-// per vector: equal at about ten experts.
+// Masks cost a few operations per expert and vector, single additions sixteen per vector: equal at about ten experts.
 constexpr int64_t kMaxMasks = 10;
-
-typedef int32_t IntRegister __attribute__((vector_size(4 * kRegisterLanes)));
 
 struct Bands {
     int64_t rows, count;
@@ -130,8 +119,7 @@ void correlate_band(const Sweep& sweep, int64_t first_row, int64_t end_row, cons
     });
 }
 
-// Calls visit(sums of a block, its indices, its width) in the order of the sums
-// in memory.
+// Calls visit(sums of a block, its indices, its width) in the order of the sums in memory.
 template <class Visit>
 void for_each_block(const Sweep& sweep, int64_t first_row, int64_t end_row, const int32_t* indices, const float* sums,
                     Visit visit) {
@@ -145,8 +133,7 @@ void for_each_block(const Sweep& sweep, int64_t first_row, int64_t end_row, cons
     }
 }
 
-// Adds the sums of those pixels of a block that chose the expert to its partial
-// sums, [taps][16].
+// Adds the sums of those pixels of a block that chose the expert to its partial sums, [taps][16].
 void add_masked(const float* block, const int32_t* lane_experts, int64_t expert, int64_t taps, float* partial) {
     IntRegister masks[kParts];
 #pragma GCC unroll 4

@@ -1,9 +1,8 @@
 // The quantile of each sample's errors: any floats, of any sign, in any number.
 //
-// A thread takes whole samples and keeps its own counters and candidates
-// between calls (quantile.h describes the selection). Memory is read twice:
-// once to count, once to collect the few values near the rank. Nothing is
-// written but these.
+// A thread takes whole samples and keeps its own counters and candidates between calls (quantile.h describes the
+// selection). Memory is read twice: once to count, once to collect the few values near the rank. Nothing is written but
+// these.
 #include <atomic>
 #include <new>
 
@@ -13,8 +12,7 @@ namespace smoe {
 namespace training {
 namespace {
 
-// Below about as many elements per thread, starting it takes longer than its
-// work.
+// Below about as many elements per thread, starting it takes longer than its work.
 constexpr int64_t kElementsPerThread = 1 << 14;
 
 bool error_quantile(const float* errors, int64_t batch, int64_t size, double quantile, float* result, int64_t threads) {

@@ -1,19 +1,14 @@
-// Exact selection of a quantile by radix: two passes over the values, whatever
-// they are and however many are equal.
+// Exact selection of a quantile by radix: two passes over the values, whatever they are and however many are equal.
 //
-// Bits of a float, read as an integer, are in the order of the floats of one
-// sign. Pass one counts the values by their leading twelve bits (sign, exponent
-// and three bits of the fraction), in four tables by turns, so that equal
-// values do not wait for each other's counters; the few bins that real data
-// touch stay in L1. The bin of the wanted rank holds a few percent of the
-// values. Pass two copies these, and they are narrowed down in cache by the
-// next ten bits and the last ten. A third pass is needed only if the wanted
-// rank is the largest of its bin: the right neighbour is then the least value
-// beyond it.
+// Bits of a float, read as an integer, are in the order of the floats of one sign. Pass one counts the values by their
+// leading twelve bits (sign, exponent and three bits of the fraction), in four tables by turns, so that equal values do
+// not wait for each other's counters; the few bins that real data touch stay in L1. The bin of the wanted rank holds a
+// few percent of the values. Pass two copies these, and they are narrowed down in cache by the next ten bits and the
+// last ten. A third pass is needed only if the wanted rank is the largest of its bin: the right neighbour is then the
+// least value beyond it.
 //
-// The values come in chunks from a callable, `chunks(visit)` with visit(const
-// float* values, int64_t count), so that they may be computed on the fly; it is
-// called once for each pass and must bring the same values each time.
+// The values come in chunks from a callable, `chunks(visit)` with visit(const float* values, int64_t count), so that
+// they may be computed on the fly; it is called once for each pass and must bring the same values each time.
 #pragma once
 
 #include <algorithm>
@@ -34,8 +29,7 @@ class QuantileSelector {
     QuantileSelector(const QuantileSelector&) = delete;
     QuantileSelector& operator=(const QuantileSelector&) = delete;
 
-    // The quantile with linear interpolation; NaN if any value is. May throw
-    // std::bad_alloc.
+    // The quantile with linear interpolation; NaN if any value is. May throw std::bad_alloc.
     template <class Chunks>
     float select(const Chunks& chunks, int64_t size, double quantile) {
         const double position = quantile * static_cast<double>(size - 1);
@@ -52,8 +46,7 @@ class QuantileSelector {
         const Bin bin = has_spilled_ ? find_leading(counters_->spilled, rank) : find_leading(counters_->merged, rank);
         const int64_t rank_in_bin = rank - bin.before;
         float high = 0.0f;
-        // An interpolation of weight zero needs no right neighbour, which may not
-        // exist.
+        // An interpolation of weight zero needs no right neighbour, which may not exist.
         const bool needs_high = fraction > 0.0 && rank + 1 < size;
         const bool is_last_of_bin = rank_in_bin + 1 == bin.count;
         if (needs_high && is_last_of_bin) high = least_beyond(chunks, bin.digit);
@@ -75,8 +68,7 @@ class QuantileSelector {
     static constexpr int kDigitBits = 10, kDigitBins = 1 << kDigitBits;
     static constexpr int64_t kFewKeys = 256;             // not worth a table of counters
     static constexpr int64_t kFlush = int64_t{1} << 31;  // before a counter of 32 bits can overflow
-    // Leading bits, as an unsigned number, of infinity and of whatever has the
-    // same exponent.
+    // Leading bits, as an unsigned number, of infinity and of whatever has the same exponent.
     static constexpr int kInfinity = 0x7f8, kSign = 0x800;
 
     struct Bin {
@@ -116,8 +108,7 @@ class QuantileSelector {
         }
     }
 
-    // Adds the counters of all tables and leaves them at zero for the next
-    // selection.
+    // Adds the counters of all tables and leaves them at zero for the next selection.
     void merge_leading() {
         Counters& counters = *counters_;
         for (int i = 0; i < kLeadingBins; ++i) {
@@ -128,8 +119,7 @@ class QuantileSelector {
         num_counted_ = 0;
     }
 
-    // Moves the counters to wider ones, which only samples of more than 2^31
-    // values need.
+    // Moves the counters to wider ones, which only samples of more than 2^31 values need.
     void spill_leading() {
         merge_leading();
         if (!has_spilled_) std::memset(counters_->spilled, 0, sizeof(counters_->spilled));
@@ -192,8 +182,7 @@ class QuantileSelector {
         return value_of(least);
     }
 
-    // Writes every value and advances where it belongs to the bin: no branch to
-    // mispredict.
+    // Writes every value and advances where it belongs to the bin: no branch to mispredict.
     template <class Chunks>
     static void collect(const Chunks& chunks, int digit, int32_t* keys) {
         int64_t num_keys = 0;
@@ -221,8 +210,7 @@ class QuantileSelector {
         return true;
     }
 
-    // The key of a rank among keys with equal leading bits, and the one after it
-    // if there is one. Reorders them.
+    // The key of a rank among keys with equal leading bits, and the one after it if there is one. Reorders them.
     int32_t select_key(int32_t* keys, int64_t count, int64_t rank, int32_t& next_key) {
         const bool has_next = rank + 1 < count;
         bool is_next_known = false;
@@ -279,11 +267,9 @@ class QuantileSelector {
     }
 
     static float interpolate(float low, float high, double fraction) {
-        // Equal neighbours need no interpolation, and the difference of infinite
-        // ones is NaN.
+        // Equal neighbours need no interpolation, and the difference of infinite ones is NaN.
         if (low == high) return low;
-        // Rounded on its own, as PyTorch does: a fused multiply-add would differ in
-        // the last bit.
+        // Rounded on its own, as PyTorch does: a fused multiply-add would differ in the last bit.
         const volatile float step = static_cast<float>(fraction) * (high - low);
         return low + step;
     }
@@ -295,8 +281,7 @@ class QuantileSelector {
         int64_t digits[kTables][kDigitBins];
     };
 
-    // On the heap, since a selector may be local to a thread, where memory is
-    // scarce.
+    // On the heap, since a selector may be local to a thread, where memory is scarce.
     std::unique_ptr<Counters> counters_{new Counters()};
     int64_t num_counted_ = 0;
     bool has_spilled_ = false, has_nonfinite_ = false;

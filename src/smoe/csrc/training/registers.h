@@ -1,5 +1,5 @@
-// Pixels a register at a time, for loops that compare and choose: compilers,
-// mindful of floating-point traps, leave them scalar.
+// Pixels a register at a time, for loops that compare and choose: compilers, mindful of floating-point traps, leave
+// them scalar.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,7 @@ inline Register broadcast(float value) { return value - Register{}; }
 
 inline Register absolute(Register x) { return (Register)((IntRegister)x & 0x7fffffff); }
 
-// The first `count` lanes from or to memory, or all of them if there are so
-// many. Missing ones are zero.
+// The first `count` lanes from or to memory, or all of them if there are so many. Missing ones are zero.
 inline Register load(const float* source, int64_t count = kRegisterLanes) {
     Register lanes = {};
     if (count >= kRegisterLanes) {
@@ -44,19 +43,16 @@ inline void store(float* target, Register lanes, int64_t count = kRegisterLanes)
     }
 }
 
-// e^x for x <= 0, to about one unit in the last place; NaN for NaN. x = n ln 2
-// + r with |r| <= ln 2 / 2, and the series of e^r, whose first omitted term is
-// below 2^-27. 2^n is multiplied in two halves, so that it may be below the
-// normal floats.
+// e^x for x <= 0, to about one unit in the last place; NaN for NaN. x = n ln 2 + r with |r| <= ln 2 / 2, and the series
+// of e^r, whose first omitted term is below 2^-27. 2^n is multiplied in two halves, so that it may be below the normal
+// floats.
 inline Register exp_of_negative(Register x) {
-    constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an
-                                             // integer, in the lowest bits
+    constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, in the lowest bits
     constexpr uint32_t kRounderBits = 0x4b400000;
     x = x < -104.0f ? broadcast(-104.0f) : x;  // e^-104 rounds to zero
     const Register shifted = x * 1.44269504f + kRounder;
     const Register n = shifted - kRounder;
-    // ln 2 in two parts, the first of so few bits that its product with n is
-    // exact.
+    // ln 2 in two parts, the first of so few bits that its product with n is exact.
     const Register r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     Register power = r * (1.0f / 5040) + 1.0f / 720;
     power = power * r + 1.0f / 120;

@@ -1,30 +1,22 @@
-// What a routed layer does in its backward pass besides its convolution (paper
-// sections 2.2 and 2.3): how far off each choice was, which choices were wrong,
-// the damped error, and the gate's gradient.
+// What a routed layer does in its backward pass besides its convolution (paper sections 2.2 and 2.3): how far off each
+// choice was, which choices were wrong, the damped error, and the gate's gradient.
 //
-//   e[b, s, p] = scale * mean over f of |error[b, s, f, p]|,  wrong where e >
-//   quantile of e[b] + tolerance
+//   e[b, s, p] = scale * mean over f of |error[b, s, f, p]|,  wrong where e > quantile of e[b] + tolerance
 //
 // smoe_train_routing makes two sweeps, neither of which stores e:
-//   1. by samples: the quantile of e (quantile.h: two passes, which compute e
-//   chunk by chunk into L1). A sample that
+//   1. by samples: the quantile of e (quantile.h: two passes, which compute e chunk by chunk into L1). A sample that
 //      fits L2 or L3 is read once from memory.
-//   2. by chunks of pixels, over all samples: e is computed again, compared,
-//   and the error copied or damped. The counts
-//      of wrong choices of a chunk stay in L1 and are written once, at its end.
-//      Reads the error, writes the damped one.
-// Threads own samples in the first sweep and chunks in the second, and a chunk
-// adds its samples in ascending order: no result depends on the number of
-// threads. No product is ever added to anything, so fused multiply-adds cannot
-// change a bit either. Sums of more than sixteen terms are taken in blocks of
-// sixteen, as PyTorch does.
+//   2. by chunks of pixels, over all samples: e is computed again, compared, and the error copied or damped. The counts
+//      of wrong choices of a chunk stay in L1 and are written once, at its end. Reads the error, writes the damped one.
+// Threads own samples in the first sweep and chunks in the second, and a chunk adds its samples in ascending order: no
+// result depends on the number of threads. No product is ever added to anything, so fused multiply-adds cannot change
+// a bit either. Sums of more than sixteen terms are taken in blocks of sixteen, as PyTorch does.
 //
-// smoe_routing_gradient goes over chunks of pixels: sigmoid(scores) minus the
-// unselected experts' label everywhere, and then once more at the selected
-// experts (the scores and gradients of a chunk are still in L2).
+// smoe_routing_gradient goes over chunks of pixels: sigmoid(scores) minus the unselected experts' label everywhere, and
+// then once more at the selected experts (the scores and gradients of a chunk are still in L2).
 //
-// All inner loops are over contiguous pixels, a register at a time where they
-// compare (registers.h) and otherwise vectorised by the compiler.
+// All inner loops are over contiguous pixels, a register at a time where they compare (registers.h) and otherwise
+// vectorised by the compiler.
 #include <atomic>
 #include <new>
 #include <vector>
@@ -37,8 +29,7 @@ namespace training {
 namespace {
 
 constexpr int64_t kChunk = 2048;  // pixels: 8 KiB, several of which fit L1
-// Below about as many elements per thread, starting it takes longer than its
-// work.
+// Below about as many elements per thread, starting it takes longer than its work.
 constexpr int64_t kElementsPerThread = 1 << 14;
 
 int64_t useful_threads(int64_t threads, int64_t parts, int64_t elements) {
@@ -197,8 +188,7 @@ class ChunkSweep {
  private:
     int64_t num_unselected() const { return routing_.experts - routing_.selected; }
 
-    // Whether no label can exceed 1, so that its mean over the batch is that of
-    // the slots' wrong shares.
+    // Whether no label can exceed 1, so that its mean over the batch is that of the slots' wrong shares.
     bool labels_follow_from_shares() const { return routing_.selected <= num_unselected(); }
 
     void start_counts(int64_t count) {
@@ -224,8 +214,7 @@ class ChunkSweep {
             float* result = damped + (row - routing_.error);
             for (int64_t i = 0; i < count; i += kRegisterLanes) {
                 const IntRegister is_damped = load(errors_ + i) > limit;
-                // A product, so that an overflowed error stays visible to a loss scaler
-                // even where the damping is 0.
+                // A product, so that an overflowed error stays visible to a loss scaler even where the damping is 0.
                 const Register factor = is_damped ? broadcast(damping) : broadcast(1.0f);
                 store(result + i, load(row + i, count - i) * factor, count - i);
             }
