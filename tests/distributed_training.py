@@ -5,6 +5,7 @@ Here and not in the test file: a spawned process imports it by name.
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -53,18 +54,26 @@ def run_process(rank: int, num_processes: int, port: int, directory: str) -> Non
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", rank=rank, world_size=num_processes)
     try:
-        net = DistributedDataParallel(make_net())
-        share = GLOBAL_BATCH // num_processes
-        train(net, slice(rank * share, (rank + 1) * share))
-        torch.save(net.module.state_dict(), Path(directory) / f"{rank}.pt")
-
-        # An error that is not finite in one process is counted there, and still after the next forward pass.
-        layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4))
-        parallel = DistributedDataParallel(layer)
-        factor = torch.nan if rank == 1 else 1.0
-        (parallel(torch.ones(2, 1, 4, 4)) * factor).sum().backward()
-        with torch.no_grad():
-            parallel(torch.ones(2, 1, 4, 4))
-        assert layer.num_nonfinite_errors == (1 if rank == 1 else 0)
+        train_share(rank, num_processes, Path(directory))
+        # A wrapped net keeps the group's threads alive, and one of them may hold a tensor of the last broadcast. When
+        # the interpreter ends before that thread does, it aborts the process: drop the nets, then wait for each other.
+        gc.collect()
+        distributed.barrier()
     finally:
         distributed.destroy_process_group()
+
+
+def train_share(rank: int, num_processes: int, directory: Path) -> None:
+    net = DistributedDataParallel(make_net())
+    share = GLOBAL_BATCH // num_processes
+    train(net, slice(rank * share, (rank + 1) * share))
+    torch.save(net.module.state_dict(), directory / f"{rank}.pt")
+
+    # An error that is not finite in one process is counted there, and still after the next forward pass.
+    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4))
+    parallel = DistributedDataParallel(layer)
+    factor = torch.nan if rank == 1 else 1.0
+    (parallel(torch.ones(2, 1, 4, 4)) * factor).sum().backward()
+    with torch.no_grad():
+        parallel(torch.ones(2, 1, 4, 4))
+    assert layer.num_nonfinite_errors == (1 if rank == 1 else 0)

@@ -58,6 +58,7 @@ def run(args: list[str]) -> int:
     # torch is imported from here on only: a typo is answered at once.
     from smoe.cli.report import print_result
     from smoe.experiments.runs import default_output_dir, train
+    from smoe.training.devices import leave_processes
     from smoe.training.interruption import Interrupted
     from smoe.training.progress import BarReporter
 
@@ -71,6 +72,7 @@ def run(args: list[str]) -> int:
     except Interrupted as interruption:
         sys.stderr.write(f"{interruption}; the state is saved, continue with --output-dir {output_dir} --resume\n")
         return 128 + interruption.signal_number
+    leave_processes()
     if not is_first:
         return 0
     test = {key.removeprefix("test/"): value for key, value in record.items() if key.startswith("test/")}
