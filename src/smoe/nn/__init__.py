@@ -16,6 +16,7 @@ from smoe.nn.gates import (
 )
 from smoe.nn.grid_conv import GridConv2d
 from smoe.nn.locally_connected import LocallyConnected2d
+from smoe.nn.patch_moe import PatchMoE
 from smoe.nn.routed_layer import RoutedLayer, track_loss_scale
 from smoe.nn.spatial_moe import SpatialMoE2d
 
@@ -31,6 +32,7 @@ __all__ = [
     "LocallyConnected2d",
     "LocallyConnectedGate",
     "NoisyGate",
+    "PatchMoE",
     "RoutedLayer",
     "SpatialGate",
     "SpatialMoE",

@@ -1,0 +1,70 @@
+"""The auxiliary losses of V-MoE's router, importance and load (Riquelme et al., 2021, appendix A.2).
+
+Each is a squared coefficient of variation over the experts, of the population, in each group of tokens; the groups are
+averaged.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from smoe.nn.patch_moe import PatchMoE
+
+
+def patch_importance_loss(logits: torch.Tensor) -> torch.Tensor:
+    """Variation of the experts' importances, their probabilities summed over the tokens of a group.
+
+    Args:
+        logits: of the router, without noise, `(groups, tokens of a group, X)`.
+    """
+    return _squared_variation(logits.softmax(dim=-1).sum(dim=1)).mean()
+
+
+def patch_load_loss(clean: torch.Tensor, noisy: torch.Tensor, num_selected: int, noise_std: float) -> torch.Tensor:
+    """Variation of the experts' loads, the mean over a group of the probability of being chosen.
+
+    That is the probability that the expert, its noise drawn anew, exceeds the smallest logit that was chosen. The
+    gradient goes through that threshold too, as in V-MoE.
+
+    Args:
+        clean: the router's logits before the noise, `(groups, tokens of a group, X)`.
+        noisy: of the same shape, those that decided.
+        num_selected: experts chosen for each token.
+        noise_std: standard deviation of the noise.
+    """
+    if not noise_std > 0.0:
+        raise ValueError(
+            f"the load loss is defined only with routing noise: noise_std must be positive, got {noise_std}"
+        )
+    threshold = noisy.topk(num_selected, dim=-1).values[..., -1:]
+    probability = torch.special.ndtr((clean - threshold) / noise_std)
+    return _squared_variation(probability.mean(dim=1)).mean()
+
+
+def patch_moe_loss(model: nn.Module, weight: float = 0.01) -> torch.Tensor:
+    """Mean of importance and load loss, summed over the `PatchMoE` layers of a model, times `weight`.
+
+    Call it after the forward pass in training mode and add it to the loss.
+
+    Args:
+        model: holds `PatchMoE` layers with noise.
+        weight: factor of the whole.
+    """
+    layers = [module for module in model.modules() if isinstance(module, PatchMoE)]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} holds no PatchMoE layer")
+    losses: list[torch.Tensor] = []
+    for layer in layers:
+        logits = layer.last_logits
+        if logits is None:
+            raise ValueError("no forward pass in training mode yet: call the model before its patch_moe_loss")
+        importance = patch_importance_loss(logits.clean)
+        load = patch_load_loss(logits.clean, logits.noisy, layer.num_selected, logits.noise_std)
+        losses.append(0.5 * (importance + load))
+    return weight * torch.stack(losses).sum()
+
+
+def _squared_variation(per_expert: torch.Tensor) -> torch.Tensor:
+    """`(groups, X)` to `(groups,)`."""
+    return per_expert.var(dim=1, correction=0) / per_expert.mean(dim=1) ** 2

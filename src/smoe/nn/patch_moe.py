@@ -1,0 +1,188 @@
+"""V-MoE's layer: a router sends each token to a few feed-forward networks (Riquelme et al., 2021)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from smoe.nn.feed_forward import FeedForward
+from smoe.nn.grid_checks import check_positive
+from smoe.ops.top_experts import top_experts
+
+# An expert's capacity is rounded up to a multiple of this.
+_CAPACITY_STEP = 4
+
+
+class RouterLogits(NamedTuple):
+    """What a router said of the tokens of each group.
+
+    Attributes:
+        clean: `(groups, tokens of a group, X)`, at least float32.
+        noisy: of the same shape, what decided.
+        noise_std: standard deviation of the noise in `noisy`; 0 without.
+    """
+
+    clean: torch.Tensor
+    noisy: torch.Tensor
+    noise_std: float
+
+
+class PatchMoE(nn.Module):
+    """Tokens `(B, N, D)` to `(B, N, D)`, each through the experts its router chose.
+
+    The probabilities of the experts are the softmax of the router's logits, with noise in training. A token's output is
+    the sum over its most probable experts of probability times output; the chosen probabilities are not made to sum to
+    1 again. Of equally probable experts the one with the lower number wins.
+
+    All tokens of all samples, sample after sample, are cut into groups. In each group an expert serves as many tokens
+    as its capacity: first those whose first choice it is, then those whose second choice it is, and so on; among equal
+    choices in token order. A choice beyond the capacity is dropped and adds zero to its token, so put the layer into a
+    residual branch. A dropped choice makes no room for another one.
+
+    An expert computes its own tokens only. The gradient reaches the router through the probabilities of choices served.
+
+    Args:
+        width: D, of the tokens.
+        hidden: width between the two linear layers of an expert.
+        num_experts: X.
+        num_selected: experts chosen for each token.
+        capacity_factor: room an expert has, relative to an even split of the choices; see `capacity`. Holds in
+            evaluation too; the attribute may be changed at any time.
+        group_size: tokens in a group, a divisor of B * N. Without one each sample is a group, and its output does not
+            depend on the rest of the batch. (V-MoE's own groups are eight images.)
+        noise_std: standard deviation of the normal noise on the logits in training; 1 / num_experts if None, 0 for no
+            noise.
+        device: of the weights.
+        dtype: of the weights.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        num_experts: int,
+        num_selected: int = 1,
+        *,
+        capacity_factor: float = 1.05,
+        group_size: int | None = None,
+        noise_std: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(width=width, hidden=hidden, num_experts=num_experts)
+        if not 1 <= num_selected <= num_experts:
+            raise ValueError(f"num_selected must be in [1, {num_experts}], got {num_selected}")
+        if not 0.0 < capacity_factor < math.inf:
+            raise ValueError(f"capacity_factor must be positive and finite, got {capacity_factor}")
+        if group_size is not None:
+            check_positive(group_size=group_size)
+        if noise_std is None:
+            noise_std = 1.0 / num_experts
+        if not 0.0 <= noise_std < math.inf:
+            raise ValueError(f"noise_std must be finite and not negative, got {noise_std}")
+        self.width = width
+        self.hidden = hidden
+        self.num_experts = num_experts
+        self.num_selected = num_selected
+        self.capacity_factor = capacity_factor
+        self.group_size = group_size
+        self.noise_std = noise_std
+        self.router = nn.Linear(width, num_experts, bias=False, device=device, dtype=dtype)
+        self.experts = nn.ModuleList(FeedForward(width, hidden, device=device, dtype=dtype) for _ in range(num_experts))
+        self._last_logits: RouterLogits | None = None
+
+    @property
+    def last_logits(self) -> RouterLogits | None:
+        """What the router said in the last forward pass in training mode; `patch_moe_loss` is made of it."""
+        return self._last_logits
+
+    def capacity(self, group_size: int) -> int:
+        """Tokens of a group that one expert can serve.
+
+        `ceil(group_size * num_selected * capacity_factor / num_experts)`, rounded up to a multiple of 4.
+        """
+        needed = math.ceil(group_size * self.num_selected * self.capacity_factor / self.num_experts)
+        return math.ceil(needed / _CAPACITY_STEP) * _CAPACITY_STEP
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Sends each token through its experts."""
+        if tokens.ndim != 3 or tokens.shape[2] != self.width:
+            raise ValueError(f"tokens must be (B, N, {self.width}), got shape {tuple(tokens.shape)}")
+        group_size = tokens.shape[1] if self.group_size is None else self.group_size
+        num_tokens = tokens.shape[0] * tokens.shape[1]
+        if num_tokens % group_size:
+            raise ValueError(
+                f"{tokens.shape[0]} samples of {tokens.shape[1]} tokens are {num_tokens} tokens, which do not divide "
+                f"into groups of {group_size}"
+            )
+        grouped = tokens.reshape(-1, group_size, self.width)
+        logits = self._score(grouped)
+        if self.training:
+            self._last_logits = logits
+        # The trailing axis makes the tokens of a group the pixels of a grid of one column.
+        choice = top_experts(logits.noisy.softmax(dim=-1).transpose(1, 2).unsqueeze(3), self.num_selected)
+        indices = choice.indices.squeeze(3)
+        is_served = within_capacity(indices, self.num_experts, self.capacity(group_size))
+        output = self._apply_experts(grouped.flatten(0, 1), indices, choice.weights.squeeze(3), is_served)
+        return output.view(tokens.shape)
+
+    def _score(self, grouped: torch.Tensor) -> RouterLogits:
+        # Half precision would make ties of distinct logits.
+        dtype = torch.promote_types(grouped.dtype, torch.float32)
+        with torch.autocast(grouped.device.type, enabled=False):
+            clean = F.linear(grouped.to(dtype), self.router.weight.to(dtype))
+        if not self.training or self.noise_std == 0.0:
+            return RouterLogits(clean, clean, 0.0)
+        return RouterLogits(clean, clean + self.noise_std * torch.randn_like(clean), self.noise_std)
+
+    def _apply_experts(
+        self, tokens: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor, is_served: torch.Tensor
+    ) -> torch.Tensor:
+        """Tokens `(T, D)` and choices `(groups, num_selected, tokens of a group)` to outputs `(T, D)`."""
+        num_groups, num_selected, group_size = indices.shape
+        token_of_choice = torch.arange(len(tokens), device=tokens.device).view(num_groups, 1, group_size)
+        token_of_choice = token_of_choice.expand(-1, num_selected, -1).flatten()
+        expert_of_choice = indices.where(is_served, self.num_experts).flatten()
+        rows: list[torch.Tensor] = []
+        outputs: list[torch.Tensor] = []
+        for number, expert in enumerate(self.experts):
+            choices = (expert_of_choice == number).nonzero().squeeze(1)
+            rows.append(token_of_choice.index_select(0, choices))
+            # An expert nobody chose runs on no tokens, so that its gradient is zero and not missing.
+            served = expert(tokens.index_select(0, rows[-1]))
+            outputs.append(served * weights.flatten().index_select(0, choices).unsqueeze(1).to(served.dtype))
+        weighted = torch.cat(outputs)
+        return weighted.new_zeros(tokens.shape).index_add(0, torch.cat(rows), weighted)
+
+    def __getstate__(self) -> dict[str, object]:
+        # The last logits belong to a graph of the past, which can be neither copied nor pickled.
+        return {**self.__dict__, "_last_logits": None}
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows."""
+        return (
+            f"{self.width}, {self.hidden}, num_experts={self.num_experts}, num_selected={self.num_selected}, "
+            f"capacity_factor={self.capacity_factor:g}, group_size={self.group_size}, noise_std={self.noise_std:g}"
+        )
+
+
+def within_capacity(indices: torch.Tensor, num_experts: int, capacity: int) -> torch.Tensor:
+    """Which choices their experts have room for.
+
+    Args:
+        indices: chosen experts `(groups, num_selected, tokens of a group)`, best first.
+        num_experts: X.
+        capacity: tokens of a group that one expert can serve.
+
+    Returns:
+        Of the shape of `indices`, bool. First choices come before second ones, and equal choices in token order.
+    """
+    in_turn = indices.flatten(1)
+    is_expert = F.one_hot(in_turn, num_experts)
+    place = is_expert.cumsum(dim=1).gather(2, in_turn.unsqueeze(2)).squeeze(2)
+    return (place <= capacity).view_as(indices)

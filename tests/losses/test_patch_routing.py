@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from smoe.losses import patch_importance_loss, patch_load_loss, patch_moe_loss
+from smoe.nn import PatchMoE
+
+
+def squared_variation(values: list[float]) -> float:
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values) / len(values) / mean**2
+
+
+def normal_tail(value: float) -> float:
+    """Probability that a standard normal number exceeds `value`."""
+    return 0.5 * math.erfc(value / math.sqrt(2.0))
+
+
+def test_importance_by_hand():
+    # Sums over the two tokens of the first group: 0.8, 0.6 and 0.6; mean 2/3; the squared deviations are 4/225, 1/225
+    # and 1/225, so the variance is 2/225, and over 4/9 it is 0.02. The second group is even: 0. Mean of groups: 0.01.
+    first = [[0.6, 0.2, 0.2], [0.2, 0.4, 0.4]]
+    second = [[0.5, 0.25, 0.25], [1 / 6, 5 / 12, 5 / 12]]
+    probabilities = torch.tensor([first, second], dtype=torch.float64)
+    # A constant on all logits of a token changes nothing.
+    assert float(patch_importance_loss(probabilities.log() + 3.0)) == pytest.approx(0.01)
+
+
+def test_load_by_hand():
+    # One token, two experts, one chosen, no noise drawn: the threshold is 1. Expert 0 exceeds it with probability 1/2,
+    # expert 1 needs noise of 1 / 0.5 = 2 deviations.
+    logits = torch.tensor([[[1.0, 0.0]]])
+    expected = squared_variation([0.5, normal_tail(2.0)])
+    assert expected == pytest.approx(((0.5 - 0.02275) / (0.5 + 0.02275)) ** 2, rel=1e-4)
+    assert float(patch_load_loss(logits, logits, 1, 0.5)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("num_selected", [1, 2, 4])
+def test_load_equals_loops(num_selected):
+    G, S, X, std = 2, 5, 4, 0.3
+    clean = torch.randn(G, S, X, dtype=torch.float64)
+    noisy = clean + std * torch.randn_like(clean)
+    losses: list[float] = []
+    for g in range(G):
+        loads = [0.0] * X
+        for s in range(S):
+            threshold = sorted(noisy[g, s].tolist(), reverse=True)[num_selected - 1]
+            for x in range(X):
+                loads[x] += normal_tail((threshold - float(clean[g, s, x])) / std) / S
+        losses.append(squared_variation(loads))
+    assert float(patch_load_loss(clean, noisy, num_selected, std)) == pytest.approx(sum(losses) / G)
+
+
+def test_gradients_are_those_of_the_functions():
+    clean = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    noise = 0.5 * torch.randn(2, 3, 4, dtype=torch.float64)
+    assert torch.autograd.gradcheck(patch_importance_loss, clean)
+    # Through the threshold too: the noise stays, and all noisy logits move with the clean ones.
+    assert torch.autograd.gradcheck(lambda clean: patch_load_loss(clean, clean + noise, 2, 0.5), clean)
+
+
+def test_one_expert_is_balanced():
+    logits = torch.randn(2, 3, 1)
+    assert patch_importance_loss(logits) == 0
+    assert patch_load_loss(logits, logits + torch.randn(2, 3, 1), 1, 1.0) == 0
+
+
+def test_sum_over_layers_of_the_mean_of_both():
+    net = nn.Sequential(PatchMoE(4, 6, 3, 2), PatchMoE(4, 6, 2, group_size=6, noise_std=0.7))
+    net(torch.randn(4, 9, 4))
+    expected = 0.0
+    for layer, num_selected, shape in zip(net, (2, 1), ((4, 9, 3), (6, 6, 2)), strict=True):
+        assert isinstance(layer, PatchMoE)
+        logits = layer.last_logits
+        assert logits is not None
+        assert logits.clean.shape == shape
+        importance = patch_importance_loss(logits.clean)
+        load = patch_load_loss(logits.clean, logits.noisy, num_selected, layer.noise_std)
+        expected += (importance + load).item() / 2
+    assert expected > 0
+    assert patch_moe_loss(net).item() == pytest.approx(0.01 * expected)
+    assert patch_moe_loss(net, weight=3.0).item() == pytest.approx(3.0 * expected)
+
+
+def test_lowering_it_evens_the_experts():
+    torch.manual_seed(0)
+    layer = PatchMoE(4, 6, 3)
+    tokens = torch.randn(2, 60, 4) + 2.0
+    optimizer = torch.optim.SGD([layer.router.weight], lr=0.1)
+
+    def favourites() -> list[int]:
+        with torch.no_grad():
+            return layer.router(tokens).argmax(dim=2).flatten().bincount(minlength=3).tolist()
+
+    before = favourites()
+    for _ in range(200):
+        layer(tokens)
+        optimizer.zero_grad()
+        patch_moe_loss(layer, weight=1.0).backward()
+        optimizer.step()
+    after = favourites()
+    assert max(before) > 80
+    assert max(after) < 55
+    assert all(parameter.grad is None for parameter in layer.experts.parameters())
+
+
+def test_wrong_uses():
+    layer = PatchMoE(4, 6, 3, noise_std=0.0)
+    with pytest.raises(ValueError, match="Linear holds no PatchMoE layer"):
+        patch_moe_loss(nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="no forward pass in training mode yet"):
+        patch_moe_loss(layer)
+    layer(torch.randn(1, 5, 4))
+    with pytest.raises(ValueError, match=r"only with routing noise: noise_std must be positive, got 0\.0"):
+        patch_moe_loss(layer)

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from smoe.nn import PatchMoE
+from smoe.nn.feed_forward import FeedForward
+from smoe.nn.patch_moe import within_capacity
+
+
+@dataclass(frozen=True)
+class Case:
+    samples: int
+    tokens: int
+    num_experts: int
+    num_selected: int = 1
+    capacity_factor: float = 1.05
+    group_size: int | None = None
+    noise_std: float | None = None
+    overflows: bool = False
+
+
+CASES = {
+    "overflow": Case(2, 13, 3, capacity_factor=0.5, overflows=True),
+    "roomy": Case(3, 7, 4, capacity_factor=4.0),
+    "two choices": Case(2, 11, 4, 2, capacity_factor=4.0),
+    "two choices overflow": Case(2, 13, 3, 2, capacity_factor=0.4, overflows=True),
+    "all experts": Case(2, 9, 3, 3),
+    "one expert": Case(2, 5, 1),
+    "one expert overflow": Case(2, 9, 1, capacity_factor=0.5, overflows=True),
+    "groups across samples": Case(3, 10, 3, group_size=15, capacity_factor=0.5, overflows=True),
+    "several groups in a sample": Case(2, 15, 2, 2, group_size=5, capacity_factor=0.5, overflows=True),
+    "one group": Case(2, 7, 3, group_size=14, capacity_factor=0.7, overflows=True),
+    "silent": Case(2, 13, 3, 2, noise_std=0.0, capacity_factor=0.4, overflows=True),
+    "loud": Case(2, 13, 3, noise_std=5.0),
+    "one token": Case(1, 1, 2, 2),
+}
+SEED = 7
+
+
+def define(layer: PatchMoE, tokens: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The output in loops, and how many choices were dropped. The noise is `(B * N, X)`."""
+    B, N, D = tokens.shape
+    flat = tokens.reshape(B * N, D)
+    group_size = layer.group_size or N
+    needed = math.ceil(group_size * layer.num_selected * layer.capacity_factor / layer.num_experts)
+    capacity = needed + (-needed) % 4
+    outputs = [torch.zeros(D, dtype=tokens.dtype) for _ in range(B * N)]
+    num_dropped = 0
+    for first in range(0, B * N, group_size):
+        num_served = [0] * layer.num_experts
+        for choice in range(layer.num_selected):
+            for t in range(first, first + group_size):
+                logits = [layer.router.weight[x] @ flat[t] + noise[t, x] for x in range(layer.num_experts)]
+                total = sum(torch.exp(logit) for logit in logits)
+                ranked = sorted(((-logit.item(), x) for x, logit in enumerate(logits)))
+                x = ranked[choice][1]
+                if num_served[x] == capacity:
+                    num_dropped += 1
+                    continue
+                num_served[x] += 1
+                expert = layer.experts[x]
+                assert isinstance(expert, FeedForward)
+                hidden = expert.widen.weight @ flat[t] + expert.widen.bias
+                hidden = hidden * 0.5 * (1.0 + torch.erf(hidden / math.sqrt(2.0)))
+                output = expert.narrow.weight @ hidden + expert.narrow.bias
+                outputs[t] = outputs[t] + torch.exp(logits[x]) / total * output
+    return torch.stack(outputs).view(B, N, D), num_dropped
+
+
+def build(case: Case) -> tuple[PatchMoE, torch.Tensor]:
+    torch.manual_seed(0)
+    layer = PatchMoE(
+        6,
+        5,
+        case.num_experts,
+        case.num_selected,
+        capacity_factor=case.capacity_factor,
+        group_size=case.group_size,
+        noise_std=case.noise_std,
+        dtype=torch.float64,
+    )
+    for expert in layer.experts:
+        assert isinstance(expert, FeedForward)
+        for linear in (expert.widen, expert.narrow):
+            nn.init.normal_(linear.bias)
+    return layer, torch.randn(case.samples, case.tokens, 6, dtype=torch.float64)
+
+
+def run(layer: PatchMoE, tokens: torch.Tensor, output: torch.Tensor) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    names = ["tokens", *(name for name, _ in layer.named_parameters())]
+    weighted = (output * torch.randn_like(output)).sum()
+    # A definition that never calls an expert has no gradient for it.
+    gradients = torch.autograd.grad(weighted, [tokens, *layer.parameters()], materialize_grads=True)
+    return {"output": output, **dict(zip(names, gradients, strict=True))}
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_equals_loops(name, is_training):
+    case = CASES[name]
+    layer, tokens = build(case)
+    layer.train(is_training)
+    tokens.requires_grad_()
+    std = 1.0 / case.num_experts if case.noise_std is None else case.noise_std
+    torch.manual_seed(SEED)
+    actual = run(layer, tokens, layer(tokens))
+    torch.manual_seed(SEED)
+    noise = is_training * std * torch.randn(case.samples * case.tokens, case.num_experts, dtype=torch.float64)
+    output, num_dropped = define(layer, tokens, noise)
+    assert (num_dropped > 0) == case.overflows
+    for key, expected in run(layer, tokens, output).items():
+        torch.testing.assert_close(actual[key], expected, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_noise_is_of_training_only_and_decides():
+    case = CASES["loud"]
+    layer, tokens = build(case)
+    assert not torch.equal(layer(tokens), layer(tokens))
+    layer.eval()
+    assert torch.equal(layer(tokens), layer(tokens))
+    layer.train()
+    logits = layer.last_logits
+    assert logits is not None
+    assert logits.noise_std == 5.0
+    assert (logits.noisy - logits.clean).std().item() == pytest.approx(5.0, rel=0.3)
+    assert PatchMoE(6, 5, 4).noise_std == 0.25
+
+
+def test_only_the_last_training_pass_is_kept():
+    layer, tokens = build(CASES["groups across samples"])
+    layer.eval()(tokens)
+    assert layer.last_logits is None
+    layer.train()(tokens)
+    kept = layer.last_logits
+    assert kept is not None
+    assert kept.clean.shape == kept.noisy.shape == (2, 15, 3)
+    layer.eval()(2 * tokens)
+    assert layer.last_logits is kept
+    copied = copy.deepcopy(layer)
+    assert copied.last_logits is None
+    assert torch.equal(copied(tokens), layer(tokens))
+
+
+@pytest.mark.parametrize(
+    ("group_size", "num_experts", "num_selected", "capacity_factor", "capacity"),
+    [
+        (256, 3, 1, 1.05, 92),  # 89.6, 90
+        (256, 3, 2, 1.05, 180),  # 179.2, 180
+        (256, 4, 1, 1.0, 64),
+        (260, 4, 1, 1.0, 68),  # 65
+        (1, 8, 1, 1.05, 4),
+    ],
+)
+def test_capacity(group_size, num_experts, num_selected, capacity_factor, capacity):
+    layer = PatchMoE(4, 4, num_experts, num_selected, capacity_factor=capacity_factor)
+    assert layer.capacity(group_size) == capacity
+
+
+def test_first_choices_come_before_second_ones():
+    # One group of three tokens, first choices 0, 1, 0 and second choices 1, 0, 2.
+    indices = torch.tensor([[[0, 1, 0], [1, 0, 2]]])
+    assert within_capacity(indices, 3, 1).tolist() == [[[True, True, False], [False, False, True]]]
+    assert within_capacity(indices, 3, 2).tolist() == [[[True, True, True], [True, False, True]]]
+
+
+def test_each_group_has_its_own_capacity():
+    indices = torch.zeros(2, 1, 3, dtype=torch.int64)
+    assert within_capacity(indices, 2, 2).tolist() == [[[True, True, False]], [[True, True, False]]]
+
+
+def test_dropped_token_gets_zero_and_passes_nothing_back():
+    layer = PatchMoE(2, 3, 2, capacity_factor=0.1, noise_std=0.0)
+    # Every token prefers expert 1, which has room for four.
+    nn.init.zeros_(layer.router.weight)
+    with torch.no_grad():
+        layer.router.weight[1] = 1.0
+    tokens = torch.rand(1, 7, 2, requires_grad=True)
+    output = layer(tokens)
+    output.sum().backward()
+    assert tokens.grad is not None
+    assert (output[0, :4] != 0).any(dim=1).all()
+    assert (output[0, 4:] == 0).all()
+    assert (tokens.grad[0, :4] != 0).any(dim=1).all()
+    assert (tokens.grad[0, 4:] == 0).all()
+
+
+def test_experts_compute_their_own_tokens_only():
+    layer, tokens = build(CASES["two choices overflow"])
+    rows: list[int] = []
+    for expert in layer.experts:
+        expert.register_forward_hook(lambda _module, inputs, _output: rows.append(len(inputs[0])))
+    layer.eval()(tokens)
+    _, num_dropped = define(layer, tokens, torch.zeros(26, 3))
+    assert num_dropped > 0
+    assert sum(rows) == 2 * 26 - num_dropped
+
+
+def test_expert_nobody_chose_has_a_gradient_of_zero():
+    layer, tokens = build(Case(2, 5, 3, capacity_factor=3.0, noise_std=0.0))
+    nn.init.zeros_(layer.router.weight)
+    # All logits are equal: the lowest number wins.
+    layer(tokens).sum().backward()
+    for number, expert in enumerate(layer.experts):
+        for name, parameter in expert.named_parameters():
+            assert parameter.grad is not None
+            assert bool((parameter.grad != 0).any()) == (number == 0), (number, name)
+
+
+def test_sample_is_a_group_unless_told_otherwise():
+    layer, tokens = build(Case(4, 13, 3, capacity_factor=0.5, noise_std=0.0))
+    alone = torch.cat([layer(sample) for sample in tokens.split(1)])
+    torch.testing.assert_close(layer(tokens), alone)
+    layer.group_size = 26
+    assert not torch.allclose(layer(tokens), alone)
+
+
+def test_routes_in_float32_under_autocast():
+    layer = PatchMoE(6, 5, 3, 2, noise_std=0.0)
+    tokens = torch.randn(2, 9, 6)
+    expected = layer(tokens)
+    clean = layer.last_logits
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = layer(tokens)
+    assert clean is not None
+    assert layer.last_logits is not None
+    assert torch.equal(layer.last_logits.clean, clean.clean)
+    assert actual.dtype == torch.bfloat16
+    torch.testing.assert_close(actual.float(), expected, rtol=0.05, atol=0.05)
+
+
+def test_half_precision_layer():
+    layer = PatchMoE(6, 5, 3, dtype=torch.bfloat16)
+    output = layer(torch.randn(2, 9, 6, dtype=torch.bfloat16))
+    output.sum().backward()
+    assert output.dtype == torch.bfloat16
+    assert layer.last_logits is not None
+    assert layer.last_logits.clean.dtype == torch.float32
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
+def test_parameters():
+    layer = PatchMoE(8, 16, 3)
+    assert sum(parameter.numel() for parameter in layer.parameters()) == 3 * 8 + 3 * (8 * 16 + 16 + 16 * 8 + 8)
+    assert layer.router.bias is None
+    assert "num_experts=3, num_selected=1, capacity_factor=1.05, group_size=None" in repr(layer)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_selected": 4}, r"num_selected must be in \[1, 3\], got 4"),
+        ({"num_selected": 0}, r"num_selected must be in \[1, 3\], got 0"),
+        ({"num_experts": 0}, "num_experts must be at least 1, got 0"),
+        ({"width": 0}, "width must be at least 1, got 0"),
+        ({"hidden": -1}, "hidden must be at least 1, got -1"),
+        ({"capacity_factor": 0.0}, "capacity_factor must be positive and finite, got 0.0"),
+        ({"capacity_factor": math.nan}, "capacity_factor must be positive and finite, got nan"),
+        ({"group_size": 0}, "group_size must be at least 1, got 0"),
+        ({"noise_std": -0.5}, "noise_std must be finite and not negative, got -0.5"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PatchMoE(**{"width": 4, "hidden": 4, "num_experts": 3, **arguments})
+
+
+def test_wrong_tokens():
+    layer = PatchMoE(4, 4, 3, group_size=4)
+    with pytest.raises(ValueError, match=r"tokens must be \(B, N, 4\), got shape \(2, 4, 5\)"):
+        layer(torch.randn(2, 4, 5))
+    with pytest.raises(ValueError, match=r"tokens must be \(B, N, 4\), got shape \(4, 4\)"):
+        layer(torch.randn(4, 4))
+    with pytest.raises(ValueError, match="2 samples of 3 tokens are 6 tokens, which do not divide into groups of 4"):
+        layer(torch.randn(2, 3, 4))
+    with pytest.raises(ValueError, match="not finite"):
+        layer(torch.full((1, 4, 4), math.nan))
