@@ -1,12 +1,14 @@
-"""The rules of an SMoE layer in plain loops: what its tests compare with."""
+"""The rules of the layers in plain loops: what their tests compare with."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from smoe.nn import FixedGate, RoutedLayer, SpatialMoE2d, TensorGate
 from smoe.ops.routed_conv import reference_routed_conv2d
@@ -35,6 +37,27 @@ def loop_top_experts(scores: torch.Tensor, num_selected: int, order: str = "scor
                 chosen = sorted(chosen)
             indices[:, h, w] = torch.tensor(chosen)
     return indices
+
+
+def loop_conv2d(input: torch.Tensor, kernel: torch.Tensor, stride: int, padding_mode: str) -> torch.Tensor:
+    """`(B, C, H, W)` with a kernel `(O, C, kh, kw)` of odd sides: pixel by pixel and tap by tap, borders included."""
+    B, _, H, W = input.shape
+    out_channels, _, rows, columns = kernel.shape
+    pixels = [(h, w) for h in range(0, H, stride) for w in range(0, W, stride)]
+    outputs = []
+    for h, w in pixels:
+        total = torch.zeros(B, out_channels, dtype=input.dtype)
+        for i in range(rows):
+            for j in range(columns):
+                row, column = h + i - rows // 2, w + j - columns // 2
+                if padding_mode == "circular":
+                    row %= H
+                if padding_mode in ("circular", "longitude"):
+                    column %= W
+                if 0 <= row < H and 0 <= column < W:
+                    total = total + input[:, :, row, column] @ kernel[:, :, i, j].T
+        outputs.append(total)
+    return torch.stack(outputs, dim=-1).reshape(B, out_channels, len(range(0, H, stride)), len(range(0, W, stride)))
 
 
 @dataclass(frozen=True)
@@ -163,6 +186,25 @@ def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
         torch.testing.assert_close(
             actual[name], value, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+def output_and_gradients(
+    function: Callable[[torch.Tensor], torch.Tensor], layer: nn.Module, input: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Output of a function of an input and a layer's parameters, and every gradient for a fixed random error."""
+    x = input.detach().clone().requires_grad_()
+    output = function(x)
+    error = torch.randn(output.shape, dtype=output.dtype, generator=torch.Generator().manual_seed(0))
+    tensors = {"input": x, **dict(layer.named_parameters())}
+    gradients = torch.autograd.grad(output, list(tensors.values()), error)
+    return {"output": output.detach(), **{f"{name}.grad": grad for name, grad in zip(tensors, gradients, strict=True)}}
+
+
+def draw_parameters(layer: nn.Module) -> None:
+    """Replaces every parameter by random numbers, so that none is 0 or equal to another by its start."""
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_()
 
 
 def gate_scores(layer: RoutedLayer) -> torch.Tensor:

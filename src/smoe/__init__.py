@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from smoe import losses, metrics, nn, ops
     from smoe.losses import auxiliary_loss
     from smoe.nn import (
+        CondConv2d,
         ConvGate,
         CoordConv2d,
         CoordConv3Gate,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CondConv2d",
     "ConvGate",
     "CoordConv2d",
     "CoordConv3Gate",

@@ -1,5 +1,6 @@
 """Modules: the SMoE layers, their gates, and layers that know where they are."""
 
+from smoe.nn.cond_conv import CondConv2d
 from smoe.nn.coord_conv import CoordConv2d
 from smoe.nn.expert_mixture import SpatialMoE
 from smoe.nn.gates import (
@@ -21,6 +22,7 @@ from smoe.nn.routed_layer import RoutedLayer, track_loss_scale
 from smoe.nn.spatial_moe import SpatialMoE2d
 
 __all__ = [
+    "CondConv2d",
     "ConvGate",
     "CoordConv2d",
     "CoordConv3Gate",

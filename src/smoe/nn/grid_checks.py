@@ -1,6 +1,8 @@
-"""What a layer on a grid can be made with, checked at construction."""
+"""What a layer on a grid can be made with, checked at construction, and what it can be given."""
 
 from __future__ import annotations
+
+import torch
 
 from smoe.options import PADDING_MODES, PaddingMode
 
@@ -35,3 +37,9 @@ def check_positive(**numbers: int) -> None:
     for name, number in numbers.items():
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
+
+
+def check_input(input: torch.Tensor, in_channels: int) -> None:
+    """Refuses what is not a batch of grids with the layer's channels."""
+    if input.ndim != 4 or input.shape[1] != in_channels:
+        raise ValueError(f"input must be (B, {in_channels}, H, W), got shape {tuple(input.shape)}")
