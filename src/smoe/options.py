@@ -1,4 +1,4 @@
-"""The options of an SMoE layer that have names, and how its routing learns. Imports nothing heavy."""
+"""The options of the layers that have names, and how routing learns. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ NORMALIZATIONS: tuple[Normalization, ...] = get_args(Normalization)
 
 GateInit = Literal["kaiming", "paper", "smooth"]
 GATE_INITS: tuple[GateInit, ...] = get_args(GateInit)
+
+Combiner = Literal["rows_and_columns", "table", "input"]
+COMBINERS: tuple[Combiner, ...] = get_args(Combiner)
+
+CombinerNormalization = Literal["softmax", "norm", "none"]
+COMBINER_NORMALIZATIONS: tuple[CombinerNormalization, ...] = get_args(CombinerNormalization)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from smoe.nn.gates import (
 )
 from smoe.nn.grid_conv import GridConv2d
 from smoe.nn.locally_connected import LocallyConnected2d
+from smoe.nn.low_rank_local import LowRankLocal2d
 from smoe.nn.patch_moe import PatchMoE
 from smoe.nn.routed_layer import RoutedLayer, track_loss_scale
 from smoe.nn.spatial_moe import SpatialMoE2d
@@ -33,6 +34,7 @@ __all__ = [
     "LinearGate",
     "LocallyConnected2d",
     "LocallyConnectedGate",
+    "LowRankLocal2d",
     "NoisyGate",
     "PatchMoE",
     "RoutedLayer",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from smoe.ops.padding import output_grid
 from smoe.options import PADDING_MODES, PaddingMode
 
 
@@ -43,3 +44,13 @@ def check_input(input: torch.Tensor, in_channels: int) -> None:
     """Refuses what is not a batch of grids with the layer's channels."""
     if input.ndim != 4 or input.shape[1] != in_channels:
         raise ValueError(f"input must be (B, {in_channels}, H, W), got shape {tuple(input.shape)}")
+
+
+def check_output_grid(input: torch.Tensor, stride: int, spatial_shape: tuple[int, int]) -> None:
+    """Refuses an input whose output grid is not the one the layer was made for."""
+    grid = output_grid(input.shape[2], input.shape[3], stride)
+    if grid != spatial_shape:
+        raise ValueError(
+            f"the layer was made for an output grid of {spatial_shape}, but an input of "
+            f"{tuple(input.shape[2:])} at stride {stride} has the output grid {grid}"
+        )

@@ -7,9 +7,14 @@ import math
 import torch
 from torch import nn
 
-from smoe.nn.grid_checks import check_kernel_size, check_padding_mode, check_positive, check_spatial_shape
+from smoe.nn.grid_checks import (
+    check_kernel_size,
+    check_output_grid,
+    check_padding_mode,
+    check_positive,
+    check_spatial_shape,
+)
 from smoe.ops.local_conv import local_conv2d
-from smoe.ops.padding import output_grid
 from smoe.options import PaddingMode
 
 
@@ -54,10 +59,5 @@ class LocallyConnected2d(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Applies each pixel's own filters."""
-        grid = output_grid(input.shape[2], input.shape[3], self.stride)
-        if grid != self.spatial_shape:
-            raise ValueError(
-                f"the layer was made for an output grid of {self.spatial_shape}, but an input of "
-                f"{tuple(input.shape[2:])} at stride {self.stride} has the output grid {grid}"
-            )
+        check_output_grid(input, self.stride, self.spatial_shape)
         return local_conv2d(input, self.weight, stride=self.stride, padding_mode=self.padding_mode)

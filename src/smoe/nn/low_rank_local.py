@@ -1,0 +1,149 @@
+"""LRLCN: filters that change from pixel to pixel as combinations of a few bases (Elsayed et al., 2020)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from smoe.nn.combiners import DILATIONS, InputCombiner, RowsAndColumns, Table, fitting_dilations, normalize_combination
+from smoe.nn.grid_checks import (
+    check_input,
+    check_kernel_size,
+    check_output_grid,
+    check_padding_mode,
+    check_positive,
+    check_spatial_shape,
+)
+from smoe.ops.padding import output_grid, wrap_padding
+from smoe.options import COMBINER_NORMALIZATIONS, COMBINERS, Combiner, CombinerNormalization, PaddingMode
+
+
+class LowRankLocal2d(nn.Module):
+    """`(B, C, H, W)` to `(B, out_channels, H', W')`; the grid is kept at stride 1.
+
+    The output at a pixel is the sum over k of a_k there times base convolution k there. There is no bias, unless a
+    spatial one is asked for. Every combiner but `input` starts with equal weights: the layer starts as a convolution.
+
+    With the combiner `input`, a `spatial_shape` also chooses the dilations of its network: those that fit in the
+    smallest input with that output grid. Without it all four are there, and a grid below 17 is refused.
+
+    Args:
+        in_channels: C.
+        out_channels: filters of each base.
+        kernel_size: odd, one number or rows and columns.
+        spatial_rank: K, bases.
+        combiner: where a comes from: `rows_and_columns`, a number for each row plus one for each column; `table`, a
+            number for each pixel; `input`, a network that sees the input.
+        spatial_shape: rows and columns of the output grid; only the combiner `input` can do without.
+        normalization: of a over the bases: `softmax`, `norm` (L2) or `none`.
+        spatial_bias: add a bias that all filters share, from 0: a row plus a column for `rows_and_columns`, otherwise a
+            number for each pixel. Needs `spatial_shape`.
+        combiner_bias: biases in the network of the combiner `input`.
+        stride: of both axes.
+        padding_mode: `zeros`, `circular` or `longitude`.
+        device: of the weights.
+        dtype: of the weights.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int] = 3,
+        *,
+        spatial_rank: int = 3,
+        combiner: Combiner = "rows_and_columns",
+        spatial_shape: tuple[int, int] | None = None,
+        normalization: CombinerNormalization = "softmax",
+        spatial_bias: bool = False,
+        combiner_bias: bool = False,
+        stride: int = 1,
+        padding_mode: PaddingMode = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(in_channels=in_channels, out_channels=out_channels, spatial_rank=spatial_rank, stride=stride)
+        if combiner not in COMBINERS:
+            raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, got {combiner!r}")
+        if normalization not in COMBINER_NORMALIZATIONS:
+            raise ValueError(
+                f"normalization must be one of {', '.join(COMBINER_NORMALIZATIONS)}, got {normalization!r}"
+            )
+        if combiner_bias and combiner != "input":
+            raise ValueError(f"combiner_bias belongs to combiner='input', but combiner is {combiner!r}")
+        self.kernel_size = check_kernel_size(kernel_size)
+        self.stride = stride
+        self.padding_mode: PaddingMode = check_padding_mode(padding_mode)
+        self.normalization: CombinerNormalization = normalization
+        self.spatial_shape = None if spatial_shape is None else check_spatial_shape(spatial_shape)
+
+        shape = (spatial_rank, out_channels, in_channels, *self.kernel_size)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        # Each base starts as a convolution of its own: the fan-in is that of one base.
+        bound = math.sqrt(6.0 / (in_channels * self.kernel_size[0] * self.kernel_size[1]))
+        nn.init.uniform_(self.weight, -bound, bound)
+
+        if combiner == "input":
+            dilations = DILATIONS
+            if self.spatial_shape is not None:
+                rows, columns = ((size - 1) * stride + 1 for size in self.spatial_shape)
+                dilations = fitting_dilations((rows, columns))
+            self.combiner = InputCombiner(
+                in_channels, spatial_rank, dilations=dilations, bias=combiner_bias, device=device, dtype=dtype
+            )
+        elif self.spatial_shape is None:
+            raise ValueError(f"combiner={combiner!r} needs spatial_shape=(rows, columns) of the output grid")
+        else:
+            maps = RowsAndColumns if combiner == "rows_and_columns" else Table
+            start = 1.0 / math.sqrt(spatial_rank)
+            self.combiner = maps(spatial_rank, self.spatial_shape, start, device=device, dtype=dtype)
+
+        self.spatial_bias: RowsAndColumns | Table | None = None
+        if spatial_bias:
+            if self.spatial_shape is None:
+                raise ValueError("spatial_bias=True needs spatial_shape=(rows, columns) of the output grid")
+            maps = RowsAndColumns if combiner == "rows_and_columns" else Table
+            self.spatial_bias = maps(1, self.spatial_shape, 0.0, device=device, dtype=dtype)
+
+    def combining_weights(self, input: torch.Tensor | None = None) -> torch.Tensor:
+        """How much of each base is used where: `(K, H', W')`, or `(B, K, H', W')` for the combiner `input`.
+
+        Args:
+            input: `(B, C, H, W)`; only the combiner `input` looks at it.
+        """
+        if not isinstance(self.combiner, InputCombiner):
+            return normalize_combination(self.combiner(), self.normalization)
+        if input is None:
+            raise ValueError("combiner='input' looks at its input: give it one, (B, C, H, W)")
+        grid = output_grid(input.shape[2], input.shape[3], self.stride)
+        return normalize_combination(self.combiner(input, grid), self.normalization)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Convolves with every base, and combines the results pixel by pixel."""
+        check_input(input, self.weight.shape[2])
+        if self.spatial_shape is not None:
+            check_output_grid(input, self.stride, self.spatial_shape)
+        padded, zeros = wrap_padding(input, self.kernel_size, self.padding_mode)
+        bases = F.conv2d(padded, self.weight.flatten(0, 1), stride=self.stride, padding=zeros)
+        # As torch's convolutions, the layer returns the type it convolved in, lower than its own under autocast.
+        weights = self.combining_weights(input).to(bases.dtype).unsqueeze(-3)
+        # One base after the other: with 64 filters 1.5 times as fast as a product with all and its sum, because nothing
+        # K times the output is written. `einsum` is slower than both.
+        first, *others = zip(bases.unflatten(1, self.weight.shape[:2]).unbind(1), weights.unbind(-4), strict=True)
+        output = first[0] * first[1]
+        for base, weight in others:
+            output = torch.addcmul(output, base, weight)
+        return output if self.spatial_bias is None else output + self.spatial_bias().to(output.dtype)
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows."""
+        spatial_rank, out_channels, in_channels = self.weight.shape[:3]
+        return (
+            f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, spatial_rank={spatial_rank}, "
+            f"spatial_shape={self.spatial_shape}, normalization={self.normalization!r}, stride={self.stride}, "
+            f"padding_mode={self.padding_mode!r}"
+        )

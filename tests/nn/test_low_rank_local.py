@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+import smoe
+from definitions import assert_same, draw_parameters, loop_conv2d, output_and_gradients
+from smoe.nn.combiners import InputCombiner, RowsAndColumns, Table, fitting_dilations
+from smoe.ops import output_grid
+
+
+def loop_resize(maps: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    """Bilinear, corners on corners: a pixel between four others takes of each by its nearness."""
+    height, width = maps.shape[2:]
+    rows = []
+    for h in range(grid[0]):
+        row = h * (height - 1) / max(grid[0] - 1, 1)
+        top = min(int(row), max(height - 2, 0))
+        below = min(top + 1, height - 1)
+        columns = []
+        for w in range(grid[1]):
+            column = w * (width - 1) / max(grid[1] - 1, 1)
+            left = min(int(column), max(width - 2, 0))
+            right = min(left + 1, width - 1)
+            down, along = row - top, column - left
+            upper = (1 - along) * maps[:, :, top, left] + along * maps[:, :, top, right]
+            lower = (1 - along) * maps[:, :, below, left] + along * maps[:, :, below, right]
+            columns.append((1 - down) * upper + down * lower)
+        rows.append(torch.stack(columns, dim=-1))
+    return torch.stack(rows, dim=-2)
+
+
+def loop_depthwise(maps: torch.Tensor, convolution: nn.Module, dilation: int) -> torch.Tensor:
+    """Each map with its own 3x3 kernel, whose taps lie `dilation` apart; no padding."""
+    assert isinstance(convolution, nn.Conv2d)
+    height, width = maps.shape[2] - 2 * dilation, maps.shape[3] - 2 * dilation
+    total = torch.zeros(*maps.shape[:2], height, width, dtype=maps.dtype)
+    for i in range(3):
+        for j in range(3):
+            top, left = i * dilation, j * dilation
+            taps = convolution.weight[:, 0, i, j, None, None]
+            total = total + taps * maps[:, :, top : top + height, left : left + width]
+    return total if convolution.bias is None else total + convolution.bias[:, None, None]
+
+
+def loop_pointwise(maps: torch.Tensor, convolution: nn.Conv2d) -> torch.Tensor:
+    """Each output is a sum of the maps, with a number for each."""
+    outputs = []
+    for o, row in enumerate(convolution.weight[:, :, 0, 0]):
+        total = (row[None, :, None, None] * maps).sum(dim=1)
+        outputs.append(total if convolution.bias is None else total + convolution.bias[o])
+    return torch.stack(outputs, dim=1)
+
+
+def define_input_combiner(combiner: InputCombiner, input: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    """The network, step by step."""
+    reduced = loop_pointwise(input, combiner.reduce)
+    mean = reduced.sum(dim=(2, 3), keepdim=True) / (reduced.shape[2] * reduced.shape[3])
+    branches = [reduced, mean]
+    for dilation, scale in zip(combiner.dilations, combiner.scales, strict=True):
+        branches.append(loop_depthwise(reduced, scale, dilation))
+    scales = torch.cat([loop_resize(branch, grid) for branch in branches], dim=1)
+    squeezed = loop_pointwise(scales, combiner.squeeze).clamp(min=0)
+    excited = 1 / (1 + torch.exp(-loop_pointwise(squeezed, combiner.excite)))
+    return loop_pointwise(excited, combiner.project)
+
+
+def define_maps(maps: nn.Module, h: int, w: int) -> torch.Tensor:
+    """What a map holds at a pixel."""
+    if isinstance(maps, RowsAndColumns):
+        return maps.rows[:, h] + maps.columns[:, w]
+    assert isinstance(maps, Table)
+    return maps.table[:, h, w]
+
+
+def define_low_rank_local(layer: smoe.LowRankLocal2d, input: torch.Tensor) -> torch.Tensor:
+    """Sample by sample and pixel by pixel: the bases' convolutions, combined."""
+    bases = [loop_conv2d(input, base, layer.stride, layer.padding_mode) for base in layer.weight]
+    B, _, H, W = bases[0].shape
+    logits_of_input = torch.empty(0)
+    if isinstance(layer.combiner, InputCombiner):
+        logits_of_input = define_input_combiner(layer.combiner, input, (H, W))
+    output = torch.zeros_like(bases[0])
+    for b in range(B):
+        for h in range(H):
+            for w in range(W):
+                if isinstance(layer.combiner, InputCombiner):
+                    logits = logits_of_input[b, :, h, w]
+                else:
+                    logits = define_maps(layer.combiner, h, w)
+                if layer.normalization == "softmax":
+                    weights = torch.exp(logits) / torch.exp(logits).sum()
+                elif layer.normalization == "norm":
+                    weights = logits / torch.sqrt((logits**2).sum())
+                else:
+                    weights = logits
+                for k, base in enumerate(bases):
+                    output[b, :, h, w] += weights[k] * base[b, :, h, w]
+                if layer.spatial_bias is not None:
+                    output[b, :, h, w] += define_maps(layer.spatial_bias, h, w)
+    return output
+
+
+def compare_with_definition(layer: smoe.LowRankLocal2d, x: torch.Tensor) -> None:
+    draw_parameters(layer)
+    actual = output_and_gradients(layer, layer, x)
+    assert actual["output"].shape[2:] == output_grid(x.shape[2], x.shape[3], layer.stride)
+    assert_same(actual, output_and_gradients(lambda x: define_low_rank_local(layer, x), layer, x))
+
+
+@pytest.mark.parametrize("combiner", ["rows_and_columns", "table", "input"])
+@pytest.mark.parametrize("padding_mode", ["zeros", "circular", "longitude"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_equals_its_definition(stride, padding_mode, combiner):
+    layer = smoe.LowRankLocal2d(
+        2,
+        3,
+        (3, 5),
+        combiner=combiner,
+        spatial_shape=output_grid(5, 6, stride),
+        spatial_bias=True,
+        stride=stride,
+        padding_mode=padding_mode,
+        dtype=torch.float64,
+    )
+    compare_with_definition(layer, torch.randn(2, 2, 5, 6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("normalization", ["softmax", "norm", "none"])
+@pytest.mark.parametrize("combiner", ["rows_and_columns", "table", "input"])
+def test_normalizations(combiner, normalization):
+    options: dict[str, Any] = {"combiner": combiner, "normalization": normalization, "spatial_shape": (4, 3)}
+    layer = smoe.LowRankLocal2d(1, 2, 1, spatial_rank=4, **options).double()
+    compare_with_definition(layer, torch.randn(3, 1, 4, 3, dtype=torch.float64))
+    weights = layer.combining_weights(torch.randn(3, 1, 4, 3, dtype=torch.float64))
+    assert weights.shape == ((3, 4, 4, 3) if combiner == "input" else (4, 4, 3))
+    total = {"softmax": weights.sum(dim=-3), "norm": weights.square().sum(dim=-3)}.get(normalization)
+    if total is not None:
+        torch.testing.assert_close(total, torch.ones_like(total))
+
+
+def test_one_base_is_a_convolution():
+    layer = smoe.LowRankLocal2d(2, 3, spatial_rank=1, spatial_shape=(4, 5)).double()
+    compare_with_definition(layer, torch.randn(2, 2, 4, 5, dtype=torch.float64))
+    x = torch.randn(2, 2, 4, 5, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), loop_conv2d(x, layer.weight[0], 1, "zeros"))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("grid", [(17, 19), (9, 10), (20, 23), (1, 2)])
+def test_input_combiner_with_all_dilations_equals_its_definition(grid, bias):
+    combiner = InputCombiner(2, 2, bias=bias).double()
+    draw_parameters(combiner)
+    x = torch.randn(2, 2, 17, 19, dtype=torch.float64)
+    actual = output_and_gradients(lambda x: combiner(x, grid), combiner, x)
+    assert actual["output"].shape == (2, 2, *grid)
+    for name, value in actual.items():
+        assert value.abs().max() > 0, name
+    expected = output_and_gradients(lambda x: define_input_combiner(combiner, x, grid), combiner, x)
+    assert_same(actual, expected, tolerance=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dilations"),
+    [
+        ((64, 64), (1, 2, 4, 8)),
+        ((17, 32), (1, 2, 4, 8)),
+        ((32, 16), (1, 2, 4)),
+        ((5, 9), (1, 2)),
+        ((3, 3), (1,)),
+        ((2, 9), ()),
+    ],
+)
+def test_dilations_follow_the_grid(shape, dilations):
+    assert fitting_dilations(shape) == dilations
+    layer = smoe.LowRankLocal2d(1, 1, combiner="input", spatial_shape=shape)
+    assert isinstance(layer.combiner, InputCombiner)
+    assert layer.combiner.dilations == dilations
+    assert layer(torch.randn(2, 1, *shape)).shape == (2, 1, *shape)
+    # 2 + len(dilations) branches of K = 3 channels enter the squeeze; its 9 and the next 18 outputs stay.
+    expected = 27 + 3 + 27 * len(dilations) + (2 + len(dilations)) * 3 * 9 + 9 * 18 + 18 * 3
+    assert sum(parameter.numel() for parameter in layer.parameters()) == expected
+
+
+@pytest.mark.parametrize("size", [16, 17, 18])
+def test_dilations_fit_every_input_of_a_strided_layer(size):
+    # 16 at stride 3 have the output grid 6; so have 17 and 18, where dilation 8 would fit, but 16 decides.
+    layer = smoe.LowRankLocal2d(1, 1, combiner="input", spatial_shape=(6, 6), stride=3)
+    assert isinstance(layer.combiner, InputCombiner)
+    assert layer.combiner.dilations == (1, 2, 4)
+    assert layer(torch.randn(1, 1, size, size)).shape == (1, 1, 6, 6)
+
+
+def test_grid_too_small_for_a_dilation_is_refused():
+    layer = smoe.LowRankLocal2d(1, 1, combiner="input")
+    assert layer(torch.randn(1, 1, 17, 20)).shape == (1, 1, 17, 20)
+    with pytest.raises(
+        ValueError, match=r"dilation 8 needs a grid of at least 17 .* got \(16, 20\): .* dilations=\(1, 2, 4\)"
+    ):
+        layer(torch.randn(1, 1, 16, 20))
+
+
+def test_gradcheck():
+    layer = smoe.LowRankLocal2d(1, 2, 1, spatial_rank=2, combiner="input", spatial_shape=(3, 3), combiner_bias=True)
+    layer = layer.double()
+    draw_parameters(layer)
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+
+    def call(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        return functional_call(layer, dict(zip(names, values, strict=True)), (x,))
+
+    x = torch.randn(2, 1, 3, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(call, (x, *parameters))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # Three bases of 9, and the combiner. The SMoE paper's table of the heat experiment has 516 and 12315.
+        ({"combiner": "input"}, 27 + 489),
+        ({"combiner": "input", "spatial_shape": (64, 64)}, 516),
+        ({"combiner": "input", "combiner_bias": True}, 561),
+        ({"combiner": "table", "spatial_shape": (64, 64)}, 12315),
+        ({"combiner": "table", "spatial_shape": (64, 64), "spatial_bias": True}, 12315 + 4096),
+        ({"combiner": "rows_and_columns", "spatial_shape": (64, 32)}, 27 + 3 * (64 + 32)),
+        ({"combiner": "rows_and_columns", "spatial_shape": (64, 32), "spatial_bias": True}, 27 + 4 * (64 + 32)),
+        ({"combiner": "input", "spatial_shape": (64, 64), "spatial_bias": True}, 516 + 4096),
+    ],
+)
+def test_number_of_parameters(options, expected):
+    layer = smoe.LowRankLocal2d(1, 1, **options)
+    assert sum(parameter.numel() for parameter in layer.parameters()) == expected
+
+
+@pytest.mark.parametrize("combiner", ["rows_and_columns", "table"])
+@pytest.mark.parametrize("normalization", ["softmax", "norm", "none"])
+def test_starts_as_a_convolution(normalization, combiner):
+    options: dict[str, Any] = {"combiner": combiner, "normalization": normalization}
+    layer = smoe.LowRankLocal2d(2, 3, spatial_rank=4, spatial_shape=(4, 5), spatial_bias=True, **options).double()
+    # Four equal weights: 1/4 each if they sum to 1, 1/2 each if their squares do; and 1/2 is the start itself.
+    share = 0.25 if normalization == "softmax" else 0.5
+    x = torch.randn(2, 2, 4, 5, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), loop_conv2d(x, share * layer.weight.sum(dim=0), 1, "zeros"))
+
+
+def test_each_base_starts_as_a_convolution():
+    layer = smoe.LowRankLocal2d(16, 32, (3, 5), combiner="input", spatial_rank=6)
+    assert layer.weight.shape == (6, 32, 16, 3, 5)
+    for kernel in layer.weight.detach():
+        assert float(kernel.std()) == pytest.approx(math.sqrt(2 / (16 * 3 * 5)), rel=0.03)
+
+
+def test_weights_of_the_combiner_start_as_in_the_authors_code():
+    combiner = InputCombiner(40, 30)
+    # Glorot: variance 2 / (inputs + outputs); of the 3x3 kernel of one map among 30, 9 inputs and 9 * 30 outputs.
+    assert float(combiner.reduce.weight.detach().std()) == pytest.approx(math.sqrt(2 / (40 + 30)), rel=0.05)
+    assert float(combiner.squeeze.weight.detach().std()) == pytest.approx(math.sqrt(2 / (180 + 90)), rel=0.05)
+    scales = torch.cat([parameter.detach().flatten() for parameter in combiner.scales.parameters()])
+    assert float(scales.std()) == pytest.approx(math.sqrt(2 / (9 + 9 * 30)), rel=0.05)
+
+
+def test_biases_of_the_combiner_start_at_zero():
+    combiner = InputCombiner(2, bias=True)
+    biases = [parameter for name, parameter in combiner.named_parameters() if name.endswith("bias")]
+    assert len(biases) == 8
+    assert all(bias.abs().max() == 0 for bias in biases)
+
+
+def test_norm_of_zeros_is_zero():
+    layer = smoe.LowRankLocal2d(1, 1, spatial_shape=(2, 2), combiner="table", normalization="norm")
+    with torch.no_grad():
+        for parameter in layer.combiner.parameters():
+            parameter.zero_()
+    assert layer.combining_weights().abs().max() == 0
+
+
+@pytest.mark.parametrize("combiner", ["rows_and_columns", "table", "input"])
+def test_copies_and_stored_weights(combiner):
+    def make() -> smoe.LowRankLocal2d:
+        layer = smoe.LowRankLocal2d(2, 3, combiner=combiner, spatial_shape=(5, 6), spatial_bias=True)
+        draw_parameters(layer)
+        return layer
+
+    layer, other = make(), make()
+    x = torch.randn(2, 2, 5, 6)
+    before = layer(x)
+    twin = copy.deepcopy(layer)
+    assert not torch.equal(other(x), before)
+    other.load_state_dict(layer.state_dict())
+    draw_parameters(layer)
+    assert not torch.equal(layer(x), before)
+    assert torch.equal(twin(x), before)
+    assert torch.equal(other(x), before)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("combiner", ["rows_and_columns", "input"])
+def test_compiled_for_any_batch(combiner):
+    torch._dynamo.reset()
+    layer = smoe.LowRankLocal2d(2, 3, combiner=combiner, spatial_shape=(3, 4), stride=2).double()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for batch in (3, 2, 5):
+        x = torch.randn(batch, 2, 5, 7, dtype=torch.float64)
+        assert_same(output_and_gradients(compiled, layer, x), output_and_gradients(layer, layer, x))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("combiner", ["rows_and_columns", "table", "input"])
+def test_autocast_returns_the_type_it_convolves_in(combiner):
+    layer = smoe.LowRankLocal2d(2, 3, combiner=combiner, spatial_shape=(5, 6), spatial_bias=True)
+    x = torch.randn(2, 2, 5, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = layer(x)
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output.float(), layer(x), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("combiner", ["rows_and_columns", "table"])
+def test_missing_grid_is_refused(combiner):
+    with pytest.raises(ValueError, match=f"combiner='{combiner}' needs spatial_shape"):
+        smoe.LowRankLocal2d(1, 1, combiner=combiner)
+
+
+def test_spatial_bias_without_a_grid_is_refused():
+    with pytest.raises(ValueError, match="spatial_bias=True needs spatial_shape"):
+        smoe.LowRankLocal2d(1, 1, combiner="input", spatial_bias=True)
+
+
+@pytest.mark.parametrize("combiner", ["rows_and_columns", "table", "input"])
+def test_other_grid_is_refused(combiner):
+    layer = smoe.LowRankLocal2d(1, 2, combiner=combiner, spatial_shape=(3, 4), stride=2)
+    assert layer(torch.randn(1, 1, 5, 8)).shape == (1, 2, 3, 4)
+    with pytest.raises(
+        ValueError, match=r"output grid of \(3, 4\), but an input of \(8, 5\) at stride 2 has .* \(4, 3\)"
+    ):
+        layer(torch.randn(1, 1, 8, 5))
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="spatial_rank must be at least 1, got 0"):
+        smoe.LowRankLocal2d(1, 1, spatial_rank=0, spatial_shape=(4, 4))
+    with pytest.raises(ValueError, match=r"kernel_size must be odd.* got 2"):
+        smoe.LowRankLocal2d(1, 1, 2, spatial_shape=(4, 4))
+    with pytest.raises(ValueError, match="combiner must be one of rows_and_columns, table, input, got 'rows'"):
+        smoe.LowRankLocal2d(1, 1, combiner="rows")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="normalization must be one of softmax, norm, none, got ''"):
+        smoe.LowRankLocal2d(1, 1, normalization="")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="combiner_bias belongs to combiner='input', but combiner is 'table'"):
+        smoe.LowRankLocal2d(1, 1, combiner="table", spatial_shape=(4, 4), combiner_bias=True)
+    with pytest.raises(ValueError, match="dilation must be at least 1, got 0"):
+        InputCombiner(1, dilations=(1, 0))
+
+
+@pytest.mark.parametrize("combiner", ["table", "input"])
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 4, 5)])
+def test_wrong_input(shape, combiner):
+    layer = smoe.LowRankLocal2d(2, 3, combiner=combiner, spatial_shape=(4, 5))
+    with pytest.raises(ValueError, match=r"input must be \(B, 2, H, W\), got shape \(" + ", ".join(map(str, shape))):
+        layer(torch.randn(shape))
+
+
+def test_combining_weights_of_no_input():
+    assert smoe.LowRankLocal2d(1, 1, spatial_shape=(4, 5)).combining_weights().shape == (3, 4, 5)
+    with pytest.raises(ValueError, match="looks at its input"):
+        smoe.LowRankLocal2d(1, 1, combiner="input").combining_weights()
