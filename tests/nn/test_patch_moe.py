@@ -245,6 +245,14 @@ def test_half_precision_layer():
     assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
+def test_batch_of_no_samples():
+    layer = PatchMoE(6, 5, 3, 2)
+    output = layer(torch.randn(0, 9, 6))
+    output.sum().backward()
+    assert output.shape == (0, 9, 6)
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in layer.parameters())
+
+
 def test_parameters():
     layer = PatchMoE(8, 16, 3)
     assert sum(parameter.numel() for parameter in layer.parameters()) == 3 * 8 + 3 * (8 * 16 + 16 + 16 * 8 + 8)
@@ -273,10 +281,12 @@ def test_wrong_arguments(arguments, message):
 
 def test_wrong_tokens():
     layer = PatchMoE(4, 4, 3, group_size=4)
-    with pytest.raises(ValueError, match=r"tokens must be \(B, N, 4\), got shape \(2, 4, 5\)"):
+    with pytest.raises(ValueError, match=r"tokens must be \(B, N, 4\), N at least 1, got shape \(2, 4, 5\)"):
         layer(torch.randn(2, 4, 5))
-    with pytest.raises(ValueError, match=r"tokens must be \(B, N, 4\), got shape \(4, 4\)"):
+    with pytest.raises(ValueError, match=r"tokens must be \(B, N, 4\), N at least 1, got shape \(4, 4\)"):
         layer(torch.randn(4, 4))
+    with pytest.raises(ValueError, match=r"N at least 1, got shape \(2, 0, 4\)"):
+        layer(torch.randn(2, 0, 4))
     with pytest.raises(ValueError, match="2 samples of 3 tokens are 6 tokens, which do not divide into groups of 4"):
         layer(torch.randn(2, 3, 4))
     with pytest.raises(ValueError, match="not finite"):

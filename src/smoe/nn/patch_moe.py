@@ -111,8 +111,8 @@ class PatchMoE(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Sends each token through its experts."""
-        if tokens.ndim != 3 or tokens.shape[2] != self.width:
-            raise ValueError(f"tokens must be (B, N, {self.width}), got shape {tuple(tokens.shape)}")
+        if tokens.ndim != 3 or tokens.shape[1] == 0 or tokens.shape[2] != self.width:
+            raise ValueError(f"tokens must be (B, N, {self.width}), N at least 1, got shape {tuple(tokens.shape)}")
         group_size = tokens.shape[1] if self.group_size is None else self.group_size
         num_tokens = tokens.shape[0] * tokens.shape[1]
         if num_tokens % group_size:
