@@ -1,6 +1,8 @@
 """Networks of the experiments."""
 
+from smoe.models.conv_net import ConvNet
+from smoe.models.fully_connected_net import FullyConnectedNet
 from smoe.models.spatial_moe_net import SpatialMoENet
 from smoe.models.vision_transformer import VisionTransformer
 
-__all__ = ["SpatialMoENet", "VisionTransformer"]
+__all__ = ["ConvNet", "FullyConnectedNet", "SpatialMoENet", "VisionTransformer"]
