@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from smoe.views.comparison import draw_accuracies, draw_region_accuracies
 from smoe.views.curves import draw_accuracy
+from smoe.views.grid import Panel, draw_grids
 from smoe.views.heat import draw_routing, largest_deviation
 from smoe.views.matching import agreement, matched_map, regions_of_experts
 
-__all__ = ["agreement", "draw_accuracy", "draw_routing", "largest_deviation", "matched_map", "regions_of_experts"]
+__all__ = [
+    "Panel",
+    "agreement",
+    "draw_accuracies",
+    "draw_accuracy",
+    "draw_grids",
+    "draw_region_accuracies",
+    "draw_routing",
+    "largest_deviation",
+    "matched_map",
+    "regions_of_experts",
+]

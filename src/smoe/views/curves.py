@@ -8,10 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from smoe.views.picture import save_picture
-
-# Okabe and Ito's colours, told apart by colour-blind readers too.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+from smoe.views.picture import COLOURS, save_picture
 
 
 def draw_accuracy(
@@ -45,7 +42,7 @@ def draw_accuracy(
         axes.plot(
             epochs,
             values,
-            color=_COLOURS[number % len(_COLOURS)],
+            color=COLOURS[number % len(COLOURS)],
             marker="o",
             markersize=5 if len(points) <= 40 else 0,
             linewidth=2,

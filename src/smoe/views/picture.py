@@ -1,4 +1,4 @@
-"""Writing a figure to disk."""
+"""What all pictures share: their colours, and how they are written to disk."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from smoe.atomic_files import write_atomically
+
+# Okabe and Ito's colours, told apart by colour-blind readers too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def save_picture(figure: Figure, path: str | Path) -> None:

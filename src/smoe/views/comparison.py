@@ -1,0 +1,82 @@
+"""Several models side by side: accuracy by epoch, and by region."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from smoe.views.picture import COLOURS, save_picture
+
+_LINES = ("-", (0, (5, 2)), (0, (1, 1.5)))
+
+
+def draw_accuracies(curves: Mapping[str, Sequence[float]], path: str | Path) -> None:
+    """Draw the accuracy in percent of several models by epoch, the epochs on a logarithmic axis.
+
+    Args:
+        curves: Accuracies by model, the first being epoch 1.
+        path: Picture to write.
+
+    Raises:
+        ValueError: If there is no curve, or an empty one.
+    """
+    if not curves:
+        raise ValueError("curves must hold at least one model")
+    figure = Figure(figsize=(8.0, 4.8), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (label, values) in enumerate(curves.items()):
+        if not values:
+            raise ValueError(f"the curve of {label!r} is empty")
+        axes.plot(
+            np.arange(1, len(values) + 1),
+            values,
+            label=label,
+            color=COLOURS[number % len(COLOURS)],
+            linestyle=_LINES[number // len(COLOURS) % len(_LINES)],
+            marker="o" if len(values) <= 12 else None,
+            linewidth=1.8,
+        )
+    axes.set_xscale("log")
+    axes.set_ylim(0, 101)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("validation pixels within 1 %, in %")
+    axes.grid(color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    save_picture(figure, path)
+
+
+def draw_region_accuracies(accuracies: Mapping[str, Sequence[float]], regions: Sequence[str], path: str | Path) -> None:
+    """Draw bars of the accuracy in percent of several models in each region.
+
+    Args:
+        accuracies: For each model, one number for each region.
+        regions: Names of the regions.
+        path: Picture to write.
+
+    Raises:
+        ValueError: If there is no model, or the numbers of a model do not fit the regions.
+    """
+    if not accuracies:
+        raise ValueError("accuracies must hold at least one model")
+    figure = Figure(figsize=(1.6 + 0.85 * len(accuracies), 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    width = 0.8 / len(regions)
+    for model, (label, values) in enumerate(accuracies.items()):
+        if len(values) != len(regions):
+            raise ValueError(f"{label!r} has {len(values)} accuracies for {len(regions)} regions")
+        for region, value in enumerate(values):
+            centre = model + (region - (len(regions) - 1) / 2) * width
+            axes.bar(centre, value, width * 0.92, color=COLOURS[region], label=regions[region] if model == 0 else None)
+            axes.text(centre, value + 1, f"{value:.0f}", ha="center", va="bottom", fontsize=7)
+    axes.set_xticks(range(len(accuracies)), list(accuracies), rotation=20)
+    axes.set_ylim(0, 108)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.set_ylabel("test pixels within 1 %, in %")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    save_picture(figure, path)
