@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from smoe.experiments.heat.build import build_gate, build_model, build_task, make_region_map, make_split
+from smoe.experiments.heat.build import build_task, make_region_map, make_split
+from smoe.experiments.heat.build_model import build_gate, build_model
+from smoe.experiments.heat.models import SpatialMoEModel
 from smoe.experiments.heat.pictures import draw_run, learned
-from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe, SpatialMoEModel
+from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.experiments.runs import default_output_dir, open_run, train
 from smoe.options import RoutingTraining
 from smoe.training.checkpoints import CheckpointError
@@ -122,7 +124,7 @@ def test_every_gate_and_expert_takes_a_step(gate: str, experts: str) -> None:
 
 def test_parameter_counts_of_the_paper() -> None:
     region_map = make_region_map(HeatDiffusion())
-    model = build_model(SpatialMoEModel(), RoutingTraining(), region_map)
+    model = build_model(SpatialMoEModel(), RoutingTraining(), region_map, HeatDiffusion().diffusivities)
     counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
     assert counts == {"layer.weight": 27, "layer.gate.scores": 12288}
     for gate, count in {"conv": 27, "coordconv": 81, "coordconv3": 255, "lcn": 110592}.items():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from smoe.experiments.heat.models import SpatialMoEModel
 from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.experiments.recipes import RECIPES, RecipeError, find_recipe, from_plain, to_plain
 
@@ -17,7 +18,7 @@ def test_the_headline_recipe_is_the_paper_scale_one() -> None:
     assert (data.num_train_runs, data.train_seed) == (1000, 42)
     assert (data.num_validation_runs, data.validation_seed) == (20, 546981)
     assert (data.num_test_runs, data.test_seed) == (20, 865124)
-    assert (recipe.model.num_experts, recipe.model.num_selected, recipe.model.gate) == (3, 1, "tensor")
+    assert recipe.model == SpatialMoEModel(num_experts=3, num_selected=1, gate="tensor")
     assert (recipe.routing.error_quantile, recipe.routing.damping) == (0.3, 0.0)
     assert (recipe.routing.tolerance, recipe.routing.damping_tolerance) == (1e-5, 1e-3)
     assert recipe.optimizer.lr == 1e-3 and recipe.training.batch_size == 32

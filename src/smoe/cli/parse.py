@@ -26,7 +26,9 @@ def parse(target: type[T], args: Sequence[str], *, prog: str, default: T | None 
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(target, args=list(args), prog=prog, **options)
+            # A recipe's model is of the class it has by name; its flags are those of that class.
+            config = (tyro.conf.AvoidSubcommands,)
+            return tyro.cli(target, args=list(args), prog=prog, config=config, **options)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from pathlib import Path
@@ -34,9 +35,15 @@ def find_recipe(name: str) -> Recipe:
 
 
 def to_plain(value: Any) -> Any:
-    """A recipe as dictionaries, lists and numbers."""
+    """A recipe as dictionaries, lists and numbers; where a field may be of several classes, with the class's name."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        hints = _type_hints(type(value))
+        plain: dict[str, Any] = {}
+        for field in dataclasses.fields(value):
+            part = getattr(value, field.name)
+            name = {"type": type(part).__name__} if len(_classes(hints[field.name])) > 1 else {}
+            plain[field.name] = {**name, **to_plain(part)} if name else to_plain(part)
+        return plain
     if isinstance(value, tuple):
         return [to_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
@@ -48,7 +55,7 @@ def from_plain(recipe_type: type[Any], plain: dict[str, Any]) -> Any:
     Raises:
         RecipeError: if a field is unknown; a missing one has its default.
     """
-    hints = typing.get_type_hints(recipe_type)
+    hints = _type_hints(recipe_type)
     unknown = sorted(set(plain) - set(hints))
     if unknown:
         raise RecipeError(
@@ -58,9 +65,28 @@ def from_plain(recipe_type: type[Any], plain: dict[str, Any]) -> Any:
 
 
 def _restore(hint: Any, value: Any) -> Any:
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return from_plain(hint, value)
-    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    classes = _classes(hint)
+    if classes:
+        # A run of the time when there was one class only has no name in it: that class comes first.
+        name = value.get("type", classes[0].__name__)
+        of_that_name = [kind for kind in classes if kind.__name__ == name]
+        if not of_that_name:
+            raise RecipeError(f"there is no {name!r} among {', '.join(kind.__name__ for kind in classes)}")
+        return from_plain(of_that_name[0], {key: item for key, item in value.items() if key != "type"})
     if isinstance(value, list):
         return tuple(value)
-    return Path(value) if value is not None and Path in options else value
+    return Path(value) if value is not None and Path in _options(hint) else value
+
+
+@functools.cache
+def _type_hints(recipe_type: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(recipe_type)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+
+
+def _classes(hint: Any) -> list[type[Any]]:
+    """The dataclasses a field may hold."""
+    return [option for option in _options(hint) if dataclasses.is_dataclass(option) and isinstance(option, type)]

@@ -44,6 +44,7 @@ class Task:
         splits: data sets named `train`, `validation` and `test`; a sample is an input and a target.
         collate: makes a batch of what the data set returns for a list of indices.
         seed: of the shuffles.
+        auxiliary_loss: of the model after its forward pass, added to the loss of each training step.
     """
 
     model: nn.Module
@@ -53,6 +54,7 @@ class Task:
     splits: Mapping[str, Dataset[Any]]
     collate: Collate
     seed: int
+    auxiliary_loss: Callable[[nn.Module], Tensor] | None = None
 
 
 class Loop:
@@ -133,6 +135,8 @@ class Loop:
         samples = load_batches(self.task.splits["train"], self.batches, self.task.collate, self.accelerator.device)
         for input, target in samples:
             loss = self.task.loss(self.model(input), target)
+            if self.task.auxiliary_loss is not None:
+                loss = loss + self.task.auxiliary_loss(self.model)
             self.accelerator.backward(track_loss_scale(loss, self.model))
             self.optimizer.step()
             self.optimizer.zero_grad()

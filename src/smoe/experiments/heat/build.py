@@ -1,4 +1,4 @@
-"""Makes the data, the model and the training task of a heat recipe."""
+"""Makes the data and the training task of a heat recipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from smoe import nn
 from smoe.data import (
     HeatPairs,
     draw_initial_states,
@@ -21,11 +20,10 @@ from smoe.data import (
     save_frames,
     simulate_heat,
 )
-from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe, SpatialMoEModel
+from smoe.experiments.heat.build_model import build_auxiliary_loss, build_model
+from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.experiments.recipes import to_plain
 from smoe.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
-from smoe.models import SpatialMoENet
-from smoe.options import RoutingTraining
 from smoe.training.loop import Task
 
 Progress = Callable[[str], None]
@@ -44,10 +42,12 @@ def build_task(
     region_map = make_region_map(recipe.data)
     data = {split: make_split(recipe.data, region_map, split, say) for split in splits}
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe.model, recipe.routing, region_map)
-    optimizer = torch.optim.Adam(model.parameters(), lr=recipe.optimizer.lr, betas=recipe.optimizer.betas)
+    model = build_model(recipe.model, recipe.routing, region_map, recipe.data.diffusivities)
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(learning, lr=recipe.optimizer.lr, betas=recipe.optimizer.betas)
     metrics = [PercentWithin(0.01, region_map=region_map), MeanSquaredError(), MeanAbsoluteError()]
-    return Task(model, optimizer, F.mse_loss, metrics, data, HeatPairs.collate, recipe.seed)
+    auxiliary_loss = build_auxiliary_loss(recipe.model, recipe.auxiliary)
+    return Task(model, optimizer, F.mse_loss, metrics, data, HeatPairs.collate, recipe.seed, auxiliary_loss)
 
 
 def make_region_map(data: HeatDiffusion) -> np.ndarray:
@@ -80,41 +80,6 @@ def make_split(data: HeatDiffusion, region_map: np.ndarray, split: str, say: Pro
     if path is not None:
         save_frames(path, frames)
     return HeatPairs(frames)
-
-
-def build_model(model: SpatialMoEModel, routing: RoutingTraining, region_map: np.ndarray) -> SpatialMoENet:
-    """The one-layer network."""
-    options: dict[str, Any] = {
-        "gate": build_gate(model, region_map),
-        "weighted": model.weighted,
-        "order": model.order,
-        **to_plain(routing),
-    }
-    if model.experts == "coordconv":
-        experts = nn.CoordConv2d(1, model.num_experts, model.kernel_size)
-        return SpatialMoENet(nn.SpatialMoE(experts, model.num_experts, model.num_selected, **options))
-    return SpatialMoENet(nn.SpatialMoE2d(1, model.num_experts, model.num_selected, model.kernel_size, **options))
-
-
-def build_gate(model: SpatialMoEModel, region_map: np.ndarray) -> nn.SpatialGate:
-    """The gate a recipe names."""
-    num_experts, num_selected = model.num_experts, model.num_selected
-    grid = (region_map.shape[0], region_map.shape[1])
-    normalization = model.normalization
-    makers: Mapping[str, Callable[[], nn.SpatialGate]] = {
-        "tensor": lambda: nn.TensorGate(
-            num_experts, num_selected, grid, init=model.gate_init, normalization=normalization
-        ),
-        "conv": lambda: nn.ConvGate(1, num_experts, num_selected, normalization=normalization),
-        "coordconv": lambda: nn.CoordConvGate(1, num_experts, num_selected, normalization=normalization),
-        "coordconv3": lambda: nn.CoordConv3Gate(1, num_experts, num_selected, normalization=normalization),
-        "lcn": lambda: nn.LocallyConnectedGate(1, num_experts, num_selected, grid, normalization=normalization),
-        "linear": lambda: nn.LinearGate(1, num_experts, num_selected, grid, normalization=normalization),
-        "fixed": lambda: nn.FixedGate.from_region_map(torch.from_numpy(region_map), num_experts, num_selected),
-        "random": lambda: nn.FixedGate.random(num_experts, num_selected, grid, init=model.gate_init),
-    }
-    gate = makers[model.gate]()
-    return nn.NoisyGate(gate) if model.gate_noise else gate
 
 
 def _digest(content: Mapping[str, Any]) -> str:
