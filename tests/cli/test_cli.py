@@ -117,3 +117,36 @@ def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path: Path, number: int) -> N
     assert process.returncode == 128 + number, error
     assert "the state is saved" in error and "Traceback" not in error
     assert (run / "checkpoints" / "last.pt").exists()
+
+
+def test_reproduce_says_what_is_missing_and_writes_the_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = ["--output-dir", str(tmp_path / "results"), "--runs-dir", str(tmp_path / "runs")]
+    assert main(["reproduce", "heat/weighted", "--seeds", "2", "--dry-run", *folders]) == 0
+    output = capsys.readouterr().out
+    assert "0 of 4 runs are stored" in output
+    assert "missing: heat/weighted: yes, paper, seed 1" in output
+    assert "| yes |  | 100.0 ± 0 |  | 0 |" in (tmp_path / "results" / "weighted.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["reproduce"], "name a table first"),
+        (["reproduce", "heat/gate"], "no table named 'heat/gate'; there are heat (all of them), heat/main"),
+        (["reproduce", "heat", "--scale", "large"], "no scale named 'large'; there are paper, small"),
+        (["reproduce", "heat", "--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["reproduce", "heat", "--job", "2"], "--job"),
+    ],
+)
+def test_reproduce_refuses_what_it_cannot_do(args: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, error = complaint(capsys, *args)
+    assert code == 2 and text in error
+
+
+def test_every_recipe_lists_the_fields_of_its_own_model(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "heat/vit", "--help"])
+    output = capsys.readouterr().out
+    assert "--model.patch-size" in output and "--model.num-selected" not in output

@@ -12,6 +12,7 @@ COMMANDS = {
     "train": "train a recipe",
     "evaluate": "score a trained run on its test or validation split",
     "show": "draw what a run learned",
+    "reproduce": "train what a table of the paper needs and write it beside the paper's numbers",
     "recipes": "list the recipes",
     "bench": "say which backend is in use; measure layers beside F.conv2d",
 }
@@ -30,10 +31,11 @@ examples:
   smoe train heat/smoe --output-dir runs/first --resume
   smoe evaluate runs/first
   smoe show runs/first
+  smoe reproduce heat/gates --seeds 3 --jobs 2
 
 `smoe COMMAND --help` tells more; `smoe train RECIPE --help` lists every field of a recipe.
 With SMOE_TRACEBACK=1 in the environment, errors show where they arose.
-""".format(commands="\n".join(f"  {name:<10}{text}" for name, text in COMMANDS.items()))
+""".format(commands="\n".join(f"  {name:<11}{text}" for name, text in COMMANDS.items()))
 
 
 class UsageError(Exception):
@@ -75,7 +77,7 @@ def _run(args: list[str]) -> int:
 def _speaks_to_user(error: Exception) -> bool:
     # By name, because importing these classes would import torch for `smoe --help`.
     names = {kind.__name__ for kind in type(error).__mro__}
-    ours = {"RecipeError", "RunError", "CheckpointError", "TrainingDiverged"}
+    ours = {"RecipeError", "RunError", "CheckpointError", "StoredRunError", "TrainingDiverged"}
     return bool(names & ours) or isinstance(error, (ValueError, FileNotFoundError, PermissionError))
 
 

@@ -1,0 +1,78 @@
+"""What a person sees while the runs of a table train."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as TimeLeftColumn
+
+from smoe.experiments.reproduction.run import PlannedRun
+from smoe.training.run_directory import RunDirectory
+
+
+class RunProgress:
+    """A bar over all runs with the time left, and a line for each that is under way.
+
+    Args:
+        num_runs: in all.
+        num_stored: of them, before.
+        on_end: called when a run has been stored.
+    """
+
+    def __init__(self, num_runs: int, num_stored: int, on_end: Callable[[], None]) -> None:
+        self.console = Console(file=sys.stderr, highlight=False)
+        self.on_end = on_end
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left:"),
+            # Runs take minutes, and their speed is known only over many of them.
+            TimeLeftColumn(),
+            console=self.console,
+            transient=True,
+            speed_estimate_period=6 * 3600,
+        )
+        self._all = self._bar.add_task("runs", total=num_runs, completed=num_stored)
+        self._lines: dict[str, tuple[TaskID, RunDirectory]] = {}
+
+    def __enter__(self) -> Self:
+        # Where nobody watches, in a log file, a bar is noise.
+        if self.console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.console.is_terminal:
+            self._bar.stop()
+
+    def begin(self, run: PlannedRun, folder: Path) -> None:
+        """Adds the run's line."""
+        self._lines[run.key.name] = (
+            self._bar.add_task(run.label, total=run.recipe.training.max_epochs),
+            RunDirectory(folder),
+        )
+
+    def end(self, run: PlannedRun) -> None:
+        """Moves the bar and says what the run reached."""
+        task, directory = self._lines.pop(run.key.name)
+        self._bar.remove_task(task)
+        self._bar.advance(self._all)
+        last = directory.read_history()[-1]
+        value = last.get(f"test/{run.recipe.training.monitor}")
+        reached = "diverged" if value is None else f"{value:.4f} after {last['epoch']} epochs ({last['stopped']})"
+        self.console.print(f"{run.label}: {reached}", markup=False, soft_wrap=True)
+        self.on_end()
+
+    def look(self) -> None:
+        """Reads how far the runs under way have come."""
+        if not self.console.is_terminal:
+            return
+        for task, directory in self._lines.values():
+            self._bar.update(task, completed=len(directory.read_history()))

@@ -1,0 +1,36 @@
+"""Which runs a set of tables needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from smoe.experiments.reproduction.run import PlannedRun
+from smoe.experiments.reproduction.stored_runs import RunKey
+from smoe.experiments.reproduction.tables import ResultTable, Scale
+
+
+def plan_runs(
+    tables: Sequence[ResultTable], scale: Scale, num_seeds: int, *, data_dir: Path, only: str = ""
+) -> list[PlannedRun]:
+    """The runs of all rows, each once, all rows' first seed before any second: a stop leaves whole tables.
+
+    Args:
+        tables: some rows may stand in several of them.
+        scale: of the data.
+        num_seeds: of each row.
+        data_dir: keeps the simulated data, which all processes share.
+        only: rows whose label, or whose table's name, contains this.
+    """
+    planned: dict[RunKey, PlannedRun] = {}
+    for seed in range(num_seeds):
+        for table in tables:
+            for row in table.rows:
+                if only.lower() not in f"{table.name} {row.label}".lower():
+                    continue
+                recipe = scale.recipe(row, seed)
+                recipe = replace(recipe, data=replace(recipe.data, cache_dir=data_dir))
+                label = f"{table.name}: {row.label}, {scale.name}, seed {seed}"
+                planned.setdefault(RunKey.of(recipe), PlannedRun(recipe, label))
+    return list(planned.values())

@@ -1,0 +1,102 @@
+"""Trains one row of a table with one seed, and stores what it reached."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smoe.experiments.parameter_counts import count_parameters
+from smoe.experiments.recipes import Recipe, from_plain, to_plain
+from smoe.experiments.reproduction.stored_runs import RunKey, RunStore, differences
+from smoe.experiments.runs import build_task, train
+from smoe.training.interruption import Interrupted
+from smoe.training.loop import TrainingDiverged
+from smoe.training.run_directory import Record, RunDirectory
+
+# Weights larger than this are not kept after the run: fifty million of a gate would fill the disk.
+_LARGEST_KEPT_CHECKPOINT = 2**22
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that is to be made.
+
+    Attributes:
+        recipe: with its seed, at its scale.
+        label: what a person calls it.
+    """
+
+    recipe: Recipe
+    label: str
+
+    @property
+    def key(self) -> RunKey:
+        """Under which it is stored."""
+        return RunKey.of(self.recipe)
+
+
+def train_and_store(planned: PlannedRun, store: RunStore, runs_dir: Path) -> bool:
+    """Trains, or goes on where an earlier call was stopped; returns whether the run came to its end.
+
+    Args:
+        planned: what to train.
+        store: receives the result.
+        runs_dir: holds the run's folder while it trains, and its best weights afterwards.
+    """
+    key = planned.key
+    folder = runs_dir / key.name
+    # As JSON and back: what is trained is what is stored.
+    recipe = from_plain(type(planned.recipe), json.loads(json.dumps(to_plain(planned.recipe))))
+    directory = RunDirectory(folder)
+    try:
+        last = train(key.digest, recipe, folder, resume=True, say=_silence)
+    except Interrupted:
+        return False
+    except TrainingDiverged as error:
+        last = {"stopped": f"diverged: {error}"}
+    store.write(key, _result(recipe, last, directory))
+    _drop_large_files(directory)
+    return True
+
+
+def _result(recipe: Recipe, last: Record, directory: RunDirectory) -> dict[str, Any]:
+    monitor = f"validation/{recipe.training.monitor}"
+    # The last record is that of the test.
+    history = [epoch for epoch in directory.read_history() if monitor in epoch]
+    parameters, gate_parameters = count_parameters(build_task(recipe, splits=(), say=_silence).model)
+    environment = json.loads(directory.environment_file.read_text())
+    return {
+        "differences": differences(recipe),
+        "recipe": to_plain(recipe),
+        "seed": recipe.seed,
+        "parameters": parameters,
+        "gate_parameters": gate_parameters,
+        "test": {name.removeprefix("test/"): value for name, value in last.items() if name.startswith("test/")},
+        "stopped": last["stopped"],
+        "epochs": len(history),
+        "best_epoch": last.get("best_epoch"),
+        "validation": [epoch[monitor] and round(epoch[monitor], 4) for epoch in history],
+        "seconds": round(sum(epoch["seconds"] for epoch in history), 1),
+        "threads": torch.get_num_threads(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": environment["commit"],
+        "processor": environment["processor"],
+        "torch": environment["packages"]["torch"],
+    }
+
+
+def _drop_large_files(directory: RunDirectory) -> None:
+    directory.last_checkpoint.unlink(missing_ok=True)
+    best = directory.best_checkpoint
+    if best.exists() and best.stat().st_size > _LARGEST_KEPT_CHECKPOINT:
+        shutil.rmtree(best.parent)
+
+
+def _silence(text: str) -> None:
+    del text

@@ -1,0 +1,132 @@
+"""Makes planned runs in several processes, so that a stop at any moment loses nothing that was computed.
+
+Each process trains one run at a time and stores it itself. A run that is stopped leaves its checkpoint, and the next
+call goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Protocol
+
+from smoe.experiments.reproduction.run import PlannedRun, train_and_store
+from smoe.experiments.reproduction.stored_runs import RunStore
+from smoe.training.run_directory import RunError
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class Watcher(Protocol):
+    """Hears of the runs."""
+
+    def begin(self, run: PlannedRun, folder: Path) -> None:
+        """A run begins, or goes on."""
+        ...
+
+    def end(self, run: PlannedRun) -> None:
+        """A run is stored."""
+        ...
+
+    def look(self) -> None:
+        """Some time has passed."""
+        ...
+
+
+def make_runs(
+    planned: Sequence[PlannedRun], store: RunStore, runs_dir: Path, *, jobs: int, num_threads: int, watcher: Watcher
+) -> bool:
+    """Trains and stores all planned runs, in their order; returns whether all came to their end.
+
+    Args:
+        planned: without those that are stored.
+        store: receives the results.
+        runs_dir: holds the folders of the runs.
+        jobs: number of processes.
+        num_threads: of each process.
+        watcher: hears of the runs.
+    """
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    waiting = list(reversed(planned))
+    active: dict[Future[bool], PlannedRun] = {}
+    with _only_one(runs_dir), _stopped_by_signals(stop):
+        pool = ProcessPoolExecutor(
+            jobs, mp_context=context, initializer=_begin_process, initargs=(num_threads, os.getpid(), stop)
+        )
+        try:
+            while (waiting or active) and not (stop.is_set() and not active):
+                while waiting and len(active) < jobs and not stop.is_set():
+                    run = waiting.pop()
+                    active[pool.submit(train_and_store, run, store, runs_dir)] = run
+                    watcher.begin(run, runs_dir / run.key.name)
+                done, _ = wait(active, timeout=_SECONDS_BETWEEN_LOOKS, return_when=FIRST_COMPLETED)
+                watcher.look()
+                for future in done:
+                    run = active.pop(future)
+                    # After a stop, a process that was between two runs is gone, and its run waits for the next call.
+                    if stop.is_set() and future.exception() is not None:
+                        continue
+                    if future.result():
+                        watcher.end(run)
+        finally:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+    return all(store.has(run.key) for run in planned)
+
+
+def _begin_process(num_threads: int, parent: int, stop: Event) -> None:
+    import torch
+
+    torch.set_num_threads(num_threads)
+    # The terminal sends Ctrl-C to all processes of the group; the parent passes it on through the event.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_watch, args=(parent, stop), daemon=True).start()
+
+
+def _watch(parent: int, stop: Event) -> None:
+    while os.getppid() == parent:
+        if stop.wait(timeout=1.0):
+            # The loop saves its state on this signal; between two runs it just ends the process.
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+    # The parent was killed: nobody would take the result. The checkpoint of the last epoch stays.
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stop: Event) -> Iterator[None]:
+    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _only_one(runs_dir: Path) -> Iterator[None]:
+    """Keeps a second call from training the same runs at the same time.
+
+    Raises:
+        RunError: if another process is at work in the folder.
+    """
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with (runs_dir / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"another process is making runs in {runs_dir}; wait for it or stop it") from None
+        yield

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smoe.experiments.heat.figures import draw_figures
+from smoe.experiments.heat.recipes import HeatRecipe
+from smoe.experiments.heat.tables import HEAT, grid_recipe
+from smoe.experiments.paper import heat_result
+from smoe.experiments.reproduction.plan import plan_runs
+from smoe.experiments.reproduction.report import markdown, outcomes, percent
+from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
+from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale
+
+
+def small(recipe: HeatRecipe) -> HeatRecipe:
+    return replace(recipe, data=replace(recipe.data, num_train_runs=3))
+
+
+CONV = Row(("conv", "no"), HeatRecipe(seed=0), heat_result(91.3, 0.2, 102))
+OTHER = Row(("other", "yes"), grid_recipe(0.5, None), heat_result(90.0, 0.1))
+TABLE = ResultTable("toy/first", "A toy", ("model", "on"), (CONV, OTHER), "Table 1", "All of it.")
+TOY = Experiment(
+    "toy", "within_1_percent", "Percent.", (TABLE,), (Scale("paper", "all", lambda x: x), Scale("small", "few", small))
+)
+
+
+def result(value: float | None, **more: Any) -> dict[str, Any]:
+    test = {} if value is None else {"within_1_percent": value}
+    test |= {f"within_1_percent/region_{region}": 50.0 for region in range(3)}
+    return {
+        "test": test,
+        "parameters": 27,
+        "gate_parameters": 12,
+        "best_epoch": 4,
+        "seconds": 10.4,
+        "validation": [1.0, 2.0],
+        "processor": "one",
+        "torch": "2",
+        "commit": "abc",
+        "date": "today",
+        **more,
+    }
+
+
+def test_means_and_spreads_stand_beside_the_papers(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    for seed, value in enumerate((91.0, 91.2, 91.7)):
+        store.write(RunKey.of(replace(CONV.recipe, seed=seed)), result(value))
+    store.write(RunKey.of(small(CONV.recipe)), result(80.0, best_epoch=9))
+    lines = markdown(TOY, TABLE, store).splitlines()
+    # The mean of 91.0, 91.2, 91.7 is 91.3; the squares of the deviations sum to 0.26, halved 0.13, the root is 0.36.
+    assert "| conv | no | 27+12 | 91.3 ± 0.2 | 91.3 ± 0.4 | 3 | paper | 102 | 4 | 10 |" in lines
+    assert "| conv | no | 27+12 | 91.3 ± 0.2 | 80.0 | 1 | small | 102 | 9 | 10 |" in lines
+    assert "| other | yes |  | 90.0 ± 0.1 |  | 0 |  |  |  |  |" in lines
+    assert "- one, torch 2, commit abc, today" in lines and "All of it." in lines
+    assert not any("not explained" in line for line in lines)
+
+
+def test_a_difference_without_a_sentence_is_named(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    store.write(RunKey.of(OTHER.recipe), result(90.4))
+    assert "- other, yes: differs from the paper by more than the spread of both; not explained yet." in markdown(
+        TOY, TABLE, store
+    )
+    explained = replace(TABLE, rows=(replace(OTHER, note="because"),))
+    text = markdown(TOY, explained, store)
+    assert "- other, yes: because" in text and "not explained" not in text
+
+
+def test_diverged_runs_are_counted(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    store.write(RunKey.of(CONV.recipe), result(None))
+    assert "| diverged | 1 |" in markdown(TOY, TABLE, store)
+    store.write(RunKey.of(replace(CONV.recipe, seed=1)), result(91.0))
+    assert "| 91.0 (1 diverged) | 2 |" in markdown(TOY, TABLE, store)
+    assert outcomes(TOY, CONV, store)[0].values == [91.0]
+
+
+@pytest.mark.parametrize(
+    ("mean", "spread", "text"),
+    [
+        (91.25, 0.2, "91.2 ± 0.2"),
+        (100.0, 0.0, "100.0 ± 0"),
+        (99.99997, None, "99.99997"),
+        (99.96, 0.004, "99.96 ± 0.004"),
+        (99.94, None, "99.9"),
+    ],
+)
+def test_100_means_all_of_it(mean: float, spread: float | None, text: str) -> None:
+    assert percent(mean, spread) == text
+
+
+def test_runs_are_planned_once_and_by_seed(tmp_path: Path) -> None:
+    twice = (TABLE, replace(TABLE, name="toy/second", rows=(OTHER,)))
+    planned = plan_runs(twice, TOY.scales[1], 2, data_dir=tmp_path)
+    assert [run.recipe.seed for run in planned] == [0, 0, 1, 1]
+    assert planned[0].label == "toy/first: conv, no, small, seed 0"
+    assert all(run.recipe.data.num_train_runs == 3 and run.recipe.data.cache_dir == tmp_path for run in planned)
+    assert len(plan_runs(twice, TOY.scales[1], 2, data_dir=tmp_path, only="OTHER")) == 2
+
+
+def test_tables_are_selected_by_name() -> None:
+    assert HEAT.select("heat") == list(HEAT.tables)
+    assert [table.name for table in HEAT.select("heat/gates")] == ["heat/gates"]
+    with pytest.raises(ValueError, match=r"no table named 'heat/gate'; there are heat \(all of them\), heat/main"):
+        HEAT.select("heat/gate")
+    with pytest.raises(ValueError, match="no scale named 'tiny'; there are paper, small"):
+        HEAT.scale("tiny")
+    with pytest.raises(ValueError, match="does not fit the columns"):
+        ResultTable("toy/bad", "", ("one",), (CONV,))
+
+
+def test_figures_are_drawn_of_what_is_stored(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "runs")
+    assert draw_figures(HEAT, HEAT.tables, store, tmp_path, tmp_path) == []
+    main = HEAT.select("heat/main")[0]
+    for row in main.rows[:3]:
+        store.write(RunKey.of(row.recipe), result(91.0))
+    store.write(RunKey.of(grid_recipe(0.3, 0.1)), result(100.0))
+    pictures = draw_figures(HEAT, HEAT.tables, store, tmp_path, tmp_path)
+    assert [picture.name for picture in pictures] == ["accuracy.png", "regions.png", "quantile-damping.png"]
+    assert all(picture.stat().st_size > 10_000 for picture in pictures)
+
+
+def test_epochs_to_100_need_all_seeds(tmp_path: Path) -> None:
+    from smoe.experiments.heat.figures import _epochs_to_all
+
+    store = RunStore(tmp_path)
+    row = Row(("",), grid_recipe(0.3, 0.1))
+    store.write(RunKey.of(row.recipe), result(100.0, best_epoch=6))
+    assert _epochs_to_all(outcomes(HEAT, row, store)[0]) == 6
+    store.write(RunKey.of(replace(row.recipe, seed=1)), result(99.9))
+    assert np.isnan(_epochs_to_all(outcomes(HEAT, row, store)[0]))

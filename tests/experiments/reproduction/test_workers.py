@@ -1,0 +1,107 @@
+"""Runs in several processes: stored when they end, and stopped at any moment without a loss."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_runs import Silent, tiny_runs
+
+from smoe.experiments.reproduction.run import train_and_store
+from smoe.experiments.reproduction.stored_runs import RunStore
+from smoe.experiments.reproduction.workers import _only_one, make_runs
+from smoe.training.loop import Loop, TrainingDiverged
+from smoe.training.run_directory import RunError
+
+PROGRAM = Path(__file__).parents[2] / "tiny_runs.py"
+# Long enough to be stopped in the middle, short enough to be waited for.
+EPOCHS = 100
+
+
+def start(folder: Path, name: str) -> subprocess.Popen[bytes]:
+    arguments = [sys.executable, PROGRAM, folder / f"{name}-store", folder / f"{name}-runs", str(EPOCHS), "1"]
+    return subprocess.Popen([str(argument) for argument in arguments])
+
+
+def metrics_files(folder: Path) -> list[Path]:
+    """Of runs that have ended an epoch."""
+    return [path for path in folder.glob("*/metrics.jsonl") if path.read_text()]
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+
+
+def without_time(path: Path) -> dict[str, object]:
+    result = json.loads(path.read_text())
+    return {name: value for name, value in result.items() if name not in ("seconds", "date", "threads")}
+
+
+def test_runs_are_made_in_two_processes_and_stored(tmp_path: Path) -> None:
+    runs, watcher = tiny_runs(3, max_epochs=2), Silent()
+    store = RunStore(tmp_path / "store")
+    assert make_runs(runs, store, tmp_path / "runs", jobs=2, num_threads=1, watcher=watcher)
+    assert sorted(watcher.ended) == ["seed 0", "seed 1", "seed 2"]
+    for run in runs:
+        result = store.read(run.key)
+        assert result is not None and result["seed"] == run.recipe.seed
+        assert result["epochs"] == len(result["validation"]) == 2
+        assert (result["parameters"], result["gate_parameters"]) == (27, 3 * 9 * 7)
+        assert set(result["test"]) >= {"within_1_percent", "within_1_percent/region_0", "mse"}
+        assert not (tmp_path / "runs" / run.key.name / "checkpoints" / "last.pt").exists()
+        assert (tmp_path / "runs" / run.key.name / "checkpoints" / "best.pt").exists()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a run that nobody stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    train_and_store(tiny_runs(1, EPOCHS)[0], RunStore(folder / "store"), folder / "runs")
+    return folder / "store"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_stop_loses_nothing(whole: Path, tmp_path: Path, number: signal.Signals) -> None:
+    process = start(tmp_path, "stopped")
+    wait_for(lambda: metrics_files(tmp_path / "stopped-runs"))
+    process.send_signal(number)
+    assert process.wait(timeout=30) == (-signal.SIGKILL if number == signal.SIGKILL else 3)
+    # The process that trained is gone too, and holds the folder no longer.
+    metrics = metrics_files(tmp_path / "stopped-runs")[0]
+    time.sleep(1.5)
+    num_epochs = len(metrics.read_text().splitlines())
+    assert 1 <= num_epochs < EPOCHS
+    time.sleep(0.7)
+    assert len(metrics.read_text().splitlines()) == num_epochs
+    assert not list((tmp_path / "stopped-store").glob("*.json"))
+
+    assert start(tmp_path, "stopped").wait(timeout=120) == 0
+    (ours,) = (tmp_path / "stopped-store").glob("*.json")
+    assert without_time(ours) == without_time(whole / ours.name)
+
+
+def test_a_diverged_run_is_stored_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(self: Loop) -> None:
+        raise TrainingDiverged("the loss became nan")
+
+    monkeypatch.setattr(Loop, "_report_step", diverge)
+    run, store = tiny_runs(1, 2)[0], RunStore(tmp_path / "store")
+    assert train_and_store(run, store, tmp_path / "runs")
+    result = store.read(run.key)
+    assert result is not None and result["stopped"] == "diverged: the loss became nan" and result["test"] == {}
+
+
+def test_two_calls_do_not_share_a_folder(tmp_path: Path) -> None:
+    with _only_one(tmp_path), pytest.raises(RunError, match="another process is making runs in"), _only_one(tmp_path):
+        pass
+    with _only_one(tmp_path):
+        assert os.path.exists(tmp_path / ".lock")

@@ -1,0 +1,54 @@
+"""Small planned runs, and a program that makes them: `python tiny_runs.py STORE RUNS EPOCHS SEEDS`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe
+from smoe.experiments.reproduction.run import PlannedRun
+from smoe.experiments.reproduction.stored_runs import RunStore
+from smoe.experiments.reproduction.workers import make_runs
+from smoe.training.plan import TrainingPlan
+
+
+class Silent:
+    """Watches and says nothing, but keeps what ended."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def begin(self, run: PlannedRun, folder: Path) -> None:
+        """Nothing."""
+
+    def end(self, run: PlannedRun) -> None:
+        """Keeps the label."""
+        self.ended.append(run.label)
+
+    def look(self) -> None:
+        """Nothing."""
+
+
+def tiny_runs(num_seeds: int, max_epochs: int) -> list[PlannedRun]:
+    """Runs of a few seconds or, with many epochs, of minutes."""
+    data = HeatDiffusion(spatial_shape=(9, 7), num_steps=10, num_train_runs=20, num_validation_runs=2, num_test_runs=2)
+    plan = TrainingPlan(max_epochs=max_epochs, early_stop_patience=max_epochs, stop_at=None, device="cpu")
+    return [PlannedRun(HeatRecipe(data=data, training=plan, seed=seed), f"seed {seed}") for seed in range(num_seeds)]
+
+
+def main() -> None:
+    """Makes the runs of the command line in two processes; exit code 3 says that it was stopped."""
+    store, runs_dir, epochs, seeds = sys.argv[1:]
+    is_complete = make_runs(
+        tiny_runs(int(seeds), int(epochs)),
+        RunStore(Path(store)),
+        Path(runs_dir),
+        jobs=2,
+        num_threads=1,
+        watcher=Silent(),
+    )
+    sys.exit(0 if is_complete else 3)
+
+
+if __name__ == "__main__":
+    main()
