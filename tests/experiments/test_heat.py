@@ -9,7 +9,7 @@ import torch
 
 from smoe.experiments.heat.build import build_task, make_region_map, make_split
 from smoe.experiments.heat.build_model import build_gate, build_model
-from smoe.experiments.heat.models import SpatialMoEModel
+from smoe.experiments.heat.models import ConvNetModel, SpatialMoEModel
 from smoe.experiments.heat.pictures import draw_run, learned
 from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.experiments.runs import default_output_dir, open_run, train
@@ -48,6 +48,14 @@ def test_pictures_are_drawn(small_run: Path) -> None:
     pictures = draw_run(open_run(small_run, "last"))
     assert [picture.name for picture in pictures] == ["accuracy.png", "routing.png"]
     assert all(picture.stat().st_size > 10_000 for picture in pictures)
+
+
+def test_a_baseline_has_a_curve_but_no_routing(tmp_path: Path) -> None:
+    train("heat/conv", replace(SMALL, model=ConvNetModel()), tmp_path, say=quietly)
+    run = open_run(tmp_path)
+    assert [picture.name for picture in draw_run(run)] == ["accuracy.png"]
+    with pytest.raises(ValueError, match="this run has ConvNet"):
+        learned(run)
 
 
 def test_what_was_learned_is_what_is_drawn(small_run: Path) -> None:

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_runs import Silent, tiny_runs
 
 from smoe.experiments.reproduction.run import train_and_store
 from smoe.experiments.reproduction.stored_runs import RunStore
 from smoe.experiments.reproduction.workers import _only_one, make_runs
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.run_directory import RunError
+from tiny_runs import Silent, tiny_runs
 
 PROGRAM = Path(__file__).parents[2] / "tiny_runs.py"
 # Long enough to be stopped in the middle, short enough to be waited for.

@@ -9,6 +9,7 @@ import torch
 
 from smoe.data import diffusion_stencil
 from smoe.experiments.heat.build import make_region_map
+from smoe.experiments.heat.models import SpatialMoEModel
 from smoe.experiments.paper import PAPER_RESULTS
 from smoe.experiments.runs import OpenRun
 from smoe.models import SpatialMoENet
@@ -19,15 +20,16 @@ def learned(run: OpenRun) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
     """Region map `(H, W)`, its stencils `(R, 3, 3)`, routing map `(H, W)` and experts `(X, k, k)` of a run.
 
     Raises:
-        ValueError: if the run's experts are not plain convolutions, or its gate looks at its input: then there is no
-            one map.
+        ValueError: if there is no one map: the run's model is no SMoE, its experts are not plain convolutions, or its
+            gate looks at its input.
     """
-    assert isinstance(run.task.model, SpatialMoENet)
-    layer = run.task.model.layer
+    model = run.task.model
+    layer = model.layer if isinstance(model, SpatialMoENet) else None
     if not isinstance(layer, SpatialMoE2d) or layer.gate.looks_at_input:
+        has = type(model).__name__ if layer is None else f"{type(layer).__name__} with {type(layer.gate).__name__}"
         raise ValueError(
             "a routing map can be drawn of convolution experts and a gate that does not look at its input; "
-            f"this run has {type(layer).__name__} with {type(layer.gate).__name__}"
+            f"this run has {has}"
         )
     region_map = make_region_map(run.recipe.data)
     stencils = np.stack([diffusion_stencil(diffusivity) for diffusivity in run.recipe.data.diffusivities])
@@ -37,7 +39,7 @@ def learned(run: OpenRun) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
 
 
 def draw_run(run: OpenRun) -> list[Path]:
-    """Writes the pictures into the run's folder and returns their paths."""
+    """Writes the pictures into the run's folder and returns their paths; the routing only where there is an SMoE."""
     from smoe.views import draw_accuracy, draw_routing
 
     monitor = f"validation/{run.recipe.training.monitor}"
@@ -49,6 +51,8 @@ def draw_run(run: OpenRun) -> list[Path]:
         reference = (f"paper, after {paper.epochs} epochs", paper.mean) if paper else None
         draw_accuracy(history, curve, keys=(monitor,), reference=reference)
         pictures.append(curve)
+    if not isinstance(run.recipe.model, SpatialMoEModel):
+        return pictures
     routing = run.directory.pictures / "routing.png"
     draw_routing(*learned(run), routing)
     return [*pictures, routing]
