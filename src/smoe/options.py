@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 PaddingMode = Literal["zeros", "circular", "longitude"]
@@ -24,6 +24,10 @@ CombinerNormalization = Literal["softmax", "norm", "none"]
 COMBINER_NORMALIZATIONS: tuple[CombinerNormalization, ...] = get_args(CombinerNormalization)
 
 
+ToleranceUnit = Literal["data", "output"]
+TOLERANCE_UNITS: tuple[ToleranceUnit, ...] = get_args(ToleranceUnit)
+
+
 @dataclass(frozen=True)
 class RoutingTraining:
     """How the routing learns (paper sections 2.2 and 2.3).
@@ -33,8 +37,11 @@ class RoutingTraining:
         rc_weight: factor of the RC loss.
         error_quantile: quantile of a sample's errors above which a choice is wrong.
         damping: factor of the error that wrongly chosen experts learn from; None leaves it whole.
-        tolerance: a choice is wrong for the gate if its error exceeds the quantile by more than this, in data units.
+        tolerance: a choice is wrong for the gate if its error exceeds the quantile by more than this.
         damping_tolerance: the same for the damping.
+        tolerance_unit: what the tolerances are measured in: `data`, the units of the data, as in the released code; or
+            `output`, the root mean square of the layer's output in the batch, so that the scale of the data is
+            without effect.
     """
 
     rc_loss: bool = True
@@ -43,6 +50,7 @@ class RoutingTraining:
     damping: float | None = 0.0
     tolerance: float = 1e-5
     damping_tolerance: float = 1e-3
+    tolerance_unit: ToleranceUnit = "data"
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.error_quantile <= 1.0:
@@ -53,3 +61,14 @@ class RoutingTraining:
             # `not >=` refuses NaN too.
             if not getattr(self, name) >= 0.0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.tolerance_unit not in TOLERANCE_UNITS:
+            raise ValueError(f"tolerance_unit must be one of {', '.join(TOLERANCE_UNITS)}, got {self.tolerance_unit!r}")
+
+    def with_unit(self, size: float) -> RoutingTraining:
+        """The same in data units, where one unit of the tolerances is `size` of them."""
+        return replace(
+            self,
+            tolerance=self.tolerance * size,
+            damping_tolerance=self.damping_tolerance * size,
+            tolerance_unit="data",
+        )

@@ -210,3 +210,53 @@ def test_repr_shows_the_numbers():
     text = repr(smoe.SpatialMoE2d(2, 4, 3, (3, 5), spatial_shape=(5, 6), weighted=True))
     for part in ("kernel_size=(3, 5)", "weighted=True", "num_experts=4", "num_selected=3", "spatial_shape=(5, 6)"):
         assert part in text
+
+
+def gradients_of(layer: smoe.SpatialMoE2d) -> tuple[torch.Tensor, torch.Tensor]:
+    assert isinstance(layer.gate, smoe.TensorGate)
+    assert layer.gate.scores.grad is not None and layer.weight.grad is not None
+    return layer.gate.scores.grad, layer.weight.grad
+
+
+def test_tolerances_in_units_of_the_output_know_no_scale():
+    """A thousand times the data and the loss of it: the same choices are wrong, and the experts learn alike."""
+
+    def gradients(scale, unit):
+        torch.manual_seed(3)
+        layer = smoe.SpatialMoE2d(
+            1,
+            3,
+            1,
+            spatial_shape=(6, 5),
+            error_quantile=0.5,
+            damping=0.1,
+            tolerance=0.1,
+            damping_tolerance=0.4,
+            tolerance_unit=unit,
+        ).double()
+        x = torch.randn(4, 1, 6, 5, dtype=torch.float64)
+        target = torch.randn(4, 1, 6, 5, dtype=torch.float64)
+        F.mse_loss(layer(scale * x), scale * target).backward()
+        gate, experts = gradients_of(layer)
+        return gate, experts / scale**2
+
+    for ours, theirs in zip(gradients(1.0, "output"), gradients(1000.0, "output"), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert not torch.allclose(gradients(1.0, "data")[0], gradients(1000.0, "data")[0])
+
+
+def test_a_unit_of_the_output_is_its_root_mean_square():
+    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(6, 5), tolerance=0.1, tolerance_unit="output")
+    x, target = torch.randn(4, 1, 6, 5), torch.randn(4, 1, 6, 5)
+    rms = float(layer(x).detach().square().mean().sqrt())
+    same = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(6, 5), tolerance=0.1 * rms, damping_tolerance=1e-3 * rms)
+    same.load_state_dict(layer.state_dict())
+    for each in (layer, same):
+        F.mse_loss(each(x), target).backward()
+    for ours, theirs in zip(gradients_of(layer), gradients_of(same), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_an_unknown_unit_is_refused():
+    with pytest.raises(ValueError, match="tolerance_unit must be one of data, output, got 'metres'"):
+        smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(6, 5), tolerance_unit="metres")  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.routed_layer import RoutedLayer
 from smoe.nn.spatial_moe import resolve_gate
 from smoe.ops.gather_experts import gather_experts
-from smoe.options import Order, RoutingTraining
+from smoe.options import Order, RoutingTraining, ToleranceUnit
 
 
 class SpatialMoE(RoutedLayer):
@@ -30,8 +30,10 @@ class SpatialMoE(RoutedLayer):
         rc_weight: factor of the RC loss.
         error_quantile: quantile of a sample's errors above which a choice is wrong.
         damping: factor of the error that wrongly chosen experts learn from; None leaves it whole.
-        tolerance: of the RC loss, in the units of the data.
-        damping_tolerance: of the damping, in the units of the data.
+        tolerance: of the RC loss, in units of `tolerance_unit`.
+        damping_tolerance: of the damping, in units of `tolerance_unit`.
+        tolerance_unit: `data`, or `output` for the root mean square of the layer's output in the batch, which needs no
+            knowledge of the data's scale. It is meant for layers whose output a squared error compares with the data.
 
     Example:
         >>> experts = smoe.CoordConv2d(1, 3)
@@ -55,9 +57,12 @@ class SpatialMoE(RoutedLayer):
         damping: float | None = 0.0,
         tolerance: float = 1e-5,
         damping_tolerance: float = 1e-3,
+        tolerance_unit: ToleranceUnit = "data",
     ) -> None:
         gate = resolve_gate(gate, num_experts, num_selected, spatial_shape, expert_channels, None, None)
-        training = RoutingTraining(rc_loss, rc_weight, error_quantile, damping, tolerance, damping_tolerance)
+        training = RoutingTraining(
+            rc_loss, rc_weight, error_quantile, damping, tolerance, damping_tolerance, tolerance_unit
+        )
         super().__init__(gate, expert_channels, weighted, order, training)
         self.experts = experts
 

@@ -98,7 +98,7 @@ class RoutedLayer(nn.Module, ABC):
             indices,
             None if weights is None else weights.detach(),
             expert_channels=self.expert_channels,
-            training=self.routing_training,
+            training=self._training_of(selected),
             loss_scale=self._loss_scale,
             num_nonfinite=self.num_nonfinite_errors,
         )
@@ -114,6 +114,11 @@ class RoutedLayer(nn.Module, ABC):
         dtype = next((parameter.dtype for parameter in self.gate.parameters()), torch.float32)
         with torch.autocast(input.device.type, enabled=False):
             return self.gate(input.to(dtype))
+
+    def _training_of(self, selected: torch.Tensor) -> RoutingTraining:
+        if self.routing_training.tolerance_unit == "data":
+            return self.routing_training
+        return self.routing_training.with_unit(float(selected.detach().float().square().mean().sqrt()))
 
     def _warn_of_untracked_loss(self) -> None:
         # In the first pass the loss does not exist yet.

@@ -10,7 +10,7 @@ from smoe.nn.gates.tensor import TensorGate
 from smoe.nn.grid_checks import check_kernel_size, check_padding_mode, check_positive
 from smoe.nn.routed_layer import RoutedLayer
 from smoe.ops.routed_conv import routed_conv2d
-from smoe.options import Order, PaddingMode, RoutingTraining
+from smoe.options import Order, PaddingMode, RoutingTraining, ToleranceUnit
 
 
 class SpatialMoE2d(RoutedLayer):
@@ -35,8 +35,10 @@ class SpatialMoE2d(RoutedLayer):
         rc_weight: factor of the RC loss.
         error_quantile: quantile of a sample's errors above which a choice is wrong.
         damping: factor of the error that wrongly chosen experts learn from; None leaves it whole.
-        tolerance: of the RC loss, in the units of the data.
-        damping_tolerance: of the damping, in the units of the data.
+        tolerance: of the RC loss, in units of `tolerance_unit`.
+        damping_tolerance: of the damping, in units of `tolerance_unit`.
+        tolerance_unit: `data`, or `output` for the root mean square of the layer's output in the batch, which needs no
+            knowledge of the data's scale. It is meant for layers whose output a squared error compares with the data.
         device: of the weights.
         dtype: of the weights.
 
@@ -66,11 +68,14 @@ class SpatialMoE2d(RoutedLayer):
         damping: float | None = 0.0,
         tolerance: float = 1e-5,
         damping_tolerance: float = 1e-3,
+        tolerance_unit: ToleranceUnit = "data",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         gate = resolve_gate(gate, num_experts, num_selected, spatial_shape, expert_channels, device, dtype)
-        training = RoutingTraining(rc_loss, rc_weight, error_quantile, damping, tolerance, damping_tolerance)
+        training = RoutingTraining(
+            rc_loss, rc_weight, error_quantile, damping, tolerance, damping_tolerance, tolerance_unit
+        )
         super().__init__(gate, expert_channels, weighted, order, training)
         check_positive(in_channels=in_channels, stride=stride)
         self.in_channels = in_channels
