@@ -16,8 +16,9 @@ def define_cond_conv(layer: smoe.CondConv2d, input: torch.Tensor) -> torch.Tenso
     outputs = []
     for sample in input:
         mean = sample.flatten(1).sum(dim=1) / (sample.shape[1] * sample.shape[2])
-        kernel = torch.zeros_like(layer.weight[0])
-        for expert, expert_kernel in enumerate(layer.weight):
+        experts = layer.weight.unflatten(0, (layer.num_experts, -1))
+        kernel = torch.zeros_like(experts[0])
+        for expert, expert_kernel in enumerate(experts):
             score = (layer.router.weight[expert] * mean).sum() + layer.router.bias[expert]
             kernel = kernel + expert_kernel / (1 + torch.exp(-score))
         outputs.append(loop_conv2d(sample[None], kernel, layer.stride, layer.padding_mode))
@@ -70,8 +71,8 @@ def test_number_of_parameters(in_channels, out_channels):
 
 def test_each_expert_starts_as_a_convolution():
     layer = smoe.CondConv2d(16, 32, (3, 5), num_experts=6)
-    assert layer.weight.shape == (6, 32, 16, 3, 5)
-    for kernel in layer.weight.detach():
+    assert layer.weight.shape == (6 * 32, 16, 3, 5)
+    for kernel in layer.weight.detach().unflatten(0, (6, 32)):
         assert float(kernel.std()) == pytest.approx(math.sqrt(2 / (16 * 3 * 5)), rel=0.03)
     assert not torch.equal(layer.weight[0], layer.weight[1])
 
@@ -131,3 +132,11 @@ def test_wrong_input(shape):
 def test_empty_batch_is_refused():
     with pytest.raises(ValueError, match=r"batch must not be empty, got \(0, 2, 4, 5\)"):
         smoe.CondConv2d(2, 3)(torch.randn(0, 2, 4, 5))
+
+
+def test_channels_last_computes_the_same():
+    layer = smoe.CondConv2d(3, 4)
+    x = torch.randn(2, 3, 6, 5)
+    expected = layer(x)
+    layer.to(memory_format=torch.channels_last)
+    torch.testing.assert_close(layer(x.to(memory_format=torch.channels_last)), expected)

@@ -81,7 +81,10 @@ def define_maps(maps: nn.Module, h: int, w: int) -> torch.Tensor:
 
 def define_low_rank_local(layer: smoe.LowRankLocal2d, input: torch.Tensor) -> torch.Tensor:
     """Sample by sample and pixel by pixel: the bases' convolutions, combined."""
-    bases = [loop_conv2d(input, base, layer.stride, layer.padding_mode) for base in layer.weight]
+    bases = [
+        loop_conv2d(input, base, layer.stride, layer.padding_mode)
+        for base in layer.weight.unflatten(0, (layer.spatial_rank, -1))
+    ]
     B, _, H, W = bases[0].shape
     logits_of_input = torch.empty(0)
     if isinstance(layer.combiner, InputCombiner):
@@ -149,7 +152,7 @@ def test_one_base_is_a_convolution():
     layer = smoe.LowRankLocal2d(2, 3, spatial_rank=1, spatial_shape=(4, 5)).double()
     compare_with_definition(layer, torch.randn(2, 2, 4, 5, dtype=torch.float64))
     x = torch.randn(2, 2, 4, 5, dtype=torch.float64)
-    torch.testing.assert_close(layer(x), loop_conv2d(x, layer.weight[0], 1, "zeros"))
+    torch.testing.assert_close(layer(x), loop_conv2d(x, layer.weight, 1, "zeros"))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -246,13 +249,15 @@ def test_starts_as_a_convolution(normalization, combiner):
     # Four equal weights: 1/4 each if they sum to 1, 1/2 each if their squares do; and 1/2 is the start itself.
     share = 0.25 if normalization == "softmax" else 0.5
     x = torch.randn(2, 2, 4, 5, dtype=torch.float64)
-    torch.testing.assert_close(layer(x), loop_conv2d(x, share * layer.weight.sum(dim=0), 1, "zeros"))
+    torch.testing.assert_close(
+        layer(x), loop_conv2d(x, share * layer.weight.unflatten(0, (layer.spatial_rank, -1)).sum(dim=0), 1, "zeros")
+    )
 
 
 def test_each_base_starts_as_a_convolution():
     layer = smoe.LowRankLocal2d(16, 32, (3, 5), combiner="input", spatial_rank=6)
-    assert layer.weight.shape == (6, 32, 16, 3, 5)
-    for kernel in layer.weight.detach():
+    assert layer.weight.shape == (6 * 32, 16, 3, 5)
+    for kernel in layer.weight.detach().unflatten(0, (6, 32)):
         assert float(kernel.std()) == pytest.approx(math.sqrt(2 / (16 * 3 * 5)), rel=0.03)
 
 
@@ -369,3 +374,11 @@ def test_combining_weights_of_no_input():
     assert smoe.LowRankLocal2d(1, 1, spatial_shape=(4, 5)).combining_weights().shape == (3, 4, 5)
     with pytest.raises(ValueError, match="looks at its input"):
         smoe.LowRankLocal2d(1, 1, combiner="input").combining_weights()
+
+
+def test_channels_last_computes_the_same():
+    layer = smoe.LowRankLocal2d(3, 4, spatial_rank=2, spatial_shape=(6, 5))
+    x = torch.randn(2, 3, 6, 5)
+    expected = layer(x)
+    layer.to(memory_format=torch.channels_last)
+    torch.testing.assert_close(layer(x.to(memory_format=torch.channels_last)), expected)

@@ -48,7 +48,9 @@ class CondConv2d(nn.Module):
         self.kernel_size = check_kernel_size(kernel_size)
         self.stride = stride
         self.padding_mode: PaddingMode = check_padding_mode(padding_mode)
-        shape = (num_experts, out_channels, in_channels, *self.kernel_size)
+        self.num_experts = num_experts
+        # Four dimensions, all filters of expert 0 first: `.to(memory_format=torch.channels_last)` refuses five.
+        shape = (num_experts * out_channels, in_channels, *self.kernel_size)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         # Each expert starts as a convolution of its own: the fan-in is that of one expert.
         bound = math.sqrt(6.0 / (in_channels * self.kernel_size[0] * self.kernel_size[1]))
@@ -61,12 +63,12 @@ class CondConv2d(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Convolves each sample with its own kernel."""
-        num_experts, out_channels, in_channels = self.weight.shape[:3]
+        in_channels, out_channels = self.weight.shape[1], self.weight.shape[0] // self.num_experts
         check_input(input, in_channels)
         B = input.shape[0]
         if B == 0:
             raise ValueError(f"each sample has its own kernel: the batch must not be empty, got {tuple(input.shape)}")
-        kernels = self.mixing_weights(input) @ self.weight.reshape(num_experts, -1)
+        kernels = self.mixing_weights(input) @ self.weight.reshape(self.num_experts, -1)
         padded, zeros = wrap_padding(input, self.kernel_size, self.padding_mode)
         # Mixed kernels in one convolution of a group per sample, because its cost does not grow with the experts. Every
         # expert's convolution and then a mix took 3 to 28 times as long (3 experts, forward and backward, one thread),
@@ -82,8 +84,8 @@ class CondConv2d(nn.Module):
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""
-        num_experts, out_channels, in_channels = self.weight.shape[:3]
+        in_channels, out_channels = self.weight.shape[1], self.weight.shape[0] // self.num_experts
         return (
-            f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, num_experts={num_experts}, "
+            f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, num_experts={self.num_experts}, "
             f"stride={self.stride}, padding_mode={self.padding_mode!r}"
         )

@@ -81,7 +81,9 @@ class LowRankLocal2d(nn.Module):
         self.normalization: CombinerNormalization = normalization
         self.spatial_shape = None if spatial_shape is None else check_spatial_shape(spatial_shape)
 
-        shape = (spatial_rank, out_channels, in_channels, *self.kernel_size)
+        self.spatial_rank = spatial_rank
+        # Four dimensions, all filters of base 0 first: `.to(memory_format=torch.channels_last)` refuses five.
+        shape = (spatial_rank * out_channels, in_channels, *self.kernel_size)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         # Each base starts as a convolution of its own: the fan-in is that of one base.
         bound = math.sqrt(6.0 / (in_channels * self.kernel_size[0] * self.kernel_size[1]))
@@ -124,16 +126,16 @@ class LowRankLocal2d(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Convolves with every base, and combines the results pixel by pixel."""
-        check_input(input, self.weight.shape[2])
+        check_input(input, self.weight.shape[1])
         if self.spatial_shape is not None:
             check_output_grid(input, self.stride, self.spatial_shape)
         padded, zeros = wrap_padding(input, self.kernel_size, self.padding_mode)
-        bases = F.conv2d(padded, self.weight.flatten(0, 1), stride=self.stride, padding=zeros)
+        bases = F.conv2d(padded, self.weight, stride=self.stride, padding=zeros)
         # As torch's convolutions, the layer returns the type it convolved in, lower than its own under autocast.
         weights = self.combining_weights(input).to(bases.dtype).unsqueeze(-3)
         # One base after the other: with 64 filters 1.5 times as fast as a product with all and its sum, because nothing
         # K times the output is written. `einsum` is slower than both.
-        first, *others = zip(bases.unflatten(1, self.weight.shape[:2]).unbind(1), weights.unbind(-4), strict=True)
+        first, *others = zip(bases.unflatten(1, (self.spatial_rank, -1)).unbind(1), weights.unbind(-4), strict=True)
         output = first[0] * first[1]
         for base, weight in others:
             output = torch.addcmul(output, base, weight)
@@ -141,9 +143,9 @@ class LowRankLocal2d(nn.Module):
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""
-        spatial_rank, out_channels, in_channels = self.weight.shape[:3]
+        in_channels, out_channels = self.weight.shape[1], self.weight.shape[0] // self.spatial_rank
         return (
-            f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, spatial_rank={spatial_rank}, "
+            f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, spatial_rank={self.spatial_rank}, "
             f"spatial_shape={self.spatial_shape}, normalization={self.normalization!r}, stride={self.stride}, "
             f"padding_mode={self.padding_mode!r}"
         )

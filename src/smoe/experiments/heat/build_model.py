@@ -40,15 +40,18 @@ def build_model(
         diffusivities: of the region types, for starts at the truth.
     """
     grid = (region_map.shape[0], region_map.shape[1])
+    # With so few channels the backward of torch's convolutions takes 2 to 8 times as long in the other format.
+    channels_last: dict[str, Any] = {"memory_format": torch.channels_last}
     match model:
         case SpatialMoEModel():
             return build_spatial_moe(model, routing, region_map, diffusivities)
         case ConvNetModel():
-            return ConvNet(_layer_maker(model), (1, *model.hidden, 1))
+            return ConvNet(_layer_maker(model), (1, *model.hidden, 1)).to(**channels_last)
         case LowRankLocalModel():
-            return nn.LowRankLocal2d(
+            layer = nn.LowRankLocal2d(
                 1, 1, model.kernel_size, spatial_rank=model.spatial_rank, combiner=model.combiner, spatial_shape=grid
             )
+            return layer.to(**channels_last)
         case LocallyConnectedModel():
             return nn.LocallyConnected2d(1, 1, grid, model.kernel_size)
         case FullyConnectedModel():
