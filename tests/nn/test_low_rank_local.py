@@ -380,5 +380,5 @@ def test_channels_last_computes_the_same():
     layer = smoe.LowRankLocal2d(3, 4, spatial_rank=2, spatial_shape=(6, 5))
     x = torch.randn(2, 3, 6, 5)
     expected = layer(x)
-    layer.to(memory_format=torch.channels_last)
+    layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     torch.testing.assert_close(layer(x.to(memory_format=torch.channels_last)), expected)
