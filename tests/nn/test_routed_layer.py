@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import smoe
 from definitions import gate_gradient, gate_scores
+from smoe.ops.native import has_library
 
 
 class SharedGateNet(nn.Module):
@@ -260,3 +261,16 @@ def test_a_unit_of_the_output_is_its_root_mean_square():
 def test_an_unknown_unit_is_refused():
     with pytest.raises(ValueError, match="tolerance_unit must be one of data, output, got 'metres'"):
         smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(6, 5), tolerance_unit="metres")  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not has_library(), reason="the kernels are not built here")
+@pytest.mark.parametrize("order", ["score", "index"])
+def test_a_training_step_keeps_the_routing_in_int32_only(order):
+    layer = smoe.SpatialMoE2d(3, 6, 4, spatial_shape=(5, 7), order=order)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        layer(torch.randn(2, 3, 5, 7, requires_grad=True))
+    routings = [tensor for tensor in saved if not tensor.is_floating_point()]
+    assert {tensor.dtype for tensor in routings} == {torch.int32}
+    assert len({tensor.data_ptr() for tensor in routings}) == 1
+    assert layer.routing().indices.dtype == torch.int64

@@ -135,7 +135,7 @@ INPUT, WEIGHT, INDICES = torch.zeros(2, 3, 4, 5), torch.zeros(6, 3, 3, 3), torch
         ((INPUT, WEIGHT, INDICES), {"expert_channels": 4}, "6 filters cannot be shared out in experts of 4"),
         ((INPUT, WEIGHT, INDICES), {"stride": 0}, "stride must be at least 1, got 0"),
         ((INPUT, WEIGHT, INDICES), {"padding_mode": "reflect"}, "zeros, circular, longitude, got 'reflect'"),
-        ((INPUT, WEIGHT, INDICES.int()), {}, "got torch.int32"),
+        ((INPUT, WEIGHT, INDICES.short()), {}, "got torch.int16"),
         ((INPUT, WEIGHT, INDICES.expand(3, 1, 4, 5)), {}, "for 3 samples but the input has 2"),
         ((INPUT, WEIGHT, INDICES), {"stride": 2}, r"grid of \(4, 5\) but the output grid is \(2, 3\)"),
         ((INPUT, WEIGHT, INDICES + 6), {}, r"in \[0, 5\] for 6 experts, got 6"),

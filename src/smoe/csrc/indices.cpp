@@ -1,5 +1,5 @@
-// Prepares a routing for the kernels: the checks they rely on, then int64 to int32 with an expert's F outputs as F
-// experts.
+// Prepares a routing for the kernels: the checks they rely on, then int32 with an expert's F outputs as F experts. A
+// routing comes as int64, PyTorch's type of an index, or as int32, which a layer makes for itself to save memory.
 //
 // The check goes over the indices (E, P) in blocks of pixels. A block keeps, for each expert and each of its pixels,
 // the number of the last block that named it there; the table fits the second-level cache up to some thousand experts.
@@ -18,7 +18,8 @@ struct Problem {
     int64_t slot = 0, pixel = 0, expert = 0;
 };
 
-Problem find_problem(const int64_t* indices, int64_t selected, int64_t pixels, int64_t experts) {
+template <typename Index>
+Problem find_problem(const Index* indices, int64_t selected, int64_t pixels, int64_t experts) {
     std::vector<int32_t> named_in(experts * kBlock, -1);
     for (int64_t begin = 0, block = 0; begin < pixels; begin += kBlock, ++block) {
         const int64_t end = begin + kBlock < pixels ? begin + kBlock : pixels;
@@ -35,15 +36,10 @@ Problem find_problem(const int64_t* indices, int64_t selected, int64_t pixels, i
     return {};
 }
 
-}  // namespace
-}  // namespace smoe
-
-extern "C" {
-
-// problem receives {kind, slot, pixel, expert}; see Problem.
-int smoe_check_indices(const int64_t* indices, int64_t selected, int64_t pixels, int64_t experts, int64_t* problem) {
+template <typename Index>
+int check(const Index* indices, int64_t selected, int64_t pixels, int64_t experts, int64_t* problem) {
     try {
-        const smoe::Problem found = smoe::find_problem(indices, selected, pixels, experts);
+        const Problem found = find_problem(indices, selected, pixels, experts);
         problem[0] = found.kind;
         problem[1] = found.slot;
         problem[2] = found.pixel;
@@ -54,11 +50,10 @@ int smoe_check_indices(const int64_t* indices, int64_t selected, int64_t pixels,
     }
 }
 
-// indices (E, P) to folded (E * F, P).
-int smoe_fold_indices(const int64_t* indices, int64_t selected, int64_t pixels, int64_t expert_channels,
-                      int32_t* folded) {
+template <typename Index>
+void fold(const Index* indices, int64_t selected, int64_t pixels, int64_t expert_channels, int32_t* folded) {
     for (int64_t slot = 0; slot < selected; ++slot) {
-        const int64_t* source = indices + slot * pixels;
+        const Index* source = indices + slot * pixels;
         for (int64_t channel = 0; channel < expert_channels; ++channel) {
             int32_t* target = folded + (slot * expert_channels + channel) * pixels;
             for (int64_t pixel = 0; pixel < pixels; ++pixel) {
@@ -66,6 +61,32 @@ int smoe_fold_indices(const int64_t* indices, int64_t selected, int64_t pixels, 
             }
         }
     }
+}
+
+}  // namespace
+}  // namespace smoe
+
+extern "C" {
+
+// problem receives {kind, slot, pixel, expert}; see Problem.
+int smoe_check_int64(const int64_t* indices, int64_t selected, int64_t pixels, int64_t experts, int64_t* problem) {
+    return smoe::check(indices, selected, pixels, experts, problem);
+}
+
+int smoe_check_int32(const int32_t* indices, int64_t selected, int64_t pixels, int64_t experts, int64_t* problem) {
+    return smoe::check(indices, selected, pixels, experts, problem);
+}
+
+// indices (E, P) to folded (E * F, P).
+int smoe_fold_int64(const int64_t* indices, int64_t selected, int64_t pixels, int64_t expert_channels,
+                    int32_t* folded) {
+    smoe::fold(indices, selected, pixels, expert_channels, folded);
+    return 0;
+}
+
+int smoe_fold_int32(const int32_t* indices, int64_t selected, int64_t pixels, int64_t expert_channels,
+                    int32_t* folded) {
+    smoe::fold(indices, selected, pixels, expert_channels, folded);
     return 0;
 }
 

@@ -45,11 +45,11 @@ constexpr int64_t kMaxCounted = 512;  // experts up to which counting is the fas
 struct Ranking {
     const float* scores;  // (X, P), finite
     int64_t experts, selected, pixels;
-    int64_t* indices;  // (E, P), best first
+    int32_t* indices;  // (E, P), best first
 
     // Expert `expert` has `rank` better ones at a pixel.
     void place(int64_t expert, int64_t rank, int64_t pixel) const {
-        if (rank < selected) indices[rank * pixels + pixel] = expert;
+        if (rank < selected) indices[rank * pixels + pixel] = static_cast<int32_t>(expert);
     }
 };
 
@@ -143,7 +143,7 @@ void rank_all(const Ranking& ranking, int64_t threads) {
 
 // scores (X, P), finite, to indices (E, P), best first.
 extern "C" int smoe_top_experts(const float* scores, int64_t experts, int64_t selected, int64_t pixels,
-                                int64_t* indices, int64_t threads) {
+                                int32_t* indices, int64_t threads) {
     try {
         smoe::rank_all({scores, experts, selected, pixels, indices}, threads);
         return 0;

@@ -86,7 +86,7 @@ class RoutedLayer(nn.Module, ABC):
         gate_scores = self._score(input)
         indices = rank_experts(gate_scores.scores, self.num_selected, self.order)
         selected = self.apply_experts(input, indices)
-        weights = gate_scores.scores.gather(-3, indices) if self.weighted else None
+        weights = gate_scores.scores.gather(-3, indices.long()) if self.weighted else None
         if not self.training:
             return selected if weights is None else weigh(selected, weights, self.expert_channels)
         if selected.dtype == torch.float16:

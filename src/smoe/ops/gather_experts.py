@@ -10,7 +10,7 @@ def gather_experts(outputs: torch.Tensor, indices: torch.Tensor, expert_channels
 
     Args:
         outputs: all experts' outputs `(B, X * F, H, W)`; channels `[x * F, (x + 1) * F)` belong to expert `x`.
-        indices: chosen experts, `(E, H, W)` for all samples or `(B, E, H, W)`.
+        indices: chosen experts, `(E, H, W)` for all samples or `(B, E, H, W)`; int64 or int32.
         expert_channels: F, the outputs per expert.
 
     Returns:
@@ -23,6 +23,7 @@ def gather_experts(outputs: torch.Tensor, indices: torch.Tensor, expert_channels
             "make the gate for the output grid (spatial_shape)"
         )
     E = indices.shape[-3]
+    indices = indices.long()  # PyTorch gathers by nothing else
     if indices.ndim == 3:
         indices = indices.unsqueeze(0)
     if expert_channels == 1:

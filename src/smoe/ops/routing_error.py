@@ -78,7 +78,7 @@ def routing_gradient(scores: torch.Tensor, indices: torch.Tensor, is_wrong: torc
         unselected_label = (wrong.sum(dim=1, keepdim=True) / num_unselected).clamp_(max=1.0)
         if scores.ndim == 3:
             wrong, unselected_label = wrong.mean(dim=0), unselected_label.mean(dim=0)
-    gradient = scores.sigmoid()
+    gradient, indices = scores.sigmoid(), indices.long()
     at_selected = gradient.gather(-3, indices) - (1.0 - wrong)
     gradient -= unselected_label
     gradient.scatter_(-3, indices, at_selected)
@@ -99,7 +99,7 @@ def straight_through_gradient(
     at_selected = error.to(scores.dtype).unflatten(1, (-1, expert_channels)).sum(dim=2)
     if scores.ndim == 3:
         at_selected = at_selected.sum(dim=0)
-    return torch.zeros_like(scores).scatter_(-3, indices, at_selected)
+    return torch.zeros_like(scores).scatter_(-3, indices.long(), at_selected)
 
 
 def damp_error(error: torch.Tensor, is_wrong: torch.Tensor, damping: float, expert_channels: int) -> torch.Tensor:

@@ -41,12 +41,16 @@ def top_experts(scores: torch.Tensor, num_selected: int, order: Order = "score")
     Returns:
         The choice. Its weights carry the gradient of `scores`.
     """
-    indices = rank_experts(scores, num_selected, order)
+    indices = rank_experts(scores, num_selected, order).long()
     return Routing(indices, scores.gather(-3, indices))
 
 
 def rank_experts(scores: torch.Tensor, num_selected: int, order: Order = "score") -> torch.Tensor:
-    """The `indices` of `top_experts`, without gathering their weights."""
+    """The `indices` of `top_experts`, without gathering their weights.
+
+    They are int32 where the C++ kernels rank, because the kernels that use them read int32 and a large layer feels
+    the difference; elsewhere int64, which PyTorch's gather asks for.
+    """
     if scores.ndim not in (3, 4):
         raise ValueError(f"scores must be (X, H, W) or (B, X, H, W), got shape {tuple(scores.shape)}")
     num_experts = scores.shape[-3]
@@ -84,7 +88,7 @@ def _native_top_experts(scores: torch.Tensor, num_selected: int) -> torch.Tensor
     assert library is not None
     scores = scores.contiguous()
     *samples, num_experts, height, width = scores.shape
-    indices = torch.empty(*samples, num_selected, height, width, dtype=torch.int64)
+    indices = torch.empty(*samples, num_selected, height, width, dtype=torch.int32)
     sizes = [ctypes.c_int64(size) for size in (num_experts, num_selected, height * width)]
     threads = ctypes.c_int64(torch.get_num_threads())
     for sample, ranked in zip(scores.view(-1, *scores.shape[-3:]), indices.view(-1, *indices.shape[-3:]), strict=True):
@@ -95,7 +99,7 @@ def _native_top_experts(scores: torch.Tensor, num_selected: int) -> torch.Tensor
 @torch.library.register_fake("smoe::top_experts", lib=_LIBRARY)
 def _(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
     shape = (*scores.shape[:-3], num_selected, *scores.shape[-2:])
-    return scores.new_empty(shape, dtype=torch.int64)
+    return scores.new_empty(shape, dtype=torch.int32)
 
 
 def _repeated_max(scores: torch.Tensor, num_selected: int) -> torch.Tensor:

@@ -119,13 +119,35 @@ def test_bad_routings_are_refused_with_their_place() -> None:
     batched[2, 1, 0, 0] = batched[2, 0, 0, 0]
     with pytest.raises(ValueError, match=r"comes again at sample 2, slot 1, row 0, column 0"):
         routed_conv2d(input, weight, batched)
-    with pytest.raises(ValueError, match="indices must be int64"):
-        routed_conv2d(input, weight, indices.int())
+    for bad in (outside, repeated, batched):
+        with pytest.raises(ValueError, match=r"got -1 at slot 1, row 2|comes again at"):
+            routed_conv2d(input, weight, bad.int())
+    with pytest.raises(ValueError, match="indices must be int64 or int32"):
+        routed_conv2d(input, weight, indices.short())
 
 
+@pytest.mark.parametrize("expert_channels", [1, 3])
 @pytest.mark.parametrize("batched", [False, True])
-def test_opcheck(batched: bool) -> None:
+def test_a_routing_in_int32_says_the_same(batched: bool, expert_channels: int) -> None:
+    input, weight, _ = make()
+    indices = torch.rand(6 // expert_channels, 5, 7).topk(2, dim=0).indices
+    if batched:
+        indices = indices.expand(3, -1, -1, -1)
+    results = []
+    for routing in (indices, indices.int()):
+        leaves = (input.clone().requires_grad_(), weight.clone().requires_grad_())
+        output = routed_conv2d(*leaves, routing, expert_channels=expert_channels, check_indices=False)
+        output.square().sum().backward()
+        results.append([output, *(leaf.grad for leaf in leaves)])
+    for one, other in zip(*results, strict=True):
+        assert one is not None and other is not None and torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("batched", [False, True])
+def test_opcheck(batched: bool, dtype: torch.dtype) -> None:
     input, weight, indices = make()
+    indices = indices.to(dtype)
     if batched:
         indices = indices.expand(3, -1, -1, -1).contiguous()
     for needs in ((True, True), (False, True)):

@@ -33,7 +33,8 @@ def routed_conv2d(
         input: `(B, C, H, W)`.
         weight: the bank of experts `(X * F, C, kh, kw)` with odd `kh` and `kw`; expert `x` owns the filters
             `[x * F, (x + 1) * F)`.
-        indices: selected experts on the output grid, `(E, H', W')` for all samples or `(B, E, H', W')`; int64.
+        indices: selected experts on the output grid, `(E, H', W')` for all samples or `(B, E, H', W')`; int64, or
+            int32, which takes half the memory and which the C++ kernels read as it is.
         expert_channels: F, the outputs per expert.
         stride: of both axes; the output grid has `ceil(H / stride) x ceil(W / stride)` pixels.
         padding_mode: `zeros`, `circular` (both axes wrap) or `longitude` (the width wraps, zeros on the height).
@@ -87,9 +88,10 @@ def _check(
         raise ValueError(f"stride must be at least 1, got {stride}")
     if padding_mode not in PADDING_MODES:
         raise ValueError(f"padding_mode must be one of {', '.join(PADDING_MODES)}, got {padding_mode!r}")
-    if indices.ndim not in (3, 4) or indices.dtype != torch.int64:
+    if indices.ndim not in (3, 4) or indices.dtype not in (torch.int64, torch.int32):
         raise ValueError(
-            f"indices must be int64 (E, H, W) or (B, E, H, W), got {indices.dtype} of shape {tuple(indices.shape)}"
+            "indices must be int64 or int32, (E, H, W) or (B, E, H, W), "
+            f"got {indices.dtype} of shape {tuple(indices.shape)}"
         )
     if indices.ndim == 4 and indices.shape[0] != input.shape[0]:
         raise ValueError(f"indices are for {indices.shape[0]} samples but the input has {input.shape[0]}")

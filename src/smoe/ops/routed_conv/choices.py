@@ -13,7 +13,7 @@ def check_choices(indices: torch.Tensor, num_experts: int) -> None:
     """Refuses a routing the kernels must not see.
 
     Args:
-        indices: `(E, H, W)` or `(B, E, H, W)`, int64, on a CPU.
+        indices: `(E, H, W)` or `(B, E, H, W)`, int64 or int32, on a CPU.
         num_experts: X.
 
     Raises:
@@ -42,7 +42,8 @@ def _find_problem(routing: torch.Tensor, num_experts: int) -> tuple[int, ...] | 
     routing = routing.contiguous()
     problem = torch.zeros(4, dtype=torch.int64)
     sizes = (routing.shape[0], routing.shape[1] * routing.shape[2], num_experts)
-    library.call("smoe_check_indices", routing, *(ctypes.c_int64(size) for size in sizes), problem)
+    name = "smoe_check_int32" if routing.dtype == torch.int32 else "smoe_check_int64"
+    library.call(name, routing, *(ctypes.c_int64(size) for size in sizes), problem)
     return tuple(problem.tolist()) if problem[0] else None
 
 

@@ -62,17 +62,25 @@ def make_problem(
     library = native_library()
     assert library is not None
     B, C, H, W = input_shape
-    selected, output_height, output_width = indices.shape
-    pixels = output_height * output_width
-    folded = torch.empty(selected * expert_channels, pixels, dtype=torch.int32)
-    sizes = (ctypes.c_int64(selected), ctypes.c_int64(pixels), ctypes.c_int64(expert_channels))
-    library.call("smoe_fold_indices", indices.contiguous(), *sizes, folded)
+    output_height, output_width = indices.shape[1:]
+    folded = _fold(library, indices.contiguous(), expert_channels)
     geometry = Geometry(
         *(B, C, weight.shape[0], folded.shape[0], H, W, output_height, output_width),
         *(weight.shape[2], weight.shape[3], stride),
         *(int(padding_mode == "circular"), int(padding_mode != "zeros"), torch.get_num_threads()),
     )
     return Problem(library, geometry, folded)
+
+
+def _fold(library: NativeLibrary, indices: torch.Tensor, expert_channels: int) -> torch.Tensor:
+    """The routing `(E, H', W')` as the kernels want it, int32 `(E * F, H', W')`: often the tensor itself."""
+    if indices.dtype == torch.int32 and expert_channels == 1:
+        return indices
+    selected, height, width = indices.shape
+    folded = indices.new_empty(selected * expert_channels, height, width, dtype=torch.int32)
+    name = "smoe_fold_int32" if indices.dtype == torch.int32 else "smoe_fold_int64"
+    library.call(name, indices, *(ctypes.c_int64(size) for size in (selected, height * width, expert_channels)), folded)
+    return folded
 
 
 def native_forward(
