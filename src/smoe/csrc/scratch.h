@@ -3,12 +3,7 @@
 // A Scratch belongs to the calling thread. It is asked for before a parallel region and shared by the region's threads.
 #pragma once
 
-#include <cstdlib>
-#include <new>
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
+#include "pages.h"
 
 namespace smoe {
 
@@ -25,17 +20,8 @@ class Scratch {
     void* bytes(size_t size) {
         if (size > capacity_) {
             release();
-            constexpr size_t kPage = size_t{2} << 20;
-            const size_t alignment = size >= kPage ? kPage : 64;
-            capacity_ = (size + alignment - 1) / alignment * alignment;
-            data_ = std::aligned_alloc(alignment, capacity_);
-            if (data_ == nullptr) {
-                capacity_ = 0;
-                throw std::bad_alloc();
-            }
-#if defined(__linux__)
-            if (size >= kPage) madvise(data_, capacity_, MADV_HUGEPAGE);
-#endif
+            data_ = allocate_pages(round_to_pages(size));
+            capacity_ = round_to_pages(size);
         }
         return data_;
     }
@@ -43,7 +29,7 @@ class Scratch {
     size_t capacity() const { return capacity_; }
 
     void release() {
-        std::free(data_);
+        if (data_ != nullptr) free_pages(data_, capacity_);
         data_ = nullptr;
         capacity_ = 0;
     }

@@ -62,7 +62,7 @@ def open_build(instruction_set: str) -> NativeLibrary:
     return NativeLibrary(instruction_set, ctypes.CDLL(str(_library_file(instruction_set))))
 
 
-def check(library: NativeLibrary, family: str, case: Case) -> None:
+def check(library: NativeLibrary, family: str, case: Case, num_threads: tuple[int, int] = (1, 2)) -> None:
     torch.manual_seed(0)
     grid = output_grid(case.H, case.W, case.stride)
     input, weight = torch.randn(case.B, case.C, case.H, case.W), torch.randn(case.X, case.C, *case.kernel)
@@ -78,7 +78,7 @@ def check(library: NativeLibrary, family: str, case: Case) -> None:
         truth = expected[direction]
         assert truth is not None
         results = []
-        for threads in (1, 2):
+        for threads in num_threads:
             geometry = Geometry(
                 *(case.B, case.C, case.X, case.E, case.H, case.W, *grid, *case.kernel, case.stride, *wraps, threads)
             )
@@ -101,6 +101,23 @@ def test_odd_shapes(instruction_set: str, family: str) -> None:
     library = open_build(instruction_set)
     for case in random_cases(1, 40):
         check(library, family, case)
+
+
+# Too large for one band of the list kernels, in all directions: several bands of a sample, with the border in another
+# band than the rows it wraps to; and several samples in a band.
+BANDS = [
+    Case(1, 16, 16, 12, 130, 600),
+    Case(2, 20, 13, 9, 150, 500, (5, 5), 2, "circular"),
+    Case(2, 3, 13, 9, 250, 400, (3, 3), 1, "longitude"),
+    Case(6, 16, 13, 9, 40, 300, (3, 3), 1, "circular"),
+]
+
+
+@pytest.mark.parametrize("case", BANDS)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_bands(instruction_set: str, case: Case) -> None:
+    # Bands grow with the number of threads: eight have other ones than one has.
+    check(open_build(instruction_set), LIST, case, (1, 8))
 
 
 @pytest.mark.slow

@@ -25,11 +25,11 @@ def make_routing() -> torch.Tensor:
     return torch.rand(7, 30, 40).topk(5, dim=0).indices
 
 
-def check(indices: torch.Tensor) -> int:
+def check(indices: torch.Tensor, weight: torch.Tensor = WEIGHT) -> int:
     """Compares with the dense backend and returns how many tiles were sorted for it."""
     before = builds()
-    expected = dense_routed_conv2d(INPUT, WEIGHT, indices)
-    torch.testing.assert_close(routed_conv2d(INPUT, WEIGHT, indices), expected, rtol=1e-4, atol=1e-4)
+    expected = dense_routed_conv2d(INPUT, weight, indices)
+    torch.testing.assert_close(routed_conv2d(INPUT, weight, indices), expected, rtol=1e-4, atol=1e-4)
     return builds() - before
 
 
@@ -46,13 +46,26 @@ def test_a_routing_is_sorted_once() -> None:
     assert check(indices.clone()) == 0
 
 
-def test_a_change_in_place_is_seen_and_only_its_tile_sorted() -> None:
-    indices = make_routing()
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_a_change_in_place_is_seen_and_only_its_tile_sorted(dtype: torch.dtype) -> None:
+    indices = make_routing().to(dtype)
     num_tiles = check(indices)
     indices[:, 17, 23] = indices[:, 17, 23].flip(0)
     assert check(indices) == 1
     indices.copy_(make_routing())
     assert check(indices) == num_tiles
+
+
+# A plan remembers its routing in one, two or four bytes a number.
+@pytest.mark.parametrize("num_experts", [256, 257, 300])
+def test_a_change_to_any_expert_is_seen(num_experts: int) -> None:
+    weight = torch.randn(num_experts, 9, 3, 3)
+    indices = torch.zeros(1, 30, 40, dtype=torch.int32)
+    check(indices, weight)
+    for expert in (num_experts - 1, num_experts - 2, 0):
+        indices[0, 29, 39] = expert
+        assert check(indices, weight) == 1
+        assert check(indices, weight) == 0
 
 
 def test_gates_that_take_turns_keep_their_plans() -> None:

@@ -7,8 +7,8 @@
 // enough of them to add up their lanes all together.
 // Caches: L1 holds the tile's inputs of a channel block (23 KB), which are read again for each expert. The weights of
 // the block (X x 288 floats) stay in L2, and each is read once per tile.
-// Loops: (sample, tile) > channel block > expert > part of the taps > items.
-// Threads share out (sample, tile) pairs. Each writes the outputs of its pairs.
+// Loops: band > (sample, tile) > channel block > expert > part of the taps > items.
+// Threads share out (sample, tile) pairs of a band. Each writes the outputs of its pairs.
 #include <new>
 
 #include "../scratch.h"
@@ -116,7 +116,10 @@ class Forward {
                 steps_.back().push_back({part, pick_kernel(part)});
             }
         }
-        packed_x_ = inputs.floats(geometry.batch * layout_.sample_floats());
+        bands_ = cut_bands(geometry, tiling_, tiling_.height * geometry.stride * layout_.row_floats() * sizeof(float));
+        int64_t packed_rows = 0;
+        for (const Band& band : bands_) packed_rows = std::max(packed_rows, band.samples * band.rows);
+        packed_x_ = inputs.floats(packed_rows * layout_.row_floats());
         packed_weight_ = weights.floats(layout_.taps_floats());
         sums_floats_ = round_up(geometry.selected * tiling_.pixels(), 16);
         workspace_floats_ = kPending * kWidth + 2 * sums_floats_ + round_up(tiling_.pixels(), 16);
@@ -124,23 +127,20 @@ class Forward {
     }
 
     void run() {
-        const int64_t rows = layout_.padded_rows(), blocks = layout_.blocks(), tiles = tiling_.count();
-        // Neighbouring tiles to one thread, as far as there are enough for all: see copy_to_rows().
-        const int64_t together =
-            std::min<int64_t>(std::max<int64_t>(geometry_.batch * tiles / geometry_.threads / 8, 1), 8);
 #pragma omp parallel num_threads(geometry_.threads)
         {
 #pragma omp for schedule(static) nowait
-            for (int64_t i = 0; i < geometry_.batch * blocks * rows; ++i) {
-                const int64_t sample = i / rows / blocks;
-                layout_.pack_row(x_ + sample * geometry_.channels * geometry_.height * geometry_.width,
-                                 layout_.block(i / rows % blocks), i % rows,
-                                 packed_x_ + sample * layout_.sample_floats());
-            }
-#pragma omp for schedule(static)
             for (int64_t i = 0; i < geometry_.experts; ++i) pack_expert(i);
+            for (const Band& band : bands_) {
+                const int64_t blocks = layout_.blocks();
+#pragma omp for schedule(static)
+                for (int64_t i = 0; i < band.samples * blocks * band.rows; ++i) pack_row(band, i);
+                // Neighbouring tiles to one thread, as far as there are enough for all: see copy_to_rows().
+                const int64_t tiles = band.samples * band.tiles;
+                const int64_t together = std::min<int64_t>(std::max<int64_t>(tiles / geometry_.threads / 8, 1), 8);
 #pragma omp for schedule(dynamic, together)
-            for (int64_t i = 0; i < geometry_.batch * tiles; ++i) convolve_tile(i / tiles, i % tiles);
+                for (int64_t i = 0; i < tiles; ++i) convolve_tile(band, i / band.tiles, i % band.tiles);
+            }
         }
     }
 
@@ -154,22 +154,34 @@ class Forward {
         }
     }
 
-    void convolve_tile(int64_t sample, int64_t number) {
+    float* packed_sample(const Band& band, int64_t sample) const {
+        return packed_x_ + sample * band.rows * layout_.row_floats();
+    }
+
+    // Packs the i-th (sample, channel block, padded row) of a band.
+    void pack_row(const Band& band, int64_t i) {
+        const int64_t sample = i / band.rows / layout_.blocks(), plane = geometry_.height * geometry_.width;
+        layout_.pack_row(x_ + (band.first_sample + sample) * geometry_.channels * plane,
+                         layout_.block(i / band.rows % layout_.blocks(), band.first_row, band.rows),
+                         band.first_row + i % band.rows, packed_sample(band, sample));
+    }
+
+    void convolve_tile(const Band& band, int64_t sample, int64_t number_in_band) {
+        const int64_t number = band.first_tile + number_in_band;
         const Tile tile(tiling_, number);
         float* partial = workspace_ + thread_number() * workspace_floats_;
         float* sums = partial + kPending * kWidth;
         float* ordered = sums + sums_floats_;
         int32_t* offsets = reinterpret_cast<int32_t*>(ordered + sums_floats_);
         for (int64_t i = 0; i < layout_.blocks(); ++i) {
-            const Block block = layout_.block(i);
+            const Block block = layout_.block(i, band.first_row, band.rows);
             pixel_offsets(geometry_, tiling_, block, offsets);
-            const TileInputs inputs(geometry_, tiling_, tile, block, packed_x_ + sample * layout_.sample_floats(),
-                                    offsets);
+            const TileInputs inputs(geometry_, tiling_, tile, block, packed_sample(band, sample), offsets);
             convolve_block(tile, number, block, steps_[i], inputs, i == 0, partial, sums);
         }
         scatter(sums, plan_->items(tile), plan_->item_count(tile), ordered);
-        copy_to_rows(geometry_, tiling_, tile, ordered,
-                     y_ + sample * geometry_.selected * geometry_.output_height * geometry_.output_width);
+        const int64_t plane = geometry_.output_height * geometry_.output_width;
+        copy_to_rows(geometry_, tiling_, tile, ordered, y_ + (band.first_sample + sample) * geometry_.selected * plane);
     }
 
     // sums[i] = or += what a block of channels adds to item i of the tile.
@@ -213,6 +225,7 @@ class Forward {
     const std::shared_ptr<const Plan> plan_;
     const Tiling tiling_;
     std::vector<std::vector<Step>> steps_;  // of each block
+    std::vector<Band> bands_;
     const float *x_, *weight_;
     float* y_;
     float *packed_x_, *packed_weight_, *workspace_;

@@ -7,12 +7,14 @@
 // up to four samples, which share the weights that are loaded, and a broadcast output gradient of each sample.
 // Caches: while a segment of 64 pixels of a row goes by, one kernel row of taps of one channel block is in use. Its
 // X x 96 floats lie in L1 and L2; above 64 KB, half of them are taken at a time. The segment of dx is in L1.
-// Loops: row of dx > channel block > samples > segment > (kernel row, output row) that reach it > part of the stretch >
-// pixels > slots.
-// Threads share out rows of dx. Each unpacks its rows, adding up columns that wrap to the same place, and writes them.
+// Gradients and experts of the output rows that a band of rows of dx needs lie pixel by pixel in a few megabytes.
+// Loops: band > row of dx > channel block > samples > segment > (kernel row, output row) that reach it > part of the
+// stretch > pixels > slots. Threads share out the rows of a band. Each unpacks its rows, adding up columns that wrap to
+// the same place, and writes them.
 #include <new>
 
 #include "../scratch.h"
+#include "bands.h"
 #include "packing.h"
 
 namespace smoe {
@@ -115,6 +117,13 @@ AddRow pick_kernel(int64_t samples, int vectors) {
 // A kernel row of an output row.
 struct Reader {
     int64_t output_row, kernel_row;
+    int64_t place;  // of the output row among those of the band
+};
+
+// Rows of dx, and the output rows that they are gathered from.
+struct RowBand {
+    int64_t first_row, last_row;
+    std::vector<int64_t> output_rows;  // ascending
 };
 
 class InputGradient {
@@ -133,11 +142,12 @@ class InputGradient {
             }
         }
         find_readers();
+        cut_rows();
         workspace_floats_ = kMostSamples * round_up(widest.row_pitch, 16);
         static thread_local Scratch weights, gradients, experts, workspace;
         packed_weight_ = weights.floats(layout_.blocks() * geometry.kernel_height * taps_floats_);
-        turned_g_ = gradients.floats(geometry.batch * items_);
-        experts_ = static_cast<int32_t*>(experts.bytes(items_ * sizeof(int32_t)));
+        turned_g_ = gradients.floats(geometry.batch * band_items_);
+        experts_ = static_cast<int32_t*>(experts.bytes(band_items_ * sizeof(int32_t)));
         workspace_ = workspace.floats(geometry.threads * workspace_floats_);
     }
 
@@ -146,10 +156,13 @@ class InputGradient {
         {
 #pragma omp for schedule(static) nowait
             for (int64_t expert = 0; expert < geometry_.experts; ++expert) pack_expert(expert);
+            for (const RowBand& band : bands_) {
+                const int64_t output_rows = static_cast<int64_t>(band.output_rows.size());
 #pragma omp for schedule(static)
-            for (int64_t row = 0; row < geometry_.output_height; ++row) turn_row(row);
+                for (int64_t i = 0; i < output_rows; ++i) turn_row(band.output_rows[i], i);
 #pragma omp for schedule(dynamic)
-            for (int64_t row = 0; row < geometry_.height; ++row) gather_row(row);
+                for (int64_t row = band.first_row; row < band.last_row; ++row) gather_row(row);
+            }
         }
     }
 
@@ -170,8 +183,33 @@ class InputGradient {
             for (int64_t tap = 0; tap < geometry_.kernel_height; ++tap) {
                 const int64_t row = source_coordinate(output, tap, geometry_.kernel_height, geometry_.stride,
                                                       geometry_.height, geometry_.wraps_rows);
-                if (row >= 0) readers_[row].push_back({output, tap});
+                if (row >= 0) readers_[row].push_back({output, tap, 0});
             }
+        }
+    }
+
+    // Cuts the rows of dx into bands, and gives the output rows of each their places.
+    void cut_rows() {
+        const int64_t row_items = geometry_.output_width * geometry_.selected;
+        const int64_t row_bytes = std::max<int64_t>(row_items * (geometry_.batch + 1) * sizeof(float), 1);
+        const int64_t most_rows = std::max<int64_t>(band_bytes(geometry_.threads) * geometry_.stride / row_bytes, 1);
+        const int64_t count = ceil_divide(geometry_.height, most_rows);
+        band_items_ = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            RowBand band{geometry_.height * i / count, geometry_.height * (i + 1) / count, {}};
+            std::vector<int64_t>& rows = band.output_rows;
+            for (int64_t row = band.first_row; row < band.last_row; ++row) {
+                for (const Reader& reader : readers_[row]) rows.push_back(reader.output_row);
+            }
+            std::sort(rows.begin(), rows.end());
+            rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+            for (int64_t row = band.first_row; row < band.last_row; ++row) {
+                for (Reader& reader : readers_[row]) {
+                    reader.place = std::lower_bound(rows.begin(), rows.end(), reader.output_row) - rows.begin();
+                }
+            }
+            band_items_ = std::max(band_items_, static_cast<int64_t>(rows.size()) * row_items);
+            bands_.push_back(std::move(band));
         }
     }
 
@@ -184,16 +222,17 @@ class InputGradient {
         }
     }
 
-    // Experts and gradients of an output row, as [pixel][slot] and [pixel][sample][slot].
-    void turn_row(int64_t row) {
+    // Experts and gradients of an output row, as [pixel][slot] and [pixel][sample][slot], to its place in the band.
+    void turn_row(int64_t row, int64_t place) {
         const int64_t width = geometry_.output_width, plane = geometry_.output_height * width;
         const int64_t selected = geometry_.selected;
-        transpose(indices_ + row * width, plane, selected, width, experts_ + row * width * selected, selected);
+        transpose(indices_ + row * width, plane, selected, width, experts_ + place * width * selected, selected);
         for (int64_t group = 0; group < groups_; ++group) {
             const int64_t begin = group_begin(group), samples = group_begin(group + 1) - begin;
             for (int64_t i = 0; i < samples; ++i) {
                 transpose(g_ + (begin + i) * items_ + row * width, plane, selected, width,
-                          turned_g_ + begin * items_ + (row * width * samples + i) * selected, samples * selected);
+                          turned_g_ + begin * band_items_ + (place * width * samples + i) * selected,
+                          samples * selected);
             }
         }
     }
@@ -222,14 +261,14 @@ class InputGradient {
 
     void add_segment(const Reader& reader, int64_t column, int64_t block_number, const Block& block,
                      int64_t first_sample, int64_t samples, float* padded, int64_t row_pitch) {
-        const int64_t first_item = (reader.output_row * geometry_.output_width + column) * geometry_.selected;
+        const int64_t first_item = (reader.place * geometry_.output_width + column) * geometry_.selected;
         RowTask task;
         task.taps = packed_weight_ + (block_number * geometry_.kernel_height + reader.kernel_row) * taps_floats_;
         task.taps_pitch = taps_pitch_;
         task.pixels = std::min(kSegment, geometry_.output_width - column);
         task.selected = geometry_.selected;
         task.experts = experts_ + first_item;
-        task.gradients = turned_g_ + first_sample * items_ + first_item * samples;
+        task.gradients = turned_g_ + first_sample * band_items_ + first_item * samples;
         task.target = padded + column * block.pixel_pitch;
         task.target_pitch = block.pixel_pitch;
         task.sample_pitch = row_pitch;
@@ -240,14 +279,15 @@ class InputGradient {
 
     const smoe_geometry geometry_;
     const Layout layout_;
-    std::vector<std::vector<Reader>> readers_;           // of each input row
+    std::vector<std::vector<Reader>> readers_;  // of each input row
+    std::vector<RowBand> bands_;
     std::vector<std::vector<std::vector<Part>>> parts_;  // of a kernel row, by block and number of samples
     const int32_t* indices_;
     const float *g_, *weight_;
     float* dx_;
     float *packed_weight_, *turned_g_, *workspace_;
     int32_t* experts_;
-    int64_t taps_pitch_, taps_floats_, items_, groups_, workspace_floats_;
+    int64_t taps_pitch_, taps_floats_, items_, band_items_, groups_, workspace_floats_;
 };
 
 }  // namespace

@@ -184,7 +184,7 @@ struct Block {
     int64_t row_floats;    // of one kernel row of taps; a multiple of kWidth
     int64_t pixel_pitch;   // between the taps of adjacent output pixels
     int64_t row_pitch;     // between adjacent padded rows
-    int64_t input_offset;  // of the block in a packed sample
+    int64_t input_offset;  // of the block's padded row 0 in a packed sample, whether or not that row is packed
     int64_t taps_offset;   // of the block in packed weights
 };
 
@@ -206,7 +206,10 @@ class Layout {
     int64_t padded_rows() const { return padded_rows_; }
     int64_t blocks() const { return written_out_ ? 1 : ceil_divide(geometry_.channels, block_channels_); }
 
-    Block block(int64_t number) const {
+    Block block(int64_t number) const { return block(number, 0, padded_rows_); }
+
+    // The same where only `rows` padded rows are packed, from `first_row` on.
+    Block block(int64_t number, int64_t first_row, int64_t rows) const {
         Block block;
         if (written_out_) {
             block.first_channel = 0;
@@ -221,14 +224,13 @@ class Layout {
             block.pixel_pitch = geometry_.stride * block.width;
             block.row_pitch = padded_columns_ * block.width;
         }
-        block.input_offset = block.first_channel * padded_rows_ * padded_columns_;
+        block.input_offset = block.first_channel * rows * padded_columns_ - first_row * block.row_pitch;
         block.taps_offset = block.first_channel * geometry_.kernel_width * geometry_.kernel_height * geometry_.experts;
         return block;
     }
 
-    int64_t sample_floats() const {
-        return padded_rows_ * (written_out_ ? block(0).row_pitch : padded_columns_ * packed_channels_);
-    }
+    // Of a padded row of all channels.
+    int64_t row_floats() const { return written_out_ ? block(0).row_pitch : padded_columns_ * packed_channels_; }
 
     int64_t taps_floats() const {
         return geometry_.experts * geometry_.kernel_height *
@@ -245,7 +247,7 @@ class Layout {
 
     // Packs one padded row of a block. `sample` is (C, H, W).
     void pack_row(const float* sample, const Block& block, int64_t padded_row, float* packed_sample) const {
-        float* target = packed_sample + block.input_offset + padded_row * block.row_pitch;
+        float* target = packed_sample + (block.input_offset + padded_row * block.row_pitch);
         const int64_t row = source_row(padded_row);
         if (row < 0) {
             std::memset(target, 0, block.row_pitch * sizeof(float));

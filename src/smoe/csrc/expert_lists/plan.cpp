@@ -73,17 +73,19 @@ Plan::Plan(const smoe_geometry& geometry)
     items_.resize(size);
     runs_.resize(tiling_.count() * run_capacity_);
     run_counts_.resize(tiling_.count());
-    if (experts_ <= 1 << 16) {
-        short_indices_.resize(size);
+    if (experts_ <= 1 << 8) {
+        remembered_ = Kept<uint8_t>(size);
+    } else if (experts_ <= 1 << 16) {
+        remembered_ = Kept<uint16_t>(size);
     } else {
-        long_indices_.resize(size);
+        remembered_ = Kept<int32_t>(size);
     }
     samples_.resize(std::min(kSamples, size));
 }
 
 bool Plan::stretch_matches(const int32_t* indices, int64_t begin, int64_t count) const {
-    return long_indices_.empty() ? equal(indices + begin, short_indices_.data() + begin, count)
-                                 : equal(indices + begin, long_indices_.data() + begin, count);
+    return std::visit([=](const auto& stored) { return equal(indices + begin, stored.data() + begin, count); },
+                      remembered_);
 }
 
 bool Plan::tile_matches(const Tile& tile, const int32_t* indices) const {
@@ -101,11 +103,8 @@ void Plan::remember(const Tile& tile, const int32_t* indices) {
         for (int64_t y = 0; y < tile.height; ++y) {
             const int64_t row = slot * tiling_.output_height + tile.row + y;
             const int64_t begin = row * tiling_.output_width + tile.column;
-            if (long_indices_.empty()) {
-                std::copy_n(indices + begin, tile.width, short_indices_.begin() + begin);
-            } else {
-                std::copy_n(indices + begin, tile.width, long_indices_.begin() + begin);
-            }
+            std::visit([&](auto& stored) { std::copy_n(indices + begin, tile.width, stored.begin() + begin); },
+                       remembered_);
         }
     }
 }
@@ -187,9 +186,10 @@ int64_t Plan::similarity(const int32_t* indices) const {
 }
 
 int64_t Plan::bytes() const {
+    const size_t remembered =
+        std::visit([](const auto& stored) { return stored.size() * sizeof(stored[0]); }, remembered_);
     return static_cast<int64_t>(items_.size() * sizeof(uint32_t) + runs_.size() * sizeof(Run) +
-                                run_counts_.size() * sizeof(int32_t) + short_indices_.size() * sizeof(uint16_t) +
-                                (long_indices_.size() + samples_.size()) * sizeof(int32_t));
+                                (run_counts_.size() + samples_.size()) * sizeof(int32_t) + remembered);
 }
 
 namespace {

@@ -6,9 +6,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <variant>
 #include <vector>
 
 #include "../geometry.h"
+#include "../pages.h"
 
 namespace smoe {
 namespace expert_lists {
@@ -69,6 +71,9 @@ class Plan {
     int64_t bytes() const;
 
  private:
+    template <typename T>
+    using Kept = std::vector<T, PageAllocator<T>>;
+
     bool stretch_matches(const int32_t* indices, int64_t begin, int64_t count) const;
     bool tile_matches(const Tile& tile, const int32_t* indices) const;
     void remember(const Tile& tile, const int32_t* indices);
@@ -78,13 +83,12 @@ class Plan {
     int64_t experts_, selected_;
     int64_t run_capacity_;
     bool built_ = false;
-    std::vector<uint32_t> items_;
-    std::vector<Run> runs_;
+    Kept<uint32_t> items_;
+    Kept<Run> runs_;
     std::vector<int32_t> run_counts_;
-    // The indices that the plan was made of, in their own order; in 16 bits if the experts' numbers fit, which saves
-    // memory, and time in each comparison.
-    std::vector<uint16_t> short_indices_;
-    std::vector<int32_t> long_indices_;
+    // The indices that the plan was made of, in their own order, and in as few bytes as the experts' numbers fit: that
+    // saves memory, and time in each comparison. A hash would take still less, but the comparison would not be exact.
+    std::variant<Kept<uint8_t>, Kept<uint16_t>, Kept<int32_t>> remembered_;
     std::vector<int32_t> samples_;
 };
 

@@ -1,6 +1,7 @@
 // How the list kernels get at a tile: its inputs, and its stretches of output rows.
 #pragma once
 
+#include "bands.h"
 #include "packing.h"
 #include "plan.h"
 
@@ -15,8 +16,8 @@ struct TileInputs {
 
     TileInputs(const smoe_geometry& geometry, const Tiling& tiling, const Tile& tile, const Block& block,
                const float* packed_sample, const int32_t* pixel_offsets)
-        : corner(packed_sample + block.input_offset + tile.row * geometry.stride * block.row_pitch +
-                 tile.column * block.pixel_pitch),
+        : corner(packed_sample +
+                 (block.input_offset + tile.row * geometry.stride * block.row_pitch + tile.column * block.pixel_pitch)),
           row_pitch(block.row_pitch),
           offsets(pixel_offsets),
           pixel_mask(static_cast<uint32_t>(tiling.pixels() - 1)) {}

@@ -5,11 +5,11 @@
 // the expert stream past, each multiply-add takes its input straight from memory.
 // Caches: L1 holds the tile's inputs of a channel block. The accumulators of the block (X x 288 floats) wait in L2 and
 // are fetched and put back once per tile. Output gradients are first brought into the order of the lists, for all tiles
-// and samples, and stream past too.
-// Loops: (range of experts, channel block) > sample > tile > expert > part of the taps > items.
-// Threads share out pairs of a channel block and a range of experts; ranges have about as many items each. A thread
-// adds up the gradients of its pairs over all samples and tiles, in this order, and writes them: nothing is summed
-// across threads.
+// of a band, and stream past too.
+// Loops: band > (range of experts, channel block) > sample > tile > expert > part of the taps > items.
+// Threads share out pairs of a channel block and a range of experts; ranges have about as many items each in the band.
+// A thread adds up the gradients of its pairs over the samples and tiles of the band, in this order, and the bands
+// follow each other: an expert's gradient is summed in the same order by whatever threads.
 #include <new>
 
 #include "../scratch.h"
@@ -85,11 +85,19 @@ class WeightGradient {
                 steps_.back().push_back({part, pick_kernel(part, kAll)});
             }
         }
-        share_out_experts();
-        static thread_local Scratch inputs, gradients, sums, workspace;
         items_ = geometry.selected * geometry.output_height * geometry.output_width;
-        packed_x_ = inputs.floats(geometry.batch * layout_.sample_floats());
-        listed_g_ = gradients.floats(geometry.batch * items_);
+        bands_ = cut_bands(geometry, tiling_,
+                           tiling_.height * sizeof(float) *
+                               (geometry.stride * layout_.row_floats() + geometry.selected * geometry.output_width));
+        int64_t packed_rows = 0, listed_pixels = 0;
+        for (const Band& band : bands_) {
+            packed_rows = std::max(packed_rows, band.samples * band.rows);
+            listed_pixels = std::max(listed_pixels, band.samples * band.pixels);
+            shares_.push_back(share_out_experts(band));
+        }
+        static thread_local Scratch inputs, gradients, sums, workspace;
+        packed_x_ = inputs.floats(packed_rows * layout_.row_floats());
+        listed_g_ = gradients.floats(listed_pixels * geometry.selected);
         packed_dw_ = sums.floats(layout_.taps_floats());
         ordered_floats_ = round_up(geometry.selected * tiling_.pixels(), 16);
         workspace_floats_ = ordered_floats_ + round_up(tiling_.pixels(), 16);
@@ -97,29 +105,36 @@ class WeightGradient {
     }
 
     void run() {
-        const int64_t rows = layout_.padded_rows(), blocks = layout_.blocks(), tiles = tiling_.count();
+        const int64_t blocks = layout_.blocks();
 #pragma omp parallel num_threads(geometry_.threads)
         {
 #pragma omp for schedule(static) nowait
-            for (int64_t i = 0; i < geometry_.batch * blocks * rows; ++i) {
-                const int64_t sample = i / rows / blocks;
-                layout_.pack_row(x_ + sample * geometry_.channels * geometry_.height * geometry_.width,
-                                 layout_.block(i / rows % blocks), i % rows,
-                                 packed_x_ + sample * layout_.sample_floats());
+            for (int64_t i = 0; i < geometry_.experts; ++i) start_expert(i);
+            for (size_t b = 0; b < bands_.size(); ++b) {
+                const Band& band = bands_[b];
+#pragma omp for schedule(static) nowait
+                for (int64_t i = 0; i < band.samples * blocks * band.rows; ++i) pack_row(band, i);
+#pragma omp for schedule(static)
+                for (int64_t i = 0; i < band.samples * band.tiles; ++i) {
+                    list_gradients(band, i / band.tiles, i % band.tiles);
+                }
+#pragma omp for schedule(dynamic)
+                for (int64_t i = 0; i < geometry_.threads * blocks; ++i) {
+                    sum_share(band, shares_[b][i / blocks], shares_[b][i / blocks + 1], i % blocks);
+                }
             }
 #pragma omp for schedule(static)
-            for (int64_t i = 0; i < geometry_.batch * tiles; ++i) list_gradients(i / tiles, i % tiles);
-#pragma omp for schedule(dynamic)
-            for (int64_t i = 0; i < geometry_.threads * blocks; ++i) sum_share(i / blocks, i % blocks);
+            for (int64_t i = 0; i < geometry_.experts; ++i) finish_expert(i);
         }
     }
 
  private:
-    // Cuts the experts into as many ranges as threads, by their items.
-    void share_out_experts() {
+    // Cuts the experts into as many ranges as threads, by their items in a band. Returns where each begins, and the
+    // last one ends.
+    std::vector<int64_t> share_out_experts(const Band& band) const {
         std::vector<int64_t> counts(geometry_.experts);
         int64_t total = 0;
-        for (int64_t tile = 0; tile < tiling_.count(); ++tile) {
+        for (int64_t tile = band.first_tile; tile < band.first_tile + band.tiles; ++tile) {
             const Run* runs = plan_->runs(tile);
             int64_t begin = 0;
             for (int64_t r = 0; r < plan_->run_count(tile); ++r) {
@@ -128,53 +143,80 @@ class WeightGradient {
             }
             total += begin;
         }
-        shares_.push_back(0);
+        std::vector<int64_t> shares{0};
         int64_t expert = 0, seen = 0;
         for (int64_t share = 1; share <= geometry_.threads; ++share) {
             while (expert < geometry_.experts && seen + counts[expert] / 2 < total * share / geometry_.threads) {
                 seen += counts[expert++];
             }
-            shares_.push_back(share == geometry_.threads ? geometry_.experts : expert);
+            shares.push_back(share == geometry_.threads ? geometry_.experts : expert);
         }
+        return shares;
     }
 
     float* workspace() const { return workspace_ + thread_number() * workspace_floats_; }
 
-    // Output gradients of a tile, in the order of its items.
-    void list_gradients(int64_t sample, int64_t number) {
-        const Tile tile(tiling_, number);
-        float* ordered = workspace();
-        copy_from_rows(geometry_, tiling_, tile, g_ + sample * items_, ordered);
-        gather(ordered, plan_->items(tile), plan_->item_count(tile),
-               listed_g_ + sample * items_ + tile.first_pixel * geometry_.selected);
+    float* packed_sample(const Band& band, int64_t sample) const {
+        return packed_x_ + sample * band.rows * layout_.row_floats();
+    }
+    float* listed_tile(const Band& band, int64_t sample, const Tile& tile) const {
+        return listed_g_ + (sample * band.pixels + tile.first_pixel - band.first_pixel) * geometry_.selected;
     }
 
-    void sum_share(int64_t share, int64_t block_number) {
-        const int64_t first = shares_[share], last = shares_[share + 1];
+    // Packs the i-th (sample, channel block, padded row) of a band.
+    void pack_row(const Band& band, int64_t i) {
+        const int64_t sample = i / band.rows / layout_.blocks(), plane = geometry_.height * geometry_.width;
+        layout_.pack_row(x_ + (band.first_sample + sample) * geometry_.channels * plane,
+                         layout_.block(i / band.rows % layout_.blocks(), band.first_row, band.rows),
+                         band.first_row + i % band.rows, packed_sample(band, sample));
+    }
+
+    // Output gradients of a tile, in the order of its items.
+    void list_gradients(const Band& band, int64_t sample, int64_t number_in_band) {
+        const Tile tile(tiling_, band.first_tile + number_in_band);
+        float* ordered = workspace();
+        copy_from_rows(geometry_, tiling_, tile, g_ + (band.first_sample + sample) * items_, ordered);
+        gather(ordered, plan_->items(tile), plan_->item_count(tile), listed_tile(band, sample, tile));
+    }
+
+    float* expert_sums(const Block& block, int64_t expert) const {
+        return packed_dw_ + block.taps_offset + expert * geometry_.kernel_height * block.row_floats;
+    }
+
+    void start_expert(int64_t expert) {
+        for (int64_t i = 0; i < layout_.blocks(); ++i) {
+            const Block block = layout_.block(i);
+            std::memset(expert_sums(block, expert), 0, geometry_.kernel_height * block.row_floats * sizeof(float));
+        }
+    }
+
+    void finish_expert(int64_t expert) {
+        const int64_t weight_floats = geometry_.channels * geometry_.kernel_height * geometry_.kernel_width;
+        for (int64_t i = 0; i < layout_.blocks(); ++i) {
+            const Block block = layout_.block(i);
+            layout_.unpack_taps(expert_sums(block, expert), block, block.row_floats, dw_ + expert * weight_floats);
+        }
+    }
+
+    // Adds what a band says about the experts [first, last).
+    void sum_share(const Band& band, int64_t first, int64_t last, int64_t block_number) {
         if (first == last) return;
-        const Block block = layout_.block(block_number);
-        const int64_t expert_floats = geometry_.kernel_height * block.row_floats;
-        float* sums = packed_dw_ + block.taps_offset;
-        std::memset(sums + first * expert_floats, 0, (last - first) * expert_floats * sizeof(float));
+        const Block block = layout_.block(block_number, band.first_row, band.rows);
         int32_t* offsets = reinterpret_cast<int32_t*>(workspace() + ordered_floats_);
         pixel_offsets(geometry_, tiling_, block, offsets);
-        for (int64_t sample = 0; sample < geometry_.batch; ++sample) {
-            for (int64_t number = 0; number < tiling_.count(); ++number) {
-                sum_tile(sample, number, block, steps_[block_number], offsets, first, last, sums);
+        for (int64_t sample = 0; sample < band.samples; ++sample) {
+            for (int64_t number = band.first_tile; number < band.first_tile + band.tiles; ++number) {
+                sum_tile(band, sample, number, block, steps_[block_number], offsets, first, last);
             }
-        }
-        const int64_t weight_floats = geometry_.channels * geometry_.kernel_height * geometry_.kernel_width;
-        for (int64_t expert = first; expert < last; ++expert) {
-            layout_.unpack_taps(sums + expert * expert_floats, block, block.row_floats, dw_ + expert * weight_floats);
         }
     }
 
-    void sum_tile(int64_t sample, int64_t number, const Block& block, const std::vector<Step>& steps,
-                  const int32_t* offsets, int64_t first, int64_t last, float* sums) {
+    void sum_tile(const Band& band, int64_t sample, int64_t number, const Block& block, const std::vector<Step>& steps,
+                  const int32_t* offsets, int64_t first, int64_t last) {
         const Tile tile(tiling_, number);
-        const TileInputs inputs(geometry_, tiling_, tile, block, packed_x_ + sample * layout_.sample_floats(), offsets);
+        const TileInputs inputs(geometry_, tiling_, tile, block, packed_sample(band, sample), offsets);
         const uint32_t* items = plan_->items(tile);
-        const float* gradients = listed_g_ + sample * items_ + tile.first_pixel * geometry_.selected;
+        const float* gradients = listed_tile(band, sample, tile);
         const Run* runs = plan_->runs(number);
         const Run* end = runs + plan_->run_count(number);
         const Run* run = std::lower_bound(runs, end, first, [](const Run& a, int64_t b) { return a.expert < b; });
@@ -182,7 +224,7 @@ class WeightGradient {
         for (; run != end && run->expert < last; ++run) {
             for (const Step& step : steps) {
                 step.accumulate(step.part, inputs, items + item, gradients + item, run->end - item,
-                                sums + run->expert * geometry_.kernel_height * block.row_floats, block.row_floats);
+                                expert_sums(block, run->expert), block.row_floats);
             }
             item = run->end;
         }
@@ -193,7 +235,8 @@ class WeightGradient {
     const std::shared_ptr<const Plan> plan_;
     const Tiling tiling_;
     std::vector<std::vector<Step>> steps_;  // of each block
-    std::vector<int64_t> shares_;           // first expert of each range
+    std::vector<Band> bands_;
+    std::vector<std::vector<int64_t>> shares_;  // of each band: see share_out_experts()
     const float *x_, *g_;
     float* dw_;
     float *packed_x_, *listed_g_, *packed_dw_, *workspace_;
