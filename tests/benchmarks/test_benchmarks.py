@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from smoe.benchmarks import layer, local
+from smoe.benchmarks import layer, local, memory
 from smoe.benchmarks.stored_table import write_table
 from smoe.benchmarks.timing import interleaved_medians
 from smoe.cli.main import main
@@ -50,3 +51,19 @@ def test_a_table_is_markdown_with_its_command(tmp_path: Path) -> None:
     text = write_table(tmp_path / "t.md", "Title", "make it", ["x"], [{"x": 1, "hidden": 2}], "A note.")
     assert text == "# Title\n\nMade by `make it`.\n\n| x |\n|---|\n| 1 |\n\nA note.\n"
     assert (tmp_path / "t.jsonl").read_text() == '{"x": 1, "hidden": 2}\n'
+
+
+needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peaks are read from /proc")
+
+
+@needs_linux
+def test_memory_is_measured_for_each_way() -> None:
+    rows = memory.measure((1, 8, 12, 4, 64, 128))
+    assert [set(memory.COLUMNS) <= set(row) for row in rows] == [True, True, True]
+    assert rows[0]["ratio to conv2d"] == "1.00"
+
+
+@needs_linux
+@pytest.mark.slow
+def test_a_large_layer_needs_at_most_half_more_memory_than_a_convolution() -> None:
+    assert all(float(row["ratio without the gate"]) <= 1.5 for row in memory.measure())

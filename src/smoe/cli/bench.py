@@ -89,8 +89,11 @@ def _memory() -> int:
     rows = measure()
     title = "Peak memory of a training step, B=1, C=32, X=128, E=32, 361 x 720"
     notes = (
-        "Resident memory above what the process had before it made its tensors, two steps, one thread. The gate is its "
-        f"scores and their gradient, which grow with the bank by nature. {_origin(rows[-1])}"
+        "Peak of the resident memory above what the process had before it made its tensors (the input, the bank, the "
+        "routing), three steps, one thread. Large tensors have mappings of their own, so that memory which was freed "
+        "does not count; the last columns are without that: the heap keeps holes, which differ from run to run. The "
+        "gate is its scores and, once it exists, their gradient, which grow with the bank by nature. "
+        f"{_origin(rows[-1])}"
     )
     path = Path("benchmarks/results/memory.md")
     sys.stdout.write(write_table(path, title, "smoe bench memory", COLUMNS, rows, notes))
