@@ -107,9 +107,9 @@ def test_odd_shapes(instruction_set: str, family: str) -> None:
 # band than the rows it wraps to; and several samples in a band.
 BANDS = [
     Case(1, 16, 16, 12, 130, 600),
-    Case(2, 20, 13, 9, 150, 500, (5, 5), 2, "circular"),
+    Case(2, 20, 13, 9, 300, 600, (5, 5), 2, "circular"),
     Case(2, 3, 13, 9, 250, 400, (3, 3), 1, "longitude"),
-    Case(6, 16, 13, 9, 40, 300, (3, 3), 1, "circular"),
+    Case(6, 16, 13, 9, 60, 300, (3, 3), 1, "circular"),
 ]
 
 
