@@ -85,17 +85,42 @@ class _TrainRouting(torch.autograd.Function):
     def backward(ctx, *grad_outputs):
         (error,) = grad_outputs
         scores, indices, weights, outputs = ctx.saved_tensors
-        damped, gate_gradient = _backward(
+        damped, gate_gradient = torch.ops.smoe.train_routing_backward(
             error, scores, indices, outputs, ctx.loss_scale, ctx.num_nonfinite, ctx.expert_channels, *ctx.options
         )
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            damped, gate_gradient = _WithoutDerivative.apply(damped, gate_gradient, error)  # type: ignore[misc]
         if weights is not None:
             damped = weigh(damped, weights, ctx.expert_channels)
         return (damped, gate_gradient if ctx.needs_input_grad[1] else None) + (None,) * (5 + len(ctx.options))
 
 
+class _WithoutDerivative(torch.autograd.Function):
+    """Stands behind what a backward pass returns that is to be differentiated again: the rule is no gradient."""
+
+    @staticmethod
+    def forward(ctx, damped, gradient, error):
+        del ctx, error
+        return damped.detach(), gradient.detach()
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        del ctx, grad_outputs
+        raise RuntimeError("smoe::train_routing_backward has no derivative: it is a training rule, not a gradient")
+
+
 # One opaque operator, so that compilers keep it whole: the loss scale must be read when backward runs, and a native
-# kernel can take its place.
-@torch.library.custom_op("smoe::train_routing_backward", mutates_args=("num_nonfinite",))
+# kernel can take its place. Defined by schema, not by torch.library.custom_op, whose Python wrapping takes as long as
+# the kernel of a small layer.
+_LIBRARY = torch.library.Library("smoe", "FRAGMENT")
+_LIBRARY.define(
+    "train_routing_backward(Tensor error, Tensor scores, Tensor indices, Tensor? outputs, Tensor loss_scale, "
+    "Tensor(a!) num_nonfinite, int expert_channels, bool rc_loss, float rc_weight, float error_quantile, "
+    "float? damping, float tolerance, float damping_tolerance) -> (Tensor, Tensor)"
+)
+
+
+@torch.library.impl(_LIBRARY, "train_routing_backward", "CompositeExplicitAutograd")
 def _backward(
     error: torch.Tensor,
     scores: torch.Tensor,
@@ -125,11 +150,13 @@ def _backward(
             tolerance=tolerance,
             damping_tolerance=damping_tolerance,
         )
-        num_nonfinite += is_nonfinite
+        if is_nonfinite:
+            num_nonfinite += 1
         if gradient is None:
             signal = error if outputs is None else error * outputs
             gradient = straight_through_gradient(scores, indices, signal, expert_channels)
-        return _as_promised(error, damped), gradient.zero_() if is_nonfinite else gradient
+            gradient = gradient.zero_() if is_nonfinite else gradient
+        return _as_promised(error, damped), gradient
     errors = choice_errors(error, expert_channels, loss_scale.to(error.device))
     # The largest error tells, in a twentieth of the time of looking at all: it is NaN if there is one.
     largest = errors.amax() if errors.numel() else errors.new_zeros(())
@@ -155,7 +182,7 @@ def _as_promised(error: torch.Tensor, damped: torch.Tensor | None) -> torch.Tens
     return damped if damped.stride() == error.stride() else torch.empty_like(error).copy_(damped)
 
 
-@_backward.register_fake
+@torch.library.register_fake("smoe::train_routing_backward", lib=_LIBRARY)
 def _(error, scores, indices, outputs, loss_scale, num_nonfinite, expert_channels, *options):
     del indices, outputs, loss_scale, num_nonfinite, expert_channels, options
     return torch.empty_like(error), torch.empty_like(scores)

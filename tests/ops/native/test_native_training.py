@@ -54,6 +54,51 @@ def test_quantile_of_more_than_two_to_the_24() -> None:
     assert float(actual) == pytest.approx(0.25, rel=1e-6)
 
 
+@pytest.mark.parametrize("size", [256, 4096, 70000])
+def test_quantile_where_the_sample_misleads(size: int) -> None:
+    # The kernel looks at up to 256 places first, spread by the golden ratio, and guesses from their values.
+    places = torch.arange(256) * 2654435769 % 2**32 * size // 2**32
+    errors = torch.rand(3, size)
+    errors[0, places] += 2.0
+    errors[1, places] -= 2.0
+    errors[2, places] = 0.5
+    assert LIBRARY is not None
+    for quantile in (0.0, 0.3, 0.5, 1.0):
+        actual = native_error_quantile(LIBRARY, errors, quantile)
+        torch.testing.assert_close(actual, errors.double().quantile(quantile, dim=1).float())
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("B", "X", "E", "F"), [(1, 5, 2, 1), (1, 4, 3, 2), (3, 300, 2, 1)])
+def test_results_do_not_depend_on_threads(B: int, X: int, E: int, F: int, index_dtype: torch.dtype) -> None:
+    # Large enough for two threads, which share the one sample; odd, so that chunks and registers are not filled.
+    H, W = 131, 151
+    error, scores = torch.randn(B, E * F, H, W), torch.randn(X, H, W)
+    indices = scores.topk(E, dim=0).indices
+    assert LIBRARY is not None
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        results.append(
+            native_train_routing(
+                *(LIBRARY, error, scores, indices.to(index_dtype), 1.0, F),
+                rc_loss=True,
+                rc_weight=1.0,
+                error_quantile=0.3,
+                damping=0.5,
+                tolerance=1e-3,
+                damping_tolerance=1.0,
+            )
+        )
+    torch.set_num_threads(1)
+    for damped, gradient, _ in results[1:]:
+        assert torch.equal(damped, results[0][0])
+        assert torch.equal(gradient, results[0][1])
+    is_wrong, is_damped = wrong_choices(choice_errors(error, F), 0.3, (1e-3, 1.0))
+    torch.testing.assert_close(results[0][1], routing_gradient(scores, indices, is_wrong), rtol=2e-6, atol=1e-11)
+    assert torch.equal(results[0][0], damp_error(error, is_damped, 0.5, F))
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("damping", [None, 0.0, 0.1])
 @pytest.mark.parametrize(("X", "E", "F"), [(3, 1, 1), (6, 2, 1), (5, 4, 1), (7, 3, 2), (4, 1, 3)])

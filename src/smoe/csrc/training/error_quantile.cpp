@@ -1,8 +1,8 @@
 // The quantile of each sample's errors: any floats, of any sign, in any number.
 //
-// A thread takes whole samples and keeps its own counters and candidates between calls (quantile.h describes the
-// selection). Memory is read twice: once to count, once to collect the few values near the rank. Nothing is written but
-// these.
+// quantile.h describes the selection: one pass over the values, of which a tenth or so are copied. A thread takes whole
+// samples and keeps the memory of the copies between calls; where there are fewer samples than threads, the threads
+// share each sample's pass instead.
 #include <atomic>
 #include <new>
 
@@ -16,18 +16,29 @@ namespace {
 constexpr int64_t kElementsPerThread = 1 << 14;
 
 bool error_quantile(const float* errors, int64_t batch, int64_t size, double quantile, float* result, int64_t threads) {
-    threads = std::max<int64_t>(1, std::min({threads, batch, batch * size / kElementsPerThread}));
+    threads = std::max<int64_t>(1, std::min(threads, batch * size / kElementsPerThread));
+    const QuantileSelector selector(quantile, size);
     std::atomic<bool> has_memory{true};
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t sample = 0; sample < batch; ++sample) {
+    const auto select = [&](int64_t sample, int64_t parts) {
+        static thread_local Scratch scratch;
         const float* row = errors + sample * size;
+        const std::vector<int64_t> starts = even_starts(size, parts);
+        const auto value_at = [&](int64_t i) { return row[i]; };
+        const auto visit_part = [&](int64_t part, auto& visit) {
+            visit(row + starts[part], starts[part + 1] - starts[part]);
+        };
         try {
-            static thread_local QuantileSelector selector;
-            result[sample] = selector.select([&](auto visit) { visit(row, size); }, size, quantile);
+            result[sample] = selector.select(value_at, visit_part, starts, scratch).value;
         } catch (const std::bad_alloc&) {  // may not leave the parallel region
             has_memory = false;
         }
+    };
+    if (batch < threads) {
+        for (int64_t sample = 0; sample < batch; ++sample) select(sample, threads);
+        return has_memory;
     }
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t sample = 0; sample < batch; ++sample) select(sample, 1);
     return has_memory;
 }
 

@@ -1,14 +1,17 @@
-// Exact selection of a quantile by radix: two passes over the values, whatever they are and however many are equal.
+// Exact selection of a quantile in one pass over the values, whatever they are and however many are equal.
 //
-// Bits of a float, read as an integer, are in the order of the floats of one sign. Pass one counts the values by their
-// leading twelve bits (sign, exponent and three bits of the fraction), in four tables by turns, so that equal values do
-// not wait for each other's counters; the few bins that real data touch stay in L1. The bin of the wanted rank holds a
-// few percent of the values. Pass two copies these, and they are narrowed down in cache by the next ten bits and the
-// last ten. A third pass is needed only if the wanted rank is the largest of its bin: the right neighbour is then the
-// least value beyond it.
+// The bits of floats, turned into integers of the same order, are the keys. A sample of up to 256 values, at places
+// spread evenly by the golden ratio, tells between which two keys the wanted rank must lie but for about one case in
+// some hundreds. The pass over the values counts those below this bracket and copies those within it, a sixth or so.
+// There the key of the rank is found by bisection: count the keys up to the middle, halve, at most 32 times, each a few
+// instructions per register of keys in cache. No input is slow: equal keys are counted, not moved. If the bracket
+// missed the rank, the pass is done again with a bracket of everything.
 //
-// The values come in chunks from a callable, `chunks(visit)` with visit(const float* values, int64_t count), so that
-// they may be computed on the fly; it is called once for each pass and must bring the same values each time.
+// A pass may be shared by several threads, each with its part of the values. What they find are counts and a set of
+// keys, whose order does not matter: the result does not depend on the number of parts.
+//
+// The values come in chunks from a callable, visit_part(part, visit) with visit(const float* values, int64_t count), so
+// that they may be computed on the fly; it must bring the same values each time.
 #pragma once
 
 #include <algorithm>
@@ -16,276 +19,309 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <memory>
+#include <vector>
 
 #include "../scratch.h"
+#include "registers.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 namespace smoe {
 namespace training {
 
-class QuantileSelector {
+// Integers in the order of the floats.
+inline IntRegister key_of(IntRegister bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
+inline int32_t key_of(int32_t bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
+
+inline int32_t key_of(float value) {
+    int32_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    return key_of(bits);
+}
+
+inline float value_of(int32_t key) {
+    const int32_t bits = key_of(key);
+    float value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+constexpr int32_t kLeastKey = std::numeric_limits<int32_t>::min(), kLargestKey = std::numeric_limits<int32_t>::max();
+constexpr int32_t kInfinity = 0x7f800000;  // bits; those of a NaN without its sign are larger
+
+struct Bracket {
+    int32_t least = kLeastKey, largest = kLargestKey;
+};
+
+// Keys of which the last register may be filled with the largest key: they are never counted as less.
+class Keys {
  public:
-    QuantileSelector() = default;
-    QuantileSelector(const QuantileSelector&) = delete;
-    QuantileSelector& operator=(const QuantileSelector&) = delete;
+    static int64_t padded(int64_t count) { return (count + kRegisterLanes - 1) / kRegisterLanes * kRegisterLanes; }
 
-    // The quantile with linear interpolation; NaN if any value is. May throw std::bad_alloc.
-    template <class Chunks>
-    float select(const Chunks& chunks, int64_t size, double quantile) {
-        const double position = quantile * static_cast<double>(size - 1);
-        const int64_t rank = std::min(static_cast<int64_t>(position), size - 1);
-        const double fraction = position - static_cast<double>(rank);
-
-        has_spilled_ = false;
-        chunks([this](const float* values, int64_t count) { count_leading(values, count); });
-        has_spilled_ ? spill_leading() : merge_leading();
-        has_nonfinite_ =
-            has_spilled_ ? has_counts_beyond_finite(counters_->spilled) : has_counts_beyond_finite(counters_->merged);
-        if (has_nonfinite_ && has_nan(chunks)) return std::numeric_limits<float>::quiet_NaN();
-
-        const Bin bin = has_spilled_ ? find_leading(counters_->spilled, rank) : find_leading(counters_->merged, rank);
-        const int64_t rank_in_bin = rank - bin.before;
-        float high = 0.0f;
-        // An interpolation of weight zero needs no right neighbour, which may not exist.
-        const bool needs_high = fraction > 0.0 && rank + 1 < size;
-        const bool is_last_of_bin = rank_in_bin + 1 == bin.count;
-        if (needs_high && is_last_of_bin) high = least_beyond(chunks, bin.digit);
-
-        int32_t* keys = static_cast<int32_t*>(candidates_.bytes((bin.count + 1) * sizeof(int32_t)));
-        collect(chunks, bin.digit, keys);
-        int32_t next_key = 0;
-        const float low = value_of(select_key(keys, bin.count, rank_in_bin, next_key));
-        if (!needs_high) return low;
-        return interpolate(low, is_last_of_bin ? high : value_of(next_key), fraction);
+    // keys: with room for padded(count).
+    Keys(int32_t* keys, int64_t count) : keys_(keys), count_(count) {
+        std::fill(keys + count, keys + padded(count), kLargestKey);
     }
 
-    // Whether the last selection met a NaN or an infinity.
-    bool has_nonfinite() const { return has_nonfinite_; }
+    int64_t size() const { return count_; }
 
- private:
-    static constexpr int kTables = 4;
-    static constexpr int kLeadingShift = 20, kLeadingBins = 1 << 12;
-    static constexpr int kDigitBits = 10, kDigitBins = 1 << kDigitBits;
-    static constexpr int64_t kFewKeys = 256;             // not worth a table of counters
-    static constexpr int64_t kFlush = int64_t{1} << 31;  // before a counter of 32 bits can overflow
-    // Leading bits, as an unsigned number, of infinity and of whatever has the same exponent.
-    static constexpr int kInfinity = 0x7f8, kSign = 0x800;
-
-    struct Bin {
-        int digit;
-        int64_t before, count;  // values in the bins before it and in it
-    };
-
-    // Integers in the order of the floats. Its own inverse.
-    static int32_t key_of(int32_t bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
-
-    static float value_of(int32_t key) {
-        const int32_t bits = key_of(key);
-        float value;
-        std::memcpy(&value, &bits, sizeof(value));
-        return value;
-    }
-
-    static uint32_t bits_at(const float* values, int64_t i) {
-        uint32_t bits;
-        std::memcpy(&bits, values + i, sizeof(bits));
-        return bits;
-    }
-
-    void count_leading(const float* values, int64_t count) {
-        for (int64_t first = 0; first < count; first += kFlush) {
-            const int64_t end = std::min(count, first + kFlush);
-            if (num_counted_ + end - first > kFlush) spill_leading();
-            num_counted_ += end - first;
-            int64_t i = first;
-            for (; i + kTables <= end; i += kTables) {
-                ++counters_->leading[0][bits_at(values, i) >> kLeadingShift];
-                ++counters_->leading[1][bits_at(values, i + 1) >> kLeadingShift];
-                ++counters_->leading[2][bits_at(values, i + 2) >> kLeadingShift];
-                ++counters_->leading[3][bits_at(values, i + 3) >> kLeadingShift];
+    // The key of a rank, between two keys that are known to enclose it: by halves, at most 32 times.
+    int32_t select(int64_t rank, int32_t least, int32_t largest) const {
+        while (least < largest) {
+            const int32_t middle = static_cast<int32_t>((int64_t{least} + largest) >> 1);  // rounded down
+            if (count_up_to(middle) > rank) {
+                largest = middle;
+            } else {
+                least = middle + 1;
             }
-            for (; i < end; ++i) ++counters_->leading[0][bits_at(values, i) >> kLeadingShift];
-        }
-    }
-
-    // Adds the counters of all tables and leaves them at zero for the next selection.
-    void merge_leading() {
-        Counters& counters = *counters_;
-        for (int i = 0; i < kLeadingBins; ++i) {
-            counters.merged[i] =
-                counters.leading[0][i] + counters.leading[1][i] + counters.leading[2][i] + counters.leading[3][i];
-        }
-        std::memset(counters.leading, 0, sizeof(counters.leading));
-        num_counted_ = 0;
-    }
-
-    // Moves the counters to wider ones, which only samples of more than 2^31 values need.
-    void spill_leading() {
-        merge_leading();
-        if (!has_spilled_) std::memset(counters_->spilled, 0, sizeof(counters_->spilled));
-        for (int i = 0; i < kLeadingBins; ++i) counters_->spilled[i] += counters_->merged[i];
-        has_spilled_ = true;
-    }
-
-    template <class Count>
-    static bool has_counts_beyond_finite(const Count* counts) {
-        int64_t sum = 0;
-        for (int i = kInfinity; i < kSign; ++i) sum += int64_t{counts[i]} + counts[i + kSign];
-        return sum > 0;
-    }
-
-    template <class Chunks>
-    static bool has_nan(const Chunks& chunks) {
-        bool found = false;
-        chunks([&](const float* values, int64_t count) {
-            for (int64_t i = 0; i < count; ++i) found |= values[i] != values[i];
-        });
-        return found;
-    }
-
-    // The bin of a rank: first its block of bins, then itself.
-    template <class Count>
-    static Bin find_leading(const Count* counts, int64_t rank) {
-        constexpr int kBlock = 64;
-        int64_t before = 0;
-        for (int block = 0; block < kLeadingBins; block += kBlock) {
-            // Of negative values, the leading bits are in the opposite order.
-            const bool is_negative = block < kSign;
-            const int lowest = is_negative ? kLeadingBins - kBlock - block : block - kSign;
-            Count in_block = 0;
-            for (int i = 0; i < kBlock; ++i) in_block += counts[lowest + i];
-            if (rank < before + int64_t{in_block}) {
-                int digit = is_negative ? lowest + kBlock - 1 : lowest;
-                for (; rank >= before + int64_t{counts[digit]}; digit += is_negative ? -1 : 1) before += counts[digit];
-                return {digit, before, counts[digit]};
-            }
-            before += in_block;
-        }
-        return {0, 0, 0};  // not reached: all ranks are in some bin
-    }
-
-    // The least value in the bins after this one.
-    template <class Chunks>
-    static float least_beyond(const Chunks& chunks, int digit) {
-        const int32_t last_key = key_of(static_cast<int32_t>(static_cast<uint32_t>(digit) << kLeadingShift |
-                                                             (digit < kSign ? (1u << kLeadingShift) - 1 : 0u)));
-        int32_t least = std::numeric_limits<int32_t>::max();
-        chunks([&](const float* values, int64_t count) {
-            int32_t chunk_least = least;
-            for (int64_t i = 0; i < count; ++i) {
-                const int32_t key = key_of(static_cast<int32_t>(bits_at(values, i)));
-                const int32_t offered = key > last_key ? key : std::numeric_limits<int32_t>::max();
-                chunk_least = std::min(chunk_least, offered);
-            }
-            least = chunk_least;
-        });
-        return value_of(least);
-    }
-
-    // Writes every value and advances where it belongs to the bin: no branch to mispredict.
-    template <class Chunks>
-    static void collect(const Chunks& chunks, int digit, int32_t* keys) {
-        int64_t num_keys = 0;
-        chunks([&](const float* values, int64_t count) {
-            int64_t end = num_keys;
-            for (int64_t i = 0; i < count; ++i) {
-                const uint32_t bits = bits_at(values, i);
-                keys[end] = static_cast<int32_t>(bits);
-                end += bits >> kLeadingShift == static_cast<uint32_t>(digit);
-            }
-            num_keys = end;
-        });
-        if (digit >= kSign) {
-            for (int64_t i = 0; i < num_keys; ++i) keys[i] = key_of(keys[i]);
-        }
-    }
-
-    static bool all_equal(const int32_t* keys, int64_t count) {
-        for (int64_t first = 0; first < count; first += kDigitBins) {
-            const int64_t end = std::min<int64_t>(count, first + kDigitBins);
-            int32_t difference = 0;
-            for (int64_t i = first; i < end; ++i) difference |= keys[i] ^ keys[0];
-            if (difference != 0) return false;
-        }
-        return true;
-    }
-
-    // The key of a rank among keys with equal leading bits, and the one after it if there is one. Reorders them.
-    int32_t select_key(int32_t* keys, int64_t count, int64_t rank, int32_t& next_key) {
-        const bool has_next = rank + 1 < count;
-        bool is_next_known = false;
-        for (int shift = kLeadingShift - kDigitBits; shift >= 0; shift -= kDigitBits) {
-            if (count <= kFewKeys || all_equal(keys, count)) break;
-            const Bin bin = find_digit(keys, count, shift, rank);
-            rank -= bin.before;
-            if (has_next && !is_next_known && rank + 1 == bin.count) {
-                next_key = least_beyond_digit(keys, count, shift, bin.digit);
-                is_next_known = true;
-            }
-            int64_t end = 0;
-            for (int64_t i = 0; i < count; ++i) {
-                const int32_t key = keys[i];
-                keys[end] = key;
-                end += digit_of(key, shift) == bin.digit;
-            }
-            count = bin.count;
-        }
-        if (count > kFewKeys) {  // all are equal
-            if (!is_next_known) next_key = keys[0];
-            return keys[0];
-        }
-        std::nth_element(keys, keys + rank, keys + count);
-        if (has_next && !is_next_known) next_key = *std::min_element(keys + rank + 1, keys + count);
-        return keys[rank];
-    }
-
-    static int digit_of(int32_t key, int shift) { return (key >> shift) & (kDigitBins - 1); }
-
-    Bin find_digit(const int32_t* keys, int64_t count, int shift, int64_t rank) {
-        auto& digits = counters_->digits;
-        std::memset(digits, 0, sizeof(digits));
-        int64_t i = 0;
-        for (; i + kTables <= count; i += kTables) {
-            for (int table = 0; table < kTables; ++table) ++digits[table][digit_of(keys[i + table], shift)];
-        }
-        for (; i < count; ++i) ++digits[0][digit_of(keys[i], shift)];
-        Bin bin{-1, 0, 0};
-        do {
-            bin.before += bin.count;
-            ++bin.digit;
-            bin.count = digits[0][bin.digit] + digits[1][bin.digit] + digits[2][bin.digit] + digits[3][bin.digit];
-        } while (bin.before + bin.count <= rank);
-        return bin;
-    }
-
-    static int32_t least_beyond_digit(const int32_t* keys, int64_t count, int shift, int digit) {
-        int32_t least = std::numeric_limits<int32_t>::max();
-        for (int64_t i = 0; i < count; ++i) {
-            least = std::min(least, digit_of(keys[i], shift) > digit ? keys[i] : std::numeric_limits<int32_t>::max());
         }
         return least;
     }
 
-    static float interpolate(float low, float high, double fraction) {
+    // The keys of two ranks, of few keys: each is compared with all others. That of a rank is the largest key that has
+    // not more than `rank` smaller ones.
+    Bracket select_two(int64_t low_rank, int64_t high_rank) const {
+        const IntRegister none = IntRegister{} + kLeastKey;
+        IntRegister low = none, high = none;
+        for (int64_t i = 0; i < count_; i += kRegisterLanes) {
+            const IntRegister keys = load_keys(keys_ + i);
+            IntRegister smaller = {};
+            for (int64_t other = 0; other < count_; ++other) smaller -= keys_[other] < keys;
+            const IntRegister low_offer = smaller <= static_cast<int32_t>(low_rank) ? keys : none;
+            const IntRegister high_offer = smaller <= static_cast<int32_t>(high_rank) ? keys : none;
+            low = low_offer > low ? low_offer : low;
+            high = high_offer > high ? high_offer : high;
+        }
+        Bracket found{low[0], high[0]};
+        for (int lane = 1; lane < kRegisterLanes; ++lane) {
+            found.least = std::max(found.least, low[lane]);
+            found.largest = std::max(found.largest, high[lane]);
+        }
+        return found;
+    }
+
+    int64_t count_up_to(int32_t limit) const {
+        if (limit == kLargestKey) return count_;
+        int64_t total = 0;
+        for (int64_t first = 0; first < count_; first += kBlock) {
+            const int64_t end = std::min(first + kBlock, count_);
+            // Two sums, so that an addition need not wait for the one before it.
+            IntRegister even = {}, odd = {};
+            int64_t i = first;
+            for (; i + kRegisterLanes < end; i += 2 * kRegisterLanes) {
+                even -= load_keys(keys_ + i) <= limit;
+                odd -= load_keys(keys_ + i + kRegisterLanes) <= limit;
+            }
+            if (i < end) even -= load_keys(keys_ + i) <= limit;
+            total += sum(even + odd);
+        }
+        return total;
+    }
+
+    // The least key above a limit that some key exceeds.
+    int32_t least_above(int32_t limit) const {
+        const IntRegister none = IntRegister{} + kLargestKey;
+        IntRegister least = none;
+        for (int64_t i = 0; i < count_; i += kRegisterLanes) {
+            const IntRegister keys = load_keys(keys_ + i);
+            const IntRegister offered = keys > limit ? keys : none;
+            least = offered < least ? offered : least;
+        }
+        int32_t result = kLargestKey;
+        for (int lane = 0; lane < kRegisterLanes; ++lane) result = std::min(result, least[lane]);
+        return result;
+    }
+
+ private:
+    static constexpr int64_t kBlock = int64_t{1} << 24;  // before a lane's sum can overflow
+
+    static IntRegister load_keys(const int32_t* keys) {
+        IntRegister lanes;
+        std::memcpy(&lanes, keys, sizeof(lanes));
+        return lanes;
+    }
+
+    static int64_t sum(IntRegister lanes) {
+        int64_t total = 0;
+        for (int i = 0; i < kRegisterLanes; ++i) total += lanes[i];
+        return total;
+    }
+
+    const int32_t* keys_;
+    int64_t count_;
+};
+
+// Copies the keys within a bracket to memory that has room for all of them and two registers more.
+class Collector {
+ public:
+    Collector(Bracket bracket, int32_t* keys) : bracket_(bracket), keys_(keys) {}
+
+    void operator()(const float* values, int64_t count) {
+        for (int64_t first = 0; first < count; first += kBlock) {
+            collect_block(values + first, std::min(kBlock, count - first));
+        }
+    }
+
+    int64_t below() const { return below_; }
+    int64_t size() const { return size_; }
+
+    // The largest bits without sign: tells an infinity or a NaN.
+    int32_t largest_magnitude() const {
+        int32_t largest = 0;
+        for (int i = 0; i < kRegisterLanes; ++i) largest = std::max(largest, magnitudes_[i]);
+        return largest;
+    }
+
+ private:
+    static constexpr int64_t kBlock = int64_t{1} << 24;  // before a lane's sum can overflow
+
+    void collect_block(const float* values, int64_t count) {
+        IntRegister below = {}, magnitudes = magnitudes_;
+        const int32_t least = bracket_.least, largest = bracket_.largest;
+        int32_t* end = keys_ + size_;
+        int64_t i = 0;
+        for (; i + kRegisterLanes <= count; i += kRegisterLanes) {
+            const IntRegister bits = (IntRegister)load(values + i);
+            const IntRegister magnitude = bits & 0x7fffffff;
+            magnitudes = magnitude > magnitudes ? magnitude : magnitudes;
+            const IntRegister keys = key_of(bits);
+            below -= keys < least;
+            end = append(keys, least, largest, end);
+        }
+        for (; i < count; ++i) {
+            const int32_t key = key_of(values[i]);
+            magnitudes[0] = std::max(magnitudes[0], key ^ (key >> 31));
+            below_ += key < least;
+            *end = key;
+            end += (key >= least) & (key <= largest);
+        }
+        for (int lane = 0; lane < kRegisterLanes; ++lane) below_ += below[lane];
+        magnitudes_ = magnitudes;
+        size_ = end - keys_;
+    }
+
+    // Writes all lanes, or one after the other, and advances by those that count: no branch to mispredict.
+    static int32_t* append(IntRegister keys, int32_t least, int32_t largest, int32_t* end) {
+#if defined(__AVX512F__)
+        const __mmask16 is_within = _mm512_cmpge_epi32_mask((__m512i)keys, _mm512_set1_epi32(least)) &
+                                    _mm512_cmple_epi32_mask((__m512i)keys, _mm512_set1_epi32(largest));
+        // Packed in a register and stored whole: packing in memory takes some processors a hundred cycles.
+        _mm512_storeu_si512(end, _mm512_maskz_compress_epi32(is_within, (__m512i)keys));
+        return end + __builtin_popcount(is_within);
+#else
+        const IntRegister is_within = (keys >= least) & (keys <= largest);
+        for (int lane = 0; lane < kRegisterLanes; ++lane) {
+            *end = keys[lane];
+            end -= is_within[lane];
+        }
+        return end;
+#endif
+    }
+
+    Bracket bracket_;
+    int32_t* keys_;
+    int64_t below_ = 0, size_ = 0;
+    IntRegister magnitudes_ = {};
+};
+
+struct Quantile {
+    float value;
+    bool has_nonfinite;  // whether any of the values is a NaN or an infinity
+};
+
+// The starts of near-equal parts, and the end of the last.
+inline std::vector<int64_t> even_starts(int64_t size, int64_t parts) {
+    std::vector<int64_t> starts(parts + 1);
+    for (int64_t part = 0; part <= parts; ++part) starts[part] = size * part / parts;
+    return starts;
+}
+
+class QuantileSelector {
+ public:
+    QuantileSelector(double quantile, int64_t size) : size_(size) {
+        const double position = quantile * static_cast<double>(size - 1);
+        rank_ = std::min(static_cast<int64_t>(position), size - 1);
+        fraction_ = position - static_cast<double>(rank_);
+        // An interpolation of weight zero needs no right neighbour, which may not exist.
+        last_rank_ = fraction_ > 0.0 && rank_ + 1 < size ? rank_ + 1 : rank_;
+    }
+
+    // The quantile with linear interpolation; NaN if any value is. May throw std::bad_alloc.
+    // value_at(i): the value at any place. starts: the first place of each part, and at last the number of values.
+    template <class ValueAt, class VisitPart>
+    Quantile select(const ValueAt& value_at, const VisitPart& visit_part, const std::vector<int64_t>& starts,
+                    Scratch& scratch) const {
+        const int64_t parts = static_cast<int64_t>(starts.size()) - 1;
+        const size_t room = size_ + (parts + 1) * kRoom;
+        int32_t* memory = static_cast<int32_t*>(scratch.bytes(room * sizeof(int32_t)));
+        for (Bracket bracket = estimate(value_at);; bracket = {}) {
+            std::vector<Collector> collectors;
+            for (int64_t part = 0; part < parts; ++part) {
+                collectors.emplace_back(bracket, memory + starts[part] + part * kRoom);
+            }
+            if (parts == 1) {
+                visit_part(0, collectors[0]);
+            } else {
+#pragma omp parallel for num_threads(parts) schedule(static)
+                for (int64_t part = 0; part < parts; ++part) visit_part(part, collectors[part]);
+            }
+            int64_t below = 0, size = 0;
+            int32_t magnitude = 0;
+            for (int64_t part = 0; part < parts; ++part) {
+                const Collector& collector = collectors[part];
+                std::memmove(memory + size, memory + starts[part] + part * kRoom, collector.size() * sizeof(int32_t));
+                below += collector.below();
+                size += collector.size();
+                magnitude = std::max(magnitude, collector.largest_magnitude());
+            }
+            if (magnitude > kInfinity) return {std::numeric_limits<float>::quiet_NaN(), true};
+            if (rank_ < below || last_rank_ >= below + size) continue;  // missed
+            return {interpolate(Keys(memory, size), rank_ - below, bracket), magnitude == kInfinity};
+        }
+    }
+
+ private:
+    static constexpr int64_t kRoom = 2 * kRegisterLanes;  // for what is written and does not count
+    static constexpr int64_t kMaxSample = 256;            // a multiple of the lanes
+
+    // A bracket that very likely holds the ranks: three standard deviations to either side of theirs in a sample.
+    template <class ValueAt>
+    Bracket estimate(const ValueAt& value_at) const {
+        int64_t count = 64;
+        while (count < kMaxSample && 256 * count < size_) count *= 2;
+        if (size_ < 4 * count) return {};
+        int32_t keys[kMaxSample];
+        for (int64_t i = 0; i < count; ++i) {
+            const uint32_t place = static_cast<uint32_t>(i) * 2654435769u;  // fractions of the golden ratio's multiples
+            keys[i] = key_of(static_cast<float>(value_at(static_cast<int64_t>(uint64_t{place} * size_ >> 32))));
+        }
+        const double share = (static_cast<double>(rank_) + 0.5) / static_cast<double>(size_);
+        const double deviation = 3.0 * std::sqrt(share * (1.0 - share) * static_cast<double>(count)) + 1.0;
+        const int64_t low = static_cast<int64_t>(share * static_cast<double>(count) - deviation);
+        const int64_t high = static_cast<int64_t>(share * static_cast<double>(count) + deviation);
+        Bracket bracket = Keys(keys, count).select_two(low, high);
+        if (low < 0) bracket.least = kLeastKey;
+        if (high >= count) bracket.largest = kLargestKey;
+        return bracket;
+    }
+
+    float interpolate(const Keys& keys, int64_t rank, Bracket bracket) const {
+        const int32_t low_key = keys.select(rank, bracket.least, bracket.largest);
+        const float low = value_of(low_key);
+        if (last_rank_ == rank_) return low;
+        const bool is_repeated = keys.count_up_to(low_key) > rank + 1;
+        const float high = is_repeated ? low : value_of(keys.least_above(low_key));
         // Equal neighbours need no interpolation, and the difference of infinite ones is NaN.
         if (low == high) return low;
         // Rounded on its own, as PyTorch does: a fused multiply-add would differ in the last bit.
-        const volatile float step = static_cast<float>(fraction) * (high - low);
+        const volatile float step = static_cast<float>(fraction_) * (high - low);
         return low + step;
     }
 
-    struct Counters {
-        uint32_t leading[kTables][kLeadingBins];
-        uint32_t merged[kLeadingBins];
-        int64_t spilled[kLeadingBins];
-        int64_t digits[kTables][kDigitBins];
-    };
-
-    // On the heap, since a selector may be local to a thread, where memory is scarce.
-    std::unique_ptr<Counters> counters_{new Counters()};
-    int64_t num_counted_ = 0;
-    bool has_spilled_ = false, has_nonfinite_ = false;
-    Scratch candidates_;
+    int64_t size_, rank_, last_rank_;
+    double fraction_;
 };
 
 }  // namespace training

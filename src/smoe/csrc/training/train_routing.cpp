@@ -3,17 +3,16 @@
 //
 //   e[b, s, p] = scale * mean over f of |error[b, s, f, p]|,  wrong where e > quantile of e[b] + tolerance
 //
-// smoe_train_routing makes two sweeps, neither of which stores e:
-//   1. by samples: the quantile of e (quantile.h: two passes, which compute e chunk by chunk into L1). A sample that
-//      fits L2 or L3 is read once from memory.
-//   2. by chunks of pixels, over all samples: e is computed again, compared, and the error copied or damped. The counts
-//      of wrong choices of a chunk stay in L1 and are written once, at its end. Reads the error, writes the damped one.
-// Threads own samples in the first sweep and chunks in the second, and a chunk adds its samples in ascending order: no
-// result depends on the number of threads. No product is ever added to anything, so fused multiply-adds cannot change
-// a bit either. Sums of more than sixteen terms are taken in blocks of sixteen, as PyTorch does.
-//
-// smoe_routing_gradient goes over chunks of pixels: sigmoid(scores) minus the unselected experts' label everywhere, and
-// then once more at the selected experts (the scores and gradients of a chunk are still in L2).
+// Two sweeps, neither of which stores e:
+//   1. by samples: the quantile of e (quantile.h: one pass, which computes e chunk by chunk into L1). Threads own whole
+//      samples, or parts of one where there are fewer samples than threads.
+//   2. by chunks of pixels, over all samples: e is computed again and compared, the error copied or damped, and the
+//      wrong choices of the chunk are counted. The chunk's gate gradient follows at once: the counts become labels, one
+//      for each expert and pixel in a table that stays in L2, so that the scores are read once, in the order they lie
+//      in memory, and the gradient is written once. Threads own chunks.
+// A chunk adds its samples in ascending order, and its size depends on the shape alone: no result depends on the number
+// of threads. No product is added to anything before the gradient, so fused multiply-adds cannot change what is wrong.
+// Sums of more than sixteen terms are taken in blocks of sixteen, as PyTorch does.
 //
 // All inner loops are over contiguous pixels, a register at a time where they compare (registers.h) and otherwise
 // vectorised by the compiler.
@@ -21,6 +20,7 @@
 #include <new>
 #include <vector>
 
+#include "huge_pages.h"
 #include "quantile.h"
 #include "registers.h"
 
@@ -98,17 +98,25 @@ struct Routing {
         for (int64_t i = 0; i < count; ++i) result[i] = sum[i] / divisor * factor;
     }
 
-    // Calls visit(e of a chunk, number of its pixels) for all chunks of a sample.
+    // e of one choice, counted through slots and pixels.
+    float choice_error_at(int64_t sample, int64_t choice) const {
+        float sum_memory[2 * kChunk], result;
+        BlockedSum sum(sum_memory);
+        choice_errors(sample, choice / pixels, choice % pixels, 1, sum, &result);
+        return result;
+    }
+
+    // Calls visit(e of a chunk, number of its pixels) for the choices from `begin` to `end`.
     template <class Visit>
-    void for_each_chunk(int64_t sample, Visit visit) const {
+    void for_each_chunk(int64_t sample, int64_t begin, int64_t end, Visit&& visit) const {
         alignas(64) float chunk[kChunk], sum_memory[2 * kChunk];
         BlockedSum sum(sum_memory);
-        for (int64_t slot = 0; slot < selected; ++slot) {
-            for (int64_t first = 0; first < pixels; first += kChunk) {
-                const int64_t count = std::min(kChunk, pixels - first);
-                choice_errors(sample, slot, first, count, sum, chunk);
-                visit(chunk, count);
-            }
+        while (begin < end) {
+            const int64_t slot = begin / pixels, first = begin % pixels;
+            const int64_t count = std::min({kChunk, pixels - first, end - begin});
+            choice_errors(sample, slot, first, count, sum, chunk);
+            visit(chunk, count);
+            begin += count;
         }
     }
 };
@@ -120,86 +128,155 @@ struct Threshold {
 bool find_thresholds(const Routing& routing, double quantile, double tolerance, double damping_tolerance,
                      int64_t threads, std::vector<Threshold>& thresholds, std::atomic<bool>& is_nonfinite) {
     std::atomic<bool> has_memory{true};
-    threads = useful_threads(threads, routing.batch, routing.batch * routing.sample_size());
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t sample = 0; sample < routing.batch; ++sample) {
-        const auto chunks = [&](auto visit) { routing.for_each_chunk(sample, visit); };
+    const int64_t size = routing.sample_size();
+    const QuantileSelector selector(quantile, size);
+    threads = useful_threads(threads, routing.batch * size, routing.batch * size);
+    const auto select = [&](int64_t sample, int64_t parts) {
+        static thread_local Scratch scratch;
+        const std::vector<int64_t> starts = even_starts(size, parts);
+        const auto value_at = [&](int64_t choice) { return routing.choice_error_at(sample, choice); };
+        const auto visit_part = [&](int64_t part, auto& visit) {
+            routing.for_each_chunk(sample, starts[part], starts[part + 1], visit);
+        };
         try {
-            static thread_local QuantileSelector selector;
-            const float threshold = selector.select(chunks, routing.sample_size(), quantile);
-            thresholds[sample] = {threshold + static_cast<float>(tolerance),
-                                  threshold + static_cast<float>(damping_tolerance)};
-            if (selector.has_nonfinite()) is_nonfinite = true;
+            const Quantile found = selector.select(value_at, visit_part, starts, scratch);
+            thresholds[sample] = {found.value + static_cast<float>(tolerance),
+                                  found.value + static_cast<float>(damping_tolerance)};
+            if (found.has_nonfinite) is_nonfinite = true;
         } catch (const std::bad_alloc&) {  // may not leave the parallel region
             has_memory = false;
         }
+    };
+    if (routing.batch < threads) {
+        for (int64_t sample = 0; sample < routing.batch; ++sample) select(sample, threads);
+        return has_memory;
     }
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t sample = 0; sample < routing.batch; ++sample) select(sample, 1);
     return has_memory;
 }
 
-// By integers, which compilers vectorise.
-inline int is_nonfinite_float(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof(bits));
-    return (bits & 0x7fffffffu) >= 0x7f800000u;
-}
-
-void find_nonfinite(const Routing& routing, int64_t threads, std::atomic<bool>& is_nonfinite) {
-    threads = useful_threads(threads, routing.batch, routing.batch * routing.sample_size());
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t sample = 0; sample < routing.batch; ++sample) {
-        int found = 0;
-        routing.for_each_chunk(sample, [&](const float* chunk, int64_t count) {
-            for (int64_t i = 0; i < count; ++i) found |= is_nonfinite_float(chunk[i]);
-        });
-        if (found) is_nonfinite = true;
-    }
-}
+// The gate's scores and what becomes of them.
+struct Gate {
+    const float* scores;
+    const void* indices;    // chosen experts (E, P)
+    bool has_wide_indices;  // int64, else int32
+    float factor;           // of the gradient
+    float* gradient;        // nullptr if not wanted
+};
 
 // One chunk of pixels, over all samples.
 class ChunkSweep {
  public:
-    static size_t memory_size(const Routing& routing) { return (7 + routing.selected) * kChunk; }
+    // Pixels of a chunk: its labels shall stay in L2, several rows of pixels in L1.
+    static int64_t chunk_size(const Routing& routing) {
+        constexpr int64_t kLabels = 1 << 17, kStep = 16;
+        const int64_t count = kLabels / std::max<int64_t>(1, routing.experts) / kStep * kStep;
+        return std::min(std::max<int64_t>(count, 128), kChunk / 2);
+    }
 
-    ChunkSweep(const Routing& routing, const std::vector<Threshold>& thresholds, float* memory)
+    static size_t memory_size(const Routing& routing) {
+        return (3 + routing.selected + routing.experts) * chunk_size(routing) + 4 * kChunk;
+    }
+
+    ChunkSweep(const Routing& routing, const std::vector<Threshold>& thresholds, const Gate& gate, float damping,
+               float* damped, float* memory)
         : routing_(routing),
           thresholds_(thresholds),
-          errors_(memory),
-          num_wrong_(memory + kChunk),
-          sum_(memory + 2 * kChunk),
-          labels_(memory + 4 * kChunk),
-          counts_(memory + 6 * kChunk) {}
+          gate_(gate),
+          damping_(damping),
+          damped_(damped),
+          pitch_(chunk_size(routing)),
+          sum_(memory),
+          label_sum_(memory + 2 * kChunk),
+          errors_(memory + 4 * kChunk),
+          num_wrong_(errors_ + pitch_),
+          unselected_label_(num_wrong_ + pitch_),
+          counts_(unselected_label_ + pitch_),
+          labels_(counts_ + routing.selected * pitch_) {}
 
-    // damped: nullptr if not wanted. wrong_share, unselected_label: likewise.
-    void run(int64_t first, int64_t count, float damping, float* damped, float* wrong_share, float* unselected_label) {
-        if (wrong_share != nullptr) start_counts(count);
+    void run(int64_t first, int64_t count) {
+        first_ = first;
+        count_ = count;
+        if (wants_gradient()) start_counts();
         for (int64_t sample = 0; sample < routing_.batch; ++sample) {
-            if (wrong_share != nullptr) std::fill(num_wrong_, num_wrong_ + count, 0.0f);
-            for (int64_t slot = 0; slot < routing_.selected; ++slot) {
-                routing_.choice_errors(sample, slot, first, count, sum_, errors_);
-                if (wrong_share != nullptr) count_wrong(sample, slot, count);
-                if (damped != nullptr) damp(sample, slot, first, count, damping, damped);
+            if (routing_.expert_channels == 1 && labels_follow_from_shares()) {
+                sweep_plain(sample);
+            } else {
+                sweep_sample(sample);
             }
-            if (wrong_share != nullptr && !labels_follow_from_shares()) add_labels();
         }
-        if (wrong_share != nullptr) finish_counts(first, count, wrong_share, unselected_label);
+        if (wants_gradient()) {
+            finish_counts();
+            write_gradient();
+        }
     }
 
  private:
+    bool wants_gradient() const { return gate_.gradient != nullptr; }
+
     int64_t num_unselected() const { return routing_.experts - routing_.selected; }
 
     // Whether no label can exceed 1, so that its mean over the batch is that of the slots' wrong shares.
     bool labels_follow_from_shares() const { return routing_.selected <= num_unselected(); }
 
-    void start_counts(int64_t count) {
-        std::fill(counts_, counts_ + routing_.selected * kChunk, 0.0f);
-        labels_.start(count);
+    void start_counts() {
+        std::fill(counts_, counts_ + routing_.selected * pitch_, 0.0f);
+        label_sum_.start(count_);
     }
 
-    void count_wrong(int64_t sample, int64_t slot, int64_t count) {
+    // Experts with one output, of which at least half are unselected: all in registers.
+    void sweep_plain(int64_t sample) {
+        if (damped_ == nullptr) {
+            sweep_plain<true, false>(sample);
+        } else if (wants_gradient()) {
+            sweep_plain<true, true>(sample);
+        } else {
+            sweep_plain<false, true>(sample);
+        }
+    }
+
+    template <bool kCounts, bool kDamps>
+    void sweep_plain(int64_t sample) {
+        const Threshold limit = thresholds_[sample];
+        const Register scale = broadcast(routing_.scale), damping = broadcast(damping_), one = broadcast(1.0f);
+        for (int64_t slot = 0; slot < routing_.selected; ++slot) {
+            const float* row = routing_.error_of(sample, slot) + first_;
+            float* result = kDamps ? damped_ + (row - routing_.error) : nullptr;
+            float* slot_count = counts_ + slot * pitch_;
+            const auto sweep = [&](int64_t i, int64_t lanes) {
+                const Register error = load(row + i, lanes);
+                const Register e = absolute(error) * scale;
+                if (kCounts) {
+                    const Register counted = load(slot_count + i);
+                    store(slot_count + i, e > limit.wrong ? counted + one : counted);
+                }
+                if (kDamps) store(result + i, error * (e > limit.damped ? damping : one), lanes);
+            };
+            int64_t i = 0;
+            for (; i + kRegisterLanes <= count_; i += kRegisterLanes) {
+                // The next row is too far for the processor to foresee; beyond the last one nothing comes of it.
+                __builtin_prefetch(row + routing_.pixels + i);
+                sweep(i, kRegisterLanes);
+            }
+            if (i < count_) sweep(i, count_ - i);
+        }
+    }
+
+    void sweep_sample(int64_t sample) {
+        if (wants_gradient()) std::fill(num_wrong_, num_wrong_ + count_, 0.0f);
+        for (int64_t slot = 0; slot < routing_.selected; ++slot) {
+            routing_.choice_errors(sample, slot, first_, count_, sum_, errors_);
+            if (wants_gradient()) count_wrong(sample, slot);
+            if (damped_ != nullptr) damp(sample, slot);
+        }
+        if (wants_gradient() && !labels_follow_from_shares()) add_labels();
+    }
+
+    void count_wrong(int64_t sample, int64_t slot) {
         const float limit = thresholds_[sample].wrong;
-        float* slot_count = counts_ + slot * kChunk;
-        for (int64_t i = 0; i < count; i += kRegisterLanes) {  // counts and errors have room for the last register
+        float* slot_count = counts_ + slot * pitch_;
+        for (int64_t i = 0; i < count_; i += kRegisterLanes) {  // counts and errors have room for the last register
             const IntRegister is_wrong = load(errors_ + i) > limit;
             const Register increment = is_wrong ? broadcast(1.0f) : Register{};
             store(slot_count + i, load(slot_count + i) + increment);
@@ -207,16 +284,16 @@ class ChunkSweep {
         }
     }
 
-    void damp(int64_t sample, int64_t slot, int64_t first, int64_t count, float damping, float* damped) const {
+    void damp(int64_t sample, int64_t slot) const {
         const float limit = thresholds_[sample].damped;
         for (int64_t channel = 0; channel < routing_.expert_channels; ++channel) {
-            const float* row = routing_.error_of(sample, slot) + channel * routing_.pixels + first;
-            float* result = damped + (row - routing_.error);
-            for (int64_t i = 0; i < count; i += kRegisterLanes) {
+            const float* row = routing_.error_of(sample, slot) + channel * routing_.pixels + first_;
+            float* result = damped_ + (row - routing_.error);
+            for (int64_t i = 0; i < count_; i += kRegisterLanes) {
                 const IntRegister is_damped = load(errors_ + i) > limit;
                 // A product, so that an overflowed error stays visible to a loss scaler even where the damping is 0.
-                const Register factor = is_damped ? broadcast(damping) : broadcast(1.0f);
-                store(result + i, load(row + i, count - i) * factor, count - i);
+                const Register factor = is_damped ? broadcast(damping_) : broadcast(1.0f);
+                store(result + i, load(row + i, count_ - i) * factor, count_ - i);
             }
         }
     }
@@ -224,141 +301,119 @@ class ChunkSweep {
     void add_labels() {
         const float divisor = static_cast<float>(num_unselected());
         const float* num_wrong = num_wrong_;
-        // With all experts selected there is no label to learn: it is zero.
-        if (divisor == 0.0f) return;
-        labels_.add([num_wrong, divisor](int64_t i) { return std::min(num_wrong[i] / divisor, 1.0f); });
+        label_sum_.add([num_wrong, divisor](int64_t i) { return std::min(num_wrong[i] / divisor, 1.0f); });
     }
 
-    void finish_counts(int64_t first, int64_t count, float* wrong_share, float* unselected_label) {
+    // From counts to shares of wrong choices, in their place, and the label of the experts that were not selected.
+    void finish_counts() {
         const float batch = static_cast<float>(routing_.batch);
         for (int64_t slot = 0; slot < routing_.selected; ++slot) {
-            const float* slot_count = counts_ + slot * kChunk;
-            float* share = wrong_share + slot * routing_.pixels + first;
-            for (int64_t i = 0; i < count; ++i) share[i] = slot_count[i] / batch;
-            if (labels_follow_from_shares()) labels_.add([share](int64_t i) { return share[i]; });
+            float* share = counts_ + slot * pitch_;
+            for (int64_t i = 0; i < count_; ++i) share[i] /= batch;
+            if (labels_follow_from_shares()) label_sum_.add([share](int64_t i) { return share[i]; });
         }
         const float divisor = labels_follow_from_shares() ? static_cast<float>(num_unselected()) : batch;
-        for (int64_t i = 0; i < count; ++i) unselected_label[first + i] = labels_[i] / divisor;
+        for (int64_t i = 0; i < count_; ++i) unselected_label_[i] = label_sum_[i] / divisor;
+    }
+
+    void write_gradient() {
+        for (int64_t expert = 0; expert < routing_.experts; ++expert) {
+            std::memcpy(labels_ + expert * pitch_, unselected_label_, count_ * sizeof(float));
+        }
+        gate_.has_wide_indices ? label_selected<int64_t>() : label_selected<int32_t>();
+        for (int64_t expert = 0; expert < routing_.experts; ++expert) {
+            const float* row = gate_.scores + expert * routing_.pixels + first_;
+            const float* label = labels_ + expert * pitch_;
+            float* result = gate_.gradient + expert * routing_.pixels + first_;
+            int64_t i = 0;
+            for (; i + kRegisterLanes <= count_; i += kRegisterLanes) {
+                __builtin_prefetch(row + routing_.pixels + i);
+                store(result + i, (sigmoid(load(row + i)) - load(label + i)) * gate_.factor);
+            }
+            if (i < count_) {
+                const Register difference = sigmoid(load(row + i, count_ - i)) - load(label + i);
+                store(result + i, difference * gate_.factor, count_ - i);
+            }
+        }
+    }
+
+    template <class Index>
+    void label_selected() {
+        for (int64_t slot = 0; slot < routing_.selected; ++slot) {
+            const Index* chosen = static_cast<const Index*>(gate_.indices) + slot * routing_.pixels + first_;
+            const float* share = counts_ + slot * pitch_;
+            for (int64_t i = 0; i < count_; ++i) labels_[chosen[i] * pitch_ + i] = 1.0f - share[i];
+        }
     }
 
     const Routing& routing_;
     const std::vector<Threshold>& thresholds_;
-    float* errors_;     // e of the current sample and slot
-    float* num_wrong_;  // at each pixel of the current sample
-    BlockedSum sum_;    // over an expert's channels
-    BlockedSum labels_;
-    float* counts_;  // of wrong choices, for each slot
+    const Gate& gate_;
+    float damping_;
+    float* damped_;            // nullptr if not wanted
+    int64_t pitch_;            // of rows of pixels in memory
+    BlockedSum sum_;           // over an expert's channels
+    BlockedSum label_sum_;     // over samples or slots
+    float* errors_;            // e of the current sample and slot
+    float* num_wrong_;         // at each pixel of the current sample
+    float* unselected_label_;  // mean over the batch
+    float* counts_;            // of wrong choices, for each slot; then their shares
+    float* labels_;            // for each expert
+    int64_t first_ = 0, count_ = 0;
 };
 
+// The damped error and the gate's gradient, either of which may be a nullptr. An error that is not finite says nothing
+// about the routing: the gradient is zero.
 bool train_routing(const Routing& routing, double quantile, double tolerance, double damping_tolerance, float damping,
-                   float* damped, float* wrong_share, float* unselected_label, int64_t* is_nonfinite, int64_t threads) {
+                   float* damped, const Gate& gate, int64_t* is_nonfinite, int64_t threads) {
     static thread_local Scratch scratch;
-    *is_nonfinite = 0;
-    if (routing.batch == 0) {
-        if (wrong_share == nullptr) return true;
-        std::fill(wrong_share, wrong_share + routing.sample_size(), 0.0f);
-        std::fill(unselected_label, unselected_label + routing.pixels, 0.0f);
-        return true;
-    }
-    if (routing.sample_size() == 0) return true;
-
     std::atomic<bool> found_nonfinite{false};
-    if (damped == nullptr && wrong_share == nullptr) {
-        find_nonfinite(routing, threads, found_nonfinite);
-        *is_nonfinite = found_nonfinite;
-        return true;
-    }
     std::vector<Threshold> thresholds(routing.batch);
     if (!find_thresholds(routing, quantile, tolerance, damping_tolerance, threads, thresholds, found_nonfinite)) {
         return false;
     }
     *is_nonfinite = found_nonfinite;
 
-    const int64_t chunks = (routing.pixels + kChunk - 1) / kChunk;
-    threads = useful_threads(threads, chunks, routing.batch * routing.sample_size());
+    const int64_t num_errors = routing.batch * routing.sample_size() * routing.expert_channels;
+    const int64_t num_scores = routing.experts * routing.pixels;
+    if (damped != nullptr) advise_huge_pages(damped, num_errors * sizeof(float));
+    if (gate.gradient != nullptr) advise_huge_pages(gate.gradient, num_scores * sizeof(float));
+    const int64_t chunk_size = ChunkSweep::chunk_size(routing);
+    const int64_t chunks = (routing.pixels + chunk_size - 1) / chunk_size;
+    threads = useful_threads(threads, chunks, num_errors + num_scores);
     const size_t memory_size = ChunkSweep::memory_size(routing);
     float* memory = scratch.floats(threads * memory_size);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t thread = 0; thread < threads; ++thread) {
-        ChunkSweep sweep(routing, thresholds, memory + thread * memory_size);
+        ChunkSweep sweep(routing, thresholds, gate, damping, damped, memory + thread * memory_size);
         for (int64_t chunk = chunks * thread / threads; chunk < chunks * (thread + 1) / threads; ++chunk) {
-            const int64_t first = chunk * kChunk;
-            const int64_t count = std::min(kChunk, routing.pixels - first);
-            sweep.run(first, count, damping, damped, wrong_share, unselected_label);
+            const int64_t first = chunk * chunk_size;
+            sweep.run(first, std::min(chunk_size, routing.pixels - first));
         }
     }
+    if (found_nonfinite && gate.gradient != nullptr) std::fill(gate.gradient, gate.gradient + num_scores, 0.0f);
     return true;
-}
-
-struct GradientScale {
-    float size, factor;
-
-    Register operator()(Register difference) const { return difference / size * factor; }
-};
-
-// Of the pixels from `first` on.
-void gradient_of_chunk(const float* scores, const int32_t* indices, const float* wrong_share,
-                       const float* unselected_label, int64_t experts, int64_t selected, int64_t pixels, int64_t first,
-                       int64_t count, GradientScale scaled, float* gradient) {
-    for (int64_t expert = 0; expert < experts; ++expert) {
-        const float* row = scores + expert * pixels + first;
-        const float* label = unselected_label + first;
-        float* result = gradient + expert * pixels + first;
-        for (int64_t i = 0; i < count; i += kRegisterLanes) {
-            const Register difference = sigmoid(load(row + i, count - i)) - load(label + i, count - i);
-            store(result + i, scaled(difference), count - i);
-        }
-    }
-    float values[kChunk] = {};
-    for (int64_t slot = 0; slot < selected; ++slot) {
-        const int32_t* chosen = indices + slot * pixels + first;
-        const float* share = wrong_share + slot * pixels + first;
-        for (int64_t i = 0; i < count; ++i) values[i] = scores[chosen[i] * pixels + first + i];
-        for (int64_t i = 0; i < count; i += kRegisterLanes) {
-            const Register difference = sigmoid(load(values + i)) - (1.0f - load(share + i, count - i));
-            store(values + i, scaled(difference));
-        }
-        for (int64_t i = 0; i < count; ++i) gradient[chosen[i] * pixels + first + i] = values[i];
-    }
 }
 
 }  // namespace
 }  // namespace training
 }  // namespace smoe
 
-extern "C" {
-
-int smoe_train_routing(const float* error, int64_t batch, int64_t selected, int64_t expert_channels, int64_t pixels,
-                       double scale, double quantile, double tolerance, double damping_tolerance, double damping,
-                       int64_t wants_damping, int64_t wants_counts, int64_t experts, float* damped, float* wrong_share,
-                       float* unselected_label, int64_t* is_nonfinite, int64_t threads) {
-    const smoe::training::Routing routing{
-        error, batch, selected, expert_channels, pixels, experts, static_cast<float>(scale)};
+// error (B, E, F, P), not empty; damped, likewise, or a nullptr; scores and gradient (X, P) with X > E, or both
+// nullptrs; indices (E, P) of index_bytes each. is_nonfinite: set to whether any e is not finite.
+extern "C" int smoe_train_routing(const float* error, int64_t batch, int64_t selected, int64_t expert_channels,
+                                  int64_t pixels, int64_t experts, double scale, double quantile, double tolerance,
+                                  double damping_tolerance, double damping, float* damped, const float* scores,
+                                  const void* indices, int64_t index_bytes, double gradient_factor, float* gradient,
+                                  int64_t* is_nonfinite, int64_t threads) {
+    using namespace smoe::training;
+    const Routing routing{error, batch, selected, expert_channels, pixels, experts, static_cast<float>(scale)};
+    const Gate gate{scores, indices, index_bytes == 8, static_cast<float>(gradient_factor), gradient};
     try {
-        const bool has_memory =
-            smoe::training::train_routing(routing, quantile, tolerance, damping_tolerance, static_cast<float>(damping),
-                                          wants_damping ? damped : nullptr, wants_counts ? wrong_share : nullptr,
-                                          unselected_label, is_nonfinite, threads);
+        const bool has_memory = train_routing(routing, quantile, tolerance, damping_tolerance,
+                                              static_cast<float>(damping), damped, gate, is_nonfinite, threads);
         return has_memory ? 0 : 1;
     } catch (const std::bad_alloc&) {
         return 1;
     }
 }
-
-int smoe_routing_gradient(const float* scores, const int32_t* indices, const float* wrong_share,
-                          const float* unselected_label, int64_t experts, int64_t selected, int64_t pixels,
-                          double factor, float* gradient, int64_t threads) {
-    using namespace smoe::training;
-    const GradientScale scaled{static_cast<float>(experts * pixels), static_cast<float>(factor)};
-    const int64_t chunks = (pixels + kChunk - 1) / kChunk;
-    threads = useful_threads(threads, chunks, experts * pixels);
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-        const int64_t first = chunk * kChunk;
-        gradient_of_chunk(scores, indices, wrong_share, unselected_label, experts, selected, pixels, first,
-                          std::min(kChunk, pixels - first), scaled, gradient);
-    }
-    return 0;
-}
-
-}  // extern "C"

@@ -41,36 +41,26 @@ def native_train_routing(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, bool]:
     """The damped error, the RC gradient at shared scores `(X, H, W)`, and whether an error was not finite.
 
-    What is not asked for (`damping=None`, `rc_loss=False`) is None.
+    What is not asked for (`damping=None`, `rc_loss=False`) is None. The gradient is zero where an error was not finite.
     """
-    num_experts, num_selected, pixels = scores.shape[0], indices.shape[0], indices[0].numel()
-    memory_format = torch.contiguous_format
+    num_experts, pixels = scores.shape[0], scores.shape[1] * scores.shape[2]
     error = error.contiguous()
-    damped = torch.empty_like(error, memory_format=memory_format) if damping is not None else error
-    wrong_share, unselected_label = error.new_empty(num_selected, pixels), error.new_empty(pixels)
-    is_nonfinite = torch.zeros((), dtype=torch.int64)
+    damped = torch.empty_like(error, memory_format=torch.contiguous_format) if damping is not None else None
+    gradient = torch.empty_like(scores, memory_format=torch.contiguous_format) if rc_loss else None
+    sizes = (error.shape[0], indices.shape[0], expert_channels, pixels, num_experts)
     scale = error.numel() / 2 / abs(loss_scale)
+    is_nonfinite = ctypes.c_int64(0)
     library.call(
         "smoe_train_routing",
         error,
-        *(ctypes.c_int64(size) for size in (error.shape[0], num_selected, expert_channels, pixels)),
-        *(ctypes.c_double(value) for value in (scale, error_quantile, tolerance, damping_tolerance, damping or 0.0)),
-        *(ctypes.c_int64(value) for value in (damping is not None, rc_loss, num_experts)),
-        *(damped, wrong_share, unselected_label, is_nonfinite),
+        *map(ctypes.c_int64, sizes),
+        *map(ctypes.c_double, (scale, error_quantile, tolerance, damping_tolerance, damping or 0.0)),
+        *(damped, scores.contiguous(), indices.contiguous(), ctypes.c_int64(indices.element_size())),
+        *(ctypes.c_double(rc_weight * loss_scale / scores.numel()), gradient),
+        ctypes.byref(is_nonfinite),
         _num_threads(),
     )
-    gradient = None
-    if rc_loss:
-        gradient = torch.empty_like(scores, memory_format=memory_format)
-        library.call(
-            "smoe_routing_gradient",
-            *(scores.contiguous(), indices.to(torch.int32).contiguous(), wrong_share, unselected_label),
-            *(ctypes.c_int64(size) for size in (num_experts, num_selected, pixels)),
-            ctypes.c_double(rc_weight * loss_scale),
-            gradient,
-            _num_threads(),
-        )
-    return damped if damping is not None else None, gradient, bool(is_nonfinite)
+    return damped, gradient, bool(is_nonfinite.value)
 
 
 def _num_threads() -> ctypes.c_int64:
