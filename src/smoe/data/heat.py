@@ -204,9 +204,8 @@ class HeatPairs(Dataset[tuple[Tensor, Tensor]]):
         """Return the inputs `(B, 1, H, W)` and the targets `(B, 1, H, W)` of a batch, copies of the frames."""
         if len(indices):
             self._check_range(min(indices), max(indices))
-        pairs = torch.as_tensor(indices, dtype=torch.int64)
         # Each run holds one frame more than pairs.
-        frame = pairs + pairs.div(self.num_steps, rounding_mode="floor")
+        frame = torch.tensor([index + index // self.num_steps for index in indices], dtype=torch.int64)
         return self._frames.index_select(0, frame), self._frames.index_select(0, frame + 1)
 
     @staticmethod

@@ -167,7 +167,8 @@ def track_loss_scale(loss: torch.Tensor, model: nn.Module) -> torch.Tensor:
         raise ValueError(f"loss must be a scalar, got shape {tuple(loss.shape)}")
     layers = [module for module in model.modules() if isinstance(module, RoutedLayer)]
     for layer in layers:
-        layer._is_loss_tracked = True
+        if not layer._is_loss_tracked:  # an assignment to a module is slow
+            layer._is_loss_tracked = True
     return _TrackLossScale.apply(loss, layers) if layers else loss  # type: ignore[return-value]
 
 
