@@ -71,6 +71,10 @@ class Loop:
         self.task, self.plan, self.run = task, plan, run
         self.accelerator = make_accelerator(plan)
         self.model, self.optimizer = self.accelerator.prepare(task.model, task.optimizer)
+        # accelerate's own step looks for a package on the disk each time, and its zero_grad at a signature, which takes
+        # a small model as long as its forward pass. Only a loss scaler, or an XLA device, needs what it does besides.
+        is_plain = self.accelerator.scaler is None and self.accelerator.device.type in ("cpu", "cuda")
+        self.stepper = task.optimizer if is_plain else self.optimizer
         is_main = self.accelerator.is_main_process
         self.reporter = reporter if reporter is not None and is_main else SilentReporter()
         self.scheduler = ReduceLROnPlateau(
@@ -138,8 +142,8 @@ class Loop:
             if self.task.auxiliary_loss is not None:
                 loss = loss + self.task.auxiliary_loss(self.model)
             self.accelerator.backward(track_loss_scale(loss, self.model))
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            self.stepper.step()
+            self.stepper.zero_grad()
             self.loss_total += loss.detach()
             self.next_batch += 1
             self._report_step()
