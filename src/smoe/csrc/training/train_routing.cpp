@@ -176,7 +176,7 @@ class ChunkSweep {
     }
 
     static size_t memory_size(const Routing& routing) {
-        return (3 + routing.selected + routing.experts) * chunk_size(routing) + 4 * kChunk;
+        return (3 + routing.selected + routing.experts) * chunk_size(routing) + routing.experts * kLine + 4 * kChunk;
     }
 
     ChunkSweep(const Routing& routing, const std::vector<Threshold>& thresholds, const Gate& gate, float damping,
@@ -213,6 +213,11 @@ class ChunkSweep {
     }
 
  private:
+    static constexpr int64_t kLine = 16;  // floats of a cache line
+
+    // A line more than a chunk: at a power of two, the labels of a pixel would all fall into the same few places of L1.
+    int64_t label_pitch() const { return pitch_ + kLine; }
+
     bool wants_gradient() const { return gate_.gradient != nullptr; }
 
     int64_t num_unselected() const { return routing_.experts - routing_.selected; }
@@ -318,12 +323,12 @@ class ChunkSweep {
 
     void write_gradient() {
         for (int64_t expert = 0; expert < routing_.experts; ++expert) {
-            std::memcpy(labels_ + expert * pitch_, unselected_label_, count_ * sizeof(float));
+            std::memcpy(labels_ + expert * label_pitch(), unselected_label_, count_ * sizeof(float));
         }
         gate_.has_wide_indices ? label_selected<int64_t>() : label_selected<int32_t>();
         for (int64_t expert = 0; expert < routing_.experts; ++expert) {
             const float* row = gate_.scores + expert * routing_.pixels + first_;
-            const float* label = labels_ + expert * pitch_;
+            const float* label = labels_ + expert * label_pitch();
             float* result = gate_.gradient + expert * routing_.pixels + first_;
             int64_t i = 0;
             for (; i + kRegisterLanes <= count_; i += kRegisterLanes) {
@@ -342,7 +347,9 @@ class ChunkSweep {
         for (int64_t slot = 0; slot < routing_.selected; ++slot) {
             const Index* chosen = static_cast<const Index*>(gate_.indices) + slot * routing_.pixels + first_;
             const float* share = counts_ + slot * pitch_;
-            for (int64_t i = 0; i < count_; ++i) labels_[chosen[i] * pitch_ + i] = 1.0f - share[i];
+            float* __restrict__ labels = labels_;
+            const int64_t pitch = label_pitch();
+            for (int64_t i = 0; i < count_; ++i) labels[chosen[i] * pitch + i] = 1.0f - share[i];
         }
     }
 
