@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         SpatialMoE,
         SpatialMoE2d,
         TensorGate,
+        convert,
+        plan_conversion,
         track_loss_scale,
     )
     from smoe.ops import Routing, routed_conv2d
@@ -52,10 +54,12 @@ __all__ = [
     "TensorGate",
     "__version__",
     "auxiliary_loss",
+    "convert",
     "losses",
     "metrics",
     "nn",
     "ops",
+    "plan_conversion",
     "routed_conv2d",
     "track_loss_scale",
 ]

@@ -1,6 +1,7 @@
 """Modules: the SMoE layers, their gates, and layers that know where they are."""
 
 from smoe.nn.cond_conv import CondConv2d
+from smoe.nn.convert import ConversionPlan, convert, plan_conversion
 from smoe.nn.coord_conv import CoordConv2d
 from smoe.nn.expert_mixture import SpatialMoE
 from smoe.nn.gates import (
@@ -25,6 +26,7 @@ from smoe.nn.spatial_moe import SpatialMoE2d
 __all__ = [
     "CondConv2d",
     "ConvGate",
+    "ConversionPlan",
     "CoordConv2d",
     "CoordConv3Gate",
     "CoordConvGate",
@@ -42,5 +44,7 @@ __all__ = [
     "SpatialMoE",
     "SpatialMoE2d",
     "TensorGate",
+    "convert",
+    "plan_conversion",
     "track_loss_scale",
 ]

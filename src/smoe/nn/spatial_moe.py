@@ -28,6 +28,7 @@ class SpatialMoE2d(RoutedLayer):
         padding_mode: `zeros`, `circular`, or `longitude` (the width wraps, zeros on the height).
         gate: who serves which pixel; without one, a `TensorGate` for `spatial_shape`.
         spatial_shape: rows and columns of the output grid.
+        bias: add a learned number to each output channel, whichever expert serves it. It starts at 0.
         weighted: multiply the experts' outputs by their scores.
         order: of the output channels: `score`, or `index` for ascending expert numbers.
         rc_loss: train the gate by the routing classification loss, and by nothing else; without it, the gate receives
@@ -60,6 +61,7 @@ class SpatialMoE2d(RoutedLayer):
         padding_mode: PaddingMode = "zeros",
         gate: SpatialGate | None = None,
         spatial_shape: tuple[int, int] | None = None,
+        bias: bool = False,
         weighted: bool = False,
         order: Order = "score",
         rc_loss: bool = True,
@@ -85,13 +87,23 @@ class SpatialMoE2d(RoutedLayer):
         self.weight = nn.Parameter(
             torch.empty(num_experts * expert_channels, in_channels, *self.kernel_size, device=device, dtype=dtype)
         )
+        self.bias = (
+            nn.Parameter(torch.zeros(num_selected * expert_channels, device=device, dtype=dtype)) if bias else None
+        )
         if self.weight.device != self.num_nonfinite_errors.device:
             self.num_nonfinite_errors = self.num_nonfinite_errors.to(self.weight.device)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the experts anew (Kaiming uniform); the gate may be shared, so it is left alone."""
+        """Draws the experts anew (Kaiming uniform) and zeroes the bias; the gate may be shared, so it is left alone."""
         nn.init.kaiming_uniform_(self.weight, nonlinearity="relu")
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`(B, C, H, W)` to `(B, E * F, H', W')`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
+        output = super().forward(input)
+        return output if self.bias is None else output + self.bias.to(output.dtype)[:, None, None]
 
     def apply_experts(self, input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import smoe
+from smoe.nn.convert import plan_conversion
+from smoe.options import RoutingTraining
+
+
+class Net(nn.Module):
+    """Every kind of convolution that a conversion may meet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 7, padding=3)
+        self.first = nn.Conv2d(6, 6, 3, padding=1)
+        self.second = nn.Conv2d(6, 6, 3, padding=1, bias=False, padding_mode="circular")
+        self.down = nn.Conv2d(6, 8, 3, stride=2, padding=1)
+        self.globe = smoe.nn.GridConv2d(8, 8, 3, padding_mode="longitude")
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.dilated = nn.Conv2d(8, 8, 3, padding=2, dilation=2)
+        self.reflected = nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect")
+        self.shrinking = nn.Conv2d(8, 8, 3)
+        self.up = nn.ConvTranspose2d(8, 4, 3)
+        self.unused = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.second(F.relu(self.first(F.relu(self.stem(x))))))
+        x = self.globe(F.relu(self.down(x)))
+        x = self.shrinking(self.reflected(self.dilated(self.depthwise(x))))
+        return self.norm(self.up(x))
+
+
+X = torch.randn(2, 3, 11, 14, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(1)
+    return Net()
+
+
+def layers(model: nn.Module) -> dict[str, smoe.SpatialMoE2d]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, smoe.SpatialMoE2d)}
+
+
+def test_what_is_changed_and_what_is_left_and_why(net: Net) -> None:
+    plan = plan_conversion(net, example_input=X)
+    assert [change.name for change in plan.changes] == ["first", "second", "down", "globe"]
+    assert plan.changes[0].spatial_shape == (11, 14) and plan.changes[2].spatial_shape == (6, 7)
+    assert (plan.changes[2].num_experts, plan.changes[2].num_selected) == (16, 8)
+    assert plan.left == {
+        "stem": "its kernel is 7 x 7",
+        "depthwise": "it has 8 groups",
+        "dilated": "its dilation is (2, 2)",
+        "reflected": "there is no padding mode 'reflect'",
+        "shrinking": "its padding (0, 0) is not (1, 1), which keeps the grid",
+        "up": "ConvTranspose2d has no SMoE counterpart",
+        "unused": "the example input did not reach it",
+    }
+    said: list[str] = []
+    smoe.convert(net, example_input=X, say=said.append)
+    assert "4 layers with 2 gates" in said[0] and "depthwise: left, it has 8 groups" in said[0]
+
+
+def test_everything_but_the_experts_is_kept(net: Net) -> None:
+    net.first.eval()
+    before = copy.deepcopy(net.state_dict())
+    converted = smoe.convert(net, example_input=X, training=RoutingTraining(error_quantile=0.7, damping=0.1))
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert net.training and not net.first.training and isinstance(net.first, nn.Conv2d)
+    found = layers(converted)
+    assert list(found) == ["first", "second", "down", "globe"]
+    assert (found["first"].bias is not None, found["second"].bias is None) == (True, True)
+    assert found["second"].padding_mode == "circular" and found["globe"].padding_mode == "longitude"
+    assert found["down"].stride == 2 and not found["first"].training and found["second"].training
+    assert found["first"].routing_training == RoutingTraining(error_quantile=0.7, damping=0.1)
+    assert found["first"].gate is found["second"].gate and found["down"].gate is found["globe"].gate
+    assert converted(X).shape == net(X).shape
+    apart = layers(smoe.convert(net, example_input=X, share_gates=False))
+    assert len({id(layer.gate) for layer in apart.values()}) == 4
+    grouped = layers(smoe.convert(net, example_input=X, gate_group=lambda name: name == "first"))
+    assert grouped["first"].gate is not grouped["second"].gate
+
+
+@pytest.mark.parametrize("num_experts", [1.0, 2.0, 1.4, 24])
+def test_a_start_from_the_filters_computes_the_same(net: Net, num_experts: float) -> None:
+    net = net.eval()
+    converted = smoe.convert(net, example_input=X, num_experts=num_experts, start="filters")
+    assert len(layers(converted)) == 4
+    other = torch.randn(3, 3, 11, 14)
+    torch.testing.assert_close(converted(other), net(other), rtol=1e-5, atol=1e-5)
+    for layer in layers(converted).values():
+        chosen = layer.routing().indices
+        if layer.num_experts > layer.num_selected:
+            assert len(chosen.unique()) > layer.num_selected
+    assert all(layer.order == "index" for layer in layers(converted).values())
+
+
+def test_it_learns_on_from_the_filters(net: Net) -> None:
+    converted = smoe.convert(net, example_input=X, start="filters")
+    target = torch.randn_like(converted(X))
+    optimizer = torch.optim.SGD(converted.parameters(), lr=0.01)
+    losses: list[float] = []
+    for _ in range(8):
+        loss = F.mse_loss(converted(X), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    assert all(parameter.grad is not None for name, parameter in converted.named_parameters() if "unused" not in name)
+
+
+def test_names_and_predicates_choose(net: Net) -> None:
+    by_name = plan_conversion(net, example_input=X, names="*o*n*")
+    assert [change.name for change in by_name.changes] == ["second", "down"]
+    assert by_name.left["first"] == "its name does not match '*o*n*'"
+    wide = plan_conversion(net, example_input=X, kernel_size=None, predicate=lambda name, module: name == "stem")
+    assert [change.name for change in wide.changes] == ["stem"] and wide.left["first"] == "the predicate is false"
+
+
+def test_tied_convolutions_are_left() -> None:
+    shared = nn.Conv2d(4, 4, 3, padding=1)
+    twin = nn.Conv2d(4, 4, 3, padding=1)
+    twin_of = nn.Conv2d(4, 4, 3, padding=1)
+    twin_of.weight = twin.weight
+    model = nn.Sequential(shared, nn.ReLU(), shared, twin, twin_of, nn.Conv2d(4, 4, 3, padding=1))
+    plan = plan_conversion(model, example_input=torch.randn(1, 4, 6, 6))
+    assert [change.name for change in plan.changes] == ["5"]
+    assert plan.left == {
+        "0": "it is tied to 2.bias",
+        "3": "it is tied to 4.weight",
+        "4": "it is tied to 3.weight",
+    }
+
+
+def test_a_convolution_on_several_grids_is_left() -> None:
+    class Pyramid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Conv2d(2, 2, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(x).sum() + self.head(F.avg_pool2d(x, 2)).sum()
+
+    with pytest.raises(ValueError, match=r"head: left, it works on several grids, \(8, 8\), \(4, 4\)"):
+        smoe.convert(Pyramid(), example_input=torch.randn(1, 2, 8, 8))
+
+
+def test_a_class_of_its_own_is_left() -> None:
+    class Standardized(nn.Conv2d):
+        pass
+
+    with pytest.raises(ValueError, match="Standardized may do more than a convolution"):
+        smoe.convert(nn.Sequential(Standardized(2, 2, 3, padding=1)), example_input=torch.randn(1, 2, 5, 5))
+
+
+def test_a_lone_convolution_is_converted() -> None:
+    converted = smoe.convert(nn.Conv2d(2, 3, 3, padding=1), example_input=torch.randn(1, 2, 5, 4))
+    assert isinstance(converted, smoe.SpatialMoE2d) and converted.num_experts == 6
+
+
+def test_a_prior_starts_the_gates_on_every_grid(net: Net) -> None:
+    land = torch.zeros(11, 14)
+    land[:, :7] = 1.0
+    converted = layers(smoe.convert(net, example_input=X, prior=land))
+    chosen = converted["first"].routing().indices
+    assert (chosen[:, :, :7] >= 6).all() and (chosen[:, :, 7:] < 6).all()
+    with pytest.raises(ValueError, match="prior must be a map"):
+        smoe.convert(net, example_input=X, prior=land.long())
+
+
+def test_contradictions_are_refused(net: Net) -> None:
+    with pytest.raises(ValueError, match="needs order='index'"):
+        smoe.convert(net, example_input=X, start="filters", order="score")
+    with pytest.raises(ValueError, match="give one of them"):
+        smoe.convert(net, example_input=X, start="filters", prior=torch.zeros(11, 14))
+    with pytest.raises(ValueError, match="3 experts are fewer than its 6 filters"):
+        smoe.convert(net, example_input=X, num_experts=3)
+    with pytest.raises(ValueError, match="the model has none"):
+        smoe.convert(nn.Linear(3, 3), example_input=torch.randn(1, 3))
+
+
+def test_a_bias_belongs_to_the_channel() -> None:
+    layer = smoe.SpatialMoE2d(2, 4, 3, spatial_shape=(5, 4), bias=True)
+    x = torch.randn(2, 2, 5, 4)
+    with torch.no_grad():
+        plain = layer(x)
+        assert layer.bias is not None
+        layer.bias.copy_(torch.tensor([1.0, -2.0, 0.5]))
+        torch.testing.assert_close(layer(x), plain + torch.tensor([1.0, -2.0, 0.5])[:, None, None])
+    layer(x).sum().backward()
+    torch.testing.assert_close(layer.bias.grad, torch.full((3,), 40.0))
