@@ -4,7 +4,8 @@
 // registers take it in several passes), and the accumulators of eight pixels. The weights stay while the pixels that
 // chose the expert stream past: each multiply-add takes its input straight from memory, and nothing else is loaded.
 // Lanes are channels, so an item ends as one vector of partial sums; these wait in a small buffer until there are
-// enough of them to add up their lanes all together.
+// enough of them to add up their lanes all together. An expert's items are not parted for that: each part would fetch
+// the weights again, and end in a group of items too small to hide the latency.
 // Caches: L1 holds the tile's inputs of a channel block (23 KB), which are read again for each expert. The weights of
 // the block (X x 288 floats) stay in L2, and each is read once per tile.
 // Loops: band > (sample, tile) > channel block > expert > part of the taps > items.
@@ -21,26 +22,31 @@ namespace {
 constexpr int kRows = 3;                         // most kernel rows in registers,
 constexpr int kVectors = kWidth == 16 ? 6 : 3;   // and vectors of each
 constexpr int kTogether = kWidth == 16 ? 8 : 6;  // items at a time: enough to hide the latency of additions
-constexpr int64_t kPending = 64;                 // items whose lanes wait to be added up
+constexpr int64_t kEnough = 32;                  // items whose lanes wait to be added up
+constexpr int64_t kPending = 192;                // most of them, to have a run of a tile's pixels as a whole
 
 // partial[i] = or += the products of a part of the taps with the inputs of items[i], lane by lane, for kItems items.
 template <int kR, int kV, bool kFirst, int kItems>
 inline void multiply_items(const Vector (&taps)[kR][kV], const float* first_input, const TileInputs& inputs,
                            const uint32_t* items, float* partial) {
     Vector sums[kItems];
-    const float* pixels[kItems];
+    const float* rows[kItems];
 #pragma GCC unroll 8
     for (int i = 0; i < kItems; ++i) {
-        pixels[i] = first_input + inputs.offsets[items[i] & inputs.pixel_mask];
+        rows[i] = row_start(first_input + inputs.offsets[items[i] & inputs.pixel_mask]);
         sums[i] = kFirst ? Vector{} : load_vector(partial + i * kWidth);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kR; ++r) {
+        if (r > 0) {
+#pragma GCC unroll 8
+            for (int i = 0; i < kItems; ++i) rows[i] = row_start(rows[i] + inputs.row_pitch);
+        }
 #pragma GCC unroll 8
         for (int v = 0; v < kV; ++v) {
 #pragma GCC unroll 8
             for (int i = 0; i < kItems; ++i) {
-                const Vector input = load_vector(pixels[i] + r * inputs.row_pitch + v * kWidth);
+                const Vector input = load_vector(rows[i] + v * kWidth);
                 sums[i] = kFirst && r == 0 && v == 0 ? taps[r][v] * input : sums[i] + taps[r][v] * input;
             }
         }
@@ -71,10 +77,19 @@ void multiply_list(const float* weights, int64_t weight_pitch, const Part& part,
         for (int v = 0; v < kV; ++v) taps[r][v] = load_vector(first_weight + r * weight_pitch + v * kWidth);
     }
     const float* first_input = inputs.corner + part.row * inputs.row_pitch + part.column;
-    for (; count >= kTogether; count -= kTogether) {
+    while (count >= 2 * kTogether || count == kTogether) {
         multiply_items<kR, kV, kFirst, kTogether>(taps, first_input, inputs, items, partial);
         items += kTogether;
         partial += kTogether * kWidth;
+        count -= kTogether;
+    }
+    // Two halves rather than a few items alone, too few to hide the latency.
+    if (count > kTogether) {
+        const int64_t half = (count + 1) / 2;
+        multiply_rest<kR, kV, kFirst, kTogether>(taps, first_input, inputs, items, half, partial);
+        items += half;
+        partial += half * kWidth;
+        count -= half;
     }
     multiply_rest<kR, kV, kFirst, kTogether - 1>(taps, first_input, inputs, items, count, partial);
 }
@@ -190,20 +205,27 @@ class Forward {
         const uint32_t* items = plan_->items(tile);
         const Run* runs = plan_->runs(number);
         const int64_t run_count = plan_->run_count(number), item_count = plan_->item_count(tile);
-        int64_t item = 0, flushed = 0;
+        int64_t item = 0, added = 0;  // items multiplied, and of these, those whose lanes are added up
         for (int64_t r = 0; r < run_count; ++r) {
             const float* weights =
                 packed_weight_ + block.taps_offset + runs[r].expert * geometry_.kernel_height * block.row_floats;
             while (item < runs[r].end) {
-                const int64_t count = std::min<int64_t>(runs[r].end, flushed + kPending) - item;
+                const int64_t count = std::min<int64_t>(runs[r].end, added + kPending) - item;
                 for (const Step& step : steps) {
                     step.multiply(weights, block.row_floats, step.part, inputs, items + item, count,
-                                  partial + (item - flushed) * kWidth);
+                                  partial + (item - added) * kWidth);
                 }
                 item += count;
-                if (item == flushed + kPending || item == item_count) {
-                    add_up(partial, item - flushed, first, sums + flushed);
-                    flushed = item;
+                const int64_t pending = item - added;
+                if (item == item_count) {
+                    add_up(partial, pending, first, sums + added);
+                } else if (pending >= kEnough) {
+                    const int64_t whole = pending / kWidth * kWidth;
+                    add_up(partial, whole, first, sums + added);
+                    added += whole;
+                    for (int64_t i = 0; i < pending - whole; ++i) {
+                        store_vector(partial + i * kWidth, load_vector(partial + (whole + i) * kWidth));
+                    }
                 }
             }
         }

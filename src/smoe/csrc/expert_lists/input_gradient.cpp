@@ -4,13 +4,18 @@
 // An output pixel adds, for each kernel row, a stretch of kw x 32 floats to a padded row of dx: the sum over its slots
 // of output gradient times the expert's row of taps.
 // Registers: accumulators for that stretch (6 vectors with AVX-512; narrower registers take it in several passes), of
-// up to four samples, which share the weights that are loaded, and a broadcast output gradient of each sample.
+// up to four samples, which share the weights that are loaded, and broadcast output gradients: of one slot and each
+// sample, or, of one or two samples, four slots for one load.
 // Caches: while a segment of 64 pixels of a row goes by, one kernel row of taps of one channel block is in use. Its
 // X x 96 floats lie in L1 and L2; above 64 KB, half of them are taken at a time. The segment of dx is in L1.
 // Gradients and experts of the output rows that a band of rows of dx needs lie pixel by pixel in a few megabytes.
 // Loops: band > row of dx > channel block > samples > segment > (kernel row, output row) that reach it > part of the
 // stretch > pixels > slots. Threads share out the rows of a band. Each unpacks its rows, adding up columns that wrap to
 // the same place, and writes them.
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #include <new>
 
 #include "../scratch.h"
@@ -40,16 +45,32 @@ struct RowTask {
     int64_t sample_pitch;
 };
 
-template <int kSamples, int kV>
-inline void add_slot(const float* row, const float* gradients, int64_t gradient_pitch, Vector (&sums)[kSamples][kV]) {
-    Vector factors[kSamples];
+// factors[i] = source[i] in all lanes
+template <int kCount>
+inline void broadcast_each(const float* source, Vector (&factors)[kCount]) {
+#if defined(__AVX512F__)
+    if constexpr (kCount == 4) {  // one load, and shuffles
+        const Vector quads = reinterpret_cast<Vector>(_mm512_maskz_broadcast_f32x4(0xffff, _mm_loadu_ps(source)));
+        factors[0] = repeat_lane<0>(quads, kAllLanes);
+        factors[1] = repeat_lane<1>(quads, kAllLanes);
+        factors[2] = repeat_lane<2>(quads, kAllLanes);
+        factors[3] = repeat_lane<3>(quads, kAllLanes);
+        return;
+    }
+#endif
 #pragma GCC unroll 4
-    for (int b = 0; b < kSamples; ++b) factors[b] = broadcast_vector(gradients[b * gradient_pitch]);
+    for (int i = 0; i < kCount; ++i) factors[i] = broadcast_vector(source[i]);
+}
+
+// Each sample's slot number `number` of those in `factors`, which stand at `row`.
+template <int kSamples, int kSlots, int kV>
+inline void add_slot(const float* row, const Vector (&factors)[kSamples][kSlots], int number,
+                     Vector (&sums)[kSamples][kV]) {
 #pragma GCC unroll 12
     for (int v = 0; v < kV; ++v) {
         const Vector tap = load_vector(row + v * kWidth);
 #pragma GCC unroll 4
-        for (int b = 0; b < kSamples; ++b) sums[b][v] += factors[b] * tap;
+        for (int b = 0; b < kSamples; ++b) sums[b][v] += factors[b][number] * tap;
     }
 }
 
@@ -57,6 +78,8 @@ template <int kSamples, int kV>
 void add_row(const RowTask& task, int64_t column) {
     // Slots take turns on as many sets of accumulators as it takes to hide the latency of additions.
     constexpr int kSets = kSamples * kV < 4 ? 2 : 1;
+    // Where few samples share a load of weights, loads are the limit: four gradients come with one.
+    constexpr int kSlots = kWidth == 16 && kSamples <= 2 ? 4 : kSets;
     const float* taps = task.taps + column;
     const int32_t* experts = task.experts;
     const float* gradients = task.gradients;
@@ -65,13 +88,21 @@ void add_row(const RowTask& task, int64_t column) {
     for (int64_t pixel = 0; pixel < task.pixels; ++pixel) {
         Vector sums[kSets][kSamples][kV] = {};
         int64_t slot = 0;
-        for (; slot + kSets <= selected; slot += kSets) {
-#pragma GCC unroll 2
-            for (int i = 0; i < kSets; ++i) {
-                add_slot(taps + experts[slot + i] * taps_pitch, gradients + slot + i, selected, sums[i]);
+        for (; slot + kSlots <= selected; slot += kSlots) {
+            Vector factors[kSamples][kSlots];
+#pragma GCC unroll 4
+            for (int b = 0; b < kSamples; ++b) broadcast_each(gradients + b * selected + slot, factors[b]);
+#pragma GCC unroll 4
+            for (int i = 0; i < kSlots; ++i) {
+                add_slot(taps + experts[slot + i] * taps_pitch, factors, i, sums[i % kSets]);
             }
         }
-        if (slot < selected) add_slot(taps + experts[slot] * taps_pitch, gradients + slot, selected, sums[0]);
+        for (; slot < selected; ++slot) {
+            Vector factors[kSamples][1];
+#pragma GCC unroll 4
+            for (int b = 0; b < kSamples; ++b) broadcast_each(gradients + b * selected + slot, factors[b]);
+            add_slot(taps + experts[slot] * taps_pitch, factors, 0, sums[0]);
+        }
         // The pixel before has just written to most of these floats. So they are added last, to keep the work on one
         // pixel from waiting for the other.
 #pragma GCC unroll 4

@@ -23,6 +23,7 @@
 #endif
 
 #include "../geometry.h"
+#include "plan.h"
 
 namespace smoe {
 namespace expert_lists {
@@ -47,6 +48,13 @@ inline Vector load_vector(const float* source) {  // any alignment
 inline void store_vector(float* target, Vector vector) { std::memcpy(target, &vector, sizeof(vector)); }
 
 inline Vector broadcast_vector(float value) { return value - Vector{}; }
+
+// The same pointer, as one that nothing is known about. From it the vectors of a row are reached by constant offsets;
+// otherwise GCC takes the sums of row and column for constants of the loop, more of them than there are registers.
+inline const float* row_start(const float* pointer) {
+    __asm__("" : "+r"(pointer));
+    return pointer;
+}
 
 // For short stretches, where a call of memcpy takes longer than the copying.
 inline void copy_floats(const float* source, int64_t count, float* target) {
@@ -95,6 +103,12 @@ inline Vector pick_quarters(Vector a, Vector b, std::integer_sequence<int, kLane
 }
 
 constexpr std::make_integer_sequence<int, kWidth> kAllLanes{};
+
+// Of each quarter, one lane in all four.
+template <int kNumber, int... kLane>
+inline Vector repeat_lane(Vector a, std::integer_sequence<int, kLane...>) {
+    return pick<(kLane / 4 * 4 + kNumber)...>(a, a);
+}
 
 // Lane i of the result is the sum over the lanes of vectors[i], taken in the same order for each i. Overwrites them.
 inline Vector add_lanes(Vector* vectors) {
@@ -200,6 +214,9 @@ class Layout {
         padded_columns_ =
             std::max((geometry.output_width - 1) * geometry.stride + kernel_width, kernel_width / 2 + geometry.width);
         packed_channels_ = round_up(geometry.channels, kWidth);
+        const int64_t last_width = (packed_channels_ - 1) % block_channels_ + 1;
+        last_pitch_ = spread_rows(padded_columns_ * last_width, last_width);
+        row_pitch_ = blocks() > 1 ? spread_rows(padded_columns_ * block_channels_, block_channels_) : last_pitch_;
     }
 
     bool written_out() const { return written_out_; }
@@ -222,15 +239,17 @@ class Layout {
             block.width = round_up(block.channels, kWidth);
             block.row_floats = geometry_.kernel_width * block.width;
             block.pixel_pitch = geometry_.stride * block.width;
-            block.row_pitch = padded_columns_ * block.width;
+            block.row_pitch = number + 1 < blocks() ? row_pitch_ : last_pitch_;
         }
-        block.input_offset = block.first_channel * rows * padded_columns_ - first_row * block.row_pitch;
+        block.input_offset = number * rows * row_pitch_ - first_row * block.row_pitch;
         block.taps_offset = block.first_channel * geometry_.kernel_width * geometry_.kernel_height * geometry_.experts;
         return block;
     }
 
     // Of a padded row of all channels.
-    int64_t row_floats() const { return written_out_ ? block(0).row_pitch : padded_columns_ * packed_channels_; }
+    int64_t row_floats() const {
+        return written_out_ ? block(0).row_pitch : (blocks() - 1) * row_pitch_ + last_pitch_;
+    }
 
     int64_t taps_floats() const {
         return geometry_.experts * geometry_.kernel_height *
@@ -250,7 +269,8 @@ class Layout {
         float* target = packed_sample + (block.input_offset + padded_row * block.row_pitch);
         const int64_t row = source_row(padded_row);
         if (row < 0) {
-            std::memset(target, 0, block.row_pitch * sizeof(float));
+            const int64_t used = written_out_ ? block.row_pitch : padded_columns_ * block.width;
+            std::memset(target, 0, used * sizeof(float));
             return;
         }
         const int64_t plane = geometry_.height * geometry_.width;
@@ -316,6 +336,24 @@ class Layout {
     }
 
  private:
+    // The pitch of padded rows, at least `row_floats`, at which the rows of a tile's inputs share the sets of the first
+    // level cache evenly: the kernels read all of them again and again, and they fill most of it.
+    int64_t spread_rows(int64_t row_floats, int64_t width) const {
+        constexpr int64_t kLine = 16, kSets = 64;
+        const Tiling tiling(geometry_);
+        const int64_t rows = (tiling.height - 1) * geometry_.stride + geometry_.kernel_height;
+        const int64_t columns = (tiling.width - 1) * geometry_.stride + geometry_.kernel_width;
+        const int64_t lines = ceil_divide(std::min(columns * width, row_floats), kLine);
+        const int64_t fair = ceil_divide(rows * lines, kSets);
+        for (int64_t pitch = ceil_divide(row_floats, kLine);; ++pitch) {
+            int64_t uses[kSets] = {}, most = 0;
+            for (int64_t i = 0; i < rows * lines; ++i) {
+                most = std::max(most, ++uses[(i / lines * pitch + i % lines) % kSets]);
+            }
+            if (most <= fair || pitch % kSets == lines % kSets) return pitch * kLine;
+        }
+    }
+
     static void copy_pixel(const float* inner, int64_t column, int64_t width, float* target) {
         if (column < 0) {
             std::memset(target, 0, width * sizeof(float));
@@ -374,6 +412,7 @@ class Layout {
     bool written_out_;
     int64_t block_channels_, packed_channels_;
     int64_t padded_rows_, padded_columns_;
+    int64_t row_pitch_, last_pitch_;  // of all blocks but the last, and of the last
 };
 
 // Rectangle of a block's taps that fits the registers: kernel rows by vectors of a row.

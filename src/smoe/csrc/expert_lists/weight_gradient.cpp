@@ -39,11 +39,12 @@ void accumulate_list(const Part& part, const TileInputs& inputs, const uint32_t*
     const uint32_t mask = inputs.pixel_mask;
     for (int64_t i = 0; i < count; ++i) {
         const Vector factor = broadcast_vector(output_gradients[i]);
-        const float* pixel = first_input + offsets[items[i] & mask];
+        const float* row = first_input + offsets[items[i] & mask];
 #pragma GCC unroll 8
         for (int r = 0; r < kR; ++r) {
+            row = row_start(r == 0 ? row : row + row_pitch);
 #pragma GCC unroll 8
-            for (int v = 0; v < kV; ++v) sums[r][v] += factor * load_vector(pixel + r * row_pitch + v * kWidth);
+            for (int v = 0; v < kV; ++v) sums[r][v] += factor * load_vector(row + v * kWidth);
         }
     }
 #pragma GCC unroll 8
