@@ -75,13 +75,13 @@ inline int thread_number() {
 #endif
 }
 
-// Lanes of a and b by number, those of b counted from kWidth.
-template <int... kNumbers>
-inline Vector pick(Vector a, Vector b) {
+// Lanes of a and b by number, those of b counted on from those of a. This and the next are for any width.
+template <int... kNumbers, typename V>
+inline V pick(V a, V b) {
 #if defined(__clang__)
     return __builtin_shufflevector(a, b, kNumbers...);
 #else
-    typedef int32_t Numbers __attribute__((vector_size(sizeof(Vector))));
+    typedef int32_t Numbers __attribute__((vector_size(sizeof(V))));
     return __builtin_shuffle(a, b, Numbers{kNumbers...});
 #endif
 }
@@ -89,16 +89,16 @@ inline Vector pick(Vector a, Vector b) {
 // Shuffles that take one instruction each. The first two work within quarters of four lanes: kHigh picks the first or
 // the last two floats of a and b, one by one or two by two in turns. The third works on whole quarters: kHigh picks the
 // even or the odd ones of a and b.
-template <bool kHigh, int... kLane>
-inline Vector interleave_ones(Vector a, Vector b, std::integer_sequence<int, kLane...>) {
-    return pick<(kLane / 4 * 4 + kLane % 4 / 2 + 2 * kHigh + kLane % 2 * kWidth)...>(a, b);
+template <bool kHigh, typename V, int... kLane>
+inline V interleave_ones(V a, V b, std::integer_sequence<int, kLane...>) {
+    return pick<(kLane / 4 * 4 + kLane % 4 / 2 + 2 * kHigh + kLane % 2 * static_cast<int>(sizeof...(kLane)))...>(a, b);
 }
-template <bool kHigh, int... kLane>
-inline Vector interleave_twos(Vector a, Vector b, std::integer_sequence<int, kLane...>) {
-    return pick<(kLane / 4 * 4 + kLane % 2 + 2 * kHigh + kLane % 4 / 2 * kWidth)...>(a, b);
+template <bool kHigh, typename V, int... kLane>
+inline V interleave_twos(V a, V b, std::integer_sequence<int, kLane...>) {
+    return pick<(kLane / 4 * 4 + kLane % 2 + 2 * kHigh + kLane % 4 / 2 * static_cast<int>(sizeof...(kLane)))...>(a, b);
 }
-template <bool kHigh, int... kLane>
-inline Vector pick_quarters(Vector a, Vector b, std::integer_sequence<int, kLane...>) {
+template <bool kHigh, typename V, int... kLane>
+inline V pick_quarters(V a, V b, std::integer_sequence<int, kLane...>) {
     return pick<(kLane / 4 * 8 + kLane % 4 + 4 * kHigh)...>(a, b);
 }
 
@@ -111,23 +111,26 @@ inline Vector repeat_lane(Vector a, std::integer_sequence<int, kLane...>) {
 }
 
 // Lane i of the result is the sum over the lanes of vectors[i], taken in the same order for each i. Overwrites them.
-inline Vector add_lanes(Vector* vectors) {
+template <typename V>
+inline V add_lanes(V* vectors) {
+    constexpr int n = sizeof(V) / sizeof(float);
+    constexpr std::make_integer_sequence<int, n> kAll{};
 #pragma GCC unroll 8
-    for (int i = 0; i < kWidth / 2; ++i) {
-        const Vector a = vectors[2 * i], b = vectors[2 * i + 1];
-        vectors[i] = interleave_ones<false>(a, b, kAllLanes) + interleave_ones<true>(a, b, kAllLanes);
+    for (int i = 0; i < n / 2; ++i) {
+        const V a = vectors[2 * i], b = vectors[2 * i + 1];
+        vectors[i] = interleave_ones<false>(a, b, kAll) + interleave_ones<true>(a, b, kAll);
     }
 #pragma GCC unroll 4
-    for (int i = 0; i < kWidth / 4; ++i) {
-        const Vector a = vectors[2 * i], b = vectors[2 * i + 1];
-        vectors[i] = interleave_twos<false>(a, b, kAllLanes) + interleave_twos<true>(a, b, kAllLanes);
+    for (int i = 0; i < n / 4; ++i) {
+        const V a = vectors[2 * i], b = vectors[2 * i + 1];
+        vectors[i] = interleave_twos<false>(a, b, kAll) + interleave_twos<true>(a, b, kAll);
     }
 #pragma GCC unroll 2
-    for (int count = kWidth / 8; count > 0; count /= 2) {
+    for (int count = n / 8; count > 0; count /= 2) {
 #pragma GCC unroll 2
         for (int i = 0; i < count; ++i) {
-            const Vector a = vectors[2 * i], b = vectors[2 * i + 1];
-            vectors[i] = pick_quarters<false>(a, b, kAllLanes) + pick_quarters<true>(a, b, kAllLanes);
+            const V a = vectors[2 * i], b = vectors[2 * i + 1];
+            vectors[i] = pick_quarters<false>(a, b, kAll) + pick_quarters<true>(a, b, kAll);
         }
     }
     return vectors[0];
