@@ -31,6 +31,7 @@ namespace {
 
 constexpr int64_t kGradientBytes = 24 << 10;  // gradients of a call: most of a small L1
 constexpr int64_t kMostReaders = 16;
+constexpr int64_t kAhead = 6;  // slots whose weights are called for ahead: of a large bank they are not in L1
 
 // Samples [first, first + count) in `lanes` lanes; those beyond `count` hold zeros.
 struct Panel {
@@ -107,6 +108,9 @@ void multiply(const Reader* readers, int64_t count, int64_t begin, int64_t end, 
         const float* weights = block + reader->tap * tap_size;
         for (int64_t s = begin; s < end; ++s) {
             const float* row = weights + static_cast<int64_t>(experts[s]) * kRows;
+            const float* later = weights + static_cast<int64_t>(experts[std::min(s + kAhead, end - 1)]) * kRows;
+            __builtin_prefetch(later);
+            __builtin_prefetch(later + kRows - 1);
             sum.add(gradient + s * lanes, [&](auto r) { return spread<Register>(row + r); });
         }
     }
