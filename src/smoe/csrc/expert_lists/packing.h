@@ -250,9 +250,7 @@ class Layout {
     }
 
     // Of a padded row of all channels.
-    int64_t row_floats() const {
-        return written_out_ ? block(0).row_pitch : (blocks() - 1) * row_pitch_ + last_pitch_;
-    }
+    int64_t row_floats() const { return written_out_ ? block(0).row_pitch : (blocks() - 1) * row_pitch_ + last_pitch_; }
 
     int64_t taps_floats() const {
         return geometry_.experts * geometry_.kernel_height *
