@@ -131,17 +131,19 @@ def processor_name() -> str:
 
 
 def git_commit() -> str | None:
-    """The commit of the source tree this package runs from, marked if it was changed; None outside a checkout."""
-    folder = Path(__file__).parent
+    """The commit this package runs from, marked `-dirty` if its source was changed; None outside a checkout."""
+    package = Path(__file__).parents[1]
+    commit = _git(package, "describe", "--always", "--abbrev=12", "--exclude=*")
+    if commit is None or commit.returncode != 0 or not commit.stdout.strip():
+        return None
+    # Of the package only: results that are being written do not change what is run.
+    changes = _git(package, "diff", "--quiet", "HEAD", "--", ".")
+    is_clean = changes is not None and changes.returncode == 0
+    return commit.stdout.strip() + ("" if is_clean else "-dirty")
+
+
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
     try:
-        commit = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
+        return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return commit.stdout.strip() or None if commit.returncode == 0 else None
