@@ -13,6 +13,7 @@ from smoe.benchmarks.stored_table import circumstances
 from smoe.benchmarks.timing import interleaved_medians
 from smoe.ops import RoutingTraining, routed_conv2d, train_routing
 from smoe.ops.routed_conv import dense_routed_conv2d
+from smoe.ops.top_experts import rank_experts
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def measure(
     bank = torch.randn(c.experts, c.channels, 3, 3, requires_grad=True)
     filters = torch.randn(c.selected, c.channels, 3, 3, requires_grad=True)
     scores = make_routing(c, routing).requires_grad_()
-    indices = scores.detach().topk(c.selected, dim=0).indices
+    # In the layer's own type of index.
+    indices = rank_experts(scores.detach(), c.selected)
     error = torch.randn(c.batch, c.selected, c.height, c.width)
     loss_scale, num_nonfinite = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
 

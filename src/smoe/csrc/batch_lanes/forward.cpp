@@ -30,6 +30,7 @@ namespace batch_lanes {
 namespace {
 
 constexpr int64_t kPatchBytes = 24 << 10;  // most of a small L1: weights only stream through the rest
+constexpr int kLinesAhead = 4;             // of a weight row, fetched before it is used
 
 // Samples [first, first + count) in `width` places, of `fold` lanes each; the lanes beyond `count` hold zeros.
 struct Panel {
@@ -246,9 +247,19 @@ class Tile {
             const int32_t* experts = experts_ + pixel * g_.selected + slot;
             const float* rows[kMost];
             for (int64_t r = 0; r < size; ++r) rows[r] = slab + experts[r] * work_.bank.stride;
+            call_for_rows(slab + pieces->offset, experts + size, experts_ + count_ * g_.selected, work_.bank.stride);
             kMultiply[size - 1](pieces, count, rows, fresh_[pixel], sums_ + (pixel * g_.selected + slot) * lanes);
         }
         fresh_[pixel] = false;
+    }
+
+    // The rows of the next call begin anywhere in the slab: their first lines are fetched while this one computes.
+    // Later lines follow in order, which the processor sees by itself.
+    static void call_for_rows(const float* weights, const int32_t* experts, const int32_t* end, int64_t stride) {
+        for (const int32_t* expert = experts; expert < std::min(experts + kMost, end); ++expert) {
+            const float* row = weights + *expert * stride;
+            unrolled<kLinesAhead>([&](auto line) { __builtin_prefetch(row + line * kLineFloats); });
+        }
     }
 
     // [pixel][E][sample][2] to [pixel][E][sample], in place.

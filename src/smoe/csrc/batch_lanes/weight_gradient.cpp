@@ -97,6 +97,7 @@ void add_pixels(const Work& work, const Band& band, int64_t first, int64_t count
                 float* slab) {
     const smoe_geometry& g = work.g;
     const Groups groups(g.selected, kMostRows);
+    const int32_t* experts_end = work.experts + (first + count - band.begin * g.output_width) * g.selected;
     for (int64_t pixel = first; pixel < first + count; ++pixel) {
         const int64_t row = source_coordinate(pixel / g.output_width, tap / g.kernel_width, g.kernel_height, g.stride,
                                               g.height, g.wraps_rows);
@@ -106,10 +107,16 @@ void add_pixels(const Work& work, const Band& band, int64_t first, int64_t count
         const float* x = work.x + (band.slot[row] * g.width + column) * g.batch * work.x_stride + block * kBlock;
         const int64_t here = pixel - band.begin * g.output_width;
         const float* gradient = work.gradient + here * g.batch * work.gradient_stride;
+        const int32_t* experts = work.experts + here * g.selected;
         for (int64_t group = 0; group < groups.count; ++group) {
             const int64_t slot = groups.begin(group);
+            // The rows of the group after this one; of a large bank they are not in L1.
+            const int32_t* next = experts + slot + groups.size(group);
+            for (int64_t r = 0; r < std::min<int64_t>(kMostRows, experts_end - next); ++r) {
+                __builtin_prefetch(slab + next[r] * kBlock, 1);
+            }
             kMultiply[groups.size(group) - 1](gradient + slot, work.gradient_stride, x, work.x_stride, g.batch,
-                                              work.experts + here * g.selected + slot, slab);
+                                              experts + slot, slab);
         }
     }
 }
