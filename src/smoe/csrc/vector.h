@@ -25,6 +25,19 @@ inline void store(float* target, Lanes lanes) { std::memcpy(target, &lanes, size
 
 inline Lanes broadcast(float value) { return value - Lanes{}; }
 
+// One register of floats. Sums and factors that must stay in registers are written as these: compilers keep vectors
+// wider than a register in memory.
+#if defined(__AVX512F__)
+constexpr int kRegisterLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kRegisterLanes = 8;
+#else
+constexpr int kRegisterLanes = 4;
+#endif
+
+typedef float Register __attribute__((vector_size(4 * kRegisterLanes)));
+typedef int32_t IntRegister __attribute__((vector_size(4 * kRegisterLanes)));  // and masks: all bits or none
+
 inline int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 #if defined(__AVX512F__)

@@ -32,17 +32,8 @@ constexpr int64_t kStreamBytes = int64_t{8} << 20;  // outputs from here on are 
 typedef float Quad __attribute__((vector_size(16)));
 typedef float Octet __attribute__((vector_size(32)));
 
-// Sums are arrays of vectors that fit one register: GCC keeps wider ones in memory.
-#if defined(__AVX512F__)
-typedef Lanes Register;
-constexpr int kSums = 24;  // registers of a micro-kernel's sums, of 32
-#elif defined(__AVX2__)
-typedef Octet Register;
-constexpr int kSums = 12;  // of 16
-#else
-typedef Quad Register;
-constexpr int kSums = 8;  // of 16
-#endif
+// Registers of a micro-kernel's sums, of 32 with AVX-512 and of 16 otherwise.
+constexpr int kSums = kRegisterLanes == 16 ? 24 : kRegisterLanes == 8 ? 12 : 8;
 
 template <typename Vector>
 constexpr int kWidth = sizeof(Vector) / sizeof(float);

@@ -23,21 +23,14 @@
 #endif
 
 #include "../geometry.h"
+#include "../vector.h"
 #include "plan.h"
 
 namespace smoe {
 namespace expert_lists {
 
-// One register of floats. The kernels here count registers one by one, so Lanes (of up to four) is too coarse for them.
-#if defined(__AVX512F__)
-constexpr int kWidth = 16;
-#elif defined(__AVX__)
-constexpr int kWidth = 8;
-#else
-constexpr int kWidth = 4;
-#endif
-
-typedef float Vector __attribute__((vector_size(kWidth * sizeof(float))));
+constexpr int kWidth = kRegisterLanes;
+typedef Register Vector;
 
 inline Vector load_vector(const float* source) {  // any alignment
     Vector vector;

@@ -28,19 +28,7 @@
 namespace smoe {
 namespace pixel_lanes {
 
-// Sums and factors that must stay in registers are written as registers: compilers keep vectors wider than a register
-// in memory.
-#if defined(__AVX512F__)
-constexpr int kRegisterLanes = 16;
-#elif defined(__AVX2__)
-constexpr int kRegisterLanes = 8;
-#else
-constexpr int kRegisterLanes = 4;
-#endif
 constexpr int kParts = kLanes / kRegisterLanes;  // registers of a block of sixteen pixels
-
-typedef float Register __attribute__((vector_size(4 * kRegisterLanes)));
-typedef int32_t IntRegister __attribute__((vector_size(4 * kRegisterLanes)));
 
 inline Register load_part(const float* block, int part) {
     Register lanes;

@@ -5,19 +5,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../vector.h"
+
 namespace smoe {
 namespace training {
 
-#if defined(__AVX512F__)
-constexpr int kRegisterLanes = 16;
-#elif defined(__AVX2__)
-constexpr int kRegisterLanes = 8;
-#else
-constexpr int kRegisterLanes = 4;
-#endif
-
-typedef float Register __attribute__((vector_size(4 * kRegisterLanes)));
-typedef int32_t IntRegister __attribute__((vector_size(4 * kRegisterLanes)));  // and masks: all bits or none
 typedef uint32_t UintRegister __attribute__((vector_size(4 * kRegisterLanes)));
 
 inline Register broadcast(float value) { return value - Register{}; }
