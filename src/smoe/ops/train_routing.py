@@ -138,7 +138,7 @@ def _backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     # With every expert selected there is nothing to choose: no choice can be wrong. And an empty batch says nothing.
     has_choice = indices.shape[-3] < scores.shape[-3] and error.numel() > 0
-    library = library_for(error, scores) if scores.ndim == 3 and has_choice else None
+    library = library_for(error, scores) if has_choice else None
     if library is not None and (rc_loss or damping is not None):
         damped, gradient, is_nonfinite = native_train_routing(
             library,

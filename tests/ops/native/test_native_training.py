@@ -101,12 +101,15 @@ def test_results_do_not_depend_on_threads(B: int, X: int, E: int, F: int, index_
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("damping", [None, 0.0, 0.1])
+@pytest.mark.parametrize("samples", [(), (5,)], ids=["shared scores", "scores of each sample"])
 @pytest.mark.parametrize(("X", "E", "F"), [(3, 1, 1), (6, 2, 1), (5, 4, 1), (7, 3, 2), (4, 1, 3)])
-def test_equals_the_definitions(X: int, E: int, F: int, damping: float | None, threads: int) -> None:
+def test_equals_the_definitions(
+    X: int, E: int, F: int, samples: tuple[int, ...], damping: float | None, threads: int
+) -> None:
     B, H, W = 5, 7, 9
     error = torch.randn(B, E * F, H, W) * 1e-3
-    scores = torch.randn(X, H, W) * 3
-    indices = scores.topk(E, dim=0).indices
+    scores = torch.randn(*samples, X, H, W) * 3
+    indices = scores.topk(E, dim=-3).indices
     torch.set_num_threads(threads)
     assert LIBRARY is not None
     options = {"rc_loss": True, "rc_weight": 0.7, "error_quantile": 0.4, "tolerance": 1e-3, "damping_tolerance": 5e-3}
@@ -128,13 +131,15 @@ def test_equals_the_definitions(X: int, E: int, F: int, damping: float | None, t
         assert torch.equal(damped, damp_error(error, is_damped, damping, F))
 
 
+@pytest.mark.parametrize("samples", [(), (2,)], ids=["shared scores", "scores of each sample"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_errors_that_are_not_finite_are_told(bad: float) -> None:
-    error, scores = torch.randn(2, 1, 4, 4), torch.randn(3, 4, 4)
+def test_errors_that_are_not_finite_are_told(bad: float, samples: tuple[int, ...]) -> None:
+    error, scores = torch.randn(2, 1, 4, 4), torch.randn(*samples, 3, 4, 4)
     error[1, 0, 2, 2] = bad
     assert LIBRARY is not None
     options = {"rc_loss": True, "rc_weight": 1.0, "error_quantile": 0.4, "tolerance": 0.0, "damping_tolerance": 0.0}
-    *_, is_nonfinite = native_train_routing(
-        LIBRARY, error, scores, scores.argmax(0, keepdim=True), 1.0, 1, damping=0.0, **options
+    _, gradient, is_nonfinite = native_train_routing(
+        LIBRARY, error, scores, scores.argmax(-3, keepdim=True), 1.0, 1, damping=0.0, **options
     )
     assert is_nonfinite
+    assert gradient is not None and gradient.count_nonzero() == 0

@@ -39,28 +39,39 @@ def native_train_routing(
     tolerance: float,
     damping_tolerance: float,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, bool]:
-    """The damped error, the RC gradient at shared scores `(X, H, W)`, and whether an error was not finite.
+    """The damped error, the RC gradient at the scores, and whether an error was not finite.
 
-    What is not asked for (`damping=None`, `rc_loss=False`) is None. The gradient is zero where an error was not finite.
+    What is not asked for (`damping=None`, `rc_loss=False`) is None. The gradient is zero if an error was not finite.
     """
-    num_experts, pixels = scores.shape[0], scores.shape[1] * scores.shape[2]
-    error = error.contiguous()
-    damped = torch.empty_like(error, memory_format=torch.contiguous_format) if damping is not None else None
-    gradient = torch.empty_like(scores, memory_format=torch.contiguous_format) if rc_loss else None
-    sizes = (error.shape[0], indices.shape[0], expert_channels, pixels, num_experts)
+    num_experts, num_selected = scores.shape[-3], indices.shape[-3]
+    pixels = scores.shape[-2] * scores.shape[-1]
+    error, scores, indices = error.contiguous(), scores.contiguous(), indices.contiguous()
+    damped = torch.empty_like(error) if damping is not None else None
+    gradient = torch.empty_like(scores) if rc_loss else None
     scale = error.numel() / 2 / abs(loss_scale)
-    is_nonfinite = ctypes.c_int64(0)
-    library.call(
-        "smoe_train_routing",
-        error,
-        *map(ctypes.c_int64, sizes),
-        *map(ctypes.c_double, (scale, error_quantile, tolerance, damping_tolerance, damping or 0.0)),
-        *(damped, scores.contiguous(), indices.contiguous(), ctypes.c_int64(indices.element_size())),
-        *(ctypes.c_double(rc_weight * loss_scale / scores.numel()), gradient),
-        ctypes.byref(is_nonfinite),
-        _num_threads(),
-    )
-    return damped, gradient, bool(is_nonfinite.value)
+    options = [ctypes.c_double(value) for value in (scale, error_quantile, tolerance, damping_tolerance, damping or 0)]
+    factor = ctypes.c_double(rc_weight * loss_scale / scores.numel())
+    # Scores of their own make each sample a batch of one: its labels are no mean over others.
+    is_shared = scores.ndim == 3
+    batch, num_calls = (error.shape[0], 1) if is_shared else (1, error.shape[0])
+    sizes = [ctypes.c_int64(size) for size in (batch, num_selected, expert_channels, pixels, num_experts)]
+    is_nonfinite = False
+    for call in range(num_calls):
+        here = [
+            tensor if is_shared or tensor is None else tensor[call]
+            for tensor in (error, damped, scores, indices, gradient)
+        ]
+        found = ctypes.c_int64(0)
+        library.call(
+            "smoe_train_routing",
+            *(here[0], *sizes, *options),
+            *(*here[1:4], ctypes.c_int64(indices.element_size())),
+            *(factor, here[4], ctypes.byref(found), _num_threads()),
+        )
+        is_nonfinite |= bool(found.value)
+    if is_nonfinite and gradient is not None:
+        gradient.zero_()
+    return damped, gradient, is_nonfinite
 
 
 def _num_threads() -> ctypes.c_int64:
