@@ -30,7 +30,9 @@ def plan_runs(
                 if only.lower() not in f"{table.name} {row.label}".lower():
                     continue
                 recipe = scale.recipe(row, seed)
-                recipe = replace(recipe, data=replace(recipe.data, cache_dir=data_dir))
+                # The threads are those of the process that trains it.
+                training = replace(recipe.training, num_threads=None)
+                recipe = replace(recipe, data=replace(recipe.data, cache_dir=data_dir), training=training)
                 label = f"{table.name}: {row.label}, {scale.name}, seed {seed}"
                 planned.setdefault(RunKey.of(recipe), PlannedRun(recipe, label))
     return list(planned.values())
