@@ -68,5 +68,17 @@ NOTES: defaultdict[str | tuple[str, str], str] = defaultdict(
         ("heat/experts", "CoordConv"): (
             f"below the paper's 96.5; best after 12 epochs (94, 67 and 71 % in the three regions). {_ONE_SEED}"
         ),
+        "heat/tolerances": (
+            "They matter, and differently. The damping wants a tolerance far above the errors of a finished pixel "
+            "(1e-3 and 1e-2 of the data's unit do; equal small ones freeze the layer at 42 %); the RC loss wants a "
+            "small one (1e-5 or 1e-6; 1e-3 stops at 84 %, none at 99 %). In units of the output's root mean square "
+            "(0.054 here), 2e-4 and 2e-2 do what 1e-5 and 1e-3 do, and do it for data of any scale: "
+            "`tolerance_unit='output'` replaces both absolute numbers by relative ones. One number for both has not "
+            f"worked. {_ONE_SEED}"
+        ),
+        "heat/quantile-damping": (
+            "Being filled: cells without a number have not been run. The released settings (0.3, factor 0) reach "
+            "100.0; the paper's text (0.7, 0.1) did not in earlier trials (docs/beware.md)."
+        ),
     },
 )
