@@ -21,11 +21,11 @@ from tiny_runs import Silent, tiny_runs
 
 PROGRAM = Path(__file__).parents[2] / "tiny_runs.py"
 # Long enough to be stopped in the middle, short enough to be waited for.
-EPOCHS = 100
+EPOCHS = 250
 
 
 def start(folder: Path, name: str) -> subprocess.Popen[bytes]:
-    arguments = [sys.executable, PROGRAM, folder / f"{name}-store", folder / f"{name}-runs", str(EPOCHS), "1"]
+    arguments = [sys.executable, PROGRAM, folder / f"{name}-store", folder / f"{name}-runs", str(EPOCHS)]
     return subprocess.Popen([str(argument) for argument in arguments])
 
 
@@ -72,21 +72,21 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_stop_loses_nothing(whole: Path, tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, "stopped")
-    wait_for(lambda: metrics_files(tmp_path / "stopped-runs"))
+    store, long, short = RunStore(tmp_path / "stopped-store"), tiny_runs(1, EPOCHS)[0], tiny_runs(2, 1)[1]
+    metrics = tmp_path / "stopped-runs" / long.key.name / "metrics.jsonl"
+    wait_for(lambda: metrics in metrics_files(tmp_path / "stopped-runs") and store.has(short.key))
     process.send_signal(number)
     assert process.wait(timeout=30) == (-signal.SIGKILL if number == signal.SIGKILL else 3)
     # The process that trained is gone too, and holds the folder no longer.
-    metrics = metrics_files(tmp_path / "stopped-runs")[0]
     time.sleep(1.5)
     num_epochs = len(metrics.read_text().splitlines())
     assert 1 <= num_epochs < EPOCHS
     time.sleep(0.7)
     assert len(metrics.read_text().splitlines()) == num_epochs
-    assert not list((tmp_path / "stopped-store").glob("*.json"))
+    assert not store.has(long.key)
 
     assert start(tmp_path, "stopped").wait(timeout=120) == 0
-    (ours,) = (tmp_path / "stopped-store").glob("*.json")
-    assert without_time(ours) == without_time(whole / ours.name)
+    assert without_time(store.path(long.key)) == without_time(whole / store.path(long.key).name)
 
 
 def test_a_diverged_run_is_stored_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing.synchronize import Event
@@ -94,9 +95,9 @@ def _begin_process(num_threads: int, parent: int, stop: Event) -> None:
 def _watch(parent: int, stop: Event) -> None:
     while os.getppid() == parent:
         if stop.wait(timeout=1.0):
-            # The loop saves its state on this signal; between two runs it just ends the process.
+            # The loop saves its state on this signal and returns; the next one, between two runs, ends the process.
             os.kill(os.getpid(), signal.SIGTERM)
-            return
+            time.sleep(1.0)
     # The parent was killed: nobody would take the result. The checkpoint of the last epoch stays.
     os._exit(1)
 
