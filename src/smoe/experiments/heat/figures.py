@@ -16,6 +16,8 @@ from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
 from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row
 from smoe.experiments.runs import open_run
 
+METRIC = "within_1_percent"
+
 
 def draw_figures(
     experiment: Experiment, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
@@ -84,7 +86,7 @@ def _draw_quantile_damping(experiment: Experiment, store: RunStore, path: Path) 
         for column, damping in enumerate(DAMPINGS):
             found = outcomes(experiment, Row(("",), grid_recipe(quantile, damping)), store)
             if found:
-                accuracy[row, column] = np.nan if found[0].mean is None else found[0].mean
+                accuracy[row, column] = _value(found[0].mean(METRIC))
                 epochs[row, column] = _epochs_to_all(found[0])
     if np.isnan(accuracy).all():
         return
@@ -102,7 +104,12 @@ def _draw_quantile_damping(experiment: Experiment, store: RunStore, path: Path) 
     yield path
 
 
+def _value(mean: float | None) -> float:
+    return np.nan if mean is None else mean
+
+
 def _epochs_to_all(outcome: Outcome) -> float:
     """Mean number of epochs to 100 %; NaN if a seed did not reach it."""
-    is_everywhere = len(outcome.values) == len(outcome.results) and min(outcome.values, default=0.0) == 100.0
+    values = outcome.values(METRIC)
+    is_everywhere = len(values) == len(outcome.results) and min(values, default=0.0) == 100.0
     return outcome.best_epoch or np.nan if is_everywhere else np.nan
