@@ -11,6 +11,7 @@ from smoe.experiments.heat.figures import draw_figures
 from smoe.experiments.heat.recipes import HeatRecipe
 from smoe.experiments.heat.tables import HEAT, grid_recipe
 from smoe.experiments.paper import PaperResult, heat_result
+from smoe.experiments.recipes import to_plain
 from smoe.experiments.reproduction.plan import plan_runs
 from smoe.experiments.reproduction.report import markdown, outcomes, percent
 from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
@@ -38,6 +39,7 @@ def result(value: float | None, **more: Any) -> dict[str, Any]:
     test |= {f"within_1_percent/region_{region}": 50.0 for region in range(3)}
     return {
         "test": test,
+        "recipe": to_plain(HeatRecipe()),
         "parameters": 27,
         "gate_parameters": 12,
         "best_epoch": 4,

@@ -58,12 +58,16 @@ def _draw_models(experiment: Experiment, rows: Sequence[Row], store: RunStore, f
     from smoe.views import draw_accuracies, draw_region_accuracies
 
     found = {row.label: outcomes(experiment, row, store) for row in rows}
-    # The largest scale that all have seen, so that an epoch is as long for each.
-    first_runs = {label: all_of_it[-1].results[0] for label, all_of_it in found.items() if all_of_it}
+    first_runs = {label: all_of_it[0].results[0] for label, all_of_it in found.items() if all_of_it}
     curves = {label: [value or 0.0 for value in run["validation"]] for label, run in first_runs.items()}
     if not curves:
         return
-    draw_accuracies(curves, folder / "accuracy.png")
+    # Not all models were trained at the same scale.
+    lengths = {
+        label: run["recipe"]["data"]["num_train_runs"] / HeatDiffusion().num_train_runs
+        for label, run in first_runs.items()
+    }
+    draw_accuracies(curves, folder / "accuracy.png", epoch_lengths=lengths, unit="epochs of the paper's data")
     yield folder / "accuracy.png"
     diffusivities = HeatDiffusion().diffusivities
     accuracies = {label: _by_region(run, len(diffusivities)) for label, run in first_runs.items() if run["test"]}
