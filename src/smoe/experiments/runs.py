@@ -35,7 +35,8 @@ class OpenRun:
         plan, task = self.recipe.training, self.task
         accelerator = make_accelerator(plan)
         model = accelerator.prepare(task.model)
-        return evaluate(accelerator, model, task.splits[split], task.metrics, task.collate, plan.evaluation_batch_size)
+        samples, batch_size = task.splits[split], plan.evaluation_batch_size
+        return evaluate(accelerator, model, samples, task.metrics, task.collate, batch_size, task.num_workers)
 
 
 def train(
