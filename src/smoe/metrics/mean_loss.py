@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -30,6 +30,6 @@ class MeanLoss(Metric):
             total = self.loss(prediction, target).double() * num_samples
         return torch.stack([total, total.new_tensor(float(num_samples))])[None]
 
-    def reduction(self, total: float, count: float) -> float:
+    def reduction(self, sums: Sequence[float], count: float) -> float:
         """Return the mean."""
-        return total / count
+        return sums[0] / count

@@ -19,9 +19,10 @@ class Metric(Protocol):
     """A statistic and its reduction, as in `smoe.metrics`."""
 
     names: tuple[str, ...]
+    num_totals: int
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Sums and counts of one batch, `(len(names), 2)`."""
+        """Sums and counts of one batch, `(len(names), num_totals)`."""
         ...
 
     def values(self, totals: Tensor) -> dict[str, float]:
@@ -40,7 +41,10 @@ def evaluate(
 ) -> dict[str, float]:
     """The values of all metrics. Leaves the model in evaluation mode."""
     batches = OrderedBatches(num_samples(samples), batch_size, accelerator.process_index, accelerator.num_processes)
-    totals = [torch.zeros(len(metric.names), 2, dtype=torch.float64, device=accelerator.device) for metric in metrics]
+    totals = [
+        torch.zeros(len(metric.names), metric.num_totals, dtype=torch.float64, device=accelerator.device)
+        for metric in metrics
+    ]
     model.eval()
     with torch.no_grad():
         for input, target in load_batches(samples, batches, collate, accelerator.device, num_workers):
