@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import nn
 
 
-def latitude_weights(latitude: Sequence[float] | torch.Tensor) -> torch.Tensor:
-    """The cosine of each row's latitude, divided by the mean over the rows, `(H,)` in float64.
+def latitude_weights(latitude: Sequence[float] | np.ndarray) -> torch.Tensor:
+    """Weights `cos(lat) / mean(cos(lat))` of the rows.
 
     Args:
-        latitude: of the rows, in degrees.
+        latitude: Of each row, in degrees, `(H,)`.
+
+    Returns:
+        float64, of mean 1, `(H,)`.
     """
-    degrees = torch.as_tensor(latitude, dtype=torch.float64)
-    if degrees.ndim != 1 or degrees.numel() == 0:
-        raise ValueError(f"latitude must be a list of the rows' degrees, got shape {tuple(degrees.shape)}")
+    degrees = torch.as_tensor(np.asarray(latitude, dtype=np.float64))
+    if degrees.ndim != 1 or len(degrees) == 0:
+        raise ValueError(f"latitude must hold one number for each row, got the shape {tuple(degrees.shape)}")
     if not bool((degrees.abs() <= 90.0).all()):
-        raise ValueError(f"latitudes must be in [-90, 90] degrees, got {degrees.aminmax()}")
-    weights = torch.deg2rad(degrees).cos()
-    return weights / weights.mean()
+        outside = degrees[~(degrees.abs() <= 90.0)][0]
+        raise ValueError(f"latitude must be in degrees from -90 to 90, got {outside:g}")
+    cosine = torch.cos(torch.deg2rad(degrees))
+    return cosine / cosine.mean()
 
 
 class LatitudeWeightedMSE(nn.Module):
@@ -32,7 +37,7 @@ class LatitudeWeightedMSE(nn.Module):
 
     weights: torch.Tensor
 
-    def __init__(self, latitude: Sequence[float] | torch.Tensor) -> None:
+    def __init__(self, latitude: Sequence[float] | np.ndarray) -> None:
         super().__init__()
         self.register_buffer("weights", latitude_weights(latitude)[:, None], persistent=False)
 
