@@ -110,7 +110,7 @@ class WeatherResNet(nn.Module):
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         self.in_channels = in_channels
         make_conv = globe_conv if make_conv is None else make_conv
-        self.stem = ConvBlock(globe_conv(in_channels, filters, stem_kernel_size), filters, dropout)
+        self.stem: nn.Module = ConvBlock(globe_conv(in_channels, filters, stem_kernel_size), filters, dropout)
         make_block = partial(ConvBlock, channels=filters, dropout=dropout)
         self.blocks = nn.Sequential(
             *(
@@ -118,7 +118,7 @@ class WeatherResNet(nn.Module):
                 for _ in range(num_blocks)
             )
         )
-        self.head = globe_conv(filters, out_channels)
+        self.head: nn.Module = globe_conv(filters, out_channels)
         self.positive = positive
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
