@@ -9,12 +9,12 @@ from smoe.ops.grid_conv import _TINY
 from smoe.ops.padding import wrap_padding
 
 
-def _values(conv, x, weight, error) -> dict[str, torch.Tensor]:
-    x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
-    output = conv(x, weight)
+def _values(conv, x, weight, bias, error) -> dict[str, torch.Tensor]:
+    x, weight, bias = (tensor.clone().requires_grad_() for tensor in (x, weight, bias))
+    output = conv(x, weight, bias)
     output.backward(error)
-    assert x.grad is not None and weight.grad is not None
-    return {"output": output.detach(), "input.grad": x.grad, "weight.grad": weight.grad}
+    assert x.grad is not None and weight.grad is not None and bias.grad is not None
+    return {"output": output.detach(), "input.grad": x.grad, "weight.grad": weight.grad, "bias.grad": bias.grad}
 
 
 @pytest.mark.parametrize("padding_mode", ["zeros", "circular", "longitude"])
@@ -26,17 +26,18 @@ def _values(conv, x, weight, error) -> dict[str, torch.Tensor]:
 def test_is_torchs_convolution_of_the_padded_input(batch, channels, filters, kernel_size, stride, padding_mode):
     torch.manual_seed(0)
     x, weight = torch.randn(batch, channels, 7, 9), torch.randn(filters, channels, *kernel_size)
+    bias = torch.randn(filters)
     rows, columns = (7 + stride - 1) // stride, (9 + stride - 1) // stride
     error = torch.randn(batch, filters, rows, columns)
 
-    def expected_conv(x, weight):
+    def expected_conv(x, weight, bias):
         padded, zeros = wrap_padding(x, kernel_size, padding_mode)
-        return F.conv2d(padded, weight, stride=stride, padding=zeros)
+        return F.conv2d(padded, weight, bias, stride=stride, padding=zeros)
 
     actual = _values(
-        lambda x, weight: grid_conv2d(x, weight, stride=stride, padding_mode=padding_mode), x, weight, error
+        lambda *tensors: grid_conv2d(*tensors, stride=stride, padding_mode=padding_mode), x, weight, bias, error
     )
-    expected = _values(expected_conv, x, weight, error)
+    expected = _values(expected_conv, x, weight, bias, error)
     for name, value in expected.items():
         torch.testing.assert_close(actual[name], value, rtol=1e-5, atol=1e-4, msg=name)
 

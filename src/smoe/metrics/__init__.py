@@ -1,9 +1,30 @@
-"""Metrics: stateless, a statistic plus a reduction."""
+"""Metrics: stateless, statistics plus a reduction."""
 
 from __future__ import annotations
 
+from smoe.metrics.anomaly_correlation import AnomalyCorrelation
 from smoe.metrics.errors import MeanAbsoluteError, MeanSquaredError
+from smoe.metrics.latitude_weighted import (
+    LatitudeWeightedMAE,
+    LatitudeWeightedRMSE,
+    LatitudeWeightedScore,
+    MeanOfRootsRMSE,
+    latitude_weights,
+)
+from smoe.metrics.mean_loss import MeanLoss
 from smoe.metrics.metric import Metric
 from smoe.metrics.percent_within import PercentWithin
 
-__all__ = ["MeanAbsoluteError", "MeanSquaredError", "Metric", "PercentWithin"]
+__all__ = [
+    "AnomalyCorrelation",
+    "LatitudeWeightedMAE",
+    "LatitudeWeightedRMSE",
+    "LatitudeWeightedScore",
+    "MeanAbsoluteError",
+    "MeanLoss",
+    "MeanOfRootsRMSE",
+    "MeanSquaredError",
+    "Metric",
+    "PercentWithin",
+    "latitude_weights",
+]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -18,9 +20,9 @@ class MeanSquaredError(Metric):
         prediction, target = check_pair(prediction, target)
         return _sum_and_count((prediction - target).square_())
 
-    def reduction(self, total: float, count: float) -> float:
+    def reduction(self, sums: Sequence[float], count: float) -> float:
         """Return the mean."""
-        return total / count
+        return sums[0] / count
 
 
 class MeanAbsoluteError(Metric):
@@ -33,9 +35,9 @@ class MeanAbsoluteError(Metric):
         prediction, target = check_pair(prediction, target)
         return _sum_and_count((prediction - target).abs_())
 
-    def reduction(self, total: float, count: float) -> float:
+    def reduction(self, sums: Sequence[float], count: float) -> float:
         """Return the mean."""
-        return total / count
+        return sums[0] / count
 
 
 def _sum_and_count(statistic: Tensor) -> Tensor:

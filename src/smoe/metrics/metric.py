@@ -1,8 +1,9 @@
-"""What a metric is: a statistic of each pixel, summed over everything, and a reduction of the sums."""
+"""What a metric is: statistics of each pixel, summed over everything, and a reduction of the sums."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,42 +17,45 @@ class Metric(ABC):
 
     Attributes:
         names: What the metric reports.
+        num_totals: The sums it keeps for each name, and the count; two for a mean.
     """
 
     names: tuple[str, ...]
+    num_totals: int = 2
 
     @abstractmethod
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the sum of the statistic and the number of pixels in one batch, for each name.
+        """Return the sums of the statistics and, last, the number of pixels in one batch, for each name.
 
         Args:
             prediction: `(B, ..., H, W)`.
             target: The same shape.
 
         Returns:
-            Sum and count, without gradient, float64, on the prediction's device, `(len(names), 2)`.
+            Sums and count, without gradient, float64, on the prediction's device, `(len(names), num_totals)`.
         """
 
     @abstractmethod
-    def reduction(self, total: float, count: float) -> float:
-        """Return the value that is reported for a sum of the statistic over `count` pixels."""
+    def reduction(self, sums: Sequence[float], count: float) -> float:
+        """Return the value that is reported for sums of the statistics over `count` pixels."""
 
     def values(self, totals: Tensor) -> dict[str, float]:
         """Return the value of each name.
 
         Args:
-            totals: Totals added up over all batches, `(len(names), 2)`.
+            totals: Totals added up over all batches, `(len(names), num_totals)`.
 
         Raises:
             ValueError: If the totals have another shape, or a count of zero: a mean over nothing has no value.
         """
-        if totals.shape != (len(self.names), 2):
-            raise ValueError(f"totals must have shape {(len(self.names), 2)}, got {tuple(totals.shape)}")
+        shape = (len(self.names), self.num_totals)
+        if totals.shape != shape:
+            raise ValueError(f"totals must have shape {shape}, got {tuple(totals.shape)}")
         values = {}
-        for name, (total, count) in zip(self.names, totals.tolist(), strict=True):
+        for name, (*sums, count) in zip(self.names, totals.tolist(), strict=True):
             if not count > 0:
                 raise ValueError(f"{name} needs at least one pixel, got a count of {count:g}")
-            values[name] = self.reduction(total, count)
+            values[name] = self.reduction(sums, count)
         return values
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -76,10 +77,10 @@ class PercentWithin(Metric):
             totals[1:, 1] = self._region_sizes.to(prediction.device) * num_maps
         return totals
 
-    def reduction(self, total: float, count: float) -> float:
+    def reduction(self, sums: Sequence[float], count: float) -> float:
         """Return the percentage."""
-        # Multiplied first: the product is exact up to 9e13 pixels, so the quotient is 100.0 only if total equals count.
-        return 100.0 * total / count
+        # Multiplied first: the product is exact up to 9e13 pixels, so the quotient is 100.0 only if both are equal.
+        return 100.0 * sums[0] / count
 
 
 def _count_regions(region_map: Tensor) -> Tensor:

@@ -16,9 +16,14 @@ _TINY = 96
 
 
 def grid_conv2d(
-    input: torch.Tensor, weight: torch.Tensor, *, stride: int = 1, padding_mode: PaddingMode = "zeros"
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    stride: int = 1,
+    padding_mode: PaddingMode = "zeros",
 ) -> torch.Tensor:
-    """Convolves with padding that keeps the grid at stride 1. Gradients reach `input` and `weight`.
+    """Convolves with padding that keeps the grid at stride 1. Gradients reach `input`, `weight` and `bias`.
 
     A tiny convolution in float32 on a CPU is computed as an SMoE layer in which every pixel selects every filter;
     like that layer, it can be differentiated once only.
@@ -26,6 +31,7 @@ def grid_conv2d(
     Args:
         input: `(B, C, H, W)`.
         weight: `(out_channels, C, kh, kw)` with odd `kh` and `kw`.
+        bias: `(out_channels,)`.
         stride: of both axes; the output grid has `ceil(H / stride) x ceil(W / stride)` pixels.
         padding_mode: `zeros`, `circular` (both axes wrap) or `longitude` (the width wraps, zeros on the height).
     """
@@ -33,11 +39,12 @@ def grid_conv2d(
         num_filters = weight.shape[0]
         grid = output_grid(input.shape[2], input.shape[3], stride)
         every_filter = torch.arange(num_filters, dtype=torch.int32)[:, None, None].expand(num_filters, *grid)
-        return routed_conv2d(
+        output = routed_conv2d(
             input, weight, every_filter.contiguous(), stride=stride, padding_mode=padding_mode, check_indices=False
         )
+        return output if bias is None else output + bias[:, None, None]
     padded, zeros = wrap_padding(input, (weight.shape[2], weight.shape[3]), padding_mode)
-    return F.conv2d(padded, weight, stride=stride, padding=zeros)
+    return F.conv2d(padded, weight, bias, stride=stride, padding=zeros)
 
 
 def _is_tiny(input: torch.Tensor, weight: torch.Tensor) -> bool:

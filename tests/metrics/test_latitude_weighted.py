@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import scores.continuous
+import scores.functions
+import torch
+import xarray as xr
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from smoe.metrics import (
+    AnomalyCorrelation,
+    LatitudeWeightedMAE,
+    LatitudeWeightedRMSE,
+    LatitudeWeightedScore,
+    MeanOfRootsRMSE,
+    latitude_weights,
+)
+from smoe.training.evaluation import evaluate
+
+# cos(0) = 1 and cos(60) = 1/2, whose mean is 3/4: the rows weigh 4/3 and 2/3.
+LATITUDE = (0.0, 60.0)
+KINDS: list[type[LatitudeWeightedScore]] = [LatitudeWeightedRMSE, MeanOfRootsRMSE, LatitudeWeightedMAE]
+# 5.625 degrees
+GRID = np.arange(-87.1875, 90, 5.625)
+
+
+def score(metric: LatitudeWeightedScore, prediction: Tensor, target: Tensor) -> dict[str, float]:
+    return metric.values(metric.totals(prediction, target))
+
+
+def random_pair(num_samples: int = 6, num_channels: int = 2) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shape = (num_samples, num_channels, len(GRID), 64)
+    target = torch.randn(shape, generator=generator)
+    return target + 0.3 * torch.randn(shape, generator=generator), target
+
+
+def test_weights() -> None:
+    assert latitude_weights(LATITUDE).tolist() == pytest.approx([4 / 3, 2 / 3])
+    assert latitude_weights(GRID).mean() == pytest.approx(1)
+    ours = latitude_weights(GRID).numpy()
+    theirs = scores.functions.create_latitude_weights(xr.DataArray(GRID)).values
+    np.testing.assert_allclose(ours, theirs / theirs.mean(), rtol=1e-12)
+
+
+def test_root_of_mean_and_mean_of_roots() -> None:
+    # Two forecasts of one channel of standard deviation 10. Errors of the first, times 10:
+    #   row 0: 30, 30 ; row 1: 0, 0        w e^2: 1200, 1200, 0, 0    mean  600
+    # of the second:
+    #   row 0: 0, 0   ; row 1: 60, -60     w e^2: 0, 0, 2400, 2400    mean 1200
+    prediction = torch.tensor([[[[3.0, 3.0], [0.0, 0.0]]], [[[0.0, 0.0], [6.0, -6.0]]]])
+    target = torch.zeros(2, 1, 2, 2)
+    pair = (["z_500"], LATITUDE, [10.0])
+    assert score(LatitudeWeightedRMSE(*pair), prediction, target) == {"rmse_z_500": pytest.approx(900**0.5)}
+    roots = (600**0.5 + 1200**0.5) / 2
+    assert score(MeanOfRootsRMSE(*pair), prediction, target) == {"mean_rmse_z_500": pytest.approx(roots)}
+    # w |e|: 40, 40, 0, 0 and 0, 0, 40, 40: 160 over 8 pixels
+    assert score(LatitudeWeightedMAE(*pair), prediction, target) == {"mae_z_500": pytest.approx(20)}
+
+
+def test_anomaly_correlation_by_hand() -> None:
+    # Physical = 10 x + 5. Climatology 5 everywhere, 15 at the last pixel.
+    # prediction x:  1  2 / 3  1   f = 10, 20, 30,  0, whose mean is 15:  f' =  -5,  5, 15, -15
+    # target     x:  2  2 / 1  3   a = 20, 20, 10, 20, whose mean is 17.5: a' = 2.5, 2.5, -7.5, 2.5
+    # w f' a' = 4/3 (-12.5 + 12.5) + 2/3 (-112.5 - 37.5) = -100
+    # w f'^2  = 4/3 (25 + 25) + 2/3 (225 + 225) = 1100/3 ; w a'^2 = 4/3 (6.25 * 2) + 2/3 (56.25 + 6.25) = 175/3
+    climatology = np.array([[[5.0, 5.0], [5.0, 15.0]]])
+    metric = AnomalyCorrelation(["t_850"], LATITUDE, [10.0], climatology, offsets=[5.0])
+    prediction = torch.tensor([[[[1.0, 2.0], [3.0, 1.0]]]])
+    target = torch.tensor([[[[2.0, 2.0], [1.0, 3.0]]]])
+    expected = -100 / math.sqrt(1100 / 3 * 175 / 3)
+    assert score(metric, prediction, target) == {"acc_t_850": pytest.approx(expected, rel=1e-12)}
+    assert score(metric, target, target) == {"acc_t_850": pytest.approx(1, rel=1e-12)}
+
+
+def weatherbench_acc(forecast: xr.DataArray, truth: xr.DataArray, climatology: xr.DataArray) -> float:
+    """`compute_weighted_acc` of WeatherBench's score.py, with its climatology as an argument."""
+    weights = np.cos(np.deg2rad(forecast.lat))
+    weights = weights / weights.mean()
+    f, a = forecast - climatology, truth - climatology
+    f, a = f - f.mean(), a - a.mean()
+    return float((weights * f * a).sum() / np.sqrt((weights * f**2).sum() * (weights * a**2).sum()))
+
+
+def test_values_are_those_of_other_packages() -> None:
+    prediction, target = random_pair()
+    std, mean = np.array([1000.0, 3.0]), np.array([54000.0, 280.0])
+    physical = [
+        xr.DataArray(
+            fields.double().numpy() * std[:, None, None] + mean[:, None, None],
+            dims=("time", "channel", "lat", "lon"),
+            coords={"lat": GRID},
+        )
+        for fields in (prediction, target)
+    ]
+    weights: Any = scores.functions.create_latitude_weights(physical[0].lat)
+    climatology = physical[1].mean("time")
+    theirs: Any
+    arguments = (["z_500", "t_850"], GRID, std)
+    rmse = score(LatitudeWeightedRMSE(*arguments), prediction, target)
+    roots = score(MeanOfRootsRMSE(*arguments), prediction, target)
+    mae = score(LatitudeWeightedMAE(*arguments), prediction, target)
+    acc = score(
+        AnomalyCorrelation(*arguments, climatology.values, offsets=mean),
+        prediction,
+        target,
+    )
+    for channel, name in enumerate(arguments[0]):
+        forecast, truth = (fields.isel(channel=channel) for fields in physical)
+        theirs = scores.continuous.rmse(forecast, truth, weights=weights)
+        assert rmse[f"rmse_{name}"] == pytest.approx(float(theirs), rel=1e-6)
+        theirs = scores.continuous.rmse(forecast, truth, weights=weights, preserve_dims="time").mean()
+        assert roots[f"mean_rmse_{name}"] == pytest.approx(float(theirs), rel=1e-6)
+        theirs = scores.continuous.mae(forecast, truth, weights=weights)
+        assert mae[f"mae_{name}"] == pytest.approx(float(theirs), rel=1e-6)
+        theirs = weatherbench_acc(forecast, truth, climatology.isel(channel=channel))
+        assert acc[f"acc_{name}"] == pytest.approx(theirs, rel=1e-9)
+
+
+def logarithm_undone(values: Tensor) -> Tensor:
+    return 0.001 * (torch.exp(2.0 * values) - 1.0)
+
+
+def all_metrics() -> list[LatitudeWeightedScore]:
+    names, scales, inverses = ("z_500", "tp"), (1000.0, 2.0), {"tp": logarithm_undone}
+    climatology = np.stack([np.full((len(GRID), 64), 54000.0), np.full((len(GRID), 64), 0.002)])
+    return [
+        *(kind(names, GRID, scales, inverses=inverses) for kind in KINDS),
+        AnomalyCorrelation(names, GRID, scales, climatology, offsets=(54000.0, 0.0), inverses=inverses),
+    ]
+
+
+def test_a_transform_is_undone_before_values_are_compared() -> None:
+    prediction, target = torch.full((1, 1, 2, 2), 0.5), torch.zeros(1, 1, 2, 2)
+    for kind in KINDS:
+        metric = kind(["tp"], LATITUDE, [2.0], inverses={"tp": logarithm_undone})
+        # 0.001 (e^1 - 1) - 0.001 (e^0 - 1), at every pixel
+        assert score(metric, prediction, target)[metric.names[0]] == pytest.approx(0.001 * (math.e - 1), rel=1e-6)
+    # The correlation too is of the physical values: with the log values it would be another.
+    prediction, target = random_pair()
+    plain = AnomalyCorrelation(("z_500", "tp"), GRID, (1.0, 1.0), np.zeros((2, 32, 64)), offsets=(0.0, 0.0))
+    physical = AnomalyCorrelation(
+        ("z_500", "tp"), GRID, (1.0, 1.0), np.zeros((2, 32, 64)), offsets=(0.0, 0.0), inverses={"tp": logarithm_undone}
+    )
+    undone = [torch.stack([fields[:, 0], logarithm_undone(fields[:, 1])], dim=1) for fields in (prediction, target)]
+    assert score(physical, prediction, target) == pytest.approx(score(plain, undone[0], undone[1]), rel=1e-6)
+    assert score(physical, prediction, target)["acc_tp"] != pytest.approx(score(plain, prediction, target)["acc_tp"])
+
+
+@pytest.mark.parametrize("metric", all_metrics(), ids=lambda metric: metric.prefix)
+def test_batches_and_processes_do_not_change_values(metric: LatitudeWeightedScore) -> None:
+    prediction, target = random_pair(7)
+    whole = score(metric, prediction, target)
+    # As two processes with batches of 4, 2 and 1 would add them up.
+    parts = [metric.totals(prediction[part], target[part]) for part in (slice(0, 4), slice(4, 6), slice(6, 7))]
+    assert parts[0].shape == (2, metric.num_totals) and parts[0].dtype == torch.float64
+    assert metric.values(parts[1] + (parts[2] + parts[0])) == pytest.approx(whole, rel=1e-12)
+    for batch_size in (1, 3, 7):
+        pairs = TensorDataset(prediction, target)
+        values = evaluate(
+            Accelerator(cpu=True), nn.Identity(), pairs, [metric], torch.utils.data.default_collate, batch_size
+        )
+        assert values == pytest.approx(whole, rel=1e-12)
+
+
+@pytest.mark.parametrize("metric", all_metrics(), ids=lambda metric: metric.prefix)
+@pytest.mark.parametrize("which", ["prediction", "target"])
+def test_a_nan_is_not_hidden(metric: LatitudeWeightedScore, which: str) -> None:
+    prediction, target = random_pair()
+    (prediction if which == "prediction" else target)[3, 1, 2, 5] = math.nan
+    values = score(metric, prediction, target)
+    assert math.isnan(values[metric.names[1]])
+    assert math.isfinite(values[metric.names[0]])
+
+
+def test_a_forecast_that_never_departs_has_no_correlation() -> None:
+    metric = AnomalyCorrelation(["z"], LATITUDE, [1.0], np.full((1, 2, 2), 3.0), offsets=[0.0])
+    target = torch.tensor([[[[1.0, 2.0], [3.0, 1.0]]]])
+    assert math.isnan(score(metric, torch.full((1, 1, 2, 2), 3.0), target)["acc_z"])
+
+
+def test_physical_means_do_not_cost_digits() -> None:
+    # Errors of 0.01 beside a mean of 54000: in float32 at that height the values are 0.004 apart.
+    prediction, target = torch.full((1, 1, 2, 2), 1e-5), torch.zeros(1, 1, 2, 2)
+    for kind in KINDS:
+        metric = kind(["z_500"], LATITUDE, [1000.0])
+        assert score(metric, prediction, target)[metric.names[0]] == pytest.approx(0.01, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bad_arguments_are_refused(kind: type[LatitudeWeightedScore]) -> None:
+    with pytest.raises(ValueError, match="2 scales for 1 channels"):
+        kind(["z_500"], LATITUDE, [1.0, 2.0])
+    with pytest.raises(ValueError, match=r"scale of t_850 must be positive and finite, got 0\.0"):
+        kind(["z_500", "t_850"], LATITUDE, [1.0, 0.0])
+    with pytest.raises(ValueError, match="from -90 to 90, got 120"):
+        kind(["z_500"], (0.0, 120.0), [1.0])
+    with pytest.raises(ValueError, match="from -90 to 90, got nan"):
+        kind(["z_500"], (0.0, math.nan), [1.0])
+    with pytest.raises(ValueError, match="one number for each row"):
+        kind(["z_500"], (), [1.0])
+    with pytest.raises(ValueError, match="different names"):
+        kind(["z_500", "z_500"], LATITUDE, [1.0, 1.0])
+    with pytest.raises(ValueError, match="'tp', which is not among z_500"):
+        kind(["z_500"], LATITUDE, [1.0], inverses={"tp": torch.exp})
+    metric = kind(["z_500"], LATITUDE, [1.0])
+    for shape in ((1, 2, 2, 2), (1, 1, 3, 2), (1, 2, 2)):
+        with pytest.raises(ValueError, match=r"prediction must have shape \(B, 1, 2, W\) for z_500, got"):
+            metric.totals(torch.zeros(shape), torch.zeros(shape))
+
+
+def test_bad_climatologies_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"climatology must have shape \(1, 2, W\), got \(2, 2\)"):
+        AnomalyCorrelation(["z"], LATITUDE, [1.0], np.zeros((2, 2)), offsets=[0.0])
+    with pytest.raises(ValueError, match="not finite"):
+        AnomalyCorrelation(["z"], LATITUDE, [1.0], np.full((1, 2, 2), np.nan), offsets=[0.0])
+    with pytest.raises(ValueError, match="2 offsets for 1 channels"):
+        AnomalyCorrelation(["z"], LATITUDE, [1.0], np.zeros((1, 2, 2)), offsets=[0.0, 1.0])
+    metric = AnomalyCorrelation(["z"], LATITUDE, [1.0], np.zeros((1, 2, 3)), offsets=[0.0])
+    with pytest.raises(ValueError, match="2 columns, the climatology 3"):
+        metric.totals(torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2))
