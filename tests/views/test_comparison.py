@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smoe.views import Panel, draw_accuracies, draw_grids, draw_region_accuracies
+from smoe.views import Panel, draw_accuracies, draw_epochs, draw_grids, draw_region_accuracies
 
 
 def test_curves_of_many_models_are_drawn(tmp_path: Path) -> None:
@@ -41,3 +41,14 @@ def test_grids_are_drawn_with_gaps(tmp_path: Path) -> None:
         draw_grids([Panel("a", values)], "xyz", "abc", tmp_path / "bad.png", row_title="r", column_title="c")
     with pytest.raises(ValueError, match="at least one panel"):
         draw_grids([], "x", "a", tmp_path / "bad.png", row_title="r", column_title="c")
+
+
+def test_quantities_by_epoch_are_drawn_one_below_the_other(tmp_path: Path) -> None:
+    curves = {"one": [3.0, 2.0], "two": [4.0, 1.0, 0.5]}
+    draw_epochs({"loss": curves}, tmp_path / "one.png")
+    draw_epochs({"loss": curves, "changed": curves}, tmp_path / "two.png")
+    assert (tmp_path / "two.png").stat().st_size > (tmp_path / "one.png").stat().st_size > 5_000
+    with pytest.raises(ValueError, match="at least one quantity"):
+        draw_epochs({}, tmp_path / "bad.png")
+    with pytest.raises(ValueError, match="the curve of 'empty' is empty"):
+        draw_epochs({"loss": {"empty": []}}, tmp_path / "bad.png")

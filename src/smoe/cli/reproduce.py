@@ -12,6 +12,18 @@ import tyro
 from smoe.cli.main import UsageError
 from smoe.cli.parse import parse
 from smoe.experiments.heat.tables import HEAT
+from smoe.experiments.reproduction.stored_runs import RunStore
+from smoe.experiments.reproduction.tables import Experiment, ResultTable
+from smoe.experiments.weather.tables import WEATHER
+
+EXPERIMENTS = (HEAT, WEATHER)
+
+
+def _list(experiment: Experiment) -> str:
+    lines = [f"  {experiment.name:<28}all of these"]
+    lines += [f"  {table.name:<28}{table.title} ({len(table.rows)} rows)" for table in experiment.tables]
+    return "\n".join(lines)
+
 
 HELP = f"""usage: smoe reproduce TABLE [--seeds N] [--scale small|paper] [--jobs N] [--dry-run]
 
@@ -19,13 +31,16 @@ Trains every run that a table of the paper needs and is not stored yet, and writ
 into --output-dir, with figures. Each run is stored when it ends; the same command after a stop goes on where it was.
 
 tables:
-  {HEAT.name:<28}all of these
-{chr(10).join(f"  {table.name:<28}{table.title} ({len(table.rows)} rows)" for table in HEAT.tables)}
+{chr(10).join(_list(experiment) for experiment in EXPERIMENTS)}
+
+The weather tables need a store (`smoe data prepare weather`): of WeatherBench at scale paper, of the simulated
+atmosphere (`make simulate`) at scale small.
 
 examples:
   smoe reproduce heat --scale small --seeds 1 --jobs 2
   smoe reproduce heat/gates --seeds 3 --jobs 2
   smoe reproduce heat --dry-run
+  smoe reproduce weather/3-days --scale small --seeds 2 --store data/simulated-store
 """
 
 
@@ -35,12 +50,14 @@ class Reproduce:
 
     Attributes:
         seeds: runs of each row; seeds are 0, 1, ...
-        scale: `paper` is the paper's amount of data, `small` a quarter of it.
+        scale: `paper` is the paper's size; `small` is one for two cores, which the tables describe.
         jobs: runs that train at the same time, each in a process of its own.
         threads: of each process; more jobs use cores better than more threads do.
         rows: train only rows whose label contains this; the tables show all.
-        output_dir: where the tables, the figures and the results of the runs are written.
-        runs_dir: where unfinished runs are kept, and the simulated data.
+        output_dir: where the tables, the figures and the results of the runs are written; results/EXPERIMENT if not
+            given.
+        runs_dir: where unfinished runs are kept, and the heat data.
+        store: of the weather data.
         dry_run: train nothing: say what is missing, and write the tables of what is stored.
     """
 
@@ -49,8 +66,9 @@ class Reproduce:
     jobs: int = 1
     threads: int = 1
     rows: str = ""
-    output_dir: Path = Path("results/heat")
+    output_dir: Path | None = None
     runs_dir: Path = Path("runs/reproduce")
+    store: Path | None = None
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
 
     def __post_init__(self) -> None:
@@ -65,33 +83,43 @@ def run(args: list[str]) -> int:
         sys.stdout.write(HELP)
         return 0
     if not args or args[0].startswith("-"):
-        raise UsageError("name a table first, or heat for all of them (see smoe reproduce --help)")
+        names = " or ".join(experiment.name for experiment in EXPERIMENTS)
+        raise UsageError(f"name a table first, or {names} for all of them (see smoe reproduce --help)")
+    experiment = next((it for it in EXPERIMENTS if it.name == args[0].partition("/")[0]), HEAT)
     try:
-        tables = HEAT.select(args[0])
+        tables = experiment.select(args[0])
     except ValueError as error:
         raise UsageError(f"{error} (see smoe reproduce --help)") from None
     options = parse(Reproduce, args[1:], prog="smoe reproduce TABLE")
     try:
-        scale = HEAT.scale(options.scale)
+        scale = experiment.scale(options.scale)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    output_dir = options.output_dir or Path("results") / experiment.name
+    data = options.runs_dir / "data" if experiment is HEAT else options.store
+    if data is None:
+        if not options.dry_run:
+            raise UsageError(f"--store: where are the data of {args[0]}? smoe data prepare weather makes a store")
+        data = Path()
 
     # torch is imported from here on only: a typo is answered at once.
     from smoe.cli.reproduce_progress import RunProgress
-    from smoe.experiments.heat.figures import draw_figures
     from smoe.experiments.reproduction.plan import plan_runs
     from smoe.experiments.reproduction.report import write_report
-    from smoe.experiments.reproduction.stored_runs import RunStore
     from smoe.experiments.reproduction.workers import make_runs
 
-    store = RunStore(options.output_dir / "runs")
-    planned = plan_runs(tables, scale, options.seeds, only=options.rows, data_dir=options.runs_dir / "data")
+    store = RunStore(output_dir / "runs")
+    planned = plan_runs(experiment, tables, scale, options.seeds, only=options.rows, data=data)
     missing = [run for run in planned if not store.has(run.key)]
 
     def write_tables() -> None:
         for table in tables:
-            write_report(HEAT, table, store, options.output_dir / f"{table.name.partition('/')[2]}.md")
+            write_report(experiment, table, store, _report_path(output_dir, table))
 
+    if experiment is WEATHER and not options.dry_run:
+        from smoe.experiments.weather.references import store_references
+
+        store_references(tables, scale, data, store, say=_say)
     write_tables()
     is_complete = not missing
     if missing and not options.dry_run:
@@ -100,14 +128,12 @@ def run(args: list[str]) -> int:
                 missing, store, options.runs_dir, jobs=options.jobs, num_threads=options.threads, watcher=progress
             )
         write_tables()
-    pictures = draw_figures(HEAT, tables, store, options.runs_dir, options.output_dir)
+    pictures = _draw_figures(experiment, tables, store, options.runs_dir, output_dir)
     num_stored = sum(store.has(run.key) for run in planned)
     say = sys.stdout.write
     say(f"{num_stored} of {len(planned)} runs are stored in {store.folder}\n")
-    for table in tables:
-        say(f"{options.output_dir / (table.name.partition('/')[2] + '.md')}\n")
-    for picture in pictures:
-        say(f"{picture}\n")
+    for path in [*(_report_path(output_dir, table) for table in tables), *pictures]:
+        say(f"{path}\n")
     if is_complete:
         return 0
     if options.dry_run:
@@ -117,3 +143,23 @@ def run(args: list[str]) -> int:
         return 0
     sys.stderr.write("stopped; what ended is stored, and the same command goes on from here\n")
     return 130
+
+
+def _report_path(output_dir: Path, table: ResultTable) -> Path:
+    return output_dir / f"{table.name.partition('/')[2]}.md"
+
+
+def _draw_figures(
+    experiment: Experiment, tables: list[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
+) -> list[Path]:
+    if experiment is HEAT:
+        from smoe.experiments.heat.figures import draw_figures
+
+        return draw_figures(experiment, tables, store, runs_dir, output_dir)
+    from smoe.experiments.weather.figures import draw_figures
+
+    return draw_figures(experiment, tables, store, output_dir)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

@@ -22,6 +22,7 @@ from smoe.training.evaluation import Collate, Metric, evaluate, load_batches, nu
 from smoe.training.interruption import Interrupted, Interruption
 from smoe.training.plan import Stopping, TrainingPlan
 from smoe.training.progress import Reporter, SilentReporter
+from smoe.training.routing_changes import RoutingChanges
 from smoe.training.run_directory import Record, RunDirectory
 
 # Reading the loss waits for the accelerator, so it is read now and then only.
@@ -98,6 +99,7 @@ class Loop:
         self.reporter = reporter if reporter is not None and is_main else SilentReporter()
         self.scheduler = make_scheduler(task.optimizer, plan)
         self.stopping = Stopping(plan)
+        self.routing_changes = RoutingChanges(task.model)
         self.history: list[Record] = []
         self.epoch = 1
         self.next_batch = 0
@@ -200,6 +202,7 @@ class Loop:
             "epoch": self.epoch,
             "train/loss": mean_loss,
             **validation,
+            **self.routing_changes.observe(self.task.model),
             "learning_rate": learning_rate,
             "nonfinite_errors": self._count_nonfinite_errors(),
             "seconds": round(self.seconds, 3),
@@ -273,6 +276,7 @@ class Loop:
                 "scheduler": self.scheduler.state_dict(),
                 "scaler": None if scaler is None else scaler.state_dict(),
                 "stopping": {"best": self.stopping.best, "best_epoch": self.stopping.best_epoch},
+                "routing_changes": self.routing_changes.state_dict(),
                 "epoch": self.epoch,
                 "next_batch": self.next_batch,
                 "loss_total": self.loss_total,
@@ -294,6 +298,8 @@ class Loop:
             if self.accelerator.scaler is not None and state["scaler"] is not None:
                 self.accelerator.scaler.load_state_dict(state["scaler"])
             self.stopping = Stopping(self.plan, **state["stopping"])
+            if "routing_changes" in state:  # checkpoints of earlier versions are without
+                self.routing_changes.load_state_dict(state["routing_changes"])
             self.epoch, self.next_batch = state["epoch"], state["next_batch"]
             self.loss_total = state["loss_total"].to(self.accelerator.device)
             self.seconds = state["seconds"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smoe.views.comparison import draw_accuracies, draw_region_accuracies
+from smoe.views.comparison import draw_accuracies, draw_epochs, draw_region_accuracies
 from smoe.views.curves import draw_accuracy
 from smoe.views.grid import Panel, draw_grids
 from smoe.views.heat import draw_routing, largest_deviation
@@ -13,6 +13,7 @@ __all__ = [
     "agreement",
     "draw_accuracies",
     "draw_accuracy",
+    "draw_epochs",
     "draw_grids",
     "draw_region_accuracies",
     "draw_routing",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -32,15 +33,48 @@ def draw_accuracies(
     Raises:
         ValueError: If there is no curve, or an empty one.
     """
-    if not curves:
-        raise ValueError("curves must hold at least one model")
     figure = Figure(figsize=(8.0, 4.8), layout="constrained")
     axes = figure.add_subplot()
+    _plot(axes, curves, epoch_lengths or {})
+    axes.set_xscale("log")
+    axes.set_ylim(0, 101)
+    axes.set_xlabel(unit)
+    axes.set_ylabel("validation pixels within 1 %, in %")
+    save_picture(figure, path)
+
+
+def draw_epochs(panels: Mapping[str, Mapping[str, Sequence[float]]], path: str | Path) -> None:
+    """Draw quantities of several models by epoch, one below the other.
+
+    Args:
+        panels: For the name of each quantity, its values by model, the first being epoch 1.
+        path: Picture to write.
+
+    Raises:
+        ValueError: If there is no panel, no curve, or an empty one.
+    """
+    if not panels:
+        raise ValueError("panels must hold at least one quantity")
+    figure = Figure(figsize=(8.5, 0.6 + 3.0 * len(panels)), layout="constrained")
+    all_axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+    for number, (axes, (quantity, curves)) in enumerate(zip(all_axes, panels.items(), strict=True)):
+        _plot(axes, curves, {}, has_legend=number == 0)
+        axes.set_ylabel(quantity)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    all_axes[-1].set_xlabel("epoch")
+    save_picture(figure, path)
+
+
+def _plot(
+    axes: Axes, curves: Mapping[str, Sequence[float]], epoch_lengths: Mapping[str, float], *, has_legend: bool = True
+) -> None:
+    if not curves:
+        raise ValueError("curves must hold at least one model")
     for number, (label, values) in enumerate(curves.items()):
         if not values:
             raise ValueError(f"the curve of {label!r} is empty")
         axes.plot(
-            np.arange(1, len(values) + 1) * (epoch_lengths or {}).get(label, 1.0),
+            np.arange(1, len(values) + 1) * epoch_lengths.get(label, 1.0),
             values,
             label=label,
             color=COLOURS[number % len(COLOURS)],
@@ -48,14 +82,10 @@ def draw_accuracies(
             marker="o" if len(values) <= 12 else None,
             linewidth=1.8,
         )
-    axes.set_xscale("log")
-    axes.set_ylim(0, 101)
-    axes.set_xlabel(unit)
-    axes.set_ylabel("validation pixels within 1 %, in %")
     axes.grid(color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    save_picture(figure, path)
+    if has_legend:
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def draw_region_accuracies(accuracies: Mapping[str, Sequence[float]], regions: Sequence[str], path: str | Path) -> None:

@@ -31,6 +31,7 @@ TOY = Experiment(
     "Percent.",
     (TABLE,),
     (Scale("paper", "all", lambda x: x), Scale("small", "few", small)),
+    "cache_dir",
 )
 
 
@@ -103,11 +104,11 @@ def test_100_means_all_of_it(mean: float, spread: float | None, text: str) -> No
 
 def test_runs_are_planned_once_and_by_seed(tmp_path: Path) -> None:
     twice = (TABLE, replace(TABLE, name="toy/second", rows=(OTHER,)))
-    planned = plan_runs(twice, TOY.scales[1], 2, data_dir=tmp_path)
+    planned = plan_runs(TOY, twice, TOY.scales[1], 2, data=tmp_path)
     assert [run.recipe.seed for run in planned] == [0, 0, 1, 1]
     assert planned[0].label == "toy/first: conv, no, small, seed 0"
     assert all(run.recipe.data.num_train_runs == 3 and run.recipe.data.cache_dir == tmp_path for run in planned)
-    assert len(plan_runs(twice, TOY.scales[1], 2, data_dir=tmp_path, only="OTHER")) == 2
+    assert len(plan_runs(TOY, twice, TOY.scales[1], 2, data=tmp_path, only="OTHER")) == 2
 
 
 def test_tables_are_selected_by_name() -> None:
@@ -147,9 +148,10 @@ def test_epochs_to_100_need_all_seeds(tmp_path: Path) -> None:
 def test_several_metrics_and_forecasts_that_are_not_trained(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     row = Row(("net",), HeatRecipe(), (PaperResult("rmse_z", 316.0, 0.0, None, "Table 3"),))
-    table = ResultTable("toy/weather", "A toy", ("model",), (row,), is_comparable=False)
+    table = ResultTable("toy/weather", "A toy", ("model",), (row,), references=("persistence", "climatology"))
     metrics = (ShownMetric("rmse_z", "Z500", decimals=0), ShownMetric("rmse_t", "T850", decimals=2))
-    experiment = Experiment("toy", metrics, "RMSE.", (table,), TOY.scales, references=("persistence", "climatology"))
+    scale = Scale("small", "few", lambda x: x, is_comparable=False)
+    experiment = Experiment("toy", metrics, "RMSE.", (table,), (scale,), "cache_dir")
     store.write_reference("persistence", {"label": "Persistence", "test": {"rmse_z": 936.4, "rmse_t": 4.294}})
     for seed in range(2):
         test = {"rmse_z": 300.0 + 10 * seed, "rmse_t": 1.5}
@@ -159,5 +161,5 @@ def test_several_metrics_and_forecasts_that_are_not_trained(tmp_path: Path) -> N
     assert lines[4] == head
     assert "| Persistence | 0 |  | 936 | 4.29 |  |  |  |  |" in lines
     # Two values 5 above and below their mean: the standard deviation is the root of 50, 7.07.
-    assert "| net | 27+12 | 316 | 305 ± 7 | 1.50 ± 0.00 | 2 | paper | 4 | 10 |" in lines
+    assert "| net | 27+12 | 316 | 305 ± 7 | 1.50 ± 0.00 | 2 | small | 4 | 10 |" in lines
     assert not any("not explained" in line for line in lines)

@@ -259,4 +259,5 @@ HEAT = Experiment(
         _tolerances(),
     ),
     scales=(Scale("paper", "1000 training runs of 100 steps", _same), Scale("small", "250 of them", _small)),
+    data_field="cache_dir",
 )

@@ -8,19 +8,20 @@ from pathlib import Path
 
 from smoe.experiments.reproduction.run import PlannedRun
 from smoe.experiments.reproduction.stored_runs import RunKey
-from smoe.experiments.reproduction.tables import ResultTable, Scale
+from smoe.experiments.reproduction.tables import Experiment, ResultTable, Scale
 
 
 def plan_runs(
-    tables: Sequence[ResultTable], scale: Scale, num_seeds: int, *, data_dir: Path, only: str = ""
+    experiment: Experiment, tables: Sequence[ResultTable], scale: Scale, num_seeds: int, *, data: Path, only: str = ""
 ) -> list[PlannedRun]:
     """The runs of all rows, each once, all rows' first seed before any second: a stop leaves whole tables.
 
     Args:
+        experiment: the tables are of.
         tables: some rows may stand in several of them.
         scale: of the data.
         num_seeds: of each row.
-        data_dir: keeps the simulated data, which all processes share.
+        data: where the data are kept, which all processes share.
         only: rows whose label, or whose table's name, contains this.
     """
     planned: dict[RunKey, PlannedRun] = {}
@@ -32,7 +33,7 @@ def plan_runs(
                 recipe = scale.recipe(row, seed)
                 # The threads are those of the process that trains it.
                 training = replace(recipe.training, num_threads=None)
-                recipe = replace(recipe, data=replace(recipe.data, cache_dir=data_dir), training=training)
+                recipe = experiment.with_data(replace(recipe, training=training), data)
                 label = f"{table.name}: {row.label}, {scale.name}, seed {seed}"
                 planned.setdefault(RunKey.of(recipe), PlannedRun(recipe, label))
     return list(planned.values())

@@ -71,7 +71,7 @@ def markdown(experiment: Experiment, table: ResultTable, store: RunStore) -> str
     """The table as Markdown: a line for each row and scale, and the notes below."""
     layout = _Layout(experiment, table)
     lines = [layout.line(cells) for cells in (layout.headings(), ["---"] * len(layout.headings()))]
-    for name in experiment.references:
+    for name in table.references:
         reference = store.read_reference(name)
         lines += [] if reference is None else [layout.reference_line(reference)]
     notes: list[str] = []
@@ -83,7 +83,7 @@ def markdown(experiment: Experiment, table: ResultTable, store: RunStore) -> str
             circumstances.add(f"{run['processor']}, torch {run['torch']}, commit {run['commit']}, {run['date']}")
         if row.note:
             notes.append(f"- {row.label}: {row.note}")
-        elif table.is_comparable and found and any(found[0].differs_from(result) for result in row.paper):
+        elif found and found[0].scale.is_comparable and any(found[0].differs_from(result) for result in row.paper):
             notes.append(f"- {row.label}: differs from the paper by more than the spread of both; not explained yet.")
     source = f" Paper: {table.source}." if table.source else ""
     scales = "; ".join(f"{scale.name}: {scale.text}" for scale in experiment.scales)

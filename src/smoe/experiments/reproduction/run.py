@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from smoe.experiments.parameter_counts import count_parameters
-from smoe.experiments.recipes import Recipe, from_plain, to_plain
+from smoe.experiments.recipes import Recipe, recipe_from_plain, recipe_to_plain
 from smoe.experiments.reproduction.stored_runs import RunKey, RunStore, differences
 from smoe.experiments.runs import build_task, train
 from smoe.training.interruption import Interrupted
@@ -52,7 +52,7 @@ def train_and_store(planned: PlannedRun, store: RunStore, runs_dir: Path) -> boo
     key = planned.key
     folder = runs_dir / key.name
     # As JSON and back: what is trained is what is stored.
-    recipe = from_plain(type(planned.recipe), json.loads(json.dumps(to_plain(planned.recipe))))
+    recipe = recipe_from_plain(json.loads(json.dumps(recipe_to_plain(planned.recipe))))
     directory = RunDirectory(folder)
     try:
         last = train(key.digest, recipe, folder, resume=True, say=_silence)
@@ -73,7 +73,7 @@ def _result(recipe: Recipe, last: Record, directory: RunDirectory) -> dict[str, 
     environment = json.loads(directory.environment_file.read_text())
     return {
         "differences": differences(recipe),
-        "recipe": to_plain(recipe),
+        "recipe": recipe_to_plain(recipe),
         "seed": recipe.seed,
         "parameters": parameters,
         "gate_parameters": gate_parameters,
@@ -82,6 +82,9 @@ def _result(recipe: Recipe, last: Record, directory: RunDirectory) -> dict[str, 
         "epochs": len(history),
         "best_epoch": last.get("best_epoch"),
         "validation": [epoch[monitor] and round(epoch[monitor], 4) for epoch in history],
+        "routing": {name: [epoch[name] for epoch in history] for name in history[0] if name.startswith("routing/")}
+        if history
+        else {},
         "seconds": round(sum(epoch["seconds"] for epoch in history), 1),
         "threads": torch.get_num_threads(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

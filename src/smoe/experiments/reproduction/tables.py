@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from smoe.experiments.paper import PaperResult
 from smoe.experiments.recipes import Recipe
@@ -67,7 +69,7 @@ class ResultTable:
         rows: its lines.
         source: where it stands in the paper; empty for a table of our own.
         text: what is to be said of the whole.
-        is_comparable: whether the paper's numbers are of the same data, so that a difference wants an explanation.
+        references: forecasts that are not trained, to be shown above the rows, by the names of their stored results.
     """
 
     name: str
@@ -76,7 +78,7 @@ class ResultTable:
     rows: tuple[Row, ...]
     source: str = ""
     text: str = ""
-    is_comparable: bool = True
+    references: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -92,11 +94,13 @@ class Scale:
         name: on the command line.
         text: what it means, for the reader of a table.
         apply: a recipe at paper scale to the same at this one.
+        is_comparable: whether the paper's numbers are of the same data, so that a difference wants an explanation.
     """
 
     name: str
     text: str
-    apply: Callable[[Recipe], Recipe]
+    apply: Callable[[Any], Any]
+    is_comparable: bool = True
 
     def recipe(self, row: Row, seed: int) -> Recipe:
         """What is trained for a row with a seed."""
@@ -113,7 +117,7 @@ class Experiment:
         metric_text: what they are, for a reader.
         tables: in the order of the paper.
         scales: the sizes it can be run at, the largest first.
-        references: forecasts that are not trained and that every table shows, by the names of their stored results.
+        data_field: of a recipe's data, that says where they are kept.
     """
 
     name: str
@@ -121,7 +125,12 @@ class Experiment:
     metric_text: str
     tables: tuple[ResultTable, ...]
     scales: tuple[Scale, ...]
-    references: tuple[str, ...] = ()
+    data_field: str
+
+    def with_data(self, recipe: Recipe, path: Path) -> Recipe:
+        """The recipe with its data kept there."""
+        data: Any = recipe.data
+        return replace(recipe, data=replace(data, **{self.data_field: path}))
 
     def select(self, name: str) -> list[ResultTable]:
         """All tables for the experiment's name, one for its own.

@@ -1,0 +1,56 @@
+"""The figures of the weather tables, from stored runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from smoe.experiments.reproduction.report import outcomes
+from smoe.experiments.reproduction.stored_runs import RunStore
+from smoe.experiments.reproduction.tables import Experiment, ResultTable
+
+
+def draw_figures(
+    experiment: Experiment, tables: Sequence[ResultTable], store: RunStore, output_dir: Path
+) -> list[Path]:
+    """Draws the validation loss by epoch for each table, and how the routing moved; returns the pictures.
+
+    Args:
+        experiment: the tables are of.
+        tables: whose rows to draw.
+        store: of finished runs.
+        output_dir: receives the pictures.
+    """
+    return [picture for table in tables for picture in _draw_table(experiment, table, store, output_dir)]
+
+
+def _draw_table(experiment: Experiment, table: ResultTable, store: RunStore, folder: Path) -> Iterator[Path]:
+    from smoe.views import draw_epochs
+
+    found = {row.label: outcomes(experiment, row, store) for row in table.rows}
+    # The first seed of the largest scale that was trained.
+    runs = {label: all_of_it[0].results[0] for label, all_of_it in found.items() if all_of_it}
+    losses = {label: run["validation"] for label, run in runs.items() if run["validation"]}
+    if not losses:
+        return
+    name = table.name.partition("/")[2]
+    draw_epochs({"validation loss": losses}, folder / f"{name}.png")
+    yield folder / f"{name}.png"
+    panels = {
+        quantity: {label: _percent(run, key) for label, run in runs.items() if _percent(run, key)}
+        for key, quantity in (
+            ("routing/changed", "choices changed in an epoch, in %"),
+            ("routing/changed_since_start", "changed since the start, in %"),
+            ("routing/reordered", "places reordered in an epoch, in %"),
+        )
+    }
+    if all(panels.values()):
+        draw_epochs(panels, folder / f"{name}-changes.png")
+        yield folder / f"{name}-changes.png"
+
+
+def _percent(run: dict[str, Any], key: str) -> list[float]:
+    """Of an epoch each; empty for a net whose gates cannot learn."""
+    shares = run.get("routing", {}).get(key, [])
+    return [100.0 * share for share in shares] if any(shares) else []

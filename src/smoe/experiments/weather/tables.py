@@ -1,0 +1,157 @@
+"""The WeatherBench table of the paper, and one of our own on how gates of deep nets learn. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from smoe.experiments.paper import PaperResult
+from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
+from smoe.experiments.weather.models import ResNetModel, SpatialMoEResNetModel, WeatherViTModel
+from smoe.experiments.weather.notes import NOTES
+from smoe.experiments.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe
+from smoe.options import RoutingTraining
+from smoe.training.plan import TrainingPlan
+
+_Z, _T = "rmse_z_500", "rmse_t_850"
+
+# Of the paper's table, root-mean-square errors after three days and after five: geopotential and temperature.
+_PAPER: dict[str, tuple[str, tuple[float, float], tuple[float, float]]] = {
+    "rt": ("R&T ResNet", (316, 1.80), (563, 2.84)),
+    "rt-wide": ("R&T, 2x wide", (310, 1.76), (555, 2.78)),
+    "lrlcn": ("LRLCN", (290, 1.73), (549, 2.79)),
+    "vit": ("ViT 2 x 2", (438, 2.24), (638, 2.88)),
+    "smoe-first": ("SMoE after the first layer", (305, 1.77), (556, 2.80)),
+    "smoe-last": ("SMoE after the last layer", (298, 1.73), (553, 2.78)),
+    "smoe": ("SMoE, all 3 x 3", (278, 1.69), (530, 2.65)),
+    "smoe-prior": ("SMoE, all 3 x 3, land-sea prior", (270, 1.66), (525, 2.60)),
+    "smoe-random": ("SMoE, all 3 x 3, random fixed gate", (328, 1.89), (572, 2.96)),
+}
+
+
+def reference_names(lead_hours: int) -> tuple[str, ...]:
+    """The forecasts of this lead that are not trained, as they are stored."""
+    return tuple(f"{kind}-{lead_hours}h" for kind in ("persistence", "climatology", "weekly-climatology"))
+
+
+def _results(errors: tuple[float, float]) -> tuple[PaperResult, ...]:
+    return tuple(
+        PaperResult(metric, value, 0.0, None, "Table 3") for metric, value in zip((_Z, _T), errors, strict=True)
+    )
+
+
+def _models(num_days: int) -> ResultTable:
+    name = f"weather/{num_days}-days"
+    rows: list[Row] = []
+    for recipe_name, (label, three_days, five_days) in _PAPER.items():
+        recipe = WEATHER_RECIPES[f"weather/{recipe_name}"]
+        recipe = replace(recipe, data=replace(recipe.data, lead_hours=24 * num_days))
+        paper = _results({3: three_days, 5: five_days}[num_days])
+        rows.append(Row((label,), recipe, paper, NOTES[name, label]))
+    return ResultTable(
+        name,
+        f"Forecasts of {num_days} days",
+        ("model",),
+        tuple(rows),
+        "Table 3",
+        NOTES[name],
+        reference_names(24 * num_days),
+    )
+
+
+def _smoe(routing: RoutingTraining, *, warmup: int = 0, gate_lr: float | None = None, **model: Any) -> WeatherRecipe:
+    recipe = WEATHER_RECIPES["weather/smoe"]
+    return replace(
+        recipe,
+        model=SpatialMoEResNetModel(**model),
+        routing=routing,
+        routing_warmup_epochs=warmup,
+        optimizer=replace(recipe.optimizer, gate_lr=gate_lr),
+    )
+
+
+_FROZEN = RoutingTraining(rc_weight=0.0, error_quantile=0.7, damping=None)
+_UNDAMPED = RoutingTraining(error_quantile=0.7, damping=None)
+
+
+def _routing() -> ResultTable:
+    name = "weather/routing"
+    recipes = {
+        ("white noise", "frozen", "score"): _smoe(_FROZEN, gate="random"),
+        ("white noise", "q 0.7, damping 0.1", "score"): WEATHER_RECIPES["weather/smoe"],
+        ("white noise", "q 0.3, damping 0", "score"): _smoe(RoutingTraining()),
+        ("white noise", "q 0.7, no damping", "score"): _smoe(_UNDAMPED),
+        ("smooth", "frozen", "score"): _smoe(_FROZEN, gate="random", gate_init="smooth"),
+        ("smooth", "q 0.7, damping 0.1", "score"): _smoe(
+            RoutingTraining(error_quantile=0.7, damping=0.1), gate_init="smooth"
+        ),
+        ("smooth", "q 0.7, no damping", "score"): _smoe(_UNDAMPED, gate_init="smooth"),
+        ("smooth", "q 0.7, no damping", "index"): _smoe(_UNDAMPED, gate_init="smooth", order="index"),
+        ("smooth", "q 0.7, no damping, from epoch 3", "score"): _smoe(_UNDAMPED, gate_init="smooth", warmup=2),
+        ("smooth", "q 0.7, no damping, gate at 1e-4", "score"): _smoe(_UNDAMPED, gate_init="smooth", gate_lr=1e-4),
+        ("smooth", "q 0.95, no damping", "score"): _smoe(
+            RoutingTraining(error_quantile=0.95, damping=None), gate_init="smooth"
+        ),
+    }
+    rows = [Row(labels, recipe, note=NOTES[name, ", ".join(labels)]) for labels, recipe in recipes.items()]
+    columns = ("gate starts as", "routing learns by", "order")
+    text, references = NOTES[name], reference_names(72)
+    return ResultTable(name, "How gates of a deep net learn", columns, tuple(rows), "", text, references)
+
+
+# Few fields, filters and blocks, so that a run takes minutes on one core; years of the simulated atmosphere.
+SIMULATED = WeatherData(
+    train_years=(2001, 2006),
+    validation_years=(2007, 2007),
+    test_years=(2008, 2008),
+    inputs=("z_500", "z_850", "t_500", "t_850", "u_500", "u_850", "v_500", "v_850", "q_850", "t2m", "tisr"),
+    start_every_hours=12,
+)
+_SIMULATED_TRAINING = TrainingPlan(
+    batch_size=32,
+    evaluation_batch_size=64,
+    max_epochs=8,
+    monitor="loss",
+    monitor_mode="min",
+    plateau_patience=2,
+    min_lr=1e-6,
+    early_stop_patience=8,
+    stop_at=None,
+)
+
+
+def _small(recipe: WeatherRecipe) -> WeatherRecipe:
+    model = recipe.model
+    if isinstance(model, WeatherViTModel):
+        model = replace(model, width=128, num_heads=4, depth=2, hidden=512)
+    else:
+        is_wide = isinstance(model, ResNetModel) and model.filters == 256
+        model = replace(model, filters=32 if is_wide else 16, num_blocks=3)
+    data = replace(SIMULATED, lead_hours=recipe.data.lead_hours)
+    return replace(recipe, data=data, model=model, training=_SIMULATED_TRAINING)
+
+
+def _same(recipe: WeatherRecipe) -> WeatherRecipe:
+    return recipe
+
+
+WEATHER = Experiment(
+    name="weather",
+    metrics=(ShownMetric(_Z, "Z500", decimals=0), ShownMetric(_T, "T850", decimals=2)),
+    metric_text=(
+        "Latitude-weighted root-mean-square errors (the root of the mean over all forecasts) of the geopotential at "
+        "500 hPa in m2/s2 and of the temperature at 850 hPa in K: mean ± standard deviation over the seeds."
+    ),
+    tables=(_models(3), _models(5), _routing()),
+    scales=(
+        Scale("paper", "WeatherBench at 5.625 degrees, trained on 1979-2015, tested on 2017-2018", _same),
+        Scale(
+            "small",
+            "simulated atmosphere, trained on six years and tested on one; nets of 16 filters (2x wide: 32) and 3 "
+            "blocks, ViT of width 128 and depth 2; 11 fields; 8 epochs of 136 batches of 32",
+            _small,
+            is_comparable=False,
+        ),
+    ),
+    data_field="store",
+)
