@@ -64,6 +64,10 @@ class RoutingTraining:
         if self.tolerance_unit not in TOLERANCE_UNITS:
             raise ValueError(f"tolerance_unit must be one of {', '.join(TOLERANCE_UNITS)}, got {self.tolerance_unit!r}")
 
+    def paused(self) -> RoutingTraining:
+        """A rule of the same kind that leaves the gate as it is and the error whole."""
+        return replace(self, rc_loss=True, rc_weight=0.0, damping=None)
+
     def with_unit(self, size: float) -> RoutingTraining:
         """The same in data units, where one unit of the tolerances is `size` of them."""
         return replace(

@@ -198,3 +198,22 @@ def test_a_bias_belongs_to_the_channel() -> None:
         torch.testing.assert_close(layer(x), plain + torch.tensor([1.0, -2.0, 0.5])[:, None, None])
     layer(x).sum().backward()
     torch.testing.assert_close(layer.bias.grad, torch.full((3,), 40.0))
+
+
+def test_the_bias_of_a_grid_convolution_is_kept() -> None:
+    conv = smoe.nn.GridConv2d(2, 3, padding_mode="longitude", bias=True)
+    with torch.no_grad():
+        conv.bias.copy_(torch.tensor([1.0, -2.0, 0.5]))  # type: ignore[union-attr]
+    x = torch.randn(2, 2, 5, 4)
+    converted = smoe.convert(conv, example_input=x, start="filters")
+    torch.testing.assert_close(converted.eval()(x), conv(x))
+
+
+def test_the_strength_of_a_prior_and_the_smoothness_of_a_gate_are_options(net: Net) -> None:
+    land = torch.zeros(11, 14)
+    land[:, :7] = 1.0
+    chosen = layers(smoe.convert(net, example_input=X, prior=land, prior_strength=0.0))["first"].routing().indices
+    assert (chosen[:, :, :7] < 6).any()
+    first = layers(smoe.convert(net, example_input=X, gate_init="smooth", correlation_length=50.0))["first"]
+    # Over such a length every row is nearly constant in longitude.
+    assert first.gate.scores.std(dim=2).max() < 0.1  # type: ignore[operator]

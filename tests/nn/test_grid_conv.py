@@ -24,3 +24,13 @@ def test_wrong_arguments():
         GridConv2d(1, 0)
     with pytest.raises(ValueError, match=r"kernel_size must be odd.* got 2"):
         GridConv2d(1, 1, 2)
+
+
+def test_a_bias_is_added_to_each_channel():
+    layer = GridConv2d(2, 3, bias=True)
+    x = torch.randn(2, 2, 5, 6)
+    before = layer(x)
+    assert layer.bias is not None
+    layer.bias.data = torch.tensor([1.0, 2.0, 3.0])
+    torch.testing.assert_close(layer(x) - before, layer.bias[:, None, None].expand(2, 3, 5, 6))
+    assert GridConv2d(2, 3).bias is None

@@ -176,3 +176,28 @@ def test_batches_count_by_their_size(tmp_path: Path) -> None:
 def test_bf16_trains(tmp_path: Path) -> None:
     last = Loop(make_task(), replace(PLAN, precision="bf16", max_epochs=1), RunDirectory(tmp_path)).fit()
     assert last["test/mse"] > 0
+
+
+def test_the_task_hears_of_every_epoch_before_it_begins(tmp_path: Path) -> None:
+    heard: list[int] = []
+    task = make_task()
+    task.begin_epoch = heard.append
+    with pytest.raises(Interrupted):
+        # An epoch has three batches: the fourth is in the second.
+        Loop(task, PLAN, RunDirectory(tmp_path), StopAfter(4)).fit()
+    assert heard == [1, 2]
+    heard.clear()
+    resumed = make_task()
+    resumed.begin_epoch = heard.append
+    Loop(resumed, PLAN, RunDirectory(tmp_path)).fit(resume=True)
+    assert heard == [2, 3, 4]
+
+
+def test_batches_from_other_processes_are_the_same(tmp_path: Path) -> None:
+    weights = []
+    for num_workers in (0, 1):
+        task = make_task()
+        task.num_workers = num_workers
+        Loop(task, replace(PLAN, max_epochs=1), RunDirectory(tmp_path / str(num_workers))).fit()
+        weights.append(task.model.state_dict())
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())

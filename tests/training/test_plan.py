@@ -60,3 +60,15 @@ def test_stops_at_the_last_epoch() -> None:
 def test_refuses_numbers_that_make_no_plan(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"{name} must .* got {value}"):
         TrainingPlan(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("mode", "values"), [("max", [1.0, 1.05, 1.2]), ("min", [1.0, 0.95, 0.8])])
+def test_a_change_within_the_margin_is_no_improvement(mode: str, values: list[float]) -> None:
+    stopping = Stopping(replace(PLAN, monitor_mode=mode, min_delta=0.1))  # type: ignore[arg-type]
+    assert [stopping.observe(epoch, value) for epoch, value in enumerate(values, 1)] == [True, False, True]
+
+
+@pytest.mark.parametrize("name", ["min_lr", "min_delta"])
+def test_refuses_negative_limits(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must not be negative, got -1"):
+        TrainingPlan(**{name: -1.0})  # type: ignore[arg-type]

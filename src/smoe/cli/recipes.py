@@ -18,9 +18,10 @@ def run(args: list[str]) -> int:
         return 0
     if args:
         raise UsageError(f"smoe recipes takes no argument, got {args[0]!r}")
+    width = max(map(len, RECIPES)) + 2
     for name, recipe in RECIPES.items():
         description = (type(recipe).__doc__ or "").splitlines()[0]
         paper = PAPER_RESULTS.get(name)
         result = f" Paper: {paper.mean} ± {paper.spread:g} ({paper.metric}, {paper.source})." if paper else ""
-        sys.stdout.write(f"{name:<12}{description}{result}\n")
+        sys.stdout.write(f"{name:<{width}}{description}{result}\n")
     return 0

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from smoe.experiments.heat.recipes import HEAT_RECIPES, HeatRecipe
+from smoe.experiments.weather.recipes import WEATHER_RECIPES, WeatherRecipe
 
-Recipe = HeatRecipe
+# The first one is that of the recipes stored when there was one experiment only, which do not say their class.
+Recipe = HeatRecipe | WeatherRecipe
 
-RECIPES: dict[str, Recipe] = {**HEAT_RECIPES}
+RECIPES: dict[str, Recipe] = {**HEAT_RECIPES, **WEATHER_RECIPES}
 
 
 class RecipeError(Exception):
@@ -32,6 +34,20 @@ def find_recipe(name: str) -> Recipe:
     near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(RECIPES)}"
     raise RecipeError(f"no recipe named {name!r}; {hint}")
+
+
+def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as `to_plain` makes it, with the name of its class."""
+    return {"type": type(recipe).__name__, **to_plain(recipe)}
+
+
+def recipe_from_plain(plain: dict[str, Any]) -> Recipe:
+    """The inverse of `recipe_to_plain`; without the name of a class it is a recipe of the heat experiment.
+
+    Raises:
+        RecipeError: if the class or a field is unknown; a missing field has its default.
+    """
+    return _restore(Recipe, plain)
 
 
 def to_plain(value: Any) -> Any:

@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 import torch
 
-from smoe.experiments.heat.build import build_task
-from smoe.experiments.recipes import Recipe, from_plain, to_plain
+from smoe.experiments.build import build_task
+from smoe.experiments.initial_weights import load_initial_weights
+from smoe.experiments.recipes import Recipe, recipe_from_plain, recipe_to_plain
+from smoe.experiments.weather.recipes import WeatherRecipe
 from smoe.training.checkpoints import CheckpointError, load_checkpoint
 from smoe.training.devices import make_accelerator
 from smoe.training.evaluation import evaluate
@@ -35,7 +37,8 @@ class OpenRun:
         plan, task = self.recipe.training, self.task
         accelerator = make_accelerator(plan)
         model = accelerator.prepare(task.model)
-        return evaluate(accelerator, model, task.splits[split], task.metrics, task.collate, plan.evaluation_batch_size)
+        samples, batch_size = task.splits[split], plan.evaluation_batch_size
+        return evaluate(accelerator, model, samples, task.metrics, task.collate, batch_size, task.num_workers)
 
 
 def train(
@@ -59,10 +62,15 @@ def train(
     """
     set_num_threads(recipe)
     directory = RunDirectory(output_dir)
-    plain = {"name": name, "recipe": to_plain(recipe)}
-    directory.check(plain, resume=resume)
+    plain = {"name": name, "recipe": recipe_to_plain(recipe)}
+    directory.check(plain, resume=resume, complete=_complete)
     # Made before the directory is claimed: a recipe that cannot be built leaves nothing behind.
-    loop = Loop(build_task(recipe, say=say), recipe.training, directory, reporter)
+    task = build_task(recipe, say=say)
+    has_begun = resume and directory.last_checkpoint.exists()
+    if isinstance(recipe, WeatherRecipe) and recipe.init_from is not None and not has_begun:
+        load_initial_weights(task.model, recipe.init_from)
+        say(f"starting from the best weights of {recipe.init_from}")
+    loop = Loop(task, recipe.training, directory, reporter)
     loop.accelerator.wait_for_everyone()
     if loop.accelerator.is_main_process:
         directory.begin(plain)
@@ -86,7 +94,7 @@ def open_run(
     directory = RunDirectory(path)
     stored = directory.read_recipe()
     try:
-        name, recipe = stored["name"], from_plain(Recipe, stored["recipe"])
+        name, recipe = stored["name"], recipe_from_plain(stored["recipe"])
     except (KeyError, TypeError) as error:
         raise RunError(f"{directory.recipe_file} is not the recipe of a run: {error}") from error
     set_num_threads(recipe)
@@ -100,6 +108,11 @@ def open_run(
     except RuntimeError as error:
         raise CheckpointError(f"the weights of {file} do not fit the recipe beside them: {error}") from error
     return OpenRun(name, recipe, task, directory)
+
+
+def _complete(stored: dict[str, Any]) -> dict[str, Any]:
+    """What an older version stored, as this one would have: fields that came later have their defaults."""
+    return {"name": stored["name"], "recipe": recipe_to_plain(recipe_from_plain(stored["recipe"]))}
 
 
 def set_num_threads(recipe: Recipe) -> None:

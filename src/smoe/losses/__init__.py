@@ -1,12 +1,15 @@
-"""Losses of the routing: routing classification, the auxiliary losses of the paper's appendix, and V-MoE's."""
+"""Losses of the routing (routing classification, the auxiliary ones, V-MoE's), and of fields on a globe."""
 
 from smoe.losses.auxiliary import auxiliary_loss, importance_loss, load_loss, spatial_agreement_loss
+from smoe.losses.latitude_weighted import LatitudeWeightedMSE, latitude_weights
 from smoe.losses.patch_routing import patch_importance_loss, patch_load_loss, patch_moe_loss
 from smoe.losses.routing_classification import routing_classification_loss, routing_labels
 
 __all__ = [
+    "LatitudeWeightedMSE",
     "auxiliary_loss",
     "importance_loss",
+    "latitude_weights",
     "load_loss",
     "patch_importance_loss",
     "patch_load_loss",

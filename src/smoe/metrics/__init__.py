@@ -11,6 +11,7 @@ from smoe.metrics.latitude_weighted import (
     MeanOfRootsRMSE,
     latitude_weights,
 )
+from smoe.metrics.mean_loss import MeanLoss
 from smoe.metrics.metric import Metric
 from smoe.metrics.percent_within import PercentWithin
 
@@ -20,6 +21,7 @@ __all__ = [
     "LatitudeWeightedRMSE",
     "LatitudeWeightedScore",
     "MeanAbsoluteError",
+    "MeanLoss",
     "MeanOfRootsRMSE",
     "MeanSquaredError",
     "Metric",

@@ -13,28 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from smoe.losses.latitude_weighted import latitude_weights
 from smoe.metrics.metric import Metric, check_pair
 
 Inverse = Callable[[Tensor], Tensor]
-
-
-def latitude_weights(latitude: Sequence[float] | np.ndarray) -> Tensor:
-    """Weights `cos(lat) / mean(cos(lat))` of the rows.
-
-    Args:
-        latitude: Of each row, in degrees, `(H,)`.
-
-    Returns:
-        float64, of mean 1, `(H,)`.
-    """
-    degrees = torch.as_tensor(np.asarray(latitude, dtype=np.float64))
-    if degrees.ndim != 1 or len(degrees) == 0:
-        raise ValueError(f"latitude must hold one number for each row, got the shape {tuple(degrees.shape)}")
-    if not bool((degrees.abs() <= 90.0).all()):
-        outside = degrees[~(degrees.abs() <= 90.0)][0]
-        raise ValueError(f"latitude must be in degrees from -90 to 90, got {outside:g}")
-    cosine = torch.cos(torch.deg2rad(degrees))
-    return cosine / cosine.mean()
 
 
 class LatitudeWeightedScore(Metric):

@@ -4,5 +4,6 @@ from smoe.models.conv_net import ConvNet
 from smoe.models.fully_connected_net import FullyConnectedNet
 from smoe.models.spatial_moe_net import SpatialMoENet
 from smoe.models.vision_transformer import VisionTransformer
+from smoe.models.weather_resnet import WeatherResNet
 
-__all__ = ["ConvNet", "FullyConnectedNet", "SpatialMoENet", "VisionTransformer"]
+__all__ = ["ConvNet", "FullyConnectedNet", "SpatialMoENet", "VisionTransformer", "WeatherResNet"]

@@ -21,6 +21,7 @@ from smoe.nn.locally_connected import LocallyConnected2d
 from smoe.nn.low_rank_local import LowRankLocal2d
 from smoe.nn.patch_moe import PatchMoE
 from smoe.nn.routed_layer import RoutedLayer, track_loss_scale
+from smoe.nn.shared_batch_norm import SharedBatchNorm2d
 from smoe.nn.spatial_moe import SpatialMoE2d
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "NoisyGate",
     "PatchMoE",
     "RoutedLayer",
+    "SharedBatchNorm2d",
     "SpatialGate",
     "SpatialMoE",
     "SpatialMoE2d",

@@ -7,7 +7,7 @@ import fnmatch
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -116,7 +116,9 @@ def convert(
     share_gates: bool = True,
     gate_group: Callable[[str], object] | None = None,
     gate_init: GateInit = "kaiming",
+    correlation_length: float | None = None,
     prior: torch.Tensor | None = None,
+    prior_strength: float = 2.0,
     start: Start = "random",
     order: Order | None = None,
     training: RoutingTraining | None = None,
@@ -137,8 +139,10 @@ def convert(
         share_gates: one gate for all layers of the same grid and numbers of experts.
         gate_group: layers share a gate only if this is equal for their names: apart in encoder and decoder, say.
         gate_init: start of the gates.
+        correlation_length: of smooth gates, in pixels of their grid; see `TensorGate`.
         prior: map `(H, W)` of a fraction in [0, 1], such as land: the gates start with each share of the experts
             preferring its part. It is averaged to the grids of the layers.
+        prior_strength: how far the prior lifts the scores, see `TensorGate.from_prior`; 2 overrules the random start.
         start: `random` experts, or `filters`: each filter becomes a few equal experts, of which the gate chooses one at
             each pixel. The converted network then computes what the model computed, and learns on from there.
         order: of the experts' outputs; `score` if None, but `index` for `start="filters"`, which needs it.
@@ -170,7 +174,7 @@ def convert(
         group = None if gate_group is None else gate_group(change.name)
         key = (change.spatial_shape, change.num_experts, change.num_selected, group) if share_gates else change.name
         if key not in gates:
-            gates[key] = _make_gate(change, old.weight, gate_init, prior, start)
+            gates[key] = _make_gate(change, old.weight, gate_init, correlation_length, prior, prior_strength, start)
         new = _make_layer(change, old, gates[key], order or ("index" if start == "filters" else "score"), training)
         if start == "filters":
             _copy_filters(new, old, change)
@@ -267,15 +271,22 @@ def _why_no_grid(grids: list[tuple[int, int]]) -> str | None:
 
 
 def _make_gate(
-    change: Change, weight: torch.Tensor, init: GateInit, prior: torch.Tensor | None, start: Start
+    change: Change,
+    weight: torch.Tensor,
+    init: GateInit,
+    correlation_length: float | None,
+    prior: torch.Tensor | None,
+    prior_strength: float,
+    start: Start,
 ) -> TensorGate:
     numbers = (change.num_experts, change.num_selected)
+    options: dict[str, Any] = {"init": init, "correlation_length": correlation_length}
     if prior is not None:
         if not prior.is_floating_point() or prior.ndim != 2:
             raise ValueError(f"prior must be a map (H, W) of fractions, got {prior.dtype} of {tuple(prior.shape)}")
         averaged = F.adaptive_avg_pool2d(prior[None, None], change.spatial_shape)[0, 0]
-        return TensorGate.from_prior(averaged, *numbers, init=init).to(weight.device, weight.dtype)
-    gate = TensorGate(*numbers, change.spatial_shape, init=init, device=weight.device, dtype=weight.dtype)
+        return TensorGate.from_prior(averaged, *numbers, prior_strength, **options).to(weight.device, weight.dtype)
+    gate = TensorGate(*numbers, change.spatial_shape, **options, device=weight.device, dtype=weight.dtype)
     if start == "filters":
         _choose_one_for_each_filter(gate)
     return gate
@@ -314,7 +325,7 @@ def _make_layer(
         padding_mode=padding_mode,
         gate=gate,
         order=order,
-        bias=isinstance(old, nn.Conv2d) and old.bias is not None,
+        bias=old.bias is not None,
         rc_loss=rule.rc_loss,
         rc_weight=rule.rc_weight,
         error_quantile=rule.error_quantile,
@@ -332,7 +343,6 @@ def _copy_filters(new: SpatialMoE2d, old: Convolution, change: Change) -> None:
         for number, share in enumerate(_shares(change.num_experts, change.num_selected)):
             new.weight[share] = old.weight[number]
         if new.bias is not None:
-            assert isinstance(old, nn.Conv2d)
             assert old.bias is not None
             new.bias.copy_(old.bias)
 

@@ -1,4 +1,4 @@
-"""A bias-free convolution that keeps its grid, with the borders of a map: the gates' and experts' building block."""
+"""A convolution that keeps its grid, with the borders of a map: the gates' and experts' building block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smoe.options import PaddingMode
 
 
 class GridConv2d(nn.Module):
-    """`(B, C, H, W)` to `(B, out_channels, ceil(H / stride), ceil(W / stride))`, without bias.
+    """`(B, C, H, W)` to `(B, out_channels, ceil(H / stride), ceil(W / stride))`.
 
     `torch.nn.Conv2d` cannot wrap one axis only, which data on a globe need.
 
@@ -22,6 +22,7 @@ class GridConv2d(nn.Module):
         kernel_size: odd, one number or rows and columns.
         stride: of both axes.
         padding_mode: `zeros`, `circular` or `longitude`.
+        bias: add a learned number to each output channel. It starts at 0.
         device: of the weights.
         dtype: of the weights.
     """
@@ -34,6 +35,7 @@ class GridConv2d(nn.Module):
         *,
         stride: int = 1,
         padding_mode: PaddingMode = "zeros",
+        bias: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -46,16 +48,17 @@ class GridConv2d(nn.Module):
             torch.empty(out_channels, in_channels, *self.kernel_size, device=device, dtype=dtype)
         )
         nn.init.kaiming_uniform_(self.weight, nonlinearity="relu")
+        self.bias = nn.Parameter(torch.zeros(out_channels, device=device, dtype=dtype)) if bias else None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Convolves."""
         padded, zeros = wrap_padding(input, self.kernel_size, self.padding_mode)
-        return F.conv2d(padded, self.weight, stride=self.stride, padding=zeros)
+        return F.conv2d(padded, self.weight, self.bias, stride=self.stride, padding=zeros)
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""
         out_channels, in_channels = self.weight.shape[:2]
         return (
             f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
-            f"padding_mode={self.padding_mode!r}"
+            f"padding_mode={self.padding_mode!r}, bias={self.bias is not None}"
         )

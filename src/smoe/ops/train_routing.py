@@ -137,7 +137,9 @@ def _backward(
     damping_tolerance: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     # With every expert selected there is nothing to choose: no choice can be wrong. And an empty batch says nothing.
-    has_choice = indices.shape[-3] < scores.shape[-3] and error.numel() > 0
+    # A paused rule does not ask which choices are wrong.
+    is_idle = rc_loss and rc_weight == 0.0 and damping is None
+    has_choice = indices.shape[-3] < scores.shape[-3] and error.numel() > 0 and not is_idle
     library = library_for(error, scores) if has_choice else None
     if library is not None and (rc_loss or damping is not None):
         damped, gradient, is_nonfinite = native_train_routing(

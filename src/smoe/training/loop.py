@@ -45,6 +45,9 @@ class Task:
         collate: makes a batch of what the data set returns for a list of indices.
         seed: of the shuffles.
         auxiliary_loss: of the model after its forward pass, added to the loss of each training step.
+        begin_epoch: called with the number of an epoch, from 1, before its first batch; also where a resumed run goes
+            on within one.
+        num_workers: processes that fetch batches; 0 fetches them in this one.
     """
 
     model: nn.Module
@@ -55,6 +58,22 @@ class Task:
     collate: Collate
     seed: int
     auxiliary_loss: Callable[[nn.Module], Tensor] | None = None
+    begin_epoch: Callable[[int], None] | None = None
+    num_workers: int = 0
+
+
+def make_scheduler(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> ReduceLROnPlateau:
+    """What lowers the learning rate of every parameter group when the monitored value improves no more."""
+    # Without a margin of the plan's own, torch's: a hundredth of a percent.
+    margin: dict[str, Any] = {"threshold": plan.min_delta, "threshold_mode": "abs"} if plan.min_delta > 0.0 else {}
+    return ReduceLROnPlateau(
+        optimizer,
+        mode=plan.monitor_mode,
+        factor=plan.plateau_factor,
+        patience=plan.plateau_patience,
+        min_lr=plan.min_lr,
+        **margin,
+    )
 
 
 class Loop:
@@ -77,9 +96,7 @@ class Loop:
         self.stepper = task.optimizer if is_plain else self.optimizer
         is_main = self.accelerator.is_main_process
         self.reporter = reporter if reporter is not None and is_main else SilentReporter()
-        self.scheduler = ReduceLROnPlateau(
-            task.optimizer, mode=plan.monitor_mode, factor=plan.plateau_factor, patience=plan.plateau_patience
-        )
+        self.scheduler = make_scheduler(task.optimizer, plan)
         self.stopping = Stopping(plan)
         self.history: list[Record] = []
         self.epoch = 1
@@ -128,6 +145,7 @@ class Loop:
             task.metrics,
             task.collate,
             self.plan.evaluation_batch_size,
+            task.num_workers,
         )
         return {f"{split}/{name}": value for name, value in values.items()}
 
@@ -136,11 +154,16 @@ class Loop:
         self.reporter.begin_epoch(self.epoch, self.batches.num_batches, self.next_batch)
         started = time.perf_counter()
         self.model.train()
-        samples = load_batches(self.task.splits["train"], self.batches, self.task.collate, self.accelerator.device)
+        task = self.task
+        if task.begin_epoch is not None:
+            task.begin_epoch(self.epoch)
+        samples = load_batches(
+            task.splits["train"], self.batches, task.collate, self.accelerator.device, task.num_workers
+        )
         for input, target in samples:
-            loss = self.task.loss(self.model(input), target)
-            if self.task.auxiliary_loss is not None:
-                loss = loss + self.task.auxiliary_loss(self.model)
+            loss = task.loss(self.model(input), target)
+            if task.auxiliary_loss is not None:
+                loss = loss + task.auxiliary_loss(self.model)
             self.accelerator.backward(track_loss_scale(loss, self.model))
             self.stepper.step()
             self.stepper.zero_grad()

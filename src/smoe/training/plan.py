@@ -19,6 +19,9 @@ class TrainingPlan:
         monitor_mode: whether a larger (`max`) or a smaller (`min`) value is better.
         plateau_patience: epochs without improvement that are waited for before the learning rate falls.
         plateau_factor: what the learning rate is multiplied by then.
+        min_lr: the learning rate falls no lower than this.
+        min_delta: a change of the monitored value that is not larger is no improvement: neither for the schedule, nor
+            for the stopping, nor for the choice of the best weights.
         early_stop_patience: epochs without improvement after which the run ends.
         stop_at: value of the monitored metric that ends the run: nothing is left to learn. None: no such value.
         precision: `no` (float32), `bf16` or `fp16` autocast.
@@ -33,6 +36,8 @@ class TrainingPlan:
     monitor_mode: Literal["max", "min"] = "max"
     plateau_patience: int = 15
     plateau_factor: float = 0.1
+    min_lr: float = 0.0
+    min_delta: float = 0.0
     early_stop_patience: int = 30
     stop_at: float | None = 100.0
     precision: Literal["no", "bf16", "fp16"] = "no"
@@ -47,6 +52,10 @@ class TrainingPlan:
             raise ValueError(f"plateau_patience must not be negative, got {self.plateau_patience}")
         if not 0.0 < self.plateau_factor < 1.0:
             raise ValueError(f"plateau_factor must be between 0 and 1, got {self.plateau_factor}")
+        for name in ("min_lr", "min_delta"):
+            # `not >=` refuses NaN too.
+            if not getattr(self, name) >= 0.0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.num_threads is not None and self.num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {self.num_threads}")
 
@@ -67,7 +76,7 @@ class Stopping:
     def observe(self, epoch: int, value: float) -> bool:
         """Takes the value of an epoch; returns whether it is the best so far. NaN is never the best."""
         is_first = self.best is None and not math.isnan(value)
-        if is_first or (self.best is not None and self._is_better(value, self.best)):
+        if is_first or (self.best is not None and self._is_improvement(value, self.best)):
             self.best, self.best_epoch = value, epoch
             return True
         return False
@@ -82,6 +91,10 @@ class Stopping:
         if epoch >= plan.max_epochs:
             return f"{plan.max_epochs} epochs done"
         return None
+
+    def _is_improvement(self, value: float, than: float) -> bool:
+        margin = self.plan.min_delta
+        return self._is_better(value, than + margin if self.plan.monitor_mode == "max" else than - margin)
 
     def _is_better(self, value: float, than: float) -> bool:
         return value > than if self.plan.monitor_mode == "max" else value < than

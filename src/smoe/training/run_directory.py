@@ -7,7 +7,7 @@ import math
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,15 @@ class RunDirectory:
         self.best_checkpoint = path / "checkpoints" / "best.pt"
         self.pictures = path / "pictures"
 
-    def check(self, recipe: Mapping[str, Any], *, resume: bool) -> None:
+    def check(
+        self, recipe: Mapping[str, Any], *, resume: bool, complete: Callable[[Record], Record] = lambda stored: stored
+    ) -> None:
         """Looks whether a run of this recipe can begin or go on here.
+
+        Args:
+            recipe: resolved.
+            resume: go on with the run that is here, if there is one.
+            complete: makes of what an older version stored what this one would have.
 
         Raises:
             RunError: if it holds a run and `resume` is off, or if that run has another recipe.
@@ -48,7 +55,11 @@ class RunDirectory:
                 raise RunError(
                     f"{self.path} holds a run already; add --resume to continue it, or choose another folder"
                 )
-            differences = _differences(self.read_recipe(), recipe)
+            stored = self.read_recipe()
+            try:
+                differences = _differences(complete(stored), recipe)
+            except (KeyError, TypeError) as error:
+                raise RunError(f"{self.recipe_file} is not the recipe of a run: {error}") from error
             if differences:
                 raise RunError(f"{self.path} holds a run of another recipe: {'; '.join(differences)}")
 

@@ -1,0 +1,156 @@
+"""The files of a weather store, and its metadata with a checksum.
+
+`fields.f32` holds the normalised fields as plain little-endian float32, `(T, C, H, W)`, year after year, without a
+header, so that later years can be appended. `constants.f32` holds the constants `(K, H, W)` in physical units.
+`store.json` says what is in both; it is written last. While years are being written, `preparation.json` keeps how far
+they have come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from smoe.atomic_files import write_atomically
+from smoe.data.weather.errors import DataError
+
+FORMAT = "smoe weather store"
+VERSION = 1
+DTYPE = np.dtype("<f4")
+FIELDS_FILE = "fields.f32"
+CONSTANTS_FILE = "constants.f32"
+METADATA_FILE = "store.json"
+PREPARATION_FILE = "preparation.json"
+
+NaNPolicy = Literal["refuse", "zero-tisr", "zero", "mean"]
+
+
+@dataclass(frozen=True)
+class StoredYear:
+    """The rows of one year.
+
+    Attributes:
+        year: the calendar year.
+        first_time: of its first row, such as `1979-01-01T00`; the others follow at the store's step.
+        num_steps: its rows.
+        num_dropped: steps of the source left out before the first row, where a sum over past hours is not defined yet.
+        num_filled: NaNs that were replaced, by channel.
+        crc32: of its bytes in `fields.f32`.
+    """
+
+    year: int
+    first_time: str
+    num_steps: int
+    num_dropped: int
+    num_filled: dict[str, int]
+    crc32: int
+
+    def times(self, step_hours: int) -> np.ndarray:
+        """The times of the rows, datetime64[h]."""
+        return np.datetime64(self.first_time, "h") + np.arange(self.num_steps) * np.timedelta64(step_hours, "h")
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What `store.json` says. The attributes are those of `WeatherStore`, as plain values.
+
+    Attributes:
+        statistics_from: checksum of the store that mean and std were taken from; None: computed from the source.
+        on_nan: what was done with NaNs.
+        notices: what the reader of the source put right.
+    """
+
+    channels: tuple[str, ...]
+    constant_names: tuple[str, ...]
+    latitude: tuple[float, ...]
+    longitude: tuple[float, ...]
+    step_hours: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    constant_mean: tuple[float, ...]
+    constant_std: tuple[float, ...]
+    statistics_years: tuple[int, int]
+    statistics_from: str | None
+    on_nan: NaNPolicy
+    constants_crc32: int
+    notices: tuple[str, ...]
+    years: tuple[StoredYear, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the fields, `(T, C, H, W)`."""
+        num_steps = sum(year.num_steps for year in self.years)
+        return num_steps, len(self.channels), len(self.latitude), len(self.longitude)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the fields."""
+        num_steps, *row = self.shape
+        return num_steps * int(np.prod(row)) * DTYPE.itemsize
+
+    @property
+    def checksum(self) -> str:
+        """Of everything in it."""
+        return checksum(asdict(self))
+
+    def write(self, folder: Path) -> None:
+        """Writes `store.json`, whole or not at all."""
+        write_json(folder / METADATA_FILE, asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> Metadata:
+        """Reads `store.json`.
+
+        Raises:
+            DataError: if it is not there, of another format or version, or not as it was written.
+        """
+        content = read_json(folder / METADATA_FILE)
+        try:
+            years = tuple(StoredYear(**year) for year in content.pop("years"))
+            plain: dict[str, Any] = {
+                key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
+            }
+            return cls(**plain, years=years)
+        except (TypeError, KeyError) as error:
+            raise DataError(f"{folder / METADATA_FILE} lacks what version {VERSION} holds ({error})") from error
+
+
+def checksum(content: dict[str, Any]) -> str:
+    """SHA-256 of plain values; floats count with all their digits."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes plain values with format, version and checksum, whole or not at all."""
+    head = {"format": FORMAT, "version": VERSION, "checksum": checksum(content)}
+    text = json.dumps({**head, "content": content}, indent=1) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads what `write_json` wrote.
+
+    Raises:
+        DataError: if it is of another format or version, damaged or edited.
+    """
+    remedy = "delete the store and run smoe data prepare again"
+    try:
+        whole = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is damaged ({error}): {remedy}") from error
+    if not isinstance(whole, dict) or whole.get("format") != FORMAT:
+        raise DataError(f"{path} was not written by smoe data prepare: name the folder of a {FORMAT}")
+    if whole.get("version") != VERSION:
+        raise DataError(
+            f"{path} has version {whole.get('version')} of the format, this smoe reads version {VERSION}: "
+            "prepare the store again, or use the smoe that wrote it"
+        )
+    content = whole.get("content")
+    if not isinstance(content, dict) or checksum(content) != whole.get("checksum"):
+        raise DataError(f"{path} was edited or damaged: its checksum does not fit; {remedy}")
+    return content

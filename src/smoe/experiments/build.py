@@ -1,0 +1,29 @@
+"""Makes what a recipe trains, whichever experiment it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from smoe.experiments.heat.recipes import HeatRecipe
+from smoe.experiments.recipes import Recipe
+from smoe.training.loop import Task
+
+SPLITS = ("train", "validation", "test")
+
+
+def build_task(recipe: Recipe, splits: tuple[str, ...] = SPLITS, say: Callable[[str], None] = print) -> Task:
+    """Everything the training loop needs.
+
+    Args:
+        recipe: what to train.
+        splits: the data to make.
+        say: told what is being made.
+    """
+    # Imported where they are needed: each experiment reads its own files with its own packages.
+    if isinstance(recipe, HeatRecipe):
+        from smoe.experiments.heat.build import build_task as build_heat_task
+
+        return build_heat_task(recipe, splits, say)
+    from smoe.experiments.weather.build import build_task as build_weather_task
+
+    return build_weather_task(recipe, splits, say)

@@ -1,0 +1,1 @@
+"""The WeatherBench experiment (paper section 3.2)."""

@@ -1,0 +1,120 @@
+"""The networks of the weather experiment, as options of recipes (paper section 3.2). Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from smoe.options import Combiner, GateInit, Order
+
+
+@dataclass(frozen=True)
+class _ResNetSize:
+    """What all variants of the ResNet share.
+
+    Attributes:
+        filters: of every convolution but the last; 256 makes the paper's `2x wide`.
+        num_blocks: residual blocks, of two convolutions each.
+        dropout: of every convolution but the last.
+        positive: end with a ReLU, for precipitation.
+    """
+
+    filters: int = 128
+    num_blocks: int = 19
+    dropout: float = 0.1
+    positive: bool = False
+
+
+@dataclass(frozen=True)
+class _Gate:
+    """The gate of SMoE layers.
+
+    Attributes:
+        expert_ratio: experts in the bank for each filter of the layer that is replaced or stands before.
+        gate: `tensor` learns; `random` stays as it starts.
+        gate_init: start of the gate: `kaiming` (white noise), `paper`, or `smooth`.
+        correlation_length: of a smooth start, in pixels; None for an eighth of the rows.
+        prior: `land_sea` starts the gate with land preferring one half of the experts and sea the other.
+        prior_strength: of the prior, in units of the largest random score; from 2 on it overrules these.
+        order: of the selected experts: by score or by number.
+    """
+
+    expert_ratio: float = 2.0
+    gate: Literal["tensor", "random"] = "tensor"
+    gate_init: GateInit = "kaiming"
+    correlation_length: float | None = None
+    prior: Literal["none", "land_sea"] = "none"
+    prior_strength: float = 2.0
+    order: Order = "score"
+
+    def __post_init__(self) -> None:
+        if not self.expert_ratio >= 1.0:
+            raise ValueError(f"expert_ratio must be at least 1, as many experts as filters, got {self.expert_ratio}")
+        if self.correlation_length is not None and self.gate_init != "smooth":
+            raise ValueError(f"correlation_length belongs to gate_init='smooth', but gate_init is {self.gate_init!r}")
+
+
+@dataclass(frozen=True)
+class ResNetModel(_ResNetSize):
+    """The ResNet of Rasp and Thuerey."""
+
+
+@dataclass(frozen=True)
+class LowRankLocalResNetModel(_ResNetSize):
+    """The ResNet with the 3x3 convolutions of its blocks as low-rank locally connected layers (LRLCN).
+
+    Attributes:
+        spatial_rank: bases; the paper does not say. With 2, there are as many filters as the SMoE has experts.
+        combiner: how each pixel mixes them; the paper's text names the one that looks at its input, for heat.
+    """
+
+    spatial_rank: int = 2
+    combiner: Combiner = "input"
+
+
+@dataclass(frozen=True)
+class AddedSpatialMoEModel(_Gate, _ResNetSize):
+    """The ResNet with one SMoE layer added.
+
+    Attributes:
+        position: `first`: after the 7x7 convolution, as a block of its own (SMoE, LeakyReLU, batch norm, dropout).
+            `last`: such a block after the last residual block, where the filters are still all there.
+            `output`: after the output convolution, choosing as many experts as there are fields to forecast.
+    """
+
+    position: Literal["first", "last", "output"] = "first"
+
+
+@dataclass(frozen=True)
+class SpatialMoEResNetModel(_Gate, _ResNetSize):
+    """The ResNet with the 3x3 convolutions of its blocks as SMoE layers.
+
+    Attributes:
+        share_gates: one gate for all layers.
+    """
+
+    share_gates: bool = True
+
+
+@dataclass(frozen=True)
+class WeatherViTModel:
+    """A vision transformer from fields to fields.
+
+    Attributes:
+        patch_size: pixels along each side of a patch.
+        width: of a token.
+        num_heads: of the attention.
+        depth: number of blocks.
+        hidden: width inside the MLPs.
+    """
+
+    patch_size: int = 2
+    width: int = 1024
+    num_heads: int = 8
+    depth: int = 4
+    hidden: int = 4096
+
+
+WeatherModel = (
+    ResNetModel | LowRankLocalResNetModel | AddedSpatialMoEModel | SpatialMoEResNetModel | WeatherViTModel
+)

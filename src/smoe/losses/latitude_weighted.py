@@ -1,0 +1,52 @@
+"""The squared error of fields on a globe, where rows near the poles cover less of it (WeatherBench)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def latitude_weights(latitude: Sequence[float] | np.ndarray) -> torch.Tensor:
+    """Weights `cos(lat) / mean(cos(lat))` of the rows.
+
+    Args:
+        latitude: Of each row, in degrees, `(H,)`.
+
+    Returns:
+        float64, of mean 1, `(H,)`.
+    """
+    degrees = torch.as_tensor(np.asarray(latitude, dtype=np.float64))
+    if degrees.ndim != 1 or len(degrees) == 0:
+        raise ValueError(f"latitude must hold one number for each row, got the shape {tuple(degrees.shape)}")
+    if not bool((degrees.abs() <= 90.0).all()):
+        outside = degrees[~(degrees.abs() <= 90.0)][0]
+        raise ValueError(f"latitude must be in degrees from -90 to 90, got {outside:g}")
+    cosine = torch.cos(torch.deg2rad(degrees))
+    return cosine / cosine.mean()
+
+
+class LatitudeWeightedMSE(nn.Module):
+    """The mean over samples, channels and pixels of the squared error times the weight of its row.
+
+    Args:
+        latitude: of the rows, in degrees.
+    """
+
+    weights: torch.Tensor
+
+    def __init__(self, latitude: Sequence[float] | np.ndarray) -> None:
+        super().__init__()
+        self.register_buffer("weights", latitude_weights(latitude)[:, None], persistent=False)
+
+    def forward(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """A scalar from two `(B, C, H, W)`, in float32 at least."""
+        if prediction.shape != target.shape or prediction.ndim != 4 or prediction.shape[2] != len(self.weights):
+            raise ValueError(
+                f"prediction and target must be (B, C, {len(self.weights)}, W), got {tuple(prediction.shape)} and "
+                f"{tuple(target.shape)}"
+            )
+        difference = prediction.to(torch.promote_types(prediction.dtype, torch.float32)) - target
+        return (difference.square() * self.weights.to(difference)).mean()

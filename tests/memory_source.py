@@ -1,0 +1,98 @@
+"""A weather source whose fields are made up in memory, one random field for each channel and time."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from smoe.data.weather.grids import Grid
+from smoe.data.weather.source import WeatherSource
+
+GRID = Grid((-60.0, -20.0, 20.0, 60.0), (0.0, 72.0, 144.0, 216.0, 288.0))
+SCALES = {"z": (5e4, 1e3), "t": (280.0, 10.0), "t2m": (285.0, 12.0), "tisr": (1e6, 4e5), "u": (5.0, 8.0)}
+
+
+@dataclass
+class MemorySource(WeatherSource):
+    """Fields of `days` days from the first of January of each year.
+
+    `changes` holds values that replace those of a channel and year, from the first step on; they may be NaN.
+    """
+
+    all_years: tuple[int, ...] = (2000, 2001, 2002)
+    names: tuple[str, ...] = ("z_500", "t_850", "t2m", "tisr", "tp")
+    step_hours: int = 6
+    days: int = 10
+    grid: Grid = GRID
+    notices: list[str] = field(default_factory=list)
+    changes: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    num_reads: int = 0
+
+    @property
+    def kind(self) -> str:
+        return "weatherbench"
+
+    @property
+    def years(self) -> tuple[int, ...]:
+        return self.all_years
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        return self.names
+
+    @property
+    def constant_names(self) -> tuple[str, ...]:
+        return ("lsm", "orography", "lat2d")
+
+    def times(self, year: int) -> np.ndarray:
+        first = np.datetime64(f"{year}-01-01", "h")
+        is_last = year + 1 not in self.all_years
+        # Whole years, so that one follows the other, but for the last of a row.
+        last = first + 24 * self.days if is_last else np.datetime64(f"{year + 1}-01-01", "h")
+        return np.arange(first, last, np.timedelta64(self.step_hours, "h"))
+
+    def read(self, channel: str, year: int) -> np.ndarray:
+        self.num_reads += 1
+        rng = np.random.default_rng((zlib.crc32(channel.encode()), year))
+        noise = rng.standard_normal((len(self.times(year)), *self.grid.shape))
+        mean, std = SCALES.get(channel.partition("_")[0], (0.0, 1.0))
+        values = np.maximum(noise, 0.0) * 2e-3 if channel == "tp" else mean + std * noise
+        values = values.astype(np.float32)
+        change = self.changes.get((channel, year))
+        if change is not None:
+            values[: len(change)] = change
+        return values
+
+    def read_constant(self, name: str) -> np.ndarray:
+        if name == "lat2d":
+            return self.grid.lat2d()
+        rng = np.random.default_rng(zlib.crc32(name.encode()))
+        values = rng.random(self.grid.shape)
+        return (values > 0.5 if name == "lsm" else 1e3 * values).astype(np.float32)
+
+    def check(self, channels: Iterable[str], years: Iterable[int]) -> None:
+        """Nothing can be missing."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Silent:
+    """Hears of a preparation and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.steps: list[str] = []
+        self.total = 0
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def begin(self, total: int, done: int) -> None:
+        self.total = total - done
+
+    def advance(self, text: str) -> None:
+        self.steps.append(text)
