@@ -193,3 +193,11 @@ def test_damaged_files_are_refused(written: Path, tmp_path: Path) -> None:
     (tmp_path / "short.nc").write_bytes(content[: len(content) // 2])
     with pytest.raises(DataError, match="truncated"):
         ForecastFile(tmp_path / "short.nc", CHANNELS, GRID)
+
+
+def test_a_lost_chunk_of_a_zarr_store_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "forecasts.zarr"
+    write(path)
+    (path / "t" / "1.1.0.0").unlink()
+    with pytest.raises(DataError, match="t lacks 1 chunks of its 4 chunk files"):
+        ForecastFile(path, CHANNELS, GRID)

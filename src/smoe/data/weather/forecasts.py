@@ -16,6 +16,7 @@ from smoe.data.weather.integrity import check_netcdf_file
 from smoe.data.weather.open_files import damage_as_data_error, import_xarray
 from smoe.data.weather.units import check_units
 from smoe.data.weather.variables import VARIABLES, Variable, parse_channel
+from smoe.data.weather.zarr_integrity import check_zarr_array
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -136,6 +137,8 @@ class ForecastFile:
         name = next((name for name in names if name in self._dataset.data_vars), None)
         if name is None:
             return None
+        if self.path.is_dir():
+            check_zarr_array(self.path, name)
         array = self._dataset[name]
         where = f"{name} of {self.path}"
         check_units(variable, array.attrs.get("units"), str(self.path))
