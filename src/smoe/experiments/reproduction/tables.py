@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from smoe.experiments.paper import PaperResult
 from smoe.experiments.recipes import Recipe
@@ -69,7 +70,8 @@ class Scale:
 
     name: str
     text: str
-    apply: Callable[[Recipe], Recipe]
+    # Of recipes of its own experiment.
+    apply: Callable[[Any], Recipe]
 
     def recipe(self, row: Row, seed: int) -> Recipe:
         """What is trained for a row with a seed."""

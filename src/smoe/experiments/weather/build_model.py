@@ -64,9 +64,7 @@ def build_model(
             return _convert(_make_resnet(model, shape), model, routing, shape, land)
 
 
-def _make_resnet(
-    model: ResNetModel | LowRankLocalResNetModel | _Gated, shape: Shape, **options: Any
-) -> WeatherResNet:
+def _make_resnet(model: ResNetModel | LowRankLocalResNetModel | _Gated, shape: Shape, **options: Any) -> WeatherResNet:
     return WeatherResNet(
         shape.in_channels,
         shape.out_channels,

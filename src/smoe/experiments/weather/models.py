@@ -115,6 +115,4 @@ class WeatherViTModel:
     hidden: int = 4096
 
 
-WeatherModel = (
-    ResNetModel | LowRankLocalResNetModel | AddedSpatialMoEModel | SpatialMoEResNetModel | WeatherViTModel
-)
+WeatherModel = ResNetModel | LowRankLocalResNetModel | AddedSpatialMoEModel | SpatialMoEResNetModel | WeatherViTModel
