@@ -18,7 +18,7 @@ from rich.progress import track
 
 from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.experiments.heat.build import build_task
-from smoe.experiments.recipes import RECIPES
+from smoe.experiments.heat.recipes import HEAT_RECIPES
 from smoe.nn import GridConv2d, track_loss_scale
 from smoe.ops.native.library import BACKEND_VARIABLE, native_library
 from smoe.training.loop import Task
@@ -70,7 +70,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
 
-    recipe = RECIPES["heat/smoe"]
+    recipe = HEAT_RECIPES["heat/smoe"]
     small = replace(recipe, data=replace(recipe.data, num_train_runs=20))
     plain = replace(small, routing=replace(small.routing, rc_loss=False, damping=None))
     batch_size = recipe.training.batch_size

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from smoe.data import diffusion_stencil
-from smoe.experiments.heat.build import build_task, make_region_map
+from smoe.experiments.build import build_task
+from smoe.experiments.heat.build import make_region_map
 from smoe.experiments.heat.build_model import build_model
 from smoe.experiments.heat.models import SpatialMoEModel
 from smoe.experiments.heat.recipes import HEAT_RECIPES, AuxiliaryLosses, HeatDiffusion, HeatRecipe

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from smoe.experiments.heat.models import SpatialMoEModel
-from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe
-from smoe.experiments.recipes import RECIPES, RecipeError, find_recipe, from_plain, to_plain
+from smoe.experiments.heat.recipes import HEAT_RECIPES, HeatDiffusion, HeatRecipe
+from smoe.experiments.recipes import RecipeError, find_recipe, from_plain, to_plain
 
 
 def test_the_headline_recipe_is_the_paper_scale_one() -> None:
-    recipe = RECIPES["heat/smoe"]
+    recipe = HEAT_RECIPES["heat/smoe"]
     data = recipe.data
     assert data.spatial_shape == (64, 64) and data.diffusivities == (0.0025, 0.025, 0.25) and data.num_steps == 100
     assert (data.num_train_runs, data.train_seed) == (1000, 42)

@@ -31,7 +31,8 @@ def conv_by_definition(x: torch.Tensor, conv: torch.nn.Module) -> torch.Tensor:
     return F.conv2d(F.pad(wrapped, (0, 0, half, half)), weight, bias)
 
 
-def block_by_definition(x: torch.Tensor, block: ConvBlock) -> torch.Tensor:
+def block_by_definition(x: torch.Tensor, block: torch.nn.Module) -> torch.Tensor:
+    assert isinstance(block, ConvBlock)
     x = conv_by_definition(x, block.conv)
     x = torch.where(x > 0, x, 0.3 * x)
     mean, variance = x.mean(dim=(0, 2, 3), keepdim=True), x.var(dim=(0, 2, 3), keepdim=True, correction=0)
@@ -49,7 +50,7 @@ def test_the_net_is_what_it_says() -> None:
     expected = block_by_definition(x, net.stem)
     for block in net.blocks:
         assert isinstance(block, ResidualBlock)
-        expected = expected + block_by_definition(block_by_definition(expected, block.first), block.second)  # type: ignore[arg-type]
+        expected = expected + block_by_definition(block_by_definition(expected, block.first), block.second)
     expected = conv_by_definition(expected, net.head)
     torch.testing.assert_close(net(x), expected)
 
@@ -65,11 +66,13 @@ def test_longitude_wraps_and_latitude_does_not() -> None:
 def test_running_statistics_and_dropout_are_those_of_keras() -> None:
     torch.manual_seed(0)
     net = WeatherResNet(3, 2, filters=4, num_blocks=1)
-    norm = net.stem.norm
+    stem = net.stem
+    assert isinstance(stem, ConvBlock)
+    norm = stem.norm
     assert norm.eps == 1e-3
-    assert net.stem.dropout.p == 0.1
+    assert stem.dropout.p == 0.1
     x = torch.randn(4, 3, 6, 8)
-    seen = F.leaky_relu(net.stem.conv(x), 0.3).mean(dim=(0, 2, 3))
+    seen = F.leaky_relu(stem.conv(x), 0.3).mean(dim=(0, 2, 3))
     net(x)
     # Keras keeps 0.99 of the mean, which starts at 0.
     assert norm.running_mean is not None

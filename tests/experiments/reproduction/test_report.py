@@ -18,7 +18,7 @@ from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
 from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
 
 
-def small(recipe: HeatRecipe) -> HeatRecipe:
+def small(recipe: Any) -> HeatRecipe:
     return replace(recipe, data=replace(recipe.data, num_train_runs=3))
 
 
@@ -107,7 +107,9 @@ def test_runs_are_planned_once_and_by_seed(tmp_path: Path) -> None:
     planned = plan_runs(TOY, twice, TOY.scales[1], 2, data=tmp_path)
     assert [run.recipe.seed for run in planned] == [0, 0, 1, 1]
     assert planned[0].label == "toy/first: conv, no, small, seed 0"
-    assert all(run.recipe.data.num_train_runs == 3 and run.recipe.data.cache_dir == tmp_path for run in planned)
+    for run in planned:
+        assert isinstance(run.recipe, HeatRecipe)
+        assert run.recipe.data.num_train_runs == 3 and run.recipe.data.cache_dir == tmp_path
     assert len(plan_runs(TOY, twice, TOY.scales[1], 2, data=tmp_path, only="OTHER")) == 2
 
 

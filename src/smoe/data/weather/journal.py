@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from smoe.data.weather.errors import DataError
-
 from smoe.data.weather.prepare_plan import Plan
 from smoe.data.weather.statistics import Moments
 from smoe.data.weather.store_format import PREPARATION_FILE, StoredYear, checksum, read_json, write_json

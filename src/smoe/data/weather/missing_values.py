@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+
 from smoe.data.weather.errors import DataError
 from smoe.data.weather.grids import Grid
-
 from smoe.data.weather.statistics import PRECIPITATION, PRECIPITATION_EPSILON, STEPS_PER_PIECE
 from smoe.data.weather.store_format import NaNPolicy
 

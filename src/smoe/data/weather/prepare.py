@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.source import WeatherSource
 
 from smoe.atomic_files import write_atomically
+from smoe.data.weather.errors import DataError
 from smoe.data.weather.journal import Journal
 from smoe.data.weather.missing_values import replace_missing
 from smoe.data.weather.prepare_plan import Plan, Preparation, Span, check_disk, make_plan
+from smoe.data.weather.source import WeatherSource
 from smoe.data.weather.statistics import STEPS_PER_PIECE, Moments, add_year, transform
 from smoe.data.weather.store import WeatherStore, crc32_of
 from smoe.data.weather.store_format import (

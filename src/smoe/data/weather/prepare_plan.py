@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from smoe.data.weather.errors import DataError
 from smoe.data.weather.source import WeatherSource
-from smoe.data.weather.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, VARIABLES, parse_channel
-
 from smoe.data.weather.store import WeatherStore
 from smoe.data.weather.store_format import DTYPE, FIELDS_FILE, NaNPolicy
+from smoe.data.weather.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, VARIABLES, parse_channel
 
 DEFAULT_STATISTICS_YEARS = (1979, 2015)
 

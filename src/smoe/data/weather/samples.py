@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from smoe.data.weather.errors import DataError
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from smoe.data.weather.errors import DataError
 from smoe.data.weather.store import WeatherStore
 
 LEAD_CHANNEL = "lead_hours/100"

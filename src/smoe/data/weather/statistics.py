@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from smoe.data.weather.errors import DataError
 from torch import Tensor
+
+from smoe.data.weather.errors import DataError
 
 PRECIPITATION = "tp"
 PRECIPITATION_EPSILON = 0.001

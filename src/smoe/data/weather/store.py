@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import Grid
 from torch import Tensor
 
+from smoe.data.weather.errors import DataError
+from smoe.data.weather.grids import Grid
 from smoe.data.weather.statistics import Values, transform, undo_transform
 from smoe.data.weather.store_format import (
     CONSTANTS_FILE,

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from smoe.data.weather.errors import DataError
 
 from smoe.atomic_files import write_atomically
+from smoe.data.weather.errors import DataError
 
 FORMAT = "smoe weather store"
 VERSION = 1

@@ -10,6 +10,7 @@ import torch
 from smoe.data import diffusion_stencil
 from smoe.experiments.heat.build import make_region_map
 from smoe.experiments.heat.models import SpatialMoEModel
+from smoe.experiments.heat.recipes import HeatRecipe
 from smoe.experiments.paper import PAPER_RESULTS
 from smoe.experiments.runs import OpenRun
 from smoe.models import SpatialMoENet
@@ -31,6 +32,7 @@ def learned(run: OpenRun) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
             "a routing map can be drawn of convolution experts and a gate that does not look at its input; "
             f"this run has {has}"
         )
+    assert isinstance(run.recipe, HeatRecipe)
     region_map = make_region_map(run.recipe.data)
     stencils = np.stack([diffusion_stencil(diffusivity) for diffusivity in run.recipe.data.diffusivities])
     with torch.no_grad():

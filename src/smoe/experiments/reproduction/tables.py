@@ -99,7 +99,8 @@ class Scale:
 
     name: str
     text: str
-    apply: Callable[[Any], Any]
+    # Of recipes of its own experiment.
+    apply: Callable[[Any], Recipe]
     is_comparable: bool = True
 
     def recipe(self, row: Row, seed: int) -> Recipe:

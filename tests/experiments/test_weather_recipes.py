@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from smoe.experiments.heat.recipes import HeatRecipe
+from smoe.experiments.recipes import RECIPES, RecipeError, recipe_from_plain, recipe_to_plain, to_plain
+from smoe.experiments.weather.models import SpatialMoEResNetModel
+from smoe.experiments.weather.recipes import WEATHER_RECIPES, AdamL2, WeatherData, WeatherRecipe
+
+
+def test_the_two_ways_of_training_are_the_two_papers() -> None:
+    smoe, rasp = WEATHER_RECIPES["weather/smoe"], WEATHER_RECIPES["weather/smoe-rasp"]
+    assert smoe.model == rasp.model
+    assert (smoe.optimizer.lr, smoe.training.batch_size, smoe.training.min_lr) == (1e-3, 64, 1e-6)
+    assert (rasp.optimizer.lr, rasp.training.batch_size, rasp.training.min_lr) == (5e-5, 32, 1e-5)
+    assert (rasp.training.plateau_factor, rasp.training.min_delta) == (0.2, 1e-4)
+    assert smoe.training.early_stop_patience == rasp.training.early_stop_patience == 5
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: WeatherData(train_years=(2001, 2000)), "train_years must be the first and the last year"),
+        (lambda: AdamL2(lr=-1.0), "lr must not be negative, got -1"),
+        (lambda: SpatialMoEResNetModel(expert_ratio=0.5), "expert_ratio must be at least 1"),
+        (lambda: SpatialMoEResNetModel(correlation_length=3.0), "belongs to gate_init='smooth'"),
+        (lambda: WeatherRecipe(routing_warmup_epochs=-1), "routing_warmup_epochs must not be negative"),
+    ],
+)
+def test_options_that_make_no_sense(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_every_recipe_survives_json(name: str) -> None:
+    recipe = RECIPES[name]
+    assert recipe_from_plain(json.loads(json.dumps(recipe_to_plain(recipe)))) == recipe
+
+
+def test_a_stored_recipe_without_a_class_is_of_the_heat_experiment() -> None:
+    assert recipe_from_plain(to_plain(HeatRecipe(seed=4))) == HeatRecipe(seed=4)
+    with pytest.raises(RecipeError, match="no 'OceanRecipe' among HeatRecipe, WeatherRecipe"):
+        recipe_from_plain({"type": "OceanRecipe"})
