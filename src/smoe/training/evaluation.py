@@ -36,13 +36,14 @@ def evaluate(
     metrics: Sequence[Metric],
     collate: Collate,
     batch_size: int,
+    num_workers: int = 0,
 ) -> dict[str, float]:
     """The values of all metrics. Leaves the model in evaluation mode."""
     batches = OrderedBatches(num_samples(samples), batch_size, accelerator.process_index, accelerator.num_processes)
     totals = [torch.zeros(len(metric.names), 2, dtype=torch.float64, device=accelerator.device) for metric in metrics]
     model.eval()
     with torch.no_grad():
-        for input, target in load_batches(samples, batches, collate, accelerator.device):
+        for input, target in load_batches(samples, batches, collate, accelerator.device, num_workers):
             prediction = model(input)
             for total, metric in zip(totals, metrics, strict=True):
                 total += metric.totals(prediction, target)
@@ -58,13 +59,14 @@ def sum_over_processes(accelerator: Accelerator, tensor: Tensor) -> Tensor:
 
 
 def load_batches(
-    samples: Dataset[Any], batches: Sampler[list[int]], collate: Collate, device: torch.device
+    samples: Dataset[Any], batches: Sampler[list[int]], collate: Collate, device: torch.device, num_workers: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and targets, batch by batch, on the device."""
+    """Inputs and targets, batch by batch, on the device; read ahead by processes if there are workers."""
     loader = DataLoader(
         samples,
         batch_sampler=batches,
         collate_fn=collate,
+        num_workers=num_workers,
         # Without a generator of its own, a loader draws from torch's, and a resumed run would draw once more.
         generator=torch.Generator(),
     )

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset
 
 from smoe.nn.routed_layer import RoutedLayer, track_loss_scale
-from smoe.training.batches import ShuffledBatches
+from smoe.training.batches import DrawnSamples, ShuffledBatches
 from smoe.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from smoe.training.devices import make_accelerator
 from smoe.training.evaluation import Collate, Metric, evaluate, load_batches, num_samples, sum_over_processes
@@ -128,6 +128,7 @@ class Loop:
             task.metrics,
             task.collate,
             self.plan.evaluation_batch_size,
+            self.plan.num_workers,
         )
         return {f"{split}/{name}": value for name, value in values.items()}
 
@@ -136,8 +137,11 @@ class Loop:
         self.reporter.begin_epoch(self.epoch, self.batches.num_batches, self.next_batch)
         started = time.perf_counter()
         self.model.train()
-        samples = load_batches(self.task.splits["train"], self.batches, self.task.collate, self.accelerator.device)
-        for input, target in samples:
+        samples = self.task.splits["train"]
+        if isinstance(samples, DrawnSamples):
+            samples.start_epoch(self.epoch)
+        device, num_workers = self.accelerator.device, self.plan.num_workers
+        for input, target in load_batches(samples, self.batches, self.task.collate, device, num_workers):
             loss = self.task.loss(self.model(input), target)
             if self.task.auxiliary_loss is not None:
                 loss = loss + self.task.auxiliary_loss(self.model)
