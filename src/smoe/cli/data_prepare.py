@@ -104,8 +104,6 @@ def _prepare_weather(options: PrepareWeather) -> int:
             open_source(options.root, kind=options.kind, resolution=options.resolution) as source,
             PrepareProgress() as progress,
         ):
-            for notice in source.notices:
-                progress.say(notice)
             store = prepare(source, options.output, wanted, progress, statistics_from)
     except KeyboardInterrupt:
         sys.stderr.write("stopped; run the same command again to go on after the last whole year\n")
