@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from smoe.data.weather.open_files import OpenFiles, damage_as_data_error
 from smoe.data.weather.time_axis import TimeAxis, read_time_axis
 from smoe.data.weather.units import check_units
 from smoe.data.weather.variables import Variable
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,8 @@ class FieldSeries:
         array = dataset[name]
         with damage_as_data_error(piece.path, name):
             orientation = find_orientation(array, self._grid, where)
-            time = self.place_in_time(read_time_axis(array, where))
+            time = self.place_in_time(read_time_axis(array, where), where)
+            self._check_complete(piece, array, 24 * 60 // time.step if time.step else 1)
             level_axis, levels, in_pascal = None, (), False
             if self.variable.has_levels:
                 level_axis, levels, in_pascal = find_levels(array, where)
@@ -175,8 +180,7 @@ class FieldSeries:
             )
         if in_pascal:
             self._say("levels are in Pa: read as hPa", piece.path)
-        units = array.attrs.get("units")
-        factor = self.unit_factor(name, None if units is None else str(units), where)
+        factor = self.unit_factor(array, orientation, piece, where)
         return Header(name, orientation, time, level_axis, levels, factor)
 
     def _check_promise(self, piece: Piece, time: TimeAxis) -> None:
@@ -189,13 +193,16 @@ class FieldSeries:
                 f"{describe_years(tuple(piece.years))}"
             )
 
-    def place_in_time(self, axis: TimeAxis) -> TimeAxis:
+    def _check_complete(self, piece: Piece, array: xr.DataArray, steps_a_day: int) -> None:
+        """Refuses an array of which parts are missing, where opening the file does not show it."""
+
+    def place_in_time(self, axis: TimeAxis, where: str) -> TimeAxis:  # noqa: ARG002 - for other archives
         """The times to which the fields belong; here those of the file."""
         return axis
 
-    def unit_factor(self, name: str, units: str | None, where: str) -> float:  # noqa: ARG002 - for other archives
+    def unit_factor(self, array: xr.DataArray, orientation: Orientation, piece: Piece, where: str) -> float:  # noqa: ARG002
         """What to multiply the file's values with; here they must be in the variable's units."""
-        check_units(self.variable, units, where)
+        check_units(self.variable, array.attrs.get("units"), where)
         return 1.0
 
 

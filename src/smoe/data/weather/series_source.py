@@ -16,7 +16,7 @@ from smoe.data.weather.series import FieldSeries, describe_years
 from smoe.data.weather.source import WeatherSource
 from smoe.data.weather.variables import VARIABLES, Channel, Variable, parse_channel
 
-# Accumulated variables of ERA5 begin seven hours after the others.
+# Accumulated variables of ERA5 begin seven hours after the others. One day is what training leaves out at the start.
 _LATE_START = np.timedelta64(24, "h")
 
 

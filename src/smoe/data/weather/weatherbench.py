@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -31,36 +32,31 @@ class WeatherBenchSource(SeriesSource):
     def __init__(self, folder: Path, resolution: str | None):
         super().__init__(folder, OpenFiles(open_netcdf))
         self._expected_grid = None if resolution is None else GRIDS[resolution]
-        by_folder = {variable.folder: variable for variable in VARIABLES.values()}
         series: dict[str, list[FieldSeries]] = {}
         hourly_precipitation = None
         for directory in sorted(each for each in folder.iterdir() if each.is_dir()):
-            # geopotential_500 and temperature_850 are copies of one level.
-            single_level = re.fullmatch(r"(.+)_[0-9]+", directory.name)
-            if directory.name in by_folder:
-                variable = by_folder[directory.name]
-            elif directory.name == HOURLY_PRECIPITATION.folder:
-                variable = HOURLY_PRECIPITATION
-            elif single_level and single_level[1] in by_folder and by_folder[single_level[1]].has_levels:
-                variable = by_folder[single_level[1]]
-            else:
+            variable = self._variable_of(directory)
+            pieces = [] if variable is None else self._find_pieces(directory)
+            if variable is None:
                 continue
-            found = self._find_series(variable, directory)
-            if variable is HOURLY_PRECIPITATION:
-                hourly_precipitation = found
-            elif found is not None:
-                series.setdefault(variable.short_name, []).append(found)
+            if not pieces:
+                self._notice_zip_files(directory)
+            elif variable is HOURLY_PRECIPITATION:
+                hourly_precipitation = self._make_series(variable, pieces)
+            else:
+                series.setdefault(variable.short_name, []).append(self._make_series(variable, pieces))
         self._set_series(series, hourly_precipitation)
 
-    def _find_series(self, variable: Variable, directory: Path) -> FieldSeries | None:
-        pieces = self._find_pieces(directory)
-        years = [piece.years[0] for piece in pieces]
-        twice = [year for year, other in zip(years[1:], years[:-1], strict=True) if year == other]
-        if twice:
-            raise DataError(f"{directory} has two files of the year {twice[0]}; expected one")
-        if not pieces:
-            self._complain_of_zip_files(directory)
-            return None
+    def _variable_of(self, directory: Path) -> Variable | None:
+        by_folder = {variable.folder: variable for variable in (*VARIABLES.values(), HOURLY_PRECIPITATION)}
+        # geopotential_500 and temperature_850 are copies of one level.
+        single_level = re.fullmatch(r"(.+)_[0-9]+", directory.name)
+        if directory.name not in by_folder and single_level:
+            variable = by_folder.get(single_level[1])
+            return variable if variable is not None and variable.has_levels else None
+        return by_folder.get(directory.name)
+
+    def _make_series(self, variable: Variable, pieces: list[Piece]) -> FieldSeries:
         return FieldSeries(variable, pieces, (variable.short_name,), self._files, self._expected_grid, self._say)
 
     def _find_pieces(self, directory: Path) -> list[Piece]:
@@ -69,9 +65,15 @@ class WeatherBenchSource(SeriesSource):
             match = YEAR_FILE.fullmatch(path.name)
             if match and match["stem"] == directory.name:
                 pieces.append(Piece(path, range(int(match["year"]), int(match["year"]) + 1)))
-        return sorted(pieces, key=lambda piece: piece.years[0])
+        pieces.sort(key=lambda piece: piece.years[0])
+        for piece, following in itertools.pairwise(pieces):
+            if piece.years == following.years:
+                raise DataError(
+                    f"{directory} has two files of {piece.years[0]}: {piece.path.name}, {following.path.name}"
+                )
+        return pieces
 
-    def _complain_of_zip_files(self, directory: Path) -> None:
+    def _notice_zip_files(self, directory: Path) -> None:
         archives = sorted(directory.glob("*.zip"))
         if archives:
             self._say(f"{directory.name} is not unpacked: left out; unzip it there", archives[0])
@@ -101,7 +103,10 @@ class WeatherBenchSource(SeriesSource):
         return check_constant(self._read_constant_file(path, name, where), name, where)
 
     def _constants_file(self) -> Path | None:
-        folder = self.path / "constants"
+        return self._constants_in(self.path)
+
+    def _constants_in(self, resolution_folder: Path) -> Path | None:
+        folder = resolution_folder / "constants"
         found = sorted(folder.glob("constants*.nc")) if folder.is_dir() else []
         if len(found) > 1:
             raise DataError(f"{folder} has {len(found)} files of constants, expected one")
