@@ -1,17 +1,21 @@
-"""Data of the paper's experiments."""
+"""Data of the paper's experiments. The names below are loaded on first use: the weather readers need no torch."""
 
 from __future__ import annotations
 
-from smoe.data.heat import (
-    MAX_DIFFUSIVITY,
-    HeatPairs,
-    diffusion_stencil,
-    draw_initial_states,
-    load_frames,
-    save_frames,
-    simulate_heat,
-)
-from smoe.data.region_maps import count_region_types, grow_region_map, load_region_map
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from smoe.data.heat import (
+        MAX_DIFFUSIVITY,
+        HeatPairs,
+        diffusion_stencil,
+        draw_initial_states,
+        load_frames,
+        save_frames,
+        simulate_heat,
+    )
+    from smoe.data.region_maps import count_region_types, grow_region_map, load_region_map
 
 __all__ = [
     "MAX_DIFFUSIVITY",
@@ -25,3 +29,16 @@ __all__ = [
     "save_frames",
     "simulate_heat",
 ]
+
+_REGION_MAPS = ("count_region_types", "grow_region_map", "load_region_map")
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'smoe.data' has no attribute {name!r}")
+    home = "smoe.data.region_maps" if name in _REGION_MAPS else "smoe.data.heat"
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
