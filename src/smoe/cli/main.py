@@ -14,6 +14,7 @@ COMMANDS = {
     "show": "draw what a run learned",
     "reproduce": "train what a table of the paper needs and write it beside the paper's numbers",
     "recipes": "list the recipes",
+    "data": "look at data sets and prepare them for training",
     "bench": "say which backend is in use; measure layers beside F.conv2d",
 }
 
@@ -32,6 +33,7 @@ examples:
   smoe evaluate runs/first
   smoe show runs/first
   smoe reproduce heat/gates --seeds 3 --jobs 2
+  smoe data prepare weather --root ~/weatherbench --output stores/era5
 
 `smoe COMMAND --help` tells more; `smoe train RECIPE --help` lists every field of a recipe.
 With SMOE_TRACEBACK=1 in the environment, errors show where they arose.
