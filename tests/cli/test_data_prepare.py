@@ -135,7 +135,7 @@ def test_a_mistake_gets_one_clear_line(args: list[str], text: str, capsys: pytes
     ("options", "text"),
     [
         (["--channels", "z_50"], "the data lack the channels z_50; there are z_500, z_850"),
-        (["--channels", "tp", "--years", "1979", "2018"], "the data lack 1981 to 2018 (38 years)"),
+        (["--channels", "tp", "--years", "1979", "2018"], "the data lack 1981-2018, which --years"),
         (["--channels", "tp", "--statistics-from", "nowhere"], "there is no weather store in nowhere"),
         (["--resolution", "2.8125deg"], "2.8125deg"),
     ],
