@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from smoe.data.weather.errors import DataError
 from smoe.data.weather.grids import Grid
@@ -136,10 +135,9 @@ class WeatherStore:
         """The inverse of `to_physical`."""
         (index,) = self.channel_indices([channel])
         mean, std = float(self.mean[index]), float(self.std[index])
-        if isinstance(values, Tensor):
-            transformed = transform(channel, values.detach().cpu().numpy())
-            return values.new_tensor((transformed - mean) / std)
-        return ((transform(channel, values) - mean) / std).astype(values.dtype)
+        if isinstance(values, (np.ndarray, np.generic)):
+            return ((transform(channel, values) - mean) / std).astype(values.dtype)
+        return values.new_tensor((transform(channel, values.detach().cpu().numpy()) - mean) / std)
 
     def years(self) -> tuple[int, ...]:
         """The years in it, complete or not."""
