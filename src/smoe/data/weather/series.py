@@ -49,7 +49,7 @@ class FieldSeries:
         pieces: Its files in the order of time.
         names: Names that the variable may have inside the files, the first that is there counts.
         files: Opens them.
-        grid: What all files must be on; None for any of WeatherBench's.
+        grid: What all files must be on; None for any of WeatherBench's. It may be set until a file is opened.
         say: Told what was put right, and in which file.
     """
 
@@ -66,7 +66,7 @@ class FieldSeries:
         self.pieces = pieces
         self._names = names
         self._files = files
-        self._grid = grid
+        self.grid = grid
         self._say = say
         self._headers: dict[Path, Header] = {}
 
@@ -157,7 +157,7 @@ class FieldSeries:
         where = f"{piece.path}: {name}"
         array = dataset[name]
         with damage_as_data_error(piece.path, name):
-            orientation = find_orientation(array, self._grid, where)
+            orientation = find_orientation(array, self.grid, where)
             time = self.place_in_time(read_time_axis(array, where), where)
             self._check_complete(piece, array, 24 * 60 // time.step if time.step else 1)
             level_axis, levels, in_pascal = None, (), False

@@ -46,6 +46,8 @@ class SeriesSource(WeatherSource):
         self._reference = next((s for s in everything if not s.variable.is_accumulated), everything[0])
         header = self._reference.header(self._reference.pieces[0])
         self.grid: Grid = header.orientation.grid
+        for series_of_any in everything:
+            series_of_any.grid = self.grid
         if header.time.step not in (60, 360):
             found = f"steps of {header.time.step / 60:g} h" if header.time.step else "a single time"
             raise DataError(f"{self._reference.pieces[0].path} has {found}, expected times 1 h or 6 h apart")
