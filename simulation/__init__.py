@@ -1,0 +1,1 @@
+"""A simulated atmosphere in WeatherBench's file layout; see README.md."""
