@@ -122,12 +122,7 @@ def test_a_continuous_lead_is_a_channel_and_evaluated_at_one_lead(store: Path, t
     data = replace(recipe.data, continuous_lead_hours=(6, 48), lead_hours=24)
     recipe = replace(recipe, data=data)
     task = build_task(recipe, say=quietly)
-    assert task.begin_epoch is not None
-    leads = []
-    for epoch in (1, 2):
-        task.begin_epoch(epoch)
-        leads.append([float(task.splits["train"][index][0][-1, 0, 0]) for index in range(10)])
-    assert leads[0] != leads[1]
+    assert len({float(task.splits["train"][index][0][-1, 0, 0]) for index in range(10)}) > 1
     assert float(task.splits["test"][0][0][-1, 0, 0]) == pytest.approx(0.24)
     assert "test/rmse_z_500" in train("weather/rt", recipe, tmp_path / "run", say=quietly)
 
@@ -169,6 +164,6 @@ def test_a_run_of_an_older_version_is_resumed(store: Path, tmp_path: Path) -> No
     file = tmp_path / "run" / "recipe.json"
     stored = json.loads(file.read_text())
     # Fields that it did not have yet.
-    del stored["recipe"]["init_from"], stored["recipe"]["data"]["num_workers"]
+    del stored["recipe"]["init_from"], stored["recipe"]["training"]["num_workers"]
     file.write_text(json.dumps(stored))
     assert "test/loss" in train("weather/rt", recipe, tmp_path / "run", resume=True, say=quietly)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,6 +94,45 @@ def test_a_resumed_run_is_bit_equal_to_one_never_stopped(tmp_path: Path, num_ste
         theirs = load_checkpoint(tmp_path / "whole" / "checkpoints" / f"{name}.pt")
         for key, value in theirs["model"].items():
             assert torch.equal(ours["model"][key], value), (name, key)
+
+
+class DrawnPairs(HeatPairs):
+    """Inputs that are scaled by a factor of their epoch."""
+
+    factor = 1.0
+
+    def start_epoch(self, epoch: int) -> None:
+        self.factor = 1.0 + epoch / 10
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        input, target = super().__getitems__(indices)
+        return self.factor * input, target
+
+
+def test_workers_change_nothing_even_if_the_run_is_resumed_without_them(tmp_path: Path) -> None:
+    def make_drawn_task() -> Task:
+        task = make_task()
+        frames = torch.rand(2, 8, 6, 5, generator=torch.Generator().manual_seed(8)).numpy()
+        task.splits = {**task.splits, "train": DrawnPairs(frames)}
+        return task
+
+    plan, whole, stopped = replace(PLAN, max_epochs=2), RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "two")
+    Loop(make_drawn_task(), plan, whole).fit()
+    with pytest.raises(Interrupted):
+        Loop(make_drawn_task(), replace(plan, num_workers=2), stopped, StopAfter(4)).fit()
+    torch.manual_seed(12345)
+    Loop(make_drawn_task(), replace(plan, num_workers=1), stopped).fit(resume=True)
+    assert without_times(stopped.read_history()) == without_times(whole.read_history())
+    theirs, ours = load_checkpoint(whole.last_checkpoint)["model"], load_checkpoint(stopped.last_checkpoint)["model"]
+    assert all(torch.equal(ours[key], value) for key, value in theirs.items())
+
+
+def test_each_epoch_draws_its_samples_anew(tmp_path: Path) -> None:
+    task = make_task()
+    drawn = DrawnPairs(torch.rand(2, 8, 6, 5).numpy())
+    task.splits = {**task.splits, "train": drawn}
+    Loop(task, replace(PLAN, max_epochs=3), RunDirectory(tmp_path)).fit()
+    assert drawn.factor == 1.3
 
 
 def test_a_kill_between_two_files_loses_nothing(tmp_path: Path) -> None:
@@ -191,13 +231,3 @@ def test_the_task_hears_of_every_epoch_before_it_begins(tmp_path: Path) -> None:
     resumed.begin_epoch = heard.append
     Loop(resumed, PLAN, RunDirectory(tmp_path)).fit(resume=True)
     assert heard == [2, 3, 4]
-
-
-def test_batches_from_other_processes_are_the_same(tmp_path: Path) -> None:
-    weights = []
-    for num_workers in (0, 1):
-        task = make_task()
-        task.num_workers = num_workers
-        Loop(task, replace(PLAN, max_epochs=1), RunDirectory(tmp_path / str(num_workers))).fit()
-        weights.append(task.model.state_dict())
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())

@@ -55,7 +55,14 @@ def test_stops_at_the_last_epoch() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("batch_size", 0), ("max_epochs", 0), ("plateau_patience", -1), ("plateau_factor", 1.0), ("num_threads", 0)],
+    [
+        ("batch_size", 0),
+        ("max_epochs", 0),
+        ("plateau_patience", -1),
+        ("plateau_factor", 1.0),
+        ("num_threads", 0),
+        ("num_workers", -1),
+    ],
 )
 def test_refuses_numbers_that_make_no_plan(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"{name} must .* got {value}"):

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "train": "train a recipe",
+    "plan": "say what training a recipe would cost here: parameters, memory, time",
     "evaluate": "score a trained run on its test or validation split",
     "show": "draw what a run learned",
     "reproduce": "train what a table of the paper needs and write it beside the paper's numbers",
     "recipes": "list the recipes",
+    "data": "look at data sets and prepare them for training",
     "bench": "say which backend is in use; measure layers beside F.conv2d",
 }
 
@@ -29,9 +31,11 @@ examples:
   smoe train heat/smoe --seed 0 --output-dir runs/first
   smoe train heat/smoe --data.num-train-runs 100 --routing.damping None
   smoe train heat/smoe --output-dir runs/first --resume
+  smoe plan weather/smoe --model.filters 16 --model.num-blocks 3
   smoe evaluate runs/first
   smoe show runs/first
   smoe reproduce heat/gates --seeds 3 --jobs 2
+  smoe data prepare weather --root ~/weatherbench --output stores/era5
 
 `smoe COMMAND --help` tells more; `smoe train RECIPE --help` lists every field of a recipe.
 With SMOE_TRACEBACK=1 in the environment, errors show where they arose.

@@ -38,7 +38,7 @@ class OpenRun:
         accelerator = make_accelerator(plan)
         model = accelerator.prepare(task.model)
         samples, batch_size = task.splits[split], plan.evaluation_batch_size
-        return evaluate(accelerator, model, samples, task.metrics, task.collate, batch_size, task.num_workers)
+        return evaluate(accelerator, model, samples, task.metrics, task.collate, batch_size, plan.num_workers)
 
 
 def train(

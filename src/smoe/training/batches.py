@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch.utils.data import Sampler
+
+
+@runtime_checkable
+class DrawnSamples(Protocol):
+    """Samples that are partly drawn at random, anew in each epoch, such as those with a lead time of a range."""
+
+    def start_epoch(self, epoch: int) -> None:
+        """Draws, from the number of the epoch alone: again the same after a resume."""
+        ...
 
 
 class ShuffledBatches(Sampler[list[int]]):

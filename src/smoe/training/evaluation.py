@@ -65,14 +65,14 @@ def sum_over_processes(accelerator: Accelerator, tensor: Tensor) -> Tensor:
 def load_batches(
     samples: Dataset[Any], batches: Sampler[list[int]], collate: Collate, device: torch.device, num_workers: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and targets, batch by batch, on the device; fetched by `num_workers` processes, or here if 0."""
+    """Inputs and targets, batch by batch, on the device; read ahead by processes if there are workers."""
     loader = DataLoader(
         samples,
         batch_sampler=batches,
         collate_fn=collate,
+        num_workers=num_workers,
         # Without a generator of its own, a loader draws from torch's, and a resumed run would draw once more.
         generator=torch.Generator(),
-        num_workers=num_workers,
     )
     for input, target in loader:
         yield input.to(device, non_blocking=True), target.to(device, non_blocking=True)

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset
 
 from smoe.nn.routed_layer import RoutedLayer, track_loss_scale
-from smoe.training.batches import ShuffledBatches
+from smoe.training.batches import DrawnSamples, ShuffledBatches
 from smoe.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from smoe.training.devices import make_accelerator
 from smoe.training.evaluation import Collate, Metric, evaluate, load_batches, num_samples, sum_over_processes
@@ -47,7 +47,6 @@ class Task:
         auxiliary_loss: of the model after its forward pass, added to the loss of each training step.
         begin_epoch: called with the number of an epoch, from 1, before its first batch; also where a resumed run goes
             on within one.
-        num_workers: processes that fetch batches; 0 fetches them in this one.
     """
 
     model: nn.Module
@@ -59,7 +58,6 @@ class Task:
     seed: int
     auxiliary_loss: Callable[[nn.Module], Tensor] | None = None
     begin_epoch: Callable[[int], None] | None = None
-    num_workers: int = 0
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> ReduceLROnPlateau:
@@ -145,7 +143,7 @@ class Loop:
             task.metrics,
             task.collate,
             self.plan.evaluation_batch_size,
-            task.num_workers,
+            self.plan.num_workers,
         )
         return {f"{split}/{name}": value for name, value in values.items()}
 
@@ -154,16 +152,16 @@ class Loop:
         self.reporter.begin_epoch(self.epoch, self.batches.num_batches, self.next_batch)
         started = time.perf_counter()
         self.model.train()
-        task = self.task
-        if task.begin_epoch is not None:
-            task.begin_epoch(self.epoch)
-        samples = load_batches(
-            task.splits["train"], self.batches, task.collate, self.accelerator.device, task.num_workers
-        )
-        for input, target in samples:
-            loss = task.loss(self.model(input), target)
-            if task.auxiliary_loss is not None:
-                loss = loss + task.auxiliary_loss(self.model)
+        if self.task.begin_epoch is not None:
+            self.task.begin_epoch(self.epoch)
+        samples = self.task.splits["train"]
+        if isinstance(samples, DrawnSamples):
+            samples.start_epoch(self.epoch)
+        device, num_workers = self.accelerator.device, self.plan.num_workers
+        for input, target in load_batches(samples, self.batches, self.task.collate, device, num_workers):
+            loss = self.task.loss(self.model(input), target)
+            if self.task.auxiliary_loss is not None:
+                loss = loss + self.task.auxiliary_loss(self.model)
             self.accelerator.backward(track_loss_scale(loss, self.model))
             self.stepper.step()
             self.stepper.zero_grad()

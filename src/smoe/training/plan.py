@@ -27,6 +27,7 @@ class TrainingPlan:
         precision: `no` (float32), `bf16` or `fp16` autocast.
         device: `auto` takes an accelerator if there is one.
         num_threads: of torch, on a CPU; None leaves torch's choice.
+        num_workers: processes that read batches ahead of the model; 0: the training process reads them itself.
     """
 
     batch_size: int = 32
@@ -43,13 +44,15 @@ class TrainingPlan:
     precision: Literal["no", "bf16", "fp16"] = "no"
     device: Literal["auto", "cpu"] = "auto"
     num_threads: int | None = None
+    num_workers: int = 0
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "evaluation_batch_size", "max_epochs", "early_stop_patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.plateau_patience < 0:
-            raise ValueError(f"plateau_patience must not be negative, got {self.plateau_patience}")
+        for name in ("plateau_patience", "num_workers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if not 0.0 < self.plateau_factor < 1.0:
             raise ValueError(f"plateau_factor must be between 0 and 1, got {self.plateau_factor}")
         for name in ("min_lr", "min_delta"):

@@ -77,6 +77,8 @@ def prepare(
     with _only_process(output):
         existing = WeatherStore.open(output) if (output / METADATA_FILE).is_file() else None
         plan = make_plan(source, wanted, existing, statistics_from)
+        for notice in source.notices:
+            reporter.say(notice)
         if existing is not None and not plan.years:
             (output / PREPARATION_FILE).unlink(missing_ok=True)
             reporter.say(f"{output} holds these years already: nothing to do")

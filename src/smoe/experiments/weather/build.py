@@ -54,24 +54,15 @@ def make_task(
     model = build_model(recipe.model, recipe.routing, setting.shape, setting.land)
     loss = LatitudeWeightedMSE(setting.latitude)
     optimizer = build_optimizer(model, recipe.optimizer, is_fused=recipe.training.precision != "fp16")
-    samples = {} if samples is None else samples
-    warmup = RoutingWarmup(model, recipe.routing_warmup_epochs)
-
-    def begin_epoch(epoch: int) -> None:
-        warmup.begin_epoch(epoch)
-        if "train" in samples:
-            samples["train"].start_epoch(epoch)
-
     return Task(
         model,
         optimizer,
         loss,
         [MeanLoss(loss), *scores],
-        samples,
+        {} if samples is None else samples,
         WeatherSamples.collate,
         recipe.seed,
-        begin_epoch=begin_epoch,
-        num_workers=recipe.data.num_workers,
+        begin_epoch=RoutingWarmup(model, recipe.routing_warmup_epochs).begin_epoch,
     )
 
 

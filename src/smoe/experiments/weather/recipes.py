@@ -36,7 +36,6 @@ class WeatherData:
         start_every_hours: distance of the starts in training and validation; None for every step of the store.
         test_every_hours: distance of the starts in the test.
         skip_hours: left out at the beginning of the training years.
-        num_workers: processes that fetch samples.
     """
 
     store: Path | None = None
@@ -53,15 +52,12 @@ class WeatherData:
     test_every_hours: int = 6
     # As Rasp and Thuerey: radiation and precipitation have gaps there.
     skip_hours: int = 24
-    num_workers: int = 0
 
     def __post_init__(self) -> None:
         for name in ("train_years", "validation_years", "test_years"):
             first, last = getattr(self, name)
             if first > last:
                 raise ValueError(f"{name} must be the first and the last year, got {first} and {last}")
-        if self.num_workers < 0:
-            raise ValueError(f"num_workers must not be negative, got {self.num_workers}")
 
 
 @dataclass(frozen=True)

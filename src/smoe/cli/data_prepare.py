@@ -1,0 +1,133 @@
+"""`smoe data prepare`: writes the compact store that training reads."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from smoe.cli.main import UsageError
+from smoe.cli.parse import parse
+from smoe.data.weather.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
+
+if TYPE_CHECKING:
+    from smoe.data.weather.store import WeatherStore
+
+DATA_SETS = ("weather",)
+
+HELP = """usage: smoe data prepare weather --root DATA --output STORE [--years 1979 2018] [...]
+
+Writes once what training reads: all channels of a time side by side, normalised, in one memory-mapped file. It says
+first how much disk that takes. If it is stopped, even by a kill, the same command goes on after the last whole year;
+with later --years it adds them to a finished store. The data are as they were downloaded: WeatherBench, its CMIP files,
+or a Zarr store with WeatherBench-2 names.
+
+examples:
+  smoe data prepare weather --root ~/weatherbench --output stores/era5
+  smoe data prepare weather --root ~/weatherbench --output stores/era5-6h --step-hours 6
+  smoe data prepare weather --root ~/weatherbench --output stores/small --years 2010 2018 --statistics-years 2010 2015
+  smoe data prepare weather --root ~/weatherbench/CMIP/MPI-ESM --kind cmip --years 1850 2014 \\
+      --output stores/cmip --statistics-from stores/era5
+
+`smoe data prepare weather --help` lists every option.
+"""
+
+
+@dataclass(frozen=True)
+class PrepareWeather:
+    """Writes the compact store that weather recipes train on; stopped at any moment, the same command goes on.
+
+    For example: smoe data prepare weather --root ~/weatherbench --output stores/era5
+
+    Attributes:
+        root: folder of the data as downloaded, or a Zarr store.
+        output: folder of the store.
+        years: first and last year; later ones can be added to a finished store.
+        statistics_years: first and last of the years that mean and standard deviation are of: the training years. None:
+            1979 2015, or those of the store that is added to or of --statistics-from.
+        channels: fields, such as z_500 t2m, in the order of the store.
+        constants: fields without a time.
+        step_hours: between two times of the store; None: as in the data.
+        statistics_from: another store whose mean and standard deviation are used: for data to pretrain on.
+        on_nan: what becomes of NaNs: refuse; zero-tisr: 0 for solar radiation, as Rasp & Thuerey do, others refused;
+            zero: 0 in physical units; mean: the channel's mean (no rain for tp). The store keeps how many there were.
+        kind: layout of the data.
+        resolution: grid, such as 5.625deg, where the data have several.
+    """
+
+    root: Path
+    output: Path
+    years: tuple[int, int] = (1979, 2018)
+    statistics_years: tuple[int, int] | None = None
+    channels: tuple[str, ...] = DEFAULT_INPUTS
+    constants: tuple[str, ...] = DEFAULT_CONSTANTS
+    step_hours: Literal[1, 3, 6] | None = None
+    statistics_from: Path | None = None
+    on_nan: Literal["refuse", "zero-tisr", "zero", "mean"] = "refuse"
+    kind: Literal["auto", "weatherbench", "cmip", "weatherbench2"] = "auto"
+    resolution: str | None = None
+
+
+def run(args: list[str]) -> int:
+    """Prepares the data set that was named."""
+    if not args or args[0] in ("-h", "--help", "help"):
+        sys.stdout.write(HELP)
+        return 0 if args else 2
+    if args[0] not in DATA_SETS:
+        near = difflib.get_close_matches(args[0], DATA_SETS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(DATA_SETS)}"
+        raise UsageError(f"smoe data prepare knows no data {args[0]!r}; {hint}")
+    return _prepare_weather(parse(PrepareWeather, args[1:], prog="smoe data prepare weather"))
+
+
+def _prepare_weather(options: PrepareWeather) -> int:
+    # torch and xarray are imported from here on only: a typo is answered at once.
+    from smoe.cli.prepare_progress import PrepareProgress
+    from smoe.data.weather.open_source import open_source
+    from smoe.data.weather.prepare import prepare
+    from smoe.data.weather.prepare_plan import Preparation
+    from smoe.data.weather.store import WeatherStore
+
+    statistics_from = None if options.statistics_from is None else WeatherStore.open(options.statistics_from)
+    wanted = Preparation(
+        years=options.years,
+        statistics_years=options.statistics_years,
+        channels=options.channels,
+        constants=options.constants,
+        step_hours=options.step_hours,
+        on_nan=options.on_nan,
+    )
+    try:
+        with (
+            open_source(options.root, kind=options.kind, resolution=options.resolution) as source,
+            PrepareProgress() as progress,
+        ):
+            store = prepare(source, options.output, wanted, progress, statistics_from)
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; run the same command again to go on after the last whole year\n")
+        return 130
+    sys.stdout.write(_describe(store))
+    return 0
+
+
+def _describe(store: WeatherStore) -> str:
+    metadata = store.metadata
+    rows, columns = store.grid.shape
+    first, last = store.statistics_years
+    lines = [
+        f"{store.path}: {len(store.times):,} times, {store.times[0]} h to {store.times[-1]} h, every "
+        f"{store.step_hours} h; {len(store.channels)} channels, {rows} x {columns}; {metadata.num_bytes / 1e9:.2f} GB",
+        f"mean and deviation are of {first} to {last}{' of another store' if metadata.statistics_from else ''}",
+    ]
+    for year in metadata.years:
+        if year.num_dropped:
+            lines.append(
+                f"{year.year}: {year.num_dropped} steps left out at the beginning, where sums over past hours are not "
+                "defined"
+            )
+        if year.num_filled:
+            named = ", ".join(f"{count:,} of {channel}" for channel, count in year.num_filled.items())
+            lines.append(f"{year.year}: NaNs replaced ({metadata.on_nan}): {named}")
+    return "\n".join(lines) + "\n"
