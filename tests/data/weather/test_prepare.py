@@ -138,6 +138,23 @@ def test_a_preparation_given_up_leaves_no_bytes(tmp_path: Path) -> None:
     assert len(prepare(SOURCE, tmp_path, smaller, Silent()).times) == 40
 
 
+def test_statistics_do_not_change_on_the_way(tmp_path: Path, whole: Path) -> None:
+    wanted = replace(WANTED, statistics_years=None)
+    killed = KilledSource(last_read=12)
+    in_killed_process(lambda: prepare(killed, tmp_path, wanted, Silent(), WeatherStore.open(whole)))
+    with pytest.raises(DataError, match="differs in statistics_from, statistics_spans: run that one to its end"):
+        prepare(SOURCE, tmp_path, WANTED, Silent())
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("all of it")
+    with pytest.raises(DataError, match=r"holds other files, such as thesis\.tex: choose an empty folder"):
+        prepare(SOURCE, tmp_path, WANTED, Silent())
+    with pytest.raises(DataError, match=r"thesis\.tex is a file: choose a folder"):
+        prepare(SOURCE, tmp_path / "thesis.tex", WANTED, Silent())
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
 def test_two_processes_do_not_write_one_store(tmp_path: Path) -> None:
     class Meddling(Silent):
         def advance(self, text: str) -> None:
@@ -175,13 +192,16 @@ def test_years_are_added_with_the_same_options_only(
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"years": (1979, 2018)}, "the data lack 1979 to 2018 (37 years), which --years or --statistics-years ask for"),
+        ({"years": (1979, 2018)}, "the data lack 1979-1999, 2003-2018, which --years or --statistics-years ask for"),
         ({"years": (2002, 2000)}, "--years goes from the first to the last year, got 2002 2000"),
-        ({"statistics_years": None}, "there are 2000, 2001, 2002"),
+        (
+            {"statistics_years": None},
+            "the data lack 1979-1999, 2003-2015, which --years or --statistics-years ask for; there are 2000-2002",
+        ),
         ({"statistics_years": (2001, 2003)}, "the data lack 2003, which"),
         ({"channels": ("z_500", "q_50")}, "the data lack the channels q_50; there are z_500, t_850, t2m, tisr, tp"),
         ({"channels": ("z_500", "zz_500")}, "no weather channel is named 'zz_500'"),
-        ({"channels": ("z_500", "z_500")}, "named more than once: z_500"),
+        ({"channels": ("z_500", "z_500")}, "--channels names z_500 more than once"),
         ({"channels": ()}, "--channels must name at least one channel"),
         ({"constants": ("lsm", "slt")}, "the data lack the constants slt; there are lsm, orography, lat2d"),
         ({"step_hours": 3}, "--step-hours 3 must divide 24 and be a multiple of the 6 hours"),
@@ -328,7 +348,7 @@ def test_statistics_from_another_store(tmp_path: Path, whole: Path) -> None:
     reference = WeatherStore.open(whole)
     source = MemorySource(all_years=(1850, 1851), names=("t2m", "z_500", "tp"))
     wanted = Preparation((1850, 1851), None, source.names, constants=("lat2d",))
-    store = prepare(source, tmp_path, wanted, Silent(), reference)
+    store = prepare(source, tmp_path / "store", wanted, Silent(), reference)
     assert store.statistics_years == (2000, 2001)
     assert store.metadata.statistics_from == reference.metadata.checksum
     for channel in source.names:
@@ -339,6 +359,14 @@ def test_statistics_from_another_store(tmp_path: Path, whole: Path) -> None:
         store.fields[: len(values), 0], ((values - store.mean[0]) / store.std[0]).astype(np.float32)
     )
     assert len(WeatherSamples(store, (1850, 1851), targets=("t2m",))) == len(store.times) - 14
+    # Named again, or left out, they are used for further years too; others are refused.
+    longer = MemorySource(all_years=(1850, 1851, 1852), names=source.names)
+    wanted = replace(wanted, years=(1850, 1852))
+    other_statistics = prepare(longer, tmp_path / "own", replace(wanted, statistics_years=(1850, 1850)), Silent())
+    with pytest.raises(DataError, match=r"was not normalised with the statistics of .*own: leave out"):
+        prepare(longer, tmp_path / "store", wanted, Silent(), other_statistics)
+    store = prepare(longer, tmp_path / "store", wanted, Silent(), reference)
+    assert store.years() == (1850, 1851, 1852) and store.mean[0] == reference.mean[2]
     other = MemorySource(all_years=(1850,), names=("u_500",))
     with pytest.raises(DataError, match="has no channel 'u_500'"):
         prepare(other, tmp_path / "other", Preparation((1850, 1850), None, other.names), Silent(), reference)

@@ -4,6 +4,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,6 +70,12 @@ def test_fields_are_normalised_and_go_back_to_physical_units(whole: Path) -> Non
     # No rain is 0, in both units.
     index = store.channels.index("tp")
     assert (store.fields[:, index].min() == 0) and store.to_physical("tp", np.zeros(1, np.float32))[0] == 0
+
+
+def test_preparing_needs_no_torch() -> None:
+    program = "import sys, smoe.data.weather.prepare; assert 'torch' not in sys.modules and 'xarray' not in sys.modules"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_constants(whole: Path) -> None:
