@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "train": "train a recipe",
+    "plan": "say what training a recipe would cost here: parameters, memory, time",
     "evaluate": "score a trained run on its test or validation split",
     "show": "draw what a run learned",
     "reproduce": "train what a table of the paper needs and write it beside the paper's numbers",
@@ -30,6 +31,7 @@ examples:
   smoe train heat/smoe --seed 0 --output-dir runs/first
   smoe train heat/smoe --data.num-train-runs 100 --routing.damping None
   smoe train heat/smoe --output-dir runs/first --resume
+  smoe plan weather/smoe --model.filters 16 --model.num-blocks 3
   smoe evaluate runs/first
   smoe show runs/first
   smoe reproduce heat/gates --seeds 3 --jobs 2

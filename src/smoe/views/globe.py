@@ -14,8 +14,8 @@ from matplotlib.collections import LineCollection, QuadMesh
 from matplotlib.colors import Normalize
 from matplotlib.patches import Ellipse
 
-# Pixels are drawn in parts, so that their borders follow the map's curves.
-_PARTS = 4
+# Pixels are drawn in parts, so that their borders follow the map's curves: a map has at least so many rows.
+_MIN_ROWS = 128
 _HALF_WIDTH, _HALF_HEIGHT = 2 * math.sqrt(2), math.sqrt(2)
 
 
@@ -80,11 +80,12 @@ def draw_globe(
         latitude, values = latitude[::-1], values[::-1]
     rows = np.clip(_edges(latitude), -90.0, 90.0)
     columns, values = _from_date_line(longitude, values)
-    x, y = project(_refine(columns)[None, :], _refine(rows)[:, None])
+    parts = max(1, math.ceil(_MIN_ROWS / len(latitude)))
+    x, y = project(_refine(columns, parts)[None, :], _refine(rows, parts)[:, None])
     mesh = axes.pcolormesh(
         x,
         y,
-        values.repeat(_PARTS, axis=0).repeat(_PARTS, axis=1),
+        values.repeat(parts, axis=0).repeat(parts, axis=1),
         cmap=None if values.ndim == 3 else palette,
         norm=None if values.ndim == 3 else norm,
         shading="flat",
@@ -125,5 +126,5 @@ def _from_date_line(longitude: np.ndarray, values: np.ndarray) -> tuple[np.ndarr
     return np.clip(np.append(left, left[-1] + step), -180.0, 180.0), values[:, column]
 
 
-def _refine(edges: np.ndarray) -> np.ndarray:
-    return np.interp(np.arange((len(edges) - 1) * _PARTS + 1) / _PARTS, np.arange(len(edges)), edges)
+def _refine(edges: np.ndarray, parts: int) -> np.ndarray:
+    return np.interp(np.arange((len(edges) - 1) * parts + 1) / parts, np.arange(len(edges)), edges)

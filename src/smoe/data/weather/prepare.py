@@ -19,7 +19,7 @@ from smoe.data.weather.prepare_plan import Plan, Preparation, make_plan
 from smoe.data.weather.prepare_statistics import begin_metadata, compute_statistics, write_constants
 from smoe.data.weather.source import WeatherSource
 from smoe.data.weather.statistics import STEPS_PER_PIECE, transform
-from smoe.data.weather.store import WeatherStore, crc32_of
+from smoe.data.weather.store import WeatherStore
 from smoe.data.weather.store_format import (
     CONSTANTS_FILE,
     DTYPE,
@@ -28,6 +28,7 @@ from smoe.data.weather.store_format import (
     PREPARATION_FILE,
     Metadata,
     StoredYear,
+    crc32_of_rows,
 )
 from smoe.data.weather.year_spans import YearSpan, read_span
 
@@ -155,16 +156,19 @@ def _write_year(
             os.posix_fallocate(file.fileno(), offset, span.num_steps * plan.bytes_per_row)
         except OSError as error:
             raise DataError(f"no room for {span.year} in {path}: {error.strerror}; run again to go on") from error
-        rows = np.memmap(path, DTYPE, "r+", offset=offset, shape=(span.num_steps, len(plan.channels), *plan.shape))
+        shape = (span.num_steps, len(plan.channels), *plan.shape)
         for index, channel in enumerate(plan.channels):
             values, count = read_span(source, channel, span, plan.on_nan)
             if count:
                 num_filled[channel] = count
+            # Mapped for one channel, so that the process does not hold the pages of a whole year.
+            rows = np.memmap(path, DTYPE, "r+", offset=offset, shape=shape)
             _normalise_into(rows[:, index], channel, values, metadata.mean[index], metadata.std[index])
+            del rows
             reporter.advance(f"writing {span.year} {channel}")
-        rows.flush()
         os.fsync(file.fileno())
-    return StoredYear(span.year, span.first_time, span.num_steps, span.first, num_filled, crc32_of(rows))
+    crc32 = crc32_of_rows(path, offset, span.num_steps * plan.bytes_per_row)
+    return StoredYear(span.year, span.first_time, span.num_steps, span.first, num_filled, crc32)
 
 
 def _normalise_into(rows: np.ndarray, channel: str, values: np.ndarray, mean: float, std: float) -> None:

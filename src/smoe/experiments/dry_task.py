@@ -1,0 +1,89 @@
+"""A recipe's model and optimiser without its data, for plans made before anything is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from smoe.experiments.heat.recipes import HeatRecipe
+from smoe.experiments.recipes import Recipe
+from smoe.experiments.weather.recipes import WeatherData, WeatherRecipe
+from smoe.training.loop import Task
+
+
+@dataclass(frozen=True)
+class DryTask:
+    """A task without data.
+
+    Attributes:
+        task: with a model, an optimiser and a loss; its splits are empty.
+        input_shape: of one sample.
+        target_shape: of one sample.
+        num_train_samples: of the training split.
+        num_validation_samples: of the validation split.
+        source: where these numbers come from.
+    """
+
+    task: Task
+    input_shape: tuple[int, ...]
+    target_shape: tuple[int, ...]
+    num_train_samples: int
+    num_validation_samples: int
+    source: str
+
+
+def build_dry_task(recipe: Recipe) -> DryTask:
+    """The task of a recipe, made without simulating or reading fields."""
+    return _heat(recipe) if isinstance(recipe, HeatRecipe) else _weather(recipe)
+
+
+def _heat(recipe: HeatRecipe) -> DryTask:
+    from smoe.experiments.heat.build import build_task, make_region_map
+
+    data = recipe.data
+    grid = make_region_map(data).shape
+    field = (1, int(grid[0]), int(grid[1]))
+    num_train, num_validation = (runs * data.num_steps for runs in (data.num_train_runs, data.num_validation_runs))
+    task = build_task(recipe, splits=())
+    return DryTask(task, field, field, num_train, num_validation, "simulated for the run")
+
+
+def _weather(recipe: WeatherRecipe) -> DryTask:
+    from smoe.experiments.weather.build import make_split, make_task
+    from smoe.experiments.weather.setting import USUAL_GRID, open_store, setting_of, usual_setting
+
+    data = recipe.data
+    if data.store is None:
+        setting = usual_setting(data)
+        num_train = _count_starts(data, data.train_years, data.skip_hours)
+        num_validation = _count_starts(data, data.validation_years, 0)
+        source = f"no store is named: the paper's channels at {USUAL_GRID}, hourly"
+    else:
+        store = open_store(data)
+        setting = setting_of(data, store)
+        num_train, num_validation = (
+            len(make_split(recipe, store, split, _quietly)) for split in ("train", "validation")
+        )
+        source = f"{data.store}: {len(store.channels)} channels at {store.grid.name}, every {store.step_hours} h"
+    shape = setting.shape
+    return DryTask(
+        make_task(recipe, setting),
+        (shape.in_channels, *shape.grid),
+        (shape.out_channels, *shape.grid),
+        num_train,
+        num_validation,
+        source,
+    )
+
+
+def _count_starts(data: WeatherData, years: tuple[int, int], skip_hours: int) -> int:
+    """Samples of complete years, hourly unless the recipe says otherwise: a start needs its context and its target."""
+    first, last = (np.datetime64(f"{year:04d}-01-01", "h") for year in (years[0], years[1] + 1))
+    lead = data.lead_hours if data.continuous_lead_hours is None else data.continuous_lead_hours[1]
+    num_hours = int((last - first).astype(int)) - skip_hours - max(data.context_hours) - lead
+    return max(num_hours // (data.start_every_hours or 1), 0)
+
+
+def _quietly(_: str) -> None:
+    pass
