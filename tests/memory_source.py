@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from smoe.data.weather.grids import Grid
 from smoe.data.weather.source import WeatherSource
 

@@ -5,10 +5,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from smoe.data.weather.errors import DataError
 from torch.utils.data import DataLoader
 
 from memory_source import MemorySource, Silent
+from smoe.data.weather.errors import DataError
 from smoe.data.weather.prepare import prepare
 from smoe.data.weather.prepare_plan import Preparation
 from smoe.data.weather.samples import WeatherSamples

@@ -9,23 +9,23 @@ from smoe.experiments.paper import PaperResult
 from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
 from smoe.experiments.weather.models import ResNetModel, SpatialMoEResNetModel, WeatherViTModel
 from smoe.experiments.weather.notes import NOTES
+from smoe.experiments.weather.published import PUBLISHED
 from smoe.experiments.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe
 from smoe.options import RoutingTraining
 from smoe.training.plan import TrainingPlan
 
 _Z, _T = "rmse_z_500", "rmse_t_850"
 
-# Of the paper's table, root-mean-square errors after three days and after five: geopotential and temperature.
-_PAPER: dict[str, tuple[str, tuple[float, float], tuple[float, float]]] = {
-    "rt": ("R&T ResNet", (316, 1.80), (563, 2.84)),
-    "rt-wide": ("R&T, 2x wide", (310, 1.76), (555, 2.78)),
-    "lrlcn": ("LRLCN", (290, 1.73), (549, 2.79)),
-    "vit": ("ViT 2 x 2", (438, 2.24), (638, 2.88)),
-    "smoe-first": ("SMoE after the first layer", (305, 1.77), (556, 2.80)),
-    "smoe-last": ("SMoE after the last layer", (298, 1.73), (553, 2.78)),
-    "smoe": ("SMoE, all 3 x 3", (278, 1.69), (530, 2.65)),
-    "smoe-prior": ("SMoE, all 3 x 3, land-sea prior", (270, 1.66), (525, 2.60)),
-    "smoe-random": ("SMoE, all 3 x 3, random fixed gate", (328, 1.89), (572, 2.96)),
+_LABELS = {
+    "weather/rt": "R&T ResNet",
+    "weather/rt-wide": "R&T, 2x wide",
+    "weather/lrlcn": "LRLCN",
+    "weather/vit": "ViT 2 x 2",
+    "weather/smoe-first": "SMoE after the first layer",
+    "weather/smoe-last": "SMoE after the last layer",
+    "weather/smoe": "SMoE, all 3 x 3",
+    "weather/smoe-prior": "SMoE, all 3 x 3, land-sea prior",
+    "weather/smoe-random": "SMoE, all 3 x 3, random fixed gate",
 }
 
 
@@ -34,20 +34,21 @@ def reference_names(lead_hours: int) -> tuple[str, ...]:
     return tuple(f"{kind}-{lead_hours}h" for kind in ("persistence", "climatology", "weekly-climatology"))
 
 
-def _results(errors: tuple[float, float]) -> tuple[PaperResult, ...]:
+def _paper(recipe_name: str, lead_hours: int) -> tuple[PaperResult, ...]:
+    row = next(row for row in PUBLISHED if row.recipe == recipe_name)
     return tuple(
-        PaperResult(metric, value, 0.0, None, "Table 3") for metric, value in zip((_Z, _T), errors, strict=True)
+        PaperResult(metric, row.rmse[channel, lead_hours], row.spread[channel, lead_hours], None, "Table 3")
+        for metric, channel in ((_Z, "z_500"), (_T, "t_850"))
     )
 
 
 def _models(num_days: int) -> ResultTable:
-    name = f"weather/{num_days}-days"
+    name, lead_hours = f"weather/{num_days}-days", 24 * num_days
     rows: list[Row] = []
-    for recipe_name, (label, three_days, five_days) in _PAPER.items():
-        recipe = WEATHER_RECIPES[f"weather/{recipe_name}"]
-        recipe = replace(recipe, data=replace(recipe.data, lead_hours=24 * num_days))
-        paper = _results({3: three_days, 5: five_days}[num_days])
-        rows.append(Row((label,), recipe, paper, NOTES[name, label]))
+    for recipe_name, label in _LABELS.items():
+        recipe = WEATHER_RECIPES[recipe_name]
+        recipe = replace(recipe, data=replace(recipe.data, lead_hours=lead_hours))
+        rows.append(Row((label,), recipe, _paper(recipe_name, lead_hours), NOTES[name, label]))
     return ResultTable(
         name,
         f"Forecasts of {num_days} days",
@@ -55,7 +56,7 @@ def _models(num_days: int) -> ResultTable:
         tuple(rows),
         "Table 3",
         NOTES[name],
-        reference_names(24 * num_days),
+        reference_names(lead_hours),
     )
 
 
