@@ -89,7 +89,7 @@ def test_number_of_records_counts(tmp_path):
         check_netcdf_file(path)
     data[4:8] = b"\xff\xff\xff\xff"
     path.write_bytes(data)
-    with pytest.raises(DataError, match="written as a stream"):
+    with pytest.raises(DataError, match=r"written as a stream.*copy it by nccopy"):
         check_netcdf_file(path)
 
 
@@ -223,7 +223,7 @@ def test_inner_chunk_left_out_of_a_shard_is_refused(tmp_path):
     dataset = weatherbench2_dataset(TIMES, ("t2m", "t"), (500,))
     dataset["2m_temperature"][4:6] = np.nan  # the writer leaves out what holds fill values only
     path = write_weatherbench2(tmp_path / "era5.zarr", dataset, zarr_format=3, chunk_steps=2, shard_steps=4)
-    with open_source(path) as source, pytest.raises(DataError, match=r"inner chunk \(0, 0, 0\)"):
+    with open_source(path) as source, pytest.raises(DataError, match=r"lacks 1 chunks .* inner chunk \(0, 0, 0\)"):
         source.read("t2m", 1959)
 
 

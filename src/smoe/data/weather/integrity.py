@@ -39,7 +39,7 @@ def check_netcdf_file(path: Path) -> None:
         except (EOFError, struct.error):
             raise DataError(f"{path} ends inside its header after {length} bytes; download it again") from None
         except _HeaderError as error:
-            raise DataError(f"{path} has a damaged header ({error}); download it again") from None
+            raise DataError(f"{path}: {error}") from None
     if length < expected:
         raise DataError(
             f"{path} is truncated: its header declares {expected} bytes, it has {length} "
@@ -48,7 +48,11 @@ def check_netcdf_file(path: Path) -> None:
 
 
 class _HeaderError(Exception):
-    """The header is not as the format says."""
+    """The header is not as the format says, or does not say how long the file is."""
+
+
+def _damaged(what: str) -> _HeaderError:
+    return _HeaderError(f"its header is damaged ({what}); download it again")
 
 
 class _HeaderReader:
@@ -80,13 +84,13 @@ class _HeaderReader:
     def list_length(self, expected_tag: int) -> int:
         tag, length = self.number(4), self.count()
         if tag not in (0, expected_tag) or (tag == 0 and length != 0):
-            raise _HeaderError(f"list tag {tag} with {length} entries where {expected_tag} belongs")
+            raise _damaged(f"list tag {tag} with {length} entries where {expected_tag} belongs")
         return length
 
     def type_size(self) -> int:
         kind = self.number(4)
         if kind not in _TYPE_SIZES:
-            raise _HeaderError(f"no type has the number {kind}")
+            raise _damaged(f"no type has the number {kind}")
         return _TYPE_SIZES[kind]
 
     def skip_attributes(self) -> None:
@@ -111,7 +115,7 @@ def _declared_length(file: BinaryIO, length: int) -> int:
         header.skip(header.count())
         ids = [header.count() for _ in range(header.count())]
         if any(index >= len(dimensions) for index in ids):
-            raise _HeaderError(f"a variable has dimension {max(ids)} of {len(dimensions)}")
+            raise _damaged(f"a variable has dimension {max(ids)} of {len(dimensions)}")
         header.skip_attributes()
         size = header.type_size()
         header.count()  # vsize, which cannot hold large sizes in CDF-1 and 2; the dimensions say it exactly

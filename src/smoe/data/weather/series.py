@@ -127,18 +127,23 @@ class FieldSeries:
             )
         return fields, found
 
+    def level_index(self, piece: Piece, level: int | None) -> int | None:
+        """Where a level is in a file; None for a variable without levels."""
+        levels = self.header(piece).levels
+        if level is None:
+            return None
+        if level not in levels:
+            raise DataError(f"{piece.path} has no level {level} hPa; it has {', '.join(map(str, levels))}")
+        return levels.index(level)
+
     def _read_piece(self, piece: Piece, header: Header, level: int | None, index: np.ndarray) -> np.ndarray:
         orientation = header.orientation
         # A slice reads one block of the file; an index array would read step by step.
         stride = int(index[1] - index[0]) if len(index) > 1 else 1
         where: dict[Hashable, slice | int] = {header.time.name: slice(int(index[0]), int(index[-1]) + 1, stride)}
-        if header.level_axis is not None:
-            if level not in header.levels:
-                raise DataError(
-                    f"{piece.path} has no level {level} hPa of {self.variable.short_name}; it has "
-                    f"{', '.join(map(str, header.levels))}"
-                )
-            where[header.level_axis] = header.levels.index(level)
+        level_index = self.level_index(piece, level)
+        if header.level_axis is not None and level_index is not None:
+            where[header.level_axis] = level_index
         dims = (header.time.name, orientation.latitude, orientation.longitude)
         with damage_as_data_error(piece.path, header.name):
             array = self._files.get(piece.path)[header.name].isel(where)
