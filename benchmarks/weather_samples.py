@@ -43,9 +43,21 @@ class NoiseSource(WeatherSource):
         self.notices: list[str] = []
 
     kind = "noise"
-    years = (_YEAR,)
-    channels = DEFAULT_INPUTS
-    constant_names = DEFAULT_CONSTANTS
+
+    @property
+    def years(self) -> tuple[int, ...]:
+        """One."""
+        return (_YEAR,)
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Those of the experiments."""
+        return DEFAULT_INPUTS
+
+    @property
+    def constant_names(self) -> tuple[str, ...]:
+        """Those of the experiments."""
+        return DEFAULT_CONSTANTS
 
     def times(self, year: int) -> np.ndarray:
         """All of a year."""

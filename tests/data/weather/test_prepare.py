@@ -13,6 +13,7 @@ import pytest
 import smoe.data.weather.prepare as prepare_module
 from memory_source import MemorySource, Silent
 from smoe.data.weather.errors import DataError
+from smoe.data.weather.grids import Grid
 from smoe.data.weather.prepare import prepare
 from smoe.data.weather.prepare_plan import Preparation
 from smoe.data.weather.samples import WeatherSamples
@@ -98,6 +99,10 @@ def test_a_kill_at_the_worst_moments(tmp_path: Path, whole: Path, moment: str, m
         in_killed_process(lambda: prepare(SOURCE, path, WANTED, Silent()))
     if moment == "before the journal is removed":
         assert len(WeatherStore.open(path).times) == 2964
+        # The journal that was left does not stand in the way of further years either.
+        longer = MemorySource(all_years=(2000, 2001, 2002, 2003), days=5)
+        longer_store = Path(shutil.copytree(path, tmp_path / "longer"))
+        assert prepare(longer, longer_store, replace(WANTED, years=(2003, 2003)), Silent()).years()[-1] == 2003
     prepare(SOURCE, path, WANTED, Silent())
     ours = {name: content for name, content in contents(path).items() if not name.endswith(".tmp")}
     assert ours == contents(whole)
@@ -189,6 +194,13 @@ def test_years_are_added_with_the_same_options_only(
     assert contents(path) == contents(whole)
 
 
+def test_years_of_another_grid_are_not_added(tmp_path: Path, whole: Path) -> None:
+    path = Path(shutil.copytree(whole, tmp_path / "copy"))
+    other = MemorySource(all_years=(2003,), grid=Grid((-45.0, -15.0, 15.0, 45.0), (0.0, 72.0, 144.0, 216.0, 288.0)))
+    with pytest.raises(DataError, match=r"has a grid of \(4, 5\), the data one of \(4, 5\) or with other coordinates"):
+        prepare(other, path, replace(WANTED, years=(2003, 2003)), Silent())
+
+
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
@@ -260,6 +272,9 @@ def test_every_sixth_hour_of_hourly_data(tmp_path: Path) -> None:
     values = source.read("t2m", 2000)[12::6].astype(np.float64)
     assert six.mean[2] == pytest.approx(values.mean(), rel=1e-12)
     np.testing.assert_array_equal(six.fields[:, 2], ((values - six.mean[2]) / six.std[2]).astype(np.float32))
+    # Steps stay at 0, 6, 12 and 18 h, wherever the data begin.
+    late = prepare(source, tmp_path / "late", replace(wanted, channels=("tisr",), step_hours=6), Silent())
+    assert late.times[0] == np.datetime64("2000-01-01T12") and late.metadata.years[0].num_dropped == 12
     # Without the channels that are sums, nothing is left out.
     assert prepare(source, tmp_path / "z", replace(wanted, channels=("z_500",)), Silent()).times[0] == np.datetime64(
         "2000-01-01T00"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,7 +108,7 @@ def test_a_flipped_byte_is_found(copy: Path) -> None:
         list(WeatherStore.open(copy).verify())
 
 
-def edit(change: Callable[[dict], None], *, with_checksum: bool) -> Callable[[Path], None]:
+def edit(change: Callable[[dict[str, Any]], object], *, with_checksum: bool) -> Callable[[Path], object]:
     def apply(path: Path) -> None:
         whole = json.loads((path / "store.json").read_text())
         change(whole)
@@ -118,7 +119,7 @@ def edit(change: Callable[[dict], None], *, with_checksum: bool) -> Callable[[Pa
     return apply
 
 
-def cut(name: str, num_bytes: int) -> Callable[[Path], None]:
+def cut(name: str, num_bytes: int) -> Callable[[Path], object]:
     return lambda path: (path / name).write_bytes((path / name).read_bytes()[:num_bytes])
 
 
@@ -157,7 +158,7 @@ def cut(name: str, num_bytes: int) -> Callable[[Path], None]:
         ),
     ],
 )
-def test_a_store_that_is_not_whole_is_refused(copy: Path, damage: Callable[[Path], None], text: str) -> None:
+def test_a_store_that_is_not_whole_is_refused(copy: Path, damage: Callable[[Path], object], text: str) -> None:
     WeatherStore.open(copy)
     damage(copy)
     with pytest.raises(DataError) as caught:
