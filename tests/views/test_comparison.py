@@ -12,6 +12,9 @@ def test_curves_of_many_models_are_drawn(tmp_path: Path) -> None:
     curves = {f"model {number}": [10.0 * number, 11.0 * number] for number in range(8)}
     draw_accuracies(curves, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
+    lengths = {"model 1": 0.25}
+    draw_accuracies(curves, tmp_path / "scaled.png", epoch_lengths=lengths, unit="long epochs")
+    assert (tmp_path / "scaled.png").read_bytes() != (tmp_path / "curves.png").read_bytes()
     with pytest.raises(ValueError, match="the curve of 'empty' is empty"):
         draw_accuracies({"empty": []}, tmp_path / "bad.png")
     with pytest.raises(ValueError, match="at least one model"):

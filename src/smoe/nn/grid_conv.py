@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from smoe.nn.grid_checks import check_kernel_size, check_padding_mode, check_positive
-from smoe.ops.padding import wrap_padding
+from smoe.ops.grid_conv import grid_conv2d
 from smoe.options import PaddingMode
 
 
@@ -52,8 +51,7 @@ class GridConv2d(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Convolves."""
-        padded, zeros = wrap_padding(input, self.kernel_size, self.padding_mode)
-        return F.conv2d(padded, self.weight, self.bias, stride=self.stride, padding=zeros)
+        return grid_conv2d(input, self.weight, self.bias, stride=self.stride, padding_mode=self.padding_mode)
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""

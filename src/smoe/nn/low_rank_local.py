@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from smoe.nn.combiners import DILATIONS, InputCombiner, RowsAndColumns, Table, fitting_dilations, normalize_combination
@@ -17,7 +16,8 @@ from smoe.nn.grid_checks import (
     check_positive,
     check_spatial_shape,
 )
-from smoe.ops.padding import output_grid, wrap_padding
+from smoe.ops.grid_conv import grid_conv2d
+from smoe.ops.padding import output_grid
 from smoe.options import COMBINER_NORMALIZATIONS, COMBINERS, Combiner, CombinerNormalization, PaddingMode
 
 
@@ -129,8 +129,7 @@ class LowRankLocal2d(nn.Module):
         check_input(input, self.weight.shape[1])
         if self.spatial_shape is not None:
             check_output_grid(input, self.stride, self.spatial_shape)
-        padded, zeros = wrap_padding(input, self.kernel_size, self.padding_mode)
-        bases = F.conv2d(padded, self.weight, stride=self.stride, padding=zeros)
+        bases = grid_conv2d(input, self.weight, stride=self.stride, padding_mode=self.padding_mode)
         # As torch's convolutions, the layer returns the type it convolved in, lower than its own under autocast.
         weights = self.combining_weights(input).to(bases.dtype).unsqueeze(-3)
         # One base after the other: with 64 filters 1.5 times as fast as a product with all and its sum, because nothing

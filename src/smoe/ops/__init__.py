@@ -2,6 +2,7 @@
 
 from smoe.ops.error_quantile import error_quantile
 from smoe.ops.gather_experts import gather_experts
+from smoe.ops.grid_conv import grid_conv2d
 from smoe.ops.local_conv import local_conv2d
 from smoe.ops.padding import output_grid, wrap_padding
 from smoe.ops.routed_conv import routed_conv2d
@@ -15,6 +16,7 @@ __all__ = [
     "RoutingTraining",
     "error_quantile",
     "gather_experts",
+    "grid_conv2d",
     "local_conv2d",
     "output_grid",
     "routed_conv2d",

@@ -14,12 +14,20 @@ from smoe.views.picture import COLOURS, save_picture
 _LINES = ("-", (0, (5, 2)), (0, (1, 1.5)))
 
 
-def draw_accuracies(curves: Mapping[str, Sequence[float]], path: str | Path) -> None:
+def draw_accuracies(
+    curves: Mapping[str, Sequence[float]],
+    path: str | Path,
+    *,
+    epoch_lengths: Mapping[str, float] | None = None,
+    unit: str = "epoch",
+) -> None:
     """Draw the accuracy in percent of several models by epoch, the epochs on a logarithmic axis.
 
     Args:
         curves: Accuracies by model, the first being epoch 1.
         path: Picture to write.
+        epoch_lengths: Of each model, in the unit of the axis; 1 if not given.
+        unit: What the axis counts.
 
     Raises:
         ValueError: If there is no curve, or an empty one.
@@ -32,7 +40,7 @@ def draw_accuracies(curves: Mapping[str, Sequence[float]], path: str | Path) -> 
         if not values:
             raise ValueError(f"the curve of {label!r} is empty")
         axes.plot(
-            np.arange(1, len(values) + 1),
+            np.arange(1, len(values) + 1) * (epoch_lengths or {}).get(label, 1.0),
             values,
             label=label,
             color=COLOURS[number % len(COLOURS)],
@@ -42,7 +50,7 @@ def draw_accuracies(curves: Mapping[str, Sequence[float]], path: str | Path) -> 
         )
     axes.set_xscale("log")
     axes.set_ylim(0, 101)
-    axes.set_xlabel("epoch")
+    axes.set_xlabel(unit)
     axes.set_ylabel("validation pixels within 1 %, in %")
     axes.grid(color="0.9")
     axes.spines[["top", "right"]].set_visible(False)

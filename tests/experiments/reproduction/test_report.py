@@ -10,22 +10,27 @@ import pytest
 from smoe.experiments.heat.figures import draw_figures
 from smoe.experiments.heat.recipes import HeatRecipe
 from smoe.experiments.heat.tables import HEAT, grid_recipe
-from smoe.experiments.paper import heat_result
+from smoe.experiments.paper import PaperResult, heat_result
+from smoe.experiments.recipes import to_plain
 from smoe.experiments.reproduction.plan import plan_runs
 from smoe.experiments.reproduction.report import markdown, outcomes, percent
 from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
-from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale
+from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
 
 
 def small(recipe: Any) -> HeatRecipe:
     return replace(recipe, data=replace(recipe.data, num_train_runs=3))
 
 
-CONV = Row(("conv", "no"), HeatRecipe(seed=0), heat_result(91.3, 0.2, 102))
-OTHER = Row(("other", "yes"), grid_recipe(0.5, None), heat_result(90.0, 0.1))
+CONV = Row(("conv", "no"), HeatRecipe(seed=0), (heat_result(91.3, 0.2, 102),))
+OTHER = Row(("other", "yes"), grid_recipe(0.5, None), (heat_result(90.0, 0.1),))
 TABLE = ResultTable("toy/first", "A toy", ("model", "on"), (CONV, OTHER), "Table 1", "All of it.")
 TOY = Experiment(
-    "toy", "within_1_percent", "Percent.", (TABLE,), (Scale("paper", "all", lambda x: x), Scale("small", "few", small))
+    "toy",
+    (ShownMetric("within_1_percent", is_percentage=True),),
+    "Percent.",
+    (TABLE,),
+    (Scale("paper", "all", lambda x: x), Scale("small", "few", small)),
 )
 
 
@@ -34,6 +39,7 @@ def result(value: float | None, **more: Any) -> dict[str, Any]:
     test |= {f"within_1_percent/region_{region}": 50.0 for region in range(3)}
     return {
         "test": test,
+        "recipe": to_plain(HeatRecipe()),
         "parameters": 27,
         "gate_parameters": 12,
         "best_epoch": 4,
@@ -78,7 +84,7 @@ def test_diverged_runs_are_counted(tmp_path: Path) -> None:
     assert "| diverged | 1 |" in markdown(TOY, TABLE, store)
     store.write(RunKey.of(replace(CONV.recipe, seed=1)), result(91.0))
     assert "| 91.0 (1 diverged) | 2 |" in markdown(TOY, TABLE, store)
-    assert outcomes(TOY, CONV, store)[0].values == [91.0]
+    assert outcomes(TOY, CONV, store)[0].values("within_1_percent") == [91.0]
 
 
 @pytest.mark.parametrize(
@@ -138,3 +144,22 @@ def test_epochs_to_100_need_all_seeds(tmp_path: Path) -> None:
     assert _epochs_to_all(outcomes(HEAT, row, store)[0]) == 6
     store.write(RunKey.of(replace(row.recipe, seed=1)), result(99.9))
     assert np.isnan(_epochs_to_all(outcomes(HEAT, row, store)[0]))
+
+
+def test_several_metrics_and_forecasts_that_are_not_trained(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    row = Row(("net",), HeatRecipe(), (PaperResult("rmse_z", 316.0, 0.0, None, "Table 3"),))
+    table = ResultTable("toy/weather", "A toy", ("model",), (row,), is_comparable=False)
+    metrics = (ShownMetric("rmse_z", "Z500", decimals=0), ShownMetric("rmse_t", "T850", decimals=2))
+    experiment = Experiment("toy", metrics, "RMSE.", (table,), TOY.scales, references=("persistence", "climatology"))
+    store.write_reference("persistence", {"label": "Persistence", "test": {"rmse_z": 936.4, "rmse_t": 4.294}})
+    for seed in range(2):
+        test = {"rmse_z": 300.0 + 10 * seed, "rmse_t": 1.5}
+        store.write(RunKey.of(replace(row.recipe, seed=seed)), {**result(None), "test": test})
+    lines = markdown(experiment, table, store).splitlines()
+    head = "| model | parameters | Z500: paper | Z500: here | T850: here | seeds | scale | epochs | s per run |"
+    assert lines[4] == head
+    assert "| Persistence | 0 |  | 936 | 4.29 |  |  |  |  |" in lines
+    # Two values 5 above and below their mean: the standard deviation is the root of 50, 7.07.
+    assert "| net | 27+12 | 316 | 305 ± 7 | 1.50 ± 0.00 | 2 | paper | 4 | 10 |" in lines
+    assert not any("not explained" in line for line in lines)

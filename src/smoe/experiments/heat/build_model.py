@@ -40,13 +40,14 @@ def build_model(
         diffusivities: of the region types, for starts at the truth.
     """
     grid = (region_map.shape[0], region_map.shape[1])
-    # With so few channels the backward of torch's convolutions takes 2 to 8 times as long in the other format.
+    # With so few channels the backward of those convolutions that are torch's takes 2 to 8 times as long otherwise.
     channels_last: dict[str, Any] = {"memory_format": torch.channels_last}
     match model:
         case SpatialMoEModel():
             return build_spatial_moe(model, routing, region_map, diffusivities)
         case ConvNetModel():
-            return ConvNet(_layer_maker(model), (1, *model.hidden, 1)).to(**channels_last)
+            net = ConvNet(_layer_maker(model), (1, *model.hidden, 1))
+            return net.to(**channels_last) if model.layer == "condconv" else net
         case LowRankLocalModel():
             layer = nn.LowRankLocal2d(
                 1, 1, model.kernel_size, spatial_rank=model.spatial_rank, combiner=model.combiner, spatial_shape=grid

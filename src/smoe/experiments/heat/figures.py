@@ -16,6 +16,8 @@ from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
 from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row
 from smoe.experiments.runs import open_run
 
+METRIC = "within_1_percent"
+
 
 def draw_figures(
     experiment: Experiment, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
@@ -56,12 +58,16 @@ def _draw_models(experiment: Experiment, rows: Sequence[Row], store: RunStore, f
     from smoe.views import draw_accuracies, draw_region_accuracies
 
     found = {row.label: outcomes(experiment, row, store) for row in rows}
-    # The largest scale that all have seen, so that an epoch is as long for each.
-    first_runs = {label: all_of_it[-1].results[0] for label, all_of_it in found.items() if all_of_it}
+    first_runs = {label: all_of_it[0].results[0] for label, all_of_it in found.items() if all_of_it}
     curves = {label: [value or 0.0 for value in run["validation"]] for label, run in first_runs.items()}
     if not curves:
         return
-    draw_accuracies(curves, folder / "accuracy.png")
+    # Not all models were trained at the same scale.
+    lengths = {
+        label: run["recipe"]["data"]["num_train_runs"] / HeatDiffusion().num_train_runs
+        for label, run in first_runs.items()
+    }
+    draw_accuracies(curves, folder / "accuracy.png", epoch_lengths=lengths, unit="epochs of the paper's data")
     yield folder / "accuracy.png"
     diffusivities = HeatDiffusion().diffusivities
     accuracies = {label: _by_region(run, len(diffusivities)) for label, run in first_runs.items() if run["test"]}
@@ -84,7 +90,7 @@ def _draw_quantile_damping(experiment: Experiment, store: RunStore, path: Path) 
         for column, damping in enumerate(DAMPINGS):
             found = outcomes(experiment, Row(("",), grid_recipe(quantile, damping)), store)
             if found:
-                accuracy[row, column] = np.nan if found[0].mean is None else found[0].mean
+                accuracy[row, column] = _value(found[0].mean(METRIC))
                 epochs[row, column] = _epochs_to_all(found[0])
     if np.isnan(accuracy).all():
         return
@@ -102,7 +108,12 @@ def _draw_quantile_damping(experiment: Experiment, store: RunStore, path: Path) 
     yield path
 
 
+def _value(mean: float | None) -> float:
+    return np.nan if mean is None else mean
+
+
 def _epochs_to_all(outcome: Outcome) -> float:
     """Mean number of epochs to 100 %; NaN if a seed did not reach it."""
-    is_everywhere = len(outcome.values) == len(outcome.results) and min(outcome.values, default=0.0) == 100.0
+    values = outcome.values(METRIC)
+    is_everywhere = len(values) == len(outcome.results) and min(values, default=0.0) == 100.0
     return outcome.best_epoch or np.nan if is_everywhere else np.nan

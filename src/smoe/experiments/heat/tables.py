@@ -8,7 +8,7 @@ from smoe.experiments.heat.models import SpatialMoEModel
 from smoe.experiments.heat.notes import NOTES
 from smoe.experiments.heat.recipes import HEAT_RECIPES, AuxiliaryLosses, HeatRecipe
 from smoe.experiments.paper import PAPER_RESULTS, PaperResult, heat_result
-from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale
+from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
 from smoe.options import RoutingTraining
 
 SMOE = HEAT_RECIPES["heat/smoe"]
@@ -23,7 +23,7 @@ def _smoe(routing: RoutingTraining | None = None, auxiliary: AuxiliaryLosses | N
 
 def _row(table: str, labels: str | tuple[str, ...], recipe: HeatRecipe, paper: PaperResult | None = None) -> Row:
     cells = (labels,) if isinstance(labels, str) else labels
-    row = Row(cells, recipe, paper)
+    row = Row(cells, recipe, () if paper is None else (paper,))
     return replace(row, note=NOTES.get((table, row.label), ""))
 
 
@@ -239,7 +239,7 @@ def _same(recipe: HeatRecipe) -> HeatRecipe:
 
 HEAT = Experiment(
     name="heat",
-    metric="within_1_percent",
+    metrics=(ShownMetric("within_1_percent", is_percentage=True),),
     metric_text=(
         "Percentage of test pixels within 1 % of the truth: mean ± standard deviation over the seeds; 100.0 means "
         "every pixel of every seed."

@@ -10,7 +10,7 @@ from typing import Any
 from smoe.atomic_files import write_atomically
 from smoe.experiments.paper import PaperResult
 from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
-from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale
+from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
 
 
 @dataclass(frozen=True)
@@ -20,22 +20,24 @@ class Outcome:
     Attributes:
         scale: of the data.
         results: stored runs, by seed.
-        values: the metric of each run that did not diverge, in percent.
     """
 
     scale: Scale
     results: list[dict[str, Any]]
-    values: list[float]
 
-    @property
-    def mean(self) -> float | None:
+    def values(self, metric: str) -> list[float]:
+        """Of each run that did not diverge."""
+        return [run["test"][metric] for run in self.results if metric in run["test"]]
+
+    def mean(self, metric: str) -> float | None:
         """Over the seeds."""
-        return statistics.fmean(self.values) if self.values else None
+        values = self.values(metric)
+        return statistics.fmean(values) if values else None
 
-    @property
-    def spread(self) -> float:
+    def spread(self, metric: str) -> float:
         """Standard deviation over the seeds; 0 for one."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+        values = self.values(metric)
+        return statistics.stdev(values) if len(values) > 1 else 0.0
 
     @property
     def best_epoch(self) -> float | None:
@@ -45,7 +47,8 @@ class Outcome:
 
     def differs_from(self, paper: PaperResult) -> bool:
         """Whether the means are further apart than both spreads together, and than what printing rounds away."""
-        return self.mean is None or abs(self.mean - paper.mean) > self.spread + paper.spread + 0.05
+        mean = self.mean(paper.metric)
+        return mean is None or abs(mean - paper.mean) > self.spread(paper.metric) + paper.spread + 0.05
 
 
 def outcomes(experiment: Experiment, row: Row, store: RunStore) -> list[Outcome]:
@@ -53,9 +56,8 @@ def outcomes(experiment: Experiment, row: Row, store: RunStore) -> list[Outcome]
     found: list[Outcome] = []
     for scale in experiment.scales:
         results = store.read_all_seeds(RunKey.of(scale.recipe(row, seed=0)).digest)
-        values = [run["test"][experiment.metric] for run in results if experiment.metric in run["test"]]
         if results:
-            found.append(Outcome(scale, results, values))
+            found.append(Outcome(scale, results))
     return found
 
 
@@ -67,18 +69,21 @@ def write_report(experiment: Experiment, table: ResultTable, store: RunStore, pa
 
 def markdown(experiment: Experiment, table: ResultTable, store: RunStore) -> str:
     """The table as Markdown: a line for each row and scale, and the notes below."""
-    headings = [*table.columns, "parameters", "paper", "here", "seeds", "scale", "epochs: paper", "here", "s per run"]
-    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    layout = _Layout(experiment, table)
+    lines = [layout.line(cells) for cells in (layout.headings(), ["---"] * len(layout.headings()))]
+    for name in experiment.references:
+        reference = store.read_reference(name)
+        lines += [] if reference is None else [layout.reference_line(reference)]
     notes: list[str] = []
     circumstances: set[str] = set()
     for row in table.rows:
         found = outcomes(experiment, row, store)
-        lines += [_line(row, outcome) for outcome in found] or [_empty_line(row)]
+        lines += [layout.result_line(row, outcome) for outcome in found or [None]]
         for run in (run for outcome in found for run in outcome.results):
             circumstances.add(f"{run['processor']}, torch {run['torch']}, commit {run['commit']}, {run['date']}")
         if row.note:
             notes.append(f"- {row.label}: {row.note}")
-        elif row.paper is not None and found and found[0].differs_from(row.paper):
+        elif table.is_comparable and found and any(found[0].differs_from(result) for result in row.paper):
             notes.append(f"- {row.label}: differs from the paper by more than the spread of both; not explained yet.")
     source = f" Paper: {table.source}." if table.source else ""
     scales = "; ".join(f"{scale.name}: {scale.text}" for scale in experiment.scales)
@@ -93,6 +98,62 @@ def markdown(experiment: Experiment, table: ResultTable, store: RunStore) -> str
         ["Made with:", *(f"- {line}" for line in sorted(circumstances))] if circumstances else [],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+class _Layout:
+    """The columns of a table: those of the paper only if it prints something in them."""
+
+    def __init__(self, experiment: Experiment, table: ResultTable) -> None:
+        self.table = table
+        self.metrics = experiment.metrics
+        self.of_paper = {metric.name for metric in self.metrics if any(r.paper_result(metric.name) for r in table.rows)}
+        self.has_paper_epochs = any(result.epochs is not None for row in table.rows for result in row.paper)
+
+    def headings(self) -> list[str]:
+        """The head."""
+        numbers = [
+            metric.column(kind)
+            for metric in self.metrics
+            for kind in ("paper", "here")
+            if kind == "here" or metric.name in self.of_paper
+        ]
+        epochs = ["epochs: paper", "here"] if self.has_paper_epochs else ["epochs"]
+        return [*self.table.columns, "parameters", *numbers, "seeds", "scale", *epochs, "s per run"]
+
+    def result_line(self, row: Row, outcome: Outcome | None) -> str:
+        """A row at a scale; without an outcome, what the paper says of it."""
+        numbers: list[str] = []
+        for metric in self.metrics:
+            numbers += [_paper(row, metric)] if metric.name in self.of_paper else []
+            numbers.append("" if outcome is None else _here(outcome, metric))
+        paper_epochs = next((str(result.epochs) for result in row.paper if result.epochs is not None), "")
+        epochs = [paper_epochs] if self.has_paper_epochs else []
+        if outcome is None:
+            return self.line([*row.labels, "", *numbers, "0", "", *epochs, "", ""])
+        first = outcome.results[0]
+        gate = first["gate_parameters"]
+        parameters = f"{first['parameters']}+{gate}" if gate else str(first["parameters"])
+        best_epoch = "" if outcome.best_epoch is None else f"{outcome.best_epoch:.0f}"
+        seconds = statistics.fmean(run["seconds"] for run in outcome.results)
+        seeds = str(len(outcome.results))
+        return self.line(
+            [*row.labels, parameters, *numbers, seeds, outcome.scale.name, *epochs, best_epoch, f"{seconds:.0f}"]
+        )
+
+    def reference_line(self, reference: dict[str, Any]) -> str:
+        """A forecast that was not trained."""
+        labels = [reference["label"], *[""] * (len(self.table.columns) - 1)]
+        numbers: list[str] = []
+        for metric in self.metrics:
+            numbers += [""] if metric.name in self.of_paper else []
+            numbers.append(_number(metric, reference["test"][metric.name]))
+        num_others = len(self.headings()) - len(labels) - len(numbers) - 1
+        return self.line([*labels, "0", *numbers, *[""] * num_others])
+
+    @staticmethod
+    def line(cells: list[str]) -> str:
+        """A line of Markdown."""
+        return "|" + "---|" * len(cells) if set(cells) == {"---"} else "| " + " | ".join(cells) + " |"
 
 
 def percent(mean: float, spread: float | None = None) -> str:
@@ -111,34 +172,24 @@ def _short(spread: float) -> str:
     return "0" if spread == 0 else f"{spread:.1f}" if spread >= 0.05 else f"{spread:.1g}"
 
 
-def _line(row: Row, outcome: Outcome) -> str:
-    first = outcome.results[0]
-    gate = first["gate_parameters"]
-    seconds = statistics.fmean(run["seconds"] for run in outcome.results)
-    num_diverged = len(outcome.results) - len(outcome.values)
-    mean = outcome.mean
-    here = "diverged" if mean is None else percent(mean, outcome.spread if len(outcome.values) > 1 else None)
-    cells = [
-        *row.labels,
-        f"{first['parameters']}+{gate}" if gate else str(first["parameters"]),
-        _paper(row),
-        here + (f" ({num_diverged} diverged)" if num_diverged and mean is not None else ""),
-        str(len(outcome.results)),
-        outcome.scale.name,
-        _paper_epochs(row),
-        "" if outcome.best_epoch is None else f"{outcome.best_epoch:.0f}",
-        f"{seconds:.0f}",
-    ]
-    return "| " + " | ".join(cells) + " |"
+def _number(metric: ShownMetric, mean: float, spread: float | None = None) -> str:
+    if metric.is_percentage:
+        return percent(mean, spread)
+    text = f"{mean:.{metric.decimals}f}"
+    return text if spread is None else f"{text} ± {spread:.{metric.decimals}f}"
 
 
-def _empty_line(row: Row) -> str:
-    return "| " + " | ".join([*row.labels, "", _paper(row), "", "0", "", _paper_epochs(row), "", ""]) + " |"
+def _here(outcome: Outcome, metric: ShownMetric) -> str:
+    mean, values = outcome.mean(metric.name), outcome.values(metric.name)
+    if mean is None:
+        return "diverged"
+    num_diverged = len(outcome.results) - len(values)
+    text = _number(metric, mean, outcome.spread(metric.name) if len(values) > 1 else None)
+    return text + (f" ({num_diverged} diverged)" if num_diverged else "")
 
 
-def _paper(row: Row) -> str:
-    return "" if row.paper is None else f"{row.paper.mean:.1f} ± {row.paper.spread:g}"
-
-
-def _paper_epochs(row: Row) -> str:
-    return "" if row.paper is None or row.paper.epochs is None else str(row.paper.epochs)
+def _paper(row: Row, metric: ShownMetric) -> str:
+    result = row.paper_result(metric.name)
+    if result is None:
+        return ""
+    return f"{result.mean:.{metric.decimals}f}" + (f" ± {result.spread:g}" if metric.is_percentage else "")

@@ -94,7 +94,22 @@ class RunStore:
         Raises:
             StoredRunError: if the file is damaged.
         """
-        path = self.path(key)
+        return self._read(self.path(key))
+
+    def write(self, key: RunKey, result: dict[str, Any]) -> None:
+        """Stores a result, whole or not at all."""
+        self._write(self.path(key), result)
+
+    def read_reference(self, name: str) -> dict[str, Any] | None:
+        """The result of a forecast that is not trained, with its `label`; None if it is not stored."""
+        return self._read(self.folder / f"reference-{name}.json")
+
+    def write_reference(self, name: str, result: dict[str, Any]) -> None:
+        """Stores the result of a forecast that is not trained."""
+        self._write(self.folder / f"reference-{name}.json", result)
+
+    @staticmethod
+    def _read(path: Path) -> dict[str, Any] | None:
         if not path.exists():
             return None
         try:
@@ -102,7 +117,7 @@ class RunStore:
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise StoredRunError(f"{path} is damaged ({error}); remove it and the run is made again") from error
 
-    def write(self, key: RunKey, result: dict[str, Any]) -> None:
-        """Stores a result, whole or not at all."""
+    @staticmethod
+    def _write(path: Path, result: dict[str, Any]) -> None:
         text = json.dumps(result, indent=1) + "\n"
-        write_atomically(self.path(key), lambda file: file.write(text.encode()))
+        write_atomically(path, lambda file: file.write(text.encode()))

@@ -11,25 +11,50 @@ from smoe.experiments.recipes import Recipe
 
 
 @dataclass(frozen=True)
+class ShownMetric:
+    """A metric of the test split that tables show.
+
+    Attributes:
+        name: in the results of a run.
+        heading: before `paper` and `here` in the table's head; empty if it is the only one.
+        decimals: that are printed.
+        is_percentage: of something that is complete at 100: 100.0 is then printed of exactly 100 only.
+    """
+
+    name: str
+    heading: str = ""
+    decimals: int = 1
+    is_percentage: bool = False
+
+    def column(self, kind: str) -> str:
+        """The heading of a column of the paper's or of our numbers."""
+        return f"{self.heading}: {kind}" if self.heading else kind
+
+
+@dataclass(frozen=True)
 class Row:
     """One line of a table.
 
     Attributes:
         labels: cells that describe the row, one for each of the table's columns.
         recipe: what is trained, at paper scale and with seed 0.
-        paper: what the paper prints; None if it has no such row.
+        paper: what the paper prints, for some of the metrics; nothing if it has no such row.
         note: what a reader of the result should know, above all if it differs from the paper's.
     """
 
     labels: tuple[str, ...]
     recipe: Recipe
-    paper: PaperResult | None = None
+    paper: tuple[PaperResult, ...] = ()
     note: str = ""
 
     @property
     def label(self) -> str:
         """The cells as one line."""
         return ", ".join(self.labels)
+
+    def paper_result(self, metric: str) -> PaperResult | None:
+        """What the paper prints of a metric."""
+        return next((result for result in self.paper if result.metric == metric), None)
 
 
 @dataclass(frozen=True)
@@ -43,6 +68,7 @@ class ResultTable:
         rows: its lines.
         source: where it stands in the paper; empty for a table of our own.
         text: what is to be said of the whole.
+        is_comparable: whether the paper's numbers are of the same data, so that a difference wants an explanation.
     """
 
     name: str
@@ -51,6 +77,7 @@ class ResultTable:
     rows: tuple[Row, ...]
     source: str = ""
     text: str = ""
+    is_comparable: bool = True
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -84,17 +111,19 @@ class Experiment:
 
     Attributes:
         name: first part of its tables' names.
-        metric: of the test split, that the tables show.
-        metric_text: the same for a reader.
+        metrics: that the tables show.
+        metric_text: what they are, for a reader.
         tables: in the order of the paper.
         scales: the sizes it can be run at, the largest first.
+        references: forecasts that are not trained and that every table shows, by the names of their stored results.
     """
 
     name: str
-    metric: str
+    metrics: tuple[ShownMetric, ...]
     metric_text: str
     tables: tuple[ResultTable, ...]
     scales: tuple[Scale, ...]
+    references: tuple[str, ...] = ()
 
     def select(self, name: str) -> list[ResultTable]:
         """All tables for the experiment's name, one for its own.

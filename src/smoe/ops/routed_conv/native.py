@@ -28,7 +28,7 @@ class Problem:
         """The fastest family for the shape. Nothing else decides, so that a run can be repeated bit by bit."""
         geometry = self.geometry
         taps = geometry.kernel_height * geometry.kernel_width
-        if taps * geometry.channels * geometry.selected <= 64:
+        if taps * geometry.channels * geometry.selected <= (64 if geometry.batch < 4 else 96):
             return PIXEL
         # A bank with filters for every pixel has no lists worth the name.
         has_lists = geometry.experts <= 8192

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from smoe.ops import grid_conv2d
+from smoe.ops.grid_conv import _TINY
+from smoe.ops.padding import wrap_padding
+
+
+def _values(conv, x, weight, error) -> dict[str, torch.Tensor]:
+    x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    output = conv(x, weight)
+    output.backward(error)
+    assert x.grad is not None and weight.grad is not None
+    return {"output": output.detach(), "input.grad": x.grad, "weight.grad": weight.grad}
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "circular", "longitude"])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(
+    ("batch", "channels", "filters", "kernel_size"),
+    [(5, 1, 8, (3, 3)), (4, 8, 1, (3, 3)), (7, 2, 3, (1, 5)), (3, 1, 1, (3, 3)), (4, 5, 4, (3, 3))],
+)
+def test_is_torchs_convolution_of_the_padded_input(batch, channels, filters, kernel_size, stride, padding_mode):
+    torch.manual_seed(0)
+    x, weight = torch.randn(batch, channels, 7, 9), torch.randn(filters, channels, *kernel_size)
+    rows, columns = (7 + stride - 1) // stride, (9 + stride - 1) // stride
+    error = torch.randn(batch, filters, rows, columns)
+
+    def expected_conv(x, weight):
+        padded, zeros = wrap_padding(x, kernel_size, padding_mode)
+        return F.conv2d(padded, weight, stride=stride, padding=zeros)
+
+    actual = _values(
+        lambda x, weight: grid_conv2d(x, weight, stride=stride, padding_mode=padding_mode), x, weight, error
+    )
+    expected = _values(expected_conv, x, weight, error)
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name], value, rtol=1e-5, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("channels", [1, 20])
+def test_follows_autocast(channels):
+    x, weight = torch.randn(4, channels, 6, 6), torch.randn(2, channels, 3, 3)
+    assert (weight.numel() <= _TINY) == (channels == 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert grid_conv2d(x, weight).dtype == torch.bfloat16
+
+
+def test_double_precision_can_be_differentiated_twice():
+    x = torch.randn(4, 1, 5, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, 1, 3, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(grid_conv2d, (x, weight))
