@@ -43,6 +43,7 @@ bench: $(READY)
 	$(BIN)/smoe bench layer
 	$(BIN)/smoe bench local
 	$(BIN)/smoe bench memory
+	$(BIN)/python benchmarks/weather_samples.py
 
 # The kernels' tests with builds that watch every access to memory and every undefined operation.
 SANITIZED := build/sanitize

@@ -22,6 +22,7 @@ class MemorySource(WeatherSource):
     `changes` holds values that replace those of a channel and year, from the first step on; they may be NaN.
     """
 
+    kind: str = "weatherbench"
     all_years: tuple[int, ...] = (2000, 2001, 2002)
     names: tuple[str, ...] = ("z_500", "t_850", "t2m", "tisr", "tp")
     step_hours: int = 6
@@ -30,10 +31,6 @@ class MemorySource(WeatherSource):
     notices: list[str] = field(default_factory=list)
     changes: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     num_reads: int = 0
-
-    @property
-    def kind(self) -> str:
-        return "weatherbench"
 
     @property
     def years(self) -> tuple[int, ...]:

@@ -14,7 +14,16 @@ from smoe.cli.main import main
 from smoe.data.weather import GRIDS
 from smoe.data.weather.samples import WeatherSamples
 from smoe.data.weather.store import WeatherStore
-from weather_files import constant_field, hourly_precipitation, times_of_year, weather_field, write_weatherbench
+from weather_files import (
+    constant_field,
+    hourly_precipitation,
+    times_of_year,
+    weather_field,
+    weatherbench2_dataset,
+    write_cmip,
+    write_weatherbench,
+    write_weatherbench2,
+)
 
 GRID = GRIDS["5.625deg"]
 CHANNELS = ("z_500", "t_850", "t2m", "tisr", "tp")
@@ -115,6 +124,32 @@ def test_six_hourly_and_more_years(root: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(store.fields[:, 1], expected, rtol=2e-5, atol=2e-5)
 
 
+def test_cmip_with_the_statistics_of_era5_and_a_zarr_store_with_its_own(root: Path, tmp_path: Path) -> None:
+    channels = ("--channels", "z_500", "t_850", "t2m", "tisr", "tp")
+    era5 = tmp_path / "era5"
+    assert main(arguments(root, era5, *channels)) == 0
+    write_cmip(root / "CMIP" / "MPI-ESM", variables=("z", "t", "t2m", "tisr", "tp"), periods=(("1850-01-01T06", 12),))
+    command = ["data", "prepare", "weather", "--root", str(root), "--kind", "cmip", "--years", "1850", "1850"]
+    command += [*channels, "--output", str(tmp_path / "cmip"), "--statistics-from", str(era5)]
+    assert main(command) == 0
+    cmip, reference = WeatherStore.open(tmp_path / "cmip"), WeatherStore.open(era5)
+    np.testing.assert_array_equal(cmip.mean, reference.mean)
+    for index, channel in enumerate(cmip.channels):
+        physical = weather_field(channel, cmip.times, GRID)
+        np.testing.assert_allclose(
+            cmip.to_physical(channel, cmip.fields[:, index]), physical, rtol=1e-5, atol=1e-6, err_msg=channel
+        )
+
+    times = times_of_year(1979, 12)
+    zarr = write_weatherbench2(tmp_path / "era5.zarr", weatherbench2_dataset(times, ("z", "t", "t2m", "tisr", "tp")))
+    command = ["data", "prepare", "weather", "--root", str(zarr), "--years", "1979", "1979", *channels]
+    assert main([*command, "--statistics-years", "1979", "1979", "--output", str(tmp_path / "zarr")]) == 0
+    store = WeatherStore.open(tmp_path / "zarr")
+    values = weather_field("t2m", times, GRID).astype(np.float64)
+    np.testing.assert_allclose(store.fields[:, 2], (values - values.mean()) / values.std(), rtol=2e-5, atol=2e-5)
+    np.testing.assert_array_equal(store.raw_constant("lsm"), constant_field("lsm", GRID))
+
+
 @pytest.mark.parametrize(
     ("args", "text"),
     [
@@ -135,7 +170,7 @@ def test_a_mistake_gets_one_clear_line(args: list[str], text: str, capsys: pytes
     ("options", "text"),
     [
         (["--channels", "z_50"], "the data lack the channels z_50; there are z_500, z_850"),
-        (["--channels", "tp", "--years", "1979", "2018"], "the data lack 1981 to 2018 (38 years)"),
+        (["--channels", "tp", "--years", "1979", "2018"], "the data lack 1981-2018, which --years"),
         (["--channels", "tp", "--statistics-from", "nowhere"], "there is no weather store in nowhere"),
         (["--resolution", "2.8125deg"], "2.8125deg"),
     ],

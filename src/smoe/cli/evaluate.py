@@ -1,43 +1,141 @@
-"""`smoe evaluate`: scores a trained run."""
+"""`smoe evaluate`: scores a trained run, or a file of forecasts."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from smoe.cli.main import UsageError
 from smoe.cli.parse import parse
+
+if TYPE_CHECKING:
+    from smoe.experiments.runs import OpenRun
+
+
+@dataclass(frozen=True)
+class TruthOptions:
+    """What a file of forecasts is compared with.
+
+    Attributes:
+        store: folder that `smoe data prepare weather` made, with the fields that came true.
+        targets: channels to score, of those in the file.
+        train_years: first and last year of the climatologies; those of the store's statistics if not given.
+    """
+
+    store: Path | None = None
+    targets: tuple[str, ...] = ("z_500", "t_850", "t2m", "tp")
+    train_years: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Scores a trained run, for example: smoe evaluate runs/first --split validation.
+    """Scores a trained run, or any forecasts in WeatherBench's layout (init_time, lead_time, lat, lon).
+
+    smoe evaluate runs/first --split validation
+
+    smoe evaluate runs/weather --forecasts forecasts.nc
+
+    smoe evaluate --file forecasts.nc --data.store weather-store
 
     Attributes:
         run: run directory.
         split: data to score on.
         checkpoint: the best weights by the validation split, or the last ones.
+        forecasts: of a weather run: write its forecasts to this file, .nc or .zarr.
+        file: instead of a run: forecasts to score, NetCDF or Zarr, of any model.
+        skip_nan: of a file: leave out forecasts with NaN instead of refusing the file.
+        data: of a file: what it is compared with.
     """
 
-    run: tyro.conf.Positional[Path]
+    run: tyro.conf.Positional[Path | None] = None
     split: Literal["test", "validation", "train"] = "test"
     checkpoint: Literal["best", "last"] = "best"
+    forecasts: Path | None = None
+    file: Path | None = None
+    skip_nan: bool = False
+    data: TruthOptions = field(default_factory=TruthOptions)
 
 
 def run(args: list[str]) -> int:
     """Parses, evaluates, and prints a table."""
     options = parse(Evaluate, args, prog="smoe evaluate")
+    if (options.run is None) == (options.file is None):
+        raise UsageError("give either a run directory or --file FORECASTS (see smoe evaluate --help)")
+    if options.file is not None:
+        _score_file(options, options.file)
+        return 0
+    assert options.run is not None
+    if options.data != TruthOptions() or options.skip_nan:
+        raise UsageError("--data and --skip-nan belong to --file; a run has its own data")
+    if options.forecasts is not None:
+        from smoe.data.weather.write_forecasts import check_output
+
+        # Before a checkpoint is loaded and a year of forecasts is made.
+        check_output(options.forecasts)
 
     from smoe.cli.report import print_result
     from smoe.experiments.runs import open_run
+    from smoe.experiments.weather.recipes import WeatherRecipe
 
     opened = open_run(options.run, options.checkpoint, (options.split,), say=_say)
+    if isinstance(opened.recipe, WeatherRecipe):
+        _evaluate_weather(opened, options)
+        return 0
+    if options.forecasts is not None:
+        raise UsageError(f"--forecasts is for weather runs; {options.run} is a run of {opened.name}")
     values = opened.evaluate(options.split)
     print_result(opened.name, options.split, values, options.run)
     return 0
+
+
+def _evaluate_weather(opened: OpenRun, options: Evaluate) -> None:
+    from smoe.cli.score_progress import ScoreProgress
+    from smoe.cli.weather_report import print_published, print_scores
+    from smoe.experiments.weather.evaluate import evaluate_run
+
+    with ScoreProgress() as progress:
+        result = evaluate_run(opened, options.split, options.forecasts, progress)
+    first, last = result.years
+    print_scores(
+        f"{opened.name}, {options.split} split ({first}-{last}): {result.num_forecasts} forecasts of "
+        f"{result.lead_hours} h",
+        opened.name,
+        result.scores,
+        result.baselines,
+    )
+    print_published(opened.name, result.lead_hours, result.scores, result.baselines, opened.name)
+    if options.forecasts is not None:
+        _say(f"forecasts: {options.forecasts}")
+
+
+def _score_file(options: Evaluate, file: Path) -> None:
+    if options.data.store is None:
+        raise UsageError("--file needs --data.store FOLDER, the weather store to compare the forecasts with")
+    if options.forecasts is not None:
+        raise UsageError("--forecasts writes those of a run; --file reads some")
+
+    from smoe.cli.score_progress import ScoreProgress
+    from smoe.cli.weather_report import print_published, print_scores
+    from smoe.data.weather.store import WeatherStore
+    from smoe.experiments.weather.score_files import score_file
+
+    store, asked = WeatherStore.open(options.data.store), options.data
+    with ScoreProgress() as progress:
+        notices, results = score_file(
+            file, store, asked.targets, asked.train_years, skips_nan=options.skip_nan, progress=progress
+        )
+    for notice in notices:
+        _say(f"{file.name}: {notice}")
+    for result in results:
+        for notice in result.notices:
+            _say(f"{file.name}, {result.lead_hours} h: {notice}")
+        title = f"{file.name}: {result.num_forecasts} forecasts of {result.lead_hours} h"
+        print_scores(title, file.name, result.scores, result.baselines)
+        print_published(file.name, result.lead_hours, result.scores, result.baselines)
 
 
 def _say(text: str) -> None:

@@ -5,33 +5,74 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from smoe.cli.main import UsageError
 from smoe.cli.parse import parse
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
 class Show:
-    """Draws a run's accuracy curve and its routing map with the experts into RUN/pictures.
+    """Draws what a run learned into RUN/pictures.
+
+    A heat run: its accuracy curve, and its routing map with the experts. A weather run: its scores by epoch, forecasts
+    beside the truth, and the routing on the globe, one picture for each gate.
 
     Attributes:
         run: run directory.
         checkpoint: the best weights by the validation split, or the last ones.
+        split: of a weather run: whose forecasts are drawn.
+        init_times: of a weather run: when the forecasts to draw start, such as 2018-01-15T00; one from the middle of
+            the split if not given.
+        layers: of a weather run: draw the routing of layers with this text in their name only.
     """
 
     run: tyro.conf.Positional[Path]
     checkpoint: Literal["best", "last"] = "best"
+    split: Literal["test", "validation"] = "test"
+    init_times: tuple[str, ...] = ()
+    layers: str = ""
 
 
 def run(args: list[str]) -> int:
     """Parses, draws, and prints the pictures' paths."""
     options = parse(Show, args, prog="smoe show")
+    times = [_parse_time(text) for text in options.init_times]
 
-    from smoe.experiments.heat.pictures import draw_run
-    from smoe.experiments.runs import open_run
+    from smoe.experiments.runs import open_run, read_recipe
+    from smoe.experiments.weather.recipes import WeatherRecipe
+    from smoe.training.run_directory import RunDirectory
 
-    for picture in draw_run(open_run(options.run, options.checkpoint)):
+    _, recipe = read_recipe(RunDirectory(options.run))
+    if isinstance(recipe, WeatherRecipe):
+        from smoe.experiments.weather.pictures import draw_run as draw_weather_run
+
+        opened = open_run(options.run, options.checkpoint, (options.split,), say=_say)
+        pictures = draw_weather_run(opened, options.split, times, options.layers)
+    else:
+        from smoe.experiments.heat.pictures import draw_run
+
+        if times or options.layers:
+            raise UsageError("--init-times and --layers are for weather runs")
+        pictures = draw_run(open_run(options.run, options.checkpoint))
+    for picture in pictures:
         sys.stdout.write(f"{picture}\n")
     return 0
+
+
+def _parse_time(text: str) -> np.datetime64:
+    import numpy as np
+
+    try:
+        return np.datetime64(text, "h")
+    except ValueError:
+        raise UsageError(f"{text!r} is no time; write it as 2018-01-15T00") from None
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

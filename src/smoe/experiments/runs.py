@@ -92,11 +92,7 @@ def open_run(
         say: told what is being made.
     """
     directory = RunDirectory(path)
-    stored = directory.read_recipe()
-    try:
-        name, recipe = stored["name"], recipe_from_plain(stored["recipe"])
-    except (KeyError, TypeError) as error:
-        raise RunError(f"{directory.recipe_file} is not the recipe of a run: {error}") from error
+    name, recipe = read_recipe(directory)
     set_num_threads(recipe)
     file = directory.best_checkpoint if checkpoint == "best" else directory.last_checkpoint
     if checkpoint == "best" and not file.exists():
@@ -108,6 +104,19 @@ def open_run(
     except RuntimeError as error:
         raise CheckpointError(f"the weights of {file} do not fit the recipe beside them: {error}") from error
     return OpenRun(name, recipe, task, directory)
+
+
+def read_recipe(directory: RunDirectory) -> tuple[str, Recipe]:
+    """The name of the recipe that a run began as, and the recipe itself.
+
+    Raises:
+        RunError: if the directory holds no run.
+    """
+    stored = directory.read_recipe()
+    try:
+        return stored["name"], recipe_from_plain(stored["recipe"])
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{directory.recipe_file} is not the recipe of a run: {error}") from error
 
 
 def _complete(stored: dict[str, Any]) -> dict[str, Any]:

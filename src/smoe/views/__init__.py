@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from smoe.views.comparison import draw_accuracies, draw_region_accuracies
 from smoe.views.curves import draw_accuracy
+from smoe.views.forecast_maps import ForecastMap, draw_forecast
+from smoe.views.globe import coastlines, draw_globe
 from smoe.views.grid import Panel, draw_grids
 from smoe.views.heat import draw_routing, largest_deviation
 from smoe.views.matching import agreement, matched_map, regions_of_experts
+from smoe.views.routing_globe import draw_globe_routing, land_shares, selections, similarity_colours
+from smoe.views.score_curves import draw_scores
 
 __all__ = [
+    "ForecastMap",
     "Panel",
     "agreement",
+    "coastlines",
     "draw_accuracies",
     "draw_accuracy",
+    "draw_forecast",
+    "draw_globe",
+    "draw_globe_routing",
     "draw_grids",
     "draw_region_accuracies",
     "draw_routing",
+    "draw_scores",
+    "land_shares",
     "largest_deviation",
     "matched_map",
     "regions_of_experts",
+    "selections",
+    "similarity_colours",
 ]

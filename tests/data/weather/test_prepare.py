@@ -13,6 +13,7 @@ import pytest
 import smoe.data.weather.prepare as prepare_module
 from memory_source import MemorySource, Silent
 from smoe.data.weather.errors import DataError
+from smoe.data.weather.grids import Grid
 from smoe.data.weather.prepare import prepare
 from smoe.data.weather.prepare_plan import Preparation
 from smoe.data.weather.samples import WeatherSamples
@@ -98,6 +99,10 @@ def test_a_kill_at_the_worst_moments(tmp_path: Path, whole: Path, moment: str, m
         in_killed_process(lambda: prepare(SOURCE, path, WANTED, Silent()))
     if moment == "before the journal is removed":
         assert len(WeatherStore.open(path).times) == 2964
+        # The journal that was left does not stand in the way of further years either.
+        longer = MemorySource(all_years=(2000, 2001, 2002, 2003), days=5)
+        longer_store = Path(shutil.copytree(path, tmp_path / "longer"))
+        assert prepare(longer, longer_store, replace(WANTED, years=(2003, 2003)), Silent()).years()[-1] == 2003
     prepare(SOURCE, path, WANTED, Silent())
     ours = {name: content for name, content in contents(path).items() if not name.endswith(".tmp")}
     assert ours == contents(whole)
@@ -138,6 +143,23 @@ def test_a_preparation_given_up_leaves_no_bytes(tmp_path: Path) -> None:
     assert len(prepare(SOURCE, tmp_path, smaller, Silent()).times) == 40
 
 
+def test_statistics_do_not_change_on_the_way(tmp_path: Path, whole: Path) -> None:
+    wanted = replace(WANTED, statistics_years=None)
+    killed = KilledSource(last_read=12)
+    in_killed_process(lambda: prepare(killed, tmp_path, wanted, Silent(), WeatherStore.open(whole)))
+    with pytest.raises(DataError, match="differs in statistics_from, statistics_spans: run that one to its end"):
+        prepare(SOURCE, tmp_path, WANTED, Silent())
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("all of it")
+    with pytest.raises(DataError, match=r"holds other files, such as thesis\.tex: choose an empty folder"):
+        prepare(SOURCE, tmp_path, WANTED, Silent())
+    with pytest.raises(DataError, match=r"thesis\.tex is a file: choose a folder"):
+        prepare(SOURCE, tmp_path / "thesis.tex", WANTED, Silent())
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
 def test_two_processes_do_not_write_one_store(tmp_path: Path) -> None:
     class Meddling(Silent):
         def advance(self, text: str) -> None:
@@ -172,16 +194,26 @@ def test_years_are_added_with_the_same_options_only(
     assert contents(path) == contents(whole)
 
 
+def test_years_of_another_grid_are_not_added(tmp_path: Path, whole: Path) -> None:
+    path = Path(shutil.copytree(whole, tmp_path / "copy"))
+    other = MemorySource(all_years=(2003,), grid=Grid((-45.0, -15.0, 15.0, 45.0), (0.0, 72.0, 144.0, 216.0, 288.0)))
+    with pytest.raises(DataError, match=r"has a grid of \(4, 5\), the data one of \(4, 5\) or with other coordinates"):
+        prepare(other, path, replace(WANTED, years=(2003, 2003)), Silent())
+
+
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"years": (1979, 2018)}, "the data lack 1979 to 2018 (37 years), which --years or --statistics-years ask for"),
+        ({"years": (1979, 2018)}, "the data lack 1979-1999, 2003-2018, which --years or --statistics-years ask for"),
         ({"years": (2002, 2000)}, "--years goes from the first to the last year, got 2002 2000"),
-        ({"statistics_years": None}, "there are 2000, 2001, 2002"),
+        (
+            {"statistics_years": None},
+            "the data lack 1979-1999, 2003-2015, which --years or --statistics-years ask for; there are 2000-2002",
+        ),
         ({"statistics_years": (2001, 2003)}, "the data lack 2003, which"),
         ({"channels": ("z_500", "q_50")}, "the data lack the channels q_50; there are z_500, t_850, t2m, tisr, tp"),
         ({"channels": ("z_500", "zz_500")}, "no weather channel is named 'zz_500'"),
-        ({"channels": ("z_500", "z_500")}, "named more than once: z_500"),
+        ({"channels": ("z_500", "z_500")}, "--channels names z_500 more than once"),
         ({"channels": ()}, "--channels must name at least one channel"),
         ({"constants": ("lsm", "slt")}, "the data lack the constants slt; there are lsm, orography, lat2d"),
         ({"step_hours": 3}, "--step-hours 3 must divide 24 and be a multiple of the 6 hours"),
@@ -240,6 +272,9 @@ def test_every_sixth_hour_of_hourly_data(tmp_path: Path) -> None:
     values = source.read("t2m", 2000)[12::6].astype(np.float64)
     assert six.mean[2] == pytest.approx(values.mean(), rel=1e-12)
     np.testing.assert_array_equal(six.fields[:, 2], ((values - six.mean[2]) / six.std[2]).astype(np.float32))
+    # Steps stay at 0, 6, 12 and 18 h, wherever the data begin.
+    late = prepare(source, tmp_path / "late", replace(wanted, channels=("tisr",), step_hours=6), Silent())
+    assert late.times[0] == np.datetime64("2000-01-01T12") and late.metadata.years[0].num_dropped == 12
     # Without the channels that are sums, nothing is left out.
     assert prepare(source, tmp_path / "z", replace(wanted, channels=("z_500",)), Silent()).times[0] == np.datetime64(
         "2000-01-01T00"
@@ -328,7 +363,7 @@ def test_statistics_from_another_store(tmp_path: Path, whole: Path) -> None:
     reference = WeatherStore.open(whole)
     source = MemorySource(all_years=(1850, 1851), names=("t2m", "z_500", "tp"))
     wanted = Preparation((1850, 1851), None, source.names, constants=("lat2d",))
-    store = prepare(source, tmp_path, wanted, Silent(), reference)
+    store = prepare(source, tmp_path / "store", wanted, Silent(), reference)
     assert store.statistics_years == (2000, 2001)
     assert store.metadata.statistics_from == reference.metadata.checksum
     for channel in source.names:
@@ -339,6 +374,14 @@ def test_statistics_from_another_store(tmp_path: Path, whole: Path) -> None:
         store.fields[: len(values), 0], ((values - store.mean[0]) / store.std[0]).astype(np.float32)
     )
     assert len(WeatherSamples(store, (1850, 1851), targets=("t2m",))) == len(store.times) - 14
+    # Named again, or left out, they are used for further years too; others are refused.
+    longer = MemorySource(all_years=(1850, 1851, 1852), names=source.names)
+    wanted = replace(wanted, years=(1850, 1852))
+    other_statistics = prepare(longer, tmp_path / "own", replace(wanted, statistics_years=(1850, 1850)), Silent())
+    with pytest.raises(DataError, match=r"was not normalised with the statistics of .*own: leave out"):
+        prepare(longer, tmp_path / "store", wanted, Silent(), other_statistics)
+    store = prepare(longer, tmp_path / "store", wanted, Silent(), reference)
+    assert store.years() == (1850, 1851, 1852) and store.mean[0] == reference.mean[2]
     other = MemorySource(all_years=(1850,), names=("u_500",))
     with pytest.raises(DataError, match="has no channel 'u_500'"):
         prepare(other, tmp_path / "other", Preparation((1850, 1850), None, other.names), Silent(), reference)

@@ -4,8 +4,11 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +73,12 @@ def test_fields_are_normalised_and_go_back_to_physical_units(whole: Path) -> Non
     assert (store.fields[:, index].min() == 0) and store.to_physical("tp", np.zeros(1, np.float32))[0] == 0
 
 
+def test_preparing_needs_no_torch() -> None:
+    program = "import sys, smoe.data.weather.prepare; assert 'torch' not in sys.modules and 'xarray' not in sys.modules"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
 def test_constants(whole: Path) -> None:
     store = WeatherStore.open(whole)
     assert store.constant_names == ("lsm", "orography", "lat2d")
@@ -99,7 +108,7 @@ def test_a_flipped_byte_is_found(copy: Path) -> None:
         list(WeatherStore.open(copy).verify())
 
 
-def edit(change: Callable[[dict], None], *, with_checksum: bool) -> Callable[[Path], None]:
+def edit(change: Callable[[dict[str, Any]], object], *, with_checksum: bool) -> Callable[[Path], object]:
     def apply(path: Path) -> None:
         whole = json.loads((path / "store.json").read_text())
         change(whole)
@@ -110,7 +119,7 @@ def edit(change: Callable[[dict], None], *, with_checksum: bool) -> Callable[[Pa
     return apply
 
 
-def cut(name: str, num_bytes: int) -> Callable[[Path], None]:
+def cut(name: str, num_bytes: int) -> Callable[[Path], object]:
     return lambda path: (path / name).write_bytes((path / name).read_bytes()[:num_bytes])
 
 
@@ -149,7 +158,7 @@ def cut(name: str, num_bytes: int) -> Callable[[Path], None]:
         ),
     ],
 )
-def test_a_store_that_is_not_whole_is_refused(copy: Path, damage: Callable[[Path], None], text: str) -> None:
+def test_a_store_that_is_not_whole_is_refused(copy: Path, damage: Callable[[Path], object], text: str) -> None:
     WeatherStore.open(copy)
     damage(copy)
     with pytest.raises(DataError) as caught:

@@ -75,7 +75,9 @@ def find_orientation(array: xr.DataArray, expected: Grid | None, where: str) -> 
     longitude = find_axis(array, LONGITUDE_NAMES, where)
     rows = np.asarray(array[latitude].values, np.float64)
     columns = np.asarray(array[longitude].values, np.float64)
-    for name, grid in GRIDS.items():
+    # A store may be on a grid of its own.
+    grids = GRIDS if expected is None else {**GRIDS, expected.name: expected}
+    for name, grid in grids.items():
         if (len(rows), len(columns)) != grid.shape:
             continue
         north_first = bool(rows[0] > rows[-1])

@@ -1,6 +1,6 @@
 """The CMIP archive's MPI-ESM, regridded as for WeatherBench: `<variable>/<variable>_<from>-<to>_5.625deg.nc`.
 
-Levels are in Pa, names and units those of the archive or already WeatherBench's (facts: Rasp and Thuerey, appendix).
+Levels are in Pa, names and units those of the archive or already WeatherBench's.
 """
 
 from __future__ import annotations

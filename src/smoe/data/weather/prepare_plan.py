@@ -1,25 +1,26 @@
-"""What a preparation is going to do: which steps of which years, whether they are there, and the disk they take."""
+"""What a preparation is going to do: which steps of which years."""
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from smoe.data.weather.errors import DataError
+from smoe.data.weather.preparation_checks import (
+    check_names,
+    check_same_options,
+    check_same_statistics,
+    check_statistics,
+    check_step,
+    check_years,
+)
 from smoe.data.weather.source import WeatherSource
 from smoe.data.weather.store import WeatherStore
-from smoe.data.weather.store_format import DTYPE, FIELDS_FILE, NaNPolicy
-from smoe.data.weather.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, VARIABLES, parse_channel
+from smoe.data.weather.store_format import DTYPE, NaNPolicy
+from smoe.data.weather.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
+from smoe.data.weather.year_spans import YearSpan, find_span
 
 DEFAULT_STATISTICS_YEARS = (1979, 2015)
-
-# Where a record begins, sums over past hours are not defined yet: in WeatherBench they start at 07 h of 1979, and the
-# sums over 6 hours 5 hours later. Rasp & Thuerey leave out the first 24 h.
-_MAX_UNDEFINED_HOURS = 24
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Preparation:
     Attributes:
         years: first and last year of the store.
         statistics_years: first and last year that mean and std are taken from: the training years. None: 1979 to 2015,
-            or those of the store that is added to.
+            or those of the store that is added to or that the statistics are taken from.
         channels: fields, in the order of the store.
         constants: fields without a time.
         step_hours: between the steps of the store; None: as in the source.
@@ -47,29 +48,26 @@ class Preparation:
 
 
 @dataclass(frozen=True)
-class Span:
-    """The steps of a year that go into the store: every `stride`-th step of the source from `first` on."""
-
-    year: int
-    first: int
-    stride: int
-    num_steps: int
-    first_time: str
-
-
-@dataclass(frozen=True)
 class Plan:
-    """What is going to be written, and from which steps the statistics are taken."""
+    """What is going to be written, and from which steps the statistics are taken.
+
+    Attributes:
+        statistics_from: checksum of the store that the statistics are taken from, if any.
+        num_rows_before: steps of the store that is added to.
+        years: to be written, one after the other.
+        statistics_spans: of which the statistics are computed; empty if they are known.
+    """
 
     channels: tuple[str, ...]
     constants: tuple[str, ...]
     step_hours: int
     on_nan: NaNPolicy
     statistics_years: tuple[int, int]
+    statistics_from: str | None
     shape: tuple[int, int]
     num_rows_before: int
-    years: tuple[Span, ...]
-    statistics_spans: tuple[Span, ...]
+    years: tuple[YearSpan, ...]
+    statistics_spans: tuple[YearSpan, ...]
 
     @property
     def bytes_per_row(self) -> int:
@@ -77,9 +75,14 @@ class Plan:
         return len(self.channels) * self.shape[0] * self.shape[1] * DTYPE.itemsize
 
     @property
+    def num_new_rows(self) -> int:
+        """Steps that are going to be written."""
+        return sum(span.num_steps for span in self.years)
+
+    @property
     def num_bytes(self) -> int:
-        """Of the fields when all is written, with those of an older store that is added to."""
-        return (self.num_rows_before + sum(span.num_steps for span in self.years)) * self.bytes_per_row
+        """Of the fields when all is written, with those of the store that is added to."""
+        return (self.num_rows_before + self.num_new_rows) * self.bytes_per_row
 
     def to_plain(self) -> dict[str, Any]:
         """As plain values."""
@@ -91,130 +94,51 @@ def make_plan(
 ) -> Plan:
     """Checks what is wanted against what there is.
 
+    Args:
+        source: the data.
+        wanted: of them.
+        existing: the finished store that is added to.
+        statistics_from: a store whose statistics are used.
+
     Raises:
         DataError: naming what is missing or does not fit, and what to do.
     """
+    channels, constants = wanted.channels, wanted.constants
     step_hours = source.step_hours if wanted.step_hours is None else wanted.step_hours
-    if step_hours % source.step_hours or 24 % step_hours:
-        raise DataError(
-            f"--step-hours {step_hours} must divide 24 and be a multiple of the {source.step_hours} hours between the "
-            "steps of the data"
-        )
-    _check_names(source, wanted)
+    check_step(source, step_hours)
+    check_names(source, channels, constants)
     years = _year_range("--years", wanted.years)
-    statistics_years = wanted.statistics_years
+    if existing is not None:
+        check_same_options(
+            existing, source, channels=channels, constants=constants, step_hours=step_hours, on_nan=wanted.on_nan
+        )
+        if statistics_from is not None:
+            check_same_statistics(existing, statistics_from)
+        years = _later_years(existing, years)
+    statistics_years, in_statistics = wanted.statistics_years, []
     reused = existing or statistics_from
     if reused is not None:
-        statistics_years = statistics_years or reused.statistics_years
-        _check_statistics(reused, wanted, statistics_years)
-    statistics_years = statistics_years or DEFAULT_STATISTICS_YEARS
-    if existing is not None:
-        _check_same(existing, source, wanted, step_hours)
-        years = [year for year in years if year not in existing.years()]
-        if years and years[0] < existing.years()[-1]:
-            raise DataError(
-                f"{existing.path} ends with {existing.years()[-1]}, and only later years can be added, not {years[0]}: "
-                "prepare all years into a new store"
-            )
-    in_statistics = [] if reused is not None else _year_range("--statistics-years", statistics_years)
-    missing = sorted({*years, *in_statistics} - set(source.years))
-    if missing:
-        raise DataError(
-            f"the data lack {_name_years(missing)}, which --years or --statistics-years ask for; there are "
-            f"{_name_years(list(source.years))}"
-        )
-    source.check(wanted.channels, sorted({*years, *in_statistics}))
-    spans = {year: _span(source, year, wanted.channels, step_hours) for year in sorted({*years, *in_statistics})}
+        check_statistics(reused, channels, constants, statistics_years)
+        statistics_years = reused.statistics_years
+    else:
+        statistics_years = statistics_years or DEFAULT_STATISTICS_YEARS
+        in_statistics = _year_range("--statistics-years", statistics_years)
+    all_years = sorted({*years, *in_statistics})
+    check_years(source, all_years)
+    source.check(channels, all_years)
+    spans = {year: find_span(source, year, channels, step_hours) for year in all_years}
     return Plan(
-        channels=wanted.channels,
-        constants=wanted.constants,
+        channels=channels,
+        constants=constants,
         step_hours=step_hours,
         on_nan=wanted.on_nan,
         statistics_years=statistics_years,
+        statistics_from=None if statistics_from is None else statistics_from.metadata.checksum,
         shape=source.grid.shape,
         num_rows_before=0 if existing is None else len(existing.times),
         years=tuple(spans[year] for year in years),
         statistics_spans=tuple(spans[year] for year in in_statistics),
     )
-
-
-def check_disk(plan: Plan, output: Path) -> str:
-    """Returns what the store takes, in words.
-
-    Raises:
-        DataError: if the disk has less.
-    """
-    fields = output / FIELDS_FILE
-    # A file that was extended, but not written yet, may have a size without the room.
-    present = min(fields.stat().st_blocks * 512, plan.num_bytes) if fields.is_file() else 0
-    needed = plan.num_bytes - present
-    free = shutil.disk_usage(output).free
-    size = f"{plan.num_bytes / 1e9:.2f} GB"
-    if needed > free:
-        raise DataError(
-            f"the store takes {size}, of which {needed / 1e9:.2f} GB are not there yet, and the disk of {output} has "
-            f"{free / 1e9:.2f} GB free: choose another disk, fewer --years or --channels, or a larger --step-hours"
-        )
-    num_steps = sum(span.num_steps for span in plan.years)
-    return (
-        f"{num_steps:,} steps of {len(plan.channels)} channels in {len(plan.years)} years; the store takes {size} "
-        f"({free / 1e9:.1f} GB are free)"
-    )
-
-
-def _check_names(source: WeatherSource, wanted: Preparation) -> None:
-    if not wanted.channels:
-        raise DataError("--channels must name at least one channel")
-    for names in (wanted.channels, wanted.constants):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise DataError(f"named more than once: {', '.join(twice)}")
-    for name in wanted.channels:
-        parse_channel(name)
-    for kind, names, known in (
-        ("channels", wanted.channels, source.channels),
-        ("constants", wanted.constants, source.constant_names),
-    ):
-        missing = [name for name in names if name not in known]
-        if missing:
-            raise DataError(
-                f"the data lack the {kind} {', '.join(missing)}; there are {', '.join(known)}: add the files, or "
-                f"choose other --{kind}"
-            )
-
-
-def _check_statistics(store: WeatherStore, wanted: Preparation, statistics_years: tuple[int, int]) -> None:
-    if statistics_years != store.statistics_years:
-        raise DataError(
-            f"the statistics of {store.path} are of {store.statistics_years[0]} to {store.statistics_years[1]}, not of "
-            f"--statistics-years {statistics_years[0]} {statistics_years[1]}: leave that option out"
-        )
-    store.channel_indices(wanted.channels)
-    store.constant_indices(wanted.constants)
-
-
-def _check_same(existing: WeatherStore, source: WeatherSource, wanted: Preparation, step_hours: int) -> None:
-    pairs = {
-        "channels": (existing.channels, wanted.channels),
-        "constants": (existing.constant_names, wanted.constants),
-        "step-hours": (existing.step_hours, step_hours),
-        "on-nan": (existing.metadata.on_nan, wanted.on_nan),
-    }
-    for name, (old, new) in pairs.items():
-        if old != new:
-            raise DataError(
-                f"{existing.path} was prepared with --{name} {_words(old)}, not {_words(new)}: years are added with "
-                "the same options only; otherwise prepare a new store"
-            )
-    if existing.grid != source.grid:
-        raise DataError(
-            f"{existing.path} has a grid of {existing.grid.shape}, the data one of {source.grid.shape} or with other "
-            "coordinates: prepare a new store"
-        )
-
-
-def _words(value: object) -> str:
-    return " ".join(str(item) for item in value) if isinstance(value, tuple) else str(value)
 
 
 def _year_range(option: str, years: tuple[int, int]) -> list[int]:
@@ -223,38 +147,12 @@ def _year_range(option: str, years: tuple[int, int]) -> list[int]:
     return list(range(years[0], years[1] + 1))
 
 
-def _name_years(years: list[int]) -> str:
-    return (
-        ", ".join(str(year) for year in years) if len(years) < 4 else f"{years[0]} to {years[-1]} ({len(years)} years)"
-    )
-
-
-def _span(source: WeatherSource, year: int, channels: tuple[str, ...], step_hours: int) -> Span:
-    times = source.times(year)
-    first = _count_undefined(source, year, times, channels)
-    # Steps are those of the day's hours 0, step, 2 * step, ..., wherever the data begin.
-    hours = times[first:].astype("datetime64[h]").astype(np.int64)
-    on_step = np.flatnonzero(hours % step_hours == 0)
-    if not len(on_step):
-        raise DataError(f"the year {year} has no step at a multiple of {step_hours} hours; choose another --step-hours")
-    first += int(on_step[0])
-    stride = step_hours // source.step_hours
-    kept = times[first::stride]
-    if len(kept) > 1 and not (np.diff(kept) == np.timedelta64(step_hours, "h")).all():
-        raise DataError(f"the times of {year} are not {step_hours} hours apart everywhere: see smoe data check")
-    return Span(year, first, stride, len(kept), str(kept[0].astype("datetime64[h]")))
-
-
-def _count_undefined(source: WeatherSource, year: int, times: np.ndarray, channels: tuple[str, ...]) -> int:
-    """Leading steps at which a sum over past hours has no value anywhere, because the record begins here."""
-    if year - 1 in source.years:
-        return 0
-    most = 0
-    longest = np.timedelta64(_MAX_UNDEFINED_HOURS, "h")
-    for channel in channels:
-        if VARIABLES[parse_channel(channel).variable].is_accumulated:
-            values = source.read(channel, year)
-            num_steps = next((step for step, field in enumerate(values) if not np.isnan(field).all()), len(values))
-            is_short = num_steps < len(times) and times[num_steps] - times[0] <= longest
-            most = max(most, num_steps if is_short else 0)
-    return most
+def _later_years(existing: WeatherStore, years: list[int]) -> list[int]:
+    new = [year for year in years if year not in existing.years()]
+    last = existing.years()[-1]
+    if new and new[0] < last:
+        raise DataError(
+            f"{existing.path} ends with {last}, and only later years can be added, not {new[0]}: prepare all years "
+            "into a new store"
+        )
+    return new

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from smoe.data.weather.errors import DataError
+from smoe.data.weather.sample_times import check_hours, find_starts
+from smoe.data.weather.series import describe_years
 from smoe.data.weather.store import WeatherStore
 
 LEAD_CHANNEL = "lead_hours/100"
@@ -70,9 +72,9 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
         self.fixed_lead = fixed_lead if self.is_continuous else None
         self.seed = seed
         self.epoch = 0
-        self._check_hours(start_every_hours, skip_hours)
         if fixed_lead is not None and not self.is_continuous:
             raise DataError(f"fixed_lead is for a range of leads; lead_hours is {lead_hours} for all samples already")
+        check_hours(context_hours, lead_hours, fixed_lead, start_every_hours, skip_hours, store.step_hours)
         for name, channels in (("targets", targets), ("inputs", self.inputs)):
             if not channels:
                 raise DataError(f"{name} must name at least one channel of the store")
@@ -80,7 +82,14 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
         self._input_index = _as_slice(store.channel_indices(self.inputs))
         self._constant_index = store.constant_indices(self.constants)
         self._hours = (store.times - np.datetime64(0, "h")) // _HOUR
-        self._starts = self._find_starts(start_every_hours, skip_hours)
+        offsets = (*(-hours for hours in context_hours), *self.leads)
+        self._starts = find_starts(self._hours, years, offsets, start_every_hours, skip_hours)
+        if not len(self._starts):
+            raise DataError(
+                f"the years {years[0]} to {years[1]} hold no sample with a context of {max(context_hours)} h and a "
+                f"lead of {max(self.leads)} h: {store.path} has {describe_years(store.years())}; choose other years, "
+                "or prepare them"
+            )
 
     @property
     def leads(self) -> tuple[int, ...]:
@@ -181,63 +190,9 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
     def _rows(self, hours: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._hours, hours)
 
-    def _check_hours(self, start_every_hours: int | None, skip_hours: int) -> None:
-        context, step = self.context_hours, self.store.step_hours
-        if not context or min(context) < 0 or list(context) != sorted(set(context), reverse=True):
-            raise DataError(
-                f"context_hours must be hours before the start, the longest first, such as 12 6 0; got {context}"
-            )
-        if not isinstance(self.lead_hours, int) and not self.lead_hours[0] <= self.lead_hours[1]:
-            raise DataError(f"a range of lead_hours goes from the smallest to the largest, got {self.lead_hours}")
-        ends = (self.lead_hours,) if isinstance(self.lead_hours, int) else self.lead_hours
-        leads = ends if self.fixed_lead is None else (*ends, self.fixed_lead)
-        if min(leads) < 1:
-            raise DataError(f"lead_hours must be positive, got {min(leads)}")
-        if start_every_hours is not None and start_every_hours < 1:
-            raise DataError(f"start_every_hours must be positive, got {start_every_hours}")
-        if skip_hours < 0:
-            raise DataError(f"skip_hours must not be negative, got {skip_hours}")
-        every = () if start_every_hours is None else (start_every_hours,)
-        for name, hours in (("context_hours", context), ("lead_hours", leads), ("start_every_hours", every)):
-            for value in hours:
-                if value % step:
-                    raise DataError(
-                        f"{name} {value} is no multiple of the {step} hours between the steps of {self.store.path}: "
-                        f"choose a multiple of {step}, or prepare a store with a smaller --step-hours"
-                    )
-
-    def _find_starts(self, start_every_hours: int | None, skip_hours: int) -> np.ndarray:
-        """Hours since 1970 of all times `t` whose context and targets are there."""
-        first_year, last_year = self.years
-        begin = int(np.datetime64(f"{first_year:04d}-01-01", "h").astype(np.int64)) + skip_hours
-        end = int(np.datetime64(f"{last_year + 1:04d}-01-01", "h").astype(np.int64))
-        hours = self._hours[(self._hours >= begin) & (self._hours < end)]
-        starts = hours if start_every_hours is None else hours[hours % start_every_hours == 0]
-        for offset in (*(-value for value in self.context_hours), *self.leads):
-            # `hours` and not all of the store: a target in another split's years would leak into this one.
-            starts = starts[np.isin(starts + offset, hours, assume_unique=True)]
-        if not len(starts):
-            years = self.store.years()
-            raise DataError(
-                f"the years {first_year} to {last_year} hold no sample with a context of {max(self.context_hours)} h "
-                f"and a lead of {max(self.leads)} h: {len(hours)} of their steps are in {self.store.path}, which has "
-                f"{_describe_years(years)}; choose other years, or prepare them"
-            )
-        return starts
-
 
 def _as_slice(indices: list[int]) -> slice | list[int]:
     # A slice is copied as one run of bytes, a list channel by channel.
     if indices == list(range(indices[0], indices[0] + len(indices))):
         return slice(indices[0], indices[0] + len(indices))
     return indices
-
-
-def _describe_years(years: tuple[int, ...]) -> str:
-    spans: list[list[int]] = []
-    for year in years:
-        if spans and year == spans[-1][1] + 1:
-            spans[-1][1] = year
-        else:
-            spans.append([year, year])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

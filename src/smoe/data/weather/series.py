@@ -49,7 +49,7 @@ class FieldSeries:
         pieces: Its files in the order of time.
         names: Names that the variable may have inside the files, the first that is there counts.
         files: Opens them.
-        grid: What all files must be on; None for any of WeatherBench's.
+        grid: What all files must be on; None for any of WeatherBench's. It may be set until a file is opened.
         say: Told what was put right, and in which file.
     """
 
@@ -66,7 +66,7 @@ class FieldSeries:
         self.pieces = pieces
         self._names = names
         self._files = files
-        self._grid = grid
+        self.grid = grid
         self._say = say
         self._headers: dict[Path, Header] = {}
 
@@ -127,18 +127,23 @@ class FieldSeries:
             )
         return fields, found
 
+    def level_index(self, piece: Piece, level: int | None) -> int | None:
+        """Where a level is in a file; None for a variable without levels."""
+        levels = self.header(piece).levels
+        if level is None:
+            return None
+        if level not in levels:
+            raise DataError(f"{piece.path} has no level {level} hPa; it has {', '.join(map(str, levels))}")
+        return levels.index(level)
+
     def _read_piece(self, piece: Piece, header: Header, level: int | None, index: np.ndarray) -> np.ndarray:
         orientation = header.orientation
         # A slice reads one block of the file; an index array would read step by step.
         stride = int(index[1] - index[0]) if len(index) > 1 else 1
         where: dict[Hashable, slice | int] = {header.time.name: slice(int(index[0]), int(index[-1]) + 1, stride)}
-        if header.level_axis is not None:
-            if level not in header.levels:
-                raise DataError(
-                    f"{piece.path} has no level {level} hPa of {self.variable.short_name}; it has "
-                    f"{', '.join(map(str, header.levels))}"
-                )
-            where[header.level_axis] = header.levels.index(level)
+        level_index = self.level_index(piece, level)
+        if header.level_axis is not None and level_index is not None:
+            where[header.level_axis] = level_index
         dims = (header.time.name, orientation.latitude, orientation.longitude)
         with damage_as_data_error(piece.path, header.name):
             array = self._files.get(piece.path)[header.name].isel(where)
@@ -157,7 +162,7 @@ class FieldSeries:
         where = f"{piece.path}: {name}"
         array = dataset[name]
         with damage_as_data_error(piece.path, name):
-            orientation = find_orientation(array, self._grid, where)
+            orientation = find_orientation(array, self.grid, where)
             time = self.place_in_time(read_time_axis(array, where), where)
             self._check_complete(piece, array, 24 * 60 // time.step if time.step else 1)
             level_axis, levels, in_pascal = None, (), False

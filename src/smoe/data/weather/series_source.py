@@ -17,7 +17,7 @@ from smoe.data.weather.source import WeatherSource
 from smoe.data.weather.variables import VARIABLES, Channel, Variable, parse_channel
 
 # Accumulated variables of ERA5 begin seven hours after the others. One day is what training leaves out at the start.
-_LATE_START = np.timedelta64(24, "h")
+LATE_START = np.timedelta64(24, "h")
 
 
 class SeriesSource(WeatherSource):
@@ -39,21 +39,28 @@ class SeriesSource(WeatherSource):
         # By short name; several series of one variable hold other levels of it, the first that has a level counts.
         self._series = {name: series[name] for name in VARIABLES if name in series}
         self._hourly_precipitation = hourly_precipitation
-        everything = self._all_series()
+        everything = self.all_series()
         if not everything:
             raise DataError(f"{self.path} holds no weather variable")
-        # Accumulated variables may start late, so that the times are those of another one if there is any.
-        self._reference = next((s for s in everything if not s.variable.is_accumulated), everything[0])
-        header = self._reference.header(self._reference.pieces[0])
+        reference = self._reference_of(None)
+        header = reference.header(reference.pieces[0])
         self.grid: Grid = header.orientation.grid
+        for series_of_any in everything:
+            series_of_any.grid = self.grid
         if header.time.step not in (60, 360):
             found = f"steps of {header.time.step / 60:g} h" if header.time.step else "a single time"
-            raise DataError(f"{self._reference.pieces[0].path} has {found}, expected times 1 h or 6 h apart")
+            raise DataError(f"{reference.pieces[0].path} has {found}, expected times 1 h or 6 h apart")
         self.step_hours = header.time.step // 60
 
-    def _all_series(self) -> list[FieldSeries]:
+    def all_series(self) -> list[FieldSeries]:
+        """Every variable's files, in the order of `VARIABLES`; hourly precipitation last."""
         extra = [] if self._hourly_precipitation is None else [self._hourly_precipitation]
         return [each for several in self._series.values() for each in several] + extra
+
+    def _reference_of(self, year: int | None) -> FieldSeries:
+        # Accumulated variables may start late, so that the times are those of another one if there is any.
+        ordered = sorted(self.all_series(), key=lambda series: series.variable.is_accumulated)
+        return next((series for series in ordered if year in series.years), ordered[0])
 
     def _say(self, notice: str, path: Path) -> None:
         if not any(said.startswith(notice) for said in self.notices):
@@ -62,7 +69,7 @@ class SeriesSource(WeatherSource):
     @property
     def years(self) -> tuple[int, ...]:
         """Years of which at least one variable has a file."""
-        return tuple(sorted({year for series in self._all_series() for year in series.years}))
+        return tuple(sorted({year for series in self.all_series() for year in series.years}))
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -79,10 +86,11 @@ class SeriesSource(WeatherSource):
 
     def times(self, year: int) -> np.ndarray:
         """Times of a year as the first variable has them; the others must have the same."""
-        if year not in self._reference.years:
-            raise self._missing_year(self._reference, year)
-        times = self._reference.times(year)
-        where = f"{self._reference.variable.folder} {year} in {self.path}"
+        reference = self._reference_of(year)
+        if year not in reference.years:
+            raise self._missing_year(reference, year)
+        times = reference.times(year)
+        where = f"{reference.variable.folder} {year} in {self.path}"
         if times.size == 0:
             raise DataError(f"{where} holds no time")
         hours = times.astype("datetime64[h]")
@@ -119,9 +127,7 @@ class SeriesSource(WeatherSource):
             for channel in channels:
                 series, level = self._find(channel, year)
                 for piece in series.pieces_of(year, year):
-                    header = series.header(piece)
-                    if level is not None and level not in header.levels:
-                        raise DataError(f"{piece.path} has no level {level} hPa; it has {header.levels}")
+                    series.level_index(piece, level)
                 self._check_found(series, year, times, np.isin(times.astype("datetime64[m]"), series.times(year)))
 
     def close(self) -> None:
@@ -171,13 +177,13 @@ class SeriesSource(WeatherSource):
         if found.all():
             return
         missing = times[~found]
-        is_start = year == self.years[0] and bool((missing < times[0] + _LATE_START).all()) and bool(found[-1])
+        is_start = year == self.years[0] and bool((missing < times[0] + LATE_START).all()) and bool(found[-1])
         if series.variable.is_accumulated and is_start:
             self._say(f"{series.variable.folder} begins {len(missing)} times late: NaN there", series.pieces[0].path)
             return
         raise DataError(
             f"{series.variable.folder} {year} in {self.path} lacks {len(missing)} of {len(times)} times, the first "
-            f"{missing[0]}; {self._reference.variable.folder} has them"
+            f"{missing[0]}; {self._reference_of(year).variable.folder} has them"
         )
 
     def _missing_year(self, series: FieldSeries, year: int) -> DataError:
@@ -186,7 +192,7 @@ class SeriesSource(WeatherSource):
         )
 
     def _found_names(self) -> list[str]:
-        return [series.variable.folder for series in self._all_series()]
+        return [series.variable.folder for series in self.all_series()]
 
     def _expected_name(self, variable: Variable) -> str:
         return variable.folder

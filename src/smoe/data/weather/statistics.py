@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from torch import Tensor
 
 from smoe.data.weather.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PRECIPITATION = "tp"
 PRECIPITATION_EPSILON = 0.001
@@ -21,7 +23,7 @@ PRECIPITATION_EPSILON = 0.001
 # A year of a channel is converted to float64 in pieces of this many time steps, to bound the memory.
 STEPS_PER_PIECE = 64
 
-Values = TypeVar("Values", np.ndarray, Tensor)
+Values = TypeVar("Values", np.ndarray, "Tensor")
 
 
 def transform(channel: str, values: np.ndarray) -> np.ndarray:
@@ -37,9 +39,9 @@ def undo_transform(channel: str, values: Values) -> Values:
     """The inverse of `transform`, for arrays and tensors."""
     if channel != PRECIPITATION:
         return values
-    if isinstance(values, Tensor):
-        return values.expm1() * PRECIPITATION_EPSILON
-    return np.expm1(values) * PRECIPITATION_EPSILON
+    if isinstance(values, (np.ndarray, np.generic)):
+        return np.expm1(values) * PRECIPITATION_EPSILON
+    return values.expm1() * PRECIPITATION_EPSILON
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from smoe.data.weather.errors import DataError
 from smoe.data.weather.grids import Grid
@@ -22,10 +21,9 @@ from smoe.data.weather.store_format import (
     METADATA_FILE,
     PREPARATION_FILE,
     Metadata,
+    crc32_of_rows,
     read_json,
 )
-
-_BYTES_PER_PIECE = 1 << 24
 
 
 class WeatherStore:
@@ -136,10 +134,9 @@ class WeatherStore:
         """The inverse of `to_physical`."""
         (index,) = self.channel_indices([channel])
         mean, std = float(self.mean[index]), float(self.std[index])
-        if isinstance(values, Tensor):
-            transformed = transform(channel, values.detach().cpu().numpy())
-            return values.new_tensor((transformed - mean) / std)
-        return ((transform(channel, values) - mean) / std).astype(values.dtype)
+        if isinstance(values, (np.ndarray, np.generic)):
+            return ((transform(channel, values) - mean) / std).astype(values.dtype)
+        return values.new_tensor((transform(channel, values.detach().cpu().numpy()) - mean) / std)
 
     def years(self) -> tuple[int, ...]:
         """The years in it, complete or not."""
@@ -154,15 +151,15 @@ class WeatherStore:
         Raises:
             DataError: if a year's bytes have changed.
         """
-        first = 0
+        path, offset = self.path / FIELDS_FILE, 0
         for year in self.metadata.years:
-            rows = self.fields[first : first + year.num_steps]
-            if crc32_of(rows) != year.crc32:
+            num_bytes = year.num_steps * self.metadata.bytes_per_row
+            if crc32_of_rows(path, offset, num_bytes) != year.crc32:
                 raise DataError(
-                    f"{self.path / FIELDS_FILE}: the year {year.year} is not as it was written: "
+                    f"{path}: the year {year.year} is not as it was written: "
                     "delete the store and run smoe data prepare again"
                 )
-            first += year.num_steps
+            offset += num_bytes
             yield year.year
 
     def __getstate__(self) -> dict[str, Any]:
@@ -177,16 +174,6 @@ class WeatherStore:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"
         raise DataError(f"the store {self.path} has no {kind} {name!r}; {hint}")
-
-
-def crc32_of(rows: np.ndarray) -> int:
-    """Checksum of the bytes of consecutive rows, read in pieces."""
-    flat = rows.reshape(-1)
-    step = _BYTES_PER_PIECE // DTYPE.itemsize
-    crc = 0
-    for first in range(0, len(flat), step):
-        crc = zlib.crc32(flat[first : first + step].data, crc)
-    return crc
 
 
 def _check_size(path: Path, metadata: Metadata) -> None:

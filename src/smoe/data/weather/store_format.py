@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,8 @@ FIELDS_FILE = "fields.f32"
 CONSTANTS_FILE = "constants.f32"
 METADATA_FILE = "store.json"
 PREPARATION_FILE = "preparation.json"
+
+_BYTES_PER_PIECE = 1 << 24
 
 NaNPolicy = Literal["refuse", "zero-tisr", "zero", "mean"]
 
@@ -88,10 +91,14 @@ class Metadata:
         return num_steps, len(self.channels), len(self.latitude), len(self.longitude)
 
     @property
+    def bytes_per_row(self) -> int:
+        """Of all channels at one step."""
+        return int(np.prod(self.shape[1:])) * DTYPE.itemsize
+
+    @property
     def num_bytes(self) -> int:
         """Of the fields."""
-        num_steps, *row = self.shape
-        return num_steps * int(np.prod(row)) * DTYPE.itemsize
+        return self.shape[0] * self.bytes_per_row
 
     @property
     def checksum(self) -> str:
@@ -118,6 +125,20 @@ class Metadata:
             return cls(**plain, years=years)
         except (TypeError, KeyError) as error:
             raise DataError(f"{folder / METADATA_FILE} lacks what version {VERSION} holds ({error})") from error
+
+
+def crc32_of_rows(path: Path, offset: int, num_bytes: int) -> int:
+    """Checksum of a part of the fields' file, read in pieces."""
+    crc = 0
+    with path.open("rb") as file:
+        file.seek(offset)
+        while num_bytes:
+            piece = file.read(min(num_bytes, _BYTES_PER_PIECE))
+            if not piece:
+                raise DataError(f"{path} ends {num_bytes:,} bytes too early")
+            crc = zlib.crc32(piece, crc)
+            num_bytes -= len(piece)
+    return crc
 
 
 def checksum(content: dict[str, Any]) -> str:

@@ -35,6 +35,4 @@ def check_units(variable: Variable, found: str | None, where: str) -> None:
         return
     accepted = {canonical_units(text) for text in (variable.units, *variable.unit_names)}
     if canonical_units(found) not in accepted:
-        raise DataError(
-            f"{where}: {variable.short_name} is in {found!r}, expected {variable.units!r}; convert the file first"
-        )
+        raise DataError(f"{where} is in {found!r}, expected {variable.units!r}; convert the file first")

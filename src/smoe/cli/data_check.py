@@ -1,0 +1,92 @@
+"""`smoe data check`: describes an archive of weather data and says whether it can be used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+from smoe.cli.parse import parse
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from smoe.data.weather.describe import Description
+
+
+@dataclass(frozen=True)
+class Check:
+    """Describes weather data and says whether the recipes can use them, for example: smoe data check ~/weatherbench.
+
+    Exit code 0: they can; 1: they cannot, with the reasons.
+
+    Attributes:
+        path: a WeatherBench root or its folder of one resolution, the like of CMIP, or a Zarr store of WeatherBench-2.
+        kind: layout; auto recognises it.
+        resolution: 5.625deg, 2.8125deg or 1.40625deg, where there are several.
+        quick: read headers only: seconds, but no share of NaNs, and damage inside a file stays unseen.
+    """
+
+    path: tyro.conf.Positional[Path]
+    kind: Literal["auto", "weatherbench", "cmip", "weatherbench2"] = "auto"
+    resolution: str | None = None
+    quick: bool = False
+
+
+def run(args: list[str]) -> int:
+    """Parses, looks, prints, and returns 0 for usable data, 1 for others."""
+    options = parse(Check, args, prog="smoe data check")
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from smoe.data.weather.describe import describe
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("opening files", total=None)
+
+        def show(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        found = describe(
+            options.path, kind=options.kind, resolution=options.resolution, quick=options.quick, progress=show
+        )
+    print_description(found, options.quick, Console(highlight=False, soft_wrap=True, markup=False))
+    return 0 if found.is_usable else 1
+
+
+def print_description(found: Description, quick: bool, console: Console) -> None:
+    """The description for people: facts, a table of variables, what hinders, and the verdict last."""
+    from rich.table import Table
+
+    from smoe.data.weather.series import describe_years
+
+    rows, columns = found.grid.shape
+    console.print(f"{found.path}: {found.kind}, {found.grid.name} ({rows} x {columns}), every {found.step_hours} h")
+    console.print(f"years {describe_years(found.years)}, {found.num_times} times")
+    table = Table()
+    for header in ("variable", "name", "levels (hPa)", "years", "NaN"):
+        table.add_column(header, no_wrap=header == "variable")
+    for variable in found.variables:
+        share = "not read" if variable.nan_share is None else _percent(variable.nan_share)
+        levels = " ".join(map(str, variable.levels)) or "-"
+        table.add_row(variable.name, variable.short_name, levels, describe_years(variable.years), share)
+    console.print(table, soft_wrap=False)
+    console.print(f"constants: {', '.join(found.constants) or 'none'}")
+    for title, lines in (
+        ("put right", found.notices), ("gap in time", found.gaps), ("remark", found.remarks),
+        ("problem", found.problems),
+    ):  # fmt: skip
+        for line in lines:
+            console.print(f"{title}: {line}")
+    if found.missing:
+        console.print(f"missing for the weather recipes: {', '.join(found.missing)}")
+    verdict = "can be used" if found.is_usable else "cannot be used"
+    console.print(f"{verdict} for the weather recipes" + (", as far as the headers tell" if quick else ""))
+
+
+def _percent(share: float) -> str:
+    return "0" if share == 0 else f"{100 * share:.2g} %"

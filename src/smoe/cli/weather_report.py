@@ -1,0 +1,129 @@
+"""Scores of forecasts beside those of baselines, and beside what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from smoe.data.weather.variables import VARIABLES, parse_channel
+from smoe.experiments.weather.published import LEADS_OF_TABLES, PUBLISHED, PUBLISHED_DATA
+
+Scores = Mapping[str, float]
+
+_PREFIXES = ("rmse", "mean_rmse", "mae", "acc")
+_LEGEND = (
+    "rmse: root of the mean over times and area; mean_rmse: mean over times of the roots; mae: mean absolute error; "
+    "acc: anomaly correlation. All weighted by latitude."
+)
+
+
+def print_scores(
+    title: str, name: str, scores: Scores, baselines: Mapping[str, Scores], console: Console | None = None
+) -> None:
+    """All scores of some forecasts in one column, and those of baselines on the same forecasts beside it.
+
+    Args:
+        title: above the table.
+        name: of the forecasts.
+        scores: theirs.
+        baselines: scores by name.
+        console: to print to; None for standard output.
+    """
+    console = console or Console(highlight=False)
+    table = Table(title=title, title_justify="left")
+    table.add_column("score", no_wrap=True)
+    for header in (name, *baselines):
+        table.add_column(header, justify="right")
+    for metric in _ordered(scores):
+        values = [scores[metric], *(rows.get(metric) for rows in baselines.values())]
+        table.add_row(_describe(metric), *("" if value is None else format_score(value) for value in values))
+    console.print(table)
+    console.print(_LEGEND, soft_wrap=True)
+
+
+def print_published(
+    name: str,
+    lead_hours: int,
+    scores: Scores,
+    baselines: Mapping[str, Scores],
+    recipe: str | None = None,
+    console: Console | None = None,
+) -> None:
+    """The RMSE of some forecasts above what was published for the same lead.
+
+    Args:
+        name: of the forecasts.
+        lead_hours: of all of them.
+        scores: theirs.
+        baselines: scores by name, on the same forecasts.
+        recipe: that they come from; its row of the paper is marked.
+        console: to print to; None for standard output.
+    """
+    console = console or Console(highlight=False)
+    channels = [
+        channel
+        for channel in ("z_500", "t_850", "t2m")
+        if f"rmse_{channel}" in scores and any((channel, lead_hours) in row.rmse for row in PUBLISHED)
+    ]
+    if not channels:
+        leads = " and ".join(f"{lead} h" for lead in LEADS_OF_TABLES)
+        console.print(f"nothing was published for these channels and {lead_hours} h; the tables have {leads}")
+        return
+    table = Table(title=f"RMSE at {lead_hours} h; published rows: {PUBLISHED_DATA}", title_justify="left")
+    for header in ("model", "source"):
+        table.add_column(header)
+    for channel in channels:
+        table.add_column(_label(channel), justify="right")
+    for label, row in ((name, scores), *baselines.items()):
+        cells = [row.get(f"rmse_{channel}") for channel in channels]
+        table.add_row(label, "here", *("" if cell is None else format_score(cell) for cell in cells))
+    source = ""
+    for published in PUBLISHED:
+        if published.source != source:
+            table.add_section()
+            source = published.source
+        cells = []
+        for channel in channels:
+            key = (channel, lead_hours)
+            decimals = 0 if channel == "z_500" else 2
+            spread = f" ± {published.spread[key]:g}" if key in published.spread else ""
+            cells.append(f"{published.rmse[key]:.{decimals}f}{spread}" if key in published.rmse else "")
+        is_same = recipe is not None and published.recipe == recipe.removesuffix("-rasp")
+        label = f"{published.model} (this recipe)" if is_same else published.model
+        table.add_row(label, published.source, *cells, style="bold" if is_same else None)
+    console.print(table)
+    console.print(
+        f"Published rows are of {PUBLISHED_DATA}, at 5.625 degrees where nothing else is said. They can be compared "
+        "with the rows above them only if the store holds the same years of ERA5: a simulated atmosphere is another "
+        "task, to be judged by its own persistence and climatology.",
+        soft_wrap=True,
+    )
+
+
+def format_score(value: float) -> str:
+    """Four digits that matter."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _ordered(scores: Scores) -> Sequence[str]:
+    """By kind; what is not of these kinds, such as the loss, at the end."""
+    known = [name for prefix in _PREFIXES for name in scores if name.startswith(f"{prefix}_")]
+    return [*known, *(name for name in scores if name not in known)]
+
+
+def _describe(metric: str) -> str:
+    prefix = next((prefix for prefix in _PREFIXES if metric.startswith(f"{prefix}_")), None)
+    if prefix is None:
+        return metric
+    channel = metric.removeprefix(f"{prefix}_")
+    return metric if prefix == "acc" else f"{metric}, {_units(channel)}"
+
+
+def _label(channel: str) -> str:
+    return f"{channel.replace('_', '').upper()}, {_units(channel)}"
+
+
+def _units(channel: str) -> str:
+    return VARIABLES[parse_channel(channel).variable].units

@@ -1,0 +1,108 @@
+"""Scores of forecasts in physical units: of baselines, of files, and what a run needs besides its own metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from smoe.data.weather.baselines import BASELINES, BaselineName, Baselines
+from smoe.data.weather.store import WeatherStore
+from smoe.data.weather.truth import Progress
+from smoe.metrics import AnomalyCorrelation, LatitudeWeightedMAE, LatitudeWeightedRMSE, MeanOfRootsRMSE, Metric
+
+Scores = dict[str, float]
+
+_FORECASTS_PER_PIECE = 64
+
+
+class ScoreSum:
+    """Adds up the totals of metrics, piece by piece.
+
+    Args:
+        metrics: to compute.
+    """
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self.metrics = metrics
+        self._totals = [torch.zeros(len(metric.names), metric.num_totals, dtype=torch.float64) for metric in metrics]
+
+    def add(self, prediction: torch.Tensor, target: torch.Tensor) -> None:
+        """Adds some forecasts, `(B, C, H, W)`."""
+        for total, metric in zip(self._totals, self.metrics, strict=True):
+            total += metric.totals(prediction, target).cpu()
+
+    def values(self) -> Scores:
+        """The scores of all forecasts so far."""
+        values: Scores = {}
+        for total, metric in zip(self._totals, self.metrics, strict=True):
+            values |= metric.values(total)
+        return values
+
+
+def metrics_of(store: WeatherStore, channels: Sequence[str], climatology: np.ndarray) -> list[Metric]:
+    """All scores of normalised forecasts.
+
+    Args:
+        store: whose normalisation it is.
+        channels: forecast.
+        climatology: of the ACC, in physical units, `(C, H, W)`.
+    """
+    indices = store.channel_indices(channels)
+    scales, offsets = store.std[indices], store.mean[indices]
+    # Precipitation is the logarithm of what is asked for.
+    inverses = {name: partial(store.to_physical, name) for name in channels if name == "tp"}
+    latitude = store.grid.latitude
+    return [
+        *(
+            kind(channels, latitude, scales, inverses=inverses)
+            for kind in (LatitudeWeightedRMSE, MeanOfRootsRMSE, LatitudeWeightedMAE)
+        ),
+        AnomalyCorrelation(channels, latitude, scales, climatology, offsets=offsets, inverses=inverses),
+    ]
+
+
+def physical_metrics(latitude: Sequence[float], channels: Sequence[str], climatology: np.ndarray) -> list[Metric]:
+    """All scores of forecasts in physical units."""
+    ones, zeros = [1.0] * len(channels), [0.0] * len(channels)
+    return [
+        *(kind(channels, latitude, ones) for kind in (LatitudeWeightedRMSE, MeanOfRootsRMSE, LatitudeWeightedMAE)),
+        AnomalyCorrelation(channels, latitude, ones, climatology, offsets=zeros),
+    ]
+
+
+def score_baselines(
+    baselines: Baselines,
+    init_times: np.ndarray,
+    lead_hours: int,
+    climatology: np.ndarray,
+    names: Sequence[BaselineName] = BASELINES,
+    progress: Progress | None = None,
+) -> dict[str, Scores]:
+    """The scores of the baselines on given forecasts.
+
+    Args:
+        baselines: of the training years.
+        init_times: datetime64, of the forecasts.
+        lead_hours: of all of them.
+        climatology: of the ACC, in physical units, `(C, H, W)`.
+        names: which of them.
+        progress: told how far it has come.
+
+    Raises:
+        DataError: if the store lacks one of the times.
+    """
+    truth = baselines.truth
+    metrics = physical_metrics(truth.store.grid.latitude, truth.channels, climatology)
+    sums: dict[BaselineName, ScoreSum] = {name: ScoreSum(metrics) for name in names}
+    for first in range(0, len(init_times), _FORECASTS_PER_PIECE):
+        inits = init_times[first : first + _FORECASTS_PER_PIECE]
+        valid = inits + np.timedelta64(lead_hours, "h")
+        target = torch.from_numpy(truth.read(valid))
+        for name, total in sums.items():
+            total.add(torch.from_numpy(np.ascontiguousarray(baselines.forecast(name, inits, valid))), target)
+        if progress is not None:
+            progress("scores of the baselines", min(first + _FORECASTS_PER_PIECE, len(init_times)), len(init_times))
+    return {name: total.values() for name, total in sums.items()}
