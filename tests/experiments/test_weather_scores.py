@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scores.continuous
 import scores.functions
+import torch
 import xarray as xr
 
 from smoe.cli.main import main
@@ -18,9 +19,11 @@ from smoe.data.weather.truth import Truth
 from smoe.experiments.recipes import RECIPES
 from smoe.experiments.runs import OpenRun, open_run, train
 from smoe.experiments.weather.evaluate import RunScores, evaluate_run
+from smoe.experiments.weather.pictures import layer_inputs
 from smoe.experiments.weather.published import PUBLISHED
 from smoe.experiments.weather.score_files import score_file
 from smoe.experiments.weather.scores import score_baselines
+from smoe.nn import ConvGate, SpatialMoE2d
 from tiny_weather import GRID, SOURCE, make_store, tiny_recipe
 
 TARGETS = ("z_500", "t_850", "tp")
@@ -195,6 +198,20 @@ def test_the_command_line(
     pictures = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert [picture.name[:8] for picture in pictures] == ["scores.p", "forecast", "routing."]
     assert all(picture.stat().st_size > 20_000 for picture in pictures)
+
+
+def test_gates_that_look_at_their_input_see_what_the_layer_sees() -> None:
+    first = SpatialMoE2d(2, 3, 2, gate=ConvGate(2, 3, 2))
+    second = SpatialMoE2d(2, 3, 1, gate=ConvGate(2, 3, 1))
+    model = torch.nn.Sequential(first, torch.nn.ReLU(), second).eval()
+    input = torch.randn(1, 2, 5, 6)
+    found = layer_inputs(model, {"0": first, "2": second}, input)
+    assert torch.equal(found["0"], input)
+    assert torch.equal(found["2"], torch.relu(first(input)))
+    # Nothing stays behind.
+    assert not first._forward_pre_hooks and not second._forward_pre_hooks
+    tensor_gated = SpatialMoE2d(2, 3, 2, spatial_shape=(5, 6))
+    assert layer_inputs(tensor_gated, {"": tensor_gated}, input) == {}
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,15 @@ def test_wrong_arguments():
         GridConv2d(1, 1, 2)
 
 
-def test_a_bias_is_added_to_each_channel():
+@pytest.mark.parametrize("batch", [2, 5])
+def test_a_bias_is_added_to_each_channel(batch):
+    # Five samples of so few channels are convolved by the kernels of tiny SMoE layers.
     layer = GridConv2d(2, 3, bias=True)
-    x = torch.randn(2, 2, 5, 6)
+    x = torch.randn(batch, 2, 5, 6)
     before = layer(x)
     assert layer.bias is not None
     layer.bias.data = torch.tensor([1.0, 2.0, 3.0])
-    torch.testing.assert_close(layer(x) - before, layer.bias[:, None, None].expand(2, 3, 5, 6))
+    torch.testing.assert_close(layer(x) - before, layer.bias[:, None, None].expand(batch, 3, 5, 6))
+    layer(x).sum().backward()
+    torch.testing.assert_close(layer.bias.grad, torch.full((3,), batch * 30.0))
     assert GridConv2d(2, 3).bias is None

@@ -70,7 +70,7 @@ def step_peak(way: str, shape: tuple[int, ...]) -> dict[str, float]:
     F.conv2d(torch.randn(1, 4, 8, 8, requires_grad=True), torch.randn(4, 4, 3, 3), padding=1).sum().backward()
     smoe.SpatialMoE2d(4, 4, 2, spatial_shape=(8, 8))(torch.randn(1, 4, 8, 8)).sum().backward()
 
-    before = _status("VmRSS")
+    before = status("VmRSS")
     input = torch.randn(B, C, H, W, requires_grad=True)
     indices = torch.empty(E if way == "routed" else 0, H, W, dtype=torch.int32)
     scores_size = 0.0
@@ -91,11 +91,11 @@ def step_peak(way: str, shape: tuple[int, ...]) -> dict[str, float]:
 
     def note(gate: float) -> None:
         nonlocal peak, without_gate
-        since_reset = _status("VmHWM") - before
+        since_reset = status("VmHWM") - before
         peak, without_gate = max(peak, since_reset), max(without_gate, since_reset - gate)
-        _reset_peak()
+        reset_peak()
 
-    _reset_peak()
+    reset_peak()
     for _ in range(3):
         output = convolve()
         # The gate's gradient comes to be after this.
@@ -109,13 +109,14 @@ def step_peak(way: str, shape: tuple[int, ...]) -> dict[str, float]:
     return {"peak": peak, "without gate": without_gate}
 
 
-def _status(name: str) -> float:
+def status(name: str) -> float:
     """A number of megabytes that Linux knows of this process."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024 / 1e6
 
 
-def _reset_peak() -> None:
+def reset_peak() -> None:
+    """Lets Linux forget the peak of this process so far."""
     Path("/proc/self/clear_refs").write_text("5")
 
 

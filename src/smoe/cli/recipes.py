@@ -20,7 +20,7 @@ def run(args: list[str]) -> int:
         raise UsageError(f"smoe recipes takes no argument, got {args[0]!r}")
     width = max(map(len, RECIPES)) + 2
     for name, recipe in RECIPES.items():
-        description = (type(recipe).__doc__ or "").splitlines()[0]
+        description = " ".join((type(part).__doc__ or "").splitlines()[0] for part in (recipe, recipe.model))
         paper = PAPER_RESULTS.get(name)
         result = f" Paper: {paper.mean} ± {paper.spread:g} ({paper.metric}, {paper.source})." if paper else ""
         sys.stdout.write(f"{name:<{width}}{description}{result}\n")

@@ -25,6 +25,8 @@ recipes: {", ".join(RECIPES)}
 examples:
   smoe train heat/smoe --seed 0 --output-dir runs/first
   smoe train heat/smoe --output-dir runs/first --resume
+  smoe train weather/smoe --data.store stores/era5 --data.lead-hours 120
+  smoe train weather/smoe --data.store stores/era5 --init-from runs/pretrained
   smoe train heat/smoe --data.num-train-runs 100 --model.num-experts 6 --routing.damping None
 """
 

@@ -31,7 +31,7 @@ def grid_conv2d(
     Args:
         input: `(B, C, H, W)`.
         weight: `(out_channels, C, kh, kw)` with odd `kh` and `kw`.
-        bias: `(out_channels,)`.
+        bias: `(out_channels,)`, added to each pixel.
         stride: of both axes; the output grid has `ceil(H / stride) x ceil(W / stride)` pixels.
         padding_mode: `zeros`, `circular` (both axes wrap) or `longitude` (the width wraps, zeros on the height).
     """

@@ -43,7 +43,7 @@ def draw_forecast(
     *,
     title: str,
 ) -> None:
-    """Draw a row of truth, forecast and error for each variable; the colours of truth and forecast are the same.
+    """Draw a row of truth, forecast and error for each variable; truth and forecast have the colours of the truth.
 
     Args:
         maps: At least one.
@@ -64,20 +64,46 @@ def draw_forecast(
         if not np.isfinite(both).all():
             raise ValueError(f"the map of {shown.name} holds values that are not finite")
         error = shown.forecast - shown.truth
-        values = Normalize(both.min(), both.max())
+        # Those of the truth: a forecast that goes astray at one pixel must not make all others look alike.
+        values = Normalize(shown.truth.min(), shown.truth.max())
+        extend = _extend(shown.forecast, values)
         # Symmetric, so that white is no error; a single pixel far off does not fade all others.
         largest = float(np.quantile(np.abs(error), 0.995)) or 1.0
         panels = (
             (f"{shown.name}, truth", shown.truth, shown.palette, values),
             (f"{shown.name}, forecast", shown.forecast, shown.palette, values),
-            (f"forecast - truth, RMSE {shown.rmse:.3g} {shown.units}", error, "RdBu_r", Normalize(-largest, largest)),
+            (
+                f"forecast - truth, RMSE {_digits(shown.rmse)} {shown.units}",
+                error,
+                "RdBu_r",
+                Normalize(-largest, largest),
+            ),
         )
         for column, (caption, field, palette, norm) in enumerate(panels):
             axes = figure.add_subplot(len(maps), 3, 3 * row + column + 1)
             mesh = draw_globe(axes, latitude, longitude, field, palette=palette, norm=norm)
             axes.set_title(caption, fontsize=11, pad=6)
             if column != 1:
-                bar = figure.colorbar(mesh, ax=axes, location="left" if column == 0 else "right", shrink=0.9, aspect=18)
+                bar = figure.colorbar(
+                    mesh,
+                    ax=axes,
+                    location="left" if column == 0 else "right",
+                    shrink=0.9,
+                    aspect=18,
+                    extend=extend if column == 0 else _extend(error, norm),
+                )
                 bar.set_label(shown.units)
                 bar.outline.set_visible(False)
     save_picture(figure, path)
+
+
+def _extend(field: np.ndarray, norm: Normalize) -> str:
+    """Which ends of a colour bar are pointed, for there are values beyond."""
+    is_below, is_above = bool(np.any(norm(field) < 0)), bool(np.any(norm(field) > 1))
+    if is_below and is_above:
+        return "both"
+    return "min" if is_below else "max" if is_above else "neither"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -44,7 +44,12 @@ def draw_scores(
         best = min(range(len(values)), key=values.__getitem__)
         axes.plot(epochs[best], values[best], marker="o", markersize=9, markerfacecolor="none", color="0.2", zorder=4)
         axes.annotate(
-            f"{values[best]:.4g}", (epochs[best], values[best]), xytext=(0, 9), textcoords="offset points", ha="center"
+            f"{values[best]:.4g}",
+            (epochs[best], values[best]),
+            xytext=(0, -17),
+            textcoords="offset points",
+            # Inside the frame at both ends.
+            ha="left" if best == 0 else "right" if best == len(values) - 1 else "center",
         )
         for label, value in (references or {}).get(key, {}).items():
             axes.axhline(value, color="0.45", linestyle=(0, (5, 3)), linewidth=1.2)
@@ -59,7 +64,7 @@ def draw_scores(
                 color="0.3",
             )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.margins(x=0.04, y=0.12)
+        axes.margins(x=0.06, y=0.16)
         axes.set_xlabel("epoch")
         axes.set_title(title, fontsize=11)
         axes.grid(axis="y", color="0.9")

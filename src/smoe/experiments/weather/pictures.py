@@ -122,7 +122,7 @@ def _draw_routing(
 
     store, pictures = samples.store, []
     land = store.raw_constant("lsm") if "lsm" in store.constant_names else np.zeros(store.grid.shape)
-    inputs = _layer_inputs(model, layers, input)
+    inputs = layer_inputs(model, layers, input)
     by_gate: dict[SpatialGate, list[str]] = {}
     for name, layer in layers.items():
         by_gate.setdefault(layer.gate, []).append(name)
@@ -152,7 +152,7 @@ def _draw_routing(
     return pictures
 
 
-def _layer_inputs(model: nn.Module, layers: dict[str, RoutedLayer], input: Tensor) -> dict[str, Tensor]:
+def layer_inputs(model: nn.Module, layers: dict[str, RoutedLayer], input: Tensor) -> dict[str, Tensor]:
     """What reaches the layers whose gates look at their input, when the network sees `input`."""
     looking = {name: layer for name, layer in layers.items() if layer.gate.looks_at_input}
     found: dict[str, Tensor] = {}
