@@ -38,7 +38,9 @@ def quietly(_: str) -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     folder = tmp_path_factory.mktemp("weather")
     recipe = tiny_recipe("weather/smoe", make_store(folder / "store"))
-    recipe = replace(recipe, data=replace(recipe.data, targets=TARGETS, test_every_hours=6))
+    # Several batches in the test.
+    plan = replace(recipe.training, evaluation_batch_size=8)
+    recipe = replace(recipe, data=replace(recipe.data, targets=TARGETS, test_every_hours=6), training=plan)
     train("weather/smoe", recipe, folder / "run", say=quietly)
     return open_run(folder / "run", splits=("test",), say=quietly)
 
@@ -178,6 +180,12 @@ def test_published_rows_are_those_of_the_paper() -> None:
     }  # fmt: skip
     assert rows["weather/smoe-random"].spread[("z_500", 120)] == 4.1
     assert sum(row.source == "paper" for row in PUBLISHED) == 13
+
+
+def test_recipes_are_listed_with_the_papers_scores(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("weather/smoe-prior ")]
+    assert lines[0].endswith("Paper: RMSE at 72 and 120 h, Z500 270 and 525 m2 s-2, T850 1.66 and 2.60 K.")
 
 
 def test_the_command_line(
