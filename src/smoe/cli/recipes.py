@@ -22,8 +22,7 @@ def run(args: list[str]) -> int:
     width = max(map(len, RECIPES)) + 2
     for name, recipe in RECIPES.items():
         description = " ".join((type(part).__doc__ or "").splitlines()[0] for part in (recipe, recipe.model))
-        sys.stdout.write(f"{name:<{width}}{description}{_papers_result(name)}
-")
+        sys.stdout.write(f"{name:<{width}}{description}{_papers_result(name)}\n")
     return 0
 
 
