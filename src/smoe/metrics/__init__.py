@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from smoe.metrics.anomaly_correlation import AnomalyCorrelation
+from smoe.metrics.ensemble import EnsembleCRPS, EnsembleSpreadSkill, RankHistogram
 from smoe.metrics.errors import MeanAbsoluteError, MeanSquaredError
+from smoe.metrics.gaussian import EECRPS, GaussianCRPS, GaussianSpreadSkill, PitHistogram
 from smoe.metrics.latitude_weighted import (
     LatitudeWeightedMAE,
     LatitudeWeightedRMSE,
@@ -16,7 +18,12 @@ from smoe.metrics.metric import Metric
 from smoe.metrics.percent_within import PercentWithin
 
 __all__ = [
+    "EECRPS",
     "AnomalyCorrelation",
+    "EnsembleCRPS",
+    "EnsembleSpreadSkill",
+    "GaussianCRPS",
+    "GaussianSpreadSkill",
     "LatitudeWeightedMAE",
     "LatitudeWeightedRMSE",
     "LatitudeWeightedScore",
@@ -26,5 +33,7 @@ __all__ = [
     "MeanSquaredError",
     "Metric",
     "PercentWithin",
+    "PitHistogram",
+    "RankHistogram",
     "latitude_weights",
 ]

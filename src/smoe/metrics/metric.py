@@ -73,6 +73,11 @@ def check_pair(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"prediction and target must have the same shape, got {tuple(prediction.shape)} and {tuple(target.shape)}"
         )
+    return promote_pair(prediction, target)
+
+
+def promote_pair(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Refuse what is not real-valued; return both without gradient, in float32 or float64."""
     if not (prediction.is_floating_point() and target.is_floating_point()):
         raise ValueError(f"prediction and target must be floating point, got {prediction.dtype} and {target.dtype}")
     dtype = torch.promote_types(torch.float32, torch.promote_types(prediction.dtype, target.dtype))

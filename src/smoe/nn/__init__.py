@@ -16,6 +16,7 @@ from smoe.nn.gates import (
     SpatialGate,
     TensorGate,
 )
+from smoe.nn.gaussian_head import gaussian_correction, gaussian_head
 from smoe.nn.grid_conv import GridConv2d
 from smoe.nn.locally_connected import LocallyConnected2d
 from smoe.nn.low_rank_local import LowRankLocal2d
@@ -47,6 +48,8 @@ __all__ = [
     "SpatialMoE2d",
     "TensorGate",
     "convert",
+    "gaussian_correction",
+    "gaussian_head",
     "plan_conversion",
     "track_loss_scale",
 ]

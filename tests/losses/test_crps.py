@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scoringrules
+import torch
+from torch import Tensor
+
+from smoe.losses import GaussianCRPSLoss, corrected_crps, ensemble_crps, gaussian_crps, latitude_weights
+from smoe.nn import gaussian_head
+
+
+def crps_by_torch(mean: Tensor, std: Tensor, truth: Tensor) -> Tensor:
+    """The closed form in torch's own operations, which autograd differentiates."""
+    z = (truth - mean) / std
+    normal = torch.distributions.Normal(0.0, 1.0)
+    return std * (z * (2 * normal.cdf(z) - 1) + 2 * normal.log_prob(z).exp() - 1 / math.sqrt(math.pi))
+
+
+def random_forecasts(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    mean, log_std, truth = (torch.randn(4, 5, 6, generator=generator, dtype=torch.float64) for _ in range(3))
+    return mean.to(dtype), log_std.exp().to(dtype), (2 * truth).to(dtype)
+
+
+def test_gaussian_crps_is_that_of_scoringrules() -> None:
+    mean, std, truth = random_forecasts()
+    expected = scoringrules.crps_normal(truth.numpy(), mean.numpy(), std.numpy())
+    np.testing.assert_allclose(gaussian_crps(mean, std, truth).numpy(), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_gradients_are_those_of_autograd() -> None:
+    tensors = [tensor.requires_grad_() for tensor in random_forecasts()]
+    weight = torch.randn(4, 5, 6, dtype=torch.float64)
+    actual = torch.autograd.grad((gaussian_crps(*tensors) * weight).sum(), tensors)
+    expected = torch.autograd.grad((crps_by_torch(*tensors) * weight).sum(), tensors)
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert torch.autograd.gradgradcheck(gaussian_crps, tuple(tensor[:1, :2, :2] for tensor in tensors))
+
+
+@pytest.mark.parametrize("std", [1e-3, 1e-20, 1e-42, 0.0])
+def test_a_small_spread_gives_the_absolute_error_and_finite_gradients(std: float) -> None:
+    mean = torch.tensor([1.0, 1.0, 1.0], requires_grad=True)
+    spread = torch.full((3,), std, requires_grad=True)
+    score = gaussian_crps(mean, spread, torch.tensor([3.0, -1.0, 1.0]))
+    # An exact forecast scores std * (2 phi(0) - 1 / sqrt(pi)) = 0.2337 std.
+    torch.testing.assert_close(score, torch.tensor([2.0, 2.0, 0.2337 * std]), atol=std, rtol=0.0)
+    score.sum().backward()
+    assert mean.grad is not None and mean.grad.tolist() == [-1.0, 1.0, 0.0]
+    far, centre = -1 / math.sqrt(math.pi), 2 / math.sqrt(2 * math.pi) - 1 / math.sqrt(math.pi)
+    assert spread.grad is not None and spread.grad.tolist() == pytest.approx([far, far, centre])
+
+
+def test_not_a_number_stays_one() -> None:
+    one, nan = torch.ones(1), torch.full((1,), math.nan)
+    for forecast in ((nan, one, one), (one, nan, one), (one, nan, 2 * one), (one, one, nan)):
+        assert gaussian_crps(*forecast).isnan().all()
+
+
+def test_ensemble_crps_by_hand() -> None:
+    # Members 1, 2, 4 and truth 3: mean |x - y| = (2 + 1 + 1) / 3 = 4/3. Differences of pairs 1, 3, 2: their double sum
+    # over i and j is 12; plain: 12 / (2 * 9) = 2/3; fair: 12 / (2 * 6) = 1.
+    members, truth = torch.tensor([[2.0, 4.0, 1.0]]), torch.tensor([3.0])
+    assert ensemble_crps(members, truth).tolist() == pytest.approx([4 / 3 - 2 / 3])
+    assert ensemble_crps(members, truth, fair=True).tolist() == pytest.approx([4 / 3 - 1])
+
+
+@pytest.mark.parametrize("num_members", [2, 5, 10])
+@pytest.mark.parametrize("fair", [False, True])
+def test_ensemble_crps_is_that_of_scoringrules(num_members: int, fair: bool) -> None:
+    generator = torch.Generator().manual_seed(num_members)
+    members = 280 + torch.randn(3, num_members, 4, 5, generator=generator, dtype=torch.float64).round(decimals=1)
+    truth = 280 + torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
+    expected = scoringrules.crps_ensemble(truth.numpy(), members.numpy(), m_axis=1, estimator="fair" if fair else "nrg")
+    np.testing.assert_allclose(ensemble_crps(members, truth, fair=fair).numpy(), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_the_loss_is_the_crps_of_the_head() -> None:
+    generator = torch.Generator().manual_seed(0)
+    output = 0.3 * torch.randn(2, 2, 3, 4, generator=generator)
+    target = torch.rand(2, 4, 3, 4, generator=generator) + torch.tensor([50.0, 50.0, 0.5, 0.0])[:, None, None]
+    mean, std = gaussian_head(output, target[:, 1], target[:, 2])
+    torch.testing.assert_close(mean, output[:, 0] * target[:, 2] + target[:, 1])
+    expected = crps_by_torch(mean.double(), std.double(), target[:, 0].double())
+    torch.testing.assert_close(corrected_crps(output, target).double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(GaussianCRPSLoss()(output, target).double(), expected.mean(), rtol=1e-5, atol=0.0)
+    latitude = (60.0, 0.0, -60.0)
+    weighted = (expected * latitude_weights(latitude)[:, None]).mean()
+    torch.testing.assert_close(GaussianCRPSLoss(latitude)(output, target).double(), weighted, rtol=1e-5, atol=0.0)
+
+
+def test_a_large_mean_costs_no_digits() -> None:
+    # Geopotentials in float32 are 1/256 apart, the error of the corrected mean is 0.001.
+    target = torch.tensor([50_001.0, 50_000.0, 1.0])[None, :, None, None]
+    output = torch.tensor([1.001, -20.0])[None, :, None, None]
+    assert GaussianCRPSLoss()(output, target).item() == pytest.approx(0.001, rel=1e-3)
+
+
+def test_half_precision_is_scored_in_float32() -> None:
+    target = torch.tensor([281.0, 280.0, 0.5])[None, :, None, None]
+    output = torch.zeros(1, 2, 1, 1, dtype=torch.bfloat16)
+    loss = GaussianCRPSLoss()(output, target)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(float(scoringrules.crps_normal(281.0, 280.0, 0.5)), rel=1e-6)
+
+
+def test_the_gradient_at_the_output_is_bounded_by_the_spread() -> None:
+    # One pixel, a spread of 2 and a miss of 1000: the gradient by o0 is -2 erf = -2, by o1 -2 / sqrt(pi).
+    target = torch.tensor([1000.0, 0.0, 2.0])[None, :, None, None]
+    output = torch.zeros(1, 2, 1, 1, requires_grad=True)
+    GaussianCRPSLoss()(output, target).backward()
+    assert output.grad is not None
+    assert output.grad.flatten().tolist() == pytest.approx([-2.0, -2 / math.sqrt(math.pi)])
+
+
+def test_shapes_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"must have one shape, got \(2,\), \(2,\) and \(3,\)"):
+        gaussian_crps(torch.zeros(2), torch.ones(2), torch.zeros(3))
+    with pytest.raises(ValueError, match=r"members must be \(B, M, ...\)"):
+        ensemble_crps(torch.zeros(2, 5, 3), torch.zeros(2, 5))
+    with pytest.raises(ValueError, match="the fair CRPS needs 2 members, got 1"):
+        ensemble_crps(torch.zeros(2, 1, 3), torch.zeros(2, 3), fair=True)
+    with pytest.raises(ValueError, match=r"target must be \(B, 3, H, W\)"):
+        GaussianCRPSLoss()(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))
+    with pytest.raises(ValueError, match=r"output must be \(B, 2, H, W\)"):
+        GaussianCRPSLoss()(torch.zeros(1, 3, 3, 4), torch.zeros(1, 3, 3, 4))
+    with pytest.raises(ValueError, match="there are 2 latitudes for 3 rows"):
+        GaussianCRPSLoss((0.0, 10.0))(torch.zeros(1, 2, 3, 4), torch.ones(1, 3, 3, 4))
