@@ -1,9 +1,11 @@
 """Networks of the experiments."""
 
 from smoe.models.conv_net import ConvNet
+from smoe.models.emos import Emos
 from smoe.models.fully_connected_net import FullyConnectedNet
 from smoe.models.spatial_moe_net import SpatialMoENet
+from smoe.models.unet import UNet
 from smoe.models.vision_transformer import VisionTransformer
 from smoe.models.weather_resnet import WeatherResNet
 
-__all__ = ["ConvNet", "FullyConnectedNet", "SpatialMoENet", "VisionTransformer", "WeatherResNet"]
+__all__ = ["ConvNet", "Emos", "FullyConnectedNet", "SpatialMoENet", "UNet", "VisionTransformer", "WeatherResNet"]
