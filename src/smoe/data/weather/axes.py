@@ -90,12 +90,13 @@ def find_orientation(array: xr.DataArray, expected: Grid | None, where: str) -> 
         if expected is not None and grid != expected:
             raise DataError(f"{where} is on the {name} grid, expected {expected.name}")
         return Orientation(grid, latitude, longitude, north_first, first_column)
-    wanted = ", ".join(GRIDS) if expected is None else expected.name
+    if expected is None:
+        wanted = f"WeatherBench's ({', '.join(GRIDS)}: {'; '.join(_describe_grid(grid) for grid in GRIDS.values())})"
+    else:
+        wanted = f"{expected.name} ({_describe_grid(expected)})"
     raise DataError(
         f"{where} is on another grid: {len(rows)} latitudes from {rows[0]:g} to {rows[-1]:g} and {len(columns)} "
-        f"longitudes from {columns[0]:g} to {columns[-1]:g}, expected WeatherBench's ({wanted}: "
-        f"{'; '.join(_describe_grid(grid) for grid in (GRIDS.values() if expected is None else [expected]))}); "
-        "regrid it first"
+        f"longitudes from {columns[0]:g} to {columns[-1]:g}, expected {wanted}; regrid it first"
     )
 
 

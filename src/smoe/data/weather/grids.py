@@ -12,7 +12,7 @@ class Grid:
     """Points of a global grid.
 
     Attributes:
-        latitude: Degrees north, ascending from south to north.
+        latitude: Degrees north, from south to north in all weather stores; ENS-10 keeps its own north to south.
         longitude: Degrees east, from 0 eastwards.
     """
 
@@ -27,7 +27,7 @@ class Grid:
     @property
     def degrees(self) -> float:
         """Distance of neighbours in latitude."""
-        return self.latitude[1] - self.latitude[0]
+        return abs(self.latitude[1] - self.latitude[0])
 
     @property
     def name(self) -> str:

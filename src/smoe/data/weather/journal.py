@@ -6,10 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from smoe.data.weather.checked_json import checksum
 from smoe.data.weather.errors import DataError
 from smoe.data.weather.prepare_plan import Plan
 from smoe.data.weather.statistics import Moments
-from smoe.data.weather.store_format import PREPARATION_FILE, StoredYear, checksum, read_json, write_json
+from smoe.data.weather.store_format import PREPARATION_FILE, StoredYear, read_json, write_json
 
 
 class Journal:
@@ -50,7 +51,7 @@ class Journal:
         if checksum(content["plan"]) != checksum(journal._plan):
             raise DataError(
                 f"{folder} holds the beginning of another preparation, which differs in "
-                f"{', '.join(_differences(content['plan'], journal._plan))}: run that one to its end, or delete "
+                f"{', '.join(differences(content['plan'], journal._plan))}: run that one to its end, or delete "
                 f"{journal._path}"
             )
         for year, channels in content["moments"].items():
@@ -86,5 +87,6 @@ class Journal:
         write_json(self._path, content)
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Names of what two plans do not share."""
     return [name for name in new if checksum({"": old.get(name)}) != checksum({"": new[name]})]

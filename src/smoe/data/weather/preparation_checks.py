@@ -105,22 +105,33 @@ def check_same_statistics(existing: WeatherStore, statistics_from: WeatherStore)
         )
 
 
-def check_disk(output: Path, num_bytes: int) -> str:
+def check_disk(
+    output: Path,
+    num_bytes: int,
+    files: tuple[str, ...] = (FIELDS_FILE,),
+    remedy: str = "fewer --years or --channels, or a larger --step-hours",
+) -> str:
     """Returns what a store of this size takes, in words.
+
+    Args:
+        output: the store's folder.
+        num_bytes: of its files when they are whole.
+        files: their names; what they take already is not needed again.
+        remedy: what makes the store smaller.
 
     Raises:
         DataError: if the disk has less.
     """
-    fields = output / FIELDS_FILE
+    paths = [output / name for name in files if (output / name).is_file()]
     # What is allocated, and not the size: a file can have a size without the room.
-    present = min(fields.stat().st_blocks * 512, num_bytes) if fields.is_file() else 0
+    present = min(sum(path.stat().st_blocks * 512 for path in paths), num_bytes)
     needed = num_bytes - present
     free = shutil.disk_usage(output).free
     size = f"{num_bytes / 1e9:.2f} GB"
     if needed > free:
         raise DataError(
             f"the store takes {size}, of which {needed / 1e9:.2f} GB are not there yet, and the disk of {output} has "
-            f"{free / 1e9:.2f} GB free: choose another disk, fewer --years or --channels, or a larger --step-hours"
+            f"{free / 1e9:.2f} GB free: choose another disk, {remedy}"
         )
     return f"the store takes {size} ({free / 1e9:.1f} GB are free)"
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +17,7 @@ from smoe.data.weather.prepare_statistics import begin_metadata, compute_statist
 from smoe.data.weather.source import WeatherSource
 from smoe.data.weather.statistics import STEPS_PER_PIECE, transform
 from smoe.data.weather.store import WeatherStore
+from smoe.data.weather.store_folder import only_process
 from smoe.data.weather.store_format import (
     CONSTANTS_FILE,
     DTYPE,
@@ -32,8 +30,7 @@ from smoe.data.weather.store_format import (
 )
 from smoe.data.weather.year_spans import YearSpan, read_span
 
-_LOCK_FILE = "lock"
-_OUR_FILES = {FIELDS_FILE, CONSTANTS_FILE, METADATA_FILE, PREPARATION_FILE, _LOCK_FILE}
+_OUR_FILES = {FIELDS_FILE, CONSTANTS_FILE, METADATA_FILE, PREPARATION_FILE}
 
 
 class Reporter(Protocol):
@@ -75,10 +72,7 @@ def prepare(
     Raises:
         DataError: if something does not fit; nothing that was there is changed then.
     """
-    if output.exists() and not output.is_dir():
-        raise DataError(f"{output} is a file: choose a folder for the store")
-    output.mkdir(parents=True, exist_ok=True)
-    with _only_process(output):
+    with only_process(output, _OUR_FILES):
         existing = WeatherStore.open(output) if (output / METADATA_FILE).is_file() else None
         plan = make_plan(source, wanted, existing, statistics_from)
         for notice in source.notices:
@@ -115,21 +109,6 @@ def prepare(
         replace(metadata, years=metadata.years + written).write(output)
         (output / PREPARATION_FILE).unlink()
     return WeatherStore.open(output)
-
-
-@contextmanager
-def _only_process(output: Path) -> Iterator[None]:
-    # Files that a kill left half-written begin with a dot.
-    foreign = sorted(path.name for path in output.iterdir() if path.name not in _OUR_FILES and path.name[0] != ".")
-    if foreign:
-        raise DataError(f"{output} holds other files, such as {foreign[0]}: choose an empty folder for the store")
-    # The lock goes with the process, however it ends.
-    with (output / _LOCK_FILE).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise DataError(f"another process is preparing {output}: wait for it, or stop it") from None
-        yield
 
 
 def _cut(path: Path, num_bytes: int) -> None:

@@ -8,8 +8,6 @@ they have come.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from smoe.atomic_files import write_atomically
+from smoe.data.weather.checked_json import checksum, read_checked_json, write_checked_json
 from smoe.data.weather.errors import DataError
 
 FORMAT = "smoe weather store"
@@ -141,16 +139,9 @@ def crc32_of_rows(path: Path, offset: int, num_bytes: int) -> int:
     return crc
 
 
-def checksum(content: dict[str, Any]) -> str:
-    """SHA-256 of plain values; floats count with all their digits."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes plain values with format, version and checksum, whole or not at all."""
-    head = {"format": FORMAT, "version": VERSION, "checksum": checksum(content)}
-    text = json.dumps({**head, "content": content}, indent=1) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    """Writes plain values as this format, whole or not at all."""
+    write_checked_json(path, content, FORMAT, VERSION)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -159,19 +150,4 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         DataError: if it is of another format or version, damaged or edited.
     """
-    remedy = "delete the store and run smoe data prepare again"
-    try:
-        whole = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is damaged ({error}): {remedy}") from error
-    if not isinstance(whole, dict) or whole.get("format") != FORMAT:
-        raise DataError(f"{path} was not written by smoe data prepare: name the folder of a {FORMAT}")
-    if whole.get("version") != VERSION:
-        raise DataError(
-            f"{path} has version {whole.get('version')} of the format, this smoe reads version {VERSION}: "
-            "prepare the store again, or use the smoe that wrote it"
-        )
-    content = whole.get("content")
-    if not isinstance(content, dict) or checksum(content) != whole.get("checksum"):
-        raise DataError(f"{path} was edited or damaged: its checksum does not fit; {remedy}")
-    return content
+    return read_checked_json(path, FORMAT, VERSION)

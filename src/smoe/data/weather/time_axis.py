@@ -55,7 +55,7 @@ def read_time_axis(array: xr.DataArray, where: str) -> TimeAxis:
         DataError: for no times, times in another calendar, out of order, there twice, or with a gap.
     """
     name = find_axis(array, TIME_NAMES, where)
-    times = _as_minutes(array[name].values, where)
+    times = as_minutes(array[name].values, where)
     if times.size == 0:
         raise DataError(f"{where} holds no times")
     if times.size == 1:
@@ -74,7 +74,12 @@ def read_time_axis(array: xr.DataArray, where: str) -> TimeAxis:
     return TimeAxis(name, times[0], usual, times.size)
 
 
-def _as_minutes(values: np.ndarray, where: str) -> np.ndarray:
+def as_minutes(values: np.ndarray, where: str) -> np.ndarray:
+    """The values of a time coordinate as datetime64[m], `(T,)`, in the order of the file.
+
+    Raises:
+        DataError: for another calendar, numbers without units, or no value.
+    """
     values = np.atleast_1d(values)
     if np.issubdtype(values.dtype, np.datetime64):
         if np.isnat(values).any():
