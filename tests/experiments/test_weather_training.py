@@ -11,9 +11,10 @@ import torch
 from smoe import SpatialMoE2d
 from smoe.data.weather.errors import DataError
 from smoe.data.weather.store import WeatherStore
+from smoe.experiments.optimizers import AdamL2
 from smoe.experiments.runs import open_run, train
 from smoe.experiments.weather.build import build_task
-from smoe.experiments.weather.recipes import WEATHER_RECIPES, AdamL2
+from smoe.experiments.weather.recipes import WEATHER_RECIPES
 from smoe.losses import latitude_weights
 from smoe.training.checkpoints import CheckpointError, load_checkpoint
 from smoe.training.run_directory import RunDirectory

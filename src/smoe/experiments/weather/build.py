@@ -9,8 +9,8 @@ import torch
 
 from smoe.data.weather.samples import WeatherSamples
 from smoe.data.weather.store import WeatherStore
+from smoe.experiments.build_optimizer import build_optimizer
 from smoe.experiments.weather.build_model import build_model
-from smoe.experiments.weather.build_optimizer import build_optimizer
 from smoe.experiments.weather.recipes import WeatherRecipe
 from smoe.experiments.weather.setting import Setting, open_store, setting_of
 from smoe.losses import LatitudeWeightedMSE

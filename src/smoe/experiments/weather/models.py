@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from smoe.options import Combiner, GateInit, Order
+from smoe.experiments.gate_options import GateOptions
+from smoe.options import Combiner
 
 
 @dataclass(frozen=True)
@@ -26,32 +27,16 @@ class _ResNetSize:
 
 
 @dataclass(frozen=True)
-class _Gate:
-    """The gate of SMoE layers.
+class _Gate(GateOptions):
+    """The gate of SMoE layers, with a prior.
 
     Attributes:
-        expert_ratio: experts in the bank for each filter of the layer that is replaced or stands before.
-        gate: `tensor` learns; `random` stays as it starts.
-        gate_init: start of the gate: `kaiming` (white noise), `paper`, or `smooth`.
-        correlation_length: of a smooth start, in pixels; None for an eighth of the rows.
         prior: `land_sea` starts the gate with land preferring one half of the experts and sea the other.
         prior_strength: of the prior, in units of the largest random score; from 2 on it overrules these.
-        order: of the selected experts: by score or by number.
     """
 
-    expert_ratio: float = 2.0
-    gate: Literal["tensor", "random"] = "tensor"
-    gate_init: GateInit = "kaiming"
-    correlation_length: float | None = None
     prior: Literal["none", "land_sea"] = "none"
     prior_strength: float = 2.0
-    order: Order = "score"
-
-    def __post_init__(self) -> None:
-        if not self.expert_ratio >= 1.0:
-            raise ValueError(f"expert_ratio must be at least 1, as many experts as filters, got {self.expert_ratio}")
-        if self.correlation_length is not None and self.gate_init != "smooth":
-            raise ValueError(f"correlation_length belongs to gate_init='smooth', but gate_init is {self.gate_init!r}")
 
 
 @dataclass(frozen=True)

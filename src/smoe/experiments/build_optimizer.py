@@ -1,4 +1,4 @@
-"""Makes the optimiser of a weather recipe: which parameters have which learning rate, and which an L2 penalty."""
+"""Makes the optimiser of a recipe: which parameters have which learning rate, and which an L2 penalty."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from smoe import nn
-from smoe.experiments.weather.recipes import AdamL2
+from smoe.experiments.optimizers import AdamL2
 
 _WITH_KERNELS = (nn.GridConv2d, nn.SpatialMoE2d, nn.LowRankLocal2d)
 
