@@ -75,6 +75,7 @@ def test_ensemble_crps_is_that_of_scoringrules(num_members: int, fair: bool) -> 
     members = 280 + torch.randn(3, num_members, 4, 5, generator=generator, dtype=torch.float64).round(decimals=1)
     truth = 280 + torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
     expected = scoringrules.crps_ensemble(truth.numpy(), members.numpy(), m_axis=1, estimator="fair" if fair else "nrg")
+    assert expected is not None
     np.testing.assert_allclose(ensemble_crps(members, truth, fair=fair).numpy(), expected, rtol=1e-10, atol=1e-12)
 
 

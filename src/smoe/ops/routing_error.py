@@ -17,6 +17,15 @@ def choice_errors(error: torch.Tensor, expert_channels: int, loss_scale: torch.T
     A mean-squared loss over N elements has the gradient 2/N (prediction - truth), so |error| N/2 is the prediction
     error. For other losses and deeper layers it is a scaled proxy of it.
 
+    Under the mean CRPS of a corrected ensemble (`smoe.losses.GaussianCRPSLoss`) it is, at the network's two outputs,
+    s |2 Phi(z) - 1| and std |2 phi(z) - 1/sqrt(pi)|, with the ensemble's spread s, the forecast's std and the miss z in
+    units of it. These have the unit of the data but are bounded by the spread: the choices that count as wrong are
+    those where the ensemble is uncertain and the truth in a tail, and a miss of 5 std is no worse than one of 3. In a
+    hidden layer of C x h x w outputs it is (C h w) / (2 H W) times the change of the summed CRPS for each unit of an
+    output: the unit of the data per unit of an activation that has none. So the unit of the data does not change which
+    errors exceed the quantile, but what a tolerance means; and measuring tolerances by the layer's output does not
+    help, because outputs stay as they are when temperatures are given in mK while errors grow a thousandfold.
+
     Args:
         error: `(B, E * F, H, W)`, gradient of the loss at the layer's output.
         expert_channels: F; the errors of an expert's F outputs are averaged.
