@@ -44,5 +44,5 @@ def test_every_recipe_survives_json(name: str) -> None:
 
 def test_a_stored_recipe_without_a_class_is_of_the_heat_experiment() -> None:
     assert recipe_from_plain(to_plain(HeatRecipe(seed=4))) == HeatRecipe(seed=4)
-    with pytest.raises(RecipeError, match="no 'OceanRecipe' among HeatRecipe, WeatherRecipe"):
+    with pytest.raises(RecipeError, match="no 'OceanRecipe' among HeatRecipe, WeatherRecipe, EnsembleRecipe"):
         recipe_from_plain({"type": "OceanRecipe"})

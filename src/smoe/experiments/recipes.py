@@ -10,13 +10,14 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from smoe.experiments.ens10.recipes import ENSEMBLE_RECIPES, EnsembleRecipe
 from smoe.experiments.heat.recipes import HEAT_RECIPES, HeatRecipe
 from smoe.experiments.weather.recipes import WEATHER_RECIPES, WeatherRecipe
 
 # The first one is that of the recipes stored when there was one experiment only, which do not say their class.
-Recipe = HeatRecipe | WeatherRecipe
+Recipe = HeatRecipe | WeatherRecipe | EnsembleRecipe
 
-RECIPES: dict[str, Recipe] = {**HEAT_RECIPES, **WEATHER_RECIPES}
+RECIPES: dict[str, Recipe] = {**HEAT_RECIPES, **WEATHER_RECIPES, **ENSEMBLE_RECIPES}
 
 
 class RecipeError(Exception):

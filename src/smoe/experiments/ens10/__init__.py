@@ -1,0 +1,1 @@
+"""Post-processing of ensemble forecasts (paper section 3.3)."""
