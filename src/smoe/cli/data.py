@@ -23,6 +23,7 @@ examples:
   smoe data check ~/weatherbench
   smoe data prepare weather --root ~/weatherbench --output stores/era5
   smoe data prepare weather --root ~/weatherbench --output stores/era5-6h --step-hours 6
+  smoe data prepare ens10 --root ~/ens10 --output stores/z500 --task z500 --members 10
 
 `smoe data SUBCOMMAND --help` tells more.
 """.format(subcommands="\n".join(f"  {name:<9}{text}" for name, text in SUBCOMMANDS.items()))

@@ -1,4 +1,4 @@
-"""`smoe data check`: describes an archive of weather data and says whether it can be used."""
+"""`smoe data check`: describes an archive of weather data or of ensembles and says whether it can be used."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from smoe.cli.parse import parse
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from smoe.data.ens10.describe import TaskDescription
     from smoe.data.weather.describe import Description
 
 
@@ -23,14 +24,15 @@ class Check:
     Exit code 0: they can; 1: they cannot, with the reasons.
 
     Attributes:
-        path: a WeatherBench root or its folder of one resolution, the like of CMIP, or a Zarr store of WeatherBench-2.
+        path: a WeatherBench root or its folder of one resolution, the like of CMIP, a Zarr store of WeatherBench-2, or
+            a folder of ENS-10, preprocessed or as downloaded.
         kind: layout; auto recognises it.
         resolution: 5.625deg, 2.8125deg or 1.40625deg, where there are several.
         quick: read headers only: seconds, but no share of NaNs, and damage inside a file stays unseen.
     """
 
     path: tyro.conf.Positional[Path]
-    kind: Literal["auto", "weatherbench", "cmip", "weatherbench2"] = "auto"
+    kind: Literal["auto", "weatherbench", "cmip", "weatherbench2", "ens10"] = "auto"
     resolution: str | None = None
     quick: bool = False
 
@@ -42,8 +44,11 @@ def run(args: list[str]) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from smoe.data.ens10.describe import describe_ens10
+    from smoe.data.ens10.open_ens10 import is_ens10
     from smoe.data.weather.describe import describe
 
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("opening files", total=None)
@@ -51,11 +56,27 @@ def run(args: list[str]) -> int:
         def show(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=what)
 
+        if options.kind == "ens10" or (options.kind == "auto" and is_ens10(options.path)):
+            tasks = describe_ens10(options.path, quick=options.quick, progress=show)
+            return print_tasks(options.path, tasks, options.quick, console)
         found = describe(
             options.path, kind=options.kind, resolution=options.resolution, quick=options.quick, progress=show
         )
-    print_description(found, options.quick, Console(highlight=False, soft_wrap=True, markup=False))
+    print_description(found, options.quick, console)
     return 0 if found.is_usable else 1
+
+
+def print_tasks(path: Path, tasks: list[TaskDescription], quick: bool, console: Console) -> int:
+    """The tasks of ENS-10 one by one and the verdict last; returns 0 if one can be used."""
+    for task in tasks:
+        for fact in task.facts:
+            console.print(f"{task.name}: {fact}")
+        if task.problem is not None:
+            console.print(f"{task.name}: problem: {task.problem}")
+    usable = [task.name for task in tasks if task.problem is None]
+    verdict = f"can be used for {', '.join(usable)}" if usable else "cannot be used"
+    console.print(f"{path}: ENS-10, {verdict}" + (", as far as the headers tell" if quick else ""))
+    return 0 if usable else 1
 
 
 def print_description(found: Description, quick: bool, console: Console) -> None:

@@ -15,9 +15,10 @@ from smoe.data.weather.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
 if TYPE_CHECKING:
     from smoe.data.weather.store import WeatherStore
 
-DATA_SETS = ("weather",)
+DATA_SETS = ("weather", "ens10")
 
 HELP = """usage: smoe data prepare weather --root DATA --output STORE [--years 1979 2018] [...]
+       smoe data prepare ens10 --root DATA --output STORE --task z500 [--members 10] [...]
 
 Writes once what training reads: all channels of a time side by side, normalised, in one memory-mapped file. It says
 first how much disk that takes. If it is stopped, even by a kill, the same command goes on after the last whole year;
@@ -30,8 +31,10 @@ examples:
   smoe data prepare weather --root ~/weatherbench --output stores/small --years 2010 2018 --statistics-years 2010 2015
   smoe data prepare weather --root ~/weatherbench/CMIP/MPI-ESM --kind cmip --years 1850 2014 \\
       --output stores/cmip --statistics-from stores/era5
+  smoe data prepare ens10 --root ~/ens10 --output stores/z500 --task z500
+  smoe data prepare ens10 --root ~/ens10 --output stores/t2m-5 --task t2m --members 5
 
-`smoe data prepare weather --help` lists every option.
+`smoe data prepare weather --help` and `smoe data prepare ens10 --help` list every option.
 """
 
 
@@ -77,8 +80,12 @@ def run(args: list[str]) -> int:
         return 0 if args else 2
     if args[0] not in DATA_SETS:
         near = difflib.get_close_matches(args[0], DATA_SETS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(DATA_SETS)}"
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(DATA_SETS)}"
         raise UsageError(f"smoe data prepare knows no data {args[0]!r}; {hint}")
+    if args[0] == "ens10":
+        from smoe.cli.prepare_ens10 import run as prepare_ens10
+
+        return prepare_ens10(args[1:])
     return _prepare_weather(parse(PrepareWeather, args[1:], prog="smoe data prepare weather"))
 
 
