@@ -44,11 +44,14 @@ def run(args: list[str]) -> int:
     options = parse(Show, args, prog="smoe show")
     times = [_parse_time(text) for text in options.init_times]
 
+    from smoe.experiments.ens10.recipes import EnsembleRecipe
     from smoe.experiments.runs import open_run, read_recipe
     from smoe.experiments.weather.recipes import WeatherRecipe
     from smoe.training.run_directory import RunDirectory
 
-    _, recipe = read_recipe(RunDirectory(options.run))
+    name, recipe = read_recipe(RunDirectory(options.run))
+    if isinstance(recipe, EnsembleRecipe):
+        raise UsageError(f"smoe show draws runs of heat and weather; {options.run} is a run of {name}")
     if isinstance(recipe, WeatherRecipe):
         from smoe.experiments.weather.pictures import draw_run as draw_weather_run
 

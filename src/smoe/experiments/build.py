@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from smoe.experiments.ens10.recipes import EnsembleRecipe
 from smoe.experiments.heat.recipes import HeatRecipe
 from smoe.experiments.recipes import Recipe
 from smoe.training.loop import Task
@@ -24,6 +25,10 @@ def build_task(recipe: Recipe, splits: tuple[str, ...] = SPLITS, say: Callable[[
         from smoe.experiments.heat.build import build_task as build_heat_task
 
         return build_heat_task(recipe, splits, say)
+    if isinstance(recipe, EnsembleRecipe):
+        from smoe.experiments.ens10.build import build_task as build_ensemble_task
+
+        return build_ensemble_task(recipe, splits, say)
     from smoe.experiments.weather.build import build_task as build_weather_task
 
     return build_weather_task(recipe, splits, say)

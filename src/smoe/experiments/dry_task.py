@@ -6,10 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from smoe.experiments.ens10.models import EmosModel
+from smoe.experiments.ens10.recipes import EnsembleRecipe
 from smoe.experiments.heat.recipes import HeatRecipe
 from smoe.experiments.recipes import Recipe
 from smoe.experiments.weather.recipes import WeatherData, WeatherRecipe
 from smoe.training.loop import Task
+
+# Of ENS-10: twice a week.
+_STARTS_A_YEAR = 105
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,9 @@ class DryTask:
 
 def build_dry_task(recipe: Recipe) -> DryTask:
     """The task of a recipe, made without simulating or reading fields."""
-    return _heat(recipe) if isinstance(recipe, HeatRecipe) else _weather(recipe)
+    if isinstance(recipe, HeatRecipe):
+        return _heat(recipe)
+    return _ensemble(recipe) if isinstance(recipe, EnsembleRecipe) else _weather(recipe)
 
 
 def _heat(recipe: HeatRecipe) -> DryTask:
@@ -71,6 +78,36 @@ def _weather(recipe: WeatherRecipe) -> DryTask:
         make_task(recipe, setting),
         (shape.in_channels, *shape.grid),
         (shape.out_channels, *shape.grid),
+        num_train,
+        num_validation,
+        source,
+    )
+
+
+def _ensemble(recipe: EnsembleRecipe) -> DryTask:
+    from smoe.experiments.ens10.build import make_split, make_task
+    from smoe.experiments.ens10.setting import open_store, setting_of, usual_setting
+
+    data = recipe.data
+    if data.store is None:
+        setting = usual_setting()
+        spans = (data.train_years, data.validation_years)
+        num_train, num_validation = (_STARTS_A_YEAR * (last - first + 1) for first, last in spans)
+        source = f"no store is named: ENS-10's z500 with 10 members, {_STARTS_A_YEAR} forecasts a year"
+    else:
+        store = open_store(data)
+        setting = setting_of(store)
+        num_train, num_validation = (
+            len(make_split(recipe, store, split, _quietly)) for split in ("train", "validation")
+        )
+        source = f"{data.store}: {store.task} with {store.num_members} members"
+    shape = setting.shape
+    num_channels = shape.num_members if isinstance(recipe.model, EmosModel) else shape.in_channels
+    return DryTask(
+        make_task(recipe, setting),
+        (num_channels, *shape.grid),
+        # Truth, mean and spread of the ensemble, and the EFI.
+        (3 + setting.has_efi, *shape.grid),
         num_train,
         num_validation,
         source,

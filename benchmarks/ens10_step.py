@@ -1,0 +1,183 @@
+"""Times one training step of ENS-10's U-Nets and takes its peak memory, each in a process of its own.
+
+Run: python benchmarks/ens10_step.py [--rows 361] [--columns 720] [--batch-size 1] [--steps 2] [--threads 2] [--dense].
+Prints the table and stores it in benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.progress import track
+
+from smoe.benchmarks.memory import reset_peak, status
+from smoe.benchmarks.stored_table import circumstances, write_table
+from smoe.experiments.ens10.recipes import ENSEMBLE_RECIPES
+
+_UNIT = "U-Net"
+# Recipe and backend of each row; RC loss and damping as in the recipe.
+KINDS = {
+    _UNIT: ("ens10/unet", "auto"),
+    "SMoE U-Net, 4 experts for each filter": ("ens10/smoe", "auto"),
+    "SMoE U-Net, dense backend": ("ens10/smoe", "dense"),
+}
+_NUMBERS = ("rows", "columns", "batch_size", "steps", "threads")
+
+
+def measure(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Runs a kind in a process of its own, so that none finds the memory another has left."""
+    command = [sys.executable, __file__, "--kind", kind]
+    for name in _NUMBERS:
+        command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
+    _, backend = KINDS[kind]
+    environment = dict(os.environ) if backend == "auto" else {**os.environ, "SMOE_BACKEND": backend}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if result.returncode != 0:
+        raise RuntimeError(f"{kind} failed: {result.stderr}")
+    return json.loads(result.stdout)
+
+
+def step(kind: str, arguments: argparse.Namespace) -> dict[str, float]:
+    """Seconds of the quickest step after one to warm up and of its parts, and the peak above what torch takes itself.
+
+    `update` is the optimiser's step, `gate update` that of the gates alone, `routing` the training of the gates inside
+    the backward pass: quantile, RC gradient and damping. The last two are of a further step.
+    """
+    import torch
+
+    from smoe.experiments.ens10.build import make_task
+    from smoe.experiments.ens10.setting import usual_setting
+    from smoe.nn import SpatialGate, track_loss_scale
+
+    torch.set_num_threads(arguments.threads)
+    recipe = ENSEMBLE_RECIPES[KINDS[kind][0]]
+
+    def make_batch(size: int, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        truth, mean, spread = torch.randn(3, size, rows, columns)
+        return torch.randn(size, 14, rows, columns), torch.stack([truth, mean, spread.exp()], dim=1)
+
+    def pass_through(task: Any, input: torch.Tensor, target: torch.Tensor) -> None:
+        track_loss_scale(task.loss(task.model(input), target), task.model).backward()
+
+    def run(task: Any, input: torch.Tensor, target: torch.Tensor) -> tuple[float, float]:
+        started = time.perf_counter()
+        pass_through(task, input, target)
+        between = time.perf_counter()
+        task.optimizer.step()
+        task.optimizer.zero_grad()
+        ended = time.perf_counter()
+        return ended - started, ended - between
+
+    # What a first step loads is not the network's.
+    small = replace(recipe, model=replace(recipe.model, filters=4))  # type: ignore[call-arg]
+    run(make_task(small, usual_setting((8, 8))), *make_batch(1, 8, 8))
+    before = status("VmRSS")
+    reset_peak()
+    task = make_task(recipe, usual_setting((arguments.rows, arguments.columns)))
+    input, target = make_batch(arguments.batch_size, arguments.rows, arguments.columns)
+    times = [run(task, input, target) for _ in range(1 + arguments.steps)]
+    peak = status("VmHWM") - before
+    seconds, update = min(times[1:])
+
+    # The profiler's own memory and time are not the step's, so it comes after the peak.
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        pass_through(task, input, target)
+    routing = sum(
+        event.cpu_time_total for event in profiler.key_averages() if event.key.endswith("train_routing_backward")
+    )
+    gates = {
+        id(parameter)
+        for module in task.model.modules()
+        if isinstance(module, SpatialGate)
+        for parameter in module.parameters()
+    }
+    for parameter in task.model.parameters():
+        if id(parameter) not in gates:
+            # Adam passes by what has no gradient.
+            parameter.grad = None
+    started = time.perf_counter()
+    task.optimizer.step()
+    gate_update = time.perf_counter() - started
+    sizes = [(id(parameter) in gates, parameter.numel()) for parameter in task.model.parameters()]
+    return {
+        "seconds": seconds,
+        "update": update,
+        "gate update": gate_update if gates else 0.0,
+        "routing": routing / 1e6,
+        "peak MB": peak,
+        "parameters": sum(size for is_gate, size in sizes if not is_gate),
+        "gate parameters": sum(size for is_gate, size in sizes if is_gate),
+    }
+
+
+def main() -> None:
+    """Measures and stores."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=361)
+    parser.add_argument("--columns", type=int, default=720)
+    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=2, help="steps after one to warm up; the quickest counts")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dense", action="store_true", help="also the dense backend, which takes long and much memory")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "ens10_step.md")
+    parser.add_argument("--kind", choices=list(KINDS), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.kind is not None:
+        print(json.dumps(step(arguments.kind, arguments)))
+        return
+    kinds = [kind for kind, (_, backend) in KINDS.items() if backend == "auto" or arguments.dense]
+    measured = {kind: measure(kind, arguments) for kind in track(kinds, description="measuring")}
+    unit = measured[_UNIT]
+    rows = [
+        {
+            "training step": kind,
+            "parameters": f"{numbers['parameters']:,}",
+            "in gates": f"{numbers['gate parameters']:,}",
+            "seconds": f"{numbers['seconds']:.2f}",
+            "ratio to U-Net": f"{numbers['seconds'] / unit['seconds']:.2f}",
+            "gates' update": f"{100 * numbers['gate update'] / numbers['seconds']:.0f} %",
+            "RC and damping": f"{100 * numbers['routing'] / numbers['seconds']:.0f} %",
+            "peak GB": f"{numbers['peak MB'] / 1000:.2f}",
+            "ratio of peaks": f"{numbers['peak MB'] / unit['peak MB']:.2f}",
+            "threads": arguments.threads,
+            **circumstances(),
+        }
+        for kind, numbers in measured.items()
+    ]
+    columns = [
+        "training step",
+        "parameters",
+        "in gates",
+        "seconds",
+        "ratio to U-Net",
+        "gates' update",
+        "RC and damping",
+    ]
+    columns += ["peak GB", "ratio of peaks", "threads", "processor", "torch", "commit", "date"]
+    flags = " ".join(f"--{name.replace('_', '-')} {getattr(arguments, name)}" for name in _NUMBERS)
+    print(
+        write_table(
+            arguments.output,
+            "A training step of ENS-10's U-Nets",
+            f"python benchmarks/ens10_step.py {flags}{' --dense' if arguments.dense else ''}",
+            columns,
+            rows,
+            f"Batch {arguments.batch_size} of 14 x {arguments.rows} x {arguments.columns}, random data, float32: "
+            f"forward, CRPS, backward, Adam; the quickest of {arguments.steps} steps after one to warm up. SMoE with "
+            "RC loss and damping in all 12 layers. `gates' update` is the share of Adam's step of the gates, `RC and "
+            "damping` that of what the layers' backward does besides convolving. The peak is that of the process above "
+            "what it had before the network was made.",
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
