@@ -69,9 +69,7 @@ class UNet(nn.Module):
         super().__init__()
         check_positive(in_channels=in_channels, out_channels=out_channels, filters=filters)
         if padding_mode == "circular":
-            raise ValueError(
-                "padding_mode must be zeros or longitude: the poles of a globe do not meet, got 'circular'"
-            )
+            raise ValueError("padding_mode must be zeros or longitude, as the poles do not meet, got 'circular'")
         self.in_channels = in_channels
         self.padding_mode: PaddingMode = padding_mode
         f = filters
