@@ -22,7 +22,7 @@ _STARTS = np.array(
 _COLUMNS = ("source", "members", "forecasts", "seconds", "seconds a forecast", "peak MB", "of which before reading")
 
 _PREPARE = """
-import json, resource, sys, time
+import json, sys, time
 from pathlib import Path
 from smoe.data.ens10.open_ens10 import open_ens10
 from smoe.data.ens10.prepare import prepare
@@ -35,7 +35,9 @@ class Silent:
     def advance(self, text): pass
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    # Unlike ru_maxrss, which a child inherits from the process that started it.
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1e3
 
 root, output, members = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 before, start = peak(), time.perf_counter()
