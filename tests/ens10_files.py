@@ -8,7 +8,7 @@ import eccodes
 import numpy as np
 
 from smoe.data.ens10.variables import PRESSURE_LEVEL_VARIABLES, SURFACE_VARIABLES, TASKS, LevelType
-from smoe.data.ens10.write_layout import LEVELS, write_members, write_statistics, write_truth
+from smoe.data.ens10.write_layout import write_members, write_statistics, write_truth
 from smoe.data.weather.grids import Grid
 
 GRID = Grid(tuple(90.0 - 22.5 * row for row in range(9)), tuple(22.5 * column for column in range(16)))
@@ -27,7 +27,7 @@ _LEVEL_SCALES = {("Z", 500): (54000.0, 2000.0), ("Z", 850): (14000.0, 900.0),
 def truth_field(name: str, level: int | None, start: np.datetime64, grid: Grid = GRID) -> np.ndarray:
     """A wave that travels on a zonal mean, and takes another place on each date, `(H, W)`."""
     mean, amplitude = _LEVEL_SCALES.get((name, level or 0)) or _SCALES[name]
-    day = int(np.datetime64(start, "D").astype(np.int64))
+    day = int(start.astype("datetime64[D]").astype(np.int64))
     lat, lon = np.radians(np.array(grid.latitude))[:, None], np.radians(np.array(grid.longitude))[None]
     wave = np.cos(lat) * np.sin(2 * lon + 1.7 * day + sum(map(ord, name)) + (level or 0))
     return mean + amplitude * (0.5 * np.cos(2 * lat) + 0.45 * wave)
@@ -36,7 +36,7 @@ def truth_field(name: str, level: int | None, start: np.datetime64, grid: Grid =
 def member_fields(name: str, level: int | None, start: np.datetime64, grid: Grid = GRID, seed: int = 0) -> np.ndarray:
     """Ten members around the truth, with a bias, float32, `(10, H, W)`; no sea surface temperature over land."""
     amplitude = (_LEVEL_SCALES.get((name, level or 0)) or _SCALES[name])[1]
-    key = [seed, sum(map(ord, name)), level or 0, int(np.datetime64(start, "D").astype(np.int64))]
+    key = [seed, sum(map(ord, name)), level or 0, int(start.astype("datetime64[D]").astype(np.int64))]
     noise = np.random.default_rng(key).normal(size=(10, *grid.shape))
     fields = truth_field(name, level, start, grid) + amplitude * (0.03 + 0.05 * noise)
     if name == "SSTK":
@@ -65,16 +65,17 @@ def write_grib(
     numbers: tuple[int, ...] = tuple(range(1, 11)),
     *,
     grid: Grid = GRID,
-    leads: tuple[int, ...] = (0, 48),
+    leads: tuple[int, ...] = (48,),
+    levels: tuple[int, ...] = (500,),
 ) -> Path:
-    """A GRIB file as ENS-10 releases them: several starts, members, leads and, on pressure levels, both levels."""
+    """A GRIB file as ENS-10 releases them: several starts, members, leads and, on pressure levels, levels."""
     path.parent.mkdir(parents=True, exist_ok=True)
     variables = PRESSURE_LEVEL_VARIABLES if level_type == "pl" else SURFACE_VARIABLES
     rows, columns = grid.shape
     with path.open("wb") as file:
         for start in starts:
             for variable in variables:
-                for level in LEVELS if level_type == "pl" else (None,):
+                for level in levels if level_type == "pl" else (None,):
                     fields = member_fields(variable.name, level, start, grid)
                     for number in numbers:
                         for lead in leads:

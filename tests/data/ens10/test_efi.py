@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from smoe.data.ens10.efi import extreme_forecast_index, quantiles
-from smoe.data.ens10.efi_pass import climate_windows, compute_efi
+from smoe.data.ens10.efi_pass import climate_windows, compute_part, find_parts
 
 DAYS = [f"{month:02d}-{day:02d}" for month in (1, 2) for day in (1, 5, 9, 13, 17, 21)]
 YEARS = range(1998, 2019)
@@ -76,12 +76,13 @@ def test_parts_of_the_grid_equal_the_loop_whatever_their_size() -> None:
     for bytes_per_part in (1, 2 * 252 * 10 * 3 * 4, 10**9):
         efi = np.full((len(STARTS), 5, 3), np.nan, np.float32)
 
-        def write(row: int, first: int, values: np.ndarray, efi: np.ndarray = efi) -> None:
-            assert np.isnan(efi[row, first : first + len(values)]).all()
-            efi[row, first : first + len(values)] = values
-
-        names = list(compute_efi(members, STARTS, (2017, 2018), write, lambda name: False, bytes_per_part))
-        assert len(set(names)) == len(names)
+        parts = find_parts(STARTS, (2017, 2018), members.shape, bytes_per_part)
+        assert len({part.name for part in parts}) == len(parts)
+        covered = np.zeros((2, 5), int)
+        for part in parts:
+            compute_part(part, members, efi)
+            covered[int("2018" in part.name), part.rows] += 1
+        assert (covered == 1).all()
         assert np.isnan(efi[: 19 * 12]).all() and not np.isnan(efi[19 * 12 :]).any()
         for row in (19 * 12, 20 * 12 + 3, 20 * 12 + 11):
             year, day = 1998 + row // 12, row % 12

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch.utils.data import DataLoader
 
 import smoe.data.ens10.prepare as prepare_module
@@ -90,14 +91,10 @@ def test_preprocessed_files_with_members(store: EnsembleStore) -> None:
     assert len(list(store.verify())) == 5
 
 
-def test_the_first_five_members(root: Path, tmp_path: Path) -> None:
-    store = make_store(root, tmp_path, "z500", 5)
-    assert store.num_members == 5 and store.metadata.kind == "members"
-    assert_equals_definition(store, "z500", 5)
-
-
-def test_the_index_is_of_all_ten_members_for_both_tasks(root: Path, store: EnsembleStore, tmp_path: Path) -> None:
+def test_the_first_five_members_and_an_index_of_all_ten(root: Path, store: EnsembleStore, tmp_path: Path) -> None:
     five = make_store(root, tmp_path, "z500", 5)
+    assert five.num_members == 5 and five.metadata.kind == "members"
+    assert_equals_definition(five, "z500", 5)
     assert store.efi is not None and five.efi is not None
     np.testing.assert_array_equal(five.efi, store.efi)
     # For starts of 2000 that are for 2000; the last one is for 2001.
@@ -128,7 +125,9 @@ def test_grib_as_downloaded(root: Path, tmp_path: Path) -> None:
     starts = np.array([f"{year}-{day}" for year in (1999, 2000) for day in days], "datetime64[D]")
     for day in days:
         of_day = np.array([start for start in starts if str(start).endswith(day)])
-        write_grib(tmp_path / "raw" / f"output.pl.2018{day.replace('-', '')}", "pl", of_day)
+        # One file has all of what is to be left aside.
+        leads, levels = ((0, 48), (500, 850)) if day == "01-08" else ((48,), (500,))
+        write_grib(tmp_path / "raw" / f"output.pl.2018{day.replace('-', '')}", "pl", of_day, leads=leads, levels=levels)
     shutil.copy(root / "ERA5_z500.nc", tmp_path / "raw")
     store = make_store(tmp_path / "raw", tmp_path / "store", "z500", 5)
     assert_equals_definition(store, "z500", 5, starts)
@@ -152,6 +151,20 @@ def test_the_released_normalisation_is_of_all_dates_and_said(root: Path, tmp_pat
     assert any("agree with ENS10_*_normalized.nc" in text for text in store.metadata.notices)
     fields = channel_fields("z500", 10)
     np.testing.assert_allclose(store.inputs[:], (fields - fields.mean(axis=0)) / (fields.std(axis=0) + 0.1), atol=2e-3)
+
+
+def test_the_index_of_the_release(tmp_path: Path) -> None:
+    root = write_ens10(tmp_path / "root", "t850", starts=STARTS[:4], members=False)
+    values = np.random.default_rng(0).uniform(-0.7, 0.7, (2, *GRID.shape)).astype(np.float32)
+    coordinates = {"time": (STARTS[1:3] + LEAD).astype("datetime64[ns]"), "latitude": list(GRID.latitude)}
+    coordinates["longitude"] = list(GRID.longitude)
+    array = xr.DataArray(values, coordinates, ("time", "latitude", "longitude"))
+    array.to_dataset(name="efi").to_netcdf(root / "efi_t850.nc")
+    store = make_store(root, tmp_path / "store", "t850", 10)
+    assert store.metadata.plan.efi == "file" and store.efi is not None
+    np.testing.assert_array_equal(store.efi[1:3], values)
+    assert np.isnan(store.efi[[0, 3]]).all()
+    assert make_store(root, tmp_path / "none", "t850", 10, efi="none").efi is None
 
 
 def test_a_stopped_preparation_goes_on_to_the_same_bytes(

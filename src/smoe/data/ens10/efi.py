@@ -2,8 +2,8 @@
 
 `EFI = 2 / pi * integral over p of (p - F(p)) / sqrt(p (1 - p))`, where F(p) is the share of the ensemble below the
 climate's quantile p. As ENS-10 computes it: 21 quantiles of climate and ensemble, a sum over the 19 inner ones with
-dp = 0.05, and F(p) counted in the 21 quantiles of the ensemble, so that it is a multiple of 0.05. With so coarse a sum the
-index lies in [-0.79, 0.79].
+dp = 0.05, and F(p) counted in the 21 quantiles of the ensemble, so that it is a multiple of 0.05. So coarse a sum keeps
+the index in [-0.79, 0.79].
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,54 +34,68 @@ def climate_windows(starts: np.ndarray, year: int) -> dict[int, np.ndarray]:
     return windows
 
 
-def compute_efi(
-    members: np.ndarray,
+@dataclass(frozen=True)
+class Part:
+    """A few rows of the grid in all forecasts of a year.
+
+    Attributes:
+        name: of the part.
+        windows: of the year's forecasts.
+        rows: of the grid.
+    """
+
+    name: str
+    windows: dict[int, np.ndarray]
+    rows: slice
+
+
+def find_parts(
     starts: np.ndarray,
     years: tuple[int, int],
-    write: Callable[[int, int, np.ndarray], None],
-    is_done: Callable[[str], bool],
+    shape: tuple[int, ...],
     bytes_per_part: int = _BYTES_PER_PART,
-) -> Iterator[str]:
-    """Computes the index of all forecasts of some years.
+) -> list[Part]:
+    """All forecasts of some years, in parts that fit in memory.
 
     Args:
-        members: `(T, 10, H, W)`, mapped.
         starts: of the forecasts, datetime64[D], `(T,)`.
         years: first and last start year.
-        write: takes a forecast's index, the first row, and values `(rows, W)`.
-        is_done: says whether a part was written before.
+        shape: of the members, `(T, 10, H, W)`.
         bytes_per_part: bounds the memory.
-
-    Yields:
-        The name of each part once it is written or was before.
     """
-    height, width = members.shape[2:]
+    _, num_members, height, width = shape
+    parts = []
     for year in range(years[0], years[1] + 1):
         windows = climate_windows(starts, year)
-        used = np.unique(np.concatenate([np.empty(0, np.int64), *windows.values()]))
-        bytes_per_row = max(len(used), 1) * members.shape[1] * width * members.itemsize
+        if not windows:
+            continue
+        bytes_per_row = len(_used(windows)) * num_members * width * np.dtype(np.float32).itemsize
         num_rows = max(1, bytes_per_part // bytes_per_row)
         for first in range(0, height, num_rows):
-            name = f"efi {year} rows {first}-{min(first + num_rows, height) - 1}"
-            if not is_done(name):
-                rows = slice(first, min(first + num_rows, height))
-                _compute_part(members, windows, used, rows, write)
-            yield name
+            last = min(first + num_rows, height)
+            parts.append(Part(f"efi {year} rows {first}-{last - 1}", windows, slice(first, last)))
+    return parts
 
 
-def _compute_part(
-    members: np.ndarray,
-    windows: dict[int, np.ndarray],
-    used: np.ndarray,
-    rows: slice,
-    write: Callable[[int, int, np.ndarray], None],
-) -> None:
+def compute_part(part: Part, members: np.ndarray, efi: np.ndarray) -> None:
+    """Computes the index of a part.
+
+    Args:
+        part: which rows of which forecasts.
+        members: `(T, 10, H, W)`, mapped.
+        efi: `(T, H, W)`, mapped; written in the part's rows.
+    """
+    used, rows = _used(part.windows), part.rows
     height, width = rows.stop - rows.start, members.shape[3]
     # Points first: the values of a point lie side by side and are sorted in cache.
     values = np.empty((height * width, len(used), members.shape[1]), np.float32)
     for place, index in enumerate(used):
         values[:, place] = members[index, :, rows].reshape(members.shape[1], -1).T
-    for index, window in windows.items():
+    for index, window in part.windows.items():
         climate = values[:, np.searchsorted(used, window)].reshape(len(values), -1)
         ensemble = values[:, int(np.searchsorted(used, index))]
-        write(index, rows.start, extreme_forecast_index(climate, ensemble).reshape(height, width))
+        efi[index, rows] = extreme_forecast_index(climate, ensemble).reshape(height, width)
+
+
+def _used(windows: dict[int, np.ndarray]) -> np.ndarray:
+    return np.unique(np.concatenate(list(windows.values())))

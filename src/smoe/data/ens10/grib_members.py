@@ -80,7 +80,7 @@ class GribMembers(OpenMembers):
 
     def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:
         """All members of a variable, missing values as NaN."""
-        offsets = self._offsets[variable.grib_short_name, np.datetime64(start, "D")]
+        offsets = self._offsets[variable.grib_short_name, start.astype("datetime64[D]")]
         members = np.empty((len(offsets), *self._shape), np.float32)
         with damage_as_data_error(self._path, f"{variable.grib_short_name} of {start}"):
             for place, number in enumerate(sorted(offsets)):

@@ -26,7 +26,9 @@ class NetcdfMembers(OpenMembers):
             for variable in task.variables:
                 where = f"{file.path}: {variable.grib_name}"
                 if variable.grib_name not in dataset.data_vars:
-                    raise DataError(f"{file.path} has no {variable.grib_name}; it has {', '.join(dataset.data_vars)}")
+                    raise DataError(
+                        f"{file.path} has no {variable.grib_name}; it has {', '.join(map(str, dataset.data_vars))}"
+                    )
                 array = dataset[variable.grib_name]
                 check_units(variable.physics, array.attrs.get("units"), where)
                 grid = find_global_grid(array, where) if grid is None else grid

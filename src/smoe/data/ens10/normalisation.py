@@ -7,6 +7,8 @@ precipitation come out far smaller than 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 OFFSET = 0.1
@@ -14,19 +16,19 @@ OFFSET = 0.1
 _FIELDS_PER_PIECE = 16
 
 
-def point_statistics(fields: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def point_statistics(open_fields: Callable[[], np.ndarray], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and population standard deviation over time at each point, float32, `(H, W)` each.
 
     Missing values do not count; a point that never has a value gets the mean 0 and the deviation 0.
 
     Args:
-        fields: `(T, H, W)`, mapped; a few of them are in memory at a time.
+        open_fields: maps the fields `(T, H, W)`; asked for a few of them at a time, so that no more pages stay.
         rows: which of them.
     """
-    shape = fields.shape[1:]
+    shape = open_fields().shape[1:]
     count, mean, squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     for first in range(0, len(rows), _FIELDS_PER_PIECE):
-        piece = np.asarray(fields[rows[first : first + _FIELDS_PER_PIECE]], np.float64)
+        piece = np.asarray(open_fields()[rows[first : first + _FIELDS_PER_PIECE]], np.float64)
         is_there = ~np.isnan(piece)
         number = is_there.sum(axis=0)
         piece_mean = np.where(is_there, piece, 0.0).sum(axis=0) / np.maximum(number, 1)

@@ -11,7 +11,7 @@ import numpy as np
 
 from smoe.data.ens10.dated_fields import DatedFields
 from smoe.data.ens10.dates import LEAD, years_of
-from smoe.data.ens10.efi_pass import compute_efi
+from smoe.data.ens10.efi_pass import Part, compute_part, find_parts
 from smoe.data.ens10.journal import Journal, is_finished
 from smoe.data.ens10.normalisation import point_statistics
 from smoe.data.ens10.open_ens10 import open_efi, open_truth
@@ -76,11 +76,12 @@ def prepare(
         _make_room(output, plan, reporter)
         if journal.rows:
             reporter.say(f"going on: {len(journal.rows)} of {len(plan.starts)} forecasts are written")
-        num_channels = plan.shapes[NORMALISATION][1]
-        reporter.begin(len(plan.starts) + num_channels, len(journal.rows) + len(journal.steps))
+        starts = np.array(plan.starts, "datetime64[D]")
+        parts = find_parts(starts, plan.efi_years, plan.shapes[MEMBERS]) if plan.efi == "computed" else []
+        num_steps = len(plan.starts) + plan.shapes[NORMALISATION][1] + len(parts)
+        reporter.begin(num_steps, len(journal.rows) + len(journal.steps))
         _write_forecasts(source, truth, plan, output, journal, reporter)
         statistics, of_truth = (_map(output, plan, name, "r") for name in (STATISTICS, TRUTH))
-        starts = np.array(plan.starts, "datetime64[D]")
         check_skill(statistics[:, 2 * source.task.target_index], of_truth, starts + LEAD)
         _write_normalisation(plan, output, journal, reporter)
         if plan.normalisation == "released":
@@ -89,7 +90,7 @@ def prepare(
             assert efi_file is not None
             _copy_efi(efi_file, plan, output)
         elif plan.efi == "computed":
-            _write_efi(plan, output, journal, reporter)
+            _write_efi(plan, parts, output, journal, reporter)
         crc32 = {name: _checksums(output / name, plan, name, journal) for name in plan.shapes}
         Metadata(plan, crc32, source.kind, (*source.notices, *truth.notices, *notices)).write(output)
         (output / PREPARATION_FILE).unlink(missing_ok=True)
@@ -151,8 +152,11 @@ def _write_normalisation(plan: Plan, output: Path, journal: Journal, reporter: R
         step = f"normalisation {channel}"
         if step in journal.steps:
             continue
-        # Mapped for one channel, so that the process does not hold the pages of all.
-        mean, std = point_statistics(_map(output, plan, STATISTICS, "r")[:, channel], np.flatnonzero(is_used))
+
+        def open_channel(channel: int = channel) -> np.ndarray:
+            return _map(output, plan, STATISTICS, "r")[:, channel]
+
+        mean, std = point_statistics(open_channel, np.flatnonzero(is_used))
         maps = _map(output, plan, NORMALISATION, "r+")
         maps[0, channel], maps[1, channel] = mean, std
         maps.flush()
@@ -168,23 +172,23 @@ def _copy_efi(efi_file: DatedFields, plan: Plan, output: Path) -> None:
     efi.flush()
 
 
-def _write_efi(plan: Plan, output: Path, journal: Journal, reporter: Reporter) -> None:
-    efi = _map(output, plan, EFI, "r+")
-    if "efi begun" not in journal.steps:
-        efi[:] = np.nan
+def _write_efi(plan: Plan, parts: list[Part], output: Path, journal: Journal, reporter: Reporter) -> None:
+    if not any(part.name in journal.steps for part in parts):
+        unknown = np.full(plan.shapes[EFI][1:], np.nan, DTYPE).tobytes()
+        with (output / EFI).open("r+b") as file:
+            for _ in plan.starts:
+                file.write(unknown)
+            os.fsync(file.fileno())
+    for part in parts:
+        if part.name in journal.steps:
+            continue
+        # Mapped for one part, so that the process does not hold the pages of all. All ten members, also where the
+        # statistics are of five: the release weighs both tasks by one index.
+        efi = _map(output, plan, EFI, "r+")
+        compute_part(part, _map(output, plan, MEMBERS, "r"), efi)
         efi.flush()
-        journal.add_step("efi begun")
-
-    def write(row: int, first: int, values: np.ndarray) -> None:
-        efi[row, first : first + len(values)] = values
-
-    # All ten members, also where the statistics are of five: the release weighs both tasks by one index.
-    members, starts = _map(output, plan, MEMBERS, "r"), np.array(plan.starts, "datetime64[D]")
-    for step in compute_efi(members, starts, plan.efi_years, write, journal.steps.__contains__):
-        if step not in journal.steps:
-            efi.flush()
-            journal.add_step(step)
-        reporter.advance(step)
+        journal.add_step(part.name)
+        reporter.advance(part.name)
 
 
 def _map(output: Path, plan: Plan, name: str, mode: Literal["r", "r+"]) -> np.memmap:
