@@ -141,7 +141,7 @@ class ForecastFile:
             check_zarr_array(self.path, name)
         array = self._dataset[name]
         where = f"{name} of {self.path}"
-        check_units(variable, array.attrs.get("units"), str(self.path))
+        check_units(variable, array.attrs.get("units"), where)
         orientation = find_orientation(array, grid, where)
         for notice in orientation.notices():
             if notice not in self.notices:
