@@ -158,6 +158,10 @@ def test_cmip_with_the_statistics_of_era5_and_a_zarr_store_with_its_own(root: Pa
         (["data", "prepare", "weather", "--root", "x"], "--output"),
         (["data", "prepare", "weather", "--output", "x", "--root", "x", "--on-nan", "zer"], "did you mean zero?"),
         (["data", "prepare", "weather", "--output", "x", "--root", "x", "--yeras", "1", "2"], "--years?"),
+        (["data", "prepare", "weather", "--ouput", "x", "--root", "x"], "--ouput; did you mean --output?"),
+        (["data", "prepare", "weather", "--output", "x", "--root", "x", "--channels", "z500"], "did you mean 'z_500'?"),
+        (["data", "prepare", "weather", "--output", "x", "--root", "x", "--constants", "lms"], "did you mean 'lsm'?"),
+        (["data", "check", "x", "--resolution", "5.652deg"], "did you mean 5.625deg?"),
     ],
 )
 def test_a_mistake_gets_one_clear_line(args: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,6 +185,22 @@ def test_data_that_do_not_do_are_one_clear_line(
     assert main(arguments(root, tmp_path, *options)) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error.startswith("smoe: error: ") and text in error
+
+
+def test_a_disk_that_cannot_be_written_is_one_clear_line(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(arguments(root, tmp_path / "file" / "store", "--channels", "t2m")) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "Not a directory" in error
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("smoe.data.weather.journal.write_json", full)
+    assert main(arguments(root, tmp_path / "store", "--channels", "t2m")) == 1
+    assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,13 +25,13 @@ class Check:
     Attributes:
         path: a WeatherBench root or its folder of one resolution, the like of CMIP, or a Zarr store of WeatherBench-2.
         kind: layout; auto recognises it.
-        resolution: 5.625deg, 2.8125deg or 1.40625deg, where there are several.
+        resolution: which grid, where there are several; 1.4deg is 1.40625deg.
         quick: read headers only: seconds, but no share of NaNs, and damage inside a file stays unseen.
     """
 
     path: tyro.conf.Positional[Path]
     kind: Literal["auto", "weatherbench", "cmip", "weatherbench2"] = "auto"
-    resolution: str | None = None
+    resolution: Literal["5.625deg", "2.8125deg", "1.40625deg", "1.4deg"] | None = None
     quick: bool = False
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from smoe.cli.main import UsageError
 from smoe.cli.parse import parse
-from smoe.data.weather.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
+from smoe.data.weather.errors import DataError
+from smoe.data.weather.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, check_constant_name, parse_channel
 
 if TYPE_CHECKING:
     from smoe.data.weather.store import WeatherStore
@@ -54,7 +55,7 @@ class PrepareWeather:
         on_nan: what becomes of NaNs: refuse; zero-tisr: 0 for solar radiation, as Rasp & Thuerey do, others refused;
             zero: 0 in physical units; mean: the channel's mean (no rain for tp). The store keeps how many there were.
         kind: layout of the data.
-        resolution: grid, such as 5.625deg, where the data have several.
+        resolution: which grid, where the data have several; 1.4deg is 1.40625deg.
     """
 
     root: Path
@@ -67,7 +68,7 @@ class PrepareWeather:
     statistics_from: Path | None = None
     on_nan: Literal["refuse", "zero-tisr", "zero", "mean"] = "refuse"
     kind: Literal["auto", "weatherbench", "cmip", "weatherbench2"] = "auto"
-    resolution: str | None = None
+    resolution: Literal["5.625deg", "2.8125deg", "1.40625deg", "1.4deg"] | None = None
 
 
 def run(args: list[str]) -> int:
@@ -82,7 +83,19 @@ def run(args: list[str]) -> int:
     return _prepare_weather(parse(PrepareWeather, args[1:], prog="smoe data prepare weather"))
 
 
+def _check_names(options: PrepareWeather) -> None:
+    # What no data can hold is a typo; what these data lack is found when they are open.
+    try:
+        for name in options.channels:
+            parse_channel(name)
+        for name in options.constants:
+            check_constant_name(name)
+    except DataError as error:
+        raise UsageError(str(error)) from None
+
+
 def _prepare_weather(options: PrepareWeather) -> int:
+    _check_names(options)
     # torch and xarray are imported from here on only: a typo is answered at once.
     from smoe.cli.prepare_progress import PrepareProgress
     from smoe.data.weather.open_source import open_source

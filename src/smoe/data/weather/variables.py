@@ -130,6 +130,14 @@ def parse_channel(name: str) -> Channel:
     return Channel(short_name, level)
 
 
+def check_constant_name(name: str) -> None:
+    """Refuses a name that is no constant, with the nearest that is one."""
+    if name not in CONSTANTS:
+        near = difflib.get_close_matches(name, CONSTANTS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CONSTANTS)}"
+        raise DataError(f"no constant field is named {name!r}; {hint}")
+
+
 DEFAULT_INPUTS: tuple[str, ...] = (
     *(str(Channel(short_name, level)) for short_name in ("z", "t", "u", "v", "q") for level in LEVELS),
     "tisr",
