@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from smoe.cli.main import main
 from smoe.data.weather import GRIDS
@@ -21,6 +23,7 @@ from weather_files import (
     weather_field,
     weatherbench2_dataset,
     write_cmip,
+    write_netcdf,
     write_weatherbench,
     write_weatherbench2,
 )
@@ -63,7 +66,7 @@ def test_samples_equal_a_direct_computation(root: Path, tmp_path: Path, capsys: 
     output = capsys.readouterr()
     assert "120 times, 1979-12-29T12 h to 1980-01-03T11 h, every 1 h; 5 channels, 32 x 64" in output.out
     assert "1979: 12 steps left out at the beginning" in output.out
-    assert "the store takes 0.00 GB" in output.err and "begins 7 times late" in output.err
+    assert "the store takes 4.9 MB" in output.err and "begins 7 times late" in output.err
 
     normalised = {}
     for channel in CHANNELS:
@@ -147,6 +150,23 @@ def test_cmip_with_the_statistics_of_era5_and_a_zarr_store_with_its_own(root: Pa
     store = WeatherStore.open(tmp_path / "zarr")
     values = weather_field("t2m", times, GRID).astype(np.float64)
     np.testing.assert_allclose(store.fields[:, 2], (values - values.mean()) / values.std(), rtol=2e-5, atol=2e-5)
+    np.testing.assert_array_equal(store.raw_constant("lsm"), constant_field("lsm", GRID))
+
+
+def test_constants_put_right_and_parts_of_years_are_told(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(root, tmp_path / "data")
+    path = tmp_path / "data" / "5.625deg" / "constants" / "constants_5.625deg.nc"
+    with xr.open_dataset(path) as dataset:
+        dataset.load()
+    write_netcdf(dataset.isel(lat=slice(None, None, -1)), path)
+    assert main(arguments(tmp_path / "data", tmp_path / "store", "--channels", "t2m")) == 0
+    said = capsys.readouterr().err
+    notice = "latitude runs north to south: turned round (first seen in constants_5.625deg.nc)"
+    assert notice in said and "1979 has 72 of its 8,760 times\n1980 has 60 of its 8,784 times\n" in said
+    store = WeatherStore.open(tmp_path / "store")
+    assert store.metadata.notices == (notice,)
     np.testing.assert_array_equal(store.raw_constant("lsm"), constant_field("lsm", GRID))
 
 
