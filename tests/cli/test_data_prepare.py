@@ -223,6 +223,22 @@ def test_a_disk_that_cannot_be_written_is_one_clear_line(
     assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_a_store_is_described_and_compared_with_its_checksums(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    assert main(arguments(root, store, "--channels", "t2m", "tp")) == 0
+    described = capsys.readouterr().out
+    assert main(["data", "check", str(store)]) == 0
+    assert capsys.readouterr().out == described + "every byte is as it was written\n"
+    with (store / "fields.f32").open("r+b") as file:
+        file.seek(-100, 2)
+        file.write(b"smoe")
+    assert main(["data", "check", str(store), "--quick"]) == 0
+    assert main(["data", "check", str(store)]) == 1
+    assert "the year 1980 is not as it was written" in capsys.readouterr().err
+
+
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data"]) == 2 and main(["data", "--help"]) == 0 and main(["data", "prepare", "--help"]) == 0
     assert "--statistics-from stores/era5" in capsys.readouterr().out
