@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
 import sys
@@ -40,6 +41,10 @@ examples:
 `smoe COMMAND --help` tells more; `smoe train RECIPE --help` lists every field of a recipe.
 With SMOE_TRACEBACK=1 in the environment, errors show where they arose.
 """.format(commands="\n".join(f"  {name:<11}{text}" for name, text in COMMANDS.items()))
+
+
+# What a disk and a path that was typed can do wrong; other errors of the system come from inside.
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
 
 
 class UsageError(Exception):
@@ -82,6 +87,8 @@ def _speaks_to_user(error: Exception) -> bool:
     # By name, because importing these classes would import torch for `smoe --help`.
     names = {kind.__name__ for kind in type(error).__mro__}
     ours = {"RecipeError", "RunError", "CheckpointError", "StoredRunError", "TrainingDiverged"}
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+        return True
     return bool(names & ours) or isinstance(error, (ValueError, FileNotFoundError, PermissionError))
 
 

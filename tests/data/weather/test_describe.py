@@ -43,7 +43,8 @@ def test_a_whole_archive_can_be_used(whole, capsys):
     assert {variable.nan_share for variable in found.variables} == {0.0}
     assert found.gaps == ["2015-01-02T06 to 2016-01-01T00", "2016-01-02T06 to 2017-01-01T00"]
     assert steps[0] == (0, 3 * 38, "z_50 2015") and steps[-1][:2] == (114, 114)
-    assert "1979-2014, 2018 are not there" in found.remarks[0]
+    assert found.remarks[0] == "2015 has 6 of its 1,460 times"
+    assert "1979-2014, 2018 are not there" in found.remarks[-1]
 
     assert run([str(whole)]) == 0
     out = capsys.readouterr().out
@@ -100,6 +101,29 @@ def test_every_problem_is_named_not_only_the_first(whole, capsys):
     assert "missing for the weather recipes: q_50, q_250, q_600, q_700, q_925, lsm" in out
     assert "problem: temperature lacks 2016" in out
     assert "cannot be used for the weather recipes" in out
+
+
+def test_a_damaged_first_file_does_not_hide_the_next(whole):
+    folder = whole / "5.625deg"
+    damaged = [folder / name / f"{name}_2015_5.625deg.nc" for name in ("geopotential", "temperature")]
+    for path in damaged:
+        path.write_bytes(path.read_bytes()[:1000])
+    problems = " | ".join(describe(whole, quick=True).problems)
+    for path in damaged:
+        assert f"{path}: it cannot be read" in problems
+
+
+def test_nans_of_solar_radiation_have_a_rule(whole):
+    def with_nans(dataset):
+        dataset["tisr"][5, 0, :7] = np.nan
+        return dataset
+
+    name = "toa_incident_solar_radiation"
+    change(whole / "5.625deg" / name / f"{name}_2017_5.625deg.nc", with_nans)
+    found = describe(whole)
+    assert found.is_usable
+    said = "tisr: 7 values are NaN, the first at 2017-01-02T06; to prepare them, choose --on-nan zero-tisr"
+    assert said in found.remarks
 
 
 def test_what_the_recipes_do_not_read_hinders_nobody(whole):

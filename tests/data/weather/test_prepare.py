@@ -233,11 +233,12 @@ def test_what_is_not_there_is_refused_before_anything_is_read(
 def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reporter = Silent()
     prepare(SOURCE, tmp_path / "one", WANTED, reporter)
-    assert reporter.lines[0].startswith("2,964 steps of 5 channels in 3 years; the store takes 0.00 GB")
+    assert reporter.lines[0] == "2002 has 40 of its 1,460 times"
+    assert reporter.lines[1].startswith("2,964 steps of 5 channels in 3 years; the store takes 1.2 MB")
     usage = shutil.disk_usage(tmp_path)._replace(free=1_185_599)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     source = MemorySource()
-    with pytest.raises(DataError, match=r"the store takes .* has 0.00 GB free: choose another disk, fewer --years"):
+    with pytest.raises(DataError, match=r"the store takes .* has 1.2 MB free: choose another disk, fewer --years"):
         prepare(source, tmp_path / "two", WANTED, Silent())
     assert not (tmp_path / "two" / "fields.f32").exists()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_185_600))

@@ -31,8 +31,9 @@ def check_plausible(fields: np.ndarray, variable: Variable, level: int | None, t
             f"{variable.short_name} in {variable.units} (between {low:g} and {high:g}): the unit is another or the "
             f"file is damaged ({int(bad.sum())} of {len(bad)} times)"
         )
+    # Rain and sunlight too are somewhere at any time, so that zeros all over the globe are no weather.
     constant = lowest == highest
-    if variable.varies and constant.any():
+    if constant.any():
         place = int(np.argmax(constant))
         raise DataError(
             f"{where} at {times[place]} is {lowest[place]:g} everywhere ({int(constant.sum())} of {len(constant)} "

@@ -116,13 +116,16 @@ def check_disk(output: Path, num_bytes: int) -> str:
     present = min(fields.stat().st_blocks * 512, num_bytes) if fields.is_file() else 0
     needed = num_bytes - present
     free = shutil.disk_usage(output).free
-    size = f"{num_bytes / 1e9:.2f} GB"
     if needed > free:
         raise DataError(
-            f"the store takes {size}, of which {needed / 1e9:.2f} GB are not there yet, and the disk of {output} has "
-            f"{free / 1e9:.2f} GB free: choose another disk, fewer --years or --channels, or a larger --step-hours"
+            f"the store takes {_size(num_bytes)}, of which {_size(needed)} are not there yet, and the disk of {output} "
+            f"has {_size(free)} free: choose another disk, fewer --years or --channels, or a larger --step-hours"
         )
-    return f"the store takes {size} ({free / 1e9:.1f} GB are free)"
+    return f"the store takes {_size(num_bytes)} ({_size(free)} are free)"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _words(value: object) -> str:
