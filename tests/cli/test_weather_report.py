@@ -14,7 +14,7 @@ def narrow_console() -> tuple[Console, io.StringIO]:
 
 def test_no_name_is_cut_off_in_80_columns() -> None:
     scores = {f"{kind}_{channel}": 14003.0 for kind in ("rmse", "mean_rmse", "acc") for channel in ("z_500", "t2m")}
-    baselines = dict.fromkeys(("persistence", "climatology", "weekly climatology"), scores)
+    baselines: dict[str, dict[str, float]] = dict.fromkeys(("persistence", "climatology", "weekly climatology"), scores)
     console, file = narrow_console()
     print_scores("title", "weather/smoe", scores, baselines, console)
     header = file.getvalue().splitlines()[3]

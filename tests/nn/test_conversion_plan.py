@@ -56,9 +56,9 @@ def test_a_class_of_its_own_is_left() -> None:
 
 
 def test_tensors_that_share_memory_are_tied() -> None:
-    model = nn.Sequential(conv(), conv())
-    model[1].weight = nn.Parameter(model[0].weight.data)
-    plan = plan_conversion(model, example_input=X)
+    first, second = conv(), conv()
+    second.weight = nn.Parameter(first.weight.data)
+    plan = plan_conversion(nn.Sequential(first, second), example_input=X)
     assert plan.left == {"0": "it is tied to 1.weight", "1": "it is tied to 0.weight"}
 
     class Reused(nn.Module):
@@ -86,13 +86,13 @@ class Doubled(smoe.nn.GridConv2d):
 
 def hooked() -> nn.Module:
     module = conv()
-    module.register_forward_hook(lambda module, args, output: 2.0 * output)
+    module.register_forward_hook(lambda module, args, output: -output)  # type: ignore[operator]
     return module
 
 
 def patched() -> nn.Module:
     module = conv()
-    module.forward = lambda fields: 2.0 * fields
+    module.forward = lambda fields: 2.0 * fields  # type: ignore[method-assign]
     return module
 
 
@@ -157,8 +157,9 @@ def test_a_convolution_that_gives_more_than_a_tensor_does_not_hinder_the_others(
 
 
 def test_numbers_of_experts() -> None:
-    assert plan_conversion(conv(), example_input=X, num_experts=np.int64(8)).changes[0].num_experts == 8
-    assert plan_conversion(conv(), example_input=X, num_experts=np.float32(1.5)).changes[0].num_experts == 6
+    numbers: list[tuple[Any, int]] = [(8, 8), (np.int64(8), 8), (1.5, 6), (np.float32(1.5), 6)]
+    for given, expected in numbers:
+        assert plan_conversion(conv(), example_input=X, num_experts=given).changes[0].num_experts == expected
     for wrong in (0, -1.0, float("nan"), float("inf"), True):
         with pytest.raises(ValueError, match="num_experts must be"):
             plan_conversion(conv(), example_input=X, num_experts=wrong)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "train": "train a recipe",
     "plan": "say what training a recipe would cost here: parameters, memory, time",
-    "evaluate": "score a trained run on its test or validation split",
+    "evaluate": "score a trained run, or a file of weather forecasts",
     "show": "draw what a run learned",
     "reproduce": "train what a table of the paper needs and write it beside the paper's numbers",
     "recipes": "list the recipes",

@@ -162,6 +162,7 @@ def test_levels_are_chosen_from_an_axis(written: Path, tmp_path: Path) -> None:
         (lambda d: d.assign_coords(lat=d.lat + 1.0), "another grid"),
         (lambda d: d.rename(init_time="time"), r"dimensions time \(40\).*no init_time; if `time` is the time at which"),
         (lambda d: d.rename(lead_time="offset"), "no lead_time or prediction_timedelta"),
+        (lambda d: d.drop_vars("lead_time"), "does not say what its lead_time are: the dimension has no coordinate"),
         (lambda d: d.rename(z="height", t="tt", t2m="tt2"), "holds height, tt, tt2, none of the forecasts asked for"),
         (lambda d: d.assign(z=d.z.assign_attrs(units="gpm")), "z of .*other.nc is in 'gpm', expected 'm2 s-2'"),
         (lambda d: d.isel(init_time=[3, 1, 2]), "init_time must ascend"),
