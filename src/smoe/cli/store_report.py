@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from smoe.data.weather.preparation_checks import describe_size
 from smoe.data.weather.store import WeatherStore
 
 
@@ -12,7 +13,8 @@ def describe_store(store: WeatherStore) -> str:
     first, last = store.statistics_years
     lines = [
         f"{store.path}: {len(store.times):,} times, {store.times[0]} h to {store.times[-1]} h, every "
-        f"{store.step_hours} h; {len(store.channels)} channels, {rows} x {columns}; {metadata.num_bytes / 1e9:.2f} GB",
+        f"{store.step_hours} h; {len(store.channels)} channels, {rows} x {columns}; "
+        f"{describe_size(metadata.num_bytes)}",
         f"mean and deviation are of {first} to {last}{' of another store' if metadata.statistics_from else ''}",
     ]
     for year in metadata.years:

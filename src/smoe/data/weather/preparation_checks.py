@@ -116,15 +116,17 @@ def check_disk(output: Path, num_bytes: int) -> str:
     present = min(fields.stat().st_blocks * 512, num_bytes) if fields.is_file() else 0
     needed = num_bytes - present
     free = shutil.disk_usage(output).free
+    size, room = describe_size(num_bytes), describe_size(free)
     if needed > free:
         raise DataError(
-            f"the store takes {_size(num_bytes)}, of which {_size(needed)} are not there yet, and the disk of {output} "
-            f"has {_size(free)} free: choose another disk, fewer --years or --channels, or a larger --step-hours"
+            f"the store takes {size}, of which {describe_size(needed)} are not there yet, and the disk of {output} has "
+            f"{room} free: choose another disk, fewer --years or --channels, or a larger --step-hours"
         )
-    return f"the store takes {_size(num_bytes)} ({_size(free)} are free)"
+    return f"the store takes {size} ({room} are free)"
 
 
-def _size(num_bytes: int) -> str:
+def describe_size(num_bytes: int) -> str:
+    """In GB, or in MB where that would be a small fraction."""
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
