@@ -52,7 +52,7 @@ class UsageError(Exception):
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code: 0, 1 for a failure, 2 for a mistake in what was typed."""
+    """Runs a command and returns its exit code: 0, 1 failed, 2 a mistake in what was typed, 130 stopped by the user."""
     args = list(sys.argv[1:] if args is None else args)
     try:
         return _run(args)
@@ -60,6 +60,9 @@ def main(args: Sequence[str] | None = None) -> int:
         return _complain(str(error), 2)
     except BrokenPipeError:
         return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped\n")
+        return 130
     except Exception as error:
         # Only errors that speak to the user are shortened; anything else is a bug, and its traceback is wanted.
         if not _speaks_to_user(error) or os.environ.get("SMOE_TRACEBACK"):

@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 
 from smoe.cli.data_check import run
-from smoe.cli.main import UsageError
+from smoe.cli.main import UsageError, main
 from smoe.data.weather import DataError
 from smoe.data.weather.describe import describe
 from smoe.data.weather.variables import LEVELS
@@ -153,6 +153,15 @@ def test_cmip_lacks_the_surface(tmp_path):
 def test_too_few_years(tmp_path):
     write_weatherbench(tmp_path, years=(1979, 1980), steps=2)
     assert "years 1979-1980: recipes need three or more" in describe(tmp_path, quick=True).problems[0]
+
+
+def test_ctrl_c_is_one_line(whole, monkeypatch, capsys):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("smoe.data.weather.series.FieldSeries.read", stop)
+    assert main(["data", "check", str(whole)]) == 130
+    assert capsys.readouterr().err.endswith("stopped\n")
 
 
 def test_what_cannot_be_opened_is_one_line(tmp_path, capsys):
