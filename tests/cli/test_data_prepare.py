@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from smoe.cli.main import main
 from smoe.data.weather import GRIDS
@@ -21,6 +23,7 @@ from weather_files import (
     weather_field,
     weatherbench2_dataset,
     write_cmip,
+    write_netcdf,
     write_weatherbench,
     write_weatherbench2,
 )
@@ -63,7 +66,7 @@ def test_samples_equal_a_direct_computation(root: Path, tmp_path: Path, capsys: 
     output = capsys.readouterr()
     assert "120 times, 1979-12-29T12 h to 1980-01-03T11 h, every 1 h; 5 channels, 32 x 64" in output.out
     assert "1979: 12 steps left out at the beginning" in output.out
-    assert "the store takes 0.00 GB" in output.err and "begins 7 times late" in output.err
+    assert "the store takes 4.9 MB" in output.err and "begins 7 times late" in output.err
 
     normalised = {}
     for channel in CHANNELS:
@@ -150,6 +153,23 @@ def test_cmip_with_the_statistics_of_era5_and_a_zarr_store_with_its_own(root: Pa
     np.testing.assert_array_equal(store.raw_constant("lsm"), constant_field("lsm", GRID))
 
 
+def test_constants_put_right_and_parts_of_years_are_told(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(root, tmp_path / "data")
+    path = tmp_path / "data" / "5.625deg" / "constants" / "constants_5.625deg.nc"
+    with xr.open_dataset(path) as dataset:
+        dataset.load()
+    write_netcdf(dataset.isel(lat=slice(None, None, -1)), path)
+    assert main(arguments(tmp_path / "data", tmp_path / "store", "--channels", "t2m")) == 0
+    said = capsys.readouterr().err
+    notice = "latitude runs north to south: turned round (first seen in constants_5.625deg.nc)"
+    assert notice in said and "1979 has 72 of its 8,760 times\n1980 has 60 of its 8,784 times\n" in said
+    store = WeatherStore.open(tmp_path / "store")
+    assert store.metadata.notices == (notice,)
+    np.testing.assert_array_equal(store.raw_constant("lsm"), constant_field("lsm", GRID))
+
+
 @pytest.mark.parametrize(
     ("args", "text"),
     [
@@ -158,6 +178,10 @@ def test_cmip_with_the_statistics_of_era5_and_a_zarr_store_with_its_own(root: Pa
         (["data", "prepare", "weather", "--root", "x"], "--output"),
         (["data", "prepare", "weather", "--output", "x", "--root", "x", "--on-nan", "zer"], "did you mean zero?"),
         (["data", "prepare", "weather", "--output", "x", "--root", "x", "--yeras", "1", "2"], "--years?"),
+        (["data", "prepare", "weather", "--ouput", "x", "--root", "x"], "--ouput; did you mean --output?"),
+        (["data", "prepare", "weather", "--output", "x", "--root", "x", "--channels", "z500"], "did you mean 'z_500'?"),
+        (["data", "prepare", "weather", "--output", "x", "--root", "x", "--constants", "lms"], "did you mean 'lsm'?"),
+        (["data", "check", "x", "--resolution", "5.652deg"], "did you mean 5.625deg?"),
     ],
 )
 def test_a_mistake_gets_one_clear_line(args: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,6 +205,38 @@ def test_data_that_do_not_do_are_one_clear_line(
     assert main(arguments(root, tmp_path, *options)) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error.startswith("smoe: error: ") and text in error
+
+
+def test_a_disk_that_cannot_be_written_is_one_clear_line(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(arguments(root, tmp_path / "file" / "store", "--channels", "t2m")) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "Not a directory" in error
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("smoe.data.weather.journal.write_json", full)
+    assert main(arguments(root, tmp_path / "store", "--channels", "t2m")) == 1
+    assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_store_is_described_and_compared_with_its_checksums(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    assert main(arguments(root, store, "--channels", "t2m", "tp")) == 0
+    described = capsys.readouterr().out
+    assert main(["data", "check", str(store)]) == 0
+    assert capsys.readouterr().out == described + "every byte is as it was written\n"
+    with (store / "fields.f32").open("r+b") as file:
+        file.seek(-100, 2)
+        file.write(b"smoe")
+    assert main(["data", "check", str(store), "--quick"]) == 0
+    assert main(["data", "check", str(store)]) == 1
+    assert "the year 1980 is not as it was written" in capsys.readouterr().err
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:

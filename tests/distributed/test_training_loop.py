@@ -31,7 +31,7 @@ def train(output_dir: Path, *, num_processes: int, resume: bool = False) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert result.returncode == 0, result.stderr

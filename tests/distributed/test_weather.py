@@ -35,7 +35,7 @@ def train(store: Path, output_dir: Path, *, num_processes: int) -> list[dict[str
         launcher = ["torch.distributed.run", f"--nproc-per-node={num_processes}", f"--master-port={port}"]
         command = [sys.executable, "-m", *launcher, "-m", "smoe", *arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
         assert result.returncode == 0, result.stderr
     return [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
 

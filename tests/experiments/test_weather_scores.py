@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,17 @@ def test_nan_is_refused_or_left_out_but_never_scored(
         opened.isel(init_time=whole).to_netcdf(tmp_path / "without.nc")
     _, (expected,) = score_file(tmp_path / "without.nc", store, TARGETS, (2000, 2000))
     assert found.scores == pytest.approx(expected.scores, rel=1e-12)
+
+
+def test_a_run_that_forecasts_nan_says_so(run: OpenRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(shutil.copytree(run.directory.path, tmp_path / "run"))
+    file = folder / "checkpoints" / "best.pt"
+    state = torch.load(file)
+    state["model"]["head.bias"][1] = float("nan")
+    torch.save(state, file)
+    assert main(["evaluate", str(folder)]) == 0
+    said = capsys.readouterr().err
+    assert "hold NaN or infinite values: loss, rmse_t_850" in said and "rmse_z_500" not in said
 
 
 def test_channels_that_cannot_be_scored_are_named(store: WeatherStore, evaluated: tuple[RunScores, Path]) -> None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smoe
-from smoe.nn.convert import plan_conversion
+from smoe.nn.conversion_plan import plan_conversion
 from smoe.options import RoutingTraining
 
 
@@ -62,7 +62,7 @@ def test_what_is_changed_and_what_is_left_and_why(net: Net) -> None:
         "reflected": "there is no padding mode 'reflect'",
         "shrinking": "its padding (0, 0) is not (1, 1), which keeps the grid",
         "up": "ConvTranspose2d has no SMoE counterpart",
-        "unused": "the example input did not reach it",
+        "unused": "no batch (B, C, H, W) of the example input reached it",
     }
     said: list[str] = []
     smoe.convert(net, example_input=X, say=said.append)
@@ -126,42 +126,6 @@ def test_names_and_predicates_choose(net: Net) -> None:
     assert [change.name for change in wide.changes] == ["stem"] and wide.left["first"] == "the predicate is false"
 
 
-def test_tied_convolutions_are_left() -> None:
-    shared = nn.Conv2d(4, 4, 3, padding=1)
-    twin = nn.Conv2d(4, 4, 3, padding=1)
-    twin_of = nn.Conv2d(4, 4, 3, padding=1)
-    twin_of.weight = twin.weight
-    model = nn.Sequential(shared, nn.ReLU(), shared, twin, twin_of, nn.Conv2d(4, 4, 3, padding=1))
-    plan = plan_conversion(model, example_input=torch.randn(1, 4, 6, 6))
-    assert [change.name for change in plan.changes] == ["5"]
-    assert plan.left == {
-        "0": "it is tied to 2.bias",
-        "3": "it is tied to 4.weight",
-        "4": "it is tied to 3.weight",
-    }
-
-
-def test_a_convolution_on_several_grids_is_left() -> None:
-    class Pyramid(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Conv2d(2, 2, 3, padding=1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(x).sum() + self.head(F.avg_pool2d(x, 2)).sum()
-
-    with pytest.raises(ValueError, match=r"head: left, it works on several grids, \(8, 8\), \(4, 4\)"):
-        smoe.convert(Pyramid(), example_input=torch.randn(1, 2, 8, 8))
-
-
-def test_a_class_of_its_own_is_left() -> None:
-    class Standardized(nn.Conv2d):
-        pass
-
-    with pytest.raises(ValueError, match="Standardized may do more than a convolution"):
-        smoe.convert(nn.Sequential(Standardized(2, 2, 3, padding=1)), example_input=torch.randn(1, 2, 5, 5))
-
-
 def test_a_lone_convolution_is_converted() -> None:
     converted = smoe.convert(nn.Conv2d(2, 3, 3, padding=1), example_input=torch.randn(1, 2, 5, 4))
     assert isinstance(converted, smoe.SpatialMoE2d) and converted.num_experts == 6
@@ -217,3 +181,57 @@ def test_the_strength_of_a_prior_and_the_smoothness_of_a_gate_are_options(net: N
     first = layers(smoe.convert(net, example_input=X, gate_init="smooth", correlation_length=50.0))["first"]
     # Over such a length every row is nearly constant in longitude.
     assert first.gate.scores.std(dim=2).max() < 0.1  # type: ignore[operator]
+
+
+def test_what_is_frozen_stays_frozen_and_the_rest_learns() -> None:
+    model = nn.Sequential(*(nn.Conv2d(2, 2, 3, padding=1) for _ in range(3)), nn.Conv2d(2, 2, 3, 2, 1))
+    for conv in (model[0], model[3]):
+        conv.requires_grad_(False)
+    model[1].bias.requires_grad_(False)  # type: ignore[union-attr]
+    found = layers(smoe.convert(model, example_input=torch.randn(1, 2, 6, 6), start="filters"))
+    assert [layer.weight.requires_grad for layer in found.values()] == [False, True, True, False]
+    assert [layer.bias.requires_grad for layer in found.values()] == [False, False, True, False]  # type: ignore[union-attr]
+    # The first three share a gate; the fourth has its own, which serves frozen filters only.
+    assert [layer.gate.scores.requires_grad for layer in found.values()] == [True, True, True, False]  # type: ignore[union-attr]
+
+
+def test_layers_of_different_precision_have_gates_of_their_own() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.single = nn.Conv2d(2, 2, 3, padding=1)
+            self.wide = nn.Conv2d(2, 2, 3, padding=1, dtype=torch.float64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.wide(self.single(x).double())
+
+    found = layers(smoe.convert(Mixed(), example_input=torch.randn(1, 2, 5, 5)))
+    assert found["single"].gate.scores.dtype == torch.float32  # type: ignore[union-attr]
+    assert found["wide"].gate.scores.dtype == torch.float64  # type: ignore[union-attr]
+
+
+def test_a_convolution_that_is_not_called_by_its_name_is_refused() -> None:
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = nn.Conv2d(2, 2, 3, padding=1)
+            self.conv = nn.Conv2d(2, 2, 3, padding=1)
+            self.steps = [self.conv]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.steps[0](self.seen(x))
+
+    x = torch.randn(1, 2, 5, 5)
+    with pytest.raises(ValueError, match="the network reaches conv in another way than by name"):
+        smoe.convert(Hidden(), example_input=x)
+    assert list(layers(smoe.convert(Hidden(), example_input=x, names="seen"))) == ["seen"]
+
+
+def test_a_start_must_be_one_of_two(net: Net) -> None:
+    with pytest.raises(ValueError, match="start must be one of random, filters, got 'filter'"):
+        smoe.convert(net, example_input=X, start="filter")  # type: ignore[arg-type]
+
+
+def test_a_network_may_ask_a_new_layer_for_its_channels() -> None:
+    converted = smoe.convert(nn.Conv2d(2, 3, 3, padding=1), example_input=torch.randn(1, 2, 5, 4))
+    assert (converted.in_channels, converted.out_channels) == (2, 3)

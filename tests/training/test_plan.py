@@ -51,6 +51,7 @@ def test_stops_at_the_last_epoch() -> None:
     stopping = Stopping(PLAN)
     stopping.observe(10, 1.0)
     assert stopping.reason(10) == "10 epochs done"
+    assert Stopping(replace(PLAN, max_epochs=1)).reason(1) == "1 epoch done"
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,10 @@ def test_routing_picture_says_who_is_in_use(figures: list[Figure], num_experts: 
     num_used, num_first = len(np.unique(chosen)), len(np.unique(chosen[0]))
     assert f"area served by each expert ({num_used} of {num_experts} in use)" in shown
     assert f"first choice: {num_first} of {num_experts} experts" in shown
+    # The bars are sorted: they have ranks, from 1, which are no numbers of experts.
+    assert {"rank of the expert, most land first", "rank of the expert, busiest first"} <= set(shown)
+    loads = next(axes for axes in figures[0].axes if axes.get_xlabel().endswith("busiest first"))
+    assert loads.get_xlim() == (0.5, num_experts + 0.5)
 
 
 def test_forecast_picture(figures: list[Figure]) -> None:

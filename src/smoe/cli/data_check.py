@@ -1,7 +1,8 @@
-"""`smoe data check`: describes an archive of weather data or of ensembles and says whether it can be used."""
+"""`smoe data check`: describes weather data, ensembles or a store, and says whether they can be used."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -25,21 +26,26 @@ class Check:
 
     Attributes:
         path: a WeatherBench root or its folder of one resolution, the like of CMIP, a Zarr store of WeatherBench-2, or
-            a folder of ENS-10, preprocessed or as downloaded.
+            a folder of ENS-10, preprocessed or as downloaded, or what smoe data prepare weather wrote.
         kind: layout; auto recognises it.
-        resolution: 5.625deg, 2.8125deg or 1.40625deg, where there are several.
+        resolution: which grid, where there are several; 1.4deg is 1.40625deg.
         quick: read headers only: seconds, but no share of NaNs, and damage inside a file stays unseen.
     """
 
     path: tyro.conf.Positional[Path]
     kind: Literal["auto", "weatherbench", "cmip", "weatherbench2", "ens10"] = "auto"
-    resolution: str | None = None
+    resolution: Literal["5.625deg", "2.8125deg", "1.40625deg", "1.4deg"] | None = None
     quick: bool = False
 
 
 def run(args: list[str]) -> int:
     """Parses, looks, prints, and returns 0 for usable data, 1 for others."""
     options = parse(Check, args, prog="smoe data check")
+
+    from smoe.data.weather.store_format import METADATA_FILE, PREPARATION_FILE
+
+    if any((options.path / name).is_file() for name in (METADATA_FILE, PREPARATION_FILE)):
+        return _check_store(options.path, options.quick)
 
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -77,6 +83,24 @@ def print_tasks(path: Path, tasks: list[TaskDescription], quick: bool, console: 
     verdict = f"can be used for {', '.join(usable)}" if usable else "cannot be used"
     console.print(f"{path}: ENS-10, {verdict}" + (", as far as the headers tell" if quick else ""))
     return 0 if usable else 1
+
+
+def _check_store(path: Path, quick: bool) -> int:
+    from rich.console import Console
+    from rich.progress import track
+
+    from smoe.cli.store_report import describe_store
+    from smoe.data.weather.store import WeatherStore
+
+    store = WeatherStore.open(path)
+    sys.stdout.write(describe_store(store))
+    if quick:
+        return 0
+    years = track(store.verify(), "comparing years", len(store.years()), console=Console(stderr=True), transient=True)
+    for _ in years:
+        pass
+    sys.stdout.write("every byte is as it was written\n")
+    return 0
 
 
 def print_description(found: Description, quick: bool, console: Console) -> None:

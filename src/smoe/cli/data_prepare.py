@@ -6,14 +6,12 @@ import difflib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from smoe.cli.main import UsageError
 from smoe.cli.parse import parse
-from smoe.data.weather.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
-
-if TYPE_CHECKING:
-    from smoe.data.weather.store import WeatherStore
+from smoe.data.weather.errors import DataError
+from smoe.data.weather.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, check_constant_name, parse_channel
 
 DATA_SETS = ("weather", "ens10")
 
@@ -57,7 +55,7 @@ class PrepareWeather:
         on_nan: what becomes of NaNs: refuse; zero-tisr: 0 for solar radiation, as Rasp & Thuerey do, others refused;
             zero: 0 in physical units; mean: the channel's mean (no rain for tp). The store keeps how many there were.
         kind: layout of the data.
-        resolution: grid, such as 5.625deg, where the data have several.
+        resolution: which grid, where the data have several; 1.4deg is 1.40625deg.
     """
 
     root: Path
@@ -70,7 +68,7 @@ class PrepareWeather:
     statistics_from: Path | None = None
     on_nan: Literal["refuse", "zero-tisr", "zero", "mean"] = "refuse"
     kind: Literal["auto", "weatherbench", "cmip", "weatherbench2"] = "auto"
-    resolution: str | None = None
+    resolution: Literal["5.625deg", "2.8125deg", "1.40625deg", "1.4deg"] | None = None
 
 
 def run(args: list[str]) -> int:
@@ -89,9 +87,22 @@ def run(args: list[str]) -> int:
     return _prepare_weather(parse(PrepareWeather, args[1:], prog="smoe data prepare weather"))
 
 
+def _check_names(options: PrepareWeather) -> None:
+    # What no data can hold is a typo; what these data lack is found when they are open.
+    try:
+        for name in options.channels:
+            parse_channel(name)
+        for name in options.constants:
+            check_constant_name(name)
+    except DataError as error:
+        raise UsageError(str(error)) from None
+
+
 def _prepare_weather(options: PrepareWeather) -> int:
+    _check_names(options)
     # torch and xarray are imported from here on only: a typo is answered at once.
     from smoe.cli.prepare_progress import PrepareProgress
+    from smoe.cli.store_report import describe_store
     from smoe.data.weather.open_source import open_source
     from smoe.data.weather.prepare import prepare
     from smoe.data.weather.prepare_plan import Preparation
@@ -115,26 +126,5 @@ def _prepare_weather(options: PrepareWeather) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("stopped; run the same command again to go on after the last whole year\n")
         return 130
-    sys.stdout.write(_describe(store))
+    sys.stdout.write(describe_store(store))
     return 0
-
-
-def _describe(store: WeatherStore) -> str:
-    metadata = store.metadata
-    rows, columns = store.grid.shape
-    first, last = store.statistics_years
-    lines = [
-        f"{store.path}: {len(store.times):,} times, {store.times[0]} h to {store.times[-1]} h, every "
-        f"{store.step_hours} h; {len(store.channels)} channels, {rows} x {columns}; {metadata.num_bytes / 1e9:.2f} GB",
-        f"mean and deviation are of {first} to {last}{' of another store' if metadata.statistics_from else ''}",
-    ]
-    for year in metadata.years:
-        if year.num_dropped:
-            lines.append(
-                f"{year.year}: {year.num_dropped} steps left out at the beginning, where sums over past hours are not "
-                "defined"
-            )
-        if year.num_filled:
-            named = ", ".join(f"{count:,} of {channel}" for channel, count in year.num_filled.items())
-            lines.append(f"{year.year}: NaNs replaced ({metadata.on_nan}): {named}")
-    return "\n".join(lines) + "\n"

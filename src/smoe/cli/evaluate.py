@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,6 +101,9 @@ def _evaluate_weather(opened: OpenRun, options: Evaluate) -> None:
     with ScoreProgress() as progress:
         result = evaluate_run(opened, options.split, options.forecasts, progress)
     first, last = result.years
+    broken = [name for name, value in result.scores.items() if not math.isfinite(value)]
+    if broken:
+        _say(f"the forecasts of {options.run} hold NaN or infinite values: {', '.join(broken)} cannot be computed")
     print_scores(
         f"{opened.name}, {options.split} split ({first}-{last}): {result.num_forecasts} forecasts of "
         f"{result.lead_hours} h",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "train": "train a recipe",
     "plan": "say what training a recipe would cost here: parameters, memory, time",
-    "evaluate": "score a trained run on its test or validation split",
+    "evaluate": "score a trained run, or a file of weather forecasts",
     "show": "draw what a run learned",
     "reproduce": "train what a table of the paper needs and write it beside the paper's numbers",
     "recipes": "list the recipes",
@@ -42,12 +43,16 @@ With SMOE_TRACEBACK=1 in the environment, errors show where they arose.
 """.format(commands="\n".join(f"  {name:<11}{text}" for name, text in COMMANDS.items()))
 
 
+# What a disk and a path that was typed can do wrong; other errors of the system come from inside.
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
+
+
 class UsageError(Exception):
     """What was typed cannot be understood."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code: 0, 1 for a failure, 2 for a mistake in what was typed."""
+    """Runs a command and returns its exit code: 0, 1 failed, 2 a mistake in what was typed, 130 stopped by the user."""
     args = list(sys.argv[1:] if args is None else args)
     try:
         return _run(args)
@@ -55,6 +60,9 @@ def main(args: Sequence[str] | None = None) -> int:
         return _complain(str(error), 2)
     except BrokenPipeError:
         return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped\n")
+        return 130
     except Exception as error:
         # Only errors that speak to the user are shortened; anything else is a bug, and its traceback is wanted.
         if not _speaks_to_user(error) or os.environ.get("SMOE_TRACEBACK"):
@@ -82,6 +90,8 @@ def _speaks_to_user(error: Exception) -> bool:
     # By name, because importing these classes would import torch for `smoe --help`.
     names = {kind.__name__ for kind in type(error).__mro__}
     ours = {"RecipeError", "RunError", "CheckpointError", "StoredRunError", "TrainingDiverged"}
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+        return True
     return bool(names & ours) or isinstance(error, (ValueError, FileNotFoundError, PermissionError))
 
 

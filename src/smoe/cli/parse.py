@@ -42,9 +42,15 @@ def _one_line(complaint: str) -> str:
     if not parts:
         return " ".join(plain.split())
     text = parts[0].rstrip(".")
-    similar = re.search(r"Perhaps you meant: (--\S+)", " ".join(parts[1:]))
+    rest = " ".join(parts[1:])
+    similar = re.search(r"Perhaps you meant: (--\S+)", rest)
     if similar:
         return f"{text}; did you mean {similar[1]}?"
+    # A required flag with a typo is both missing and unknown, and only the second tells the mistake.
+    unknown = re.search(r"Unrecognized options: (--[^\s=]+)", rest)
+    meant = difflib.get_close_matches(unknown[1], re.findall(r"--[\w.-]+", text), n=1) if unknown else []
+    if unknown and meant:
+        return f"Unrecognized options: {unknown[1]}; did you mean {meant[0]}?"
     choice = re.search(r"invalid choice '(.*?)' for .* Expected one of \((.*)\)", text)
     near = difflib.get_close_matches(choice[1], re.findall(r"'(.*?)'", choice[2]), n=1) if choice else []
     return f"{text}; did you mean {near[0]}?" if near else text

@@ -25,7 +25,7 @@ def _list(experiment: Experiment) -> str:
     return "\n".join(lines)
 
 
-HELP = f"""usage: smoe reproduce TABLE [--seeds N] [--scale small|paper] [--jobs N] [--dry-run]
+HELP = f"""usage: smoe reproduce TABLE [--seeds N] [--scale small|paper] [--jobs N] [--store FOLDER] [--dry-run]
 
 Trains every run that a table of the paper needs and is not stored yet, and writes the table beside the paper's numbers
 into --output-dir, with figures. Each run is stored when it ends; the same command after a stop goes on where it was.

@@ -23,6 +23,12 @@ class Show:
     A heat run: its accuracy curve, and its routing map with the experts. A weather run: its scores by epoch, forecasts
     beside the truth, and the routing on the globe, one picture for each gate.
 
+    smoe show runs/first
+
+    smoe show runs/weather --init-times 2018-01-15T00 2018-07-15T00
+
+    smoe show runs/weather --split validation --layers blocks.0
+
     Attributes:
         run: run directory.
         checkpoint: the best weights by the validation split, or the last ones.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -12,6 +13,7 @@ from smoe.experiments.weather.published import LEADS_OF_TABLES, PUBLISHED, PUBLI
 
 Scores = Mapping[str, float]
 
+_PUBLISHED_CHANNELS = ("z_500", "t_850", "t2m")
 _PREFIXES = ("rmse", "mean_rmse", "mae", "acc")
 _LEGEND = (
     "rmse: root of the mean over times and area; mean_rmse: mean over times of the roots; mae: mean absolute error; "
@@ -32,10 +34,11 @@ def print_scores(
         console: to print to; None for standard output.
     """
     console = console or Console(highlight=False)
-    table = Table(title=title, title_justify="left")
+    # Few lines, and long names folded: nothing may be cut off in a file or a terminal of 80 columns.
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
     table.add_column("score", no_wrap=True)
     for header in (name, *baselines):
-        table.add_column(header, justify="right")
+        table.add_column(header, justify="right", overflow="fold")
     for metric in _ordered(scores):
         values = [scores[metric], *(rows.get(metric) for rows in baselines.values())]
         table.add_row(_describe(metric), *("" if value is None else format_score(value) for value in values))
@@ -64,12 +67,17 @@ def print_published(
     console = console or Console(highlight=False)
     channels = [
         channel
-        for channel in ("z_500", "t_850", "t2m")
+        for channel in _PUBLISHED_CHANNELS
         if f"rmse_{channel}" in scores and any((channel, lead_hours) in row.rmse for row in PUBLISHED)
     ]
     if not channels:
+        scored = ", ".join(name.removeprefix("rmse_") for name in scores if name.startswith("rmse_"))
         leads = " and ".join(f"{lead} h" for lead in LEADS_OF_TABLES)
-        console.print(f"nothing was published for these channels and {lead_hours} h; the tables have {leads}")
+        console.print(
+            f"nothing was published for {scored} at {lead_hours} h; the tables have {', '.join(_PUBLISHED_CHANNELS)} "
+            f"at {leads}",
+            soft_wrap=True,
+        )
         return
     table = Table(title=f"RMSE at {lead_hours} h; published rows: {PUBLISHED_DATA}", title_justify="left")
     for header in ("model", "source"):

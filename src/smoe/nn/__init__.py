@@ -1,7 +1,8 @@
 """Modules: the SMoE layers, their gates, and layers that know where they are."""
 
 from smoe.nn.cond_conv import CondConv2d
-from smoe.nn.convert import ConversionPlan, convert, plan_conversion
+from smoe.nn.conversion_plan import ConversionPlan, plan_conversion
+from smoe.nn.convert import convert
 from smoe.nn.coord_conv import CoordConv2d
 from smoe.nn.expert_mixture import SpatialMoE
 from smoe.nn.gates import (

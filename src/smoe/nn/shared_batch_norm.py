@@ -18,17 +18,15 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
         is_shared = self.training and distributed.is_available() and distributed.is_initialized()
         if not is_shared or distributed.get_world_size() == 1:
             return super().forward(input)
-        from torch.distributed.nn.functional import all_reduce
-
         # Statistics of half precision are taken in float32, as torch's own are.
         values = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         size = values.new_tensor([values.numel() // values.shape[1]])
-        sums = all_reduce(torch.cat([values.sum(dim=(0, 2, 3)), size]))
+        sums = _sum_over_processes(torch.cat([values.sum(dim=(0, 2, 3)), size]))
         count = sums[-1].detach()
         mean = sums[:-1] / count
         centred = values - mean[:, None, None]
         # From the centred values, because a difference of two large numbers would lose digits.
-        variance = all_reduce(centred.square().sum(dim=(0, 2, 3))) / count
+        variance = _sum_over_processes(centred.square().sum(dim=(0, 2, 3))) / count
         self._note(mean.detach(), variance.detach() * (count / (count - 1)))
         scale = torch.rsqrt(variance + self.eps) * self.weight
         return (centred * scale[:, None, None] + self.bias[:, None, None]).to(input.dtype)
@@ -42,3 +40,25 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
             share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
             self.running_var.lerp_(variance.to(self.running_var.dtype), share)
+
+
+def _sum_over_processes(values: torch.Tensor) -> torch.Tensor:
+    return _SumOverProcesses.apply(values)  # type: ignore[return-value]
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """The sum of every process's values, on all of them; each contributes to every process's loss."""
+
+    @staticmethod
+    def forward(ctx, values):
+        del ctx
+        total = values.clone()
+        distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        del ctx
+        gradient = grad_outputs[0].clone()
+        distributed.all_reduce(gradient)
+        return gradient

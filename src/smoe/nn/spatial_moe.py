@@ -94,6 +94,11 @@ class SpatialMoE2d(RoutedLayer):
             self.num_nonfinite_errors = self.num_nonfinite_errors.to(self.weight.device)
         self.reset_parameters()
 
+    @property
+    def out_channels(self) -> int:
+        """E * F, as a convolution calls it."""
+        return self.num_selected * self.expert_channels
+
     def reset_parameters(self) -> None:
         """Draws the experts anew (Kaiming uniform) and zeroes the bias; the gate may be shared, so it is left alone."""
         nn.init.kaiming_uniform_(self.weight, nonlinearity="relu")

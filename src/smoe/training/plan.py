@@ -92,7 +92,7 @@ class Stopping:
         if epoch - self.best_epoch >= plan.early_stop_patience:
             return f"no improvement for {plan.early_stop_patience} epochs"
         if epoch >= plan.max_epochs:
-            return f"{plan.max_epochs} epochs done"
+            return "1 epoch done" if plan.max_epochs == 1 else f"{plan.max_epochs} epochs done"
         return None
 
     def _is_improvement(self, value: float, than: float) -> bool:

@@ -165,15 +165,15 @@ def _favourite_colours(favourite: np.ndarray, used: np.ndarray, area: np.ndarray
 
 def _draw_land_shares(axes: Axes, shares: np.ndarray, land_of_globe: float) -> None:
     ordered = np.sort(shares[np.isfinite(shares)])[::-1] * 100
-    number = np.arange(len(ordered))
-    axes.bar(number, ordered, 1.0, color=_LAND, linewidth=0, label="land")
-    axes.bar(number, 100 - ordered, 1.0, bottom=ordered, color=_SEA, linewidth=0, label="sea")
+    rank = np.arange(1, len(ordered) + 1)
+    axes.bar(rank, ordered, 1.0, color=_LAND, linewidth=0, label="land")
+    axes.bar(rank, 100 - ordered, 1.0, bottom=ordered, color=_SEA, linewidth=0, label="sea")
     axes.axhline(land_of_globe * 100, color="white", linestyle=(0, (4, 3)), linewidth=1.5)
     axes.text(0.01, land_of_globe + 0.02, "land of the globe", color="white", fontsize=8.5, transform=axes.transAxes)
     axes.set_ylim(0, 100)
-    axes.set_xlim(-0.5, len(ordered) - 0.5)
+    axes.set_xlim(0.5, len(ordered) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("experts, most land first")
+    axes.set_xlabel("rank of the expert, most land first")
     axes.set_ylabel("of the area it serves, in %")
     axes.set_title("land and sea of each expert", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
@@ -182,12 +182,12 @@ def _draw_land_shares(axes: Axes, shares: np.ndarray, land_of_globe: float) -> N
 
 def _draw_loads(axes: Axes, served: np.ndarray, even: float) -> None:
     ordered = np.sort(served)[::-1] * 100
-    axes.bar(np.arange(len(ordered)), ordered, 1.0, color="#4E9F6D", linewidth=0)
+    axes.bar(np.arange(1, len(ordered) + 1), ordered, 1.0, color="#4E9F6D", linewidth=0)
     axes.axhline(even * 100, color=_GREY, linestyle=(0, (4, 3)), linewidth=1.2, label="if all were served alike")
-    axes.set_xlim(-0.5, len(ordered) - 0.5)
+    axes.set_xlim(0.5, len(ordered) + 0.5)
     axes.set_ylim(0, 103)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("experts, busiest first")
+    axes.set_xlabel("rank of the expert, busiest first")
     axes.set_ylabel("of the globe, in %")
     axes.set_title(f"area served by each expert ({int((served > 0).sum())} of {len(served)} in use)", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)

@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 
 from smoe.cli.data_check import run
-from smoe.cli.main import UsageError
+from smoe.cli.main import UsageError, main
 from smoe.data.weather import DataError
 from smoe.data.weather.describe import describe
 from smoe.data.weather.variables import LEVELS
@@ -43,7 +43,8 @@ def test_a_whole_archive_can_be_used(whole, capsys):
     assert {variable.nan_share for variable in found.variables} == {0.0}
     assert found.gaps == ["2015-01-02T06 to 2016-01-01T00", "2016-01-02T06 to 2017-01-01T00"]
     assert steps[0] == (0, 3 * 38, "z_50 2015") and steps[-1][:2] == (114, 114)
-    assert "1979-2014, 2018 are not there" in found.remarks[0]
+    assert found.remarks[0] == "2015 has 6 of its 1,460 times"
+    assert "1979-2014, 2018 are not there" in found.remarks[-1]
 
     assert run([str(whole)]) == 0
     out = capsys.readouterr().out
@@ -102,6 +103,29 @@ def test_every_problem_is_named_not_only_the_first(whole, capsys):
     assert "cannot be used for the weather recipes" in out
 
 
+def test_a_damaged_first_file_does_not_hide_the_next(whole):
+    folder = whole / "5.625deg"
+    damaged = [folder / name / f"{name}_2015_5.625deg.nc" for name in ("geopotential", "temperature")]
+    for path in damaged:
+        path.write_bytes(path.read_bytes()[:1000])
+    problems = " | ".join(describe(whole, quick=True).problems)
+    for path in damaged:
+        assert f"{path}: it cannot be read" in problems
+
+
+def test_nans_of_solar_radiation_have_a_rule(whole):
+    def with_nans(dataset):
+        dataset["tisr"][5, 0, :7] = np.nan
+        return dataset
+
+    name = "toa_incident_solar_radiation"
+    change(whole / "5.625deg" / name / f"{name}_2017_5.625deg.nc", with_nans)
+    found = describe(whole)
+    assert found.is_usable
+    said = "tisr: 7 values are NaN, the first at 2017-01-02T06; to prepare them, choose --on-nan zero-tisr"
+    assert said in found.remarks
+
+
 def test_what_the_recipes_do_not_read_hinders_nobody(whole):
     write_weatherbench(whole, years=(2015,), steps=6, variables=("vo",), constants=False)
     found = describe(whole, quick=True)
@@ -129,6 +153,15 @@ def test_cmip_lacks_the_surface(tmp_path):
 def test_too_few_years(tmp_path):
     write_weatherbench(tmp_path, years=(1979, 1980), steps=2)
     assert "years 1979-1980: recipes need three or more" in describe(tmp_path, quick=True).problems[0]
+
+
+def test_ctrl_c_is_one_line(whole, monkeypatch, capsys):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("smoe.data.weather.series.FieldSeries.read", stop)
+    assert main(["data", "check", str(whole)]) == 130
+    assert capsys.readouterr().err.endswith("stopped\n")
 
 
 def test_what_cannot_be_opened_is_one_line(tmp_path, capsys):

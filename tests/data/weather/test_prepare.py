@@ -18,6 +18,7 @@ from smoe.data.weather.prepare import prepare
 from smoe.data.weather.prepare_plan import Preparation
 from smoe.data.weather.samples import WeatherSamples
 from smoe.data.weather.store import WeatherStore
+from smoe.data.weather.store_format import NaNPolicy
 
 SOURCE = MemorySource()
 WANTED = Preparation((2000, 2002), (2000, 2001), SOURCE.names)
@@ -233,11 +234,12 @@ def test_what_is_not_there_is_refused_before_anything_is_read(
 def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reporter = Silent()
     prepare(SOURCE, tmp_path / "one", WANTED, reporter)
-    assert reporter.lines[0].startswith("2,964 steps of 5 channels in 3 years; the store takes 0.00 GB")
+    assert reporter.lines[0] == "2002 has 40 of its 1,460 times"
+    assert reporter.lines[1].startswith("2,964 steps of 5 channels in 3 years; the store takes 1.2 MB")
     usage = shutil.disk_usage(tmp_path)._replace(free=1_185_599)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     source = MemorySource()
-    with pytest.raises(DataError, match=r"the store takes .* has 0.00 GB free: choose another disk, fewer --years"):
+    with pytest.raises(DataError, match=r"the store takes .* has 1.2 MB free: choose another disk, fewer --years"):
         prepare(source, tmp_path / "two", WANTED, Silent())
     assert not (tmp_path / "two" / "fields.f32").exists()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_185_600))
@@ -324,6 +326,33 @@ def test_zero_replaces_nans_before_the_statistics(tmp_path: Path) -> None:
     row = len(SOURCE.times(2000)) + 20
     physical = store.to_physical("tisr", store.fields[row, index, 1, 2].astype(np.float64)[None])
     assert abs(physical[0]) < 1.0
+
+
+def test_after_a_refusal_a_policy_can_be_chosen(tmp_path: Path) -> None:
+    policies: tuple[NaNPolicy, ...] = ("refuse", "zero-tisr", "zero")
+    for policy, name in zip(policies[:2], ("tisr", "t_850"), strict=True):
+        with pytest.raises(DataError, match=f"{name} holds 6 NaN"):
+            prepare(with_nans(), tmp_path / "one", replace(WANTED, on_nan=policy), Silent())
+    reporter = Silent()
+    prepare(with_nans(), tmp_path / "one", replace(WANTED, on_nan="zero"), reporter)
+    assert "going on: 2 of 3 years are written" in reporter.lines
+    prepare(with_nans(), tmp_path / "two", replace(WANTED, on_nan="zero"), Silent())
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_what_was_filled_with_zeros_is_not_taken_for_the_mean(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="t_850 holds 6 NaN"):
+        prepare(with_nans(), tmp_path, replace(WANTED, on_nan="zero-tisr"), Silent())
+    with pytest.raises(DataError, match="differs in on_nan"):
+        prepare(with_nans(), tmp_path, replace(WANTED, on_nan="mean"), Silent())
+
+
+def test_a_preparation_that_did_nothing_binds_nobody(tmp_path: Path) -> None:
+    source = MemorySource()
+    source.changes["z_500", 2000] = np.full((1, 4, 5), np.nan)
+    with pytest.raises(DataError, match="z_500 holds 20 NaN"):
+        prepare(source, tmp_path, WANTED, Silent())
+    prepare(source, tmp_path, replace(WANTED, channels=("t2m", "tp")), Silent())
 
 
 def test_mean_replaces_nans_after_the_statistics(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import netCDF4
 import numpy as np
 import pytest
 import xarray as xr
@@ -171,6 +172,19 @@ def test_values_that_cannot_be_in_these_units(tmp_path, variable, channel, chang
         source.read(channel, 1979)
 
 
+@pytest.mark.parametrize("channel", ["q_850", "tisr", "tp"])
+def test_zeros_all_over_the_globe_are_no_weather(tmp_path, channel):
+    name = channel.split("_")[0]
+    folder = write_weatherbench(tmp_path, years=(1979,), steps=4, variables=(name,), constants=False)
+    (path,) = folder.rglob("*.nc")
+    with xr.open_dataset(path) as dataset:
+        dataset.load()
+    dataset[name][3:] = 0.0
+    write_netcdf(dataset.drop_encoding(), path)
+    with open_source(tmp_path) as source, pytest.raises(DataError, match=r"T18 is 0 everywhere \(1 of 4 times\)"):
+        source.read(channel, 1979)
+
+
 def test_hourly_totals_at_six_hourly_times_are_refused(tmp_path):
     folder = write_weatherbench(tmp_path, years=(1979,), steps=4, variables=("t2m", "tp"), constants=False)
     (folder / "6hr_precipitation").rename(folder / "total_precipitation")
@@ -180,6 +194,16 @@ def test_hourly_totals_at_six_hourly_times_are_refused(tmp_path):
         assert source.channels == ("t2m",)
         with pytest.raises(DataError, match=r"hourly totals in total_precipitation at times 6 h apart, from"):
             source.read("tp", 1979)
+
+
+def test_a_file_with_two_fill_values_is_read_without_a_warning(tmp_path):
+    folder = write_weatherbench(tmp_path, years=(1979,), steps=4, variables=("t2m",), constants=False)
+    (path,) = folder.rglob("*.nc")
+    with netCDF4.Dataset(path, "r+") as file:
+        file["t2m"].missing_value = np.float32(-888.0)
+        file["t2m"][2, 0, 0] = -888.0
+    with open_source(tmp_path) as source:
+        assert np.argwhere(np.isnan(source.read("t2m", 1979))).tolist() == [[2, 0, 0]]
 
 
 def test_nans_of_a_file_stay(tmp_path):

@@ -6,15 +6,8 @@ import numpy as np
 
 from smoe.data.weather.errors import DataError
 from smoe.data.weather.grids import Grid
-from smoe.data.weather.variables import CONSTANTS
 
 _BOUNDS = {"lsm": (-0.01, 1.01), "orography": (-1.0e3, 9.0e3), "slt": (-0.01, 10.0)}
-
-
-def check_constant_name(name: str) -> None:
-    """Refuses a name that is no constant."""
-    if name not in CONSTANTS:
-        raise DataError(f"no constant field is named {name!r}; there are {', '.join(CONSTANTS)}")
 
 
 def grid_constant(name: str, grid: Grid) -> np.ndarray | None:

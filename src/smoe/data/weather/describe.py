@@ -13,6 +13,7 @@ from smoe.data.weather.grids import Grid
 from smoe.data.weather.open_source import Kind, open_source
 from smoe.data.weather.series import FieldSeries, describe_years
 from smoe.data.weather.series_source import LATE_START, SeriesSource
+from smoe.data.weather.time_axis import describe_short_year
 from smoe.data.weather.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, Channel, parse_channel
 
 DEFAULT_YEARS = range(1979, 2019)
@@ -127,6 +128,7 @@ def _look_at_times(source: SeriesSource, found: Description) -> dict[int, bool]:
             found.gaps.append(f"{last} to {times[0]}")
         last = times[-1]
         found.num_times += len(times)
+        found.remarks += describe_short_year(year, len(times), source.step_hours)
     return starts
 
 
@@ -186,9 +188,13 @@ def _read_everything(
             unexpected[channel] = (count + int(is_nan.sum()), earlier)
     if progress is not None:
         progress(len(tasks), len(tasks), "done")
-    found.problems += [
-        f"{name}: {count} values are NaN, the first at {first}" for name, (count, first) in unexpected.items()
-    ]
+    for name, (count, first) in unexpected.items():
+        text = f"{name}: {count:,} values are NaN, the first at {first}; to prepare them, choose --on-nan"
+        if name == "tisr":
+            # WeatherBench as downloaded has some, and the experiments of Rasp & Thuerey a rule for them.
+            found.remarks.append(f"{text} zero-tisr")
+        else:
+            found.problems.append(text)
 
 
 def _look_for_defaults(source: SeriesSource, found: Description, readable: dict[str, list[int]]) -> None:

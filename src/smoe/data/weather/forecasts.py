@@ -96,6 +96,8 @@ class ForecastFile:
         found = [name for name in names if name in self._dataset.dims]
         if len(found) == 1 and found[0] in self._dataset.coords:
             return found[0]
+        if len(found) == 1:
+            raise DataError(f"{self.path} does not say what its {found[0]} are: the dimension has no coordinate")
         has = ", ".join(f"{name} ({size})" for name, size in self._dataset.sizes.items())
         hint = ""
         if "time" in self._dataset.dims:
@@ -141,7 +143,7 @@ class ForecastFile:
             check_zarr_array(self.path, name)
         array = self._dataset[name]
         where = f"{name} of {self.path}"
-        check_units(variable, array.attrs.get("units"), str(self.path))
+        check_units(variable, array.attrs.get("units"), where)
         orientation = find_orientation(array, grid, where)
         for notice in orientation.notices():
             if notice not in self.notices:

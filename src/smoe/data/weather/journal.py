@@ -10,7 +10,7 @@ from smoe.data.weather.checked_json import checksum
 from smoe.data.weather.errors import DataError
 from smoe.data.weather.prepare_plan import Plan
 from smoe.data.weather.statistics import Moments
-from smoe.data.weather.store_format import PREPARATION_FILE, StoredYear, read_json, write_json
+from smoe.data.weather.store_format import PREPARATION_FILE, NaNPolicy, StoredYear, read_json, write_json
 
 
 class Journal:
@@ -33,6 +33,8 @@ class Journal:
     def open(cls, folder: Path, plan: Plan, finished: tuple[int, ...] = ()) -> Journal:
         """A new journal, or the one that was begun with the same plan.
 
+        After a refusal for NaNs it goes on with the policy that is chosen then, for those before were none.
+
         Args:
             folder: of the store.
             plan: what is to be done.
@@ -48,11 +50,15 @@ class Journal:
         if content["plan"]["years"] and all(span["year"] in finished for span in content["plan"]["years"]):
             # Stopped after its last step: the store is whole, only the journal was still there.
             return journal
-        if checksum(content["plan"]) != checksum(journal._plan):
+        if not content["moments"] and not content["years"]:
+            return journal
+        changed = differences(content["plan"], journal._plan)
+        if changed == ["on_nan"] and _gives_the_same(content["plan"]["on_nan"], plan.on_nan):
+            changed = []
+        if changed:
             raise DataError(
-                f"{folder} holds the beginning of another preparation, which differs in "
-                f"{', '.join(differences(content['plan'], journal._plan))}: run that one to its end, or delete "
-                f"{journal._path}"
+                f"{folder} holds the beginning of another preparation, which differs in {', '.join(changed)}: run "
+                f"that one to its end, or delete {journal._path}"
             )
         for year, channels in content["moments"].items():
             journal.moments[int(year)] = {channel: Moments(*values) for channel, values in channels.items()}
@@ -85,6 +91,11 @@ class Journal:
             "years": [asdict(year) for year in self.years.values()],
         }
         write_json(self._path, content)
+
+
+def _gives_the_same(old: NaNPolicy, new: NaNPolicy) -> bool:
+    """Whether what was done without a refusal under the old policy is what the new one would have done."""
+    return old == "refuse" or (old, new) == ("zero-tisr", "zero")
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

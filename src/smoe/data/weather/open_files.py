@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,7 +51,10 @@ class OpenFiles:
 def damage_as_data_error(path: Path, what: str = "it") -> Iterator[None]:
     """Turns what the reading libraries raise into a DataError that names the file."""
     try:
-        yield
+        with warnings.catch_warnings():
+            # Of doubtful dates and fill values: dates are checked here by their values, and NaNs are counted.
+            warnings.simplefilter("ignore", import_xarray().SerializationWarning)
+            yield
     except DataError:
         raise
     except FileNotFoundError:

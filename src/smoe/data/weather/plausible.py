@@ -31,6 +31,7 @@ def check_plausible(fields: np.ndarray, variable: Variable, level: int | None, t
             f"{variable.short_name} in {variable.units} (between {low:g} and {high:g}): the unit is another or the "
             f"file is damaged ({int(bad.sum())} of {len(bad)} times)"
         )
+    # Rain and sunlight too are somewhere at any time, so that zeros all over the globe are no weather.
     constant = lowest == highest
     if variable.varies and constant.any():
         place = int(np.argmax(constant))

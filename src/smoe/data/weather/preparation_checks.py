@@ -127,13 +127,18 @@ def check_disk(
     present = min(sum(path.stat().st_blocks * 512 for path in paths), num_bytes)
     needed = num_bytes - present
     free = shutil.disk_usage(output).free
-    size = f"{num_bytes / 1e9:.2f} GB"
+    size, room = describe_size(num_bytes), describe_size(free)
     if needed > free:
         raise DataError(
-            f"the store takes {size}, of which {needed / 1e9:.2f} GB are not there yet, and the disk of {output} has "
-            f"{free / 1e9:.2f} GB free: choose another disk, {remedy}"
+            f"the store takes {size}, of which {describe_size(needed)} are not there yet, and the disk of {output} has "
+            f"{room} free: choose another disk, {remedy}"
         )
-    return f"the store takes {size} ({free / 1e9:.1f} GB are free)"
+    return f"the store takes {size} ({room} are free)"
+
+
+def describe_size(num_bytes: int) -> str:
+    """In GB, or in MB where that would be a small fraction."""
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _words(value: object) -> str:

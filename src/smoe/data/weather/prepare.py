@@ -13,7 +13,7 @@ from smoe.data.weather.errors import DataError
 from smoe.data.weather.journal import Journal
 from smoe.data.weather.preparation_checks import check_disk
 from smoe.data.weather.prepare_plan import Plan, Preparation, make_plan
-from smoe.data.weather.prepare_statistics import begin_metadata, compute_statistics, write_constants
+from smoe.data.weather.prepare_statistics import begin_metadata, compute_statistics, read_constants, write_constants
 from smoe.data.weather.source import WeatherSource
 from smoe.data.weather.statistics import STEPS_PER_PIECE, transform
 from smoe.data.weather.store import WeatherStore
@@ -75,7 +75,9 @@ def prepare(
     with only_process(output, _OUR_FILES):
         existing = WeatherStore.open(output) if (output / METADATA_FILE).is_file() else None
         plan = make_plan(source, wanted, existing, statistics_from)
-        for notice in source.notices:
+        # Before hours are spent on the statistics, and before the notices, for constants may be put right too.
+        constants = read_constants(source, plan.constants) if existing is None else None
+        for notice in (*source.notices, *plan.short_years()):
             reporter.say(notice)
         if existing is not None and not plan.years:
             (output / PREPARATION_FILE).unlink(missing_ok=True)
@@ -95,11 +97,11 @@ def prepare(
         reporter.begin(num_passes * num_channels, num_done * num_channels)
 
         metadata = begin_metadata(source, plan, existing, statistics_from)
+        if constants is not None:
+            metadata = write_constants(constants, output / CONSTANTS_FILE, metadata)
         if plan.statistics_spans:
             mean, std = compute_statistics(source, plan, journal, reporter.advance)
             metadata = replace(metadata, mean=mean, std=std)
-        if existing is None:
-            metadata = write_constants(source, output / CONSTANTS_FILE, metadata)
         first_row = plan.num_rows_before
         for span in plan.years:
             if span.year not in journal.years:

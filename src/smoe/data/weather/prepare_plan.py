@@ -17,6 +17,7 @@ from smoe.data.weather.preparation_checks import (
 from smoe.data.weather.source import WeatherSource
 from smoe.data.weather.store import WeatherStore
 from smoe.data.weather.store_format import DTYPE, NaNPolicy
+from smoe.data.weather.time_axis import describe_short_year
 from smoe.data.weather.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
 from smoe.data.weather.year_spans import YearSpan, find_span
 
@@ -83,6 +84,11 @@ class Plan:
     def num_bytes(self) -> int:
         """Of the fields when all is written, with those of the store that is added to."""
         return (self.num_rows_before + self.num_new_rows) * self.bytes_per_row
+
+    def short_years(self) -> list[str]:
+        """Years of which the data hold a part only, in words."""
+        counts = {span.year: span.num_steps + span.num_before for span in self.years}
+        return [text for year, count in counts.items() for text in describe_short_year(year, count, self.step_hours)]
 
     def to_plain(self) -> dict[str, Any]:
         """As plain values."""

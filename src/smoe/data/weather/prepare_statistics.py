@@ -81,14 +81,23 @@ def compute_statistics(
     return tuple(mean for mean, _ in pairs), tuple(std for _, std in pairs)
 
 
-def write_constants(source: WeatherSource, path: Path, metadata: Metadata) -> Metadata:
-    """Writes the constants and returns the metadata with their checksum and, unless known, their statistics."""
-    constants = np.empty((len(metadata.constant_names), *source.grid.shape), DTYPE)
-    for index, name in enumerate(metadata.constant_names):
+def read_constants(source: WeatherSource, names: tuple[str, ...]) -> np.ndarray:
+    """The constants in physical units, `(K, H, W)`.
+
+    Raises:
+        DataError: if one is missing or not finite.
+    """
+    constants = np.empty((len(names), *source.grid.shape), DTYPE)
+    for index, name in enumerate(names):
         constants[index] = source.read_constant(name)
         num_wrong = int((~np.isfinite(constants[index])).sum())
         if num_wrong:
             raise DataError(f"the constant {name} is not finite at {num_wrong} points: repair the file")
+    return constants
+
+
+def write_constants(constants: np.ndarray, path: Path, metadata: Metadata) -> Metadata:
+    """Writes the constants and returns the metadata with their checksum and, unless known, their statistics."""
     content = constants.tobytes()
     write_atomically(path, lambda file: file.write(content))
     metadata = replace(metadata, constants_crc32=zlib.crc32(content))

@@ -69,6 +69,7 @@ class FieldSeries:
         self.grid = grid
         self._say = say
         self._headers: dict[Path, Header] = {}
+        self._unreadable: set[Path] = set()
 
     @property
     def years(self) -> tuple[int, ...]:
@@ -85,6 +86,18 @@ class FieldSeries:
         if piece.path not in self._headers:
             self._headers[piece.path] = self._read_header(piece)
         return self._headers[piece.path]
+
+    def can_be_opened(self, first_year: int, last_year: int) -> bool:
+        """Whether the files that may hold times of these years have headers without a fault."""
+        for piece in self.pieces_of(first_year, last_year):
+            try:
+                if piece.path in self._unreadable:
+                    return False
+                self.header(piece)
+            except DataError:
+                self._unreadable.add(piece.path)
+                return False
+        return True
 
     def pieces_of(self, first_year: int, last_year: int) -> list[Piece]:
         """Files that may hold times of these years."""

@@ -12,7 +12,7 @@ from smoe.data.weather.errors import DataError
 from smoe.data.weather.grids import Grid
 from smoe.data.weather.open_files import OpenFiles, damage_as_data_error
 from smoe.data.weather.plausible import check_plausible
-from smoe.data.weather.series import FieldSeries, describe_years
+from smoe.data.weather.series import FieldSeries, Header, describe_years
 from smoe.data.weather.source import WeatherSource
 from smoe.data.weather.variables import VARIABLES, Channel, Variable, parse_channel
 
@@ -42,14 +42,13 @@ class SeriesSource(WeatherSource):
         everything = self.all_series()
         if not everything:
             raise DataError(f"{self.path} holds no weather variable")
-        reference = self._reference_of(None)
-        header = reference.header(reference.pieces[0])
+        path, header = self._first_header()
         self.grid: Grid = header.orientation.grid
         for series_of_any in everything:
             series_of_any.grid = self.grid
         if header.time.step not in (60, 360):
             found = f"steps of {header.time.step / 60:g} h" if header.time.step else "a single time"
-            raise DataError(f"{reference.pieces[0].path} has {found}, expected times 1 h or 6 h apart")
+            raise DataError(f"{path} has {found}, expected times 1 h or 6 h apart")
         self.step_hours = header.time.step // 60
 
     def all_series(self) -> list[FieldSeries]:
@@ -57,10 +56,25 @@ class SeriesSource(WeatherSource):
         extra = [] if self._hourly_precipitation is None else [self._hourly_precipitation]
         return [each for several in self._series.values() for each in several] + extra
 
-    def _reference_of(self, year: int | None) -> FieldSeries:
+    def _in_order(self) -> list[FieldSeries]:
         # Accumulated variables may start late, so that the times are those of another one if there is any.
-        ordered = sorted(self.all_series(), key=lambda series: series.variable.is_accumulated)
-        return next((series for series in ordered if year in series.years), ordered[0])
+        return sorted(self.all_series(), key=lambda series: series.variable.is_accumulated)
+
+    def _first_header(self) -> tuple[Path, Header]:
+        # A damaged file hinders those who read it, and nobody else: the next one tells grid and step as well.
+        errors = []
+        for series in self._in_order():
+            for piece in series.pieces:
+                try:
+                    return piece.path, series.header(piece)
+                except DataError as error:
+                    errors.append(error)
+        raise errors[0]
+
+    def _reference_of(self, year: int) -> FieldSeries:
+        ordered = self._in_order()
+        of_year = [series for series in ordered if year in series.years] or ordered[:1]
+        return next((series for series in of_year if series.can_be_opened(year - 1, year)), of_year[0])
 
     def _say(self, notice: str, path: Path) -> None:
         if not any(said.startswith(notice) for said in self.notices):

@@ -74,6 +74,12 @@ def read_time_axis(array: xr.DataArray, where: str) -> TimeAxis:
     return TimeAxis(name, times[0], usual, times.size)
 
 
+def describe_short_year(year: int, num_times: int, step_hours: int) -> list[str]:
+    """Says how much of a year is there, unless all of it is."""
+    whole = int((np.datetime64(f"{year + 1:04d}", "h") - np.datetime64(f"{year:04d}", "h")).astype(int)) // step_hours
+    return [f"{year} has {num_times:,} of its {whole:,} times"] if num_times < whole else []
+
+
 def as_minutes(values: np.ndarray, where: str) -> np.ndarray:
     """The values of a time coordinate as datetime64[m], `(T,)`, in the order of the file.
 

@@ -66,31 +66,31 @@ _ALL = (
     Variable("u", "u_component_of_wind", "m s-1", (-250.0, 250.0), True, cmip_name="ua", cmip_units="m s-1"),
     Variable("v", "v_component_of_wind", "m s-1", (-250.0, 250.0), True, cmip_name="va", cmip_units="m s-1"),
     Variable(
-        "q", "specific_humidity", "kg kg-1", (-0.02, 0.1), True, varies=False, cmip_name="hus", cmip_units="1",
+        "q", "specific_humidity", "kg kg-1", (-0.02, 0.1), True, cmip_name="hus", cmip_units="1",
         unit_names=_RATIO,
     ),
-    Variable("r", "relative_humidity", "%", (-50.0, 300.0), True, varies=False),
+    Variable("r", "relative_humidity", "%", (-50.0, 300.0), True),
     Variable("vo", "vorticity", "s-1", (-0.1, 0.1), True),
     Variable("pv", "potential_vorticity", "K m2 kg-1 s-1", (-0.1, 0.1), True),
     Variable(
-        "tisr", "toa_incident_solar_radiation", "J m-2", (-1.0e4, 4.0e7), varies=False, is_accumulated=True,
+        "tisr", "toa_incident_solar_radiation", "J m-2", (-1.0e4, 4.0e7), is_accumulated=True,
         cmip_name="rsdt", cmip_units="W m-2", cmip_factor=3600.0,
     ),
     Variable("t2m", "2m_temperature", "K", (130.0, 400.0), cmip_name="tas", cmip_units="K", unit_names=("kelvin",)),
     Variable(
-        "tp", "6hr_precipitation", "m", (-0.01, 3.0), varies=False, is_accumulated=True,
+        "tp", "6hr_precipitation", "m", (-0.01, 3.0), is_accumulated=True,
         weatherbench2_name="total_precipitation_6hr", cmip_name="pr", cmip_units="kg m-2 s-1",
         cmip_factor=21600.0 / 997.0,
     ),
     Variable("u10", "10m_u_component_of_wind", "m s-1", (-150.0, 150.0)),
     Variable("v10", "10m_v_component_of_wind", "m s-1", (-150.0, 150.0)),
-    Variable("tcc", "total_cloud_cover", "1", (-0.1, 1.1), varies=False, unit_names=("(0 - 1)", "dimensionless")),
+    Variable("tcc", "total_cloud_cover", "1", (-0.1, 1.1), unit_names=("(0 - 1)", "dimensionless")),
 )  # fmt: skip
 
 VARIABLES: dict[str, Variable] = {variable.short_name: variable for variable in _ALL}
 
 HOURLY_PRECIPITATION = Variable(
-    "tp", "total_precipitation", "m", (-0.01, 1.0), varies=False, is_accumulated=True
+    "tp", "total_precipitation", "m", (-0.01, 1.0), is_accumulated=True
 )  # fmt: skip
 """Totals of one hour, as downloaded: the channel `tp` is their sum over the last six."""
 
@@ -128,6 +128,14 @@ def parse_channel(name: str) -> Channel:
     if not variable.has_levels and level is not None:
         raise DataError(f"channel {name!r}: {short_name} has no pressure levels; write {short_name!r}")
     return Channel(short_name, level)
+
+
+def check_constant_name(name: str) -> None:
+    """Refuses a name that is no constant, with the nearest that is one."""
+    if name not in CONSTANTS:
+        near = difflib.get_close_matches(name, CONSTANTS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CONSTANTS)}"
+        raise DataError(f"no constant field is named {name!r}; {hint}")
 
 
 DEFAULT_INPUTS: tuple[str, ...] = (

@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoe.data.weather.constants import check_constant, check_constant_name, grid_constant
+from smoe.data.weather.constants import check_constant, grid_constant
 from smoe.data.weather.errors import DataError
 from smoe.data.weather.grids import GRIDS
 from smoe.data.weather.open_files import OpenFiles, damage_as_data_error, import_xarray
 from smoe.data.weather.series import FieldSeries, Piece
 from smoe.data.weather.series_source import SeriesSource
 from smoe.data.weather.time_axis import read_time_axis
-from smoe.data.weather.variables import CONSTANTS, HOURLY_PRECIPITATION, STANDARD_GRAVITY, VARIABLES, Variable
+from smoe.data.weather.variables import (
+    CONSTANTS,
+    HOURLY_PRECIPITATION,
+    STANDARD_GRAVITY,
+    VARIABLES,
+    Variable,
+    check_constant_name,
+)
 from smoe.data.weather.zarr_integrity import check_zarr_array
 
 if TYPE_CHECKING:

@@ -27,6 +27,11 @@ class YearSpan:
     num_steps: int
     first_time: str
 
+    @property
+    def num_before(self) -> int:
+        """Steps that would be kept before the first, were everything defined there."""
+        return self.first // self.stride
+
 
 def find_span(source: WeatherSource, year: int, channels: tuple[str, ...], step_hours: int) -> YearSpan:
     """The steps at the hours 0, step, 2 * step, ... of each day, without those where a channel is not defined yet."""

@@ -1,0 +1,261 @@
+"""Which convolutions of a network can become SMoE layers, on which grids, and why others cannot."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from smoe.nn.gates import SpatialGate
+from smoe.nn.grid_checks import check_kernel_size
+from smoe.nn.grid_conv import GridConv2d
+from smoe.nn.routed_layer import RoutedLayer
+
+Convolution = nn.Conv2d | GridConv2d
+ExampleInput = torch.Tensor | tuple[Any, ...] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A convolution that becomes an SMoE layer.
+
+    Attributes:
+        name: of the module in the network.
+        spatial_shape: rows and columns of its output grid.
+        num_experts: X, experts of the new layer.
+        num_selected: E, filters of the old one.
+    """
+
+    name: str
+    spatial_shape: tuple[int, int]
+    num_experts: int
+    num_selected: int
+
+
+@dataclass(frozen=True)
+class ConversionPlan:
+    """What a conversion changes, and what it leaves and why.
+
+    Attributes:
+        changes: in the order of the network's modules.
+        left: reasons by the names of the convolutions that stay.
+    """
+
+    changes: tuple[Change, ...] = ()
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """A line for each convolution."""
+        lines = [
+            f"{show_name(change.name)}: {change.num_selected} of {change.num_experts} experts on {change.spatial_shape}"
+            for change in self.changes
+        ]
+        return "\n".join([*lines, *(f"{show_name(name)}: left, {reason}" for name, reason in self.left.items())])
+
+
+def plan_conversion(
+    model: nn.Module,
+    *,
+    example_input: ExampleInput,
+    kernel_size: int | tuple[int, int] | None = 3,
+    num_experts: float = 2.0,
+    names: str | None = None,
+    predicate: Callable[[str, nn.Module], bool] | None = None,
+) -> ConversionPlan:
+    """Finds what `convert` would change, without changing anything.
+
+    Args:
+        model: is run once on the example, in evaluation mode, to find the grids.
+        example_input: of the size the network is made for. A tuple holds several positional arguments of its forward,
+            a dictionary keyword arguments.
+        kernel_size: convert convolutions of this size only; None for any odd one.
+        num_experts: a fraction (2.0) is the ratio of experts to filters, an integer the number of experts.
+        names: convert modules whose name matches this pattern only, as in `blocks.*.conv2`.
+        predicate: convert a module only if this is true of its name and itself.
+
+    Raises:
+        ValueError: if the kernel size is even, or the number of experts is none.
+    """
+    wanted_size = None if kernel_size is None else check_kernel_size(kernel_size)
+    _check_num_experts(num_experts)
+    grids = find_grids(model, example_input, (nn.Conv2d, GridConv2d))
+    ties, parts = _find_ties(model), _find_parts_of_layers(model)
+    changes: list[Change] = []
+    left: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Conv1d, nn.Conv3d)):
+            left[name] = f"{type(module).__name__} has no SMoE counterpart"
+        if not isinstance(module, (nn.Conv2d, GridConv2d)):
+            continue
+        num_filters = module.weight.shape[0]
+        num_wanted = int(num_experts) if isinstance(num_experts, Integral) else round(num_experts * num_filters)
+        reason = (
+            _why_not_asked(name, module, wanted_size, names, predicate)
+            or parts.get(module)
+            or _why_not_plain(module)
+            or _why_not_possible(module)
+            or ties.get(module)
+            or _why_no_grid(grids.get(module, []))
+            or _why_too_few(num_wanted, num_filters)
+        )
+        if reason is None:
+            changes.append(Change(name, grids[module][0], num_wanted, num_filters))
+        else:
+            left[name] = reason
+    return ConversionPlan(tuple(changes), left)
+
+
+def show_name(name: str) -> str:
+    """The name of a module as a reader knows it; the network itself has none."""
+    return name or "the model itself"
+
+
+def find_grids(
+    model: nn.Module, example_input: ExampleInput, kinds: tuple[type[nn.Module], ...]
+) -> dict[nn.Module, list[tuple[int, int]]]:
+    """Output grids of the modules of these kinds that a batch of the example reaches, each grid once."""
+    grids: dict[nn.Module, list[tuple[int, int]]] = defaultdict(list)
+
+    def note(module: nn.Module, args: object, output: object) -> None:
+        del args
+        if not isinstance(output, torch.Tensor) or output.ndim != 4:
+            return
+        grid = (output.shape[2], output.shape[3])
+        if grid not in grids[module]:
+            grids[module].append(grid)
+
+    was_training = {module: module.training for module in model.modules()}
+    hooks = [module.register_forward_hook(note) for module in model.modules() if isinstance(module, kinds)]
+    try:
+        # In evaluation mode, so that the running means of a batch normalisation stay as they are.
+        model.eval()
+        with torch.no_grad():
+            if isinstance(example_input, Mapping):
+                model(**example_input)
+            elif isinstance(example_input, tuple):
+                model(*example_input)
+            else:
+                model(example_input)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in was_training.items():
+            module.training = mode
+    return grids
+
+
+def _check_num_experts(num_experts: float) -> None:
+    if isinstance(num_experts, bool) or not 0 < num_experts < math.inf:
+        raise ValueError(f"num_experts must be a number of experts or a ratio of them to filters, got {num_experts}")
+
+
+def _find_ties(model: nn.Module) -> dict[nn.Module, str]:
+    """Modules that stand in several places of the network, or whose parameters do, with the reason to leave them."""
+    holders: dict[int, list[str]] = defaultdict(list)
+    names: dict[nn.Module, list[str]] = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        names[module].append(name)
+        for parameter_name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            holders[_place(parameter)].append(f"{name}.{parameter_name}".removeprefix("."))
+    ties: dict[nn.Module, str] = {}
+    for module, (name, *_) in names.items():
+        own = {f"{name}.{key}".removeprefix(".") for key, _ in module.named_parameters(recurse=False)}
+        others = [
+            holder
+            for parameter in module.parameters(recurse=False)
+            for holder in holders[_place(parameter)]
+            if holder not in own
+        ]
+        if others:
+            ties[module] = f"it is tied to {', '.join(others)}"
+    return ties
+
+
+def _place(parameter: nn.Parameter) -> int:
+    """Equal for parameters that are the same memory, even if they are two objects."""
+    # Without memory, as on the meta device, the address is 0.
+    return parameter.data_ptr() or id(parameter)
+
+
+def _find_parts_of_layers(model: nn.Module) -> dict[nn.Module, str]:
+    """Modules inside SMoE layers and gates."""
+    layers = [
+        (name, module) for name, module in model.named_modules() if isinstance(module, (RoutedLayer, SpatialGate))
+    ]
+    return {
+        part: f"it is part of {show_name(name)}, a {type(layer).__name__}"
+        for name, layer in reversed(layers)
+        for part in layer.modules()
+        if part is not layer
+    }
+
+
+def _why_not_asked(
+    name: str,
+    module: Convolution,
+    kernel_size: tuple[int, int] | None,
+    names: str | None,
+    predicate: Callable[[str, nn.Module], bool] | None,
+) -> str | None:
+    size = tuple(module.kernel_size)
+    if kernel_size is not None and size != kernel_size:
+        return f"its kernel is {size[0]} x {size[1]}"
+    if names is not None and not fnmatch.fnmatchcase(name, names):
+        return f"its name does not match {names!r}"
+    if predicate is not None and not predicate(name, module):
+        return "the predicate is false"
+    return None
+
+
+def _why_not_plain(module: Convolution) -> str | None:
+    """What a convolution may do besides, which the layer in its place would not."""
+    if parametrize.is_parametrized(module):
+        return "its parameters are parametrised"
+    if type(module) not in (nn.Conv2d, GridConv2d):
+        return f"{type(module).__name__} may do more than a convolution"
+    if "forward" in vars(module):
+        return "its forward was replaced"
+    # Weight normalisation and pruning of the older kind are hooks too.
+    if any((module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)):
+        return "it has hooks"
+    return None
+
+
+def _why_not_possible(module: Convolution) -> str | None:
+    if isinstance(module, GridConv2d):
+        return None
+    if module.groups != 1:
+        return f"it has {module.groups} groups"
+    if tuple(module.dilation) != (1, 1):
+        return f"its dilation is {tuple(module.dilation)}"
+    if any(size % 2 == 0 for size in module.kernel_size):
+        return f"its kernel {tuple(module.kernel_size)} has no centre"
+    if module.stride[0] != module.stride[1]:
+        return f"its strides {tuple(module.stride)} differ"
+    if module.padding_mode not in ("zeros", "circular"):
+        return f"there is no padding mode {module.padding_mode!r}"
+    kept = tuple((size - 1) // 2 for size in module.kernel_size)
+    padding = (0, 0) if module.padding == "valid" else module.padding
+    if padding not in ("same", kept):
+        return f"its padding {module.padding} is not {kept}, which keeps the grid"
+    return None
+
+
+def _why_no_grid(grids: list[tuple[int, int]]) -> str | None:
+    if not grids:
+        return "no batch (B, C, H, W) of the example input reached it"
+    return f"it works on several grids, {', '.join(map(str, grids))}" if len(grids) > 1 else None
+
+
+def _why_too_few(num_experts: int, num_filters: int) -> str | None:
+    if num_experts >= num_filters:
+        return None
+    return f"{num_experts} experts are fewer than its {num_filters} filters"
