@@ -26,7 +26,7 @@ def test_prepare(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "population standard deviation of 5 members, normalised by statistics of the training years 1998" in output.out
     )
     assert "members: kept, all 10; extreme forecast index: computed for 1999 to 1999" in output.out
-    assert "9 forecasts, t850, 5 members; the store takes 0.00 GB" in output.err
+    assert "9 forecasts, t850, 5 members; the store takes 0.2 MB" in output.err
     assert EnsembleStore.open(tmp_path).task == "t850"
     assert main(command) == 0 and "nothing to do" in capsys.readouterr().err
 
