@@ -82,6 +82,7 @@ def _routing() -> ResultTable:
         ("white noise", "q 0.7, damping 0.1", "score"): WEATHER_RECIPES["weather/smoe"],
         ("white noise", "q 0.3, damping 0", "score"): _smoe(RoutingTraining()),
         ("white noise", "q 0.7, no damping", "score"): _smoe(_UNDAMPED),
+        ("white noise", "q 0.7, no damping", "index"): _smoe(_UNDAMPED, order="index"),
         ("smooth", "frozen", "score"): _smoe(_FROZEN, gate="random", gate_init="smooth"),
         ("smooth", "q 0.7, damping 0.1", "score"): _smoe(
             RoutingTraining(error_quantile=0.7, damping=0.1), gate_init="smooth"
