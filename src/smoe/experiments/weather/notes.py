@@ -27,9 +27,10 @@ NOTES: defaultdict[str | tuple[str, str], str] = defaultdict(
             "against a gate that stays as it starts. Until more is known, deep nets should train with `damping=None`. "
             "What the gate learns is seen in 3-days-changes.png: with one gate for all layers 0.04 % of the choices "
             "change in eight epochs, but half of the places in the order change in each epoch, and more in each than "
-            "in the one before. The RC loss pulls the scores of all selected experts to the same value, and where "
-            "these meet, their order is noise; in score order the next layer's filters then find another expert in "
-            "a channel. Rows with `order='index'` are to tell how much of the harm this is."
+            "in the one before. The RC loss pulls the scores of all selected experts to the same value (0.7, 0.1: at a "
+            "pixel their deviation falls from 0.72 to 0.30, the median gap of neighbours from 0.105 to 0.007), and "
+            "where these meet, their order is noise; in score order the next layer's filters then find another expert "
+            "in a channel. Rows with `order='index'` are to tell how much of the harm this is."
         ),
     },
 )
