@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
 from smoe.experiments.reproduction.run import PlannedRun
 from smoe.training.run_directory import RunDirectory
+from smoe.training.terminal_bar import TerminalBar
 
 
-class RunProgress:
+class RunProgress(TerminalBar):
     """A bar over all runs with the time left, and a line for each that is under way.
 
     Args:
@@ -25,9 +23,7 @@ class RunProgress:
     """
 
     def __init__(self, num_runs: int, num_stored: int, on_end: Callable[[], None]) -> None:
-        self.console = Console(file=sys.stderr, highlight=False)
-        self.on_end = on_end
-        self._bar = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -35,22 +31,11 @@ class RunProgress:
             TextColumn("left:"),
             # Runs take minutes, and their speed is known only over many of them.
             TimeLeftColumn(),
-            console=self.console,
-            transient=True,
             speed_estimate_period=6 * 3600,
         )
+        self.on_end = on_end
         self._all = self._bar.add_task("runs", total=num_runs, completed=num_stored)
         self._lines: dict[str, tuple[TaskID, RunDirectory]] = {}
-
-    def __enter__(self) -> Self:
-        # Where nobody watches, in a log file, a bar is noise.
-        if self.console.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
-            self._bar.stop()
 
     def begin(self, run: PlannedRun, folder: Path) -> None:
         """Adds the run's line."""
@@ -67,7 +52,7 @@ class RunProgress:
         last = directory.read_history()[-1]
         value = last.get(f"test/{run.recipe.training.monitor}")
         reached = "diverged" if value is None else f"{value:.4f} after {last['epoch']} epochs ({last['stopped']})"
-        self.console.print(f"{run.label}: {reached}", markup=False, soft_wrap=True)
+        self.say(f"{run.label}: {reached}")
         self.on_end()
 
     def look(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Protocol, Self
+from typing import Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from smoe.training.run_directory import Record
+from smoe.training.terminal_bar import TerminalBar
 
 
 class Reporter(Protocol):
@@ -47,7 +46,7 @@ class SilentReporter:
         """Nothing."""
 
 
-class BarReporter:
+class BarReporter(TerminalBar):
     """A progress bar for the epoch under way and a line for each that ended.
 
     Args:
@@ -57,28 +56,16 @@ class BarReporter:
 
     def __init__(self, monitor: str, *, is_quiet: bool = False) -> None:
         self.monitor = monitor
-        self.console = Console(file=sys.stderr, highlight=False, quiet=is_quiet)
-        self._bar = Progress(
+        super().__init__(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("loss {task.fields[loss]}"),
-            console=self.console,
-            transient=True,
+            is_quiet=is_quiet,
         )
         self._task = self._bar.add_task("", epoch=0, loss="", start=False, visible=False)
-
-    def __enter__(self) -> Self:
-        # Where nobody watches, in a log file, a bar is noise.
-        if self.console.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
-            self._bar.stop()
 
     def begin_epoch(self, epoch: int, num_batches: int, first_batch: int) -> None:
         """Resets the bar."""
@@ -98,7 +85,3 @@ class BarReporter:
             f"epoch {record['epoch']:3d}  {self.monitor} {value:8.4f}{' *' if is_best else '  '}  "
             f"train loss {record['train/loss']:.3e}  lr {record['learning_rate']:.1e}  {record['seconds']:.1f} s"
         )
-
-    def say(self, text: str) -> None:
-        """Prints a line above the bar."""
-        self.console.print(text, markup=False)
