@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 
 from smoe.cli.main import UsageError
+from smoe.suggestions import suggest
 
 SUBCOMMANDS = {
     "check": "describe a data set and say whether it can be used, and what is missing",
@@ -35,7 +35,5 @@ def run(args: list[str]) -> int:
         sys.stdout.write(HELP)
         return 0 if args else 2
     if args[0] not in SUBCOMMANDS:
-        near = difflib.get_close_matches(args[0], SUBCOMMANDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SUBCOMMANDS)}"
-        raise UsageError(f"smoe data has no subcommand {args[0]!r}; {hint}")
+        raise UsageError(f"smoe data has no subcommand {args[0]!r}; {suggest(args[0], SUBCOMMANDS)}")
     return importlib.import_module(f"smoe.cli.data_{args[0]}").run(args[1:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from smoe.cli.main import UsageError
 from smoe.cli.parse import parse
 from smoe.data.weather.errors import DataError
 from smoe.data.weather.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, check_constant_name, parse_channel
+from smoe.suggestions import suggest
 
 DATA_SETS = ("weather", "ens10")
 
@@ -77,9 +77,7 @@ def run(args: list[str]) -> int:
         sys.stdout.write(HELP)
         return 0 if args else 2
     if args[0] not in DATA_SETS:
-        near = difflib.get_close_matches(args[0], DATA_SETS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(DATA_SETS)}"
-        raise UsageError(f"smoe data prepare knows no data {args[0]!r}; {hint}")
+        raise UsageError(f"smoe data prepare knows no data {args[0]!r}; {suggest(args[0], DATA_SETS)}")
     if args[0] == "ens10":
         from smoe.cli.prepare_ens10 import run as prepare_ens10
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+
+from smoe.suggestions import suggest
 
 COMMANDS = {
     "train": "train a recipe",
@@ -80,9 +81,7 @@ def _run(args: list[str]) -> int:
         _print(f"smoe {__version__}\n")
         return 0
     if args[0] not in COMMANDS:
-        near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COMMANDS)}"
-        raise UsageError(f"no command named {args[0]!r}; {hint}")
+        raise UsageError(f"no command named {args[0]!r}; {suggest(args[0], COMMANDS)}")
     return importlib.import_module(f"smoe.cli.{args[0]}").run(args[1:])
 
 

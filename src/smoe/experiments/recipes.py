@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import types
 import typing
@@ -13,6 +12,7 @@ from typing import Any
 from smoe.experiments.ens10.recipes import ENSEMBLE_RECIPES, EnsembleRecipe
 from smoe.experiments.heat.recipes import HEAT_RECIPES, HeatRecipe
 from smoe.experiments.weather.recipes import WEATHER_RECIPES, WeatherRecipe
+from smoe.suggestions import suggest
 
 # The first one is that of the recipes stored when there was one experiment only, which do not say their class.
 Recipe = HeatRecipe | WeatherRecipe | EnsembleRecipe
@@ -32,9 +32,7 @@ def find_recipe(name: str) -> Recipe:
     """
     if name in RECIPES:
         return RECIPES[name]
-    near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(RECIPES)}"
-    raise RecipeError(f"no recipe named {name!r}; {hint}")
+    raise RecipeError(f"no recipe named {name!r}; {suggest(name, RECIPES, cutoff=0.4)}")
 
 
 def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -24,6 +23,7 @@ from smoe.data.weather.store_format import (
     crc32_of_rows,
     read_json,
 )
+from smoe.suggestions import suggest
 
 
 class WeatherStore:
@@ -171,8 +171,7 @@ class WeatherStore:
     def _find(self, name: str, names: tuple[str, ...], kind: str) -> int:
         if name in names:
             return names.index(name)
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"
+        hint = suggest(name, names, otherwise="it has")
         raise DataError(f"the store {self.path} has no {kind} {name!r}; {hint}")
 
 

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from smoe.data.weather.errors import DataError
+from smoe.suggestions import suggest
 
 LEVELS = (50, 250, 500, 600, 700, 850, 925)
 """Pressure levels of the experiments, in hPa: those that WeatherBench and the CMIP archive share."""
@@ -133,9 +134,7 @@ def parse_channel(name: str) -> Channel:
 def check_constant_name(name: str) -> None:
     """Refuses a name that is no constant, with the nearest that is one."""
     if name not in CONSTANTS:
-        near = difflib.get_close_matches(name, CONSTANTS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CONSTANTS)}"
-        raise DataError(f"no constant field is named {name!r}; {hint}")
+        raise DataError(f"no constant field is named {name!r}; {suggest(name, CONSTANTS)}")
 
 
 DEFAULT_INPUTS: tuple[str, ...] = (

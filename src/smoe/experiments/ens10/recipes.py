@@ -7,6 +7,7 @@ from pathlib import Path
 
 from smoe.experiments.ens10.models import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
 from smoe.experiments.optimizers import AdamL2
+from smoe.experiments.year_ranges import check_year_ranges
 from smoe.options import RoutingTraining
 from smoe.training.plan import TrainingPlan
 
@@ -32,10 +33,7 @@ class EnsembleData:
     test_years: tuple[int, int] = (2016, 2017)
 
     def __post_init__(self) -> None:
-        for name in ("train_years", "validation_years", "test_years"):
-            first, last = getattr(self, name)
-            if first > last:
-                raise ValueError(f"{name} must be the first and the last year, got {first} and {last}")
+        check_year_ranges(self)
 
 
 # Ten epochs at one learning rate: the patience is never over.

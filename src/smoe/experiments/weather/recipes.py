@@ -14,6 +14,7 @@ from smoe.experiments.weather.models import (
     WeatherModel,
     WeatherViTModel,
 )
+from smoe.experiments.year_ranges import check_year_ranges
 from smoe.options import RoutingTraining
 from smoe.training.plan import TrainingPlan
 
@@ -55,10 +56,7 @@ class WeatherData:
     skip_hours: int = 24
 
     def __post_init__(self) -> None:
-        for name in ("train_years", "validation_years", "test_years"):
-            first, last = getattr(self, name)
-            if first > last:
-                raise ValueError(f"{name} must be the first and the last year, got {first} and {last}")
+        check_year_ranges(self)
 
 
 # The paper's appendix: divide the learning rate by 10 when the validation loss has not improved for two epochs.
