@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +16,7 @@ from typing import Any
 from rich.progress import track
 
 from smoe.benchmarks.memory import reset_peak, status
+from smoe.benchmarks.separate_process import compared, measure_apart
 from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.experiments.ens10.recipes import ENSEMBLE_RECIPES
 
@@ -30,19 +28,6 @@ KINDS = {
     "SMoE U-Net, dense backend": ("ens10/smoe", "dense"),
 }
 _NUMBERS = ("rows", "columns", "batch_size", "steps", "threads")
-
-
-def measure(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Runs a kind in a process of its own, so that none finds the memory another has left."""
-    command = [sys.executable, __file__, "--kind", kind]
-    for name in _NUMBERS:
-        command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
-    _, backend = KINDS[kind]
-    environment = dict(os.environ) if backend == "auto" else {**os.environ, "SMOE_BACKEND": backend}
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if result.returncode != 0:
-        raise RuntimeError(f"{kind} failed: {result.stderr}")
-    return json.loads(result.stdout)
 
 
 def step(kind: str, arguments: argparse.Namespace) -> dict[str, float]:
@@ -134,19 +119,18 @@ def main() -> None:
         print(json.dumps(step(arguments.kind, arguments)))
         return
     kinds = [kind for kind, (_, backend) in KINDS.items() if backend == "auto" or arguments.dense]
-    measured = {kind: measure(kind, arguments) for kind in track(kinds, description="measuring")}
+    measured = {
+        kind: measure_apart(__file__, kind, KINDS[kind][1], arguments, _NUMBERS)
+        for kind in track(kinds, description="measuring")
+    }
     unit = measured[_UNIT]
     rows = [
         {
             "training step": kind,
-            "parameters": f"{numbers['parameters']:,}",
             "in gates": f"{numbers['gate parameters']:,}",
-            "seconds": f"{numbers['seconds']:.2f}",
-            "ratio to U-Net": f"{numbers['seconds'] / unit['seconds']:.2f}",
             "gates' update": f"{100 * numbers['gate update'] / numbers['seconds']:.0f} %",
             "RC and damping": f"{100 * numbers['routing'] / numbers['seconds']:.0f} %",
-            "peak GB": f"{numbers['peak MB'] / 1000:.2f}",
-            "ratio of peaks": f"{numbers['peak MB'] / unit['peak MB']:.2f}",
+            **compared(numbers, unit, "U-Net"),
             "threads": arguments.threads,
             **circumstances(),
         }

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +16,7 @@ from typing import Any
 from rich.progress import track
 
 from smoe.benchmarks.memory import reset_peak, status
+from smoe.benchmarks.separate_process import compared, measure_apart
 from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.experiments.weather.recipes import WEATHER_RECIPES
 
@@ -30,19 +28,7 @@ KINDS = {
     "R&T 2x wide, 256 filters": ("weather/rt-wide", "auto"),
     "SMoE, dense backend": ("weather/smoe", "dense"),
 }
-
-
-def measure(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Runs a kind in a process of its own, so that none finds the memory another has left."""
-    command = [sys.executable, __file__, "--kind", kind]
-    for name in ("batch_size", "steps", "threads"):
-        command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
-    _, backend = KINDS[kind]
-    environment = dict(os.environ) if backend == "auto" else {**os.environ, "SMOE_BACKEND": backend}
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if result.returncode != 0:
-        raise RuntimeError(f"{kind} failed: {result.stderr}")
-    return json.loads(result.stdout)
+_NUMBERS = ("batch_size", "steps", "threads")
 
 
 def step(kind: str, batch_size: int, num_steps: int, num_threads: int) -> dict[str, float]:
@@ -97,16 +83,15 @@ def main() -> None:
         for kind, (recipe, backend) in KINDS.items()
         if (backend == "auto" or arguments.dense) and not (arguments.without_wide and recipe == "weather/rt-wide")
     ]
-    measured = {kind: measure(kind, arguments) for kind in track(kinds, description="measuring")}
+    measured = {
+        kind: measure_apart(__file__, kind, KINDS[kind][1], arguments, _NUMBERS)
+        for kind in track(kinds, description="measuring")
+    }
     unit = measured[_UNIT]
     rows = [
         {
             "training step": kind,
-            "parameters": f"{numbers['parameters']:,}",
-            "seconds": f"{numbers['seconds']:.2f}",
-            "ratio to R&T": f"{numbers['seconds'] / unit['seconds']:.2f}",
-            "peak GB": f"{numbers['peak MB'] / 1000:.2f}",
-            "ratio of peaks": f"{numbers['peak MB'] / unit['peak MB']:.2f}",
+            **compared(numbers, unit, "R&T"),
             "threads": arguments.threads,
             **circumstances(),
         }

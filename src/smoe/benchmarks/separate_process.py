@@ -1,0 +1,44 @@
+"""Measures kinds of the same thing, each in a process of its own, and compares them with the first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def measure_apart(
+    script: str, kind: str, backend: str, arguments: argparse.Namespace, names: Sequence[str]
+) -> dict[str, Any]:
+    """What a script prints as JSON for `--kind`, from a new process, so that none finds the memory another has left.
+
+    Args:
+        script: file of the benchmark.
+        kind: what it is to measure.
+        backend: of the routed convolution; `auto` leaves the choice.
+        arguments: of the benchmark.
+        names: of those that are handed on.
+    """
+    command = [sys.executable, script, "--kind", kind]
+    for name in names:
+        command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
+    environment = dict(os.environ) if backend == "auto" else {**os.environ, "SMOE_BACKEND": backend}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if result.returncode != 0:
+        raise RuntimeError(f"{kind} failed: {result.stderr}")
+    return json.loads(result.stdout)
+
+
+def compared(numbers: Mapping[str, float], unit: Mapping[str, float], unit_name: str) -> dict[str, str]:
+    """Seconds and peak memory of a kind, and their ratios to the unit's."""
+    return {
+        "parameters": f"{numbers['parameters']:,}",
+        "seconds": f"{numbers['seconds']:.2f}",
+        f"ratio to {unit_name}": f"{numbers['seconds'] / unit['seconds']:.2f}",
+        "peak GB": f"{numbers['peak MB'] / 1000:.2f}",
+        "ratio of peaks": f"{numbers['peak MB'] / unit['peak MB']:.2f}",
+    }
