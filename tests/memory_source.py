@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -93,3 +94,8 @@ class Silent:
 
     def advance(self, text: str) -> None:
         self.steps.append(text)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """All files of a folder, to compare two stores byte by byte."""
+    return {file.name: file.read_bytes() for file in path.iterdir()}
