@@ -77,7 +77,7 @@ def test_every_row_of_the_paper_has_its_number() -> None:
 
 def test_a_true_start_is_exact() -> None:
     model = SpatialMoEModel(gate_start="true", experts_start="true")
-    recipe = HeatRecipe(data=TINY, model=model, routing=RoutingTraining(rc_loss=False, damping=None))
+    recipe = HeatRecipe(data=TINY, model=model, routing=RoutingTraining(training_rule="end_to_end", damping=None))
     task = build_task(recipe, splits=("test",), say=quietly)
     input, target = task.splits["test"].__getitems__([0, 1, 2])  # type: ignore[attr-defined]
     torch.testing.assert_close(task.model(input), target, rtol=1e-5, atol=1e-6)

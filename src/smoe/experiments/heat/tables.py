@@ -12,7 +12,7 @@ from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, S
 from smoe.options import RoutingTraining
 
 SMOE = HEAT_RECIPES["heat/smoe"]
-END_TO_END = RoutingTraining(rc_loss=False, damping=None)
+END_TO_END = RoutingTraining(training_rule="end_to_end", damping=None)
 
 
 def _smoe(routing: RoutingTraining | None = None, auxiliary: AuxiliaryLosses | None = None, **model) -> HeatRecipe:
@@ -61,7 +61,7 @@ def _training() -> ResultTable:
         _row(
             name,
             (_mark(rc_loss), _mark(damped)),
-            _smoe(RoutingTraining(rc_loss=rc_loss, damping=0.0 if damped else None)),
+            _smoe(RoutingTraining("rc" if rc_loss else "end_to_end", damping=0.0 if damped else None)),
             result,
         )
         for (rc_loss, damped), result in paper.items()
