@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from ens10_files import GRID, STARTS, member_fields, write_ens10, write_grib
+from ens10_files import GRID, STARTS, Silent, member_fields, write_ens10, write_grib
 from smoe.data.ens10 import DataError, EnsembleStore
 from smoe.data.ens10.dates import START_DAYS, check_calendar
 from smoe.data.ens10.global_grid import ENS10_GRID, check_global
@@ -20,17 +20,6 @@ from smoe.data.ens10.write_layout import write_members
 from smoe.data.weather.grids import Grid
 
 SOME = STARTS[:5]
-
-
-class Silent:
-    def say(self, text: str) -> None:
-        pass
-
-    def begin(self, total: int, done: int) -> None:
-        pass
-
-    def advance(self, text: str) -> None:
-        pass
 
 
 @pytest.fixture
