@@ -85,8 +85,8 @@ def _scores(root: Path) -> list[str]:
         )
         lines.append(f"| {title} | {' | '.join(f'{number:.{digits}f}' for number in numbers)} |")
     note = (
-        f"Forecasts for {_last_year(years)}; the points' bias is that of the years before. Weighted by area, but for the "
-        "CRPS, which is the plain mean over points and dates as in ENS-10."
+        f"Forecasts for {_last_year(years)}; the points' bias is that of the years before. Weighted by area, but "
+        "for the CRPS, which is the plain mean over points and dates as in ENS-10."
     )
     return [*lines, "", note]
 
