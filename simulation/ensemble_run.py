@@ -18,8 +18,8 @@ from simulation.perturbations import Perturbations, State
 from simulation.run_folder import RunFolder
 from simulation.start_dates import LEAD_DAYS
 
-# Twenty starts are ten weeks: long enough for different weather, short enough for one season.
-BANK_SIZE = 20
+# Ten weeks: long enough for different weather, short enough for one season.
+BANK_DAYS = 70
 
 
 class Model(Protocol):
@@ -77,16 +77,18 @@ class EnsembleFolder:
         return self.run.path / "states" / f"{start}.npz"
 
     def read_bank(self, start: np.datetime64) -> list[State]:
-        """The last states before a start."""
-        paths = sorted((self.run.path / "states").glob("*.npz"))
-        before = [path for path in paths if np.datetime64(path.stem, "D") < start][-BANK_SIZE:]
-        return [_read(path) for path in before]
+        """The states of the ten weeks before a start."""
+        return [_read(path) for day, path in self._states() if start - BANK_DAYS <= day < start]
 
     def drop_states(self, start: np.datetime64) -> None:
         """Deletes states that no start from this one on needs."""
+        for day, path in self._states():
+            if day < start - BANK_DAYS:
+                path.unlink()
+
+    def _states(self) -> list[tuple[np.datetime64, Path]]:
         paths = sorted((self.run.path / "states").glob("*.npz"))
-        for path in [path for path in paths if np.datetime64(path.stem, "D") < start][:-BANK_SIZE]:
-            path.unlink()
+        return [(np.datetime64(path.stem, "D"), path) for path in paths]
 
 
 def run_ensemble(

@@ -28,17 +28,18 @@ FIRST_STATE = np.datetime64("2000-10-01")
 def simulate(
     output: Path,
     last: np.datetime64,
+    every: int,
     settings: AtmosphereSettings,
     bias: Mapping[str, Any],
     perturbations: Perturbations,
 ) -> None:
     """Runs until the forecasts from every start up to `last` are in `output`."""
     first = np.datetime64(f"{FIRST_YEAR}-01-01")
-    starts = start_dates(FIRST_STATE, last)
+    starts = start_dates(FIRST_STATE, last, every)
     folder = RunFolder(output / ".run")
     with folder.locked():
         versions = {name: version(name) for name in ("jcm", "jax", "dinosaur")}
-        noted = {**asdict(settings), "bias": dict(bias), **asdict(perturbations), "versions": versions}
+        noted = {**asdict(settings), "bias": dict(bias), **asdict(perturbations), "every": every, "versions": versions}
         folder.check_settings(noted)
         print("building two models (one minute), then compiling them (one minute)", flush=True)
         model = EnsembleModel(settings, bias, LEAD_DAYS)
@@ -68,15 +69,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Simulates an ensemble and its truth in ENS-10's file layout.")
     parser.add_argument("--years", type=int, default=3, help=f"years of starts from {FIRST_YEAR} on (default 3)")
     parser.add_argument("--last", type=np.datetime64, help="last day on which a forecast starts, instead of --years")
+    parser.add_argument("--every", type=int, default=1, help="take every n-th of ENS-10's 105 start days (default 1)")
     parser.add_argument("--output", type=Path, default=Path("data/simulated-ensemble"))
     arguments = parser.parse_args()
     if arguments.years < 1:
         parser.error(f"--years must be at least 1, got {arguments.years}")
+    if arguments.every < 1:
+        parser.error(f"--every must be at least 1, got {arguments.every}")
     last = arguments.last or np.datetime64(f"{FIRST_YEAR + arguments.years - 1}-12-31")
     if last < np.datetime64(f"{FIRST_YEAR}-01-01"):
         parser.error(f"--last must be in {FIRST_YEAR} or later, got {last}")
     try:
-        simulate(arguments.output, last, AtmosphereSettings(), BIASED_CONSTANTS, Perturbations())
+        simulate(arguments.output, last, arguments.every, AtmosphereSettings(), BIASED_CONSTANTS, Perturbations())
     except (ValueError, FloatingPointError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

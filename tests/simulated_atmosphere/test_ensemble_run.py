@@ -3,7 +3,7 @@ import pytest
 import xarray as xr
 from simulation import ens10_layout
 from simulation.ensemble_report import crps, describe
-from simulation.ensemble_run import run_ensemble
+from simulation.ensemble_run import EnsembleFolder, run_ensemble
 from simulation.perturbations import Perturbations
 from simulation.run_folder import RunFolder
 from simulation.start_dates import start_dates
@@ -48,6 +48,9 @@ def test_starts_are_those_of_ens10_in_every_year():
     assert len(days) == 105
     assert {"01-01", "01-04", "01-08", "12-31"} <= days
     assert starts == sorted(starts)
+    fewer = start_dates(np.datetime64("2001-01-01"), np.datetime64("2004-12-31"), every=2)
+    assert len(fewer) == 4 * 53
+    assert {str(start)[5:] for start in fewer} < days
 
 
 def test_a_forecast_is_for_two_days_later_and_lies_beside_its_truth(whole):
@@ -97,7 +100,11 @@ def test_a_run_that_is_killed_goes_on_to_the_same_files(whole, tmp_path, kill_at
 
 
 def test_old_states_are_dropped(whole):
-    assert len(list((whole / ".run" / "states").glob("*.npz"))) <= 21
+    # The last start looks back ten weeks, to before the first start here; a run of a year would keep no more.
+    folder = EnsembleFolder(RunFolder(whole / ".run"))
+    assert len(folder.read_bank(STARTS[-1])) == len(STARTS) - 1
+    folder.drop_states(STARTS[-1] + 60)
+    assert len(list((whole / ".run" / "states").glob("*.npz"))) == sum(start >= STARTS[-1] - 10 for start in STARTS)
 
 
 @pytest.mark.parametrize(("task", "members"), [("z500", 10), ("t850", 5), ("t2m", 10)])
