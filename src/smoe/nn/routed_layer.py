@@ -13,7 +13,8 @@ from torch import nn
 from smoe.nn.gates.gate import GateScores, SpatialGate
 from smoe.nn.grid_checks import check_positive
 from smoe.nn.shared_gates import drop_repeated_gate, find_repeated_gate
-from smoe.ops.top_experts import Routing, rank_experts, top_experts
+from smoe.nn.shared_ranking import rank_for
+from smoe.ops.top_experts import Routing, top_experts
 from smoe.ops.train_routing import train_routing, weigh
 from smoe.options import ORDERS, Order, RoutingTraining
 
@@ -84,7 +85,7 @@ class RoutedLayer(nn.Module, ABC):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, C, H, W)` to `(B, E * F, H', W')`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
         gate_scores = self._score(input)
-        indices = rank_experts(gate_scores.scores, self.num_selected, self.order)
+        indices = rank_for(self, gate_scores.scores)
         selected = self.apply_experts(input, indices)
         weights = gate_scores.scores.gather(-3, indices.long()) if self.weighted else None
         if not self.training:
