@@ -199,9 +199,8 @@ def test_functional_calls_rank_what_they_are_given() -> None:
     net, input = make_net(), torch.randn(2, 2, 5, 4)
     net(input)
     other = make_net()
-    parameters: dict[str, torch.Tensor] = dict(other.named_parameters()) | {
-        f"{place}.gate.scores": scores_of(other) for place in range(NUM_LAYERS)
-    }
+    shared = {f"{place}.gate.scores": scores_of(other) for place in range(NUM_LAYERS)}
+    parameters: dict[str, torch.Tensor] = {**dict(other.named_parameters()), **shared}
     torch.testing.assert_close(torch.func.functional_call(net, parameters, (input,)), other(input))
 
 
