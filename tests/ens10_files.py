@@ -24,19 +24,6 @@ _LEVEL_SCALES = {("Z", 500): (54000.0, 2000.0), ("Z", 850): (14000.0, 900.0),
                  ("T", 500): (255.0, 12.0), ("T", 850): (275.0, 14.0)}  # fmt: skip
 
 
-class Silent:
-    """A preparation's reporter that says nothing."""
-
-    def say(self, text: str) -> None:
-        pass
-
-    def begin(self, total: int, done: int) -> None:
-        pass
-
-    def advance(self, text: str) -> None:
-        pass
-
-
 def truth_field(name: str, level: int | None, start: np.datetime64, grid: Grid = GRID) -> np.ndarray:
     """A wave that travels on a zonal mean, and takes another place on each date, `(H, W)`."""
     mean, amplitude = _LEVEL_SCALES.get((name, level or 0)) or _SCALES[name]

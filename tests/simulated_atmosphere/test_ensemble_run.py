@@ -8,7 +8,7 @@ from simulation.perturbations import Perturbations
 from simulation.run_folder import RunFolder
 from simulation.start_dates import start_dates
 
-from ens10_files import Silent
+from memory_source import Silent
 from simulated_ensemble_model import BIAS, SimulatedEnsembleModel
 from simulated_model import Killed
 from smoe.data.ens10.open_ens10 import open_ens10

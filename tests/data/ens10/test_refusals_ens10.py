@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from ens10_files import GRID, STARTS, Silent, member_fields, write_ens10, write_grib
+from ens10_files import GRID, STARTS, member_fields, write_ens10, write_grib
+from memory_source import Silent
 from smoe.data.ens10 import DataError, EnsembleStore
 from smoe.data.ens10.dates import START_DAYS, check_calendar
 from smoe.data.ens10.global_grid import ENS10_GRID, check_global
