@@ -156,7 +156,7 @@ def _draw_figures(
         from smoe.experiments.heat.figures import draw_figures
 
         return draw_figures(experiment, tables, store, runs_dir, output_dir)
-    from smoe.experiments.weather.figures import draw_figures
+    from smoe.experiments.reproduction.figures import draw_figures
 
     return draw_figures(experiment, tables, store, output_dir)
 
