@@ -133,7 +133,18 @@ def run_ensemble(
         for start in forecasts:
             if start + lead == model.time:
                 _write(kept.truth_file(start), to_truth(frames, model.grid))
-    truth = [_read(kept.truth_file(start)) for start in forecasts]
+    write_summaries(folder, output, forecasts)
+
+
+def is_complete(folder: RunFolder, output: Path, forecasts: Sequence[np.datetime64]) -> bool:
+    """Whether members and truth of all forecasts are there."""
+    kept = EnsembleFolder(folder)
+    return all(ens10_layout.has_members(output, start) and kept.truth_file(start).exists() for start in forecasts)
+
+
+def write_summaries(folder: RunFolder, output: Path, forecasts: Sequence[np.datetime64]) -> None:
+    """Writes the files that hold all dates, statistics and truth, of complete forecasts."""
+    truth = [_read(EnsembleFolder(folder).truth_file(start)) for start in forecasts]
     ens10_layout.write_truth(output, forecasts, {name: np.stack([each[name] for each in truth]) for name in truth[0]})
     ens10_layout.write_statistics(output, forecasts)
 

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from simulation.atmosphere import AtmosphereSettings
-from simulation.ens10_layout import has_members
 from simulation.ensemble_model import BIASED_CONSTANTS, EnsembleModel
-from simulation.ensemble_run import run_ensemble
+from simulation.ensemble_run import is_complete, run_ensemble, write_summaries
 from simulation.perturbations import Perturbations
 from simulation.run_folder import RunFolder
 from simulation.start_dates import LEAD_DAYS, start_dates
@@ -41,6 +40,11 @@ def simulate(
         versions = {name: version(name) for name in ("jcm", "jax", "dinosaur")}
         noted = {**asdict(settings), "bias": dict(bias), **asdict(perturbations), "every": every, "versions": versions}
         folder.check_settings(noted)
+        forecasts = [start for start in starts if start >= first]
+        if is_complete(folder, output, forecasts):
+            write_summaries(folder, output, forecasts)
+            print(f"{output} holds the {len(forecasts)} forecasts up to {last} already")
+            return
         print("building two models (one minute), then compiling them (one minute)", flush=True)
         model = EnsembleModel(settings, bias, LEAD_DAYS)
         if folder.state.exists():
@@ -48,7 +52,7 @@ def simulate(
             print(f"going on from {model.time}", flush=True)
         progress = _Progress(len(starts), sum(bool(start < model.time) for start in starts))
         run_ensemble(model, folder, output, starts, first, perturbations, progress.update)
-        print(f"{sum(has_members(output, start) for start in starts)} forecasts are in {output}")
+        print(f"{len(forecasts)} forecasts are in {output}")
 
 
 class _Progress:

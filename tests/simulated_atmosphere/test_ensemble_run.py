@@ -1,9 +1,11 @@
+import shutil
+
 import numpy as np
 import pytest
 import xarray as xr
 from simulation import ens10_layout
 from simulation.ensemble_report import crps, describe
-from simulation.ensemble_run import EnsembleFolder, run_ensemble
+from simulation.ensemble_run import EnsembleFolder, is_complete, run_ensemble, write_summaries
 from simulation.perturbations import Perturbations
 from simulation.run_folder import RunFolder
 from simulation.start_dates import start_dates
@@ -97,6 +99,18 @@ def test_a_run_that_is_killed_goes_on_to_the_same_files(whole, tmp_path, kill_at
     for name in ("ENS10_pl_mean.nc", "ENS10_pl_std.nc", "ENS10_sfc_mean.nc", "ENS10_sfc_std.nc", "ERA5_z500.nc"):
         with xr.open_dataset(tmp_path / name) as again, xr.open_dataset(whole / name) as expected:
             xr.testing.assert_identical(again, expected)
+
+
+def test_what_is_complete_needs_no_model_for_its_summaries(whole, tmp_path):
+    root = tmp_path / "copy"
+    shutil.copytree(whole, root)
+    folder, some = RunFolder(root / ".run"), [start for start in STARTS if start >= FIRST][:3]
+    assert is_complete(folder, root, some)
+    write_summaries(folder, root, some)
+    with xr.open_dataset(root / "ENS10_pl_mean.nc") as mean, xr.open_dataset(whole / "ENS10_pl_mean.nc") as expected:
+        xr.testing.assert_identical(mean, expected.isel(time=slice(0, 3)))
+    ens10_layout.members_file(root, "sfc", some[1]).unlink()
+    assert not is_complete(folder, root, some)
 
 
 def test_old_states_are_dropped(whole):
