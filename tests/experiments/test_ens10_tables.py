@@ -55,7 +55,7 @@ def test_rows_are_distinct_and_say_what_the_paper_says() -> None:
             assert len(set(keys)) == len(keys), table.name
     z500, t850, t2m, routing = ENS10.tables
     printed = {row.label: [result.mean for result in row.paper] for table in (z500, t2m) for row in table.rows[-1:]}
-    assert printed == {"SMoE U-Net, 10": [0.594, 0.190]}
+    assert printed == {"SMoE U-Net, 10 members": [0.594, 0.190]}
     assert [[result.mean for result in row.paper] for row in z500.rows[:2]] == [[79.12, 29.21], [76.54, 27.78]]
     assert not any(row.paper for row in routing.rows)
     # The paper's own setting of the gates is trained once, for both tables.
@@ -87,13 +87,13 @@ def test_a_table_is_trained_and_stands_beside_the_raw_ensemble(stores: Path, tmp
     said.clear()
     store_references([table], scale, stores, store, said.append)
     assert not any("scoring" in text for text in said)
-    for run in plan_runs(ENS10, [table], scale, 1, data=stores, only="10"):
+    for run in plan_runs(ENS10, [table], scale, 1, data=stores, only="10 members"):
         assert train_and_store(run, store, tmp_path / "folders")
     experiment = replace(ENS10, scales=(scale,))
     lines = [line for line in markdown(experiment, table, store).splitlines() if line.startswith("|")]
     raw = next(line for line in lines if "raw ensemble, 10 members, small" in line)
     assert float(raw.split("|")[5]) > 0.0
-    trained = [line for line in lines if "| 10 |" in line]
+    trained = [line for line in lines if "| 10 members |" in line]
     assert [line.split("|")[1].strip() for line in trained] == ["EMOS", "U-Net", "SMoE U-Net"]
     assert all(float(line.split("|")[5]) > 0.0 and float(line.split("|")[7]) > 0.0 for line in trained)
     assert store_folder(EnsembleData(task="t2m", members=5), Path("x")) == Path("x/t2m-5")
@@ -105,5 +105,5 @@ def test_the_command_names_the_tables_and_asks_for_the_stores(
     assert main(["reproduce", "ens10/t850", "--scale", "small"]) == 2
     assert "smoe data prepare ens10 makes a store" in capsys.readouterr().err
     assert main(["reproduce", "ens10/t2m", "--dry-run", "--output-dir", str(tmp_path)]) == 0
-    assert "missing: ens10/t2m: SMoE U-Net, 10, paper, seed 0" in capsys.readouterr().out
-    assert "| SMoE U-Net | 10 |" in (tmp_path / "t2m.md").read_text()
+    assert "missing: ens10/t2m: SMoE U-Net, 10 members, paper, seed 0" in capsys.readouterr().out
+    assert "| SMoE U-Net | 10 members |" in (tmp_path / "t2m.md").read_text()

@@ -43,7 +43,7 @@ examples:
   smoe reproduce heat/gates --seeds 3 --jobs 2
   smoe reproduce heat --dry-run
   smoe reproduce weather/3-days --scale small --seeds 2 --store data/simulated-store
-  smoe reproduce ens10/t850 --scale small --seeds 2 --store data/ensemble-stores --rows 10
+  smoe reproduce ens10/t850 --scale small --seeds 2 --store data/ensemble-stores --rows "10 members"
 """
 
 

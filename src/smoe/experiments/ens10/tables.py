@@ -46,10 +46,10 @@ def _variable(task: Task) -> ResultTable:
     name = f"ens10/{task}"
     rows = [
         Row(
-            (label, str(members)),
+            (label, f"{members} members"),
             _of(ENSEMBLE_RECIPES[recipe_name], task, members),
             paper_results(recipe_name, task, members),
-            NOTES[name, f"{label}, {members}"],
+            NOTES[name, f"{label}, {members} members"],
         )
         for members in MEMBERS
         for recipe_name, label in _LABELS.items()
@@ -57,7 +57,7 @@ def _variable(task: Task) -> ResultTable:
     references = tuple(reference_name(task, members, scale) for scale in _SCALES for members in MEMBERS)
     title = f"Correcting an ensemble's {_TITLES[task]}"
     return ResultTable(
-        name, title, ("model", "members"), tuple(rows), "Table 5", NOTES[name], references, _metrics(task)
+        name, title, ("model", "ensemble"), tuple(rows), "Table 5", NOTES[name], references, _metrics(task)
     )
 
 
