@@ -11,12 +11,13 @@ import tyro
 
 from smoe.cli.main import UsageError
 from smoe.cli.parse import parse
+from smoe.experiments.ens10.tables import ENS10
 from smoe.experiments.heat.tables import HEAT
 from smoe.experiments.reproduction.stored_runs import RunStore
-from smoe.experiments.reproduction.tables import Experiment, ResultTable
+from smoe.experiments.reproduction.tables import Experiment, ResultTable, Scale
 from smoe.experiments.weather.tables import WEATHER
 
-EXPERIMENTS = (HEAT, WEATHER)
+EXPERIMENTS = (HEAT, WEATHER, ENS10)
 
 
 def _list(experiment: Experiment) -> str:
@@ -34,13 +35,15 @@ tables:
 {chr(10).join(_list(experiment) for experiment in EXPERIMENTS)}
 
 The weather tables need a store (`smoe data prepare weather`): of WeatherBench at scale paper, of the simulated
-atmosphere (`make simulate`) at scale small.
+atmosphere (`make simulate`) at scale small. The ens10 tables need a folder of stores (`smoe data prepare ens10`) with
+names such as z500-5 and t2m-10: of ENS-10, or of the simulated ensemble (`make simulate-ensemble`) at scale small.
 
 examples:
   smoe reproduce heat --scale small --seeds 1 --jobs 2
   smoe reproduce heat/gates --seeds 3 --jobs 2
   smoe reproduce heat --dry-run
   smoe reproduce weather/3-days --scale small --seeds 2 --store data/simulated-store
+  smoe reproduce ens10/t850 --scale small --seeds 2 --store data/ensemble-stores --rows "10 members"
 """
 
 
@@ -57,7 +60,7 @@ class Reproduce:
         output_dir: where the tables, the figures and the results of the runs are written; results/EXPERIMENT if not
             given.
         runs_dir: where unfinished runs are kept, and the heat data.
-        store: of the weather data.
+        store: of the weather data; folder of the stores of ensembles.
         dry_run: train nothing: say what is missing, and write the tables of what is stored.
     """
 
@@ -99,7 +102,9 @@ def run(args: list[str]) -> int:
     data = options.runs_dir / "data" if experiment is HEAT else options.store
     if data is None:
         if not options.dry_run:
-            raise UsageError(f"--store: where are the data of {args[0]}? smoe data prepare weather makes a store")
+            raise UsageError(
+                f"--store: where are the data of {args[0]}? smoe data prepare {experiment.name} makes a store"
+            )
         data = Path()
 
     # torch is imported from here on only: a typo is answered at once.
@@ -116,10 +121,8 @@ def run(args: list[str]) -> int:
         for table in tables:
             write_report(experiment, table, store, _report_path(output_dir, table))
 
-    if experiment is WEATHER and not options.dry_run:
-        from smoe.experiments.weather.references import store_references
-
-        store_references(tables, scale, data, store, say=_say)
+    if not options.dry_run:
+        _store_references(experiment, tables, scale, data, store)
     write_tables()
     is_complete = not missing
     if missing and not options.dry_run:
@@ -145,6 +148,18 @@ def run(args: list[str]) -> int:
     return 130
 
 
+def _store_references(
+    experiment: Experiment, tables: list[ResultTable], scale: Scale, data: Path, store: RunStore
+) -> None:
+    if experiment is WEATHER:
+        from smoe.experiments.weather.references import store_references
+    elif experiment is ENS10:
+        from smoe.experiments.ens10.references import store_references
+    else:
+        return
+    store_references(tables, scale, data, store, say=_say)
+
+
 def _report_path(output_dir: Path, table: ResultTable) -> Path:
     return output_dir / f"{table.name.partition('/')[2]}.md"
 
@@ -156,7 +171,7 @@ def _draw_figures(
         from smoe.experiments.heat.figures import draw_figures
 
         return draw_figures(experiment, tables, store, runs_dir, output_dir)
-    from smoe.experiments.weather.figures import draw_figures
+    from smoe.experiments.reproduction.figures import draw_figures
 
     return draw_figures(experiment, tables, store, output_dir)
 

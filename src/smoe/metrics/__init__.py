@@ -5,7 +5,7 @@ from __future__ import annotations
 from smoe.metrics.anomaly_correlation import AnomalyCorrelation
 from smoe.metrics.ensemble import EnsembleCRPS, EnsembleSpreadSkill, RankHistogram
 from smoe.metrics.errors import MeanAbsoluteError, MeanSquaredError
-from smoe.metrics.gaussian import EECRPS, GaussianCRPS, GaussianSpreadSkill, PitHistogram
+from smoe.metrics.gaussian import EECRPS, EfiDates, GaussianCRPS, GaussianSpreadSkill, PitHistogram
 from smoe.metrics.latitude_weighted import (
     LatitudeWeightedMAE,
     LatitudeWeightedRMSE,
@@ -20,6 +20,7 @@ from smoe.metrics.percent_within import PercentWithin
 __all__ = [
     "EECRPS",
     "AnomalyCorrelation",
+    "EfiDates",
     "EnsembleCRPS",
     "EnsembleSpreadSkill",
     "GaussianCRPS",

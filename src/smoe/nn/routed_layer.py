@@ -14,7 +14,8 @@ from smoe.nn.gates.gate import GateScores, SpatialGate
 from smoe.nn.grid_checks import check_positive
 from smoe.nn.probed_output import probed_output
 from smoe.nn.shared_gates import drop_repeated_gate, find_repeated_gate
-from smoe.ops.top_experts import Routing, rank_experts, top_experts
+from smoe.nn.shared_ranking import rank_for
+from smoe.ops.top_experts import Routing, top_experts
 from smoe.ops.train_routing import train_routing, weigh
 from smoe.options import ORDERS, Order, RoutingTraining
 
@@ -89,7 +90,7 @@ class RoutedLayer(nn.Module, ABC):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, C, H, W)` to `(B, E * F, H', W')`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
         gate_scores = self._score(input)
-        indices = rank_experts(gate_scores.scores, self.num_selected, self.order)
+        indices = rank_for(self, gate_scores.scores)
         if self.training and torch.is_grad_enabled() and self._is_probing():
             self._last_scores = gate_scores
             return probed_output(self, input, indices)
