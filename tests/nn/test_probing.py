@@ -297,3 +297,13 @@ def test_a_second_derivative_is_refused() -> None:
     layer, (x, target) = make_layer(), make_batches(1)[0]
     with pytest.raises(RuntimeError, match="training rule, not a gradient"):
         torch.autograd.grad(F.mse_loss(layer(x), target), layer.weight, create_graph=True)
+
+
+def test_a_tracked_loss_scale_is_divided_out() -> None:
+    layers = [make_layer(), make_layer()]
+    for x, target in make_batches(2):
+        step(layers[0], x, target)
+        loss = smoe.track_loss_scale(F.mse_loss(layers[1](x), target), layers[1])
+        (1024.0 * loss).backward()
+    assert torch.equal(probing_of(layers[0]).evidence, probing_of(layers[1]).evidence)
+    assert torch.equal(layers[0].probe_curvature, layers[1].probe_curvature)

@@ -93,11 +93,11 @@ def _learn(
     if error.numel() == 0:
         return
     _, probing = _probing_gate(layer)
-    scale = layer._loss_scale.to(error.device)
-    seen = observe(error / scale.to(error.dtype), difference, slots, disturbance)
+    scale = float(layer._loss_scale)
+    seen = observe(error, difference, slots, disturbance, scale)
     # Once in a window is enough to know who carries the most error.
     is_last = probing.num_passes == probing.window - 1
-    costs = _costs(error / scale.to(error.dtype), probing, layer.expert_channels) if is_last else None
+    costs = _costs(error, probing, layer.expert_channels) / scale**2 if is_last else None
     everything = torch.cat([part.flatten() for part in (*seen, *(() if costs is None else (costs,)))])
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         # As DistributedDataParallel does with gradients: every process decides by what all have seen.

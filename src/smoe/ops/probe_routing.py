@@ -145,7 +145,11 @@ class Observation(NamedTuple):
 
 
 def observe(
-    error: torch.Tensor, difference: torch.Tensor, slots: torch.Tensor, disturbance: Disturbance | None
+    error: torch.Tensor,
+    difference: torch.Tensor,
+    slots: torch.Tensor,
+    disturbance: Disturbance | None,
+    loss_scale: float = 1.0,
 ) -> Observation:
     """Compares challengers with incumbents.
 
@@ -154,9 +158,12 @@ def observe(
         difference: challenger's minus incumbent's output, `(B, F, H, W)`.
         slots: of the incumbents, `(H, W)`.
         disturbance: that the output carried, if any.
+        loss_scale: factor the loss was multiplied by before its backward; divided out.
     """
     difference = difference.float()
     slopes = (at_slots(error, slots, difference.shape[1]).float() * difference).sum(dim=1)
+    if loss_scale != 1.0:
+        slopes /= loss_scale
     sizes = difference.square().sum(dim=1)
     curvature = slopes.new_zeros(2)
     if disturbance is not None:
