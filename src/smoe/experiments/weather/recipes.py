@@ -126,9 +126,11 @@ _ROWS = {
         model=SpatialMoEResNetModel(gate="random"),
         routing=RoutingTraining(rc_weight=0.0, error_quantile=0.7, damping=None),
     ),
+    # Not of the paper: on the simulated atmosphere the best way to train the gate of a deep net (docs/probing.md).
+    "smoe-probe": WeatherRecipe(model=SpatialMoEResNetModel(), routing=RoutingTraining(training_rule="probe")),
 }
 
-# Each row of the paper's table, trained as in the paper's appendix and as in Rasp and Thuerey's configurations.
+# Each row of the paper's table and one of our own, trained as in the paper's appendix and as in Rasp and Thuerey's configurations.
 WEATHER_RECIPES = {
     **{f"weather/{name}": recipe for name, recipe in _ROWS.items()},
     **{

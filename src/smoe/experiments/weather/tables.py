@@ -74,7 +74,7 @@ def _smoe(routing: RoutingTraining, *, warmup: int = 0, gate_lr: float | None = 
 _FROZEN = RoutingTraining(rc_weight=0.0, error_quantile=0.7, damping=None)
 _UNDAMPED = RoutingTraining(error_quantile=0.7, damping=None)
 _PROBING = RoutingTraining(training_rule="probe")
-_CAREFUL = RoutingTraining(training_rule="probe", probe_confidence=2.0)
+_CAREFUL = replace(_PROBING, probe_confidence=2.0)
 
 
 def _routing() -> ResultTable:
