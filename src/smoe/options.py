@@ -24,7 +24,7 @@ CombinerNormalization = Literal["softmax", "norm", "none"]
 COMBINER_NORMALIZATIONS: tuple[CombinerNormalization, ...] = get_args(CombinerNormalization)
 
 
-TrainingRule = Literal["rc", "probe", "end_to_end", "none"]
+TrainingRule = Literal["rc", "probe", "straight_through", "end_to_end", "none"]
 TRAINING_RULES: tuple[TrainingRule, ...] = get_args(TrainingRule)
 
 ToleranceUnit = Literal["data", "output"]
@@ -37,8 +37,9 @@ class RoutingTraining:
 
     Attributes:
         training_rule: what the gate learns from: `rc`, the routing classification loss, and nothing else (paper,
-            section 2.2); `probe`, trials of experts that are not selected (`smoe.nn.Probing`); `end_to_end`, the error
-            at its chosen experts; `none`, nothing.
+            section 2.2); `probe`, trials of experts that are not selected (`smoe.nn.Probing`);
+            `straight_through`, the gradient of such an exchange, followed by the optimiser; `end_to_end`, the error at
+            its chosen experts; `none`, nothing.
         rc_weight: factor of the RC loss.
         error_quantile: quantile of a sample's errors above which a choice is wrong.
         damping: factor of the error that wrongly chosen experts learn from; None leaves it whole.

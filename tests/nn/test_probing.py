@@ -276,7 +276,10 @@ def test_compiled_it_learns_the_same() -> None:
         ({"gate": smoe.ConvGate(1, 4, 2)}, "needs a TensorGate, got ConvGate"),
         ({"probe_window": 0}, "probe_window must be at least 1, got 0"),
         ({"probe_confidence": float("nan")}, "probe_confidence must not be negative, got nan"),
-        ({"training_rule": "probing"}, "training_rule must be one of rc, probe, end_to_end, none, got 'probing'"),
+        (
+            {"training_rule": "probing"},
+            "training_rule must be one of rc, probe, straight_through, end_to_end, none, got",
+        ),
     ],
 )
 def test_what_probing_cannot_do_is_refused(options, message: str) -> None:

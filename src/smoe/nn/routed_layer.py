@@ -15,6 +15,7 @@ from smoe.nn.grid_checks import check_positive
 from smoe.nn.probed_output import probed_output
 from smoe.nn.shared_gates import drop_repeated_gate, find_repeated_gate
 from smoe.nn.shared_ranking import rank_for
+from smoe.nn.straight_through import straight_through_output
 from smoe.ops.top_experts import Routing, top_experts
 from smoe.ops.train_routing import train_routing, weigh
 from smoe.options import ORDERS, Order, RoutingTraining
@@ -36,6 +37,7 @@ class RoutedLayer(nn.Module, ABC):
     """
 
     probe_curvature: torch.Tensor
+    num_trials: torch.Tensor
 
     def __init__(
         self, gate: SpatialGate, expert_channels: int, weighted: bool, order: Order, training: RoutingTraining
@@ -56,8 +58,8 @@ class RoutedLayer(nn.Module, ABC):
         self._loss_scale = torch.ones((), dtype=torch.float64)
         self._is_loss_tracked = False
         self._last_scores: GateScores | None = None
-        if training.training_rule == "probe":
-            self._start_probing(training)
+        if training.training_rule in ("probe", "straight_through"):
+            self._start_trials(training)
         self.register_state_dict_post_hook(drop_repeated_gate)
         self.register_load_state_dict_pre_hook(find_repeated_gate)
 
@@ -91,9 +93,11 @@ class RoutedLayer(nn.Module, ABC):
         """`(B, C, H, W)` to `(B, E * F, H', W')`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
         gate_scores = self._score(input)
         indices = rank_for(self, gate_scores.scores)
-        if self.training and torch.is_grad_enabled() and self._is_probing():
+        if self.training and torch.is_grad_enabled() and self._tries_experts():
             self._last_scores = gate_scores
-            return probed_output(self, input, indices)
+            if self.routing_training.training_rule == "probe":
+                return probed_output(self, input, indices)
+            return straight_through_output(self, input, gate_scores.scores, indices)
         selected = self.apply_experts(input, indices)
         weights = gate_scores.scores.gather(-3, indices.long()) if self.weighted else None
         if not self.training:
@@ -133,23 +137,35 @@ class RoutedLayer(nn.Module, ABC):
             generator: of the change.
         """
 
-    def _is_probing(self) -> bool:
-        is_probing, can_choose = self.routing_training.training_rule == "probe", self.num_selected < self.num_experts
-        if not is_probing and self.routing_training.training_rule != "none" and self.gate.probing is not None:
+    def _tries_experts(self) -> bool:
+        rule = self.routing_training.training_rule
+        if rule not in ("probe", "none") and self.gate.probing is not None:
             raise ValueError(
                 f"the gate learns by probing, in another layer that shares it, but this layer's training_rule is "
-                f"{self.routing_training.training_rule!r}; give both the same"
+                f"{rule!r}; give both the same"
             )
-        return is_probing and can_choose
+        return rule in ("probe", "straight_through") and self.num_selected < self.num_experts
 
-    def _start_probing(self, training: RoutingTraining) -> None:
+    def _start_trials(self, training: RoutingTraining) -> None:
+        rule = training.training_rule
         if self.weighted:
-            raise ValueError("training_rule='probe' exchanges scores, so it cannot learn weights: leave weighted=False")
+            raise ValueError(
+                f"training_rule={rule!r} compares experts, so it cannot learn weights: leave weighted=False"
+            )
         if self.order != "score":
             raise ValueError(
-                f"training_rule='probe' lets a new expert take its predecessor's channel, which needs order='score', "
+                f"training_rule={rule!r} lets a new expert take its predecessor's channel, which needs order='score', "
                 f"got {self.order!r}"
             )
+        if rule == "straight_through":
+            if self.gate.looks_at_input:
+                raise ValueError(
+                    "training_rule='straight_through' compares one choice for all samples: it needs a gate that does "
+                    f"not look at its input, got {type(self.gate).__name__}"
+                )
+            # Backward passes so far: they decide who is tried.
+            self.register_buffer("num_trials", torch.zeros((), dtype=torch.int64))
+            return
         self.gate.start_probing(training.probe_window, training.probe_confidence)
         # Numerator and denominator of the curvature of the loss.
         self.register_buffer("probe_curvature", torch.zeros(2))

@@ -35,8 +35,9 @@ class SpatialMoE2d(RoutedLayer):
         weighted: multiply the experts' outputs by their scores.
         order: of the output channels: `score`, or `index` for ascending expert numbers.
         training_rule: what the gate learns from: `rc`, the routing classification loss, and nothing else; `probe`,
-            trials of experts that are not selected; `end_to_end`, the error at its chosen experts, times their outputs
-            if weighted; `none`, nothing. The rule's own numbers follow.
+            trials of experts that are not selected; `straight_through`, the gradient of such a trial; `end_to_end`,
+            the error at its chosen experts, times their outputs if weighted; `none`, nothing. The rule's own numbers
+            follow.
         rc_weight: factor of the RC loss.
         error_quantile: quantile of a sample's errors above which a choice is wrong.
         damping: factor of the error that wrongly chosen experts learn from; None leaves it whole.

@@ -12,6 +12,7 @@ RULES = {
     "RC, released settings": RoutingTraining(),
     "RC, the paper's text": RoutingTraining(error_quantile=0.7, damping=0.1),
     "probing": RoutingTraining(training_rule="probe"),
+    "straight-through": RoutingTraining(training_rule="straight_through"),
     "end to end": RoutingTraining(training_rule="end_to_end", damping=None),
 }
 UNITS = (1e-3, 1.0, 1e3)

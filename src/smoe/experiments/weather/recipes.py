@@ -130,7 +130,8 @@ _ROWS = {
     "smoe-probe": WeatherRecipe(model=SpatialMoEResNetModel(), routing=RoutingTraining(training_rule="probe")),
 }
 
-# Each row of the paper's table and one of our own, trained as in the paper's appendix and as in Rasp and Thuerey's configurations.
+# Each row of the paper's table and one of our own, trained as in the paper's appendix and as in Rasp and Thuerey's
+# configurations.
 WEATHER_RECIPES = {
     **{f"weather/{name}": recipe for name, recipe in _ROWS.items()},
     **{

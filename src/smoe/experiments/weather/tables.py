@@ -98,6 +98,7 @@ def _routing() -> ResultTable:
         ),
         ("white noise", "probing", "score"): _smoe(_PROBING),
         ("white noise", "probing, 2 standard errors", "score"): _smoe(_CAREFUL),
+        ("white noise", "straight-through", "score"): _smoe(RoutingTraining(training_rule="straight_through")),
         ("smooth", "probing", "score"): _smoe(_PROBING, gate_init="smooth"),
         ("smooth", "probing, 2 standard errors", "score"): _smoe(_CAREFUL, gate_init="smooth"),
     }
