@@ -42,12 +42,16 @@ class Evaluate:
 
     smoe evaluate --file forecasts.nc --data.store weather-store
 
+    smoe evaluate --ensemble stores/t850-10 --years 2016 2017
+
     Attributes:
         run: run directory.
         split: data to score on.
         checkpoint: the best weights by the validation split, or the last ones.
         forecasts: of a weather run: write its forecasts to this file, .nc or .zarr.
         file: instead of a run: forecasts to score, NetCDF or Zarr, of any model.
+        ensemble: instead of a run: folder that `smoe data prepare ens10` made, whose ensemble is scored as it is.
+        years: of an ensemble: first and last, by the dates that forecasts are for; those after training if not given.
         skip_nan: of a file: leave out forecasts with NaN instead of refusing the file.
         data: of a file: what it is compared with.
     """
@@ -57,6 +61,8 @@ class Evaluate:
     checkpoint: Literal["best", "last"] = "best"
     forecasts: Path | None = None
     file: Path | None = None
+    ensemble: Path | None = None
+    years: tuple[int, int] | None = None
     skip_nan: bool = False
     data: TruthOptions = field(default_factory=TruthOptions)
 
@@ -64,8 +70,13 @@ class Evaluate:
 def run(args: list[str]) -> int:
     """Parses, evaluates, and prints a table."""
     options = parse(Evaluate, args, prog="smoe evaluate")
-    if (options.run is None) == (options.file is None):
-        raise UsageError("give either a run directory or --file FORECASTS (see smoe evaluate --help)")
+    if sum(each is not None for each in (options.run, options.file, options.ensemble)) != 1:
+        raise UsageError("give either a run directory, --file FORECASTS or --ensemble STORE (see smoe evaluate --help)")
+    if options.years is not None and options.ensemble is None:
+        raise UsageError("--years belongs to --ensemble; a run has its own years")
+    if options.ensemble is not None:
+        _score_ensemble(options, options.ensemble)
+        return 0
     if options.file is not None:
         _score_file(options, options.file)
         return 0
@@ -79,6 +90,7 @@ def run(args: list[str]) -> int:
         check_output(options.forecasts)
 
     from smoe.cli.report import print_result
+    from smoe.experiments.ens10.recipes import EnsembleRecipe
     from smoe.experiments.runs import open_run
     from smoe.experiments.weather.recipes import WeatherRecipe
 
@@ -88,6 +100,9 @@ def run(args: list[str]) -> int:
         return 0
     if options.forecasts is not None:
         raise UsageError(f"--forecasts is for weather runs; {options.run} is a run of {opened.name}")
+    if isinstance(opened.recipe, EnsembleRecipe):
+        _evaluate_ensemble(opened, options)
+        return 0
     values = opened.evaluate(options.split)
     print_result(opened.name, options.split, values, options.run)
     return 0
@@ -114,6 +129,38 @@ def _evaluate_weather(opened: OpenRun, options: Evaluate) -> None:
     print_published(opened.name, result.lead_hours, result.scores, result.baselines, opened.name)
     if options.forecasts is not None:
         _say(f"forecasts: {options.forecasts}")
+
+
+def _evaluate_ensemble(opened: OpenRun, options: Evaluate) -> None:
+    from smoe.cli.ensemble_report import print_ensemble_scores
+    from smoe.experiments.ens10.raw import score_raw_ensemble
+    from smoe.experiments.ens10.recipes import EnsembleRecipe
+    from smoe.experiments.ens10.setting import open_store
+
+    assert isinstance(opened.recipe, EnsembleRecipe)
+    data = opened.recipe.data
+    years = {"train": data.train_years, "validation": data.validation_years, "test": data.test_years}[options.split]
+    store = open_store(data)
+    title = (
+        f"{opened.name}, {options.split} split ({years[0]}-{years[1]}): {store.task} from {store.num_members} members"
+    )
+    scores = opened.evaluate(options.split)
+    print_ensemble_scores(title, store, score_raw_ensemble(store, years), opened.name, scores)
+
+
+def _score_ensemble(options: Evaluate, path: Path) -> None:
+    if options.forecasts is not None or options.skip_nan or options.data != TruthOptions():
+        raise UsageError("--forecasts, --skip-nan and --data are for runs and files; an --ensemble has --years only")
+
+    from smoe.cli.ensemble_report import print_ensemble_scores
+    from smoe.data.ens10.store import EnsembleStore
+    from smoe.experiments.ens10.raw import score_raw_ensemble
+
+    store = EnsembleStore.open(path)
+    after = store.train_years[1] + 1
+    years = options.years or (after, max(after, store.years()[-1]))
+    title = f"{path.name}, {years[0]}-{years[1]}: {store.task} from {store.num_members} members"
+    print_ensemble_scores(title, store, score_raw_ensemble(store, years))
 
 
 def _score_file(options: Evaluate, file: Path) -> None:

@@ -21,7 +21,8 @@ class Show:
     """Draws what a run learned into RUN/pictures.
 
     A heat run: its accuracy curve, and its routing map with the experts. A weather run: its scores by epoch, forecasts
-    beside the truth, and the routing on the globe, one picture for each gate.
+    beside the truth, and the routing on the globe, one picture for each gate. A run that corrects ensembles: its score
+    by epoch, rank histogram, reliability and spread beside the raw ensemble's, and maps of the CRPS.
 
     smoe show runs/first
 
@@ -32,7 +33,7 @@ class Show:
     Attributes:
         run: run directory.
         checkpoint: the best weights by the validation split, or the last ones.
-        split: of a weather run: whose forecasts are drawn.
+        split: of a weather run or of one that corrects ensembles: whose forecasts are drawn.
         init_times: of a weather run: when the forecasts to draw start, such as 2018-01-15T00; one from the middle of
             the split if not given.
         layers: of a weather run: draw the routing of layers with this text in their name only.
@@ -56,9 +57,14 @@ def run(args: list[str]) -> int:
     from smoe.training.run_directory import RunDirectory
 
     name, recipe = read_recipe(RunDirectory(options.run))
+    if (times or options.layers) and not isinstance(recipe, WeatherRecipe):
+        raise UsageError(f"--init-times and --layers are for weather runs; {options.run} is a run of {name}")
     if isinstance(recipe, EnsembleRecipe):
-        raise UsageError(f"smoe show draws runs of heat and weather; {options.run} is a run of {name}")
-    if isinstance(recipe, WeatherRecipe):
+        from smoe.experiments.ens10.pictures import draw_run as draw_ensemble_run
+
+        opened = open_run(options.run, options.checkpoint, (options.split,), say=_say)
+        pictures = draw_ensemble_run(opened, options.split)
+    elif isinstance(recipe, WeatherRecipe):
         from smoe.experiments.weather.pictures import draw_run as draw_weather_run
 
         opened = open_run(options.run, options.checkpoint, (options.split,), say=_say)
@@ -66,8 +72,6 @@ def run(args: list[str]) -> int:
     else:
         from smoe.experiments.heat.pictures import draw_run
 
-        if times or options.layers:
-            raise UsageError("--init-times and --layers are for weather runs")
         pictures = draw_run(open_run(options.run, options.checkpoint))
     for picture in pictures:
         sys.stdout.write(f"{picture}\n")

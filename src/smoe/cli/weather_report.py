@@ -22,7 +22,12 @@ _LEGEND = (
 
 
 def print_scores(
-    title: str, name: str, scores: Scores, baselines: Mapping[str, Scores], console: Console | None = None
+    title: str,
+    name: str,
+    scores: Scores,
+    baselines: Mapping[str, Scores],
+    console: Console | None = None,
+    legend: str = _LEGEND,
 ) -> None:
     """All scores of some forecasts in one column, and those of baselines on the same forecasts beside it.
 
@@ -32,6 +37,7 @@ def print_scores(
         scores: theirs.
         baselines: scores by name.
         console: to print to; None for standard output.
+        legend: below the table.
     """
     console = console or Console(highlight=False)
     # Few lines, and long names folded: nothing may be cut off in a file or a terminal of 80 columns.
@@ -39,11 +45,13 @@ def print_scores(
     table.add_column("score", no_wrap=True)
     for header in (name, *baselines):
         table.add_column(header, justify="right", overflow="fold")
-    for metric in _ordered(scores):
-        values = [scores[metric], *(rows.get(metric) for rows in baselines.values())]
+    columns = [scores, *baselines.values()]
+    # Each once, those of the forecasts first.
+    for metric in _ordered(dict.fromkeys(name for column in columns for name in column)):
+        values = [column.get(metric) for column in columns]
         table.add_row(_describe(metric), *("" if value is None else format_score(value) for value in values))
     console.print(table)
-    console.print(_LEGEND, soft_wrap=True)
+    console.print(legend, soft_wrap=True)
 
 
 def print_published(
@@ -115,7 +123,7 @@ def format_score(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _ordered(scores: Scores) -> Sequence[str]:
+def _ordered(scores: Mapping[str, object]) -> Sequence[str]:
     """By kind; what is not of these kinds, such as the loss, at the end."""
     known = [name for prefix in _PREFIXES for name in scores if name.startswith(f"{prefix}_")]
     return [*known, *(name for name in scores if name not in known)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from smoe.views.calibration import draw_calibration
 from smoe.views.comparison import draw_accuracies, draw_epochs, draw_region_accuracies
 from smoe.views.curves import draw_accuracy
 from smoe.views.forecast_maps import ForecastMap, draw_forecast
@@ -11,6 +12,7 @@ from smoe.views.heat import draw_routing, largest_deviation
 from smoe.views.matching import agreement, matched_map, regions_of_experts
 from smoe.views.routing_globe import draw_globe_routing, land_shares, selections, similarity_colours
 from smoe.views.score_curves import draw_scores
+from smoe.views.score_maps import draw_score_maps
 
 __all__ = [
     "ForecastMap",
@@ -19,6 +21,7 @@ __all__ = [
     "coastlines",
     "draw_accuracies",
     "draw_accuracy",
+    "draw_calibration",
     "draw_epochs",
     "draw_forecast",
     "draw_globe",
@@ -26,6 +29,7 @@ __all__ = [
     "draw_grids",
     "draw_region_accuracies",
     "draw_routing",
+    "draw_score_maps",
     "draw_scores",
     "land_shares",
     "largest_deviation",

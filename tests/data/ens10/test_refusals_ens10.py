@@ -150,6 +150,13 @@ def test_members_that_are_wrong(root: Path, tmp_path: Path) -> None:
         (lambda ds: ds.isel(number=slice(0, 9)), r"z has 9 members \(1, 2, 3, 4, 5, 6, 7, 8, 9\), expected 10"),
         (lambda ds: ds.assign_coords(valid_time=ds.valid_time + np.timedelta64(1, "D")), "a lead of 48 h"),
         (lambda ds: ds.isel(isobaricInhPa=[1]), "has no level 500 hPa"),
+        (
+            with_value("u", np.nan, number=3, isobaricInhPa=0, latitude=1, longitude=2),
+            "U holds 1 NaN, .* the first at member 4, latitude 67.5, longitude 45",
+        ),
+        (with_value("t", 1e5, number=3, isobaricInhPa=0, latitude=1, longitude=2), "which cannot be t in K"),
+        (lambda ds: ds.isel(latitude=slice(0, 6)), "is on another grid: 6 latitudes from 90 to -22.5"),
+        (lambda ds: ds.drop_vars("q"), "has no q; it has"),
     ):
         write_members(root, "pl", start, GRID, member_fields)
         rewrite(path, change)
@@ -157,6 +164,25 @@ def test_members_that_are_wrong(root: Path, tmp_path: Path) -> None:
             prepare_all(root, members=5)
     write_members(root, "pl", start, GRID, member_fields).rename(path.with_name("output.pl.19980107.nc"))
     with pytest.raises(DataError, match="started on 1998-01-01, but its name says 1998-01-07"):
+        prepare_all(root, members=5)
+
+
+def test_one_file_of_members_that_is_not_like_the_others(root: Path) -> None:
+    for start in SOME:
+        write_members(root, "pl", start, GRID, member_fields)
+    third = root / "ensemble" / "output.pl.19980108.nc"
+    content = third.read_bytes()
+    coarse = Grid(GRID.latitude[::2], GRID.longitude[::2])
+    write_members(root, "pl", SOME[2], coarse, lambda name, level, start: member_fields(name, level, start, coarse))
+    with pytest.raises(DataError, match=r"19980108.nc is on a grid of \(5, 8\), the first file on \(9, 16\)"):
+        prepare_all(root, members=5)
+    third.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match=r"19980108.nc: it cannot be read, the file is damaged or incomplete"):
+        prepare_all(root, members=5)
+    # Members of one date under another date's name and times: the forecasts fit other truths.
+    for start, other in zip(SOME, np.roll(SOME, 1), strict=True):
+        write_members(root, "pl", start, GRID, lambda name, level, _, other=other: member_fields(name, level, other))
+    with pytest.raises(DataError, match="nearer to the truth of a neighbouring date"):
         prepare_all(root, members=5)
 
 

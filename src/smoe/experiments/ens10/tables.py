@@ -90,10 +90,12 @@ def _routing() -> ResultTable:
     )  # fmt: skip
 
 
-# Years of the simulated ensemble. There is no year to choose the best weights by: they are chosen by the training
-# years, which is to say that they are those of the last epochs.
-SIMULATED = EnsembleData(train_years=(2001, 2002), validation_years=(2002, 2002), test_years=(2003, 2003))
-_SIMULATED_EPOCHS = 60
+# Years of the simulated ensemble. A year for the choice of the best weights, because so few forecasts are soon learned
+# by heart: after 60 epochs on 34 of them a U-Net's CRPS was 0.20 K in training and 0.77 K on others, where the raw
+# ensemble's is 0.72 K.
+SIMULATED = EnsembleData(train_years=(2001, 2001), validation_years=(2002, 2002), test_years=(2003, 2003))
+_SIMULATED_EPOCHS = 40
+_SIMULATED_LR, _EMOS_LR = 3e-4, 1e-3
 
 
 def _small(recipe: EnsembleRecipe) -> EnsembleRecipe:
@@ -105,8 +107,8 @@ def _small(recipe: EnsembleRecipe) -> EnsembleRecipe:
         plateau_patience=_SIMULATED_EPOCHS,
         early_stop_patience=_SIMULATED_EPOCHS,
     )
-    # The paper's 1e-5 is for 46,000 steps; here are fewer than a thousand.
-    optimizer = replace(recipe.optimizer, lr=1e-3)
+    # The paper's 1e-5 takes 2,200 steps on pixels 127 times as many; here it would hardly leave the start.
+    optimizer = replace(recipe.optimizer, lr=_EMOS_LR if isinstance(model, EmosModel) else _SIMULATED_LR)
     return replace(recipe, data=data, model=model, training=training, optimizer=optimizer)
 
 
@@ -128,8 +130,8 @@ ENS10 = Experiment(
         Scale("paper", "ENS-10 at 0.5 degrees, trained on 1998-2014, tested on 2016-2017", _same),
         Scale(
             "small",
-            "simulated ensemble at 5.625 degrees, trained on two years and tested on one; U-Nets of 16 filters; "
-            f"{_SIMULATED_EPOCHS} epochs at a learning rate of 1e-3",
+            "simulated ensemble at 5.625 degrees, a year each to train, to choose the best weights and to test; U-Nets "
+            f"of 16 filters; {_SIMULATED_EPOCHS} epochs at a learning rate of {_SIMULATED_LR:g} (EMOS: {_EMOS_LR:g})",
             _small,
             is_comparable=False,
         ),
