@@ -41,6 +41,12 @@ class ImageSamples(Dataset[tuple[Tensor, Tensor]]):
         self.images = torch.from_numpy(np.array(images))
         self.labels = torch.from_numpy(labels.astype(np.int64))
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, rows and columns."""
+        channels, rows, columns = self.images.shape[1:]
+        return channels, rows, columns
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -61,6 +67,38 @@ class ImageSamples(Dataset[tuple[Tensor, Tensor]]):
     def collate(batch: Any) -> tuple[Tensor, Tensor]:
         """Return the batch as it is: `__getitems__` has stacked it, and torch's default would stack it again."""
         return batch
+
+
+class DrawnImages(Dataset[tuple[Tensor, Tensor]]):
+    """Some of the samples, each at most once, drawn anew for each epoch.
+
+    Args:
+        samples: to draw from.
+        number: of samples in an epoch.
+        seed: of the draws.
+    """
+
+    def __init__(self, samples: ImageSamples, number: int, seed: int) -> None:
+        if not 1 <= number <= len(samples):
+            raise ValueError(f"an epoch must have 1 to {len(samples):,} images, got {number:,}")
+        self.samples, self.number, self.seed = samples, number, seed
+        self.start_epoch(0)
+
+    def start_epoch(self, epoch: int) -> None:
+        """Draws, from the seed and the number of the epoch alone: again the same after a resume."""
+        generator = np.random.default_rng((self.seed, epoch))
+        self._drawn = generator.permutation(len(self.samples))[: self.number]
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Returns an image `(C, H, W)` and its class."""
+        return self.samples[int(self._drawn[index])]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Returns images `(B, C, H, W)` and their classes `(B,)`."""
+        return self.samples.__getitems__(self._drawn[np.asarray(indices)].tolist())
 
 
 def split_training(images: LabelledImages, image_set: ImageSet) -> dict[str, LabelledImages]:
