@@ -9,13 +9,15 @@ from smoe.views.globe import coastlines, draw_globe
 from smoe.views.grid import Panel, draw_grids
 from smoe.views.heat import draw_routing, largest_deviation
 from smoe.views.matching import agreement, matched_map, regions_of_experts
-from smoe.views.routing_globe import draw_globe_routing, land_shares, selections, similarity_colours
+from smoe.views.routing_globe import area_of_rows, draw_globe_routing, land_shares
 from smoe.views.score_curves import draw_scores
+from smoe.views.shared_experts import selections, similarity_colours
 
 __all__ = [
     "ForecastMap",
     "Panel",
     "agreement",
+    "area_of_rows",
     "coastlines",
     "draw_accuracies",
     "draw_accuracy",
