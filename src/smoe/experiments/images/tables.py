@@ -75,9 +75,10 @@ def _routing() -> ResultTable:
         ("smooth, 7 pixels", "q 0.95, no damping", "index"): _smoe(
             RoutingTraining(error_quantile=0.95, damping=None), order="index", **wide
         ),
-        ("smooth, 7 pixels", "straight-through", "index"): _smoe(
-            RoutingTraining(rc_loss=False, damping=None), order="index", **wide
+        ("smooth, 7 pixels", "end to end", "index"): _smoe(
+            RoutingTraining(training_rule="end_to_end", damping=None), order="index", **wide
         ),
+        ("smooth, 7 pixels", "probing", "score"): _smoe(RoutingTraining(training_rule="probe", damping=None), **wide),
     }
     rows = [Row(labels, recipe, note=NOTES[name, ", ".join(labels)]) for labels, recipe in recipes.items()]
     columns = ("gate starts as", "routing learns by", "order")
