@@ -13,11 +13,12 @@ from smoe.cli.main import UsageError
 from smoe.cli.parse import parse
 from smoe.experiments.ens10.tables import ENS10
 from smoe.experiments.heat.tables import HEAT
+from smoe.experiments.images.tables import IMAGES
 from smoe.experiments.reproduction.stored_runs import RunStore
 from smoe.experiments.reproduction.tables import Experiment, ResultTable, Scale
 from smoe.experiments.weather.tables import WEATHER
 
-EXPERIMENTS = (HEAT, WEATHER, ENS10)
+EXPERIMENTS = (HEAT, WEATHER, ENS10, IMAGES)
 
 
 def _list(experiment: Experiment) -> str:
@@ -37,6 +38,7 @@ tables:
 The weather tables need a store (`smoe data prepare weather`): of WeatherBench at scale paper, of the simulated
 atmosphere (`make simulate`) at scale small. The ens10 tables need a folder of stores (`smoe data prepare ens10`) with
 names such as z500-5 and t2m-10: of ENS-10, or of the simulated ensemble (`make simulate-ensemble`) at scale small.
+The image tables look for the files of `smoe data fetch` in `data`, or in --store FOLDER.
 
 examples:
   smoe reproduce heat --scale small --seeds 1 --jobs 2
@@ -44,6 +46,7 @@ examples:
   smoe reproduce heat --dry-run
   smoe reproduce weather/3-days --scale small --seeds 2 --store data/simulated-store
   smoe reproduce ens10/t850 --scale small --seeds 2 --store data/ensemble-stores --rows "10 members"
+  smoe reproduce images/mnist --scale small
 """
 
 
@@ -60,7 +63,7 @@ class Reproduce:
         output_dir: where the tables, the figures and the results of the runs are written; results/EXPERIMENT if not
             given.
         runs_dir: where unfinished runs are kept, and the heat data.
-        store: of the weather data; folder of the stores of ensembles.
+        store: of the weather data; folder of the stores of ensembles; folder of the images.
         dry_run: train nothing: say what is missing, and write the tables of what is stored.
     """
 
@@ -99,7 +102,9 @@ def run(args: list[str]) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from None
     output_dir = options.output_dir or Path("results") / experiment.name
-    data = options.runs_dir / "data" if experiment is HEAT else options.store
+    # The other experiments' data are made while they run, or are where `smoe data fetch` puts them.
+    default_data = {HEAT.name: options.runs_dir / "data", IMAGES.name: Path("data")}.get(experiment.name)
+    data = default_data if experiment is HEAT or options.store is None else options.store
     if data is None:
         if not options.dry_run:
             raise UsageError(
@@ -171,6 +176,10 @@ def _draw_figures(
         from smoe.experiments.heat.figures import draw_figures
 
         return draw_figures(experiment, tables, store, runs_dir, output_dir)
+    if experiment is IMAGES:
+        from smoe.experiments.images.figures import draw_figures as draw_image_figures
+
+        return draw_image_figures(experiment, tables, store, runs_dir, output_dir)
     from smoe.experiments.reproduction.figures import draw_figures
 
     return draw_figures(experiment, tables, store, output_dir)

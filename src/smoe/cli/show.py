@@ -22,9 +22,13 @@ class Show:
 
     A heat run: its accuracy curve, and its routing map with the experts. A weather run: its scores by epoch, forecasts
     beside the truth, and the routing on the globe, one picture for each gate. A run that corrects ensembles: its score
-    by epoch, rank histogram, reliability and spread beside the raw ensemble's, and maps of the CRPS.
+    by epoch, rank histogram, reliability and spread beside the raw ensemble's, and maps of the CRPS. A run that
+    classifies images: its accuracy by epoch, which classes it takes for which, and the routing over the mean image of
+    each class.
 
     smoe show runs/first
+
+    smoe show runs/mnist-smoe-0
 
     smoe show runs/weather --init-times 2018-01-15T00 2018-07-15T00
 
@@ -33,7 +37,7 @@ class Show:
     Attributes:
         run: run directory.
         checkpoint: the best weights by the validation split, or the last ones.
-        split: of a weather run or of one that corrects ensembles: whose forecasts are drawn.
+        split: whose forecasts are drawn, or images classified; heat runs draw none.
         init_times: of a weather run: when the forecasts to draw start, such as 2018-01-15T00; one from the middle of
             the split if not given.
         layers: of a weather run: draw the routing of layers with this text in their name only.
@@ -52,6 +56,7 @@ def run(args: list[str]) -> int:
     times = [_parse_time(text) for text in options.init_times]
 
     from smoe.experiments.ens10.recipes import EnsembleRecipe
+    from smoe.experiments.images.recipes import ImageRecipe
     from smoe.experiments.runs import open_run, read_recipe
     from smoe.experiments.weather.recipes import WeatherRecipe
     from smoe.training.run_directory import RunDirectory
@@ -64,6 +69,10 @@ def run(args: list[str]) -> int:
 
         opened = open_run(options.run, options.checkpoint, (options.split,), say=_say)
         pictures = draw_ensemble_run(opened, options.split)
+    elif isinstance(recipe, ImageRecipe):
+        from smoe.experiments.images.pictures import draw_run as draw_image_run
+
+        pictures = draw_image_run(open_run(options.run, options.checkpoint, (options.split,), say=_say), options.split)
     elif isinstance(recipe, WeatherRecipe):
         from smoe.experiments.weather.pictures import draw_run as draw_weather_run
 
