@@ -3,9 +3,21 @@
 from smoe.models.conv_net import ConvNet
 from smoe.models.emos import Emos
 from smoe.models.fully_connected_net import FullyConnectedNet
+from smoe.models.resnet import ResNet, resnet50, wide_resnet50_2
 from smoe.models.spatial_moe_net import SpatialMoENet
 from smoe.models.unet import UNet
 from smoe.models.vision_transformer import VisionTransformer
 from smoe.models.weather_resnet import WeatherResNet
 
-__all__ = ["ConvNet", "Emos", "FullyConnectedNet", "SpatialMoENet", "UNet", "VisionTransformer", "WeatherResNet"]
+__all__ = [
+    "ConvNet",
+    "Emos",
+    "FullyConnectedNet",
+    "ResNet",
+    "SpatialMoENet",
+    "UNet",
+    "VisionTransformer",
+    "WeatherResNet",
+    "resnet50",
+    "wide_resnet50_2",
+]
