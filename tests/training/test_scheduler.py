@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 from torch import nn
 
-from smoe.training.loop import make_scheduler
 from smoe.training.plan import TrainingPlan
+from smoe.training.schedule import Schedule
 
 
 def learning_rates(plan: TrainingPlan, values: list[float], lrs: tuple[float, ...] = (1e-3,)) -> list[list[float]]:
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in lrs]
     optimizer = torch.optim.Adam(groups)
-    scheduler = make_scheduler(optimizer, plan)
+    scheduler = Schedule(optimizer, plan)
     seen = []
     for value in values:
+        optimizer.step()
         scheduler.step(value)
         seen.append([group["lr"] for group in optimizer.param_groups])
     return seen
@@ -29,3 +33,42 @@ def test_the_margin_of_an_improvement_is_absolute() -> None:
     plan = TrainingPlan(monitor_mode="min", plateau_patience=0, min_delta=0.1)
     assert learning_rates(plan, [1.0, 0.95])[-1] != [1e-3]
     assert learning_rates(plan, [1.0, 0.85])[-1] == [1e-3]
+
+
+def wave_by_definition(epoch: int, lr: float, num_epochs: int, num_warmup: int, start: float) -> float:
+    """Epochs from 0: rises in equal steps from `start` of the rate to all of it, then half a cosine to 0."""
+    if epoch < num_warmup:
+        return lr * (start + (1.0 - start) * epoch / num_warmup)
+    return lr * (1.0 + math.cos(math.pi * (epoch - num_warmup) / (num_epochs - num_warmup))) / 2.0
+
+
+@pytest.mark.parametrize("num_warmup", [0, 1, 5])
+def test_the_wave_of_the_published_recipe(num_warmup: int) -> None:
+    plan = TrainingPlan(max_epochs=20, schedule="cosine", warmup_epochs=num_warmup)
+    lrs = (0.5, 40.0)
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in lrs]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    schedule = Schedule(optimizer, plan)
+    for epoch in range(20):
+        expected = [wave_by_definition(epoch, lr, 20, num_warmup, 0.01) for lr in lrs]
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        optimizer.step()
+        schedule.step(0.0)
+        state = schedule.state_dict(), optimizer.state_dict()
+        # As after a resume.
+        schedule = Schedule(optimizer, plan)
+        optimizer.load_state_dict(state[1])
+        schedule.load_state_dict(state[0])
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="warmup_epochs belongs to schedule='cosine', but schedule is 'plateau'"):
+        TrainingPlan(warmup_epochs=3)
+    with pytest.raises(ValueError, match="warmup_epochs must be below max_epochs, 3, got 3"):
+        TrainingPlan(schedule="cosine", warmup_epochs=3, max_epochs=3)
+    with pytest.raises(ValueError, match="warmup_start must be above 0 and at most 1, got 0"):
+        TrainingPlan(schedule="cosine", warmup_start=0.0)
+    with pytest.raises(ValueError, match="average_decay must be in"):
+        TrainingPlan(average_decay=1.0)
+    with pytest.raises(ValueError, match="part_size must be at least 1, got 0"):
+        TrainingPlan(part_size=0)
