@@ -14,6 +14,7 @@ from smoe.experiments.recipes import RECIPES, Recipe, find_recipe
 
 if TYPE_CHECKING:
     from smoe.experiments.cost import Cost
+    from smoe.experiments.dry_task import DryTask
 
 HELP = f"""usage: smoe plan RECIPE [--FIELD VALUE ...]
 
@@ -77,7 +78,7 @@ def describe(name: str, recipe: Recipe, cost: Cost) -> list[str]:
     num_threads = torch.get_num_threads()
     where = f"{scaled}{num_threads} {'thread' if num_threads == 1 else 'threads'} of {processor_name()}"
     rows = {
-        "data": f"{dry.source}; a sample is {_shape(dry.input_shape)} to {_shape(dry.target_shape)}",
+        "data": f"{dry.source}; a sample is {_shape(dry.input_shape)} to {_target(dry)}",
         "parameters": f"{parts.total:,}: {of_parts}",
         "memory": (
             f"{size(cost.total_bytes)}: weights {size(cost.weight_bytes)}, gradients {size(cost.gradient_bytes)}, "
@@ -116,6 +117,10 @@ def duration(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds / 86400:.3g} days"
+
+
+def _target(dry: DryTask) -> str:
+    return _shape(dry.target_shape) if dry.num_classes is None else f"one of {dry.num_classes} classes"
 
 
 def _shape(shape: tuple[int, ...]) -> str:

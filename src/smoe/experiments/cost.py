@@ -177,10 +177,10 @@ class _Meter:
 
     def _batch(self, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         device, dry = self.accelerator.device, self.dry
-        return (
-            torch.randn(batch_size, *dry.input_shape, device=device),
-            torch.randn(batch_size, *dry.target_shape, device=device),
-        )
+        input = torch.randn(batch_size, *dry.input_shape, device=device)
+        if dry.num_classes is not None:
+            return input, torch.randint(dry.num_classes, (batch_size, *dry.target_shape), device=device)
+        return input, torch.randn(batch_size, *dry.target_shape, device=device)
 
     def _now(self) -> float:
         if self.accelerator.device.type == "cuda":

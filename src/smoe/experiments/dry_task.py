@@ -9,6 +9,7 @@ import numpy as np
 from smoe.experiments.ens10.models import EmosModel
 from smoe.experiments.ens10.recipes import EnsembleRecipe
 from smoe.experiments.heat.recipes import HeatRecipe
+from smoe.experiments.images.recipes import ImageRecipe
 from smoe.experiments.recipes import Recipe
 from smoe.experiments.weather.recipes import WeatherData, WeatherRecipe
 from smoe.training.loop import Task
@@ -28,6 +29,7 @@ class DryTask:
         num_train_samples: of the training split.
         num_validation_samples: of the validation split.
         source: where these numbers come from.
+        num_classes: of a classifier, whose targets are classes and not fields.
     """
 
     task: Task
@@ -36,12 +38,15 @@ class DryTask:
     num_train_samples: int
     num_validation_samples: int
     source: str
+    num_classes: int | None = None
 
 
 def build_dry_task(recipe: Recipe) -> DryTask:
     """The task of a recipe, made without simulating or reading fields."""
     if isinstance(recipe, HeatRecipe):
         return _heat(recipe)
+    if isinstance(recipe, ImageRecipe):
+        return _images(recipe)
     return _ensemble(recipe) if isinstance(recipe, EnsembleRecipe) else _weather(recipe)
 
 
@@ -112,6 +117,20 @@ def _ensemble(recipe: EnsembleRecipe) -> DryTask:
         num_validation,
         source,
     )
+
+
+def _images(recipe: ImageRecipe) -> DryTask:
+    from smoe.data.images.catalogue import IMAGE_SETS
+    from smoe.experiments.images.build import make_task
+
+    data = recipe.data
+    image_set = IMAGE_SETS[data.name]
+    num_images = image_set.num_images["train"]
+    num_validation = int(image_set.validation_share * num_images)
+    num_train = min(num_images - num_validation, data.images_per_epoch or num_images)
+    source = f"the published {image_set.title}"
+    num_classes = len(image_set.classes)
+    return DryTask(make_task(recipe), image_set.image_shape, (), num_train, num_validation, source, num_classes)
 
 
 def _count_starts(data: WeatherData, years: tuple[int, int], skip_hours: int) -> int:

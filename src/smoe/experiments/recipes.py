@@ -11,13 +11,14 @@ from typing import Any
 
 from smoe.experiments.ens10.recipes import ENSEMBLE_RECIPES, EnsembleRecipe
 from smoe.experiments.heat.recipes import HEAT_RECIPES, HeatRecipe
+from smoe.experiments.images.recipes import IMAGE_RECIPES, ImageRecipe
 from smoe.experiments.weather.recipes import WEATHER_RECIPES, WeatherRecipe
 from smoe.suggestions import suggest
 
 # The first one is that of the recipes stored when there was one experiment only, which do not say their class.
-Recipe = HeatRecipe | WeatherRecipe | EnsembleRecipe
+Recipe = HeatRecipe | WeatherRecipe | EnsembleRecipe | ImageRecipe
 
-RECIPES: dict[str, Recipe] = {**HEAT_RECIPES, **WEATHER_RECIPES, **ENSEMBLE_RECIPES}
+RECIPES: dict[str, Recipe] = {**HEAT_RECIPES, **WEATHER_RECIPES, **ENSEMBLE_RECIPES, **IMAGE_RECIPES}
 
 
 class RecipeError(Exception):

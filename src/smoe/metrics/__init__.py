@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from smoe.metrics.accuracy import Accuracy, ClassErrors, class_ranks, confusion_matrix
 from smoe.metrics.anomaly_correlation import AnomalyCorrelation
 from smoe.metrics.ensemble import EnsembleCRPS, EnsembleSpreadSkill, RankHistogram
 from smoe.metrics.errors import MeanAbsoluteError, MeanSquaredError
@@ -13,13 +14,16 @@ from smoe.metrics.latitude_weighted import (
     MeanOfRootsRMSE,
     latitude_weights,
 )
+from smoe.metrics.mean_cross_entropy import MeanCrossEntropy
 from smoe.metrics.mean_loss import MeanLoss
 from smoe.metrics.metric import Metric
 from smoe.metrics.percent_within import PercentWithin
 
 __all__ = [
     "EECRPS",
+    "Accuracy",
     "AnomalyCorrelation",
+    "ClassErrors",
     "EnsembleCRPS",
     "EnsembleSpreadSkill",
     "GaussianCRPS",
@@ -28,6 +32,7 @@ __all__ = [
     "LatitudeWeightedRMSE",
     "LatitudeWeightedScore",
     "MeanAbsoluteError",
+    "MeanCrossEntropy",
     "MeanLoss",
     "MeanOfRootsRMSE",
     "MeanSquaredError",
@@ -35,5 +40,7 @@ __all__ = [
     "PercentWithin",
     "PitHistogram",
     "RankHistogram",
+    "class_ranks",
+    "confusion_matrix",
     "latitude_weights",
 ]

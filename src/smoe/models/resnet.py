@@ -7,15 +7,14 @@ stride of a block is that of its 3x3 convolution.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from smoe.nn.grid_checks import check_input, check_positive
 
-# In-channels, out-channels and stride to a 3x3 convolution without bias.
-MakeConv3x3 = Callable[[int, int, int], nn.Module]
+# Output channels of a block for each of its filters.
 _EXPANSION = 4
 
 
@@ -29,11 +28,6 @@ def start_as_torchvision(weight: torch.Tensor, out_channels: int) -> None:
     nn.init.normal_(weight, std=math.sqrt(2.0 / (out_channels * weight.shape[2] * weight.shape[3])))
 
 
-def conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
-    """A 3x3 convolution without bias that keeps the grid at stride 1."""
-    return nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
-
-
 class Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolutions, each with batch normalisation, added to the input.
 
@@ -42,17 +36,14 @@ class Bottleneck(nn.Module):
         filters: a quarter of the output channels.
         width: channels of the 3x3 convolution.
         stride: of the 3x3 convolution, and of the projection of the input that a change of shape needs.
-        make_conv: makes the 3x3 convolution.
     """
 
-    def __init__(
-        self, in_channels: int, filters: int, width: int, stride: int, make_conv: MakeConv3x3 = conv3x3
-    ) -> None:
+    def __init__(self, in_channels: int, filters: int, width: int, stride: int = 1) -> None:
         super().__init__()
         out_channels = _EXPANSION * filters
         self.conv1 = nn.Conv2d(in_channels, width, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = make_conv(width, width, stride)
+        self.conv2: nn.Module = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = nn.Conv2d(width, out_channels, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(out_channels)
@@ -81,7 +72,6 @@ class ResNet(nn.Module):
         num_classes: logits.
         filters: of the first convolution; each stage has twice those of the one before.
         width_factor: channels of the 3x3 convolutions, as a multiple of the stage's filters; 2 is Wide ResNet-50-2.
-        make_conv: makes the 3x3 convolutions; of torch if None.
     """
 
     def __init__(
@@ -91,13 +81,11 @@ class ResNet(nn.Module):
         num_classes: int = 1000,
         filters: int = 64,
         width_factor: int = 1,
-        make_conv: MakeConv3x3 | None = None,
     ) -> None:
         super().__init__()
         check_positive(num_classes=num_classes, filters=filters, width_factor=width_factor)
         if len(num_blocks) != 4 or min(num_blocks) < 1:
             raise ValueError(f"num_blocks must be four numbers from 1 on, got {tuple(num_blocks)}")
-        make_conv = conv3x3 if make_conv is None else make_conv
         self.conv1 = nn.Conv2d(3, filters, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(filters)
         self.relu: nn.Module = nn.ReLU(inplace=True)
@@ -113,7 +101,6 @@ class ResNet(nn.Module):
                     stage_filters,
                     stage_filters * width_factor,
                     2 if number > 0 and block == 0 else 1,
-                    make_conv,
                 )
                 for block in range(num_blocks[number])
             )

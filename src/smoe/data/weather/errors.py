@@ -1,7 +1,7 @@
-"""What is raised when weather data cannot be used."""
+"""What is raised when weather data cannot be used: the same as for all data."""
 
 from __future__ import annotations
 
+from smoe.data.errors import DataError
 
-class DataError(ValueError):
-    """Data are not what they should be: says what was found, where, what was expected, and what to do."""
+__all__ = ["DataError"]

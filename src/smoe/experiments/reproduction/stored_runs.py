@@ -14,7 +14,7 @@ from smoe.atomic_files import write_atomically
 from smoe.experiments.recipes import Recipe, to_plain
 
 # What changes where and how fast a run computes, but not what it computes.
-_WITHOUT_EFFECT = {"cache_dir", "store", "device", "num_threads", "num_workers", "evaluation_batch_size"}
+_WITHOUT_EFFECT = {"cache_dir", "store", "root", "device", "num_threads", "num_workers", "evaluation_batch_size"}
 
 
 class StoredRunError(Exception):

@@ -1,0 +1,108 @@
+"""The classifiers of small images, as options of recipes (paper appendix D). Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from smoe.experiments.gate_options import GateOptions
+from smoe.options import Combiner
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What all of them share: 3x3 layers that keep the grid, batch normalisation and ReLU, mean over pixels, linear.
+
+    Attributes:
+        filters: of each layer.
+        num_layers: of the net.
+    """
+
+    filters: int = 64
+    num_layers: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("filters", "num_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class ConvClassifierModel(_Size):
+    """Three convolutions."""
+
+
+@dataclass(frozen=True)
+class LocalClassifierModel(_Size):
+    """Two convolutions and a locally connected layer (LCN)."""
+
+
+@dataclass(frozen=True)
+class CoordConvClassifierModel(_Size):
+    """Three convolutions that see their coordinates (CoordConv).
+
+    Attributes:
+        coordinates: `image`: appended once, to the image, as Elsayed et al. do, whose set-up the paper follows;
+            `all`: to the input of every layer, as the paper's heat net.
+    """
+
+    coordinates: Literal["image", "all"] = "image"
+
+
+@dataclass(frozen=True)
+class WideClassifierModel(_Size):
+    """Three convolutions with more filters.
+
+    Attributes:
+        matched_rank: the widths are those of Elsayed et al.: as many parameters as a low-rank local layer of this rank
+            in the place of the layer and a plain layer behind it would have. 66, 160 and 256 filters for grey images.
+    """
+
+    matched_rank: int = 4
+
+    def widths(self, in_channels: int) -> tuple[int, ...]:
+        """Filters of each layer, for images of so many channels."""
+        rank, filters = self.matched_rank, self.filters
+        inputs = (in_channels, *(filters,) * (self.num_layers - 1))
+        inner = (int((rank * number + filters) / (number + filters) * filters) for number in inputs[:-1])
+        return *inner, filters * rank
+
+
+@dataclass(frozen=True)
+class LowRankLocalClassifierModel(_Size):
+    """Three low-rank locally connected layers (LRLCN).
+
+    Attributes:
+        spatial_rank: bases.
+        combiner: how each pixel mixes them; the first one is that of Elsayed et al.
+        spatial_bias: add a learned number for each row and column, as Elsayed et al. do.
+    """
+
+    spatial_rank: int = 4
+    combiner: Combiner = "rows_and_columns"
+    spatial_bias: bool = True
+
+
+@dataclass(frozen=True)
+class SpatialMoEClassifierModel(GateOptions, _Size):
+    """Three SMoE layers of 128 experts, of which 64 are selected.
+
+    Attributes:
+        share_gates: one gate for all layers.
+    """
+
+    share_gates: bool = True
+
+    def __post_init__(self) -> None:
+        GateOptions.__post_init__(self)
+        _Size.__post_init__(self)
+
+
+ImageModel = (
+    ConvClassifierModel
+    | LocalClassifierModel
+    | CoordConvClassifierModel
+    | WideClassifierModel
+    | LowRankLocalClassifierModel
+    | SpatialMoEClassifierModel
+)
