@@ -20,6 +20,8 @@ subcommands:
 {subcommands}
 
 examples:
+  smoe data fetch mnist
+  smoe data check data/mnist
   smoe data check ~/weatherbench
   smoe data prepare weather --root ~/weatherbench --output stores/era5
   smoe data prepare weather --root ~/weatherbench --output stores/era5-6h --step-hours 6

@@ -1,4 +1,4 @@
-"""`smoe data check`: describes weather data, ensembles or a store, and says whether they can be used."""
+"""`smoe data check`: describes weather data, ensembles, images or a store, and says whether they can be used."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Check:
-    """Describes weather data and says whether the recipes can use them, for example: smoe data check ~/weatherbench.
+    """Describes data and says whether the recipes can use them, for example: smoe data check ~/weatherbench.
 
     Exit code 0: they can; 1: they cannot, with the reasons.
 
     Attributes:
         path: a WeatherBench root or its folder of one resolution, the like of CMIP, a Zarr store of WeatherBench-2, or
-            a folder of ENS-10, preprocessed or as downloaded, or what smoe data prepare weather wrote.
+            a folder of ENS-10, preprocessed or as downloaded, or what smoe data prepare weather wrote, or a folder of
+            MNIST, Fashion-MNIST or CIFAR-10.
         kind: layout; auto recognises it.
         resolution: which grid, where there are several; 1.4deg is 1.40625deg.
         quick: read headers only: seconds, but no share of NaNs, and damage inside a file stays unseen.
     """
 
     path: tyro.conf.Positional[Path]
-    kind: Literal["auto", "weatherbench", "cmip", "weatherbench2", "ens10"] = "auto"
+    kind: Literal["auto", "weatherbench", "cmip", "weatherbench2", "ens10", "images"] = "auto"
     resolution: Literal["5.625deg", "2.8125deg", "1.40625deg", "1.4deg"] | None = None
     quick: bool = False
 
@@ -46,6 +47,11 @@ def run(args: list[str]) -> int:
 
     if any((options.path / name).is_file() for name in (METADATA_FILE, PREPARATION_FILE)):
         return _check_store(options.path, options.quick)
+
+    from smoe.data.images.describe import has_images
+
+    if options.kind == "images" or (options.kind == "auto" and has_images(options.path)):
+        return _check_images(options.path)
 
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -83,6 +89,27 @@ def print_tasks(path: Path, tasks: list[TaskDescription], quick: bool, console: 
     verdict = f"can be used for {', '.join(usable)}" if usable else "cannot be used"
     console.print(f"{path}: ENS-10, {verdict}" + (", as far as the headers tell" if quick else ""))
     return 0 if usable else 1
+
+
+def _check_images(path: Path) -> int:
+    from smoe.data.images.catalogue import IMAGE_SETS
+    from smoe.data.images.describe import describe_images
+
+    found = describe_images(path)
+    if not found:
+        known = ", ".join(image_set.title for image_set in IMAGE_SETS.values())
+        sys.stdout.write(f"{path}: no files of {known}\n")
+        return 1
+    for description in found:
+        for line in (*description.facts, *(f"problem: {text}" for text in description.problems)):
+            sys.stdout.write(f"{description.folder}: {line}\n")
+        verdict = "cannot be used"
+        if description.is_published:
+            verdict = f"the published files, can be used: smoe train {description.name}/smoe --data.root {path}"
+        elif description.is_readable:
+            verdict = f"can be used as {description.name} with --data.verify False only"
+        sys.stdout.write(f"{description.folder}: {IMAGE_SETS[description.name].title}, {verdict}\n")
+    return 0 if any(description.is_published for description in found) else 1
 
 
 def _check_store(path: Path, quick: bool) -> int:

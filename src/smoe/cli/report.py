@@ -29,7 +29,7 @@ def print_result(
         is_printed = paper is not None and metric == paper.metric
         table.add_row(metric, format_value(value), f"{paper.mean} ± {paper.spread:g}" if paper and is_printed else "")
     if epochs is not None:
-        table.add_row("epochs", str(epochs), str(paper.epochs) if paper else "")
+        table.add_row("epochs", str(epochs), str(paper.epochs) if paper and paper.epochs is not None else "")
     if seconds is not None:
         table.add_row("seconds", f"{seconds:.0f}", "")
     console = Console(highlight=False)

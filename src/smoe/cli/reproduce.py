@@ -12,11 +12,12 @@ import tyro
 from smoe.cli.main import UsageError
 from smoe.cli.parse import parse
 from smoe.experiments.heat.tables import HEAT
+from smoe.experiments.images.tables import IMAGES
 from smoe.experiments.reproduction.stored_runs import RunStore
 from smoe.experiments.reproduction.tables import Experiment, ResultTable
 from smoe.experiments.weather.tables import WEATHER
 
-EXPERIMENTS = (HEAT, WEATHER)
+EXPERIMENTS = (HEAT, WEATHER, IMAGES)
 
 
 def _list(experiment: Experiment) -> str:
@@ -34,13 +35,15 @@ tables:
 {chr(10).join(_list(experiment) for experiment in EXPERIMENTS)}
 
 The weather tables need a store (`smoe data prepare weather`): of WeatherBench at scale paper, of the simulated
-atmosphere (`make simulate`) at scale small.
+atmosphere (`make simulate`) at scale small. The image tables look for the files of `smoe data fetch` in `data`, or in
+--store FOLDER.
 
 examples:
   smoe reproduce heat --scale small --seeds 1 --jobs 2
   smoe reproduce heat/gates --seeds 3 --jobs 2
   smoe reproduce heat --dry-run
   smoe reproduce weather/3-days --scale small --seeds 2 --store data/simulated-store
+  smoe reproduce images/mnist --scale small
 """
 
 
@@ -57,7 +60,7 @@ class Reproduce:
         output_dir: where the tables, the figures and the results of the runs are written; results/EXPERIMENT if not
             given.
         runs_dir: where unfinished runs are kept, and the heat data.
-        store: of the weather data.
+        store: of the weather data, or the folder of the images.
         dry_run: train nothing: say what is missing, and write the tables of what is stored.
     """
 
@@ -96,7 +99,9 @@ def run(args: list[str]) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from None
     output_dir = options.output_dir or Path("results") / experiment.name
-    data = options.runs_dir / "data" if experiment is HEAT else options.store
+    # The other experiments' data are made while they run, or are where `smoe data fetch` puts them.
+    default_data = {HEAT.name: options.runs_dir / "data", IMAGES.name: Path("data")}.get(experiment.name)
+    data = default_data if experiment is HEAT or options.store is None else options.store
     if data is None:
         if not options.dry_run:
             raise UsageError(f"--store: where are the data of {args[0]}? smoe data prepare weather makes a store")
@@ -156,6 +161,8 @@ def _draw_figures(
         from smoe.experiments.heat.figures import draw_figures
 
         return draw_figures(experiment, tables, store, runs_dir, output_dir)
+    if experiment is IMAGES:
+        return []
     from smoe.experiments.weather.figures import draw_figures
 
     return draw_figures(experiment, tables, store, output_dir)

@@ -29,7 +29,13 @@ def heat_result(mean: float, spread: float = 0.0, epochs: int | None = None, sou
     return PaperResult("within_1_percent", mean, spread, epochs, source)
 
 
+def image_result(mean: float, spread: float, source: str) -> PaperResult:
+    """An accuracy in percent, of the classification of images."""
+    return PaperResult("accuracy", mean, spread, None, source)
+
+
 _MAIN = "Figure 3, left"
+_MNIST, _CIFAR10 = "appendix D, MNIST", "appendix D, CIFAR10"
 
 PAPER_RESULTS = {
     "heat/smoe": heat_result(100.0, 0.0, 8, _MAIN),
@@ -42,4 +48,16 @@ PAPER_RESULTS = {
     "heat/fc": heat_result(14.2, 1.2, 250, _MAIN),
     "heat/vit": heat_result(93.5, 0.1, 67, _MAIN),
     "heat/vmoe": heat_result(93.8, 0.3, 74, _MAIN),
+    "mnist/conv": image_result(98.86, 0.02, _MNIST),
+    "mnist/lcn": image_result(99.09, 0.02, _MNIST),
+    "mnist/coordconv": image_result(99.40, 0.03, _MNIST),
+    "mnist/wide": image_result(99.15, 0.01, _MNIST),
+    "mnist/lrlcn": image_result(99.49, 0.01, _MNIST),
+    "mnist/smoe": image_result(99.54, 0.01, _MNIST),
+    "cifar10/conv": image_result(78.83, 0.07, _CIFAR10),
+    "cifar10/lcn": image_result(72.03, 0.10, _CIFAR10),
+    "cifar10/coordconv": image_result(80.98, 0.09, _CIFAR10),
+    "cifar10/wide": image_result(82.43, 0.13, _CIFAR10),
+    "cifar10/lrlcn": image_result(84.85, 0.08, _CIFAR10),
+    "cifar10/smoe": image_result(85.05, 0.07, _CIFAR10),
 }

@@ -44,6 +44,7 @@ class ImageData:
 # The paper's standard set-up: Adam, a tenth of the learning rate after 15 epochs without improvement, the end after 30.
 IMAGE_TRAINING = TrainingPlan(batch_size=512, evaluation_batch_size=500, monitor="accuracy")
 IMAGE_OPTIMIZER = AdamL2(lr=1e-3, l2=0.0)
+# Of the SMoE; the other networks have no routing.
 IMAGE_ROUTING = RoutingTraining(error_quantile=0.7, damping=None)
 
 
@@ -65,7 +66,7 @@ class ImageRecipe:
 
     data: ImageData = field(default_factory=ImageData)
     model: ImageModel = field(default_factory=ConvClassifierModel)
-    routing: RoutingTraining = IMAGE_ROUTING
+    routing: RoutingTraining = field(default_factory=RoutingTraining)
     routing_warmup_epochs: int = 0
     optimizer: AdamL2 = IMAGE_OPTIMIZER
     training: TrainingPlan = IMAGE_TRAINING
@@ -90,7 +91,11 @@ IMAGE_MODELS: dict[str, ImageModel] = {
 _SETS: tuple[ImageSetName, ...] = ("mnist", "fashion-mnist", "cifar10")
 
 IMAGE_RECIPES = {
-    f"{set_name}/{model_name}": ImageRecipe(data=ImageData(name=set_name), model=model)
+    f"{set_name}/{model_name}": ImageRecipe(
+        data=ImageData(name=set_name),
+        model=model,
+        routing=IMAGE_ROUTING if isinstance(model, SpatialMoEClassifierModel) else RoutingTraining(),
+    )
     for set_name in _SETS
     for model_name, model in IMAGE_MODELS.items()
 }

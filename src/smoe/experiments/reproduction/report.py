@@ -156,25 +156,25 @@ class _Layout:
         return "|" + "---|" * len(cells) if set(cells) == {"---"} else "| " + " | ".join(cells) + " |"
 
 
-def percent(mean: float, spread: float | None = None) -> str:
+def percent(mean: float, spread: float | None = None, decimals: int = 1) -> str:
     """`91.3 ± 0.2`; 100.0 is said of exactly 100 only."""
-    text = f"{mean:.1f}"
-    if text == "100.0" and mean < 100.0:
+    text = f"{mean:.{decimals}f}"
+    if text.startswith("100") and mean < 100.0:
         # Rounded down, with as many digits as it takes.
-        digits = 2
+        digits = decimals + 1
         while f"{mean:.{digits}f}".startswith("100") and digits < 12:
             digits += 1
         text = f"{mean:.{digits}f}"
-    return text if spread is None else f"{text} ± {_short(spread)}"
+    return text if spread is None else f"{text} ± {_short(spread, decimals)}"
 
 
-def _short(spread: float) -> str:
-    return "0" if spread == 0 else f"{spread:.1f}" if spread >= 0.05 else f"{spread:.1g}"
+def _short(spread: float, decimals: int) -> str:
+    return "0" if spread == 0 else f"{spread:.{decimals}f}" if spread >= 0.5 * 10**-decimals else f"{spread:.1g}"
 
 
 def _number(metric: ShownMetric, mean: float, spread: float | None = None) -> str:
     if metric.is_percentage:
-        return percent(mean, spread)
+        return percent(mean, spread, metric.decimals)
     text = f"{mean:.{metric.decimals}f}"
     return text if spread is None else f"{text} ± {spread:.{metric.decimals}f}"
 

@@ -1,0 +1,115 @@
+"""The tables of small images: the paper's two, Fashion-MNIST, and one of our own on routing. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from smoe.data.images.catalogue import IMAGE_SETS
+from smoe.experiments.images.models import SpatialMoEClassifierModel
+from smoe.experiments.images.notes import NOTES
+from smoe.experiments.images.recipes import IMAGE_RECIPES, ImageRecipe
+from smoe.experiments.paper import PAPER_RESULTS
+from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
+from smoe.options import RoutingTraining
+from smoe.training.plan import TrainingPlan
+
+_LABELS = {
+    "conv": "convolution",
+    "coordconv": "CoordConv",
+    "smoe": "SMoE",
+    "lcn": "LCN",
+    "lrlcn": "LRLCN",
+    "wide": "wide convolution",
+}
+
+
+def _models(set_name: str) -> ResultTable:
+    name = f"images/{set_name}"
+    rows: list[Row] = []
+    for model_name, label in _LABELS.items():
+        recipe_name = f"{set_name}/{model_name}"
+        paper = (PAPER_RESULTS[recipe_name],) if recipe_name in PAPER_RESULTS else ()
+        rows.append(Row((label,), IMAGE_RECIPES[recipe_name], paper, NOTES[name, label]))
+    title = IMAGE_SETS[set_name].title
+    source = next((row.paper[0].source for row in rows if row.paper), "")
+    return ResultTable(name, f"Classification of {title}", ("model",), tuple(rows), source, NOTES[name])
+
+
+def _smoe(routing: RoutingTraining, *, gate_lr: float | None = None, **model: Any) -> ImageRecipe:
+    recipe = IMAGE_RECIPES["mnist/smoe"]
+    return replace(
+        recipe,
+        model=SpatialMoEClassifierModel(**model),
+        routing=routing,
+        optimizer=replace(recipe.optimizer, gate_lr=gate_lr),
+    )
+
+
+_FROZEN = RoutingTraining(rc_weight=0.0, error_quantile=0.7, damping=None)
+_UNDAMPED = RoutingTraining(error_quantile=0.7, damping=None)
+
+
+def _routing() -> ResultTable:
+    name = "images/routing"
+    damped = RoutingTraining(error_quantile=0.7, damping=0.1)
+    recipes = {
+        ("white noise", "frozen", "score"): _smoe(_FROZEN, gate="random"),
+        ("white noise", "q 0.7, no damping", "score"): _smoe(_UNDAMPED),
+        ("white noise", "q 0.3, damping 0", "score"): _smoe(RoutingTraining()),
+        ("white noise", "q 0.7, damping 0.1", "score"): _smoe(damped),
+        ("white noise", "frozen", "index"): _smoe(_FROZEN, gate="random", order="index"),
+        ("white noise", "q 0.7, no damping", "index"): _smoe(_UNDAMPED, order="index"),
+        ("smooth", "frozen", "score"): _smoe(_FROZEN, gate="random", gate_init="smooth"),
+        ("smooth", "q 0.7, no damping", "score"): _smoe(_UNDAMPED, gate_init="smooth"),
+        ("smooth", "frozen", "index"): _smoe(_FROZEN, gate="random", gate_init="smooth", order="index"),
+        ("smooth", "q 0.7, no damping", "index"): _smoe(_UNDAMPED, gate_init="smooth", order="index"),
+        ("smooth", "q 0.7, damping 0.1", "score"): _smoe(damped, gate_init="smooth"),
+        ("white noise", "q 0.7, no damping, gate at 1e-2", "score"): _smoe(_UNDAMPED, gate_lr=1e-2),
+        ("white noise", "q 0.95, no damping", "score"): _smoe(RoutingTraining(error_quantile=0.95, damping=None)),
+        ("white noise", "straight-through", "score"): _smoe(RoutingTraining(rc_loss=False, damping=None)),
+    }
+    rows = [Row(labels, recipe, note=NOTES[name, ", ".join(labels)]) for labels, recipe in recipes.items()]
+    columns = ("gate starts as", "routing learns by", "order")
+    return ResultTable(name, "How the gate of a classifier learns", columns, tuple(rows), "", NOTES[name])
+
+
+def _shorten(recipe: ImageRecipe, images_per_epoch: int) -> ImageRecipe:
+    """One epoch of batches of 32: with few images to learn from, many small steps."""
+    training = TrainingPlan(batch_size=32, evaluation_batch_size=200, max_epochs=1, monitor="accuracy")
+    return replace(recipe, data=replace(recipe.data, images_per_epoch=images_per_epoch), training=training)
+
+
+def _small(recipe: ImageRecipe) -> ImageRecipe:
+    return _shorten(recipe, 25_600)
+
+
+def _trial(recipe: ImageRecipe) -> ImageRecipe:
+    return _shorten(recipe, 9_600)
+
+
+def _same(recipe: ImageRecipe) -> ImageRecipe:
+    return recipe
+
+
+IMAGES = Experiment(
+    name="images",
+    metrics=(ShownMetric("accuracy", decimals=2, is_percentage=True),),
+    metric_text="Accuracy on the test images in percent: mean ± standard deviation over the seeds.",
+    tables=(_models("mnist"), _models("fashion-mnist"), _models("cifar10"), _routing()),
+    scales=(
+        Scale(
+            "paper",
+            "batches of 512, Adam 1e-3, a tenth of it after 15 epochs without improvement, the end after 30",
+            _same,
+        ),
+        Scale(
+            "small",
+            "800 batches of 32 drawn from the whole training set, less than half an epoch, Adam 1e-3",
+            _small,
+            is_comparable=False,
+        ),
+        Scale("trial", "300 batches of 32 in the same way", _trial, is_comparable=False),
+    ),
+    data_field="root",
+)
