@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from smoe.training.plan import TrainingPlan
-from smoe.training.schedule import Schedule
+from smoe.training.schedule import make_schedule
 
 
 def learning_rates(plan: TrainingPlan, values: list[float], lrs: tuple[float, ...] = (1e-3,)) -> list[list[float]]:
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in lrs]
     optimizer = torch.optim.Adam(groups)
-    scheduler = Schedule(optimizer, plan)
+    scheduler = make_schedule(optimizer, plan)
     seen = []
     for value in values:
         optimizer.step()
@@ -46,19 +46,37 @@ def wave_by_definition(epoch: int, lr: float, num_epochs: int, num_warmup: int, 
 def test_the_wave_of_the_published_recipe(num_warmup: int) -> None:
     plan = TrainingPlan(max_epochs=20, schedule="cosine", warmup_epochs=num_warmup)
     lrs = (0.5, 40.0)
-    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in lrs]
-    optimizer = torch.optim.SGD(groups, lr=0.1)
-    schedule = Schedule(optimizer, plan)
+
+    def make_optimizer() -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in lrs], lr=0.1)
+
+    optimizer = make_optimizer()
+    schedule = make_schedule(optimizer, plan)
     for epoch in range(20):
         expected = [wave_by_definition(epoch, lr, 20, num_warmup, 0.01) for lr in lrs]
-        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(expected, rel=1e-9, abs=1e-12)
-        optimizer.step()
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(expected, rel=1e-12)
         schedule.step(0.0)
-        state = schedule.state_dict(), optimizer.state_dict()
+        states = optimizer.state_dict(), schedule.state_dict()
         # As after a resume.
-        schedule = Schedule(optimizer, plan)
-        optimizer.load_state_dict(state[1])
-        schedule.load_state_dict(state[0])
+        optimizer = make_optimizer()
+        schedule = make_schedule(optimizer, plan)
+        optimizer.load_state_dict(states[0])
+        schedule.load_state_dict(states[1])
+    assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.0]
+
+
+def test_the_wave_is_torchs() -> None:
+    plan = TrainingPlan(max_epochs=9, schedule="cosine", warmup_epochs=3, warmup_start=0.1, min_lr=1e-3)
+    ours, theirs = (torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5) for _ in range(2))
+    schedule = make_schedule(ours, plan)
+    warmup = torch.optim.lr_scheduler.LinearLR(theirs, start_factor=0.1, total_iters=3)
+    wave = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=6, eta_min=1e-3)
+    both = torch.optim.lr_scheduler.SequentialLR(theirs, [warmup, wave], milestones=[3])
+    for _ in range(9):
+        assert ours.param_groups[0]["lr"] == pytest.approx(theirs.param_groups[0]["lr"])
+        theirs.step()
+        both.step()
+        schedule.step(0.0)
 
 
 def test_refusals() -> None:

@@ -25,7 +25,7 @@ from smoe.training.plan import Stopping, TrainingPlan
 from smoe.training.progress import Reporter, SilentReporter
 from smoe.training.routing_changes import RoutingChanges
 from smoe.training.run_directory import Record, RunDirectory
-from smoe.training.schedule import Schedule
+from smoe.training.schedule import make_schedule
 from smoe.training.weight_average import WeightAverage
 
 # Reading the loss waits for the accelerator, so it is read now and then only.
@@ -95,7 +95,7 @@ class Loop:
         self.stepper = task.optimizer if is_plain else self.optimizer
         is_main = self.accelerator.is_main_process
         self.reporter = reporter if reporter is not None and is_main else SilentReporter()
-        self.schedule = Schedule(task.optimizer, plan)
+        self.schedule = make_schedule(task.optimizer, plan)
         self.stopping = Stopping(plan)
         self.routing_changes = RoutingChanges(task.model)
         self.history: list[Record] = []

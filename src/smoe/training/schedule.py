@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Protocol
 
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, ReduceLROnPlateau, SequentialLR
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from smoe.training.plan import TrainingPlan
 
 
-class Schedule:
-    """Sets the learning rate of every parameter group after each epoch.
+class Schedule(Protocol):
+    """Sets the learning rate of every parameter group after each epoch."""
 
-    Args:
-        optimizer: whose learning rates are those of the start, or of the end of the warm-up.
-        plan: which schedule.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> None:
-        self._plateau = None if plan.schedule == "cosine" else _make_plateau(optimizer, plan)
-        self._wave = _make_wave(optimizer, plan) if plan.schedule == "cosine" else None
-
-    def step(self, monitored: float) -> None:
+    def step(self, monitored: float, /) -> None:
         """An epoch has ended, with this value of the monitored metric."""
-        if self._plateau is not None:
-            self._plateau.step(monitored)
-        if self._wave is not None:
-            self._wave.step()
+        ...
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs."""
-        scheduler = self._plateau or self._wave
-        assert scheduler is not None
-        return scheduler.state_dict()
+        ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Goes on from `state_dict`."""
-        scheduler = self._plateau or self._wave
-        assert scheduler is not None
-        scheduler.load_state_dict(state)
+        ...
 
 
-def _make_plateau(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> ReduceLROnPlateau:
+def make_schedule(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> Schedule:
+    """The schedule of a plan, for an optimiser with the learning rates it is to start with, or to warm up to."""
+    if plan.schedule == "cosine":
+        return CosineSchedule(optimizer, plan)
     # Without a margin of the plan's own, torch's: a hundredth of a percent.
     margin: dict[str, Any] = {"threshold": plan.min_delta, "threshold_mode": "abs"} if plan.min_delta > 0.0 else {}
     return ReduceLROnPlateau(
@@ -55,10 +43,41 @@ def _make_plateau(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> Reduc
     )
 
 
-def _make_wave(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> LRScheduler:
-    num_warmup = plan.warmup_epochs
-    wave = CosineAnnealingLR(optimizer, T_max=plan.max_epochs - num_warmup, eta_min=plan.min_lr)
-    if not num_warmup:
-        return wave
-    warmup = LinearLR(optimizer, start_factor=plan.warmup_start, total_iters=num_warmup)
-    return SequentialLR(optimizer, [warmup, wave], milestones=[num_warmup])
+class CosineSchedule:
+    """A rise in equal steps from a share of the learning rate to all of it, then half a wave down to the lowest.
+
+    A function of the number of epochs alone: torch's own, which change the rate from one epoch to the next, take a run
+    that is resumed at the end of an epoch for a mistake.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> None:
+        self._optimizer, self._plan = optimizer, plan
+        self._peaks = [group["lr"] for group in optimizer.param_groups]
+        self._num_epochs = 0
+        self._set()
+
+    def step(self, monitored: float, /) -> None:
+        """An epoch has ended, whatever the monitored metric."""
+        del monitored
+        self._num_epochs += 1
+        self._set()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs."""
+        return {"num_epochs": self._num_epochs}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Goes on from `state_dict`."""
+        self._num_epochs = state["num_epochs"]
+        self._set()
+
+    def _set(self) -> None:
+        for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
+            group["lr"] = self._rate(peak)
+
+    def _rate(self, peak: float) -> float:
+        plan, epoch = self._plan, self._num_epochs
+        if epoch < plan.warmup_epochs:
+            return peak * (plan.warmup_start + (1.0 - plan.warmup_start) * epoch / plan.warmup_epochs)
+        share = (epoch - plan.warmup_epochs) / (plan.max_epochs - plan.warmup_epochs)
+        return plan.min_lr + (peak - plan.min_lr) * (1.0 + math.cos(math.pi * share)) / 2.0

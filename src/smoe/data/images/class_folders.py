@@ -45,6 +45,32 @@ class ClassFolders:
         return ClassFolders(self.folder, self.classes, self.names[indices], self.labels[indices])
 
 
+def find_classes(folder: Path) -> tuple[str, ...]:
+    """The class folders of a split, sorted.
+
+    Raises:
+        DataError: if there are none, or images beside them.
+    """
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}: {_LAYOUT}")
+    entries = _list(folder)
+    # A link to a folder is one: data sets are often put together from several disks.
+    classes = sorted(entry.name for entry in entries if entry.is_dir())
+    stray = sorted(entry.name for entry in entries if not entry.is_dir())
+    if not classes and any(_is_image(name) for name in stray):
+        raise DataError(
+            f"{folder} holds {len(stray)} images and no class folders. ImageNet's validation images come so: move each "
+            "into the folder of its class, which the development kit's ILSVRC2012_validation_ground_truth.txt or "
+            f"LOC_val_solution.csv names by the number in its name; {_LAYOUT}"
+        )
+    if not classes:
+        raise DataError(f"{folder} has no class folders: {_LAYOUT}")
+    lost = [name for name in stray if _is_image(name)]
+    if lost:
+        raise DataError(f"{folder} holds {_some(lost, 'image')} beside its class folders; move or remove them")
+    return tuple(classes)
+
+
 def find_class_folders(
     folder: Path, classes: Sequence[str] | None = None, progress: Callable[[int, int], None] | None = None
 ) -> ClassFolders:
@@ -59,9 +85,7 @@ def find_class_folders(
         DataError: if it is not laid out by classes, a class has no image, a file is no image by its extension, or the
             classes are not the expected ones.
     """
-    if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}: {_LAYOUT}")
-    found = _find_classes(folder)
+    found = find_classes(folder)
     if classes is not None and tuple(classes) != found:
         raise DataError(
             f"{folder} does not have the classes of the training images: {_differences(classes, found)}; the labels "
@@ -98,25 +122,6 @@ def hold_out(images: ClassFolders, number: int) -> tuple[ClassFolders, ClassFold
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     is_held = np.arange(len(images)) - starts[images.labels] < number
     return images.part(np.flatnonzero(~is_held)), images.part(np.flatnonzero(is_held))
-
-
-def _find_classes(folder: Path) -> tuple[str, ...]:
-    entries = _list(folder)
-    # A link to a folder is one: data sets are often put together from several disks.
-    classes = sorted(entry.name for entry in entries if entry.is_dir())
-    stray = sorted(entry.name for entry in entries if not entry.is_dir())
-    if not classes and any(_is_image(name) for name in stray):
-        raise DataError(
-            f"{folder} holds {len(stray)} images and no class folders. ImageNet's validation images come so: move each "
-            "into the folder of its class, which the development kit's ILSVRC2012_validation_ground_truth.txt or "
-            f"LOC_val_solution.csv names by the number in its name; {_LAYOUT}"
-        )
-    if not classes:
-        raise DataError(f"{folder} has no class folders: {_LAYOUT}")
-    lost = [name for name in stray if _is_image(name)]
-    if lost:
-        raise DataError(f"{folder} holds {_some(lost, 'image')} beside its class folders; move or remove them")
-    return tuple(classes)
 
 
 def _list_images(folder: Path) -> list[str]:
