@@ -12,7 +12,8 @@ import pytest
 from image_files import IDX_FILES, write_cifar10, write_idx_set
 from smoe.cli import data_check, data_fetch, fetch_images
 from smoe.data.errors import DataError
-from smoe.data.images import IMAGE_SETS, image_files
+from smoe.data.images import image_files
+from smoe.data.images.catalogue import IMAGE_SETS
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from smoe.views import (
     ForecastMap,
+    area_of_rows,
     draw_forecast,
     draw_globe_routing,
     draw_scores,
@@ -56,7 +57,7 @@ def test_pixels_with_the_same_experts_have_the_same_colour() -> None:
     # Two sorts of pixels, and one pixel that shares one expert with the first sort.
     chosen = np.stack([np.where(LAND, 0, 2), np.where(LAND, 1, 3)]).astype(int)
     chosen[:, 0, 0] = (0, 3)
-    colours = similarity_colours(selections(chosen, 5), LATITUDE)
+    colours = similarity_colours(selections(chosen, 5), area_of_rows(LATITUDE))
     assert colours.shape == (3, 4, 3) and colours.min() >= 0 and colours.max() <= 1
     land, sea, mixed = colours[1, 0], colours[2, 3], colours[0, 0]
     assert np.allclose(colours[LAND == 1], land)
@@ -71,7 +72,7 @@ def test_pixels_with_the_same_experts_have_the_same_colour() -> None:
 
 def test_routing_that_is_the_same_everywhere_is_grey() -> None:
     chosen = np.zeros((1, 3, 4), dtype=int)
-    assert np.allclose(similarity_colours(selections(chosen, 2), LATITUDE), 0.5)
+    assert np.allclose(similarity_colours(selections(chosen, 2)), 0.5)
 
 
 @pytest.mark.parametrize("num_experts", [2, 40])

@@ -21,9 +21,12 @@ class Show:
     """Draws what a run learned into RUN/pictures.
 
     A heat run: its accuracy curve, and its routing map with the experts. A weather run: its scores by epoch, forecasts
-    beside the truth, and the routing on the globe, one picture for each gate.
+    beside the truth, and the routing on the globe, one picture for each gate. A run that classifies images: its
+    accuracy by epoch, which classes it takes for which, and the routing over the mean image of each class.
 
     smoe show runs/first
+
+    smoe show runs/mnist-smoe-0
 
     smoe show runs/weather --init-times 2018-01-15T00 2018-07-15T00
 
@@ -32,7 +35,7 @@ class Show:
     Attributes:
         run: run directory.
         checkpoint: the best weights by the validation split, or the last ones.
-        split: of a weather run: whose forecasts are drawn.
+        split: of a weather run: whose forecasts are drawn; of images: which are classified.
         init_times: of a weather run: when the forecasts to draw start, such as 2018-01-15T00; one from the middle of
             the split if not given.
         layers: of a weather run: draw the routing of layers with this text in their name only.
@@ -51,14 +54,21 @@ def run(args: list[str]) -> int:
     times = [_parse_time(text) for text in options.init_times]
 
     from smoe.experiments.ens10.recipes import EnsembleRecipe
+    from smoe.experiments.images.recipes import ImageRecipe
     from smoe.experiments.runs import open_run, read_recipe
     from smoe.experiments.weather.recipes import WeatherRecipe
     from smoe.training.run_directory import RunDirectory
 
     name, recipe = read_recipe(RunDirectory(options.run))
     if isinstance(recipe, EnsembleRecipe):
-        raise UsageError(f"smoe show draws runs of heat and weather; {options.run} is a run of {name}")
-    if isinstance(recipe, WeatherRecipe):
+        raise UsageError(f"smoe show draws runs of heat, weather and images; {options.run} is a run of {name}")
+    if not isinstance(recipe, WeatherRecipe) and (times or options.layers):
+        raise UsageError("--init-times and --layers are for weather runs")
+    if isinstance(recipe, ImageRecipe):
+        from smoe.experiments.images.pictures import draw_run as draw_image_run
+
+        pictures = draw_image_run(open_run(options.run, options.checkpoint, (options.split,), say=_say), options.split)
+    elif isinstance(recipe, WeatherRecipe):
         from smoe.experiments.weather.pictures import draw_run as draw_weather_run
 
         opened = open_run(options.run, options.checkpoint, (options.split,), say=_say)
@@ -66,8 +76,6 @@ def run(args: list[str]) -> int:
     else:
         from smoe.experiments.heat.pictures import draw_run
 
-        if times or options.layers:
-            raise UsageError("--init-times and --layers are for weather runs")
         pictures = draw_run(open_run(options.run, options.checkpoint))
     for picture in pictures:
         sys.stdout.write(f"{picture}\n")

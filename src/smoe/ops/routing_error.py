@@ -26,6 +26,11 @@ def choice_errors(error: torch.Tensor, expert_channels: int, loss_scale: torch.T
     errors exceed the quantile, but what a tolerance means; and measuring tolerances by the layer's output does not
     help, because outputs stay as they are when temperatures are given in mK while errors grow a thousandfold.
 
+    Under a cross-entropy (`smoe.losses.CrossEntropy`) it is, in a layer of C x h x w outputs, (C h w) / 2 times the
+    change of a sample's loss for each unit of an output: no unit at all, and of the order of 1 until the sample is
+    classified with confidence. Behind a ReLU an output that is cut has next to no error. So in a classifier the largest
+    errors are those of the outputs that are active, and these are what counts as wrong: see docs/images.md.
+
     Args:
         error: `(B, E * F, H, W)`, gradient of the loss at the layer's output.
         expert_channels: F; the errors of an expert's F outputs are averaged.

@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from smoe.views.globe import draw_globe
 from smoe.views.picture import save_picture
+from smoe.views.shared_experts import selections, similarity_colours
 
 _LAND, _SEA, _GREY = "#9A7B4F", "#3B6FB6", "0.35"
 # Above this number nobody can tell the colours of experts by name; then those of like regions have like colours.
@@ -24,26 +25,6 @@ def area_of_rows(latitude: Sequence[float] | np.ndarray) -> np.ndarray:
     """Share of the globe of one pixel of each row, such that a column adds up to 1, `(H,)`."""
     cosine = np.cos(np.deg2rad(np.asarray(latitude, dtype=np.float64)))
     return cosine / cosine.sum()
-
-
-def selections(chosen: np.ndarray, num_experts: int) -> np.ndarray:
-    """Whether an expert is among those chosen at a pixel.
-
-    Args:
-        chosen: Experts chosen at each pixel, `(E, H, W)`.
-        num_experts: X.
-
-    Returns:
-        `(X, H, W)` bool.
-    """
-    if chosen.ndim != 3 or chosen.min() < 0 or chosen.max() >= num_experts:
-        raise ValueError(
-            f"chosen must hold experts from 0 to {num_experts - 1} in the shape (E, H, W), got {chosen.min()} to "
-            f"{chosen.max()} in {chosen.shape}"
-        )
-    is_selected = np.zeros((num_experts, *chosen.shape[1:]), dtype=bool)
-    np.put_along_axis(is_selected, chosen.astype(np.int64), True, axis=0)
-    return is_selected
 
 
 def land_shares(is_selected: np.ndarray, land: np.ndarray, latitude: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -60,32 +41,6 @@ def land_shares(is_selected: np.ndarray, land: np.ndarray, latitude: Sequence[fl
     area = is_selected * area_of_rows(latitude)[:, None]
     total = area.sum((1, 2))
     return np.divide((area * land).sum((1, 2)), total, out=np.full(len(total), np.nan), where=total > 0)
-
-
-def similarity_colours(is_selected: np.ndarray, latitude: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Colours such that pixels which share many experts look alike: the first three principal components as RGB.
-
-    Args:
-        is_selected: `(X, H, W)` bool.
-        latitude: Of the rows, in degrees; a pixel counts by its area.
-
-    Returns:
-        From 0 to 1, `(H, W, 3)`. Grey where all pixels have the same experts.
-    """
-    num_experts, rows, columns = is_selected.shape
-    area = np.repeat(area_of_rows(latitude), columns) / columns
-    pixels = is_selected.reshape(num_experts, -1).T.astype(np.float64)
-    centred = pixels - area @ pixels
-    variances, directions = np.linalg.eigh((centred * area[:, None]).T @ centred)
-    components = np.zeros((rows * columns, 3))
-    num_components = min(3, num_experts)
-    # The largest variances come last. The sign of a direction is free: made such that its largest part is positive.
-    leading = directions[:, ::-1][:, :num_components]
-    leading = leading * np.sign(leading[np.abs(leading).argmax(0), np.arange(num_components)])
-    components[:, :num_components] = (centred @ leading) * (variances[::-1][:num_components] > 1e-12)
-    # One scale for all three: a component of little variance must not look like a strong one.
-    scale = 2.2 * np.sqrt(area @ components[:, 0] ** 2) or 1.0
-    return np.clip(0.5 + 0.5 * components / scale, 0.0, 1.0).reshape(rows, columns, 3)
 
 
 def draw_globe_routing(
@@ -118,7 +73,7 @@ def draw_globe_routing(
     layout = figure.add_gridspec(2, 2, height_ratios=[1.5, 1.0])
 
     axes = figure.add_subplot(layout[0, 0])
-    draw_globe(axes, latitude, longitude, similarity_colours(is_selected, latitude))
+    draw_globe(axes, latitude, longitude, similarity_colours(is_selected, area))
     axes.set_title(f"all {len(chosen)} choices of each pixel: like colours share experts", fontsize=11, pad=6)
 
     axes = figure.add_subplot(layout[0, 1])

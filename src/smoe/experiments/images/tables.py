@@ -18,19 +18,29 @@ _LABELS = {
     "conv": "convolution",
     "coordconv": "CoordConv",
     "smoe": "SMoE",
+    "smoe-paper": "SMoE, white noise, score order",
     "lcn": "LCN",
     "lrlcn": "LRLCN",
     "wide": "wide convolution",
 }
 
 
+_FROZEN = RoutingTraining(rc_weight=0.0, error_quantile=0.7, damping=None)
+_UNDAMPED = RoutingTraining(error_quantile=0.7, damping=None)
+# The paper's text.
+_DAMPED = RoutingTraining(error_quantile=0.7, damping=0.1)
+
+
 def _models(set_name: str) -> ResultTable:
     name = f"images/{set_name}"
     rows: list[Row] = []
     for model_name, label in _LABELS.items():
-        recipe_name = f"{set_name}/{model_name}"
+        recipe_name = f"{set_name}/{model_name.removesuffix('-paper')}"
+        recipe = IMAGE_RECIPES[recipe_name]
+        if model_name == "smoe-paper":
+            recipe = replace(recipe, model=SpatialMoEClassifierModel(), routing=_DAMPED)
         paper = (PAPER_RESULTS[recipe_name],) if recipe_name in PAPER_RESULTS else ()
-        rows.append(Row((label,), IMAGE_RECIPES[recipe_name], paper, NOTES[name, label]))
+        rows.append(Row((label,), recipe, paper, NOTES[name, label]))
     title = IMAGE_SETS[set_name].title
     source = next((row.paper[0].source for row in rows if row.paper), "")
     return ResultTable(name, f"Classification of {title}", ("model",), tuple(rows), source, NOTES[name])
@@ -46,28 +56,28 @@ def _smoe(routing: RoutingTraining, *, gate_lr: float | None = None, **model: An
     )
 
 
-_FROZEN = RoutingTraining(rc_weight=0.0, error_quantile=0.7, damping=None)
-_UNDAMPED = RoutingTraining(error_quantile=0.7, damping=None)
-
-
 def _routing() -> ResultTable:
     name = "images/routing"
-    damped = RoutingTraining(error_quantile=0.7, damping=0.1)
+    wide: dict[str, Any] = {"gate_init": "smooth", "correlation_length": 7.0}
     recipes = {
         ("white noise", "frozen", "score"): _smoe(_FROZEN, gate="random"),
         ("white noise", "q 0.7, no damping", "score"): _smoe(_UNDAMPED),
+        ("white noise", "q 0.7, damping 0.1", "score"): _smoe(_DAMPED),
         ("white noise", "q 0.3, damping 0", "score"): _smoe(RoutingTraining()),
-        ("white noise", "q 0.7, damping 0.1", "score"): _smoe(damped),
         ("white noise", "frozen", "index"): _smoe(_FROZEN, gate="random", order="index"),
-        ("white noise", "q 0.7, no damping", "index"): _smoe(_UNDAMPED, order="index"),
-        ("smooth", "frozen", "score"): _smoe(_FROZEN, gate="random", gate_init="smooth"),
-        ("smooth", "q 0.7, no damping", "score"): _smoe(_UNDAMPED, gate_init="smooth"),
-        ("smooth", "frozen", "index"): _smoe(_FROZEN, gate="random", gate_init="smooth", order="index"),
-        ("smooth", "q 0.7, no damping", "index"): _smoe(_UNDAMPED, gate_init="smooth", order="index"),
-        ("smooth", "q 0.7, damping 0.1", "score"): _smoe(damped, gate_init="smooth"),
-        ("white noise", "q 0.7, no damping, gate at 1e-2", "score"): _smoe(_UNDAMPED, gate_lr=1e-2),
-        ("white noise", "q 0.95, no damping", "score"): _smoe(RoutingTraining(error_quantile=0.95, damping=None)),
-        ("white noise", "straight-through", "score"): _smoe(RoutingTraining(rc_loss=False, damping=None)),
+        ("smooth, 3.5 pixels", "frozen", "score"): _smoe(_FROZEN, gate="random", gate_init="smooth"),
+        ("smooth, 3.5 pixels", "frozen", "index"): _smoe(_FROZEN, gate="random", gate_init="smooth", order="index"),
+        ("smooth, 7 pixels", "frozen", "score"): _smoe(_FROZEN, gate="random", **wide),
+        ("smooth, 7 pixels", "frozen", "index"): _smoe(_FROZEN, gate="random", order="index", **wide),
+        ("smooth, 7 pixels", "q 0.7, no damping", "index"): _smoe(_UNDAMPED, order="index", **wide),
+        ("smooth, 7 pixels", "q 0.7, damping 0.1", "index"): _smoe(_DAMPED, order="index", **wide),
+        ("smooth, 7 pixels", "q 0.3, damping 0", "index"): _smoe(RoutingTraining(), order="index", **wide),
+        ("smooth, 7 pixels", "q 0.95, no damping", "index"): _smoe(
+            RoutingTraining(error_quantile=0.95, damping=None), order="index", **wide
+        ),
+        ("smooth, 7 pixels", "straight-through", "index"): _smoe(
+            RoutingTraining(rc_loss=False, damping=None), order="index", **wide
+        ),
     }
     rows = [Row(labels, recipe, note=NOTES[name, ", ".join(labels)]) for labels, recipe in recipes.items()]
     columns = ("gate starts as", "routing learns by", "order")

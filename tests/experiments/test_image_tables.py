@@ -1,0 +1,83 @@
+"""The tables of small images: the paper's numbers, rows at every scale, and what the command writes."""
+
+from __future__ import annotations
+
+import pytest
+
+from smoe.cli import main
+from smoe.experiments.images.models import SpatialMoEClassifierModel
+from smoe.experiments.images.recipes import IMAGE_RECIPES, ImageRecipe
+from smoe.experiments.images.tables import IMAGES
+from smoe.experiments.paper import PAPER_RESULTS
+from smoe.experiments.reproduction.report import markdown, percent
+from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
+
+
+def test_the_papers_rows():
+    table = IMAGES.select("images/mnist")[0]
+    paper = {row.label: row.paper[0].mean for row in table.rows}
+    assert paper["convolution"] == 98.86
+    assert paper["SMoE"] == paper["SMoE, white noise, score order"] == 99.54
+    assert len(table.rows) == 7
+    # Of Fashion-MNIST the paper says nothing.
+    assert not any(row.paper for row in IMAGES.select("images/fashion-mnist")[0].rows)
+
+
+def test_the_papers_smoe():
+    row = next(row for row in IMAGES.select("images/cifar10")[0].rows if "white noise" in row.label)
+    assert isinstance(row.recipe, ImageRecipe)
+    assert row.recipe.model == SpatialMoEClassifierModel()
+    assert (row.recipe.routing.error_quantile, row.recipe.routing.damping) == (0.7, 0.1)
+
+
+def test_rows_are_told_apart():
+    for table in IMAGES.tables:
+        for scale in IMAGES.scales:
+            keys = [RunKey.of(scale.recipe(row, 0)) for row in table.rows]
+            assert len(set(keys)) == len(keys), (table.name, scale.name)
+
+
+def test_the_recipe_is_a_row_of_the_routing():
+    # Measured once, shown in both tables.
+    keys = {RunKey.of(row.recipe) for row in IMAGES.select("images/routing")[0].rows}
+    assert RunKey.of(IMAGE_RECIPES["mnist/smoe"]) in keys
+
+
+@pytest.mark.parametrize(("name", "num_images"), [("small", 25_600), ("trial", 9_600)])
+def test_scales_are_equal_for_all(name, num_images):
+    scale = IMAGES.scale(name)
+    recipes = [scale.recipe(row, 0) for table in IMAGES.tables for row in table.rows]
+    budgets = {(recipe.data.images_per_epoch, recipe.training) for recipe in recipes}  # type: ignore[union-attr]
+    assert len(budgets) == 1
+    assert next(iter(budgets))[0] == num_images
+
+
+def test_two_decimals():
+    assert percent(99.5432, 0.0123, 2) == "99.54 ± 0.01"
+    assert percent(99.5432, 0.001, 2) == "99.54 ± 0.001"
+    assert percent(99.998, None, 2) == "99.998"
+    assert percent(100.0, 0.0, 2) == "100.00 ± 0"
+    assert percent(91.34, 0.16) == "91.3 ± 0.2"
+
+
+def test_markdown_beside_the_paper(tmp_path):
+    store = RunStore(tmp_path)
+    table = IMAGES.select("images/mnist")[0]
+    recipe = IMAGES.scale("trial").recipe(table.rows[0], 0)
+    store.write(
+        RunKey.of(recipe),
+        {
+            "test": {"accuracy": 91.237}, "best_epoch": 1, "parameters": 75338, "gate_parameters": 0, "seconds": 70.0,
+            "processor": "a processor", "torch": "2", "commit": "c", "date": "d",
+        },
+    )  # fmt: skip
+    text = markdown(IMAGES, table, store)
+    assert "| convolution | 75338 | 98.86 ± 0.02 | 91.24 | 1 | trial | 1 | 70 |" in text
+    assert PAPER_RESULTS["mnist/wide"].source in text
+
+
+def test_dry_run(tmp_path, capsys):
+    assert main(["reproduce", "images", "--dry-run", "--scale", "small", "--output-dir", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "missing: images/mnist: LRLCN, small, seed 2" in out
+    assert (tmp_path / "cifar10.md").read_text().startswith("# Classification of CIFAR-10")
