@@ -249,7 +249,10 @@ def test_the_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     flags += ["--training.batch-size", "8", "--training.part-size", "4", "--training.max-epochs", "2"]
     flags += ["--training.warmup-epochs", "1", "--training.num-workers", "0", "--training.device", "cpu"]
     flags += ["--augmentation.repetitions", "2"]
-    assert main(["train", "imagenet/smoe", *flags, "--output-dir", str(tmp_path / "run")]) == 0
+    assert main(["train", "imagenet/smoe-first", *flags, "--output-dir", str(tmp_path / "run")]) == 0
     assert main(["evaluate", str(tmp_path / "run")]) == 0
-    output = capsys.readouterr().out
-    assert "top5_accuracy" in output
+    assert "top5_accuracy" in capsys.readouterr().out
+    assert main(["show", str(tmp_path / "run")]) == 0
+    names = [Path(line).name for line in capsys.readouterr().out.splitlines()]
+    assert names == ["accuracy.png", "routing-relu.1.png"]
+    assert all((tmp_path / "run" / "pictures" / name).stat().st_size > 1000 for name in names)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from smoe.data.errors import DataError
-
-if TYPE_CHECKING:
-    from PIL import Image
+from smoe.data.images.pillow import Image, ImageFile
 
 # Others, such as 16 bits a pixel, Pillow would clip to white without a word.
 _MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
@@ -26,10 +23,6 @@ def read_image(path: Path) -> Image.Image:
     Raises:
         DataError: if it cannot be read to its end. Damage inside a JPEG that leaves its structure whole cannot be seen.
     """
-    try:
-        from PIL import Image, ImageFile
-    except ImportError as error:
-        raise DataError("reading images needs Pillow: pip install 'smoe[images]'") from error
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise DataError(
             "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is on, and truncated images would be read as grey without an error: "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from PIL import Image
 
 from smoe.data.images.augment.options import Augmentation
 from smoe.data.images.augment.rectangles import draw_crop, erase
 from smoe.data.images.augment.trivial_augment import trivial_augment
+from smoe.data.images.pillow import Image
 
 # Of the channels of ImageNet's images, as everybody uses them.
 MEAN = (0.485, 0.456, 0.406)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from PIL import Image, ImageEnhance, ImageOps
+
+from smoe.data.images.pillow import Image, ImageEnhance, ImageOps
 
 NUM_STRENGTHS = 31
 Operation = Callable[[Image.Image, float], Image.Image]
