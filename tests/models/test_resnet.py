@@ -123,6 +123,16 @@ def test_conversion_puts_a_gate_on_each_output_grid() -> None:
     assert converted(torch.randn(2, 3, 176, 176)).shape == (2, 5)
 
 
+def test_a_trained_net_learns_on_as_an_smoe_net() -> None:
+    torch.manual_seed(0)
+    net = ResNet((1, 1, 1, 1), filters=4, num_classes=5).eval()
+    net.load_state_dict({name: torch.rand_like(tensor.float()) for name, tensor in net.state_dict().items()})
+    x = torch.randn(2, 3, 48, 64)
+    converted = smoe.convert(net, example_input=x, start="filters")
+    assert sum(isinstance(layer, smoe.SpatialMoE2d) for layer in converted.modules()) == 4
+    torch.testing.assert_close(converted(x), net(x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("num_blocks", [(1, 1, 1), (1, 1, 0, 1)])
 def test_refuses_stages(num_blocks: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="num_blocks must be four numbers from 1 on"):
