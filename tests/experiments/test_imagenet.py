@@ -111,6 +111,16 @@ def test_the_net_learns_what_is_there(root: Path, tmp_path: Path) -> None:
     assert history[-2]["train/loss"] < 0.6
 
 
+@pytest.mark.parametrize("average_every", [None, 1])
+def test_half_precision_is_evaluated_as_it_is_stored(root: Path, tmp_path: Path, average_every: int | None) -> None:
+    """What accelerate wraps around the model in training must not leak into the copy that is evaluated."""
+    recipe = small("smoe", root)
+    training = replace(TRAINING, precision="bf16", average_every=average_every, max_epochs=2)
+    last = train("imagenet/smoe", replace(recipe, training=training), tmp_path / "run", say=quietly)
+    values = open_run(tmp_path / "run", splits=("test",), say=quietly).evaluate("test")
+    assert values["cross_entropy"] == pytest.approx(last["test/cross_entropy"], rel=1e-3)
+
+
 def test_splits(root: Path) -> None:
     recipe = small("resnet50", root)
     said: list[str] = []
