@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from image_files import write_idx_set
 from smoe.cli import main
+from smoe.experiments.images.figures import draw_figures
 from smoe.experiments.images.models import SpatialMoEClassifierModel
 from smoe.experiments.images.recipes import IMAGE_RECIPES, ImageRecipe
 from smoe.experiments.images.tables import IMAGES
 from smoe.experiments.paper import PAPER_RESULTS
+from smoe.experiments.reproduction.plan import plan_runs
 from smoe.experiments.reproduction.report import markdown, percent
+from smoe.experiments.reproduction.run import train_and_store
 from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
+from smoe.experiments.reproduction.tables import Scale
 
 
 def test_the_papers_rows():
@@ -81,3 +88,26 @@ def test_dry_run(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "missing: images/mnist: LRLCN, small, seed 2" in out
     assert (tmp_path / "cifar10.md").read_text().startswith("# Classification of CIFAR-10")
+
+
+def test_a_table_from_nothing(tmp_path):
+    root = write_idx_set(tmp_path / "mnist", 100, 20)
+
+    def shrink(recipe: ImageRecipe) -> ImageRecipe:
+        training = replace(recipe.training, batch_size=20, evaluation_batch_size=20, max_epochs=1, device="cpu")
+        data = replace(recipe.data, verify=False)
+        return replace(recipe, model=replace(recipe.model, filters=4), data=data, training=training)
+
+    experiment = replace(IMAGES, scales=(Scale("tiny", "a test", shrink, is_comparable=False),))
+    (table,) = experiment.select("images/mnist")
+    store, runs_dir = RunStore(tmp_path / "results"), tmp_path / "runs"
+    planned = plan_runs(experiment, [table], experiment.scales[0], 1, data=root, only="smoe")
+    assert len(planned) == 2
+    for run in planned:
+        assert train_and_store(run, store, runs_dir)
+    text = markdown(experiment, table, store)
+    assert text.count("| tiny |") == 2
+    pictures = draw_figures(experiment, [table], store, runs_dir, tmp_path)
+    assert pictures == [tmp_path / "mnist-errors.png", tmp_path / "mnist-routing.png"]
+    assert all(path.stat().st_size > 10_000 for path in pictures)
+    assert draw_figures(experiment, experiment.select("images/routing"), store, runs_dir, tmp_path) == []

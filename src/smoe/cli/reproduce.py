@@ -162,7 +162,9 @@ def _draw_figures(
 
         return draw_figures(experiment, tables, store, runs_dir, output_dir)
     if experiment is IMAGES:
-        return []
+        from smoe.experiments.images.figures import draw_figures as draw_image_figures
+
+        return draw_image_figures(experiment, tables, store, runs_dir, output_dir)
     from smoe.experiments.weather.figures import draw_figures
 
     return draw_figures(experiment, tables, store, output_dir)

@@ -47,7 +47,7 @@ def draw_confusion(confusion: np.ndarray, classes: Sequence[str], path: str | Pa
     if is_written:
         for (row, column), count in np.ndenumerate(confusion):
             if count:
-                colour = "0.6" if row == column else "white" if image.norm(count) > 0.6 else "black"
+                colour = "0.6" if row == column else "white" if np.log(count) > 0.6 * np.log(most) else "black"
                 axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=8.5)
         axes.set_xticks(range(num_classes), list(classes), rotation=40, ha="right")
         axes.set_yticks(range(num_classes), list(classes))

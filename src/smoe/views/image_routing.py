@@ -43,7 +43,7 @@ def draw_image_routing(
     colours = similarity_colours(is_selected)
     figure = Figure(figsize=(13.5, 9.4), layout="constrained")
     figure.suptitle(title, fontsize=13, fontweight="bold")
-    rows = figure.subfigures(3, 1, height_ratios=[1.0, 1.25, 1.7])
+    rows = np.asarray(figure.subfigures(3, 1, height_ratios=[1.0, 1.25, 1.7]))
 
     rows[0].suptitle("the choices over the mean image of each class: like colours share experts", fontsize=11)
     shown = range(min(len(classes), _NUM_CLASSES_SHOWN))

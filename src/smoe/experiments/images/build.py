@@ -15,7 +15,7 @@ from smoe.experiments.build_optimizer import build_optimizer
 from smoe.experiments.images.build_model import build_model
 from smoe.experiments.images.recipes import ImageData, ImageRecipe
 from smoe.losses import CrossEntropy
-from smoe.metrics import Accuracy, ClassErrors, MeanCrossEntropy
+from smoe.metrics import Accuracy, ClassErrors, MeanCrossEntropy, Metric
 from smoe.training.loop import Task
 from smoe.training.routing_warmup import RoutingWarmup
 
@@ -54,13 +54,14 @@ def make_task(
     """
     image_set = IMAGE_SETS[recipe.data.name]
     num_classes = len(image_set.classes)
+    metrics: list[Metric] = [Accuracy(), MeanCrossEntropy(), ClassErrors(num_classes)]
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, recipe.routing, image_shape or image_set.image_shape, num_classes)
     return Task(
         model,
         build_optimizer(model, recipe.optimizer, is_fused=recipe.training.precision != "fp16"),
         CrossEntropy(recipe.label_smoothing),
-        [Accuracy(), MeanCrossEntropy(), ClassErrors(num_classes)],
+        metrics,
         {} if samples is None else samples,
         ImageSamples.collate,
         recipe.seed,

@@ -26,15 +26,12 @@ def draw_run(run: OpenRun, split: str) -> list[Path]:
         run: opened with the split.
         split: whose images are classified, and whose mean images lie under the routing.
     """
-    assert isinstance(run.recipe, ImageRecipe)
-    classes = IMAGE_SETS[run.recipe.data.name].classes
-    samples = run.task.splits[split]
-    assert isinstance(samples, ImageSamples)
+    samples, classes = _images_of(run, split)
     confusion = confusion_of(run, samples, len(classes))
     pictures = _draw_curve(run)
     path = run.directory.pictures / "confusion.png"
     _draw_confusion(run, split, confusion, classes, path)
-    return [*pictures, path, *_draw_routing(run, samples, classes)]
+    return [*pictures, path, *draw_routing_of(run, split, run.directory.pictures, "routing", title=run.name)]
 
 
 def confusion_of(run: OpenRun, samples: ImageSamples, num_classes: int) -> Tensor:
@@ -89,23 +86,39 @@ def _draw_confusion(run: OpenRun, split: str, confusion: Tensor, classes: tuple[
     draw_confusion(confusion.numpy(), classes, path, title=title)
 
 
-def _draw_routing(run: OpenRun, samples: ImageSamples, classes: tuple[str, ...]) -> list[Path]:
+def draw_routing_of(run: OpenRun, split: str, folder: Path, stem: str, *, title: str) -> list[Path]:
+    """Draws the routing of each gate over the mean images of a split; nothing for a network without gates.
+
+    Args:
+        run: opened with the split.
+        split: whose images are averaged.
+        folder: receives the pictures.
+        stem: of their names.
+        title: what the network is called.
+    """
     from smoe.views import draw_image_routing
 
-    by_gate: dict[SpatialGate, list[str]] = {}
+    samples, classes = _images_of(run, split)
+    by_gate: dict[SpatialGate, dict[str, RoutedLayer]] = {}
     for name, module in run.task.model.named_modules():
         if isinstance(module, RoutedLayer):
-            by_gate.setdefault(module.gate, []).append(name)
-    means = mean_images(samples, len(classes))
-    layers, pictures = dict(run.task.model.named_modules()), []
-    for number, (gate, names) in enumerate(by_gate.items()):
-        layer = layers[names[0]]
-        assert isinstance(layer, RoutedLayer)
+            by_gate.setdefault(module.gate, {})[name] = module
+    pictures: list[Path] = []
+    for number, (gate, layers) in enumerate(by_gate.items()):
+        names = list(layers)
         with torch.no_grad():
-            indices = layer.routing().indices.cpu().numpy()
-        path = run.directory.pictures / ("routing.png" if len(by_gate) == 1 else f"routing-{number + 1}.png")
+            indices = layers[names[0]].routing().indices.cpu().numpy()
         served = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        title = f"{run.name}: {gate.num_selected} of {gate.num_experts} experts at each pixel; gate of {served}"
-        draw_image_routing(indices, gate.num_experts, means, classes, path, title=title)
+        path = folder / (f"{stem}.png" if len(by_gate) == 1 else f"{stem}-{number + 1}.png")
+        text = f"{title}: {gate.num_selected} of {gate.num_experts} experts at each pixel; gate of {served}"
+        draw_image_routing(indices, gate.num_experts, mean_images(samples, len(classes)), classes, path, title=text)
         pictures.append(path)
     return pictures
+
+
+def _images_of(run: OpenRun, split: str) -> tuple[ImageSamples, tuple[str, ...]]:
+    """The samples of a split and the names of their classes."""
+    assert isinstance(run.recipe, ImageRecipe)
+    samples = run.task.splits[split]
+    assert isinstance(samples, ImageSamples)
+    return samples, IMAGE_SETS[run.recipe.data.name].classes
