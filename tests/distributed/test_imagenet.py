@@ -1,4 +1,4 @@
-"""Two processes with one part each train what one process trains with two parts: same copies, views and mixtures."""
+"""Two processes of two parts each train what one process trains with four: same copies, views and mixtures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ from smoe.cli.main import main
 ARGUMENTS = [
     *("--data.train-size", "32", "--data.resize", "52", "--data.crop", "48", "--data.held-out-per-class", "1"),
     *("--model.filters", "4", "--model.num-blocks", "1", "1", "1", "1", "--augmentation.repetitions", "2"),
-    *("--optimizer.lr", "0.05", "--optimizer.gate-lr", "20", "--training.batch-size", "6", "--training.part-size", "3"),
+    *(
+        "--optimizer.lr",
+        "0.05",
+        "--optimizer.gate-lr",
+        "20",
+        "--training.batch-size",
+        "12",
+        "--training.part-size",
+        "3",
+    ),
     *("--training.evaluation-batch-size", "3", "--training.max-epochs", "2", "--training.warmup-epochs", "1"),
     *("--training.average-every", "1", "--training.average-decay", "0.9", "--training.num-workers", "0"),
     *("--training.device", "cpu", "--training.num-threads", "1"),
@@ -41,7 +50,7 @@ def train(root: Path, output_dir: Path, *, num_processes: int) -> list[dict[str,
     return [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_two_processes_train_what_two_parts_train(tmp_path: Path) -> None:
+def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
     write_folders(tmp_path / "images", images_per_class=6)
     write_folders(tmp_path / "images", images_per_class=2, split="val")
     one = train(tmp_path / "images", tmp_path / "one", num_processes=1)
