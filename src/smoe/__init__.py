@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         SpatialMoE2d,
         TensorGate,
         convert,
+        interpolate_grids,
         plan_conversion,
         track_loss_scale,
     )
@@ -55,6 +56,7 @@ __all__ = [
     "__version__",
     "auxiliary_loss",
     "convert",
+    "interpolate_grids",
     "losses",
     "metrics",
     "nn",

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 from torch import nn
 
-from smoe.training.loop import make_scheduler
 from smoe.training.plan import TrainingPlan
+from smoe.training.schedule import make_schedule
 
 
 def learning_rates(plan: TrainingPlan, values: list[float], lrs: tuple[float, ...] = (1e-3,)) -> list[list[float]]:
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in lrs]
     optimizer = torch.optim.Adam(groups)
-    scheduler = make_scheduler(optimizer, plan)
+    scheduler = make_schedule(optimizer, plan)
     seen = []
     for value in values:
+        optimizer.step()
         scheduler.step(value)
         seen.append([group["lr"] for group in optimizer.param_groups])
     return seen
@@ -29,3 +33,60 @@ def test_the_margin_of_an_improvement_is_absolute() -> None:
     plan = TrainingPlan(monitor_mode="min", plateau_patience=0, min_delta=0.1)
     assert learning_rates(plan, [1.0, 0.95])[-1] != [1e-3]
     assert learning_rates(plan, [1.0, 0.85])[-1] == [1e-3]
+
+
+def wave_by_definition(epoch: int, lr: float, num_epochs: int, num_warmup: int, start: float) -> float:
+    """Epochs from 0: rises in equal steps from `start` of the rate to all of it, then half a cosine to 0."""
+    if epoch < num_warmup:
+        return lr * (start + (1.0 - start) * epoch / num_warmup)
+    return lr * (1.0 + math.cos(math.pi * (epoch - num_warmup) / (num_epochs - num_warmup))) / 2.0
+
+
+@pytest.mark.parametrize("num_warmup", [0, 1, 5])
+def test_the_wave_of_the_published_recipe(num_warmup: int) -> None:
+    plan = TrainingPlan(max_epochs=20, schedule="cosine", warmup_epochs=num_warmup)
+    lrs = (0.5, 40.0)
+
+    def make_optimizer() -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in lrs], lr=0.1)
+
+    optimizer = make_optimizer()
+    schedule = make_schedule(optimizer, plan)
+    for epoch in range(20):
+        expected = [wave_by_definition(epoch, lr, 20, num_warmup, 0.01) for lr in lrs]
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(expected, rel=1e-12)
+        schedule.step(0.0)
+        states = optimizer.state_dict(), schedule.state_dict()
+        # As after a resume.
+        optimizer = make_optimizer()
+        schedule = make_schedule(optimizer, plan)
+        optimizer.load_state_dict(states[0])
+        schedule.load_state_dict(states[1])
+    assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.0]
+
+
+def test_the_wave_is_torchs() -> None:
+    plan = TrainingPlan(max_epochs=9, schedule="cosine", warmup_epochs=3, warmup_start=0.1, min_lr=1e-3)
+    ours, theirs = (torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5) for _ in range(2))
+    schedule = make_schedule(ours, plan)
+    warmup = torch.optim.lr_scheduler.LinearLR(theirs, start_factor=0.1, total_iters=3)
+    wave = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=6, eta_min=1e-3)
+    both = torch.optim.lr_scheduler.SequentialLR(theirs, [warmup, wave], milestones=[3])
+    for _ in range(9):
+        assert ours.param_groups[0]["lr"] == pytest.approx(theirs.param_groups[0]["lr"])
+        theirs.step()
+        both.step()
+        schedule.step(0.0)
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="warmup_epochs belongs to schedule='cosine', but schedule is 'plateau'"):
+        TrainingPlan(warmup_epochs=3)
+    with pytest.raises(ValueError, match="warmup_epochs must be below max_epochs, 3, got 3"):
+        TrainingPlan(schedule="cosine", warmup_epochs=3, max_epochs=3)
+    with pytest.raises(ValueError, match="warmup_start must be above 0 and at most 1, got 0"):
+        TrainingPlan(schedule="cosine", warmup_start=0.0)
+    with pytest.raises(ValueError, match="average_decay must be in"):
+        TrainingPlan(average_decay=1.0)
+    with pytest.raises(ValueError, match="part_size must be at least 1, got 0"):
+        TrainingPlan(part_size=0)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from smoe.data.ens10.describe import TaskDescription
+    from smoe.data.images.describe_folders import FolderDescription
     from smoe.data.weather.describe import Description
 
 
@@ -27,14 +28,14 @@ class Check:
     Attributes:
         path: a WeatherBench root or its folder of one resolution, the like of CMIP, a Zarr store of WeatherBench-2, or
             a folder of ENS-10, preprocessed or as downloaded, or what smoe data prepare weather wrote, or a folder of
-            MNIST, Fashion-MNIST or CIFAR-10.
+            MNIST, Fashion-MNIST or CIFAR-10, or of ImageNet's class folders, train and val.
         kind: layout; auto recognises it.
         resolution: which grid, where there are several; 1.4deg is 1.40625deg.
         quick: read headers only: seconds, but no share of NaNs, and damage inside a file stays unseen.
     """
 
     path: tyro.conf.Positional[Path]
-    kind: Literal["auto", "weatherbench", "cmip", "weatherbench2", "ens10", "images"] = "auto"
+    kind: Literal["auto", "weatherbench", "cmip", "weatherbench2", "ens10", "images", "imagenet"] = "auto"
     resolution: Literal["5.625deg", "2.8125deg", "1.40625deg", "1.4deg"] | None = None
     quick: bool = False
 
@@ -58,6 +59,7 @@ def run(args: list[str]) -> int:
 
     from smoe.data.ens10.describe import describe_ens10
     from smoe.data.ens10.open_ens10 import is_ens10
+    from smoe.data.images.describe_folders import describe_folders, is_class_folders
     from smoe.data.weather.describe import describe
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -68,6 +70,9 @@ def run(args: list[str]) -> int:
         def show(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=what)
 
+        if options.kind == "imagenet" or (options.kind == "auto" and is_class_folders(options.path)):
+            folders = describe_folders(options.path, quick=options.quick, progress=show)
+            return print_folders(options.path, folders, options.quick, console)
         if options.kind == "ens10" or (options.kind == "auto" and is_ens10(options.path)):
             tasks = describe_ens10(options.path, quick=options.quick, progress=show)
             return print_tasks(options.path, tasks, options.quick, console)
@@ -89,6 +94,16 @@ def print_tasks(path: Path, tasks: list[TaskDescription], quick: bool, console: 
     verdict = f"can be used for {', '.join(usable)}" if usable else "cannot be used"
     console.print(f"{path}: ENS-10, {verdict}" + (", as far as the headers tell" if quick else ""))
     return 0 if usable else 1
+
+
+def print_folders(path: Path, found: FolderDescription, quick: bool, console: Console) -> int:
+    """What the class folders hold, and the verdict last; returns 0 if they can be used."""
+    for title, lines in (("", found.facts), ("remark: ", found.remarks), ("problem: ", found.problems)):
+        for line in lines:
+            console.print(f"{title}{line}")
+    verdict = f"can be used: smoe train imagenet/smoe --data.root {path}" if found.is_usable else "cannot be used"
+    console.print(f"{path}: class folders, {verdict}" + (", as far as the names tell" if quick else ""))
+    return 0 if found.is_usable else 1
 
 
 def _check_images(path: Path) -> int:

@@ -77,13 +77,14 @@ def describe(name: str, recipe: Recipe, cost: Cost) -> list[str]:
     scaled = "" if cost.measured_batch_size == plan.batch_size else f"batches of {cost.measured_batch_size}, "
     num_threads = torch.get_num_threads()
     where = f"{scaled}{num_threads} {'thread' if num_threads == 1 else 'threads'} of {processor_name()}"
+    held = f"a batch of {plan.batch_size}" if plan.part_size is None else f"a part of {plan.part_size}"
     rows = {
         "data": f"{dry.source}; a sample is {_shape(dry.input_shape)} to {_target(dry)}",
         "parameters": f"{parts.total:,}: {of_parts}",
         "memory": (
             f"{size(cost.total_bytes)}: weights {size(cost.weight_bytes)}, gradients {size(cost.gradient_bytes)}, "
-            f"optimiser {size(cost.optimizer_bytes)}, activations {size(cost.activation_bytes)} of a batch of "
-            f"{plan.batch_size}; working space of single operations comes on top"
+            f"optimiser {size(cost.optimizer_bytes)}, activations {size(cost.activation_bytes)} of {held}; "
+            "working space of single operations comes on top"
         ),
         "a step": f"{duration(cost.step_seconds)} for a batch of {plan.batch_size} (measured with {where})",
         "an epoch": (

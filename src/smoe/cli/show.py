@@ -56,6 +56,7 @@ def run(args: list[str]) -> int:
     times = [_parse_time(text) for text in options.init_times]
 
     from smoe.experiments.ens10.recipes import EnsembleRecipe
+    from smoe.experiments.imagenet.recipes import ImageNetRecipe
     from smoe.experiments.images.recipes import ImageRecipe
     from smoe.experiments.runs import open_run, read_recipe
     from smoe.experiments.weather.recipes import WeatherRecipe
@@ -73,6 +74,11 @@ def run(args: list[str]) -> int:
         from smoe.experiments.images.pictures import draw_run as draw_image_run
 
         pictures = draw_image_run(open_run(options.run, options.checkpoint, (options.split,), say=_say), options.split)
+    elif isinstance(recipe, ImageNetRecipe):
+        from smoe.experiments.imagenet.pictures import draw_run as draw_imagenet_run
+
+        opened = open_run(options.run, options.checkpoint, (options.split,), say=_say)
+        pictures = draw_imagenet_run(opened, options.split)
     elif isinstance(recipe, WeatherRecipe):
         from smoe.experiments.weather.pictures import draw_run as draw_weather_run
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from smoe.experiments.ens10.recipes import EnsembleRecipe
 from smoe.experiments.heat.recipes import HeatRecipe
+from smoe.experiments.imagenet.recipes import ImageNetRecipe
 from smoe.experiments.images.recipes import ImageRecipe
 from smoe.experiments.recipes import Recipe
 from smoe.training.loop import Task
@@ -30,6 +31,10 @@ def build_task(recipe: Recipe, splits: tuple[str, ...] = SPLITS, say: Callable[[
         from smoe.experiments.ens10.build import build_task as build_ensemble_task
 
         return build_ensemble_task(recipe, splits, say)
+    if isinstance(recipe, ImageNetRecipe):
+        from smoe.experiments.imagenet.build import build_task as build_imagenet_task
+
+        return build_imagenet_task(recipe, splits, say)
     if isinstance(recipe, ImageRecipe):
         from smoe.experiments.images.build import build_task as build_image_task
 

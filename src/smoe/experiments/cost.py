@@ -48,7 +48,7 @@ class Cost:
         weight_bytes: of parameters and buffers.
         gradient_bytes: of the learning parameters' gradients.
         optimizer_bytes: of the optimiser's state, after a step.
-        activation_bytes: what the forward pass of a batch keeps for the backward pass.
+        activation_bytes: what the forward pass of a batch, or of a part of it, keeps for the backward pass.
         step_seconds: of a training step of the recipe's batch.
         validation_seconds: of the validation split, forward only.
         measured_batch_size: of the batches that were timed; the rest is in proportion.
@@ -80,12 +80,13 @@ def measure_cost(recipe: Recipe) -> Cost:
     meter = _Meter(recipe, dry)
     first, second = meter.saved_bytes(1), meter.saved_bytes(2)
     batch_size = recipe.training.batch_size
+    part_size = recipe.training.part_size or batch_size
     # What does not grow with the batch, such as the routing of a tensor gate, is kept once.
-    activation_bytes = first + (second - first) * (batch_size - 1)
+    activation_bytes = first + (second - first) * (part_size - 1)
     measured = 1
     passes, update = meter.step_seconds(measured)
-    while measured < batch_size and 2 * (passes + update) < _ENOUGH_SECONDS:
-        measured = min(2 * measured, batch_size)
+    while measured < part_size and 2 * (passes + update) < _ENOUGH_SECONDS:
+        measured = min(2 * measured, part_size)
         passes, update = meter.step_seconds(measured)
     forward = meter.forward_seconds(measured) / measured
     return Cost(

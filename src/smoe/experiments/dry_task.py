@@ -9,6 +9,7 @@ import numpy as np
 from smoe.experiments.ens10.models import EmosModel
 from smoe.experiments.ens10.recipes import EnsembleRecipe
 from smoe.experiments.heat.recipes import HeatRecipe
+from smoe.experiments.imagenet.recipes import ImageNetRecipe
 from smoe.experiments.images.recipes import ImageRecipe
 from smoe.experiments.recipes import Recipe
 from smoe.experiments.weather.recipes import WeatherData, WeatherRecipe
@@ -45,6 +46,8 @@ def build_dry_task(recipe: Recipe) -> DryTask:
     """The task of a recipe, made without simulating or reading fields."""
     if isinstance(recipe, HeatRecipe):
         return _heat(recipe)
+    if isinstance(recipe, ImageNetRecipe):
+        return _imagenet(recipe)
     if isinstance(recipe, ImageRecipe):
         return _images(recipe)
     return _ensemble(recipe) if isinstance(recipe, EnsembleRecipe) else _weather(recipe)
@@ -131,6 +134,24 @@ def _images(recipe: ImageRecipe) -> DryTask:
     source = f"the published {image_set.title}"
     num_classes = len(image_set.classes)
     return DryTask(make_task(recipe), image_set.image_shape, (), num_train, num_validation, source, num_classes)
+
+
+def _imagenet(recipe: ImageNetRecipe) -> DryTask:
+    from smoe.data.images.class_folders import find_class_folders, hold_out
+    from smoe.experiments.imagenet.build import NUM_CLASSES, NUM_TRAIN_IMAGES, NUM_VALIDATION_IMAGES, make_task
+
+    data = recipe.data
+    num_held, num_classes = data.held_out_per_class, NUM_CLASSES
+    num_train, num_validation = NUM_TRAIN_IMAGES - num_held * num_classes, num_held * num_classes
+    source = "no folder is named: the published ImageNet"
+    if data.root is not None:
+        kept, held = hold_out(find_class_folders(data.root / "train"), num_held)
+        num_train, num_validation, num_classes = len(kept), len(held), len(kept.classes)
+        source = f"{data.root}: {num_classes} classes"
+    if not num_held:
+        num_validation = NUM_VALIDATION_IMAGES if data.root is None else len(find_class_folders(data.root / "val"))
+    size, task = data.train_size, make_task(recipe, num_classes)
+    return DryTask(task, (3, size, size), (), num_train, num_validation, source, num_classes)
 
 
 def _count_starts(data: WeatherData, years: tuple[int, int], skip_hours: int) -> int:

@@ -36,6 +36,7 @@ def image_result(mean: float, spread: float, source: str) -> PaperResult:
 
 _MAIN = "Figure 3, left"
 _MNIST, _CIFAR10 = "appendix D, MNIST", "appendix D, CIFAR10"
+_IMAGENET = "section 3.4, ImageNet"
 
 PAPER_RESULTS = {
     "heat/smoe": heat_result(100.0, 0.0, 8, _MAIN),
@@ -60,4 +61,10 @@ PAPER_RESULTS = {
     "cifar10/wide": image_result(82.43, 0.13, _CIFAR10),
     "cifar10/lrlcn": image_result(84.85, 0.08, _CIFAR10),
     "cifar10/smoe": image_result(85.05, 0.07, _CIFAR10),
+    "imagenet/resnet50": image_result(80.83, 0.04, _IMAGENET),
+    "imagenet/wide-resnet50": image_result(81.76, 0.03, _IMAGENET),
+    "imagenet/lrlcn": image_result(80.90, 0.02, _IMAGENET),
+    "imagenet/smoe-first": image_result(80.85, 0.05, _IMAGENET),
+    "imagenet/smoe-last": image_result(80.91, 0.04, _IMAGENET),
+    "imagenet/smoe": image_result(81.33, 0.03, _IMAGENET),
 }

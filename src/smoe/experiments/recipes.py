@@ -11,14 +11,21 @@ from typing import Any
 
 from smoe.experiments.ens10.recipes import ENSEMBLE_RECIPES, EnsembleRecipe
 from smoe.experiments.heat.recipes import HEAT_RECIPES, HeatRecipe
+from smoe.experiments.imagenet.recipes import IMAGENET_RECIPES, ImageNetRecipe
 from smoe.experiments.images.recipes import IMAGE_RECIPES, ImageRecipe
 from smoe.experiments.weather.recipes import WEATHER_RECIPES, WeatherRecipe
 from smoe.suggestions import suggest
 
 # The first one is that of the recipes stored when there was one experiment only, which do not say their class.
-Recipe = HeatRecipe | WeatherRecipe | EnsembleRecipe | ImageRecipe
+Recipe = HeatRecipe | WeatherRecipe | EnsembleRecipe | ImageRecipe | ImageNetRecipe
 
-RECIPES: dict[str, Recipe] = {**HEAT_RECIPES, **WEATHER_RECIPES, **ENSEMBLE_RECIPES, **IMAGE_RECIPES}
+RECIPES: dict[str, Recipe] = {
+    **HEAT_RECIPES,
+    **WEATHER_RECIPES,
+    **ENSEMBLE_RECIPES,
+    **IMAGE_RECIPES,
+    **IMAGENET_RECIPES,
+}
 
 
 class RecipeError(Exception):

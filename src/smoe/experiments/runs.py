@@ -36,7 +36,8 @@ class OpenRun:
         """The metrics on a split."""
         plan, task = self.recipe.training, self.task
         accelerator = make_accelerator(plan)
-        model = accelerator.prepare(task.model)
+        trained = task.model if task.for_evaluation is None else task.for_evaluation(task.model)
+        model = accelerator.prepare(trained)
         samples, batch_size = task.splits[split], plan.evaluation_batch_size
         return evaluate(accelerator, model, samples, task.metrics, task.collate, batch_size, plan.num_workers)
 

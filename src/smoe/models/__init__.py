@@ -4,6 +4,7 @@ from smoe.models.conv_net import ConvNet
 from smoe.models.emos import Emos
 from smoe.models.fully_connected_net import FullyConnectedNet
 from smoe.models.image_classifier import ImageClassifier
+from smoe.models.resnet import ResNet, resnet50, wide_resnet50_2
 from smoe.models.spatial_moe_net import SpatialMoENet
 from smoe.models.unet import UNet
 from smoe.models.vision_transformer import VisionTransformer
@@ -14,8 +15,11 @@ __all__ = [
     "Emos",
     "FullyConnectedNet",
     "ImageClassifier",
+    "ResNet",
     "SpatialMoENet",
     "UNet",
     "VisionTransformer",
     "WeatherResNet",
+    "resnet50",
+    "wide_resnet50_2",
 ]

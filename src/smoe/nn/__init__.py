@@ -19,6 +19,7 @@ from smoe.nn.gates import (
 )
 from smoe.nn.gaussian_head import gaussian_correction, gaussian_head
 from smoe.nn.grid_conv import GridConv2d
+from smoe.nn.interpolate_grids import interpolate_grids
 from smoe.nn.locally_connected import LocallyConnected2d
 from smoe.nn.low_rank_local import LowRankLocal2d
 from smoe.nn.patch_moe import PatchMoE
@@ -51,6 +52,7 @@ __all__ = [
     "convert",
     "gaussian_correction",
     "gaussian_head",
+    "interpolate_grids",
     "plan_conversion",
     "track_loss_scale",
 ]

@@ -132,8 +132,18 @@ def find_grids(
         if grid not in grids[module]:
             grids[module].append(grid)
 
-    was_training = {module: module.training for module in model.modules()}
     hooks = [module.register_forward_hook(note) for module in model.modules() if isinstance(module, kinds)]
+    try:
+        run_example(model, example_input)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return grids
+
+
+def run_example(model: nn.Module, example_input: ExampleInput) -> None:
+    """Runs the network once in evaluation mode, without gradients, and leaves it in the mode it was in."""
+    was_training = {module: module.training for module in model.modules()}
     try:
         # In evaluation mode, so that the running means of a batch normalisation stay as they are.
         model.eval()
@@ -145,11 +155,8 @@ def find_grids(
             else:
                 model(example_input)
     finally:
-        for hook in hooks:
-            hook.remove()
         for module, mode in was_training.items():
             module.training = mode
-    return grids
 
 
 def _check_num_experts(num_experts: float) -> None:

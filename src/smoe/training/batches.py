@@ -21,8 +21,14 @@ class DrawnSamples(Protocol):
 class ShuffledBatches(Sampler[list[int]]):
     """Batches of a training epoch, shuffled by the seed and the epoch's number.
 
-    Each process gets its equal share of every batch, so the batches do not depend on the number of processes. The
-    samples that do not fill a last batch are left for another epoch's shuffle.
+    Each process gets its equal share of every batch, so the batches do not depend on the number of processes; a share
+    may come in equal parts, whose gradients are summed. The samples that do not fill a last batch are left for another
+    epoch's shuffle.
+
+    With repetitions (repeated augmentation), copy k of sample i is the number `i + k * num_samples`, for a data set
+    that draws them differently. An epoch is as long as without, and so has one of so many samples. The copies of a
+    sample follow each other in the batch, and processes and parts take every n-th of it: with as many of these as
+    repetitions, none of them has two copies of the same sample.
 
     Args:
         num_samples: of the data set.
@@ -30,18 +36,38 @@ class ShuffledBatches(Sampler[list[int]]):
         seed: of the shuffles.
         process: number of this process.
         num_processes: processes that share the batches.
+        part_size: samples of a part; None: a process's share is one part.
+        num_repetitions: copies of each sample.
     """
 
-    def __init__(self, num_samples: int, batch_size: int, seed: int, process: int = 0, num_processes: int = 1) -> None:
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        seed: int,
+        process: int = 0,
+        num_processes: int = 1,
+        *,
+        part_size: int | None = None,
+        num_repetitions: int = 1,
+    ) -> None:
         if batch_size % num_processes:
             raise ValueError(f"a batch of {batch_size} cannot be shared equally by {num_processes} processes")
         if num_samples < batch_size:
             raise ValueError(f"{num_samples} samples do not fill one batch of {batch_size}; lower the batch size")
+        share = batch_size // num_processes
+        if part_size is not None and share % part_size:
+            raise ValueError(
+                f"the {share} samples of a batch of {batch_size} that a process has cannot be cut into parts of "
+                f"{part_size}"
+            )
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.seed = seed
         self.process = process
         self.num_processes = num_processes
+        self.num_parts = 1 if part_size is None else share // part_size
+        self.num_repetitions = num_repetitions
         self.epoch = 0
         self.first_batch = 0
 
@@ -55,15 +81,20 @@ class ShuffledBatches(Sampler[list[int]]):
         return self.num_samples // self.batch_size
 
     def __len__(self) -> int:
-        return self.num_batches - self.first_batch
+        return (self.num_batches - self.first_batch) * self.num_parts
 
     def __iter__(self) -> Iterator[list[int]]:
         # Philox-like independence of neighbouring seeds is not needed: the mixing keeps (0, 1) and (1, 0) apart.
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         order = torch.randperm(self.num_samples, generator=generator)
+        if self.num_repetitions > 1:
+            copies = torch.arange(self.num_repetitions) * self.num_samples
+            order = (order[:, None] + copies).flatten()
+        stride = self.num_parts * self.num_processes
         for batch in range(self.first_batch, self.num_batches):
             samples = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-            yield samples[self.process :: self.num_processes].tolist()
+            for part in range(self.num_parts):
+                yield samples[part * self.num_processes + self.process :: stride].tolist()
 
 
 class OrderedBatches(Sampler[list[int]]):

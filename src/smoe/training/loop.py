@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset
 
 from smoe.nn.routed_layer import RoutedLayer, track_loss_scale
@@ -24,6 +25,8 @@ from smoe.training.plan import Stopping, TrainingPlan
 from smoe.training.progress import Reporter, SilentReporter
 from smoe.training.routing_changes import RoutingChanges
 from smoe.training.run_directory import Record, RunDirectory
+from smoe.training.schedule import make_schedule
+from smoe.training.weight_average import WeightAverage
 
 # Reading the loss waits for the accelerator, so it is read now and then only.
 _BATCHES_PER_LOSS = 25
@@ -48,6 +51,10 @@ class Task:
         auxiliary_loss: of the model after its forward pass, added to the loss of each training step.
         begin_epoch: called with the number of an epoch, from 1, before its first batch; also where a resumed run goes
             on within one.
+        num_repetitions: copies of each training sample in a batch, for samples that are drawn anew each time; see
+            `ShuffledBatches`.
+        for_evaluation: makes the model to evaluate of one with the trained weights, such as one for larger images; a
+            new one each time.
     """
 
     model: nn.Module
@@ -59,20 +66,8 @@ class Task:
     seed: int
     auxiliary_loss: Callable[[nn.Module], Tensor] | None = None
     begin_epoch: Callable[[int], None] | None = None
-
-
-def make_scheduler(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> ReduceLROnPlateau:
-    """What lowers the learning rate of every parameter group when the monitored value improves no more."""
-    # Without a margin of the plan's own, torch's: a hundredth of a percent.
-    margin: dict[str, Any] = {"threshold": plan.min_delta, "threshold_mode": "abs"} if plan.min_delta > 0.0 else {}
-    return ReduceLROnPlateau(
-        optimizer,
-        mode=plan.monitor_mode,
-        factor=plan.plateau_factor,
-        patience=plan.plateau_patience,
-        min_lr=plan.min_lr,
-        **margin,
-    )
+    num_repetitions: int = 1
+    for_evaluation: Callable[[nn.Module], nn.Module] | None = None
 
 
 class Loop:
@@ -88,6 +83,11 @@ class Loop:
     def __init__(self, task: Task, plan: TrainingPlan, run: RunDirectory, reporter: Reporter | None = None) -> None:
         self.task, self.plan, self.run = task, plan, run
         self.accelerator = make_accelerator(plan)
+        device = self.accelerator.device
+        # Copied before accelerate wraps the model: its wrapped forward, copied, would still call the original.
+        self.average = None if plan.average_every is None else WeightAverage(task.model.to(device), plan)
+        needs_twin = task.for_evaluation is not None and self.average is None
+        self.twin = copy.deepcopy(task.model).to(device) if needs_twin else None
         self.model, self.optimizer = self.accelerator.prepare(task.model, task.optimizer)
         # accelerate's own step looks for a package on the disk each time, and its zero_grad at a signature, which takes
         # a small model as long as its forward pass. Only a loss scaler, or an XLA device, needs what it does besides.
@@ -95,18 +95,24 @@ class Loop:
         self.stepper = task.optimizer if is_plain else self.optimizer
         is_main = self.accelerator.is_main_process
         self.reporter = reporter if reporter is not None and is_main else SilentReporter()
-        self.scheduler = make_scheduler(task.optimizer, plan)
+        self.schedule = make_schedule(task.optimizer, plan)
         self.stopping = Stopping(plan)
         self.routing_changes = RoutingChanges(task.model)
         self.history: list[Record] = []
         self.epoch = 1
         self.next_batch = 0
-        self.loss_total = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
+        self.loss_total = torch.zeros((), dtype=torch.float64, device=device)
         self.seconds = 0.0
         self.is_finished = False
         process, num_processes = self.accelerator.process_index, self.accelerator.num_processes
         self.batches = ShuffledBatches(
-            num_samples(task.splits["train"]), plan.batch_size, task.seed, process, num_processes
+            num_samples(task.splits["train"]),
+            plan.batch_size,
+            task.seed,
+            process,
+            num_processes,
+            part_size=plan.part_size,
+            num_repetitions=task.num_repetitions,
         )
         if process:
             # The processes hold the same weights, but draw noise of their own.
@@ -136,18 +142,33 @@ class Loop:
         return self.history[-1]
 
     def evaluate(self, split: str) -> dict[str, float]:
-        """The metrics of the model as it is, on a split, named `split/metric`."""
-        task = self.task
-        values = evaluate(
-            self.accelerator,
-            self.model,
-            task.splits[split],
-            task.metrics,
-            task.collate,
-            self.plan.evaluation_batch_size,
-            self.plan.num_workers,
-        )
+        """The metrics of the model as it is, or of the average of its weights, on a split, named `split/metric`."""
+        task, model = self.task, self._model_to_evaluate()
+        # What accelerate has wrapped casts by itself.
+        precision = nullcontext() if model is self.model else self.accelerator.autocast()
+        with precision:
+            values = evaluate(
+                self.accelerator,
+                model,
+                task.splits[split],
+                task.metrics,
+                task.collate,
+                self.plan.evaluation_batch_size,
+                self.plan.num_workers,
+            )
         return {f"{split}/{name}": value for name, value in values.items()}
+
+    def _model_to_evaluate(self) -> nn.Module:
+        if self.average is not None:
+            model = self.average.model
+        elif self.twin is not None:
+            model = self.twin
+            model.load_state_dict(self._model_state())
+        else:
+            return self.model
+        # As DistributedDataParallel does for the model it wraps: the running means are those of process 0.
+        self._broadcast(model)
+        return model if self.task.for_evaluation is None else self.task.for_evaluation(model)
 
     def _train_epoch(self, interruption: Interruption) -> None:
         self.batches.start(self.epoch, self.next_batch)
@@ -160,15 +181,25 @@ class Loop:
         if isinstance(samples, DrawnSamples):
             samples.start_epoch(self.epoch)
         device, num_workers = self.accelerator.device, self.plan.num_workers
+        num_parts, num_done = self.batches.num_parts, 0
         for input, target in load_batches(samples, self.batches, self.task.collate, device, num_workers):
-            loss = self.task.loss(self.model(input), target)
-            if self.task.auxiliary_loss is not None:
-                loss = loss + self.task.auxiliary_loss(self.model)
-            self.accelerator.backward(track_loss_scale(loss, self.model))
+            num_done += 1
+            is_whole = num_done % num_parts == 0
+            # The processes add up their gradients once for each batch.
+            with nullcontext() if is_whole else self.accelerator.no_sync(self.model):
+                loss = self.task.loss(self.model(input), target)
+                if self.task.auxiliary_loss is not None:
+                    loss = loss + self.task.auxiliary_loss(self.model)
+                loss = track_loss_scale(loss, self.model)
+                self.accelerator.backward(loss if num_parts == 1 else loss / num_parts)
+            self.loss_total += loss.detach() / num_parts
+            if not is_whole:
+                continue
             self.stepper.step()
             self.stepper.zero_grad()
-            self.loss_total += loss.detach()
             self.next_batch += 1
+            if self.average is not None:
+                self.average.observe(self.task.model, self.epoch, self.next_batch)
             self._report_step()
             if self._is_interrupted(interruption):
                 self.seconds += time.perf_counter() - started
@@ -191,7 +222,7 @@ class Loop:
         validation = self.evaluate("validation")
         monitored = validation[f"validation/{self.plan.monitor}"]
         learning_rate = self.optimizer.param_groups[0]["lr"]
-        self.scheduler.step(monitored)
+        self.schedule.step(monitored)
         is_best = self.stopping.observe(self.epoch, monitored)
         summed_loss = sum_over_processes(self.accelerator, self.loss_total)
         mean_loss = float(summed_loss) / (self.accelerator.num_processes * self.batches.num_batches)
@@ -208,7 +239,8 @@ class Loop:
         self.history.append(record)
         self.reporter.end_epoch(record, is_best=is_best)
         if is_best:
-            self._save(self.run.best_checkpoint, {"model": self._model_state(), "epoch": self.epoch, "record": record})
+            weights = self._model_state() if self.average is None else self.average.model.state_dict()
+            self._save(self.run.best_checkpoint, {"model": weights, "epoch": self.epoch, "record": record})
         reason = self.stopping.reason(self.epoch)
         if reason is not None:
             self._finish(reason)
@@ -237,9 +269,14 @@ class Loop:
         self.reporter.say(f"stopped after epoch {self.epoch}: {reason}")
 
     def _load_everywhere(self, state: dict[str, Tensor] | None) -> None:
-        model = self.accelerator.unwrap_model(self.model)
+        # With an average, the weights that train stay as they are.
+        model = self.accelerator.unwrap_model(self.model) if self.average is None else self.average.model
         if state is not None:
             model.load_state_dict(state)
+        self._broadcast(model)
+
+    def _broadcast(self, model: nn.Module) -> None:
+        """Gives all processes the weights and buffers of process 0."""
         if self.accelerator.num_processes > 1:
             for tensor in model.state_dict().values():
                 torch.distributed.broadcast(tensor, src=0)
@@ -271,7 +308,8 @@ class Loop:
             {
                 "model": self._model_state(),
                 "optimizer": self.optimizer.state_dict(),
-                "scheduler": self.scheduler.state_dict(),
+                "scheduler": self.schedule.state_dict(),
+                "average": None if self.average is None else self.average.state_dict(),
                 "scaler": None if scaler is None else scaler.state_dict(),
                 "stopping": {"best": self.stopping.best, "best_epoch": self.stopping.best_epoch},
                 "routing_changes": self.routing_changes.state_dict(),
@@ -292,7 +330,9 @@ class Loop:
         try:
             self.accelerator.unwrap_model(self.model).load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
-            self.scheduler.load_state_dict(state["scheduler"])
+            self.schedule.load_state_dict(state["scheduler"])
+            if self.average is not None:
+                self.average.load_state_dict(state["average"])
             if self.accelerator.scaler is not None and state["scaler"] is not None:
                 self.accelerator.scaler.load_state_dict(state["scaler"])
             self.stopping = Stopping(self.plan, **state["stopping"])

@@ -1,0 +1,68 @@
+"""Mixed images with mixed labels: mixup (Zhang et al., 2018) and CutMix (Yun et al., 2019).
+
+As in torchvision's recipe, the partner of an image is the one before it in the batch, and a batch has one share.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+
+def mixup(
+    rng: np.random.Generator, images: torch.Tensor, shares: torch.Tensor, alpha: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images as weighted means of two.
+
+    Args:
+        rng: of the draw.
+        images: `(B, C, H, W)`.
+        shares: of the classes, `(B, N)`.
+        alpha: of the Beta distribution of the weight.
+    """
+    own = float(rng.beta(alpha, alpha))
+    return torch.lerp(images.roll(1, 0), images, own), torch.lerp(shares.roll(1, 0), shares, own)
+
+
+def cutmix(
+    rng: np.random.Generator, images: torch.Tensor, shares: torch.Tensor, alpha: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images with a rectangle of another; the labels are mixed by the areas. Arguments as `mixup`.
+
+    The rectangle has the image's proportions and its centre anywhere; what is outside the image is cut off.
+    """
+    height, width = images.shape[-2:]
+    half = 0.5 * math.sqrt(1.0 - float(rng.beta(alpha, alpha)))
+    x, y = int(rng.integers(width)), int(rng.integers(height))
+    half_width, half_height = int(half * width), int(half * height)
+    left, right = max(x - half_width, 0), min(x + half_width, width)
+    top, bottom = max(y - half_height, 0), min(y + half_height, height)
+    mixed = images.clone()
+    mixed[..., top:bottom, left:right] = images.roll(1, 0)[..., top:bottom, left:right]
+    own = 1.0 - (right - left) * (bottom - top) / (width * height)
+    return mixed, torch.lerp(shares.roll(1, 0), shares, own)
+
+
+def mix(
+    rng: np.random.Generator, images: torch.Tensor, labels: torch.Tensor, num_classes: int, alphas: tuple[float, float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mixes a batch by mixup or CutMix, each as likely.
+
+    Args:
+        rng: of the draws.
+        images: `(B, C, H, W)`.
+        labels: `(B,)`.
+        num_classes: N.
+        alphas: of mixup and CutMix; 0 leaves it out.
+
+    Returns:
+        The images, and the shares of the classes `(B, N)`; the labels themselves if both are left out.
+    """
+    ways = [(way, alpha) for way, alpha in zip((mixup, cutmix), alphas, strict=True) if alpha > 0.0]
+    if not ways:
+        return images, labels
+    way, alpha = ways[rng.integers(len(ways))]
+    return way(rng, images, F.one_hot(labels, num_classes).to(images.dtype), alpha)

@@ -1,0 +1,1 @@
+"""Classification of ImageNet (paper section 3.4)."""

@@ -1,0 +1,158 @@
+"""Takes a network whose layers know where they are to images of another size (the trap of paper section 3.4).
+
+The published recipe trains on crops of 176 pixels and evaluates at 224: gates and tables made for 44 x 44 pixels meet
+56 x 56. A convolution does not notice; these layers refuse. Here their fields are interpolated.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from smoe.nn.combiners import RowsAndColumns, Table
+from smoe.nn.conversion_plan import ExampleInput, run_example, show_name
+from smoe.nn.expert_mixture import SpatialMoE
+from smoe.nn.gates import FixedGate, LocallyConnectedGate, NoisyGate, SpatialGate, TensorGate
+from smoe.nn.locally_connected import LocallyConnected2d
+from smoe.nn.low_rank_local import LowRankLocal2d
+from smoe.nn.routed_layer import RoutedLayer
+from smoe.nn.spatial_moe import SpatialMoE2d
+from smoe.ops.interpolation import Interpolation, interpolate_axis, interpolate_grid
+from smoe.ops.padding import output_grid
+
+Network = TypeVar("Network", bound=nn.Module)
+_WITH_GRID = (RoutedLayer, LowRankLocal2d, LocallyConnected2d)
+
+
+def interpolate_grids(model: Network, *, example_input: ExampleInput, mode: Interpolation = "linear") -> Network:
+    """A copy of the network for inputs of the example's size: each field of a layer is interpolated to its new grid.
+
+    Fields are the scores of tensor and fixed gates, the combining weights and spatial biases of LRLCN, and the filters
+    of LCN. The experts of a pixel are then chosen by its interpolated scores, so there are as many distinct ones as
+    before; with `nearest`, each pixel has those of the nearest pixel of the old grid, in their order. An axis that
+    the layer's padding wraps is interpolated around. Layers whose grid is the same are left as they are. Parameters
+    of the copy are new: an optimiser of the model does not know them.
+
+    Args:
+        model: is left as it is.
+        example_input: of the new size; a tuple holds several positional arguments, a dictionary keyword arguments.
+        mode: `linear` between the centres of pixels, or `nearest`.
+
+    Raises:
+        ValueError: if a layer cannot be interpolated, is not reached by the example, or would need two grids; or if
+            its field is not finite.
+    """
+    new = copy.deepcopy(model)
+    layers = ((name, module) for name, module in new.named_modules() if isinstance(module, _WITH_GRID))
+    names: dict[nn.Module, str] = {module: name for name, module in layers}
+    # A gate may serve several layers: what it was made for, and for whom.
+    made_for: dict[nn.Module, tuple[tuple[int, int], str]] = {}
+
+    def resize(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name = show_name(names[module])
+        input = args[0] if args else kwargs["input"]
+        grid = _grid_of(module, input)
+        holder = module.gate if isinstance(module, RoutedLayer) else module
+        known = made_for.setdefault(holder, (grid, name))
+        if known[0] != grid:
+            raise ValueError(
+                f"{known[1]} needs the grid {known[0]} and {name} the grid {grid}, but one field serves both: give "
+                "an example of a size at which they agree, or layers with gates of their own"
+            )
+        _resize(module, grid, mode, name)
+
+    hooks = [module.register_forward_pre_hook(resize, with_kwargs=True) for module in names]
+    try:
+        run_example(new, example_input)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    missed = [
+        show_name(name)
+        for module, name in names.items()
+        if (module.gate if isinstance(module, RoutedLayer) else module) not in made_for and _has_grid(module)
+    ]
+    if missed:
+        raise ValueError(f"the example input does not reach {', '.join(missed)}: what grid it is to have is unknown")
+    return new
+
+
+def _grid_of(layer: nn.Module, input: torch.Tensor) -> tuple[int, int]:
+    """The output grid of a layer for an input."""
+    if isinstance(layer, SpatialMoE):
+        rows, columns = layer.experts(input).shape[-2:]
+        return rows, columns
+    stride = layer.stride if isinstance(layer, (SpatialMoE2d, LowRankLocal2d, LocallyConnected2d)) else 1
+    return output_grid(input.shape[2], input.shape[3], stride)
+
+
+def _has_grid(layer: nn.Module) -> bool:
+    if isinstance(layer, RoutedLayer):
+        return layer.gate.spatial_shape is not None
+    return not isinstance(layer, LowRankLocal2d) or layer.spatial_shape is not None
+
+
+def _resize(layer: nn.Module, grid: tuple[int, int], mode: Interpolation, name: str) -> None:
+    # The experts of a `SpatialMoE` are any module: nothing is known of its borders.
+    has_borders = isinstance(layer, (SpatialMoE2d, LowRankLocal2d, LocallyConnected2d))
+    padding_mode = layer.padding_mode if has_borders else "zeros"
+    wraps = (padding_mode == "circular", padding_mode in ("circular", "longitude"))
+    if isinstance(layer, RoutedLayer):
+        _resize_gate(layer.gate, grid, mode, wraps, name)
+    elif isinstance(layer, LowRankLocal2d):
+        for maps in (layer.combiner, layer.spatial_bias):
+            if isinstance(maps, Table):
+                maps.table = _interpolated(maps.table, grid, mode, wraps, name)
+            elif isinstance(maps, RowsAndColumns):
+                for axis, (part, size) in enumerate(zip(("rows", "columns"), grid, strict=True)):
+                    values = interpolate_axis(_checked(getattr(maps, part), name), size, mode=mode, wraps=wraps[axis])
+                    setattr(maps, part, _like(getattr(maps, part), values))
+        if layer.spatial_shape is not None:
+            layer.spatial_shape = grid
+    elif isinstance(layer, LocallyConnected2d):
+        # (filters, H, W, C, kh, kw): each number of the filters is a field.
+        fields = layer.weight.permute(0, 3, 4, 5, 1, 2)
+        resized = interpolate_grid(_checked(fields, name), grid, mode=mode, wraps=wraps)
+        layer.weight = _like(layer.weight, resized.permute(0, 4, 5, 1, 2, 3).contiguous())
+        layer.spatial_shape = grid
+
+
+def _resize_gate(
+    gate: SpatialGate, grid: tuple[int, int], mode: Interpolation, wraps: tuple[bool, bool], name: str
+) -> None:
+    if isinstance(gate, NoisyGate):
+        _resize_gate(gate.gate, grid, mode, wraps, name)
+    elif gate.spatial_shape in (None, grid) or isinstance(gate, LocallyConnectedGate):
+        # A locally connected gate holds a layer, which is met for itself.
+        return
+    elif isinstance(gate, TensorGate):
+        gate.scores = _interpolated(gate.scores, grid, mode, wraps, name)
+    elif isinstance(gate, FixedGate):
+        scores = interpolate_grid(_checked(gate.scores, name), grid, mode=mode, wraps=wraps)
+        gate.scores = scores.to(gate.scores.dtype)
+    else:
+        raise ValueError(
+            f"the {type(gate).__name__} of {name} was made for the grid {gate.spatial_shape} and cannot be "
+            f"interpolated to {grid}: its scores are no field"
+        )
+
+
+def _interpolated(
+    field: nn.Parameter, grid: tuple[int, int], mode: Interpolation, wraps: tuple[bool, bool], name: str
+) -> nn.Parameter:
+    return _like(field, interpolate_grid(_checked(field, name), grid, mode=mode, wraps=wraps))
+
+
+def _like(old: nn.Parameter, values: torch.Tensor) -> nn.Parameter:
+    return old if values.shape == old.shape else nn.Parameter(values.detach().to(old.dtype), old.requires_grad)
+
+
+def _checked(field: torch.Tensor, name: str) -> torch.Tensor:
+    """The field in at least float32, refused if a value would spread NaN over its neighbours."""
+    if not bool(field.isfinite().all()):
+        number = int(field.numel() - field.isfinite().sum())
+        raise ValueError(f"{number} values of {name} are not finite: they cannot be interpolated")
+    return field.detach() if field.dtype == torch.float64 else field.detach().float()

@@ -1,0 +1,66 @@
+"""Fields on a grid, interpolated to the pixels of another grid over the same area."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+
+Interpolation = Literal["linear", "nearest"]
+
+
+def interpolate_axis(
+    field: torch.Tensor, size: int, dim: int = -1, *, mode: Interpolation = "linear", wraps: bool = False
+) -> torch.Tensor:
+    """Interpolates along one axis, between the centres of pixels.
+
+    Pixels are cells that divide the same length: the centre of pixel i of n is at (i + 1/2) / n. Beyond the outermost
+    centres the field is constant, or goes round if the axis wraps. This is `F.interpolate` with
+    `align_corners=False`, for any axis and borders. The same size returns the field as it is.
+
+    Args:
+        field: floating, of any shape.
+        size: pixels to have along the axis.
+        dim: the axis.
+        mode: `linear`, or `nearest`, which takes the lower of two pixels equally near.
+        wraps: the axis is a circle, such as longitude.
+    """
+    if mode not in get_args(Interpolation):
+        raise ValueError(f"mode must be one of {', '.join(get_args(Interpolation))}, got {mode!r}")
+    if size < 1:
+        raise ValueError(f"size must be at least 1, got {size}")
+    old_size = field.shape[dim]
+    if size == old_size:
+        return field
+    # In double precision: a sum of rounded thirds would put a pixel on the wrong side of a half.
+    centre = (torch.arange(size, dtype=torch.float64, device=field.device) + 0.5) * (old_size / size) - 0.5
+    below = centre.floor() if mode == "linear" else (centre - 0.5).ceil()
+    weight = (centre - below if mode == "linear" else torch.zeros_like(centre)).to(field.dtype)
+    first, second = (_into_axis(below.long() + step, old_size, wraps) for step in (0, 1))
+    shape = [1] * field.ndim
+    shape[dim] = size
+    lower, upper = field.index_select(dim, first), field.index_select(dim, second)
+    return torch.lerp(lower, upper, weight.view(shape).expand_as(lower))
+
+
+def interpolate_grid(
+    field: torch.Tensor,
+    grid: tuple[int, int],
+    *,
+    mode: Interpolation = "linear",
+    wraps: tuple[bool, bool] = (False, False),
+) -> torch.Tensor:
+    """Interpolates fields `(..., H, W)` to `(..., *grid)`: rows, then columns. See `interpolate_axis`.
+
+    Args:
+        field: floating.
+        grid: rows and columns to have.
+        mode: `linear` (bilinear, that is) or `nearest`.
+        wraps: whether the rows and the columns go round.
+    """
+    rows = interpolate_axis(field, grid[0], -2, mode=mode, wraps=wraps[0])
+    return interpolate_axis(rows, grid[1], -1, mode=mode, wraps=wraps[1])
+
+
+def _into_axis(index: torch.Tensor, size: int, wraps: bool) -> torch.Tensor:
+    return index % size if wraps else index.clamp(0, size - 1)

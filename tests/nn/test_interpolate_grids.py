@@ -1,0 +1,193 @@
+"""A network trained on one size of images, taken to another: the gates of 44 x 44 pixels meet 56 x 56."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import smoe
+from smoe.models import ResNet
+from smoe.nn.combiners import InputCombiner, RowsAndColumns, Table
+
+
+def smooth_scores(num_experts: int, height: int, width: int) -> torch.Tensor:
+    """Waves of half a period at most over the area, whatever the grid."""
+    y = (torch.arange(height, dtype=torch.float64) + 0.5)[:, None] / height
+    x = (torch.arange(width, dtype=torch.float64) + 0.5) / width
+    waves = [torch.cos(math.pi * (y * math.sin(k) + x * math.cos(k)) + k) for k in range(num_experts)]
+    return torch.stack(waves).float()
+
+
+def layer_with(scores: torch.Tensor, num_selected: int = 2, **options: Any) -> smoe.SpatialMoE2d:
+    num_experts, height, width = scores.shape
+    layer = smoe.SpatialMoE2d(3, num_experts, num_selected, spatial_shape=(height, width), **options)
+    assert isinstance(layer.gate, smoe.TensorGate)
+    layer.gate.scores.data = scores
+    return layer
+
+
+def scores_of(layer: nn.Module) -> torch.Tensor:
+    assert isinstance(layer, smoe.SpatialMoE2d)
+    assert isinstance(layer.gate, smoe.TensorGate)
+    return layer.gate.scores
+
+
+def small_resnet() -> nn.Module:
+    torch.manual_seed(0)
+    net = ResNet((2, 1, 1, 1), filters=4, num_classes=5)
+    return smoe.convert(net, example_input=torch.zeros(1, 3, 176, 176)).eval()
+
+
+def test_the_published_sizes() -> None:
+    net = small_resnet()
+    with pytest.raises(ValueError, match=r"grid of \(44, 44\)"):
+        net(torch.zeros(1, 3, 224, 224))
+    new = smoe.interpolate_grids(net, example_input=torch.zeros(1, 3, 224, 224))
+    assert new(torch.randn(2, 3, 224, 224)).shape == (2, 5)
+    layers = {name: layer for name, layer in new.named_modules() if isinstance(layer, smoe.SpatialMoE2d)}
+    grids = {name: layer.gate.spatial_shape for name, layer in layers.items()}
+    assert grids == {
+        "layer1.0.conv2": (56, 56), "layer1.1.conv2": (56, 56), "layer2.0.conv2": (28, 28),
+        "layer3.0.conv2": (14, 14), "layer4.0.conv2": (7, 7),
+    }  # fmt: skip
+    assert layers["layer1.0.conv2"].gate is layers["layer1.1.conv2"].gate
+    for name, layer in layers.items():
+        old = net.get_submodule(name)
+        assert isinstance(old, smoe.SpatialMoE2d)
+        assert torch.equal(layer.weight, old.weight)
+        scores = scores_of(old).double()[None]
+        expected = F.interpolate(scores, layer.gate.spatial_shape, mode="bilinear", align_corners=False)
+        torch.testing.assert_close(scores_of(layer), expected[0].float())
+        chosen = layer.routing().indices.sort(dim=0).values
+        assert bool((chosen.diff(dim=0) > 0).all()), "an expert is chosen twice at a pixel"
+    assert scores_of(net.get_submodule("layer1.0.conv2")).shape == (8, 44, 44)
+
+
+def test_the_same_size_is_the_same_network() -> None:
+    net = small_resnet()
+    same = smoe.interpolate_grids(net, example_input=torch.zeros(1, 3, 176, 176))
+    x = torch.randn(2, 3, 176, 176)
+    assert torch.equal(net(x), same(x))
+    for (name, ours), (_, theirs) in zip(net.named_parameters(), same.named_parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+        assert ours.data_ptr() != theirs.data_ptr()
+
+
+def test_a_smooth_field_stays_smooth() -> None:
+    layer = layer_with(smooth_scores(8, 44, 44))
+    new = smoe.interpolate_grids(layer, example_input=torch.zeros(1, 3, 56, 56))
+    expected = smooth_scores(8, 56, 56)
+    # A chord of a wave of half a period over 44 pixels is off by (pi / 44)^2 / 8 at most; at the border, where the
+    # outer half pixel is constant, by half a pixel of slope pi.
+    inner = (slice(None), slice(1, -1), slice(1, -1))
+    assert (scores_of(new) - expected)[inner].abs().max() < 2 * (math.pi / 44) ** 2 / 8 + 1e-6
+    assert (scores_of(new) - expected).abs().max() < math.pi / 88
+    ours, theirs = new.routing().indices, layer_with(expected).routing().indices
+    assert (ours == theirs).float().mean() > 0.97
+
+
+def test_nearest_keeps_routing_decisions() -> None:
+    layer = layer_with(torch.randn(8, 4, 5), num_selected=3)
+    new = smoe.interpolate_grids(layer, example_input=torch.zeros(1, 3, 8, 15), mode="nearest")
+    expected = layer.routing().indices.repeat_interleave(2, dim=1).repeat_interleave(3, dim=2)
+    assert torch.equal(new.routing().indices, expected)
+
+
+def test_longitude_wraps() -> None:
+    scores = torch.zeros(2, 1, 4)
+    scores[0, 0, -1] = 1.0
+    for padding_mode, expected in (("zeros", [0.0, 0.0]), ("longitude", [0.25, 0.0]), ("circular", [0.25, 0.0])):
+        layer = layer_with(scores.clone(), 1, padding_mode=padding_mode)
+        new = smoe.interpolate_grids(layer, example_input=torch.zeros(1, 3, 1, 8))
+        assert scores_of(new)[0, 0, :2].tolist() == expected
+
+
+def test_what_is_frozen_stays_frozen_and_modes_stay() -> None:
+    layer = layer_with(torch.randn(4, 3, 3))
+    layer.gate.requires_grad_(False)
+    new = smoe.interpolate_grids(nn.Sequential(layer, nn.BatchNorm2d(2)), example_input=torch.zeros(1, 3, 5, 5))
+    assert new.training
+    assert not scores_of(new[0]).requires_grad
+    assert new[0].weight.requires_grad
+    assert new[1].num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("combiner", ["rows_and_columns", "table", "input"])
+def test_low_rank_layers(combiner: Any, stride: int) -> None:
+    layer = smoe.LowRankLocal2d(
+        3, 4, combiner=combiner, spatial_rank=2, spatial_shape=(9, 9), spatial_bias=True, stride=stride
+    )
+    for parameter in layer.parameters():
+        parameter.data += torch.randn_like(parameter)
+    x = torch.randn(1, 3, 12 * stride, 11 * stride)
+    new = smoe.interpolate_grids(layer, example_input=x)
+    assert new(x).shape == (1, 4, 12, 11)
+    for maps in (new.combiner, new.spatial_bias):
+        if isinstance(maps, (RowsAndColumns, Table)):
+            assert maps().shape[1:] == (12, 11)
+    if not isinstance(layer.combiner, InputCombiner):
+        # Bilinear interpolation of a sum of a row and a column is that of its parts.
+        expected = F.interpolate(layer.combiner()[None], (12, 11), mode="bilinear", align_corners=False)[0]
+        assert not isinstance(new.combiner, InputCombiner)
+        torch.testing.assert_close(new.combiner(), expected)
+
+
+def test_locally_connected_layers() -> None:
+    layer = smoe.LocallyConnected2d(2, 3, (4, 5))
+    # The same filter everywhere is a convolution, on any grid.
+    layer.weight.data = layer.weight[:, :1, :1].expand_as(layer.weight).clone()
+    new = smoe.interpolate_grids(layer, example_input=torch.zeros(1, 2, 6, 9))
+    x = torch.randn(2, 2, 6, 9)
+    torch.testing.assert_close(new(x), F.conv2d(x, layer.weight[:, 0, 0], padding=1))
+
+
+def test_gates_of_other_kinds() -> None:
+    x = torch.randn(1, 3, 6, 6)
+    noisy = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.NoisyGate(smoe.TensorGate(4, 2, (4, 4))))
+    fixed = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.FixedGate.random(4, 2, (4, 4)))
+    local = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.LocallyConnectedGate(3, 4, 2, (4, 4)))
+    free = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.ConvGate(3, 4, 2))
+    module = smoe.SpatialMoE(smoe.CoordConv2d(3, 4), 4, 2, spatial_shape=(4, 4))
+    for layer in (noisy, fixed, local, free, module):
+        new = smoe.interpolate_grids(layer, example_input=x)
+        assert new.gate.spatial_shape in ((6, 6), None)
+        assert new(x).shape == (1, 2, 6, 6)
+        assert set(layer.state_dict()) == set(new.state_dict())
+
+
+class TwoGrids(nn.Module):
+    """Two layers that share a gate, on grids that are the same for an even input of 8 only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        gate = smoe.TensorGate(4, 2, (4, 4))
+        self.first = smoe.SpatialMoE2d(3, 4, 2, gate=gate, stride=2)
+        self.second = smoe.SpatialMoE2d(3, 4, 2, gate=gate)
+        self.unused = smoe.SpatialMoE2d(3, 4, 2, spatial_shape=(3, 3))
+        self.uses_all = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x) + self.second(F.adaptive_avg_pool2d(x, 4))
+        return y + self.unused(F.adaptive_avg_pool2d(x, 3)).mean() if self.uses_all else y
+
+
+def test_refusals() -> None:
+    net = TwoGrids()
+    with pytest.raises(ValueError, match=r"first needs the grid \(6, 6\) and second the grid \(4, 4\), but one field"):
+        smoe.interpolate_grids(net, example_input=torch.zeros(1, 3, 12, 12))
+    net.uses_all = False
+    with pytest.raises(ValueError, match="the example input does not reach unused"):
+        smoe.interpolate_grids(net, example_input=torch.zeros(1, 3, 8, 8))
+    linear = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.LinearGate(3, 4, 2, (4, 4)))
+    with pytest.raises(ValueError, match=r"the LinearGate of the model itself was made for the grid \(4, 4\)"):
+        smoe.interpolate_grids(linear, example_input=torch.zeros(1, 3, 6, 6))
+    broken = layer_with(torch.randn(4, 3, 3))
+    scores_of(broken).data[1, 2, 0] = math.nan
+    with pytest.raises(ValueError, match="1 values of the model itself are not finite"):
+        smoe.interpolate_grids(broken, example_input=torch.zeros(1, 3, 6, 6))

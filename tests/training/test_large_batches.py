@@ -1,0 +1,141 @@
+"""Batches in parts, averaged weights, the cosine and models that are evaluated on another grid, in the loop."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import smoe
+from smoe.metrics import MeanSquaredError, Metric
+from smoe.training.checkpoints import load_checkpoint
+from smoe.training.interruption import Interrupted
+from smoe.training.loop import Loop, Task
+from smoe.training.plan import TrainingPlan
+from smoe.training.run_directory import RunDirectory
+from training.test_loop import StopAfter, without_times
+
+PLAN = TrainingPlan(batch_size=8, evaluation_batch_size=4, max_epochs=3, monitor="mse", monitor_mode="min",
+                    early_stop_patience=9, stop_at=None, device="cpu")  # fmt: skip
+
+
+class Fields(Dataset[tuple[Tensor, Tensor]]):
+    """Random fields; the copies of a sample differ from it by noise of their number."""
+
+    def __init__(self, num_samples: int, size: int = 6) -> None:
+        generator = torch.Generator().manual_seed(num_samples)
+        self.fields = torch.randn(num_samples, 2, 2, size, size, dtype=torch.float64, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        copies = torch.tensor(indices) // len(self)
+        fields = self.fields[torch.tensor(indices) % len(self)]
+        return fields[:, 0] + 0.1 * copies[:, None, None, None], fields[:, 1]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+
+def as_it_is(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return batch
+
+
+def make_task(size: int = 6, num_repetitions: int = 1, **options: object) -> Task:
+    torch.manual_seed(0)
+    gate = smoe.TensorGate(4, 2, (6, 6))
+    model = nn.Sequential(
+        smoe.SpatialMoE2d(2, 4, 2, gate=gate, error_quantile=0.6, damping=0.1, rc_weight=50.0),
+        nn.Tanh(),
+        smoe.SpatialMoE2d(2, 4, 2, gate=gate, error_quantile=0.6, damping=0.1, rc_weight=50.0),
+    ).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    metrics: list[Metric] = [MeanSquaredError()]
+    splits = {"train": Fields(24), "validation": Fields(9, size), "test": Fields(10, size)}
+    return Task(model, optimizer, F.mse_loss, metrics, splits, as_it_is, 0,
+                num_repetitions=num_repetitions, **options)  # type: ignore[arg-type]  # fmt: skip
+
+
+def fit(path: Path, task: Task, plan: TrainingPlan) -> tuple[list[dict], dict[str, Tensor]]:
+    run = RunDirectory(path)
+    Loop(task, plan, run).fit()
+    return without_times(run.read_history()), load_checkpoint(run.last_checkpoint)["model"]
+
+
+def test_gradients_of_parts_add_up_gates_among_them() -> None:
+    """RC and damping look at one sample at a time, so a batch in parts trains the gate as the whole batch does."""
+    whole, parts = make_task(), make_task()
+    input, target = Fields(8).__getitems__(list(range(8)))
+    F.mse_loss(whole.model(input), target).backward()
+    for rows in range(0, 8, 2):
+        part = slice(rows, rows + 2)
+        loss = smoe.track_loss_scale(F.mse_loss(parts.model(input[part]), target[part]), parts.model)
+        (loss / 4).backward()
+    for (name, ours), theirs in zip(parts.model.named_parameters(), whole.model.parameters(), strict=True):
+        assert ours.grad is not None and theirs.grad is not None
+        assert theirs.grad.abs().max() > 0
+        torch.testing.assert_close(ours.grad, theirs.grad, msg=name)
+
+
+def test_a_run_in_parts_is_the_run_of_whole_batches(tmp_path: Path) -> None:
+    whole, weights = fit(tmp_path / "whole", make_task(), PLAN)
+    parts, weights_of_parts = fit(tmp_path / "parts", make_task(), replace(PLAN, part_size=2))
+    assert [record["epoch"] for record in parts] == [record["epoch"] for record in whole]
+    for ours, theirs in zip(parts, whole, strict=True):
+        for key, value in theirs.items():
+            assert ours[key] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-9)), key
+    for name, tensor in weights.items():
+        torch.testing.assert_close(weights_of_parts[name], tensor, msg=name)
+    assert whole[0]["routing/changed"] > 0
+
+
+@pytest.mark.parametrize("num_steps", [1, 3, 4, 6])
+def test_all_of_it_resumes(tmp_path: Path, num_steps: int) -> None:
+    plan = replace(PLAN, part_size=2, schedule="cosine", warmup_epochs=1, average_every=2, average_decay=0.95)
+    expected, weights = fit(tmp_path / "whole", make_task(num_repetitions=2), plan)
+    run = RunDirectory(tmp_path / "stopped")
+    with pytest.raises(Interrupted):
+        Loop(make_task(num_repetitions=2), plan, run, StopAfter(num_steps, signal.SIGTERM)).fit()
+    Loop(make_task(num_repetitions=2), plan, run).fit(resume=True)
+    assert without_times(run.read_history()) == expected
+    again = load_checkpoint(run.last_checkpoint)["model"]
+    assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
+    assert [record["learning_rate"] for record in expected[:3]] == pytest.approx([0.005, 0.5, 0.25])
+
+
+def test_the_average_is_what_is_evaluated_and_kept(tmp_path: Path) -> None:
+    plan = replace(PLAN, average_every=1, average_decay=0.999)
+    plain, _ = fit(tmp_path / "plain", make_task(), PLAN)
+    averaged, weights = fit(tmp_path / "averaged", make_task(), plan)
+    assert averaged[0]["train/loss"] == plain[0]["train/loss"], "the average must not touch the training"
+    assert averaged[-1]["test/mse"] != plain[-1]["test/mse"]
+    best = load_checkpoint(RunDirectory(tmp_path / "averaged").best_checkpoint)["model"]
+    assert any(not torch.equal(best[name], tensor) for name, tensor in weights.items())
+    task = make_task()
+    task.model.load_state_dict(best)
+    input, target = Fields(10).__getitems__(list(range(10)))
+    with torch.no_grad():
+        assert float(F.mse_loss(task.model.eval()(input), target)) == pytest.approx(averaged[-1]["test/mse"])
+
+
+@pytest.mark.parametrize("average_every", [None, 1])
+def test_a_net_is_evaluated_on_another_grid(tmp_path: Path, average_every: int | None) -> None:
+    plan = replace(PLAN, average_every=average_every, average_decay=0.9)
+
+    def enlarge(model: nn.Module) -> nn.Module:
+        return smoe.interpolate_grids(model, example_input=torch.zeros(1, 2, 8, 8, dtype=torch.float64))
+
+    history, _ = fit(tmp_path, make_task(size=8, for_evaluation=enlarge), plan)
+    task = make_task()
+    task.model.load_state_dict(load_checkpoint(RunDirectory(tmp_path).best_checkpoint)["model"])
+    input, target = Fields(10, 8).__getitems__(list(range(10)))
+    with torch.no_grad():
+        error = F.mse_loss(enlarge(task.model).eval()(input), target)
+    assert history[-1]["test/mse"] == pytest.approx(float(error))

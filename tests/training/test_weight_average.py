@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import smoe
+from smoe.training.plan import TrainingPlan
+from smoe.training.weight_average import WeightAverage, rescaled_decay
+
+
+def test_the_decay_of_the_published_recipe() -> None:
+    # 1 - 2e-5 * 1024 * 32 / 600, and for the paper's batch 8 times as much.
+    plan = TrainingPlan(batch_size=1024, max_epochs=600, average_every=32)
+    assert rescaled_decay(plan) == pytest.approx(1.0 - 2e-5 * 1024 * 32 / 600)
+    assert 1.0 - rescaled_decay(plan) == pytest.approx(1.0922667e-3)
+    plan = TrainingPlan(batch_size=8192, max_epochs=600, average_every=32)
+    assert 1.0 - rescaled_decay(plan) == pytest.approx(8.738133e-3)
+    assert rescaled_decay(TrainingPlan(batch_size=8192, max_epochs=1, average_every=32)) == 0.0
+
+
+def test_the_average_is_the_definition() -> None:
+    torch.manual_seed(0)
+    gate = smoe.TensorGate(4, 2, (3, 3))
+    model = nn.Sequential(
+        smoe.SpatialMoE2d(2, 4, 2, gate=gate), nn.BatchNorm2d(2), smoe.SpatialMoE2d(2, 4, 2, gate=gate)
+    ).double()
+    # 1 - 0.9 of a sample and epoch, times 4 samples and 2 steps over 4 epochs: 0.2.
+    plan = TrainingPlan(
+        batch_size=4, max_epochs=4, average_every=2, average_decay=0.9, schedule="cosine", warmup_epochs=1
+    )
+    average = WeightAverage(model, plan)
+    expected = copy.deepcopy(model.state_dict())
+    for epoch in range(1, 4):
+        for step in range(1, 6):
+            for tensor in model.state_dict().values():
+                tensor += torch.randn(tensor.shape).to(tensor.dtype) if tensor.is_floating_point() else 1
+            average.observe(model, epoch, step)
+            if step in (1, 3, 5):
+                # The last update of the warm-up counts as none: the first one after it copies too.
+                copies = epoch == 1 or (epoch == 2 and step == 1)
+                for name, value in model.state_dict().items():
+                    mixed = value.clone() if copies else 0.8 * expected[name] + 0.2 * value
+                    expected[name] = mixed.to(value.dtype)
+    ours = average.model.state_dict()
+    assert list(ours) == list(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(ours[name], value, msg=name)
+    assert isinstance(average.model, nn.Sequential)
+    assert average.model[0].gate is average.model[2].gate
+    assert average.model[0].gate is not gate
+
+    again = WeightAverage(model, plan)
+    again.load_state_dict(copy.deepcopy(average.state_dict()))
+    for held in (average, again):
+        held.observe(model, 3, 7)
+    for name, value in average.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value), name
