@@ -52,8 +52,8 @@ NOTES: defaultdict[str | tuple[str, str], str] = defaultdict(
         ),
         ("heat/training", "yes, no"): (
             "as without the RC loss, no region is learned completely (57 to 61, 90 and 85 % of their pixels): "
-            "undamped, experts learn from the pixels that they serve by mistake, at both scales and in every seed. The paper "
-            "reports 96.7; its text names other settings (quantile 0.7)."
+            "undamped, experts learn from the pixels that they serve by mistake, at both scales and in every seed. The "
+            "paper reports 96.7; its text names other settings (quantile 0.7)."
         ),
         ("heat/auxiliary-end-to-end", "no, no, no, no"): f"as in heat/training: {_NO_RC}",
         ("heat/auxiliary-end-to-end", "yes, no, no, no"): f"as without the auxiliary loss: {_NO_RC} {_ONE_SEED}",
