@@ -43,7 +43,7 @@ def test_the_format_by_hand(tmp_path):
         (bytes([0, 0, 8, 3]) + b"\xff" * 12, "its header says 4294967295 x 4294967295 x 4294967295"),
         (gzip.compress(idx_bytes(VALUES), mtime=0)[:-9], "is damaged"),
     ],
-    # Named by number: several processes must agree on the names.
+    # Named by length: several processes must agree on the names.
     ids=lambda value: None if isinstance(value, str) else f"{len(value)} bytes",
 )
 def test_refuses(tmp_path, content, message):
