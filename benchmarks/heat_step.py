@@ -72,7 +72,7 @@ def main() -> None:
 
     recipe = HEAT_RECIPES["heat/smoe"]
     small = replace(recipe, data=replace(recipe.data, num_train_runs=20))
-    plain = replace(small, routing=replace(small.routing, rc_loss=False, damping=None))
+    plain = replace(small, routing=replace(small.routing, training_rule="end_to_end", damping=None))
     batch_size = recipe.training.batch_size
 
     def quietly(_: str) -> None:

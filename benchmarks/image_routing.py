@@ -7,7 +7,7 @@ the table and stores it in benchmarks/results.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ def _smoe(order: str, **options: Any) -> SpatialMoEClassifierModel:
 def cases() -> list[Case]:
     """All rows."""
     undamped = RoutingTraining(error_quantile=0.7, damping=None)
+    probing = replace(undamped, training_rule="probe")
     smooth: dict[str, Any] = {"gate_init": "smooth", "correlation_length": 7.0}
     best = _smoe("index", **smooth)
     found = [
@@ -71,10 +72,12 @@ def cases() -> list[Case]:
             "SMoE, smooth 14 pixels, index order, frozen", _smoe("index", gate_init="smooth", correlation_length=14.0)
         ),
         Case("SMoE, smooth 7 pixels, index order, q 0.7, no damping", best, undamped),
-        Case("SMoE, smooth 7 pixels, index order, q 0.95, no damping", best, RoutingTraining(True, 1.0, 0.95, None)),
-        Case("SMoE, smooth 7 pixels, index order, q 0.7, damping 0.1", best, RoutingTraining(True, 1.0, 0.7, 0.1)),
+        Case("SMoE, smooth 7 pixels, index order, q 0.95, no damping", best, replace(undamped, error_quantile=0.95)),
+        Case("SMoE, smooth 7 pixels, index order, q 0.7, damping 0.1", best, replace(undamped, damping=0.1)),
         Case("SMoE, smooth 7 pixels, index order, q 0.3, damping 0", best, RoutingTraining()),
-        Case("SMoE, smooth 7 pixels, index order, straight-through", best, RoutingTraining(False, damping=None)),
+        Case("SMoE, smooth 7 pixels, index order, end to end", best, replace(undamped, training_rule="end_to_end")),
+        Case("SMoE, smooth 7 pixels, score order, probing", _smoe("score", **smooth), probing),
+        Case("SMoE, white noise, score order, probing", _smoe("score"), probing),
     ]
     for gate_lr in (0.1, 10.0, 100.0, 1000.0):
         label = f"SMoE, smooth 7 pixels, index order, q 0.7, no damping, gate lr {gate_lr:g}"
@@ -136,9 +139,9 @@ def _make_optimizer(case: Case, task: Task, layers: list[RoutedLayer]) -> torch.
 
 
 def _gradient_size(layer: RoutedLayer) -> float:
-    return max(
-        float(parameter.grad.abs().mean()) for parameter in layer.gate.parameters() if parameter.grad is not None
-    )
+    """0 for a gate that learns without a gradient."""
+    gradients = [parameter.grad for parameter in layer.gate.parameters() if parameter.grad is not None]
+    return max((float(gradient.abs().mean()) for gradient in gradients), default=0.0)
 
 
 def _chosen(layer: RoutedLayer) -> torch.Tensor:

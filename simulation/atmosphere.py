@@ -39,7 +39,7 @@ class AtmosphereSettings:
 class Atmosphere:
     """A running model: its state goes on from call to call, and can be saved and restored."""
 
-    def __init__(self, settings: AtmosphereSettings):
+    def __init__(self, settings: AtmosphereSettings, recorder: PrecipitationRecorder | None = None):
         """Builds the model at its start; the first `advance` compiles it (a minute or two)."""
         # The preset's own files lie on a hub; the same ones come with the wheel.
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -59,25 +59,30 @@ class Atmosphere:
                 **settings.overrides,
             },
         )
-        self._model = loaded.model
-        self._forcing = loaded.forcing
+        self.model = loaded.model
+        self.forcing = loaded.forcing
         self._step_seconds = 60 * settings.time_step_minutes
-        self._model.observers = (PrecipitationRecorder(),)
-        self._model.bootstrap_state()
-        horizontal = self._model.coords.horizontal
+        self.model.observers = (recorder or PrecipitationRecorder(),)
+        self.model.bootstrap_state()
+        horizontal = self.model.coords.horizontal
         self.grid = ModelGrid(
-            sigma=np.asarray(self._model.coords.vertical.centers, dtype=np.float64),
+            sigma=np.asarray(self.model.coords.vertical.centers, dtype=np.float64),
             latitude=np.degrees(np.asarray(horizontal.latitudes, dtype=np.float64)),
             longitude=np.degrees(np.asarray(horizontal.longitudes, dtype=np.float64)),
         )
         # (W, H) in the model, as every field.
-        self.orography = np.asarray(self._model.terrain.orog, dtype=np.float32).T
-        self.land = np.asarray(self._model.terrain.fmask, dtype=np.float32).T
+        self.orography = np.asarray(self.model.terrain.orog, dtype=np.float32).T
+        self.land = np.asarray(self.model.terrain.fmask, dtype=np.float32).T
+
+    @property
+    def run_state(self) -> Any:
+        """State, physics memory and clock, as jcm has them."""
+        return self.model.run_state
 
     @property
     def time(self) -> np.datetime64:
         """The model's clock."""
-        return np.datetime64(self._model.run_state.time.to_datetime64(), "h")
+        return np.datetime64(self.run_state.time.to_datetime64(), "h")
 
     def advance(self, days: int) -> Frames:
         """Runs on for some days and gives the fields after every six hours. Another number of days compiles anew."""
@@ -85,9 +90,7 @@ class Atmosphere:
         from jcm import constants  # pyright: ignore[reportMissingImports]
 
         start = self.time
-        predictions = self._model.resume(
-            forcing=self._forcing, total_time=float(days), save_interval=OUTPUT_HOURS / 24.0
-        )
+        predictions = self.model.resume(forcing=self.forcing, total_time=float(days), save_interval=OUTPUT_HOURS / 24.0)
         state, physics, observed = jax.device_get(
             (predictions.dynamics, predictions.physics, predictions.observations[0]["rate"])
         )
@@ -96,15 +99,15 @@ class Atmosphere:
         )
         frames = Frames(
             times=start + np.arange(1, 24 // OUTPUT_HOURS * days + 1) * np.timedelta64(OUTPUT_HOURS, "h"),
-            geopotential=_south_to_north(state.geopotential),
-            temperature=_south_to_north(state.temperature),
-            eastward_wind=_south_to_north(state.u_wind),
-            northward_wind=_south_to_north(state.v_wind),
-            specific_humidity=_south_to_north(state.specific_humidity),
-            surface_pressure=_south_to_north(state.normalized_surface_pressure) * np.float32(constants.p0),
-            near_surface_temperature=_south_to_north(physics["_surface_flux"].t0),
-            solar_flux=_south_to_north(physics["_shortwave_rad"].fsol),
-            precipitation=_south_to_north(rain),
+            geopotential=south_to_north(state.geopotential),
+            temperature=south_to_north(state.temperature),
+            eastward_wind=south_to_north(state.u_wind),
+            northward_wind=south_to_north(state.v_wind),
+            specific_humidity=south_to_north(state.specific_humidity),
+            surface_pressure=south_to_north(state.normalized_surface_pressure) * np.float32(constants.p0),
+            near_surface_temperature=south_to_north(physics["_surface_flux"].t0),
+            solar_flux=south_to_north(physics["_shortwave_rad"].fsol),
+            precipitation=south_to_north(rain),
         )
         frames.check_finite()
         return frames
@@ -113,18 +116,18 @@ class Atmosphere:
         """Writes state, physics memory and clock; the file is whole or the old one stays."""
         from jcm.checkpoint import save_checkpoint  # pyright: ignore[reportMissingImports]
 
-        save_checkpoint(self._model, path)
+        save_checkpoint(self.model, path)
 
     def restore(self, path: Path) -> None:
         """Goes back to a saved state of a model with the same settings."""
         from jcm.checkpoint import load_checkpoint  # pyright: ignore[reportMissingImports]
 
         try:
-            load_checkpoint(self._model, path)
+            load_checkpoint(self.model, path)
         except ValueError as error:
             raise ValueError(f"{error} To begin again, delete {path.parent} and the years after it") from error
 
 
-def _south_to_north(values: np.ndarray) -> np.ndarray:
+def south_to_north(values: np.ndarray) -> np.ndarray:
     """From the model's (..., lon, lat) to (..., lat, lon); its latitudes run from south to north already."""
     return np.ascontiguousarray(np.swapaxes(np.asarray(values), -1, -2))

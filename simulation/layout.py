@@ -76,7 +76,7 @@ def write_year(root: Path, year: int, values: dict[str, np.ndarray], attributes:
         notes = {"units": variable.units, "long_name": variable.long_name}
         data = xr.Dataset({name: (dims, values[name].astype(np.float32), notes)}, coordinates, attributes)
         encoding = {"time": {"units": "hours since 1900-01-01", "dtype": "int32"}, name: {"_FillValue": None}}
-        _write(data, year_file(root, name, year), encoding)
+        write_file(data, year_file(root, name, year), encoding)
 
 
 def write_constants(root: Path, orography: np.ndarray, land: np.ndarray, attributes: dict[str, str]) -> None:
@@ -93,7 +93,7 @@ def write_constants(root: Path, orography: np.ndarray, land: np.ndarray, attribu
         for name, (values, units, long_name) in fields.items()
     }
     encoding = {name: {"_FillValue": None} for name in fields}
-    _write(xr.Dataset(variables, _coordinates(), attributes), constants_file(root), encoding)
+    write_file(xr.Dataset(variables, _coordinates(), attributes), constants_file(root), encoding)
 
 
 def _coordinates() -> dict[str, tuple]:
@@ -103,7 +103,7 @@ def _coordinates() -> dict[str, tuple]:
     }
 
 
-def _write(data: xr.Dataset, path: Path, encoding: dict[str, dict]) -> None:
+def write_file(data: xr.Dataset, path: Path, encoding: dict[str, dict]) -> None:
     """The file appears under its name when it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")

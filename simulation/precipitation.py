@@ -21,6 +21,14 @@ class PrecipitationRecorder:
         return {"rate": diagnostics["surface_exchange"].precipitation}
 
 
+class RainRecorder(PrecipitationRecorder):
+    """Keeps convective precipitation apart as well."""
+
+    def sample(self, diagnostics: dict[str, Any], xs: dict[str, Any]) -> dict[str, Any]:
+        """Both rates in kg m-2 s-1 over the step, `(W, H)`; jcm has the convective one in grams."""
+        return {**super().sample(diagnostics, xs), "convective": diagnostics["_convection"].precnv / 1000.0}
+
+
 def totals(rate: np.ndarray, *, steps_per_total: int, step_seconds: float) -> np.ndarray:
     """Sums the rates of the steps up to each output time.
 

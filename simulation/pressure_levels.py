@@ -10,6 +10,8 @@ wind and humidity keep its value and geopotential follows hydrostatically.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from simulation.frames import Frames
@@ -21,23 +23,26 @@ VAPOUR_FACTOR = 461.51 / 287.04 - 1.0
 STANDARD_LAPSE_RATE = 0.0065  # K m-1
 
 
-def to_pressure_levels(frames: Frames, sigma: np.ndarray, levels: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """The five level variables on pressure levels.
+def to_pressure_levels(
+    frames: Frames, sigma: np.ndarray, levels: tuple[int, ...], others: Mapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """The five level variables on pressure levels, and others that are linear in ln p as wind is.
 
     Args:
         frames: Fields on `K` sigma levels.
         sigma: `(K,)`, from the top down.
         levels: `L` pressures in hPa.
+        others: Further fields by name, `(T, K, H, W)`.
 
     Returns:
-        `z`, `t`, `u`, `v`, `q`, each `(T, L, H, W)` in float32.
+        `z`, `t`, `u`, `v`, `q` and the others, each `(T, L, H, W)` in float32.
     """
     log_sigma = np.log(np.asarray(sigma, dtype=np.float64))
     if not np.all(np.diff(log_sigma) > 0):
         raise ValueError(f"sigma must rise from the top down, got {sigma}")
     virtual_temperature = frames.temperature * (1.0 + VAPOUR_FACTOR * frames.specific_humidity)
     log_surface_pressure = np.log(frames.surface_pressure.astype(np.float64))
-    result: dict[str, list[np.ndarray]] = {name: [] for name in "ztuvq"}
+    result: dict[str, list[np.ndarray]] = {name: [] for name in ("z", "t", "u", "v", "q", *(others or {}))}
     for level in levels:
         column = _Column(log_sigma, np.log(100.0 * level) - log_surface_pressure)
         result["z"].append(column.geopotential(frames.geopotential, virtual_temperature))
@@ -45,6 +50,8 @@ def to_pressure_levels(frames: Frames, sigma: np.ndarray, levels: tuple[int, ...
         result["u"].append(column.linear(frames.eastward_wind))
         result["v"].append(column.linear(frames.northward_wind))
         result["q"].append(column.linear(frames.specific_humidity))
+        for name, values in (others or {}).items():
+            result[name].append(column.linear(values))
     return {name: np.stack(values, axis=1).astype(np.float32) for name, values in result.items()}
 
 

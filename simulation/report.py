@@ -36,7 +36,7 @@ def describe(root: Path) -> str:
         "# The simulated atmosphere",
         "",
         f"Years {data.years[0]}-{data.years[-1]}, {layout.ORIGIN}. Made by `make simulate YEARS={len(data.years)}`.",
-        f"{versions}; commit {_commit()}; {datetime.now(UTC):%Y-%m-%d}.",
+        f"{versions}; {made_by()}.",
         "",
         *_predictability(data, earlier, test),
         *_drift(data),
@@ -110,10 +110,11 @@ def _climate(data: SimulatedYears) -> list[str]:
     return lines
 
 
-def _commit() -> str:
+def made_by() -> str:
+    """Commit and date of a report."""
     command = ["git", "describe", "--always", "--dirty"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"
+    return f"commit {result.stdout.strip() or 'unknown'}; {datetime.now(UTC):%Y-%m-%d}"
 
 
 def main() -> None:

@@ -147,13 +147,13 @@ def define_layer_gradients(layer: SpatialMoE2d, input: torch.Tensor, target: tor
     )
     into_experts = definition.damped * weights.detach() if layer.weighted else definition.damped
     gate_loss = torch.zeros((), dtype=scores.dtype)
-    if training.rc_loss and layer.num_selected < layer.num_experts:
+    if training.training_rule == "rc" and layer.num_selected < layer.num_experts:
         for b, expert, h, w in torch.cartesian_prod(*(torch.arange(size) for size in per_sample.shape)).tolist():
             score, label = per_sample[b, expert, h, w], definition.labels[b, expert, h, w]
             right, wrong = F.logsigmoid(score), F.logsigmoid(-score)
             gate_loss = gate_loss - (label * right + (1.0 - label) * wrong)
         gate_loss = training.rc_weight * gate_loss / per_sample.numel()
-    elif not training.rc_loss:
+    elif training.training_rule == "end_to_end":
         # Straight-through: a loss whose gradient at a selected score is the error, times the output if weighted.
         at_scores = error * selected.detach() if layer.weighted else error
         gate_loss = (per_sample.gather(1, indices).repeat_interleave(F_, dim=1) * at_scores).sum()

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import smoe
 
-NUM_STEPS, GLOBAL_BATCH = 4, 6
+NUM_STEPS, GLOBAL_BATCH, PROBING_BATCH = 4, 6, 4
 
 
 def make_net() -> nn.Module:
@@ -29,6 +29,16 @@ def make_net() -> nn.Module:
         smoe.SpatialMoE2d(2, 4, 2, gate=gate, damping=0.1),
         nn.Tanh(),
         smoe.SpatialMoE2d(2, 4, 2, gate=smoe.ConvGate(2, 4, 2), weighted=True),
+    ).double()
+
+
+def make_probing_net() -> nn.Sequential:
+    """Two layers that share a gate that learns by probing."""
+    torch.manual_seed(0)
+    gate = smoe.TensorGate(4, 2, (6, 7))
+    options = {"gate": gate, "training_rule": "probe", "probe_window": 2}
+    return nn.Sequential(
+        smoe.SpatialMoE2d(1, 4, 2, **options), nn.Tanh(), smoe.SpatialMoE2d(2, 4, 2, **options)
     ).double()
 
 
@@ -68,6 +78,12 @@ def train_share(rank: int, num_processes: int, directory: Path) -> None:
     share = GLOBAL_BATCH // num_processes
     train(net, slice(rank * share, (rank + 1) * share))
     torch.save(net.module.state_dict(), directory / f"{rank}.pt")
+
+    # An even share: the signs of a disturbance alternate over the samples.
+    share = PROBING_BATCH // num_processes
+    net = DistributedDataParallel(make_probing_net())
+    train(net, slice(rank * share, (rank + 1) * share))
+    torch.save(net.module.state_dict(), directory / f"probing-{rank}.pt")
 
     # An error that is not finite in one process is counted there, and still after the next forward pass.
     layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4))

@@ -108,6 +108,26 @@ def test_without_members_emos_is_refused() -> None:
         make_split(tiny_recipe("ens10/emos"), make_ensemble(has_members=False), "test", quietly)
 
 
+def test_forecasts_without_an_index_are_left_out_of_the_eecrps_and_said() -> None:
+    store = make_ensemble()
+    assert store.efi is not None
+    store.efi[[24, 30]] = np.nan
+    said: list[str] = []
+    recipe = tiny_recipe("ens10/unet")
+    splits = {split: make_split(recipe, store, split, said.append) for split in SPLITS}
+    assert said == [
+        "validation: 12 of 12 forecasts have no extreme forecast index, and the EECRPS leaves them out",
+        "test: 2 of 12 forecasts have no extreme forecast index, and the EECRPS leaves them out",
+    ]
+    raw = score_raw_ensemble(store, (2002, 2002))
+    assert raw["efi_dates"] == 10
+    known = [row for row in range(24, 36) if row not in (24, 30)]
+    spread, error = store.target_std[known], store.truth[known] - store.target_mean[known]
+    scores = scoringrules.crps_normal(error, 0.0, spread)
+    assert raw["eecrps"] == pytest.approx((np.abs(store.efi[known]) * scores).mean(), rel=1e-4)
+    assert len(splits["test"]) == 12
+
+
 def test_without_an_index_there_is_no_eecrps() -> None:
     task = make_tiny_task("ens10/unet", store={"has_efi": False})
     assert [name for metric in task.metrics for name in metric.names] == ["crps", "crps_weighted", "spread_skill"]

@@ -51,6 +51,7 @@ def test_every_row_takes_a_step(name: str) -> None:
     ("recipe", "counts"),
     {
         "heat/smoe": (27, 12288),
+        "heat/smoe-probe": (27, 12288),
         "heat/conv": (160, 0),
         "heat/coordconv": (56, 0),
         "heat/condconv": (186, 0),
@@ -67,7 +68,7 @@ def test_parameters_of_the_main_table(recipe: str, counts: tuple[int, int]) -> N
 
 
 def test_every_row_of_the_paper_has_its_number() -> None:
-    ours = {"heat/quantile-damping", "heat/tolerances"}
+    ours = {"heat/quantile-damping", "heat/tolerances", "heat/rules", "heat/units"}
     for table in HEAT.tables:
         assert all((not row.paper) == (table.name in ours) for row in table.rows), table.name
     numbers = {table.name: len(table.rows) for table in HEAT.tables}
@@ -77,7 +78,7 @@ def test_every_row_of_the_paper_has_its_number() -> None:
 
 def test_a_true_start_is_exact() -> None:
     model = SpatialMoEModel(gate_start="true", experts_start="true")
-    recipe = HeatRecipe(data=TINY, model=model, routing=RoutingTraining(rc_loss=False, damping=None))
+    recipe = HeatRecipe(data=TINY, model=model, routing=RoutingTraining(training_rule="end_to_end", damping=None))
     task = build_task(recipe, splits=("test",), say=quietly)
     input, target = task.splits["test"].__getitems__([0, 1, 2])  # type: ignore[attr-defined]
     torch.testing.assert_close(task.model(input), target, rtol=1e-5, atol=1e-6)

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from smoe.cli.main import main
+from smoe.experiments.reproduction.figures import draw_figures
 from smoe.experiments.reproduction.plan import plan_runs
 from smoe.experiments.reproduction.report import markdown
 from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
 from smoe.experiments.reproduction.tables import Row, Scale
 from smoe.experiments.weather.build import make_task
-from smoe.experiments.weather.figures import draw_figures
 from smoe.experiments.weather.references import store_references
 from smoe.experiments.weather.setting import usual_setting
 from smoe.experiments.weather.tables import WEATHER

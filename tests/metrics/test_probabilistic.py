@@ -13,6 +13,7 @@ from torch import Tensor
 
 from smoe.metrics import (
     EECRPS,
+    EfiDates,
     EnsembleCRPS,
     EnsembleSpreadSkill,
     GaussianCRPS,
@@ -106,6 +107,9 @@ def test_dates_without_an_efi_do_not_count_and_a_hole_in_one_is_told() -> None:
     target[0, 3] = math.nan
     assert score(EECRPS(), output, target) == pytest.approx(expected)
     assert math.isnan(score(EECRPS(), output[:1], target[:1])["eecrps"])
+    # How many were left out is told.
+    assert score(EfiDates(), output, target) == {"efi_dates": len(target) - 1}
+    assert score(EfiDates(), output[:1], target[:1]) == {"efi_dates": 0}
     target[1, 3, 2, 2] = math.nan
     assert math.isnan(score(EECRPS(), output, target)["eecrps"])
 

@@ -22,7 +22,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 X, TARGET = torch.randn(3, 2, 7, 8, generator=GENERATOR), torch.randn(3, 4, 7, 8, generator=GENERATOR)
 LAYERS: dict[str, dict[str, Any]] = {
     "tensor": {"spatial_shape": (7, 8)},
-    "weighted": {"spatial_shape": (7, 8), "weighted": True, "rc_loss": False, "damping": 0.1},
+    "weighted": {"spatial_shape": (7, 8), "weighted": True, "training_rule": "end_to_end", "damping": 0.1},
     "index_longitude": {"spatial_shape": (7, 8), "order": "index", "padding_mode": "longitude"},
     "coord_conv": {"gate": lambda: smoe.CoordConvGate(2, 5, 2)},
 }

@@ -24,8 +24,8 @@ X = torch.randn(3, 2, 5, 6, dtype=torch.float64, generator=GENERATOR)
         {},
         {"expert_channels": 2},
         {"weighted": True, "damping": 0.1},
-        {"weighted": True, "rc_loss": False, "order": "index"},
-        {"rc_loss": False, "damping": None, "expert_channels": 2},
+        {"weighted": True, "training_rule": "end_to_end", "order": "index"},
+        {"training_rule": "end_to_end", "damping": None, "expert_channels": 2},
         {"rc_weight": 0.5, "error_quantile": 0.7, "tolerance": 0.1, "damping_tolerance": 0.2},
     ],
 )

@@ -49,25 +49,25 @@ def compare_with_definition(
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("damping", [None, 0.0, 0.1])
-@pytest.mark.parametrize("rc_loss", [True, False])
+@pytest.mark.parametrize("rule", ["rc", "end_to_end"])
 @pytest.mark.parametrize("expert_channels", [1, 2])
 @pytest.mark.parametrize("num_selected", [1, 2, 3, 4])
-def test_training_equals_the_definition(num_selected, expert_channels, rc_loss, damping, weighted):
+def test_training_equals_the_definition(num_selected, expert_channels, rule, damping, weighted):
     compare_with_definition(
         4,
         num_selected,
         expert_channels=expert_channels,
-        rc_loss=rc_loss,
+        training_rule=rule,
         damping=damping,
         weighted=weighted,
     )
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("rc_loss", [True, False])
+@pytest.mark.parametrize("rule", ["rc", "end_to_end"])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_gate_that_looks_at_its_input(stride, rc_loss, weighted):
-    compare_with_definition(gate="conv", stride=stride, rc_loss=rc_loss, weighted=weighted, damping=0.1)
+def test_gate_that_looks_at_its_input(stride, rule, weighted):
+    compare_with_definition(gate="conv", stride=stride, training_rule=rule, weighted=weighted, damping=0.1)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_gate_that_looks_at_its_input(stride, rc_loss, weighted):
         {"tolerance": 0.5, "damping_tolerance": 0.0},
         {"tolerance": 0.0, "damping_tolerance": 0.5, "damping": 0.1},
         {"order": "index"},
-        {"order": "index", "weighted": True, "rc_loss": False, "expert_channels": 2},
+        {"order": "index", "weighted": True, "training_rule": "end_to_end", "expert_channels": 2},
         {"stride": 2, "expert_channels": 2},
         {"stride": 2, "padding_mode": "longitude"},
         {"padding_mode": "circular", "kernel_size": (1, 3)},
@@ -111,7 +111,7 @@ def test_any_shape_and_option(data):
         padding_mode=data.draw(st.sampled_from(["zeros", "circular", "longitude"]), "padding_mode"),
         weighted=data.draw(st.booleans(), "weighted"),
         order=data.draw(st.sampled_from(["score", "index"]), "order"),
-        rc_loss=data.draw(st.booleans(), "rc_loss"),
+        training_rule=data.draw(st.sampled_from(["rc", "end_to_end"]), "training_rule"),
         rc_weight=data.draw(st.sampled_from([1.0, 0.2]), "rc_weight"),
         error_quantile=data.draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]), "error_quantile"),
         damping=data.draw(st.sampled_from([None, 0.0, 0.1]), "damping"),
@@ -186,7 +186,7 @@ def test_with_all_experts_selected_there_is_nothing_to_train_or_damp(weighted):
         assert layer.weight.grad is not None
         return layer.weight.grad, gate_gradient(layer)
 
-    trained, plain = gradients(), gradients(rc_loss=False, damping=None)
+    trained, plain = gradients(), gradients(training_rule="end_to_end", damping=None)
     assert torch.equal(trained[0], plain[0])
     assert trained[1].abs().max() == 0
 
@@ -217,7 +217,7 @@ def test_shapes_and_defaults():
     assert routing.indices.shape == routing.weights.shape == (2, 6, 7)
     assert layer.routing(torch.randn(2, 3, 6, 7)).indices.shape == (2, 6, 7)
     training = layer.routing_training
-    assert (training.rc_loss, training.rc_weight, training.error_quantile) == (True, 1.0, 0.3)
+    assert (training.training_rule, training.rc_weight, training.error_quantile) == ("rc", 1.0, 0.3)
     assert (training.damping, training.tolerance, training.damping_tolerance) == (0.0, 1e-5, 1e-3)
     assert (layer.weighted, layer.order, layer.stride, layer.padding_mode) == (False, "score", 1, "zeros")
 
@@ -258,7 +258,7 @@ def test_evaluation_computes_the_same_and_damps_nothing(weighted):
     trained = layer_gradients(layer, x, target)
     evaluated = layer_gradients(layer.eval(), x, target)
     layer.train()
-    layer.routing_training = smoe.ops.RoutingTraining(rc_loss=False, damping=None)
+    layer.routing_training = smoe.ops.RoutingTraining(training_rule="end_to_end", damping=None)
     plain = layer_gradients(layer, x, target)
     assert torch.equal(trained["output"], evaluated["output"])
     for name in ("input.grad", "weight.grad") + (("gate.scores.grad",) if weighted else ()):
@@ -279,7 +279,7 @@ def test_gradcheck_weighted(stride, expert_channels, training):
         stride=stride,
         spatial_shape=output_grid(3, 4, stride),
         weighted=True,
-        rc_loss=False,
+        training_rule="end_to_end",
         damping=None,
         dtype=torch.float64,
     ).train(training)
@@ -294,7 +294,9 @@ def test_gradcheck_weighted(stride, expert_channels, training):
 @pytest.mark.parametrize("training", [True, False])
 def test_gradcheck_unweighted(training):
     gate = smoe.FixedGate.random(3, 2, (3, 4))
-    layer = smoe.SpatialMoE2d(2, 3, 2, gate=gate, padding_mode="longitude", rc_loss=False, damping=None).double()
+    layer = smoe.SpatialMoE2d(
+        2, 3, 2, gate=gate, padding_mode="longitude", training_rule="end_to_end", damping=None
+    ).double()
     layer.train(training)
 
     def output(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -62,13 +62,15 @@ def test_any_error_signal(error_quantile, expert_channels, per_sample):
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("rc_loss", [True, False])
+@pytest.mark.parametrize("rule", ["rc", "end_to_end"])
 @pytest.mark.parametrize("damping", [None, 0.0, 0.1])
 @pytest.mark.parametrize("num_selected", [1, 3])
-def test_an_error_that_is_not_finite_moves_no_gate_and_is_counted(num_selected, damping, rc_loss, value):
+def test_an_error_that_is_not_finite_moves_no_gate_and_is_counted(num_selected, damping, rule, value):
     scores, error = torch.randn(3, 4, 4), torch.randn(2, num_selected, 4, 4)
     error[1, 0, 2, 3] = value
-    into_experts, gradient, count = run(scores, num_selected, error, RoutingTraining(rc_loss=rc_loss, damping=damping))
+    into_experts, gradient, count = run(
+        scores, num_selected, error, RoutingTraining(training_rule=rule, damping=damping)
+    )
     assert gradient.abs().max() == 0
     assert count == 1
     # The experts' optimizer, or a loss scaler, has to see it too.
@@ -119,8 +121,8 @@ class _LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("damping", [None, 0.0, 0.1])
-@pytest.mark.parametrize("rc_loss", [True, False])
-def test_shared_scores_are_never_repeated_over_the_batch(rc_loss, damping):
+@pytest.mark.parametrize("rule", ["rc", "end_to_end"])
+def test_shared_scores_are_never_repeated_over_the_batch(rule, damping):
     B, X, E, H, W = 6, 8, 2, 5, 7
     selected = torch.randn(B, E, H, W, requires_grad=True)
     scores = torch.randn(X, H, W, requires_grad=True)
@@ -131,7 +133,7 @@ def test_shared_scores_are_never_repeated_over_the_batch(rc_loss, damping):
             top_experts(scores, E).indices,
             None,
             expert_channels=1,
-            training=RoutingTraining(rc_loss=rc_loss, damping=damping),
+            training=RoutingTraining(training_rule=rule, damping=damping),
             loss_scale=torch.ones((), dtype=torch.float64),
             num_nonfinite=torch.zeros((), dtype=torch.int64),
         )

@@ -70,7 +70,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_fields(whole, tmp_path, stretc
 
 
 def test_a_run_that_is_killed_while_it_writes_a_year_writes_it_again(whole, tmp_path, monkeypatch):
-    real = layout._write
+    real = layout.write_file
 
     def dying(data, path, encoding):
         if "temperature" in path.name:
@@ -78,7 +78,7 @@ def test_a_run_that_is_killed_while_it_writes_a_year_writes_it_again(whole, tmp_
         real(data, path, encoding)
 
     with monkeypatch.context() as patch:
-        patch.setattr(layout, "_write", dying)
+        patch.setattr(layout, "write_file", dying)
         with pytest.raises(Killed):
             run(tmp_path)
     assert not layout.has_year(tmp_path, 2001)

@@ -11,13 +11,14 @@ import tyro
 
 from smoe.cli.main import UsageError
 from smoe.cli.parse import parse
+from smoe.experiments.ens10.tables import ENS10
 from smoe.experiments.heat.tables import HEAT
 from smoe.experiments.images.tables import IMAGES
 from smoe.experiments.reproduction.stored_runs import RunStore
-from smoe.experiments.reproduction.tables import Experiment, ResultTable
+from smoe.experiments.reproduction.tables import Experiment, ResultTable, Scale
 from smoe.experiments.weather.tables import WEATHER
 
-EXPERIMENTS = (HEAT, WEATHER, IMAGES)
+EXPERIMENTS = (HEAT, WEATHER, ENS10, IMAGES)
 
 
 def _list(experiment: Experiment) -> str:
@@ -35,14 +36,16 @@ tables:
 {chr(10).join(_list(experiment) for experiment in EXPERIMENTS)}
 
 The weather tables need a store (`smoe data prepare weather`): of WeatherBench at scale paper, of the simulated
-atmosphere (`make simulate`) at scale small. The image tables look for the files of `smoe data fetch` in `data`, or in
---store FOLDER.
+atmosphere (`make simulate`) at scale small. The ens10 tables need a folder of stores (`smoe data prepare ens10`) with
+names such as z500-5 and t2m-10: of ENS-10, or of the simulated ensemble (`make simulate-ensemble`) at scale small.
+The image tables look for the files of `smoe data fetch` in `data`, or in --store FOLDER.
 
 examples:
   smoe reproduce heat --scale small --seeds 1 --jobs 2
   smoe reproduce heat/gates --seeds 3 --jobs 2
   smoe reproduce heat --dry-run
   smoe reproduce weather/3-days --scale small --seeds 2 --store data/simulated-store
+  smoe reproduce ens10/t850 --scale small --seeds 2 --store data/ensemble-stores --rows "10 members"
   smoe reproduce images/mnist --scale small
 """
 
@@ -60,7 +63,7 @@ class Reproduce:
         output_dir: where the tables, the figures and the results of the runs are written; results/EXPERIMENT if not
             given.
         runs_dir: where unfinished runs are kept, and the heat data.
-        store: of the weather data, or the folder of the images.
+        store: of the weather data; folder of the stores of ensembles; folder of the images.
         dry_run: train nothing: say what is missing, and write the tables of what is stored.
     """
 
@@ -104,7 +107,9 @@ def run(args: list[str]) -> int:
     data = default_data if experiment is HEAT or options.store is None else options.store
     if data is None:
         if not options.dry_run:
-            raise UsageError(f"--store: where are the data of {args[0]}? smoe data prepare weather makes a store")
+            raise UsageError(
+                f"--store: where are the data of {args[0]}? smoe data prepare {experiment.name} makes a store"
+            )
         data = Path()
 
     # torch is imported from here on only: a typo is answered at once.
@@ -121,10 +126,8 @@ def run(args: list[str]) -> int:
         for table in tables:
             write_report(experiment, table, store, _report_path(output_dir, table))
 
-    if experiment is WEATHER and not options.dry_run:
-        from smoe.experiments.weather.references import store_references
-
-        store_references(tables, scale, data, store, say=_say)
+    if not options.dry_run:
+        _store_references(experiment, tables, scale, data, store)
     write_tables()
     is_complete = not missing
     if missing and not options.dry_run:
@@ -150,6 +153,18 @@ def run(args: list[str]) -> int:
     return 130
 
 
+def _store_references(
+    experiment: Experiment, tables: list[ResultTable], scale: Scale, data: Path, store: RunStore
+) -> None:
+    if experiment is WEATHER:
+        from smoe.experiments.weather.references import store_references
+    elif experiment is ENS10:
+        from smoe.experiments.ens10.references import store_references
+    else:
+        return
+    store_references(tables, scale, data, store, say=_say)
+
+
 def _report_path(output_dir: Path, table: ResultTable) -> Path:
     return output_dir / f"{table.name.partition('/')[2]}.md"
 
@@ -165,7 +180,7 @@ def _draw_figures(
         from smoe.experiments.images.figures import draw_figures as draw_image_figures
 
         return draw_image_figures(experiment, tables, store, runs_dir, output_dir)
-    from smoe.experiments.weather.figures import draw_figures
+    from smoe.experiments.reproduction.figures import draw_figures
 
     return draw_figures(experiment, tables, store, output_dir)
 

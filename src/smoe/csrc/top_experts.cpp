@@ -1,9 +1,12 @@
 // Ranks the experts of each pixel by their scores and keeps the best E, the lower number first among equals.
 //
 // The rank of an expert is the number of experts that beat it: those with a higher score, and those with the same score
-// and a lower number. Counting them compares each expert with all others, X * X comparisons a pixel, but up to 16
-// pixels at a time and without a branch, which beats sorting up to several hundred experts (measured: 256 of them 4
-// times). For larger banks a score and its expert make one 64-bit key, and the keys of a pixel are selected and sorted.
+// and a lower number. Counting them compares each expert with all others, up to 16 pixels at a time and without a
+// branch, which beats sorting up to several hundred experts (measured: 256 of them 4 times). Only the E best need a
+// rank: if a score can be found that just E experts reach, by halving the interval it lies in, these are drawn together
+// and counted among themselves, E * E comparisons in place of X * X. Scores tied about the E-th place have none; then
+// all are counted. For larger banks a score and its expert make one 64-bit key, and the keys of a pixel are selected
+// and sorted.
 //
 // Lanes are consecutive pixels. A block copies its scores to [X][lanes], 16 KB for 256 experts, which stay in the first
 // cache. Eight experts' scores and counts are held in registers while the others stream by. Each pixel is ranked by one
@@ -41,6 +44,8 @@ inline Scores load(const float* source) {
 
 constexpr int64_t kRows = 8;          // experts ranked at once
 constexpr int64_t kMaxCounted = 512;  // experts up to which counting is the faster way
+constexpr int64_t kMinDrawn = 32;     // experts from which drawing the best together pays
+constexpr int kMaxHalvings = 24;      // an interval of floats has hardly any values left
 
 struct Ranking {
     const float* scores;  // (X, P), finite
@@ -53,46 +58,121 @@ struct Ranking {
     }
 };
 
-// Ranks experts [first, first + kRows) of a block; rows beyond the bank repeat the last and are not placed.
-void count_rows(const Ranking& ranking, const float* block, int64_t first, int64_t begin, int64_t count) {
+// The experts of a block of pixels that are to be ranked, in the order of their numbers.
+struct Candidates {
+    const float* scores;     // [count][lanes]
+    const int32_t* experts;  // [count][lanes]; null: the row is the expert
+    int64_t count;
+};
+
+// Ranks candidates [first, first + kRows) of a block; rows beyond the last repeat it and are not placed.
+void count_rows(const Ranking& ranking, const Candidates& all, int64_t first, int64_t begin, int64_t pixels) {
     Scores scores[kRows];
     Counts better[kRows];
 #pragma GCC unroll 8
     for (int64_t row = 0; row < kRows; ++row) {
-        scores[row] = load(block + std::min(first + row, ranking.experts - 1) * kPixels);
+        scores[row] = load(all.scores + std::min(first + row, all.count - 1) * kPixels);
         better[row] = Counts{};
     }
     // A comparison is -1 where it holds.
     for (int64_t other = 0; other < first; ++other) {
-        const Scores score = load(block + other * kPixels);
+        const Scores score = load(all.scores + other * kPixels);
 #pragma GCC unroll 8
         for (int64_t row = 0; row < kRows; ++row) better[row] -= score >= scores[row];
     }
-    const int64_t end = std::min(first + kRows, ranking.experts);
+    const int64_t end = std::min(first + kRows, all.count);
     for (int64_t other = first; other < end; ++other) {
-        const Scores score = load(block + other * kPixels);
+        const Scores score = load(all.scores + other * kPixels);
         for (int64_t row = 0; row < kRows; ++row) {
             if (other < first + row) better[row] -= score >= scores[row];
             if (other > first + row) better[row] -= score > scores[row];
         }
     }
-    for (int64_t other = end; other < ranking.experts; ++other) {
-        const Scores score = load(block + other * kPixels);
+    for (int64_t other = end; other < all.count; ++other) {
+        const Scores score = load(all.scores + other * kPixels);
 #pragma GCC unroll 8
         for (int64_t row = 0; row < kRows; ++row) better[row] -= score > scores[row];
     }
-    for (int64_t expert = first; expert < end; ++expert) {
-        for (int64_t pixel = 0; pixel < count; ++pixel) {
-            ranking.place(expert, better[expert - first][pixel], begin + pixel);
+    for (int64_t row = first; row < end; ++row) {
+        for (int64_t pixel = 0; pixel < pixels; ++pixel) {
+            const int64_t expert = all.experts ? all.experts[row * kPixels + pixel] : row;
+            ranking.place(expert, better[row - first][pixel], begin + pixel);
         }
     }
 }
 
-void rank_by_counting(const Ranking& ranking, float* block, int64_t begin, int64_t count) {
-    for (int64_t expert = 0; expert < ranking.experts; ++expert) {
-        std::memcpy(block + expert * kPixels, ranking.scores + expert * ranking.pixels + begin, count * sizeof(float));
+// Finds for each lane a score that exactly `selected` of its experts reach; false if a lane has none or is not done.
+bool find_bounds(const float* block, int64_t experts, int64_t selected, Scores& bound) {
+    Scores low = load(block), high = low;
+    for (int64_t expert = 1; expert < experts; ++expert) {
+        const Scores score = load(block + expert * kPixels);
+        low = score < low ? score : low;
+        high = score > high ? score : high;
     }
-    for (int64_t first = 0; first < ranking.experts; first += kRows) count_rows(ranking, block, first, begin, count);
+    // All experts reach `low`, fewer than `selected` are above `high`.
+    bound = low;
+    const Counts wanted = static_cast<int32_t>(selected) - Counts{};
+    for (int halving = 0; halving < kMaxHalvings; ++halving) {
+        const Scores middle = 0.5f * low + 0.5f * high;
+        Counts reached[4] = {};
+        int64_t expert = 0;
+        for (; expert + 4 <= experts; expert += 4) {
+#pragma GCC unroll 4
+            for (int64_t part = 0; part < 4; ++part) {
+                reached[part] -= load(block + (expert + part) * kPixels) >= middle;
+            }
+        }
+        for (; expert < experts; ++expert) reached[0] -= load(block + expert * kPixels) >= middle;
+        const Counts count = reached[0] + reached[1] + reached[2] + reached[3];
+        bound = middle;
+        // A lane that is done keeps its interval, so that its middle stays the bound.
+        low = count > wanted ? middle : low;
+        high = count < wanted ? middle : high;
+        const Counts is_open = count != wanted;
+        int32_t num_open = 0;
+        for (int64_t lane = 0; lane < kPixels; ++lane) num_open |= is_open[lane];
+        if (!num_open) return true;
+    }
+    return false;
+}
+
+// Scratch of one thread: [X][lanes] scores, then [X][lanes] scores and experts of those drawn together.
+struct Scratch {
+    float* block;
+    float* drawn;
+    int32_t* experts;
+};
+
+// Draws the experts that reach the bound together, [E][lanes], in the order of their numbers.
+void draw_best(const Scratch& scratch, int64_t experts, const Scores& bound) {
+    int32_t count[kPixels] = {};
+    for (int64_t expert = 0; expert < experts; ++expert) {
+        const float* scores = scratch.block + expert * kPixels;
+        const Counts is_best = load(scores) >= bound;
+        // Every expert is written behind those drawn so far, and stays if it is one: no branch.
+        for (int64_t lane = 0; lane < kPixels; ++lane) {
+            const int64_t place = count[lane] * kPixels + lane;
+            scratch.drawn[place] = scores[lane];
+            scratch.experts[place] = static_cast<int32_t>(expert);
+            count[lane] -= is_best[lane];
+        }
+    }
+}
+
+void rank_by_counting(const Ranking& ranking, const Scratch& scratch, int64_t begin, int64_t pixels) {
+    for (int64_t expert = 0; expert < ranking.experts; ++expert) {
+        std::memcpy(scratch.block + expert * kPixels, ranking.scores + expert * ranking.pixels + begin,
+                    pixels * sizeof(float));
+    }
+    Candidates all = {scratch.block, nullptr, ranking.experts};
+    Scores bound;
+    // With a full block: lanes that hold no pixel could have no bound.
+    if (ranking.experts >= kMinDrawn && ranking.selected < ranking.experts && pixels == kPixels &&
+        find_bounds(scratch.block, ranking.experts, ranking.selected, bound)) {
+        draw_best(scratch, ranking.experts, bound);
+        all = {scratch.drawn, scratch.experts, ranking.selected};
+    }
+    for (int64_t first = 0; first < all.count; first += kRows) count_rows(ranking, all, first, begin, pixels);
 }
 
 // Larger scores have smaller keys; among equal scores the lower expert has.
@@ -119,8 +199,10 @@ void rank_by_sorting(const Ranking& ranking, std::vector<uint64_t>& keys, int64_
 void rank_all(const Ranking& ranking, int64_t threads) {
     const int64_t blocks = (ranking.pixels + kPixels - 1) / kPixels;
     const bool counts = ranking.experts <= kMaxCounted;
-    // Zeros, because the last block may not fill its lanes.
-    std::vector<float> scores(counts ? threads * ranking.experts * kPixels : 0, 0.0f);
+    // Zeros, because the last block may not fill its lanes. One row more: the last expert is written behind the drawn.
+    const int64_t size = counts ? (ranking.experts + 1) * kPixels : 0;
+    std::vector<float> scores(2 * threads * size, 0.0f);
+    std::vector<int32_t> experts(threads * size, 0);
     std::vector<std::vector<uint64_t>> keys(threads);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int64_t block = 0; block < blocks; ++block) {
@@ -131,7 +213,8 @@ void rank_all(const Ranking& ranking, int64_t threads) {
         const int64_t begin = block * kPixels;
         const int64_t count = std::min<int64_t>(kPixels, ranking.pixels - begin);
         if (counts) {
-            rank_by_counting(ranking, scores.data() + thread * ranking.experts * kPixels, begin, count);
+            float* own = scores.data() + 2 * thread * size;
+            rank_by_counting(ranking, {own, own + size, experts.data() + thread * size}, begin, count);
         } else {
             rank_by_sorting(ranking, keys[thread], begin, count);
         }

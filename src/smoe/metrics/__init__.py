@@ -6,7 +6,7 @@ from smoe.metrics.accuracy import Accuracy, ClassErrors, class_ranks, confusion_
 from smoe.metrics.anomaly_correlation import AnomalyCorrelation
 from smoe.metrics.ensemble import EnsembleCRPS, EnsembleSpreadSkill, RankHistogram
 from smoe.metrics.errors import MeanAbsoluteError, MeanSquaredError
-from smoe.metrics.gaussian import EECRPS, GaussianCRPS, GaussianSpreadSkill, PitHistogram
+from smoe.metrics.gaussian import EECRPS, EfiDates, GaussianCRPS, GaussianSpreadSkill, PitHistogram
 from smoe.metrics.latitude_weighted import (
     LatitudeWeightedMAE,
     LatitudeWeightedRMSE,
@@ -24,6 +24,7 @@ __all__ = [
     "Accuracy",
     "AnomalyCorrelation",
     "ClassErrors",
+    "EfiDates",
     "EnsembleCRPS",
     "EnsembleSpreadSkill",
     "GaussianCRPS",

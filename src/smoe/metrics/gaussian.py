@@ -32,8 +32,8 @@ class GaussianCRPS(ProbabilisticScore):
 class EECRPS(ProbabilisticScore):
     """Extreme event weighted CRPS, the mean of `|EFI| * CRPS`, as `eecrps`.
 
-    Dates without an EFI, whose map is NaN throughout, do not count; NaN at some pixels of a map makes the score NaN. If
-    no date has one the score is NaN.
+    Dates without an EFI, whose map is NaN throughout, do not count (`EfiDates` tells how many do); NaN at some pixels
+    of a map makes the score NaN. If no date has one the score is NaN.
     """
 
     score_names = ("eecrps",)
@@ -41,13 +41,28 @@ class EECRPS(ProbabilisticScore):
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
         """Return the sum of the weighted scores and the number of pixels of the dates that have an EFI, `(1, 2)`."""
         prediction, target = self.check(prediction, target, num_target_channels=4, num_channels=2)
-        efi = target[:, 3]
-        is_known = ~efi.isnan().all(dim=(1, 2)) if efi.numel() else torch.zeros(len(efi), dtype=torch.bool)
-        return self.mean_totals((efi.abs() * corrected_crps(prediction, target))[is_known])
+        weighted = target[:, 3].abs() * corrected_crps(prediction, target)
+        return self.mean_totals(weighted[has_efi(target)])
 
     def values(self, totals: Tensor) -> dict[str, float]:
         """Return the score, NaN if no date has an EFI."""
         return dict.fromkeys(self.names, math.nan) if float(totals[0, -1]) == 0.0 else super().values(totals)
+
+
+class EfiDates(ProbabilisticScore):
+    """How many dates the EECRPS is the mean over, as `efi_dates`."""
+
+    score_names = ("efi_dates",)
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the number of dates that have an EFI, and of all, `(1, 2)`."""
+        _, target = self.check(prediction, target, num_target_channels=4)
+        return torch.stack([has_efi(target).sum().double(), target.new_tensor(len(target), dtype=torch.float64)])[None]
+
+    def reduction(self, sums: Sequence[float], count: float) -> float:
+        """Return the number of dates."""
+        del count
+        return sums[0]
 
 
 class GaussianSpreadSkill(ProbabilisticScore):
@@ -99,6 +114,12 @@ class PitHistogram(ProbabilisticScore):
         # A comparison with NaN is false: without this, such pixels would only be missing.
         sums = sums.where(~probability.isnan().any(), math.nan)
         return torch.stack([sums, torch.full_like(sums, float(part.numel()))], dim=1)
+
+
+def has_efi(target: Tensor) -> Tensor:
+    """Whether each sample of a target `(B, 4, H, W)` has an EFI, at some pixel at least, `(B,)`."""
+    efi = target[:, 3]
+    return ~efi.isnan().all(dim=(1, 2)) if efi.numel() else torch.zeros(len(efi), dtype=torch.bool)
 
 
 def spread_skill_ratio(variance: float, squared_error: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Literal, get_args
 
 import torch
@@ -164,13 +165,7 @@ def _make_layer(
         gate=gate,
         order=order,
         bias=old.bias is not None,
-        rc_loss=rule.rc_loss,
-        rc_weight=rule.rc_weight,
-        error_quantile=rule.error_quantile,
-        damping=rule.damping,
-        tolerance=rule.tolerance,
-        damping_tolerance=rule.damping_tolerance,
-        tolerance_unit=rule.tolerance_unit,
+        **asdict(rule),
         device=old.weight.device,
         dtype=old.weight.dtype,
     )

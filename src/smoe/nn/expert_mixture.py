@@ -9,7 +9,7 @@ from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.routed_layer import RoutedLayer
 from smoe.nn.spatial_moe import resolve_gate
 from smoe.ops.gather_experts import gather_experts
-from smoe.options import Order, RoutingTraining, ToleranceUnit
+from smoe.options import Order, RoutingTraining, ToleranceUnit, TrainingRule
 
 
 class SpatialMoE(RoutedLayer):
@@ -26,7 +26,9 @@ class SpatialMoE(RoutedLayer):
         spatial_shape: rows and columns of the output grid.
         weighted: multiply the experts' outputs by their scores.
         order: of the output channels: `score`, or `index` for ascending expert numbers.
-        rc_loss: train the gate by the routing classification loss, and by nothing else.
+        training_rule: what the gate learns from: `rc`, the routing classification loss, and nothing else; `probe`,
+            trials of experts that are not selected; `end_to_end`, the error at its chosen experts, times their outputs
+            if weighted; `none`, nothing. The rule's own numbers follow.
         rc_weight: factor of the RC loss.
         error_quantile: quantile of a sample's errors above which a choice is wrong.
         damping: factor of the error that wrongly chosen experts learn from; None leaves it whole.
@@ -34,6 +36,8 @@ class SpatialMoE(RoutedLayer):
         damping_tolerance: of the damping, in units of `tolerance_unit`.
         tolerance_unit: `data`, or `output` for the root mean square of the layer's output in the batch, which needs no
             knowledge of the data's scale. It is meant for layers whose output a squared error compares with the data.
+        probe_window: backward passes in which each pixel tries one other expert, before it decides.
+        probe_confidence: by how many standard errors the trial must be in favour of the other expert.
 
     Example:
         >>> experts = smoe.CoordConv2d(1, 3)
@@ -51,17 +55,27 @@ class SpatialMoE(RoutedLayer):
         spatial_shape: tuple[int, int] | None = None,
         weighted: bool = False,
         order: Order = "score",
-        rc_loss: bool = True,
+        training_rule: TrainingRule = "rc",
         rc_weight: float = 1.0,
         error_quantile: float = 0.3,
         damping: float | None = 0.0,
         tolerance: float = 1e-5,
         damping_tolerance: float = 1e-3,
         tolerance_unit: ToleranceUnit = "data",
+        probe_window: int = 8,
+        probe_confidence: float = 0.0,
     ) -> None:
         gate = resolve_gate(gate, num_experts, num_selected, spatial_shape, expert_channels, None, None)
         training = RoutingTraining(
-            rc_loss, rc_weight, error_quantile, damping, tolerance, damping_tolerance, tolerance_unit
+            training_rule=training_rule,
+            rc_weight=rc_weight,
+            error_quantile=error_quantile,
+            damping=damping,
+            tolerance=tolerance,
+            damping_tolerance=damping_tolerance,
+            tolerance_unit=tolerance_unit,
+            probe_window=probe_window,
+            probe_confidence=probe_confidence,
         )
         super().__init__(gate, expert_channels, weighted, order, training)
         self.experts = experts

@@ -12,8 +12,10 @@ from torch import nn
 
 from smoe.nn.gates.gate import GateScores, SpatialGate
 from smoe.nn.grid_checks import check_positive
+from smoe.nn.probed_output import probed_output
 from smoe.nn.shared_gates import drop_repeated_gate, find_repeated_gate
-from smoe.ops.top_experts import Routing, rank_experts, top_experts
+from smoe.nn.shared_ranking import rank_for
+from smoe.ops.top_experts import Routing, top_experts
 from smoe.ops.train_routing import train_routing, weigh
 from smoe.options import ORDERS, Order, RoutingTraining
 
@@ -32,6 +34,8 @@ class RoutedLayer(nn.Module, ABC):
         order: `score`, each pixel's favourite expert first; or `index`, by expert number.
         training: how the routing learns.
     """
+
+    probe_curvature: torch.Tensor
 
     def __init__(
         self, gate: SpatialGate, expert_channels: int, weighted: bool, order: Order, training: RoutingTraining
@@ -52,6 +56,8 @@ class RoutedLayer(nn.Module, ABC):
         self._loss_scale = torch.ones((), dtype=torch.float64)
         self._is_loss_tracked = False
         self._last_scores: GateScores | None = None
+        if training.training_rule == "probe":
+            self._start_probing(training)
         self.register_state_dict_post_hook(drop_repeated_gate)
         self.register_load_state_dict_pre_hook(find_repeated_gate)
 
@@ -84,7 +90,10 @@ class RoutedLayer(nn.Module, ABC):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, C, H, W)` to `(B, E * F, H', W')`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
         gate_scores = self._score(input)
-        indices = rank_experts(gate_scores.scores, self.num_selected, self.order)
+        indices = rank_for(self, gate_scores.scores)
+        if self.training and torch.is_grad_enabled() and self._is_probing():
+            self._last_scores = gate_scores
+            return probed_output(self, input, indices)
         selected = self.apply_experts(input, indices)
         weights = gate_scores.scores.gather(-3, indices.long()) if self.weighted else None
         if not self.training:
@@ -106,6 +115,44 @@ class RoutedLayer(nn.Module, ABC):
     @abstractmethod
     def apply_experts(self, input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Outputs of the chosen experts, `(B, E * F, H', W')`."""
+
+    def apply_challengers(
+        self, input: torch.Tensor, indices: torch.Tensor, challengers: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs of the chosen experts, and of one more at each pixel: `(B, E * F, H', W')` and `(B, F, H', W')`."""
+        both = self.apply_experts(input, torch.cat([indices, challengers]))
+        num_chosen = self.num_selected * self.expert_channels
+        return both[:, :num_chosen].contiguous(), both[:, num_chosen:].detach()
+
+    def restart_expert(self, expert: int, source: int, generator: torch.Generator) -> None:
+        """Makes an expert a slightly changed copy of another, if the layer knows where its experts are.
+
+        Args:
+            expert: to start anew.
+            source: to copy.
+            generator: of the change.
+        """
+
+    def _is_probing(self) -> bool:
+        is_probing, can_choose = self.routing_training.training_rule == "probe", self.num_selected < self.num_experts
+        if not is_probing and self.routing_training.training_rule != "none" and self.gate.probing is not None:
+            raise ValueError(
+                f"the gate learns by probing, in another layer that shares it, but this layer's training_rule is "
+                f"{self.routing_training.training_rule!r}; give both the same"
+            )
+        return is_probing and can_choose
+
+    def _start_probing(self, training: RoutingTraining) -> None:
+        if self.weighted:
+            raise ValueError("training_rule='probe' exchanges scores, so it cannot learn weights: leave weighted=False")
+        if self.order != "score":
+            raise ValueError(
+                f"training_rule='probe' lets a new expert take its predecessor's channel, which needs order='score', "
+                f"got {self.order!r}"
+            )
+        self.gate.start_probing(training.probe_window, training.probe_confidence)
+        # Numerator and denominator of the curvature of the loss.
+        self.register_buffer("probe_curvature", torch.zeros(2))
 
     def _score(self, input: torch.Tensor | None) -> GateScores:
         if input is None or input.is_meta or not torch.is_autocast_enabled(input.device.type):
@@ -143,9 +190,12 @@ class RoutedLayer(nn.Module, ABC):
         """The numbers that `repr` shows."""
         training = self.routing_training
         text = f"expert_channels={self.expert_channels}, weighted={self.weighted}, order={self.order!r}"
-        if training.rc_loss:
+        text += f", training_rule={training.training_rule!r}"
+        if training.training_rule == "probe":
+            return f"{text}, probe_window={training.probe_window}, probe_confidence={training.probe_confidence:g}"
+        if training.training_rule == "rc":
             text += f", rc_weight={training.rc_weight:g}, error_quantile={training.error_quantile:g}"
-        return f"{text}, rc_loss={training.rc_loss}, damping={training.damping}"
+        return f"{text}, damping={training.damping}"
 
 
 def track_loss_scale(loss: torch.Tensor, model: nn.Module) -> torch.Tensor:

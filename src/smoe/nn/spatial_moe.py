@@ -10,7 +10,10 @@ from smoe.nn.gates.tensor import TensorGate
 from smoe.nn.grid_checks import check_kernel_size, check_padding_mode, check_positive
 from smoe.nn.routed_layer import RoutedLayer
 from smoe.ops.routed_conv import routed_conv2d
-from smoe.options import Order, PaddingMode, RoutingTraining, ToleranceUnit
+from smoe.options import Order, PaddingMode, RoutingTraining, ToleranceUnit, TrainingRule
+
+# Of a restarted expert, relative to the filter it copies: enough to tell the two apart.
+_RESTART_NOISE = 0.02
 
 
 class SpatialMoE2d(RoutedLayer):
@@ -31,8 +34,9 @@ class SpatialMoE2d(RoutedLayer):
         bias: add a learned number to each output channel, whichever expert serves it. It starts at 0.
         weighted: multiply the experts' outputs by their scores.
         order: of the output channels: `score`, or `index` for ascending expert numbers.
-        rc_loss: train the gate by the routing classification loss, and by nothing else; without it, the gate receives
-            the error at its chosen experts (straight-through), times their outputs if weighted.
+        training_rule: what the gate learns from: `rc`, the routing classification loss, and nothing else; `probe`,
+            trials of experts that are not selected; `end_to_end`, the error at its chosen experts, times their outputs
+            if weighted; `none`, nothing. The rule's own numbers follow.
         rc_weight: factor of the RC loss.
         error_quantile: quantile of a sample's errors above which a choice is wrong.
         damping: factor of the error that wrongly chosen experts learn from; None leaves it whole.
@@ -40,6 +44,8 @@ class SpatialMoE2d(RoutedLayer):
         damping_tolerance: of the damping, in units of `tolerance_unit`.
         tolerance_unit: `data`, or `output` for the root mean square of the layer's output in the batch, which needs no
             knowledge of the data's scale. It is meant for layers whose output a squared error compares with the data.
+        probe_window: backward passes in which each pixel tries one other expert, before it decides.
+        probe_confidence: by how many standard errors the trial must be in favour of the other expert.
         device: of the weights.
         dtype: of the weights.
 
@@ -64,19 +70,29 @@ class SpatialMoE2d(RoutedLayer):
         bias: bool = False,
         weighted: bool = False,
         order: Order = "score",
-        rc_loss: bool = True,
+        training_rule: TrainingRule = "rc",
         rc_weight: float = 1.0,
         error_quantile: float = 0.3,
         damping: float | None = 0.0,
         tolerance: float = 1e-5,
         damping_tolerance: float = 1e-3,
         tolerance_unit: ToleranceUnit = "data",
+        probe_window: int = 8,
+        probe_confidence: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         gate = resolve_gate(gate, num_experts, num_selected, spatial_shape, expert_channels, device, dtype)
         training = RoutingTraining(
-            rc_loss, rc_weight, error_quantile, damping, tolerance, damping_tolerance, tolerance_unit
+            training_rule=training_rule,
+            rc_weight=rc_weight,
+            error_quantile=error_quantile,
+            damping=damping,
+            tolerance=tolerance,
+            damping_tolerance=damping_tolerance,
+            tolerance_unit=tolerance_unit,
+            probe_window=probe_window,
+            probe_confidence=probe_confidence,
         )
         super().__init__(gate, expert_channels, weighted, order, training)
         check_positive(in_channels=in_channels, stride=stride)
@@ -121,6 +137,22 @@ class SpatialMoE2d(RoutedLayer):
             padding_mode=self.padding_mode,
             check_indices=False,
         )
+
+    def apply_challengers(
+        self, input: torch.Tensor, indices: torch.Tensor, challengers: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As its base says; the challengers alone, because they need no backward pass."""
+        selected = self.apply_experts(input, indices)
+        with torch.no_grad():
+            return selected, self.apply_experts(input, challengers)
+
+    @torch.no_grad()
+    def restart_expert(self, expert: int, source: int, generator: torch.Generator) -> None:
+        """Makes an expert a copy of another with 2 % of noise; neither the bias nor the optimiser's state changes."""
+        # `.data`: another graph may wait for its backward pass with these weights, and hardly used this expert.
+        experts = self.weight.data.unflatten(0, (-1, self.expert_channels))
+        noise = torch.randn(experts.shape[1:], generator=generator).to(experts)
+        experts[expert] = experts[source] * (1.0 + _RESTART_NOISE * noise)
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""

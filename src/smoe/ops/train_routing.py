@@ -52,9 +52,10 @@ def train_routing(
 
 
 def _fields(training: RoutingTraining) -> tuple[bool, float, float, float | None, float, float]:
+    # Without a rule the gate still takes part, with a gradient of zero: several processes wait for every parameter's.
     return (
-        training.rc_loss,
-        training.rc_weight,
+        training.training_rule != "end_to_end",
+        training.rc_weight if training.training_rule == "rc" else 0.0,
         training.error_quantile,
         training.damping,
         training.tolerance,

@@ -55,7 +55,10 @@ def draw_grids(
     if not panels:
         raise ValueError("there must be at least one panel")
     shape = (len(row_labels), len(column_labels))
-    figure = Figure(figsize=(4.2 * len(panels), 1.4 + 0.4 * shape[0]), layout="constrained")
+    # Room for a number in each cell.
+    width = max(4.2, 1.6 + 0.55 * shape[1])
+    figure = Figure(figsize=(width * len(panels), 1.4 + 0.4 * shape[0]), layout="constrained")
+    are_long = any(len(label) > 6 for label in column_labels)
     for number, panel in enumerate(panels):
         if panel.values.shape != shape:
             raise ValueError(f"{panel.title!r} has the shape {panel.values.shape}, but the labels make {shape}")
@@ -69,6 +72,8 @@ def draw_grids(
                 text = f"{value:.{panel.decimals}f}"
                 axes.text(column, row, text, ha="center", va="center", color="white" if is_dark else "black")
         axes.set_xticks(range(shape[1]), list(column_labels))
+        if are_long:
+            axes.tick_params(axis="x", rotation=40)
         axes.set_yticks(range(shape[0]), list(row_labels))
         axes.set_xlabel(column_title)
         axes.set_ylabel(row_title)

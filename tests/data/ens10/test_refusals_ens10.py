@@ -10,6 +10,7 @@ import pytest
 import xarray as xr
 
 from ens10_files import GRID, STARTS, member_fields, write_ens10, write_grib
+from memory_source import Silent
 from smoe.data.ens10 import DataError, EnsembleStore
 from smoe.data.ens10.dates import START_DAYS, check_calendar
 from smoe.data.ens10.global_grid import ENS10_GRID, check_global
@@ -20,17 +21,6 @@ from smoe.data.ens10.write_layout import write_members
 from smoe.data.weather.grids import Grid
 
 SOME = STARTS[:5]
-
-
-class Silent:
-    def say(self, text: str) -> None:
-        pass
-
-    def begin(self, total: int, done: int) -> None:
-        pass
-
-    def advance(self, text: str) -> None:
-        pass
 
 
 @pytest.fixture

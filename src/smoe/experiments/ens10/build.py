@@ -16,7 +16,7 @@ from smoe.experiments.ens10.recipes import EnsembleRecipe
 from smoe.experiments.ens10.scored_samples import ScoredSamples
 from smoe.experiments.ens10.setting import EnsembleSetting, open_store, setting_of
 from smoe.losses import GaussianCRPSLoss
-from smoe.metrics import EECRPS, GaussianCRPS, GaussianSpreadSkill, Metric
+from smoe.metrics import EECRPS, EfiDates, GaussianCRPS, GaussianSpreadSkill, Metric
 from smoe.training.loop import Task
 from smoe.training.routing_warmup import RoutingWarmup
 
@@ -77,10 +77,18 @@ def make_split(recipe: EnsembleRecipe, store: EnsembleStore, split: str, say: Pr
             f"{split}: of the years {years[0]} to {years[1]}, {len(missing)} are not in {store.path}: "
             f"{', '.join(map(str, missing))}"
         )
-    return samples if store.efi is None else ScoredSamples(samples)
+    if store.efi is None:
+        return samples
+    scored = ScoredSamples(samples)
+    if split != "train" and scored.num_unknown:
+        say(
+            f"{split}: {scored.num_unknown} of {len(scored)} forecasts have no extreme forecast index, and the EECRPS "
+            "leaves them out"
+        )
+    return scored
 
 
 def make_scores(setting: EnsembleSetting) -> list[Metric]:
     """CRPS with and without the area of the pixels, spread over skill, and EECRPS where the EFI is known."""
     scores: list[Metric] = [GaussianCRPS(), GaussianCRPS(setting.latitude), GaussianSpreadSkill()]
-    return [*scores, EECRPS(), EECRPS(setting.latitude)] if setting.has_efi else scores
+    return [*scores, EECRPS(), EECRPS(setting.latitude), EfiDates()] if setting.has_efi else scores

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from smoe.experiments.ens10.models import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
 from smoe.experiments.optimizers import AdamL2
@@ -14,7 +15,7 @@ from smoe.training.plan import TrainingPlan
 
 @dataclass(frozen=True)
 class EnsembleData:
-    """The data: a store that `smoe data prepare ens10` made, which decides the variable and the number of members.
+    """The data: a store that `smoe data prepare ens10` made, of one variable and number of members.
 
     ENS-10 trains on 1998-2015 and takes the weights of the epoch that is best in the test years. Here nothing is chosen
     by the test years: the last of the training years is held back instead. `--data.train-years 1998 2015
@@ -25,12 +26,16 @@ class EnsembleData:
         train_years: first and last year to train on, by the dates that the forecasts are for.
         validation_years: first and last year that the choice of the best weights looks at.
         test_years: first and last year of the scores.
+        task: that the store is to be of, `z500`, `t850` or `t2m`; None takes what it is of.
+        members: that it is to be of; None takes what it is of.
     """
 
     store: Path | None = None
     train_years: tuple[int, int] = (1998, 2014)
     validation_years: tuple[int, int] = (2015, 2015)
     test_years: tuple[int, int] = (2016, 2017)
+    task: Literal["z500", "t850", "t2m"] | None = None
+    members: Literal[5, 10] | None = None
 
     def __post_init__(self) -> None:
         check_year_ranges(self)

@@ -29,6 +29,11 @@ class ScoredSamples(Dataset[tuple[Tensor, Tensor]]):
         dates = np.array([samples.date(index) for index in range(len(samples))])
         self._rows = np.searchsorted(samples.store.dates, dates)
 
+    @property
+    def num_unknown(self) -> int:
+        """Samples without an EFI."""
+        return sum(bool(np.isnan(self.efi[row]).all()) for row in self._rows)
+
     def __len__(self) -> int:
         return len(self.samples)
 

@@ -32,14 +32,21 @@ def open_store(data: EnsembleData) -> EnsembleStore:
     """The store a recipe names.
 
     Raises:
-        DataError: if it names none, or one that cannot be used.
+        DataError: if it names none, one that cannot be used, or one of another task or number of members.
     """
     if data.store is None:
         raise DataError(
             "no ensemble data are named: make a store with `smoe data prepare ens10` and give its folder as "
             "--data.store FOLDER"
         )
-    return EnsembleStore.open(data.store)
+    store = EnsembleStore.open(data.store)
+    for name, wanted, found in (("task", data.task, store.task), ("members", data.members, store.num_members)):
+        if wanted is not None and wanted != found:
+            raise DataError(
+                f"{store.path} is of {store.task} with {store.num_members} members, but data.{name} is {wanted}: name "
+                f"another store, or prepare one with --{name} {wanted}"
+            )
+    return store
 
 
 def setting_of(store: EnsembleStore) -> EnsembleSetting:

@@ -47,8 +47,10 @@ def build_task(
     # One pass over each parameter: the separate operations take a small model longer than its forward pass. Not with a
     # loss scaler, whose skipped steps a fused optimizer would hide from accelerate.
     is_fused = recipe.training.precision == "no"
-    optimizer = torch.optim.Adam(learning, lr=recipe.optimizer.lr, betas=recipe.optimizer.betas, fused=is_fused)
-    metrics = [PercentWithin(0.01, region_map=region_map), MeanSquaredError(), MeanAbsoluteError()]
+    options = recipe.optimizer
+    optimizer = torch.optim.Adam(learning, lr=options.lr, betas=options.betas, eps=options.eps, fused=is_fused)
+    within = PercentWithin(0.01, 1e-8 * recipe.data.unit, region_map)
+    metrics = [within, MeanSquaredError(), MeanAbsoluteError()]
     auxiliary_loss = build_auxiliary_loss(recipe.model, recipe.auxiliary)
     return Task(model, optimizer, F.mse_loss, metrics, data, HeatPairs.collate, recipe.seed, auxiliary_loss)
 
@@ -76,13 +78,17 @@ def make_split(data: HeatDiffusion, region_map: np.ndarray, split: str, say: Pro
     }
     path = None if data.cache_dir is None else data.cache_dir / f"heat-{split}-{_digest(what_matters)}.npy"
     if path is not None and path.exists():
-        return HeatPairs(load_frames(path, shape=(num_runs, data.num_steps + 1, *region_map.shape)))
+        return _in_unit(load_frames(path, shape=(num_runs, data.num_steps + 1, *region_map.shape)), data.unit)
     say(f"simulating {num_runs} runs of {data.num_steps} steps ({split})")
     initial_states = draw_initial_states(region_map, num_runs, seed)
     frames = simulate_heat(initial_states, region_map, data.diffusivities, data.num_steps)
     if path is not None:
         save_frames(path, frames)
-    return HeatPairs(frames)
+    return _in_unit(frames, data.unit)
+
+
+def _in_unit(frames: np.ndarray, unit: float) -> HeatPairs:
+    return HeatPairs(frames if unit == 1.0 else frames * np.float32(unit))
 
 
 def _digest(content: Mapping[str, Any]) -> str:

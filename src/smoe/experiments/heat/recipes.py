@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +35,7 @@ class HeatDiffusion:
         train_seed: of the training runs' starts.
         validation_seed: of the validation runs' starts.
         test_seed: of the test runs' starts.
+        unit: factor of all temperatures: the same data in another unit.
         cache_dir: folder that keeps the simulated frames for the next run (1.7 GB at paper scale); None keeps nothing.
     """
 
@@ -49,7 +51,12 @@ class HeatDiffusion:
     train_seed: int = 42
     validation_seed: int = 546981
     test_seed: int = 865124
+    unit: float = 1.0
     cache_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.unit < math.inf:
+            raise ValueError(f"unit must be positive and finite, got {self.unit}")
 
 
 @dataclass(frozen=True)
@@ -59,10 +66,12 @@ class Adam:
     Attributes:
         lr: learning rate.
         betas: decay of the averages of the gradient and of its square.
+        eps: added to the root of the average square; a gradient must be larger to be followed at full speed.
     """
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
 
 
 @dataclass(frozen=True)
@@ -114,6 +123,7 @@ class HeatRecipe:
 HEAT_RECIPES = {
     # One thread: a second one saves a fifth of a step of one millisecond, and costs tenfold while others use its core.
     "heat/smoe": HeatRecipe(training=TrainingPlan(num_threads=1)),
+    "heat/smoe-probe": HeatRecipe(routing=RoutingTraining(training_rule="probe"), training=TrainingPlan(num_threads=1)),
     # 160 parameters: 1 -> 8 -> 1 filters with batch normalisation. The paper's 146 cannot be derived from its text.
     "heat/conv": HeatRecipe(model=ConvNetModel("conv", hidden=(8,))),
     "heat/coordconv": HeatRecipe(model=ConvNetModel("coordconv", hidden=(1,))),

@@ -1,4 +1,4 @@
-"""Every heat-diffusion table of the paper, and two of our own (sections 3.1, B and C). Imports nothing heavy."""
+"""Every heat-diffusion table of the paper, and four of our own (sections 3.1, B and C). Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import replace
 from smoe.experiments.heat.models import SpatialMoEModel
 from smoe.experiments.heat.notes import NOTES
 from smoe.experiments.heat.recipes import HEAT_RECIPES, AuxiliaryLosses, HeatRecipe
+from smoe.experiments.heat.rule_tables import rule_table, unit_table
 from smoe.experiments.paper import PAPER_RESULTS, PaperResult, heat_result
 from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
 from smoe.options import RoutingTraining
 
 SMOE = HEAT_RECIPES["heat/smoe"]
-END_TO_END = RoutingTraining(rc_loss=False, damping=None)
+END_TO_END = RoutingTraining(training_rule="end_to_end", damping=None)
 
 
 def _smoe(routing: RoutingTraining | None = None, auxiliary: AuxiliaryLosses | None = None, **model) -> HeatRecipe:
@@ -61,7 +62,7 @@ def _training() -> ResultTable:
         _row(
             name,
             (_mark(rc_loss), _mark(damped)),
-            _smoe(RoutingTraining(rc_loss=rc_loss, damping=0.0 if damped else None)),
+            _smoe(RoutingTraining("rc" if rc_loss else "end_to_end", damping=0.0 if damped else None)),
             result,
         )
         for (rc_loss, damped), result in paper.items()
@@ -257,6 +258,8 @@ HEAT = Experiment(
         _weighted(),
         _quantile_damping(),
         _tolerances(),
+        rule_table(),
+        unit_table(),
     ),
     scales=(Scale("paper", "1000 training runs of 100 steps", _same), Scale("small", "250 of them", _small)),
     data_field="cache_dir",

@@ -105,7 +105,7 @@ class _Layout:
 
     def __init__(self, experiment: Experiment, table: ResultTable) -> None:
         self.table = table
-        self.metrics = experiment.metrics
+        self.metrics = table.metrics or experiment.metrics
         self.of_paper = {metric.name for metric in self.metrics if any(r.paper_result(metric.name) for r in table.rows)}
         self.has_paper_epochs = any(result.epochs is not None for row in table.rows for result in row.paper)
 

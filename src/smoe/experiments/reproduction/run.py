@@ -13,7 +13,7 @@ import torch
 
 from smoe.experiments.parameter_counts import count_parameters
 from smoe.experiments.recipes import Recipe, recipe_from_plain, recipe_to_plain
-from smoe.experiments.reproduction.stored_runs import RunKey, RunStore, differences
+from smoe.experiments.reproduction.stored_runs import DATA_PLACES, RunKey, RunStore, differences
 from smoe.experiments.runs import build_task, train
 from smoe.training.interruption import Interrupted
 from smoe.training.loop import TrainingDiverged
@@ -73,7 +73,7 @@ def _result(recipe: Recipe, last: Record, directory: RunDirectory) -> dict[str, 
     environment = json.loads(directory.environment_file.read_text())
     return {
         "differences": differences(recipe),
-        "recipe": recipe_to_plain(recipe),
+        "recipe": _without_places(recipe_to_plain(recipe)),
         "seed": recipe.seed,
         "parameters": parameters,
         "gate_parameters": gate_parameters,
@@ -92,6 +92,11 @@ def _result(recipe: Recipe, last: Record, directory: RunDirectory) -> dict[str, 
         "processor": environment["processor"],
         "torch": environment["packages"]["torch"],
     }
+
+
+def _without_places(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A plain recipe without the folders of whoever ran it: results are published."""
+    return {**recipe, "data": {name: None if name in DATA_PLACES else value for name, value in recipe["data"].items()}}
 
 
 def _drop_large_files(directory: RunDirectory) -> None:

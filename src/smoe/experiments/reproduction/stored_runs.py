@@ -13,8 +13,11 @@ from typing import Any
 from smoe.atomic_files import write_atomically
 from smoe.experiments.recipes import Recipe, to_plain
 
+# Where a recipe's data are kept.
+DATA_PLACES = ("cache_dir", "store", "root")
+
 # What changes where and how fast a run computes, but not what it computes.
-_WITHOUT_EFFECT = {"cache_dir", "store", "root", "device", "num_threads", "num_workers", "evaluation_batch_size"}
+_WITHOUT_EFFECT = {*DATA_PLACES, "device", "num_threads", "num_workers", "evaluation_batch_size"}
 
 
 class StoredRunError(Exception):

@@ -70,6 +70,7 @@ class ResultTable:
         source: where it stands in the paper; empty for a table of our own.
         text: what is to be said of the whole.
         references: forecasts that are not trained, to be shown above the rows, by the names of their stored results.
+        metrics: to show instead of the experiment's.
     """
 
     name: str
@@ -79,6 +80,7 @@ class ResultTable:
     source: str = ""
     text: str = ""
     references: tuple[str, ...] = ()
+    metrics: tuple[ShownMetric, ...] = ()
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -119,6 +121,7 @@ class Experiment:
         tables: in the order of the paper.
         scales: the sizes it can be run at, the largest first.
         data_field: of a recipe's data, that says where they are kept.
+        data_folder: where in the folder that a user names a recipe's data are; that folder itself if not given.
     """
 
     name: str
@@ -127,10 +130,12 @@ class Experiment:
     tables: tuple[ResultTable, ...]
     scales: tuple[Scale, ...]
     data_field: str
+    data_folder: Callable[[Any, Path], Path] | None = None
 
     def with_data(self, recipe: Recipe, path: Path) -> Recipe:
         """The recipe with its data kept there."""
         data: Any = recipe.data
+        path = path if self.data_folder is None else self.data_folder(data, path)
         return replace(recipe, data=replace(data, **{self.data_field: path}))
 
     def select(self, name: str) -> list[ResultTable]:

@@ -73,6 +73,8 @@ def _smoe(routing: RoutingTraining, *, warmup: int = 0, gate_lr: float | None = 
 
 _FROZEN = RoutingTraining(rc_weight=0.0, error_quantile=0.7, damping=None)
 _UNDAMPED = RoutingTraining(error_quantile=0.7, damping=None)
+_PROBING = RoutingTraining(training_rule="probe")
+_CAREFUL = RoutingTraining(training_rule="probe", probe_confidence=2.0)
 
 
 def _routing() -> ResultTable:
@@ -94,6 +96,10 @@ def _routing() -> ResultTable:
         ("smooth", "q 0.95, no damping", "score"): _smoe(
             RoutingTraining(error_quantile=0.95, damping=None), gate_init="smooth"
         ),
+        ("white noise", "probing", "score"): _smoe(_PROBING),
+        ("white noise", "probing, 2 standard errors", "score"): _smoe(_CAREFUL),
+        ("smooth", "probing", "score"): _smoe(_PROBING, gate_init="smooth"),
+        ("smooth", "probing, 2 standard errors", "score"): _smoe(_CAREFUL, gate_init="smooth"),
     }
     rows = [Row(labels, recipe, note=NOTES[name, ", ".join(labels)]) for labels, recipe in recipes.items()]
     columns = ("gate starts as", "routing learns by", "order")

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from smoe.nn.gates.normalization import normalize_scores
+from smoe.nn.probing import Probing
 from smoe.options import NORMALIZATIONS, Normalization
 
 
@@ -52,11 +53,24 @@ class SpatialGate(nn.Module, ABC):
         self.num_experts = num_experts
         self.num_selected = num_selected
         self.normalization: Normalization = normalization
+        self.probing: Probing | None = None
 
     @property
     def spatial_shape(self) -> tuple[int, int] | None:
         """Rows and columns of the output grid the gate was made for; None if it serves any."""
         return None
+
+    def start_probing(self, window: int, confidence: float) -> None:
+        """Lets the gate learn by probing, if it can; layers that share it call this one after the other.
+
+        Args:
+            window: backward passes until the pixels decide.
+            confidence: standard errors by which a trial must be in the challenger's favour.
+        """
+        del window, confidence
+        raise ValueError(
+            f"training_rule='probe' learns one choice for each pixel: it needs a TensorGate, got {type(self).__name__}"
+        )
 
     @abstractmethod
     def raw_scores(self, input: torch.Tensor | None) -> torch.Tensor:

@@ -11,6 +11,7 @@ from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.gates.groups import expert_membership
 from smoe.nn.gates.smooth_fields import smooth_fields
 from smoe.nn.grid_checks import check_positive, check_spatial_shape
+from smoe.nn.probing import Probing
 from smoe.options import GATE_INITS, GateInit, Normalization
 
 
@@ -117,6 +118,24 @@ class TensorGate(SpatialGate):
             else:
                 bound = self.bound if self.init == "kaiming" else self.bound**2
                 self.scores.uniform_(-bound, bound)
+
+    def start_probing(self, window: int, confidence: float) -> None:
+        """Lets the gate learn by probing: its scores are exchanged by trials, and by no optimiser.
+
+        Args:
+            window: backward passes until the pixels decide.
+            confidence: standard errors by which a trial must be in the challenger's favour.
+        """
+        # An optimiser passes over what has no gradient, and several processes do not wait for one.
+        self.scores.requires_grad_(False)
+        if self.probing is None:
+            shape, device = self.spatial_shape, self.scores.device
+            self.probing = Probing(self.num_experts, self.num_selected, shape, window, confidence, device)
+        elif (self.probing.window, self.probing.confidence) != (window, confidence):
+            raise ValueError(
+                f"layers that share a gate decide together: this one has probe_window {window} and probe_confidence "
+                f"{confidence}, another {self.probing.window} and {self.probing.confidence}"
+            )
 
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
         """The learned tensor."""

@@ -1,4 +1,4 @@
-"""The figures of the weather tables, from stored runs."""
+"""Figures of tables, from stored runs: the validation loss by epoch, and how the routing moved."""
 
 from __future__ import annotations
 

@@ -1,0 +1,147 @@
+"""ENS-10's file layout at 5.625 degrees: members of each date, their statistics, and the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from simulation import layout
+from simulation.start_dates import LEAD_DAYS
+
+LATITUDE = layout.LATITUDE[::-1].copy()
+LONGITUDE = layout.LONGITUDE
+LEVELS = (500, 850)
+ORIGIN = "ensemble simulated by jcm (SPEEDY physics, T21), neither ENS-10 nor ERA5"
+LEAD = np.timedelta64(LEAD_DAYS, "D")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable: its name in the preprocessed files and its units."""
+
+    name: str
+    units: str
+
+
+# By the names that cfgrib gives, as in the members' files.
+VARIABLES = {
+    "pl": {
+        "z": Variable("Z", "m2 s-2"),
+        "t": Variable("T", "K"),
+        "q": Variable("Q", "kg kg-1"),
+        "w": Variable("W", "Pa s-1"),
+        "d": Variable("D", "s-1"),
+        "u": Variable("U", "m s-1"),
+        "v": Variable("V", "m s-1"),
+    },
+    "sfc": {
+        "sst": Variable("SSTK", "K"),
+        "tcw": Variable("TCW", "kg m-2"),
+        "tcwv": Variable("TCWV", "kg m-2"),
+        "cp": Variable("CP", "m"),
+        "msl": Variable("MSL", "Pa"),
+        "tcc": Variable("TCC", "(0 - 1)"),
+        "u10": Variable("U10M", "m s-1"),
+        "v10": Variable("V10M", "m s-1"),
+        "t2m": Variable("T2M", "K"),
+        "tp": Variable("TP", "m"),
+        "skt": Variable("SKT", "K"),
+    },
+}
+TRUTH = {
+    "z500": ("Z", 500, "ERA5_z500.nc"),
+    "t850": ("T", 850, "ERA5_t850.nc"),
+    "t2m": ("T2M", None, "ERA5_sfc_t2m.nc"),
+}
+
+
+def members_file(root: Path, kind: str, start: np.datetime64) -> Path:
+    """Where the members of the forecast from a start are kept; `kind` is `pl` or `sfc`."""
+    return root / "ensemble" / f"output.{kind}.{str(start.astype('datetime64[D]')).replace('-', '')}.nc"
+
+
+def has_members(root: Path, start: np.datetime64) -> bool:
+    """Whether the forecast is complete; a file only gets its name when it is whole."""
+    return all(members_file(root, kind, start).exists() for kind in VARIABLES)
+
+
+def write_members(
+    root: Path, kind: str, start: np.datetime64, fields: dict[str, np.ndarray], attributes: Mapping[str, str | float]
+) -> None:
+    """Writes the members of one start: `(M, 2, 32, 64)` on levels or `(M, 32, 64)` for each of cfgrib's names."""
+    dims = ("number", "isobaricInhPa", "latitude", "longitude")
+    dims = dims if kind == "pl" else (dims[0], *dims[2:])
+    coordinates = {
+        "number": np.arange(1, len(next(iter(fields.values()))) + 1),
+        "latitude": ("latitude", LATITUDE, {"units": "degrees_north"}),
+        "longitude": ("longitude", LONGITUDE, {"units": "degrees_east"}),
+        "time": start.astype("datetime64[ns]"),
+        "valid_time": (start + LEAD).astype("datetime64[ns]"),
+    }
+    if kind == "pl":
+        coordinates["isobaricInhPa"] = ("isobaricInhPa", np.array(LEVELS), {"units": "hPa"})
+    variables = {
+        name: (dims, fields[name].astype(np.float32), {"units": variable.units})
+        for name, variable in VARIABLES[kind].items()
+    }
+    hours = {"units": "hours since 1990-01-01", "dtype": "int64"}
+    packing = {name: {"_FillValue": np.float32(np.nan), "zlib": True, "complevel": 1} for name in variables}
+    data = xr.Dataset(variables, coordinates, {"source": ORIGIN, **attributes})
+    layout.write_file(data, members_file(root, kind, start), {"time": hours, "valid_time": hours, **packing})
+
+
+def write_statistics(root: Path, starts: Sequence[np.datetime64]) -> None:
+    """Writes `ENS10_pl_mean.nc` and its kin from the members' files: population statistics, at the valid times."""
+    for kind, variables in VARIABLES.items():
+        statistics: dict[str, dict[str, list[np.ndarray]]] = {
+            statistic: {variable.name: [] for variable in variables.values()} for statistic in ("mean", "std")
+        }
+        members = 0
+        for start in starts:
+            with xr.open_dataset(members_file(root, kind, start)) as data:
+                for name, variable in variables.items():
+                    values = data[name].values.astype(np.float64)
+                    members = len(values)
+                    statistics["mean"][variable.name].append(values.mean(axis=0).astype(np.float32))
+                    statistics["std"][variable.name].append(values.std(axis=0).astype(np.float32))
+        units = {variable.name: variable.units for variable in variables.values()}
+        for statistic, fields in statistics.items():
+            stacked = {name: np.stack(values) for name, values in fields.items()}
+            _write_dated(
+                root / f"ENS10_{kind}_{statistic}.nc", starts, stacked, units, LEVELS, {"num_members": members}
+            )
+
+
+def write_truth(root: Path, starts: Sequence[np.datetime64], truth: dict[str, np.ndarray]) -> None:
+    """Writes `ERA5_z500.nc` and its kin, under the layout's names: the model's truth, `(T, 32, 64)` for each task."""
+    for task, (name, level, file) in TRUTH.items():
+        units = "m2 s-2" if name == "Z" else "K"
+        fields = truth[task] if level is None else truth[task][:, None]
+        _write_dated(root / file, starts, {name: fields}, {name: units}, (level,), {})
+
+
+def _write_dated(
+    path: Path,
+    starts: Sequence[np.datetime64],
+    fields: dict[str, np.ndarray],
+    units: dict[str, str],
+    levels: tuple[int | None, ...],
+    attributes: dict[str, str | int],
+) -> None:
+    times = (np.array(starts, "datetime64[D]") + LEAD).astype("datetime64[ns]")
+    has_levels = next(iter(fields.values())).ndim == 4
+    dims = ("time", "plev", "lat", "lon") if has_levels else ("time", "lat", "lon")
+    coordinates = {
+        "time": ("time", times),
+        "lat": ("lat", LATITUDE, {"units": "degrees_north"}),
+        "lon": ("lon", LONGITUDE, {"units": "degrees_east"}),
+    }
+    if has_levels:
+        coordinates["plev"] = ("plev", [100.0 * level for level in levels if level is not None], {"units": "Pa"})
+    variables = {name: (dims, values.astype(np.float32), {"units": units[name]}) for name, values in fields.items()}
+    encoding = {"time": {"units": "hours since 1990-01-01", "dtype": "int64"}}
+    layout.write_file(xr.Dataset(variables, coordinates, {"source": ORIGIN, **attributes}), path, encoding)

@@ -1,0 +1,40 @@
+"""Surface quantities that the model does not give itself."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulation.pressure_levels import GAS_CONSTANT, GRAVITY, STANDARD_LAPSE_RATE
+
+
+def sea_level_pressure(
+    surface_pressure: np.ndarray, lowest: np.ndarray, sigma: float, height: np.ndarray
+) -> np.ndarray:
+    """Pressure at sea level in Pa, in an atmosphere that goes on below the ground with 6.5 K/km.
+
+    Args:
+        surface_pressure: `(..., H, W)` in Pa.
+        lowest: Temperature of the lowest layer, `(..., H, W)` in K.
+        sigma: Pressure of that layer over surface pressure.
+        height: Of the surface, `(H, W)` in m.
+    """
+    exponent = GAS_CONSTANT * STANDARD_LAPSE_RATE / GRAVITY
+    ground = lowest * sigma**-exponent
+    return surface_pressure * (1.0 + STANDARD_LAPSE_RATE * height / ground) ** (1.0 / exponent)
+
+
+def column_water_vapour(specific_humidity: np.ndarray, surface_pressure: np.ndarray, sigma: np.ndarray) -> np.ndarray:
+    """Mass of water vapour over each square metre in kg.
+
+    Args:
+        specific_humidity: `(M, K, H, W)` in kg kg-1, from the top down.
+        surface_pressure: `(M, H, W)` in Pa.
+        sigma: Middle of the `K` layers; the first begins at 0 and the last ends at 1.
+    """
+    bounds = [0.0]
+    for middle in sigma:
+        bounds.append(2.0 * float(middle) - bounds[-1])
+    if not np.isclose(bounds[-1], 1.0, atol=1e-3):
+        raise ValueError(f"the layers {sigma} do not reach the ground: the last ends at {bounds[-1]:.3f}, expected 1")
+    shares = np.diff(bounds)[None, :, None, None]
+    return (specific_humidity * shares).sum(axis=1) * surface_pressure / GRAVITY

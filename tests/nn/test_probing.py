@@ -1,0 +1,309 @@
+"""Layers whose gate learns by probing: decisions against a loop definition, and the guarantees of every rule."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import smoe
+from smoe.nn.probing import Probing
+
+GRID = (6, 7)
+
+
+def make_layer(num_experts: int = 4, num_selected: int = 2, seed: int = 0, **options) -> smoe.SpatialMoE2d:
+    torch.manual_seed(seed)
+    options = {"training_rule": "probe", "probe_window": 3, **options}
+    if "gate" not in options:
+        options["spatial_shape"] = GRID
+    return smoe.SpatialMoE2d(1, num_experts, num_selected, **options)
+
+
+def make_batches(number: int, num_channels: int = 2, size: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(size, 1, *GRID, generator=generator),
+            torch.randn(size, num_channels, *GRID, generator=generator),
+        )
+        for _ in range(number)
+    ]
+
+
+def step(layer: nn.Module, x: torch.Tensor, target: torch.Tensor, factor: float = 1.0) -> None:
+    (F.mse_loss(layer(x * factor), target * factor)).backward()
+
+
+def gate_of(layer: smoe.SpatialMoE2d) -> smoe.TensorGate:
+    assert isinstance(layer.gate, smoe.TensorGate)
+    return layer.gate
+
+
+def probing_of(layer: smoe.SpatialMoE2d) -> Probing:
+    assert layer.gate.probing is not None
+    return layer.gate.probing
+
+
+def routing_of(layer: smoe.SpatialMoE2d) -> torch.Tensor:
+    return layer.routing().indices
+
+
+@pytest.mark.parametrize(("num_experts", "num_selected", "confidence"), [(3, 1, 0.0), (4, 2, 0.0), (5, 3, 0.3)])
+def test_windows_decide_as_the_definition(num_experts: int, num_selected: int, confidence: float) -> None:
+    """A loop over pixels computes what each pass says; of the pass that disturbs the output, the layer's is taken."""
+    layer = make_layer(num_experts, num_selected, probe_confidence=confidence)
+    probing = probing_of(layer)
+    batches, num_changes = make_batches(12, num_selected), 0
+    for window in range(4):
+        before = routing_of(layer)
+        challenge = probing.challenge(gate_of(layer).scores, before.int())
+        evidence = squares = torch.zeros(())
+        for number in range(3):
+            x, target = batches[3 * window + number]
+            step(layer, x, target)
+            if number == 0:
+                evidence, squares = probing.evidence.clone(), probing.squares.clone()
+                continue
+            rise, size = layer.probe_curvature.tolist()
+            slopes, sizes = slopes_and_sizes(layer, x, target, before, challenge)
+            evidence = evidence + slopes.sum(0) + 0.5 * max(rise / size, 0.0) * sizes.sum(0)
+            squares = squares + slopes.square().sum(0)
+        expected = before.clone()
+        for row, column in torch.cartesian_prod(*map(torch.arange, GRID)).tolist():
+            if evidence[row, column] < -confidence * squares[row, column].sqrt():
+                expected[challenge.slots[row, column], row, column] = challenge.experts[0, row, column]
+        assert torch.equal(routing_of(layer), expected), window
+        num_changes += int((expected != before).sum())
+        assert probing.num_windows == window + 1
+    assert num_changes > 0
+
+
+def slopes_and_sizes(layer, x, target, indices, challenge) -> tuple[torch.Tensor, torch.Tensor]:
+    slopes, sizes = torch.zeros(len(x), *GRID), torch.zeros(len(x), *GRID)
+    with torch.no_grad():
+        experts = F.conv2d(x, layer.weight, padding=1)
+        output = experts.gather(1, indices.expand(len(x), *indices.shape))
+        error = 2.0 * (output - target) / target.numel()
+        for row, column in torch.cartesian_prod(*map(torch.arange, GRID)).tolist():
+            slot, expert = int(challenge.slots[row, column]), int(challenge.experts[0, row, column])
+            d = experts[:, expert, row, column] - output[:, slot, row, column]
+            slopes[:, row, column] = error[:, slot, row, column] * d
+            sizes[:, row, column] = d.square()
+    return slopes, sizes
+
+
+def test_gradients_are_those_of_the_function_except_where_the_output_was_disturbed() -> None:
+    layer, (x, target) = make_layer(), make_batches(1)[0]
+    for _ in range(2):
+        layer.zero_grad()
+        step(layer, x, target)
+    experts = F.conv2d(x, layer.weight, padding=1)
+    indices = routing_of(layer)
+    F.mse_loss(experts.gather(1, indices.expand(4, *indices.shape)), target).backward(inputs=[layer.weight])
+    gradient = layer.weight.grad
+    assert gradient is not None
+    layer.zero_grad()
+    plain = make_layer(training_rule="none", damping=None)
+    step(plain, x, target)
+    assert plain.weight.grad is not None
+    torch.testing.assert_close(gradient, 2.0 * plain.weight.grad)
+
+
+def test_evaluation_and_passes_without_gradient_change_nothing() -> None:
+    layer, (x, _) = make_layer(), make_batches(1)[0]
+    state = copy.deepcopy(layer.state_dict())
+    with torch.no_grad():
+        first = layer(x)
+    layer.eval()
+    second = layer(x)
+    second.sum().backward()
+    torch.testing.assert_close(first, second)
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, state[name]), name
+
+
+@pytest.mark.parametrize("factor", [2.0**-10, 2.0**10])
+def test_the_unit_of_the_data_is_without_effect(factor: float) -> None:
+    layers = [make_layer(), make_layer()]
+    for x, target in make_batches(9):
+        step(layers[0], x, target)
+        step(layers[1], x, target, factor)
+    assert torch.equal(routing_of(layers[0]), routing_of(layers[1]))
+    assert not torch.equal(routing_of(layers[0]), routing_of(make_layer()))
+
+
+def test_a_checkpoint_within_a_window_resumes_exactly() -> None:
+    layer, batches = make_layer(), make_batches(10)
+    for x, target in batches[:4]:
+        step(layer, x, target)
+    resumed = make_layer(seed=5)
+    resumed.load_state_dict(copy.deepcopy(layer.state_dict()))
+    copied = copy.deepcopy(layer)
+    for x, target in batches[4:]:
+        for one in (layer, resumed, copied):
+            step(one, x, target)
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+        assert torch.equal(value, copied.state_dict()[name]), name
+
+
+def test_scores_of_another_rule_load_and_probing_begins() -> None:
+    layer, other = make_layer(), make_layer(training_rule="rc", seed=3)
+    result = layer.load_state_dict({**other.state_dict(), "probe_curvature": layer.probe_curvature})
+    assert not result.missing_keys
+    assert torch.equal(routing_of(layer), routing_of(other))
+    step(layer, *make_batches(1)[0])
+
+
+def test_the_gate_is_left_to_no_optimiser() -> None:
+    layer, (x, target) = make_layer(), make_batches(1)[0]
+    optimizer = torch.optim.AdamW(layer.parameters(), weight_decay=0.5)
+    before = gate_of(layer).scores.clone()
+    step(layer, x, target)
+    optimizer.step()
+    assert torch.equal(gate_of(layer).scores, before)
+
+
+def test_a_shared_gate_decides_by_what_all_its_layers_see() -> None:
+    first = make_layer()
+    second = smoe.SpatialMoE2d(2, 4, 2, gate=first.gate, training_rule="probe", probe_window=3)
+    net, probing = nn.Sequential(first, nn.Tanh(), second), probing_of(first)
+    for number, (x, target) in enumerate(make_batches(3), start=1):
+        step(net, x, target)
+        assert probing.num_passes == number % 3
+    assert probing.num_windows == 1
+    assert torch.equal(routing_of(first), routing_of(second))
+    assert not torch.equal(routing_of(first), routing_of(make_layer()))
+
+
+def test_recomputed_activations_change_nothing() -> None:
+    plain, recomputed = make_layer(), make_layer()
+    for x, target in make_batches(7):
+        step(plain, x, target)
+        F.mse_loss(checkpoint(recomputed, x, use_reentrant=False), target).backward()
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, recomputed.state_dict()[name]), name
+    torch.testing.assert_close(plain.weight.grad, recomputed.weight.grad, rtol=0, atol=0)
+
+
+def test_an_error_that_is_not_finite_is_counted_and_says_nothing() -> None:
+    layer, (x, target) = make_layer(), make_batches(1)[0]
+    step(layer, x, target)
+    before = probing_of(layer).evidence.clone()
+    step(layer, x, torch.full_like(target, torch.nan))
+    assert int(layer.num_nonfinite_errors) == 1
+    assert torch.equal(probing_of(layer).evidence, before)
+    assert probing_of(layer).num_passes == 1
+
+
+def test_a_dead_expert_starts_anew_as_a_copy_of_the_costliest() -> None:
+    layer = make_layer(3, 1, seed=1)
+    with torch.no_grad():
+        gate_of(layer).scores[2] = -100.0  # serves nowhere
+        gate_of(layer).scores[0, :3] = 50.0
+        gate_of(layer).scores[1, 3:] = 50.0
+        layer.weight[2] = 30.0  # and would help nowhere
+    state, random = layer.weight.detach().clone(), torch.get_rng_state()
+    batches = make_batches(3, 1)
+    for x, target in batches:
+        target = target.clone()
+        target[:, :, 3:] *= 20.0  # expert 1 carries the error
+        step(layer, x, target)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert probing_of(layer).num_restarts == 1
+    assert torch.equal(layer.weight[:2], state[:2])
+    change = layer.weight[2] / state[1] - 1.0
+    assert 0.0 < change.abs().max() < 0.1
+
+
+def test_it_finds_who_belongs_where() -> None:
+    """Two filters, left and right: found from a random start, with the routing map in the end."""
+    torch.manual_seed(0)
+    truth = torch.randn(2, 1, 3, 3)
+    layer = make_layer(2, 1, probe_window=4)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
+    for _ in range(400):
+        x = torch.randn(16, 1, *GRID)
+        both = F.conv2d(x, truth, padding=1)
+        target = torch.cat([both[:, :1, :, :3], both[:, 1:, :, 3:]], dim=3)
+        optimizer.zero_grad()
+        step(layer, x, target)
+        optimizer.step()
+    choice = routing_of(layer)[0]
+    assert (choice[:, :3] == choice[0, 0]).all()
+    assert (choice[:, 3:] == 1 - choice[0, 0]).all()
+    torch.testing.assert_close(layer.weight[choice[0, 0]], truth[0], atol=1e-3, rtol=0)
+
+
+def test_any_module_can_be_the_experts() -> None:
+    torch.manual_seed(0)
+    layer = smoe.SpatialMoE(
+        nn.Conv2d(1, 4, 3, padding=1), 4, 2, spatial_shape=GRID, training_rule="probe", probe_window=3
+    )
+    before = layer.routing().indices
+    for x, target in make_batches(6):
+        step(layer, x, target)
+    assert not torch.equal(layer.routing().indices, before)
+
+
+def test_with_all_experts_selected_there_is_nothing_to_try() -> None:
+    layer, (x, target) = make_layer(2, 2), make_batches(1)[0]
+    step(layer, x, target)
+    assert probing_of(layer).num_passes == 0
+
+
+# Raised inside the compiler where it goes on after what it leaves alone.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_it_learns_the_same() -> None:
+    eager, compiled = make_layer(), make_layer()
+    run = torch.compile(compiled, backend="aot_eager")
+    for x, target in make_batches(4):
+        step(eager, x, target)
+        F.mse_loss(run(x), target).backward()
+    assert torch.equal(routing_of(eager), routing_of(compiled))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weighted": True}, "weighted=False"),
+        ({"order": "index"}, "order='score', got 'index'"),
+        ({"gate": smoe.ConvGate(1, 4, 2)}, "needs a TensorGate, got ConvGate"),
+        ({"probe_window": 0}, "probe_window must be at least 1, got 0"),
+        ({"probe_confidence": float("nan")}, "probe_confidence must not be negative, got nan"),
+        ({"training_rule": "probing"}, "training_rule must be one of rc, probe, end_to_end, none, got 'probing'"),
+    ],
+)
+def test_what_probing_cannot_do_is_refused(options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_layer(**options)
+
+
+def test_layers_that_share_a_gate_learn_by_one_rule() -> None:
+    layer = make_layer()
+    with pytest.raises(ValueError, match="decide together"):
+        make_layer(gate=layer.gate, probe_window=4)
+    other = make_layer(gate=layer.gate, training_rule="rc")
+    with pytest.raises(ValueError, match="give both the same"):
+        other(torch.zeros(1, 1, *GRID))
+
+
+def test_a_second_derivative_is_refused() -> None:
+    layer, (x, target) = make_layer(), make_batches(1)[0]
+    with pytest.raises(RuntimeError, match="training rule, not a gradient"):
+        torch.autograd.grad(F.mse_loss(layer(x), target), layer.weight, create_graph=True)
+
+
+def test_a_tracked_loss_scale_is_divided_out() -> None:
+    layers = [make_layer(), make_layer()]
+    for x, target in make_batches(2):
+        step(layers[0], x, target)
+        loss = smoe.track_loss_scale(F.mse_loss(layers[1](x), target), layers[1])
+        (1024.0 * loss).backward()
+    assert torch.equal(probing_of(layers[0]).evidence, probing_of(layers[1]).evidence)
+    assert torch.equal(layers[0].probe_curvature, layers[1].probe_curvature)
