@@ -39,7 +39,8 @@ def interpolate_grids(model: Network, *, example_input: ExampleInput, mode: Inte
     Args:
         model: is left as it is.
         example_input: of the new size; a tuple holds several positional arguments, a dictionary keyword arguments.
-        mode: `linear` between the centres of pixels, or `nearest`.
+        mode: `linear` between the centres of pixels, or `nearest`. Linear suits fields that are smooth; scores of white
+            noise it mixes into choices that no pixel was trained with.
 
     Raises:
         ValueError: if a layer cannot be interpolated, is not reached by the example, or would need two grids; or if

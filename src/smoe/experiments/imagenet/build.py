@@ -18,6 +18,7 @@ from smoe.experiments.imagenet.build_model import build_model
 from smoe.experiments.imagenet.recipes import ImageNetData, ImageNetRecipe
 from smoe.losses import CrossEntropy
 from smoe.metrics import Accuracy, MeanCrossEntropy, Metric
+from smoe.ops.interpolation import Interpolation
 from smoe.training.loop import Task
 from smoe.training.routing_warmup import RoutingWarmup
 
@@ -100,11 +101,11 @@ def make_task(
         recipe.seed,
         begin_epoch=RoutingWarmup(model, recipe.routing_warmup_epochs).begin_epoch,
         num_repetitions=recipe.augmentation.repetitions,
-        for_evaluation=partial(for_size, size=data.crop) if is_other_grid else None,
+        for_evaluation=partial(for_size, size=data.crop, mode=data.interpolation) if is_other_grid else None,
     )
 
 
-def for_size(model: torch.nn.Module, size: int) -> torch.nn.Module:
+def for_size(model: torch.nn.Module, size: int, mode: Interpolation = "linear") -> torch.nn.Module:
     """A copy of a network for images of another size, its gates and tables interpolated."""
     device = next(model.parameters()).device
-    return nn.interpolate_grids(model, example_input=torch.zeros(1, 3, size, size, device=device))
+    return nn.interpolate_grids(model, example_input=torch.zeros(1, 3, size, size, device=device), mode=mode)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from smoe.data.images.augment.options import Augmentation
 from smoe.experiments.imagenet.models import (
@@ -36,6 +36,7 @@ class ImageNetData:
         train_size: rows and columns of training crops.
         resize: length of the shorter side in evaluation, before the centre is cut out.
         crop: rows and columns of the centre. Gates and tables are interpolated to it from the grids of training.
+        interpolation: how. `nearest` for gates that start as white noise, which `linear` would mix into others.
         held_out_per_class: training images of each class that the choice of the best weights looks at instead.
     """
 
@@ -43,6 +44,7 @@ class ImageNetData:
     train_size: int = 176
     resize: int = 232
     crop: int = 224
+    interpolation: Literal["linear", "nearest"] = "linear"
     held_out_per_class: int = 10
 
     def __post_init__(self) -> None:
@@ -108,7 +110,7 @@ class ImageNetRecipe:
 
 # As the small classifiers, by measurement (docs/images.md): a smooth start, an order that the training of the gate does
 # not shuffle, no damping. It also survives the interpolation to another grid (docs/imagenet.md). The paper's:
-# --model.gate-init kaiming --model.order score --routing.damping 0.1
+# --model.gate-init kaiming --model.order score --routing.damping 0.1 --data.interpolation nearest
 _GATE: dict[str, Any] = {"gate_init": "smooth", "order": "index"}
 
 IMAGENET_RECIPES = {
