@@ -54,11 +54,12 @@ simulate: $(SIMULATION)/ready
 	$(ONE_THREAD) $(SIMULATION)/bin/python -m simulation.simulate --years $(YEARS)
 	$(SIMULATION)/bin/python -m simulation.report
 
-# An ensemble and its truth in ENS-10's layout, in data/simulated-ensemble: 105 starts a year, ENSEMBLE_YEARS years of about
-# 13 minutes and 0.15 GB each, one thread; a run that was stopped goes on.
+# An ensemble and its truth in ENS-10's layout, in data/simulated-ensemble: 105 starts a year (ENSEMBLE_EVERY=2: every second of them),
+# ENSEMBLE_YEARS years of 15 to 20 minutes and 0.16 GB each, one thread; a run that was stopped goes on.
 ENSEMBLE_YEARS ?= 3
+ENSEMBLE_EVERY ?= 1
 simulate-ensemble: $(SIMULATION)/ready
-	$(ONE_THREAD) $(SIMULATION)/bin/python -m simulation.simulate_ensemble --years $(ENSEMBLE_YEARS)
+	$(ONE_THREAD) $(SIMULATION)/bin/python -m simulation.simulate_ensemble --years $(ENSEMBLE_YEARS) --every $(ENSEMBLE_EVERY)
 	$(SIMULATION)/bin/python -m simulation.ensemble_report
 
 $(SIMULATION)/ready: simulation/requirements.txt
