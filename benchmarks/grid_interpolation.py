@@ -66,6 +66,8 @@ def main() -> None:
     labels = torch.from_numpy(found.labels[: arguments.images].astype(np.int64))
     images = {size: enlarged(found, arguments.images, size) for size in (_SIZE, *_LARGER)}
     rows: list[dict[str, Any]] = []
+    # Before the first run: what is committed meanwhile is not what runs.
+    where = circumstances()
     for path in track(arguments.runs, description="scoring"):
         run = open_run(path, say=lambda _: None)
         model = run.task.model
@@ -74,7 +76,7 @@ def main() -> None:
             for mode in ("linear", "nearest"):
                 larger = smoe.interpolate_grids(model, example_input=images[size][:1], mode=mode)
                 row[f"{size}, {mode}"] = accuracy(larger, images[size], labels)
-        rows.append({**row, **circumstances()})
+        rows.append({**row, **where})
     columns = ["network", f"{_SIZE}", *(f"{size}, {mode}" for size in _LARGER for mode in ("linear", "nearest"))]
     print(
         write_table(

@@ -161,6 +161,21 @@ def test_gates_of_other_kinds() -> None:
         assert set(layer.state_dict()) == set(new.state_dict())
 
 
+def test_a_gate_that_learns_by_probing_goes_on_on_its_new_grid() -> None:
+    torch.manual_seed(0)
+    layer = smoe.SpatialMoE2d(3, 6, 2, spatial_shape=(4, 4), training_rule="probe", probe_window=2)
+    for _ in range(3):
+        layer(torch.randn(2, 3, 4, 4)).square().mean().backward()
+    new = smoe.interpolate_grids(layer, example_input=torch.zeros(1, 3, 6, 6))
+    assert new.gate.probing is not None
+    assert new.gate.probing.evidence.shape == (6, 6)
+    assert new.gate.probing.window == 2
+    before = scores_of(new).detach().clone()
+    for _ in range(6):
+        new(torch.randn(2, 3, 6, 6)).square().mean().backward()
+    assert not torch.equal(scores_of(new), before)
+
+
 class TwoGrids(nn.Module):
     """Two layers that share a gate, on grids that are the same for an even input of 8 only."""
 
