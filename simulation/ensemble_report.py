@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -29,12 +30,19 @@ def describe(root: Path) -> str:
         "# The simulated ensemble",
         "",
         f"{len(starts)} starts from {starts[0]} to {starts[-1]}, ten members each, 48 h; {ens10_layout.ORIGIN}.",
-        f"Made by `make simulate-ensemble`; {made_by()}.",
+        f"Made by `make simulate-ensemble{_options(root)}`; {made_by()}.",
         "",
         *_growth(root, starts),
         *_scores(root),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _options(root: Path) -> str:
+    """What was asked for besides the defaults, as `make` is told it."""
+    settings = root / ".run" / "settings.json"
+    every = json.loads(settings.read_text()).get("every", 1) if settings.exists() else 1
+    return "" if every == 1 else f" ENSEMBLE_EVERY={every}"
 
 
 def crps(members: np.ndarray, truth: np.ndarray) -> np.ndarray:
