@@ -95,7 +95,8 @@ def _routing() -> ResultTable:
 # ensemble's is 0.72 K.
 SIMULATED = EnsembleData(train_years=(2001, 2001), validation_years=(2002, 2002), test_years=(2003, 2003))
 _SIMULATED_EPOCHS = 40
-_SIMULATED_LR, _EMOS_LR = 3e-4, 1e-3
+# EMOS at 1e-3 still improves after twenty epochs; 1e-2 is the rate of ENS-10's own code.
+_SIMULATED_LR, _EMOS_LR = 3e-4, 1e-2
 
 
 def _small(recipe: EnsembleRecipe) -> EnsembleRecipe:
