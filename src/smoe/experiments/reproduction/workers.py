@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Protocol
@@ -53,6 +54,9 @@ def make_runs(
         jobs: number of processes.
         num_threads: of each process.
         watcher: hears of the runs.
+
+    Raises:
+        RunError: if a process was killed.
     """
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
@@ -73,8 +77,14 @@ def make_runs(
                 for future in done:
                     run = active.pop(future)
                     # After a stop, a process that was between two runs is gone, and its run waits for the next call.
-                    if stop.is_set() and future.exception() is not None:
+                    failure = future.exception()
+                    if stop.is_set() and failure is not None:
                         continue
+                    if isinstance(failure, BrokenProcessPool):
+                        raise RunError(
+                            f"the process that trained {run.label} was killed from outside, perhaps for its memory; the "
+                            "checkpoint of its last epoch stays: give the same command again, or fewer --jobs"
+                        )
                     if future.result():
                         watcher.end(run)
         finally:
@@ -94,10 +104,11 @@ def _begin_process(num_threads: int, parent: int, stop: Event) -> None:
 
 def _watch(parent: int, stop: Event) -> None:
     while os.getppid() == parent:
-        if stop.wait(timeout=1.0):
+        # Not `stop.wait`: if this process is killed while it waits, whoever sets the event waits for it for ever.
+        if stop.is_set():
             # The loop saves its state on this signal and returns; the next one, between two runs, ends the process.
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(1.0)
+        time.sleep(1.0)
     # The parent was killed: nobody would take the result. The checkpoint of the last epoch stays.
     os._exit(1)
 
