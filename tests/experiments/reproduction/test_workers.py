@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -87,6 +88,19 @@ def test_a_stop_loses_nothing(whole: Path, tmp_path: Path, number: signal.Signal
 
     assert start(tmp_path, "stopped").wait(timeout=300) == 0
     assert without_time(store.path(long.key)) == without_time(whole / store.path(long.key).name)
+
+
+def test_a_killed_process_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    class Killer(Silent):
+        def look(self) -> None:
+            if metrics_files(tmp_path / "runs"):
+                for child in multiprocessing.active_children():
+                    child.kill()
+
+    run, store = tiny_runs(1, EPOCHS)[0], RunStore(tmp_path / "store")
+    with pytest.raises(RunError, match=r"trained seed 0 was killed from outside.*give the same command again"):
+        make_runs([run], store, tmp_path / "runs", jobs=1, num_threads=1, watcher=Killer())
+    assert not store.has(run.key)
 
 
 def test_a_diverged_run_is_stored_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

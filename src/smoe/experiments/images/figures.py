@@ -43,8 +43,12 @@ def _draw_errors(experiment: Experiment, table: ResultTable, name: str, store: R
 
     classes = IMAGE_SETS[name].classes
     found = {row.label: outcomes(experiment, row, store) for row in table.rows}
-    # The largest scale that was trained.
-    errors = {label: _errors(all_of_it[0], len(classes)) for label, all_of_it in found.items() if all_of_it}
+    # Not all models were trained at the same scales: the label says which.
+    errors = {
+        f"{label} ({outcome.scale.name})": _errors(outcome, len(classes))
+        for label, all_of_it in found.items()
+        for outcome in all_of_it
+    }
     if not errors:
         return
     panel = Panel("errors on the test images of each class, in %", np.array(list(errors.values())), palette="YlOrRd")

@@ -15,15 +15,14 @@ NOTES: defaultdict[str | tuple[str, str], str] = defaultdict(
     str,
     {
         "images/mnist": (
-            "A beginning, with few seeds: hundreds of steps, where the paper trains for many epochs. So the "
+            "A beginning, with one or two seeds: hundreds of steps, where the paper trains for many epochs. So the "
             "accuracies say who learns fast, not where training ends; the paper's models all lie between 98.9 and "
             "99.5, and these differences can only be seen at its scale. After so few steps one seed differs from "
             "another by points. The SMoE is far ahead of the convolution that it replaces (89.7 to 74.0 with 64 "
-            "filters), at about its cost, and ahead of CoordConv and of the wide convolution with small nets; LCN "
-            "and LRLCN are ahead of it. It is not the best here, as the paper has it: its experts follow the gate "
-            "it starts with, which the RC loss of a classifier does not change to any use (images/routing), while "
-            "the LCN has filters of its own at each pixel and the LRLCN learns by the gradient which bases it "
-            "mixes where."
+            "filters, one seed), at about its cost; with small nets it is level with LRLCN and the wide convolution, "
+            "within the spread, and the LCN is ahead of all. So it is not the best here, as the paper has it: its "
+            "experts follow the gate it starts with, which the RC loss of a classifier does not change to any use "
+            "(images/routing), while the LCN has filters of its own at each pixel."
         ),
         ("images/mnist", "SMoE, white noise, score order"): _PAPERS_SMOE,
         (
