@@ -82,8 +82,8 @@ def make_runs(
                         continue
                     if isinstance(failure, BrokenProcessPool):
                         raise RunError(
-                            f"the process that trained {run.label} was killed from outside, perhaps for its memory; the "
-                            "checkpoint of its last epoch stays: give the same command again, or fewer --jobs"
+                            f"the process that trained {run.label} was killed from outside, perhaps for its memory; "
+                            "the checkpoint of its last epoch stays: give the same command again, or fewer --jobs"
                         )
                     if future.result():
                         watcher.end(run)
