@@ -127,7 +127,9 @@ _ROWS = {
         routing=RoutingTraining(rc_weight=0.0, error_quantile=0.7, damping=None),
     ),
     # Not of the paper: on the simulated atmosphere the best way to train the gate of a deep net (docs/probing.md).
-    "smoe-probe": WeatherRecipe(model=SpatialMoEResNetModel(), routing=RoutingTraining(training_rule="probe")),
+    "smoe-probe": WeatherRecipe(
+        model=SpatialMoEResNetModel(), routing=RoutingTraining(training_rule="probe", probe_confidence=2.0)
+    ),
 }
 
 # Each row of the paper's table and one of our own, trained as in the paper's appendix and as in Rasp and Thuerey's
