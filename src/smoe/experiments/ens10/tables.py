@@ -71,6 +71,7 @@ def _routing() -> ResultTable:
     name = "ens10/routing"
     damped, undamped = (RoutingTraining(error_quantile=0.7, damping=damping, rc_weight=1e4) for damping in (0.1, None))
     frozen = RoutingTraining(rc_weight=0.0, error_quantile=0.7, damping=None)
+    probing = RoutingTraining(training_rule="probe", probe_confidence=2.0)
     recipes = {
         ("white noise", "frozen", "score"): _smoe(frozen, gate="random"),
         ("white noise", "q 0.7, damping 0.1", "score"): _smoe(damped),
@@ -81,6 +82,8 @@ def _routing() -> ResultTable:
         ("smooth", "q 0.7, no damping", "score"): _smoe(undamped, gate_init="smooth"),
         ("smooth", "q 0.7, no damping", "index"): _smoe(undamped, gate_init="smooth", order="index"),
         ("smooth", "frozen", "index"): _smoe(frozen, gate="random", gate_init="smooth", order="index"),
+        ("white noise", "probing, 2 standard errors", "score"): _smoe(probing),
+        ("smooth", "probing, 2 standard errors", "score"): _smoe(probing, gate_init="smooth"),
     }
     rows = [Row(labels, recipe, note=NOTES[name, ", ".join(labels)]) for labels, recipe in recipes.items()]
     columns = ("gate starts as", "routing learns by", "order")

@@ -24,7 +24,7 @@ NOTES: defaultdict[str | tuple[str, str], str] = defaultdict(
         "weather/routing": (
             "Probing (docs/probing.md) is the best way found: with two standard errors its net is better than the "
             "convolutional one it was made of (3-days.md) in both seeds, better than a gate that never learns and "
-            "better than RC. With it a quarter of the choices change in eight epochs, and the order only where a "
+            "better than RC. With it 17 and 25 % of the choices change in eight epochs, and the order only where a "
             "choice does. A smooth start does not help it. So `weather/smoe-probe` is what we recommend for deep "
             "nets; the paper's rows keep the paper's text. Of the RC loss, damping costs most: the heat setting (0.3,"
             " 0), which keeps 70 % of all errors from the experts of every layer, is worse than persistence; 0.7 with"
