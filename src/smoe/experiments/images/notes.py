@@ -15,7 +15,7 @@ NOTES: defaultdict[str | tuple[str, str], str] = defaultdict(
     str,
     {
         "images/mnist": (
-            "A beginning, with one or two seeds: hundreds of steps, where the paper trains for many epochs. So the "
+            "A beginning, with one to three seeds: hundreds of steps, where the paper trains for many epochs. So the "
             "accuracies say who learns fast, not where training ends; the paper's models all lie between 98.9 and "
             "99.5, and these differences can only be seen at its scale. After so few steps one seed differs from "
             "another by points. The SMoE is far ahead of the convolution that it replaces (89.7 to 74.0 with 64 "
