@@ -6,11 +6,16 @@ import numpy as np
 
 from simulation.pressure_levels import GAS_CONSTANT, GRAVITY, STANDARD_LAPSE_RATE
 
+_COLDEST_GROUND = 255.0
+
 
 def sea_level_pressure(
     surface_pressure: np.ndarray, lowest: np.ndarray, sigma: float, height: np.ndarray
 ) -> np.ndarray:
     """Pressure at sea level in Pa, in an atmosphere that goes on below the ground with 6.5 K/km.
+
+    A ground colder than 255 K counts as half-way between its temperature and 255 K, as in the ECMWF's own reduction: air
+    as cold as a winter's night on a plateau does not go down to the sea, and would weigh far too much.
 
     Args:
         surface_pressure: `(..., H, W)` in Pa.
@@ -20,6 +25,7 @@ def sea_level_pressure(
     """
     exponent = GAS_CONSTANT * STANDARD_LAPSE_RATE / GRAVITY
     ground = lowest * sigma**-exponent
+    ground = np.where(ground < _COLDEST_GROUND, 0.5 * (ground + _COLDEST_GROUND), ground)
     return surface_pressure * (1.0 + STANDARD_LAPSE_RATE * height / ground) ** (1.0 / exponent)
 
 

@@ -17,6 +17,17 @@ def test_sea_level_pressure_of_the_standard_atmosphere():
     np.testing.assert_allclose(sea_level_pressure(surface, lowest, 0.95, height), 101325.0, rtol=1e-6)
 
 
+def test_a_cold_plateau_counts_as_half_way_to_255_kelvin():
+    # 3500 m at 215 K: below the ground 235 K at the top, and 6.5 K more for each kilometre.
+    height, power = np.array([[3500.0]]), GRAVITY / (GAS_CONSTANT * STANDARD_LAPSE_RATE)
+    lowest = np.full((1, 1), 215.0 * 0.95 ** (1 / power))
+    pressure = sea_level_pressure(np.full((1, 1), 65000.0), lowest, 0.95, height)
+    assert pressure.item() == pytest.approx(65000.0 * ((235.0 + 0.0065 * 3500.0) / 235.0) ** power, rel=1e-6)
+    # It goes over into the ordinary reduction without a step.
+    near = [sea_level_pressure(np.full((1, 1), 65000.0), np.full((1, 1), t), 1.0, height) for t in (254.999, 255.001)]
+    assert near[0].item() == pytest.approx(near[1].item(), rel=1e-4)
+
+
 def test_vapour_of_a_moist_layer():
     humidity = np.zeros((1, 8, 1, 1))
     # The lowest layer lies between 0.9 and 1: 0.01 kg/kg of a tenth of the air of 1e5 Pa, 1e5 / 9.81 kg.

@@ -72,8 +72,7 @@ SURFACE_VARIABLES = (
     EnsembleVariable("TCW", "tcw", "tcw", _own("tcw", "kg m-2", -1.0, 200.0), 100.0),
     EnsembleVariable("TCWV", "tcwv", "tcwv", _own("tcwv", "kg m-2", -1.0, 200.0), 100.0),
     EnsembleVariable("CP", "cp", "cp", _own("cp", "m", -0.01, 3.0, False), 2.0),
-    # A coarse model that reduces the pressure of a cold plateau to sea level can exceed 1.2e5.
-    EnsembleVariable("MSL", "msl", "msl", _own("msl", "Pa", 8.0e4, 1.3e5), 1.0e4),
+    EnsembleVariable("MSL", "msl", "msl", _own("msl", "Pa", 8.0e4, 1.2e5), 1.0e4),
     EnsembleVariable("TCC", "tcc", "tcc", _shared("tcc"), 0.6),
     EnsembleVariable("U10M", "u10", "10u", _shared("u10"), 100.0),
     EnsembleVariable("V10M", "v10", "10v", _shared("v10"), 100.0),
