@@ -14,7 +14,7 @@ def sea_level_pressure(
 ) -> np.ndarray:
     """Pressure at sea level in Pa, in an atmosphere that goes on below the ground with 6.5 K/km.
 
-    A ground colder than 255 K counts as half-way between its temperature and 255 K, as in the ECMWF's own reduction: air
+    A ground colder than 255 K counts as half-way to 255 K, as in the ECMWF's own reduction: air
     as cold as a winter's night on a plateau does not go down to the sea, and would weigh far too much.
 
     Args:

@@ -310,3 +310,27 @@ def test_a_tracked_loss_scale_is_divided_out() -> None:
         (1024.0 * loss).backward()
     assert torch.equal(probing_of(layers[0]).evidence, probing_of(layers[1]).evidence)
     assert torch.equal(layers[0].probe_curvature, layers[1].probe_curvature)
+
+
+def test_an_empty_batch_is_a_pass_that_says_nothing() -> None:
+    """It is counted, because in other processes the batch may not be empty."""
+    layer = make_layer()
+    step(layer, *make_batches(1)[0])
+    evidence = probing_of(layer).evidence.clone()
+    layer(torch.zeros(0, 1, *GRID)).sum().backward()
+    assert torch.equal(probing_of(layer).evidence, evidence)
+    assert probing_of(layer).num_passes == 2
+
+
+def test_half_precision_without_a_tracked_loss_is_warned_of_once() -> None:
+    layer, (x, target) = make_layer(), make_batches(1)[0]
+
+    def half_step() -> None:
+        with torch.autocast("cpu", torch.float16):
+            output = layer(x)
+        F.mse_loss(output.float(), target).backward()
+
+    half_step()  # the loss does not exist before the first one
+    with pytest.warns(UserWarning, match="without knowing the loss scale"):
+        half_step()
+    half_step()

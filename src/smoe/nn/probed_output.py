@@ -36,6 +36,8 @@ def _probed_output(layer: RoutedLayer, input: torch.Tensor, indices: torch.Tenso
     gate, probing = _probing_gate(layer)
     challenge = probing.challenge(gate.scores, indices)
     selected, others = layer.apply_challengers(input, indices, challenge.experts)
+    if selected.dtype == torch.float16:
+        layer.warn_of_untracked_loss()
     return _ProbedOutput.apply(selected, others, challenge.slots, layer)  # type: ignore[return-value]
 
 
@@ -90,8 +92,7 @@ def _learn(
     slots: torch.Tensor,
     disturbance: Disturbance | None,
 ) -> None:
-    if error.numel() == 0:
-        return
+    # An empty batch takes part too: the other processes wait for it.
     _, probing = _probing_gate(layer)
     scale = float(layer._loss_scale)
     seen = observe(error, difference, slots, disturbance, scale)

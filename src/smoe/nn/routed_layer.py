@@ -94,16 +94,18 @@ class RoutedLayer(nn.Module, ABC):
         gate_scores = self._score(input)
         indices = rank_for(self, gate_scores.scores)
         if self.training and torch.is_grad_enabled() and self._tries_experts():
-            self._last_scores = gate_scores
             if self.routing_training.training_rule == "probe":
-                return probed_output(self, input, indices)
-            return straight_through_output(self, input, gate_scores.scores, indices)
+                output = probed_output(self, input, indices)
+            else:
+                output = straight_through_output(self, input, gate_scores.scores, indices)
+            self._last_scores = gate_scores
+            return output
         selected = self.apply_experts(input, indices)
         weights = gate_scores.scores.gather(-3, indices.long()) if self.weighted else None
         if not self.training:
             return selected if weights is None else weigh(selected, weights, self.expert_channels)
         if selected.dtype == torch.float16:
-            self._warn_of_untracked_loss()
+            self.warn_of_untracked_loss()
         self._last_scores = gate_scores
         return train_routing(
             selected,
@@ -183,7 +185,8 @@ class RoutedLayer(nn.Module, ABC):
             return self.routing_training
         return self.routing_training.with_unit(float(selected.detach().float().square().mean().sqrt()))
 
-    def _warn_of_untracked_loss(self) -> None:
+    def warn_of_untracked_loss(self) -> None:
+        """Says once that a layer in float16 does not know what its loss is multiplied by."""
         # In the first pass the loss does not exist yet.
         if self._last_scores is not None and not self._is_loss_tracked and not torch.compiler.is_compiling():
             self._is_loss_tracked = True
