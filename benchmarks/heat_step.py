@@ -21,7 +21,7 @@ from smoe.experiments.heat.build import build_task
 from smoe.experiments.heat.recipes import HEAT_RECIPES
 from smoe.nn import GridConv2d, track_loss_scale
 from smoe.ops.native.library import BACKEND_VARIABLE, native_library
-from smoe.training.loop import Task
+from smoe.training.task import Task
 
 _STEPS_IN_A_ROW = 20
 _UNIT = "convolution, 1 filter"

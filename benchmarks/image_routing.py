@@ -28,7 +28,7 @@ from smoe.experiments.images.recipes import ImageData, ImageRecipe
 from smoe.nn import RoutedLayer
 from smoe.ops.routing_error import choice_errors, wrong_choices
 from smoe.options import RoutingTraining
-from smoe.training.loop import Task
+from smoe.training.task import Task
 
 _FILTERS = 16
 _BATCH_SIZE = 32

@@ -25,8 +25,9 @@ from smoe.experiments.ens10.setting import setting_of
 from smoe.experiments.optimizers import AdamL2
 from smoe.experiments.runs import open_run, train
 from smoe.losses import GaussianCRPSLoss
-from smoe.training.loop import Loop, Task
+from smoe.training.loop import Loop
 from smoe.training.run_directory import RunDirectory
+from smoe.training.task import Task
 
 SPLITS = ("train", "validation", "test")
 

@@ -16,9 +16,10 @@ import smoe
 from smoe.metrics import MeanSquaredError, Metric
 from smoe.training.checkpoints import load_checkpoint
 from smoe.training.interruption import Interrupted
-from smoe.training.loop import Loop, Task
+from smoe.training.loop import Loop
 from smoe.training.plan import TrainingPlan
 from smoe.training.run_directory import RunDirectory
+from smoe.training.task import Task
 from training.test_loop import StopAfter, without_times
 
 PLAN = TrainingPlan(batch_size=8, evaluation_batch_size=4, max_epochs=3, monitor="mse", monitor_mode="min",

@@ -15,10 +15,11 @@ from smoe.data import HeatPairs
 from smoe.metrics import MeanSquaredError, PercentWithin
 from smoe.training.checkpoints import load_checkpoint
 from smoe.training.interruption import Interrupted
-from smoe.training.loop import Loop, Task, TrainingDiverged
+from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.plan import TrainingPlan
 from smoe.training.progress import SilentReporter
 from smoe.training.run_directory import Record, RunDirectory
+from smoe.training.task import Task
 
 PLAN = TrainingPlan(batch_size=4, evaluation_batch_size=5, max_epochs=4, stop_at=None, device="cpu")
 TIMES = {"seconds", "total_seconds"}

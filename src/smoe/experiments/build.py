@@ -9,7 +9,7 @@ from smoe.experiments.heat.recipes import HeatRecipe
 from smoe.experiments.imagenet.recipes import ImageNetRecipe
 from smoe.experiments.images.recipes import ImageRecipe
 from smoe.experiments.recipes import Recipe
-from smoe.training.loop import Task
+from smoe.training.task import Task
 
 SPLITS = ("train", "validation", "test")
 

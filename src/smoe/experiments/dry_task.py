@@ -13,7 +13,7 @@ from smoe.experiments.imagenet.recipes import ImageNetRecipe
 from smoe.experiments.images.recipes import ImageRecipe
 from smoe.experiments.recipes import Recipe
 from smoe.experiments.weather.recipes import WeatherData, WeatherRecipe
-from smoe.training.loop import Task
+from smoe.training.task import Task
 
 # Of ENS-10: twice a week.
 _STARTS_A_YEAR = 105

@@ -16,9 +16,10 @@ from smoe.experiments.weather.recipes import WeatherRecipe
 from smoe.training.checkpoints import CheckpointError, load_checkpoint
 from smoe.training.devices import make_accelerator
 from smoe.training.evaluation import evaluate
-from smoe.training.loop import Loop, Task
+from smoe.training.loop import Loop
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import Record, RunDirectory, RunError
+from smoe.training.task import Task
 
 CheckpointName = Literal["best", "last"]
 

@@ -5,27 +5,25 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from smoe.nn.routed_layer import RoutedLayer, track_loss_scale
 from smoe.training.batches import DrawnSamples, ShuffledBatches
 from smoe.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from smoe.training.devices import make_accelerator
-from smoe.training.evaluation import Collate, Metric, evaluate, load_batches, num_samples, sum_over_processes
+from smoe.training.evaluation import evaluate, load_batches, num_samples, sum_over_processes
 from smoe.training.interruption import Interrupted, Interruption
 from smoe.training.plan import Stopping, TrainingPlan
 from smoe.training.progress import Reporter, SilentReporter
 from smoe.training.routing_changes import RoutingChanges
 from smoe.training.run_directory import Record, RunDirectory
 from smoe.training.schedule import make_schedule
+from smoe.training.task import Task
 from smoe.training.weight_average import WeightAverage
 
 # Reading the loss waits for the accelerator, so it is read now and then only.
@@ -34,40 +32,6 @@ _BATCHES_PER_LOSS = 25
 
 class TrainingDiverged(Exception):
     """The loss is no longer finite."""
-
-
-@dataclass
-class Task:
-    """What is trained on what.
-
-    Attributes:
-        model: input to prediction.
-        optimizer: of the model's parameters.
-        loss: prediction and target to a scalar.
-        metrics: evaluated on the validation split after each epoch and on the test split at the end.
-        splits: data sets named `train`, `validation` and `test`; a sample is an input and a target.
-        collate: makes a batch of what the data set returns for a list of indices.
-        seed: of the shuffles.
-        auxiliary_loss: of the model after its forward pass, added to the loss of each training step.
-        begin_epoch: called with the number of an epoch, from 1, before its first batch; also where a resumed run goes
-            on within one.
-        num_repetitions: copies of each training sample in a batch, for samples that are drawn anew each time; see
-            `ShuffledBatches`.
-        for_evaluation: makes the model to evaluate of one with the trained weights, such as one for larger images; a
-            new one each time.
-    """
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    loss: Callable[[Tensor, Tensor], Tensor]
-    metrics: Sequence[Metric]
-    splits: Mapping[str, Dataset[Any]]
-    collate: Collate
-    seed: int
-    auxiliary_loss: Callable[[nn.Module], Tensor] | None = None
-    begin_epoch: Callable[[int], None] | None = None
-    num_repetitions: int = 1
-    for_evaluation: Callable[[nn.Module], nn.Module] | None = None
 
 
 class Loop:

@@ -17,8 +17,8 @@ from smoe.experiments.ens10.scored_samples import ScoredSamples
 from smoe.experiments.ens10.setting import EnsembleSetting, open_store, setting_of
 from smoe.losses import GaussianCRPSLoss
 from smoe.metrics import EECRPS, EfiDates, GaussianCRPS, GaussianSpreadSkill, Metric
-from smoe.training.loop import Task
 from smoe.training.routing_warmup import RoutingWarmup
+from smoe.training.task import Task
 
 Progress = Callable[[str], None]
 Samples = EnsembleSamples | ScoredSamples

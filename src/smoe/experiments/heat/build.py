@@ -24,7 +24,7 @@ from smoe.experiments.heat.build_model import build_auxiliary_loss, build_model
 from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.experiments.recipes import to_plain
 from smoe.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
-from smoe.training.loop import Task
+from smoe.training.task import Task
 
 Progress = Callable[[str], None]
 

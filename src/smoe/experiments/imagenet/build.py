@@ -19,8 +19,8 @@ from smoe.experiments.imagenet.recipes import ImageNetData, ImageNetRecipe
 from smoe.losses import CrossEntropy
 from smoe.metrics import Accuracy, MeanCrossEntropy, Metric
 from smoe.ops.interpolation import Interpolation
-from smoe.training.loop import Task
 from smoe.training.routing_warmup import RoutingWarmup
+from smoe.training.task import Task
 
 NUM_CLASSES = 1000
 NUM_TRAIN_IMAGES = 1_281_167

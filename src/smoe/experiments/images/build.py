@@ -16,8 +16,8 @@ from smoe.experiments.images.build_model import build_model
 from smoe.experiments.images.recipes import ImageData, ImageRecipe
 from smoe.losses import CrossEntropy
 from smoe.metrics import Accuracy, ClassErrors, MeanCrossEntropy, Metric
-from smoe.training.loop import Task
 from smoe.training.routing_warmup import RoutingWarmup
+from smoe.training.task import Task
 
 Progress = Callable[[str], None]
 

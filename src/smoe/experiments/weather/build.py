@@ -15,8 +15,8 @@ from smoe.experiments.weather.recipes import WeatherRecipe
 from smoe.experiments.weather.setting import Setting, open_store, setting_of
 from smoe.losses import LatitudeWeightedMSE
 from smoe.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE, MeanLoss, Metric
-from smoe.training.loop import Task
 from smoe.training.routing_warmup import RoutingWarmup
+from smoe.training.task import Task
 
 Progress = Callable[[str], None]
 

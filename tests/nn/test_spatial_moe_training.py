@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import smoe
+from definitions import (
+    assert_same,
+    define_layer_gradients,
+    gate_gradient,
+    layer_gradients,
+)
+from smoe.losses import routing_classification_loss
+from smoe.ops import output_grid
+from smoe.ops.routing_error import choice_errors, wrong_choices
+
+
+def compare_with_definition(
+    num_experts: int = 4,
+    num_selected: int = 2,
+    *,
+    batch: int = 2,
+    grid: tuple[int, int] = (3, 4),
+    gate: str = "tensor",
+    stride: int = 1,
+    **options: Any,
+) -> dict[str, torch.Tensor]:
+    """One training step's output and gradients against the loops; returns them."""
+    torch.manual_seed(7)
+    expert_channels = options.get("expert_channels", 1)
+    if gate == "conv":
+        options["gate"] = smoe.ConvGate(2, num_experts, num_selected, stride=stride)
+    else:
+        options["gate"] = smoe.TensorGate(num_experts, num_selected, output_grid(*grid, stride), expert_channels)
+    layer = smoe.SpatialMoE2d(2, num_experts, num_selected, stride=stride, **options).double()
+    x = torch.randn(batch, 2, *grid, dtype=torch.float64)
+    target = torch.randn(batch, num_selected * expert_channels, *output_grid(*grid, stride), dtype=torch.float64)
+    actual = layer_gradients(layer, x, target)
+    assert_same(actual, define_layer_gradients(layer, x, target))
+    return actual
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("damping", [None, 0.0, 0.1])
+@pytest.mark.parametrize("rule", ["rc", "end_to_end"])
+@pytest.mark.parametrize("expert_channels", [1, 2])
+@pytest.mark.parametrize("num_selected", [1, 2, 3, 4])
+def test_training_equals_the_definition(num_selected, expert_channels, rule, damping, weighted):
+    compare_with_definition(
+        4,
+        num_selected,
+        expert_channels=expert_channels,
+        training_rule=rule,
+        damping=damping,
+        weighted=weighted,
+    )
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("rule", ["rc", "end_to_end"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gate_that_looks_at_its_input(stride, rule, weighted):
+    compare_with_definition(gate="conv", stride=stride, training_rule=rule, weighted=weighted, damping=0.1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rc_weight": 3.0},
+        {"rc_weight": 0.0},
+        {"error_quantile": 0.0},
+        {"error_quantile": 0.7},
+        {"error_quantile": 1.0},
+        {"tolerance": 0.5, "damping_tolerance": 0.0},
+        {"tolerance": 0.0, "damping_tolerance": 0.5, "damping": 0.1},
+        {"order": "index"},
+        {"order": "index", "weighted": True, "training_rule": "end_to_end", "expert_channels": 2},
+        {"stride": 2, "expert_channels": 2},
+        {"stride": 2, "padding_mode": "longitude"},
+        {"padding_mode": "circular", "kernel_size": (1, 3)},
+        {"padding_mode": "longitude", "kernel_size": (5, 3), "order": "index"},
+        {"batch": 1, "grid": (1, 1)},
+        {"num_experts": 7, "num_selected": 5},
+        {"num_experts": 1, "num_selected": 1},
+    ],
+)
+def test_each_option_equals_the_definition(options):
+    compare_with_definition(**options)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_shape_and_option(data):
+    num_experts = data.draw(st.integers(1, 5), "X")
+    compare_with_definition(
+        num_experts,
+        data.draw(st.integers(1, num_experts), "E"),
+        batch=data.draw(st.integers(1, 3), "B"),
+        grid=(data.draw(st.integers(1, 4), "H"), data.draw(st.integers(1, 4), "W")),
+        gate=data.draw(st.sampled_from(["tensor", "conv"]), "gate"),
+        stride=data.draw(st.integers(1, 2), "stride"),
+        kernel_size=(data.draw(st.sampled_from([1, 3]), "kh"), data.draw(st.sampled_from([1, 3]), "kw")),
+        expert_channels=data.draw(st.integers(1, 2), "F"),
+        padding_mode=data.draw(st.sampled_from(["zeros", "circular", "longitude"]), "padding_mode"),
+        weighted=data.draw(st.booleans(), "weighted"),
+        order=data.draw(st.sampled_from(["score", "index"]), "order"),
+        training_rule=data.draw(st.sampled_from(["rc", "end_to_end"]), "training_rule"),
+        rc_weight=data.draw(st.sampled_from([1.0, 0.2]), "rc_weight"),
+        error_quantile=data.draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]), "error_quantile"),
+        damping=data.draw(st.sampled_from([None, 0.0, 0.1]), "damping"),
+    )
+
+
+def test_options_change_the_gradients():
+    # Guards the comparisons above: an option that nobody reads would agree with a definition that ignores it too.
+    plain = compare_with_definition()
+    for name, value, what in [
+        ("rc_weight", 3.0, "gate.scores.grad"),
+        ("error_quantile", 0.7, "gate.scores.grad"),
+        ("tolerance", 0.5, "gate.scores.grad"),
+        ("damping_tolerance", 0.5, "weight.grad"),
+        ("damping", 0.1, "weight.grad"),
+        ("damping", None, "input.grad"),
+    ]:
+        changed = compare_with_definition(**{name: value})
+        assert not torch.equal(changed[what], plain[what]), name
+
+
+@pytest.mark.parametrize("gate_type", [smoe.TensorGate, smoe.ConvGate])
+@pytest.mark.parametrize(("num_experts", "num_selected"), [(4, 1), (4, 3)])
+@pytest.mark.parametrize("rc_weight", [1.0, 0.5])
+def test_injected_gradient_is_autograds(rc_weight, num_experts, num_selected, gate_type):
+    torch.manual_seed(3)
+    gate = (
+        smoe.TensorGate(num_experts, num_selected, (5, 6), 2)
+        if gate_type is smoe.TensorGate
+        else smoe.ConvGate(1, num_experts, num_selected)
+    )
+    layer = smoe.SpatialMoE2d(
+        1, num_experts, num_selected, gate=gate, expert_channels=2, rc_weight=rc_weight, damping=None
+    ).double()
+    x = torch.randn(3, 1, 5, 6, dtype=torch.float64)
+    target = torch.randn(3, 2 * num_selected, 5, 6, dtype=torch.float64)
+    actual = layer_gradients(layer, x, target)
+
+    # The same layer without training inside backward, and the loss written out. In evaluation its gate gets nothing
+    # from the task.
+    layer.eval()
+    leaf = x.clone().requires_grad_()
+    output = layer(leaf)
+    task_loss = F.mse_loss(output, target)
+    (error,) = torch.autograd.grad(task_loss, output, retain_graph=True)
+    (is_wrong,) = wrong_choices(choice_errors(error, 2), 0.3, (1e-5,))
+    routing_loss = routing_classification_loss(
+        layer.gate(leaf).scores, layer.routing(leaf).indices, is_correct=~is_wrong
+    )
+    parameters = dict(layer.named_parameters())
+    found = torch.autograd.grad(task_loss + rc_weight * routing_loss, [leaf, *parameters.values()])
+    expected = {f"{name}.grad": grad for name, grad in zip(["input", *parameters], found, strict=True)}
+    assert_same(actual, {"output": output.detach(), **expected})
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_with_the_rc_loss_the_gate_gets_nothing_from_the_task(weighted):
+    # With rc_weight 0, all that is left would come from the task.
+    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4), weighted=weighted, rc_weight=0.0)
+    layer(torch.randn(2, 1, 4, 4)).pow(2).mean().backward()
+    assert gate_gradient(layer).abs().max() == 0
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_with_all_experts_selected_there_is_nothing_to_train_or_damp(weighted):
+    def gradients(**options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(0)
+        layer = smoe.SpatialMoE2d(1, 3, 3, spatial_shape=(4, 4), weighted=weighted, **options)
+        layer(torch.randn(2, 1, 4, 4)).pow(2).mean().backward()
+        assert layer.weight.grad is not None
+        return layer.weight.grad, gate_gradient(layer)
+
+    trained, plain = gradients(), gradients(training_rule="end_to_end", damping=None)
+    assert torch.equal(trained[0], plain[0])
+    assert trained[1].abs().max() == 0
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_errors_that_are_not_finite_are_visible(value):
+    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4))
+    x = torch.randn(2, 1, 4, 4)
+    layer(x).pow(2).mean().backward()
+    assert layer.num_nonfinite_errors == 0
+    layer.zero_grad()
+    for expected in (1, 2):
+        (layer(x) * value).sum().backward()
+        assert layer.num_nonfinite_errors == expected
+        assert gate_gradient(layer).abs().max() == 0
+        assert layer.weight.grad is not None
+        assert not layer.weight.grad.isfinite().all()
