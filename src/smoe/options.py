@@ -40,7 +40,7 @@ class RoutingTraining:
             section 2.2); `probe`, trials of experts that are not selected (`smoe.nn.Probing`);
             `straight_through`, the gradient of such an exchange, followed by the optimiser; `end_to_end`, the error at
             its chosen experts; `none`, nothing.
-        rc_weight: factor of the RC loss.
+        rc_weight: factor of the RC loss; like the next five, without effect on `probe` and `straight_through`.
         error_quantile: quantile of a sample's errors above which a choice is wrong.
         damping: factor of the error that wrongly chosen experts learn from; None leaves it whole.
         tolerance: a choice is wrong for the gate if its error exceeds the quantile by more than this.
@@ -48,8 +48,8 @@ class RoutingTraining:
         tolerance_unit: what the tolerances are measured in: `data`, the units of the data, as in the released code; or
             `output`, the root mean square of the layer's output in the batch, so that the scale of the data is
             without effect.
-        probe_window: backward passes in which each pixel tries one other expert, before it decides.
-        probe_confidence: by how many standard errors the trial must be in favour of the other expert.
+        probe_window: of `probe`: backward passes in which each pixel tries one other expert, before it decides.
+        probe_confidence: of `probe`: by how many standard errors the trial must be in favour of the other expert.
     """
 
     training_rule: TrainingRule = "rc"

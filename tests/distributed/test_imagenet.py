@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from image_folders import write_folders
-from smoe.cli.main import main
+from launched_training import history, train
 
 ARGUMENTS = [
     *("--data.train-size", "32", "--data.resize", "52", "--data.crop", "48", "--data.held-out-per-class", "1"),
@@ -34,27 +29,17 @@ ARGUMENTS = [
 ]
 
 
-def train(root: Path, output_dir: Path, *, num_processes: int) -> list[dict[str, float]]:
-    arguments = ["train", "imagenet/smoe", "--data.root", str(root), "--output-dir", str(output_dir), *ARGUMENTS]
-    if num_processes == 1:
-        assert main(arguments) == 0
-    else:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        launcher = ["torch.distributed.run", f"--nproc-per-node={num_processes}", f"--master-port={port}"]
-        command = [sys.executable, "-m", *launcher, "-m", "smoe", *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
-        assert result.returncode == 0, result.stderr
-    return [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
+def train_and_read(root: Path, output_dir: Path, *, num_processes: int) -> list[dict[str, float]]:
+    places = ["--data.root", str(root), "--output-dir", str(output_dir)]
+    train(["imagenet/smoe", *places, *ARGUMENTS], num_processes=num_processes)
+    return history(output_dir)
 
 
 def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
     write_folders(tmp_path / "images", images_per_class=6)
     write_folders(tmp_path / "images", images_per_class=2, split="val")
-    one = train(tmp_path / "images", tmp_path / "one", num_processes=1)
-    two = train(tmp_path / "images", tmp_path / "two", num_processes=2)
+    one = train_and_read(tmp_path / "images", tmp_path / "one", num_processes=1)
+    two = train_and_read(tmp_path / "images", tmp_path / "two", num_processes=2)
     assert len(one) == len(two) == 3
     for ours, theirs in zip(two[:2], one[:2], strict=True):
         assert ours["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-4)

@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from launched_training import history, train
+
 ARGUMENTS = [
+    "heat/smoe",
     *("--data.spatial-shape", "8", "7", "--data.num-steps", "20", "--data.num-train-runs", "12"),
     *("--data.num-validation-runs", "3", "--data.num-test-runs", "1", "--training.evaluation-batch-size", "7"),
     *("--training.device", "cpu", "--training.max-epochs", "3", "--training.num-threads", "1"),
 ]
 
 
-def train(output_dir: Path, *, num_processes: int, resume: bool = False) -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={num_processes}", f"--master-port={port}"]
-    command = [sys.executable, *(launcher if num_processes > 1 else []), "-m", "smoe", "train", "heat/smoe"]
-    command += ["--output-dir", str(output_dir), *ARGUMENTS, *(["--resume"] if resume else [])]
-    result = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
-def history(output_dir: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
-    train(tmp_path / "one", num_processes=1)
-    output = train(tmp_path / "two", num_processes=2)
+    train([*ARGUMENTS, "--output-dir", str(tmp_path / "one")], num_processes=1)
+    arguments = [*ARGUMENTS, "--output-dir", str(tmp_path / "two")]
+    output = train(arguments, num_processes=2)
     assert output.count("test split") == 1
     one, two = history(tmp_path / "one"), history(tmp_path / "two")
     assert len(one) == len(two) == 4
@@ -57,5 +33,5 @@ def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
         for key in models[0]:
             # Adam divides by the root of small squares, which magnifies the rounding of the summed gradients.
             torch.testing.assert_close(models[1][key], models[0][key], rtol=0, atol=1e-5)
-    assert "test split" in train(tmp_path / "two", num_processes=2, resume=True)
+    assert "test split" in train([*arguments, "--resume"], num_processes=2)
     assert history(tmp_path / "two") == two

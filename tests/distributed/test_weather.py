@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from smoe.cli.main import main
+from launched_training import history, train
 from tiny_weather import make_store
 
 ARGUMENTS = [
@@ -24,26 +19,16 @@ ARGUMENTS = [
 ]
 
 
-def train(store: Path, output_dir: Path, *, num_processes: int) -> list[dict[str, float]]:
-    arguments = ["train", "weather/smoe-prior", "--data.store", str(store), "--output-dir", str(output_dir), *ARGUMENTS]
-    if num_processes == 1:
-        assert main(arguments) == 0
-    else:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        launcher = ["torch.distributed.run", f"--nproc-per-node={num_processes}", f"--master-port={port}"]
-        command = [sys.executable, "-m", *launcher, "-m", "smoe", *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
-        assert result.returncode == 0, result.stderr
-    return [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
+def train_and_read(store: Path, output_dir: Path, *, num_processes: int) -> list[dict[str, float]]:
+    places = ["--data.store", str(store), "--output-dir", str(output_dir)]
+    train(["weather/smoe-prior", *places, *ARGUMENTS], num_processes=num_processes)
+    return history(output_dir)
 
 
 def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store")
-    one = train(store, tmp_path / "one", num_processes=1)
-    two = train(store, tmp_path / "two", num_processes=2)
+    one = train_and_read(store, tmp_path / "one", num_processes=1)
+    two = train_and_read(store, tmp_path / "two", num_processes=2)
     assert len(one) == len(two) == 3
     for ours, theirs in zip(two, one, strict=True):
         for key in ("train/loss", "validation/loss", "validation/rmse_z_500", "test/mae_t2m"):
