@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import xarray as xr
 
 from simulation import ens10_layout
-from simulation.report import made_by
+from simulation.report import made_by, run_report
 
 TASKS = {
     "z500": ("pl", "z", 500, "Z500 [m2 s-2]"),
@@ -125,20 +123,5 @@ def _root_mean(values: np.ndarray) -> float:
     return float(np.sqrt(_mean(values)))
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Describes a simulated ensemble.")
-    parser.add_argument("--data", type=Path, default=Path("data/simulated-ensemble"))
-    parser.add_argument("--output", type=Path, default=Path("results/ens10/simulated_ensemble.md"))
-    arguments = parser.parse_args()
-    try:
-        text = describe(arguments.data)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(text)
-    print(text)
-
-
 if __name__ == "__main__":
-    main()
+    run_report(describe, "a simulated ensemble", "data/simulated-ensemble", "results/ens10/simulated_ensemble.md")

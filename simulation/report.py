@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -117,15 +118,15 @@ def made_by() -> str:
     return f"commit {result.stdout.strip() or 'unknown'}; {datetime.now(UTC):%Y-%m-%d}"
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Describes a simulated atmosphere.")
-    parser.add_argument("--data", type=Path, default=Path("data/simulated"))
-    parser.add_argument("--output", type=Path, default=Path("results/weather/simulated_atmosphere.md"))
+def run_report(describe: Callable[[Path], str], what: str, data: str, output: str) -> None:
+    """The command line of a report: describes what lies in a folder, in a file and on the screen."""
+    parser = argparse.ArgumentParser(description=f"Describes {what}.")
+    parser.add_argument("--data", type=Path, default=Path(data))
+    parser.add_argument("--output", type=Path, default=Path(output))
     arguments = parser.parse_args()
     try:
         text = describe(arguments.data)
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(text)
@@ -133,4 +134,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_report(describe, "a simulated atmosphere", "data/simulated", "results/weather/simulated_atmosphere.md")

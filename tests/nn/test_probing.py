@@ -201,6 +201,32 @@ def test_an_error_that_is_not_finite_is_counted_and_says_nothing() -> None:
     assert probing_of(layer).num_passes == 1
 
 
+def test_scores_changed_by_somebody_else_begin_the_evidence_anew() -> None:
+    """What was seen until then is about another choice."""
+    layer, batches = make_layer(), make_batches(2)
+    step(layer, *batches[0])
+    assert probing_of(layer).evidence.count_nonzero() > 0
+    with torch.no_grad():
+        gate_of(layer).scores.copy_(gate_of(layer).scores.flip(0))
+    twin = copy.deepcopy(layer)
+    probing_of(twin).evidence.zero_()
+    probing_of(twin).squares.zero_()
+    for each in (layer, twin):
+        step(each, *batches[1])
+    assert torch.equal(probing_of(layer).evidence, probing_of(twin).evidence)
+    assert torch.equal(probing_of(layer).squares, probing_of(twin).squares)
+
+
+def test_costs_of_the_past_fade() -> None:
+    layer, (batch,) = make_layer(probe_window=1), make_batches(1)
+    step(layer, *batch)
+    first = probing_of(layer).costs.clone()
+    assert first.count_nonzero() > 0
+    # Without an error, nothing is added.
+    layer(batch[0]).mul(0.0).sum().backward()
+    torch.testing.assert_close(probing_of(layer).costs, 0.9 * first)
+
+
 def test_a_dead_expert_starts_anew_as_a_copy_of_the_costliest() -> None:
     layer = make_layer(3, 1, seed=1)
     with torch.no_grad():

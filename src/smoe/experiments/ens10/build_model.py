@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from smoe import nn
 from smoe.experiments.ens10.models import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
+from smoe.experiments.gated_layers import convert_net
 from smoe.models import Emos, UNet
 from smoe.models.unet import start_as_torch
 from smoe.options import RoutingTraining
@@ -63,21 +63,13 @@ def _make_unet(model: UNetModel | SpatialMoEUNetModel, shape: EnsembleShape) -> 
 
 def _convert(net: UNet, model: SpatialMoEUNetModel, routing: RoutingTraining, shape: EnsembleShape) -> torch.nn.Module:
     """The 3x3 convolutions become SMoE layers, with their biases, and start as they did."""
-    converted = nn.convert(
+    return convert_net(
         net,
+        model,
+        routing,
+        lambda layer: start_as_torch(layer.weight, layer.bias),
         example_input=torch.zeros(1, shape.in_channels, *shape.grid),
-        num_experts=model.expert_ratio,
-        predicate=lambda name, _: model.converts_head or trunk(name) != "head",
         share_gates=model.share_gates,
+        predicate=lambda name, _: model.converts_head or trunk(name) != "head",
         gate_group=trunk,
-        gate_init=model.gate_init,
-        correlation_length=model.correlation_length,
-        order=model.order,
-        training=routing,
     )
-    for layer in converted.modules():
-        if isinstance(layer, nn.SpatialMoE2d):
-            start_as_torch(layer.weight, layer.bias)
-            if model.gate == "random":
-                layer.gate.requires_grad_(False)
-    return converted

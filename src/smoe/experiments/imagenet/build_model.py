@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from smoe import nn
+from smoe.experiments.gated_layers import convert_net, start_layer
 from smoe.experiments.imagenet.models import (
     AddedSpatialMoEResNet50Model,
     ImageNetModel,
@@ -62,20 +63,8 @@ def _make_low_rank_local(net: ResNet, model: LowRankLocalResNet50Model, size: in
 
 
 def _convert(net: ResNet, model: SpatialMoEResNet50Model, routing: RoutingTraining, size: int) -> torch.nn.Module:
-    converted = nn.convert(
-        net,
-        example_input=torch.zeros(1, 3, size, size),
-        num_experts=model.expert_ratio,
-        share_gates=model.share_gates,
-        gate_init=model.gate_init,
-        correlation_length=model.correlation_length,
-        order=model.order,
-        training=routing,
-    )
-    for layer in converted.modules():
-        if isinstance(layer, nn.SpatialMoE2d):
-            _start(layer, model)
-    return converted
+    example = torch.zeros(1, 3, size, size)
+    return convert_net(net, model, routing, _start, example_input=example, share_gates=model.share_gates)
 
 
 def _add_spatial_moe(
@@ -86,7 +75,7 @@ def _add_spatial_moe(
     num_experts = round(model.expert_ratio * channels)
     gate = nn.TensorGate(num_experts, channels, grid, init=model.gate_init, correlation_length=model.correlation_length)
     layer = nn.SpatialMoE2d(channels, num_experts, channels, gate=gate, order=model.order, **to_plain(routing))
-    _start(layer, model)
+    start_layer(layer, model, _start)
     norm, relu = torch.nn.BatchNorm2d(channels), torch.nn.ReLU(inplace=True)
     if model.position == "first":
         net.relu = torch.nn.Sequential(net.relu, layer, norm, relu)
@@ -112,8 +101,6 @@ def _shape_after(net: ResNet, place: torch.nn.Module, size: int) -> tuple[int, t
     return channels, (rows, columns)
 
 
-def _start(layer: nn.SpatialMoE2d, model: AddedSpatialMoEResNet50Model | SpatialMoEResNet50Model) -> None:
+def _start(layer: nn.SpatialMoE2d) -> None:
     # The output channels are those of the convolution that it stands for: its fan-out too.
     start_as_torchvision(layer.weight, layer.num_selected)
-    if model.gate == "random":
-        layer.gate.requires_grad_(False)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from smoe import nn
+from smoe.experiments.gated_layers import convert_net, start_layer
 from smoe.experiments.recipes import to_plain
 from smoe.experiments.weather.models import (
     AddedSpatialMoEModel,
@@ -97,23 +98,17 @@ def _convert(
     net: WeatherResNet, model: SpatialMoEResNetModel, routing: RoutingTraining, shape: Shape, land: torch.Tensor | None
 ) -> torch.nn.Module:
     """All 3x3 convolutions but the output's become SMoE layers, with their biases."""
-    converted = nn.convert(
+    return convert_net(
         net,
+        model,
+        routing,
+        _start,
         example_input=torch.zeros(1, shape.in_channels, *shape.grid),
-        num_experts=model.expert_ratio,
-        names="blocks.*",
         share_gates=model.share_gates,
-        gate_init=model.gate_init,
-        correlation_length=model.correlation_length,
+        names="blocks.*",
         prior=_prior(model, land),
         prior_strength=model.prior_strength,
-        order=model.order,
-        training=routing,
     )
-    for layer in converted.modules():
-        if isinstance(layer, nn.SpatialMoE2d):
-            _start(layer, model)
-    return converted
 
 
 def _add_spatial_moe(
@@ -137,7 +132,7 @@ def _add_spatial_moe(
         order=model.order,
         **to_plain(routing),
     )
-    _start(layer, model)
+    start_layer(layer, model, _start)
     # Inside the network's own parts, so that a ReLU at its end stays there.
     if model.position == "output":
         net.head = torch.nn.Sequential(net.head, layer)
@@ -148,11 +143,9 @@ def _add_spatial_moe(
     return net
 
 
-def _start(layer: nn.SpatialMoE2d, model: _Gated) -> None:
+def _start(layer: nn.SpatialMoE2d) -> None:
     # The output channels are those of the convolution that it stands for: its fan-out too.
     glorot_uniform_(layer.weight, layer.num_selected)
-    if model.gate == "random":
-        layer.gate.requires_grad_(False)
 
 
 def _prior(model: _Gated, land: torch.Tensor | None) -> torch.Tensor | None:
