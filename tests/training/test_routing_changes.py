@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from smoe.nn import NoisyGate, SpatialMoE2d, TensorGate
-from smoe.training.routing_changes import RoutingChanges
+from smoe.training.routing_changes import RoutingChanges, region_information
 
 
 def _layer(scores: list[list[float]], num_selected: int, **options) -> SpatialMoE2d:
@@ -65,3 +65,24 @@ def test_goes_on_from_its_state():
     resumed.load_state_dict(state)
     assert resumed.observe(layer) == changes.observe(layer)
     assert changes.observe(layer)["routing/changed_since_start"] == pytest.approx(0.5)
+
+
+def test_what_the_routing_says_of_known_regions():
+    regions = torch.tensor([[0, 0, 1, 1]])
+    # Each region has experts of its own: one answers the question.
+    apart = torch.tensor([[[0, 1, 2, 2]], [[1, 0, 3, 3]]])
+    assert region_information(apart, regions, 4) == pytest.approx(1.0)
+    # All experts serve both regions alike.
+    alike = torch.tensor([[[0, 1, 0, 1]]])
+    assert region_information(alike, regions, 4) == pytest.approx(0.0)
+    # Expert 0 serves one pixel of the first region, expert 1 the rest: H(1/2) + H(1/4) - H(1/4, 1/4, 1/2).
+    between = torch.tensor([[[0, 1, 1, 1]]])
+    assert region_information(between, regions, 2) == pytest.approx(1.0 + 0.8112781 - 1.5)
+    assert region_information(between, torch.zeros(1, 4), 2) == 0.0
+
+
+def test_only_gates_of_the_regions_grid_are_asked():
+    layer = _layer([[4.0, 1.0], [3.0, 3.0]], 1)
+    assert RoutingChanges(layer, torch.tensor([[0, 1]])).observe(layer)["routing/region_information"] == 1.0
+    assert "routing/region_information" not in RoutingChanges(layer, torch.zeros(2, 2)).observe(layer)
+    assert "routing/region_information" not in RoutingChanges(layer).observe(layer)

@@ -61,7 +61,7 @@ class Loop:
         self.reporter = reporter if reporter is not None and is_main else SilentReporter()
         self.schedule = make_schedule(task.optimizer, plan)
         self.stopping = Stopping(plan)
-        self.routing_changes = RoutingChanges(task.model)
+        self.routing_changes = RoutingChanges(task.model, task.regions)
         self.history: list[Record] = []
         self.epoch = 1
         self.next_batch = 0

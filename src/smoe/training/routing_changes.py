@@ -19,9 +19,12 @@ class RoutingChanges:
 
     Args:
         model: as it starts.
+        regions: number of the known region that each pixel lies in, such as land or sea, `(H, W)`; gates of this grid
+            are asked what their choices say of it.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, regions: Tensor | None = None) -> None:
+        self._regions = regions
         self._start = _choices(model)
         self._last = self._start
 
@@ -33,6 +36,8 @@ class RoutingChanges:
             `routing/changed_since_start`: the same against the start.
             `routing/reordered`: places of the order in which another expert stands than before.
             `routing/experts_in_use`: experts of the bank that some pixel has chosen.
+            `routing/region_information`: what a chosen expert tells of the region, see `region_information`; with
+                regions only.
         """
         if not self._start:
             return {}
@@ -43,8 +48,20 @@ class RoutingChanges:
             "routing/reordered": _mean(_num_moved(now, self._last), now),
             "routing/experts_in_use": _experts_in_use(model, now),
         }
+        told = self._tell_regions(model, now)
+        if told:
+            values["routing/region_information"] = sum(told) / len(told)
         self._last = now
         return values
+
+    def _tell_regions(self, model: nn.Module, now: dict[str, Tensor]) -> list[float]:
+        if self._regions is None:
+            return []
+        return [
+            region_information(now[name], self._regions, gate.num_experts)
+            for name, (gate, _) in _gates(model).items()
+            if now[name].shape[1:] == self._regions.shape
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on comparing."""
@@ -53,6 +70,31 @@ class RoutingChanges:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from `state_dict`."""
         self._start, self._last = state["start"], state["last"]
+
+
+def region_information(choices: Tensor, regions: Tensor, num_experts: int) -> float:
+    """How much of the question in which region a pixel lies is answered by one of its experts, drawn at random.
+
+    Their mutual information over the entropy of the regions: 0 if all experts serve all regions alike, 1 if none serves
+    two of them.
+
+    Args:
+        choices: experts of each pixel `(E, H, W)`.
+        regions: number of each pixel's region `(H, W)`.
+        num_experts: X.
+    """
+    num_regions = int(regions.max()) + 1
+    pairs = choices.long() * num_regions + regions.long()
+    joint = torch.bincount(pairs.flatten(), minlength=num_experts * num_regions).double()
+    joint = (joint / joint.sum()).view(num_experts, num_regions)
+    of_regions = _entropy(joint.sum(dim=0))
+    if of_regions == 0.0:
+        return 0.0
+    return (of_regions + _entropy(joint.sum(dim=1)) - _entropy(joint)) / of_regions
+
+
+def _entropy(shares: Tensor) -> float:
+    return float(torch.special.entr(shares).sum())
 
 
 def _gates(model: nn.Module) -> dict[str, tuple[SpatialGate, RoutedLayer]]:

@@ -32,6 +32,8 @@ class Task:
             `ShuffledBatches`.
         for_evaluation: makes the model to evaluate of one with the trained weights, such as one for larger images; a
             new one each time.
+        regions: number of the known region of each pixel `(H, W)`, such as land or sea, which the routing is compared
+            with.
     """
 
     model: nn.Module
@@ -45,3 +47,4 @@ class Task:
     begin_epoch: Callable[[int], None] | None = None
     num_repetitions: int = 1
     for_evaluation: Callable[[nn.Module], nn.Module] | None = None
+    regions: Tensor | None = None

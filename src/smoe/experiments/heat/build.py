@@ -52,7 +52,17 @@ def build_task(
     within = PercentWithin(0.01, 1e-8 * recipe.data.unit, region_map)
     metrics = [within, MeanSquaredError(), MeanAbsoluteError()]
     auxiliary_loss = build_auxiliary_loss(recipe.model, recipe.auxiliary)
-    return Task(model, optimizer, F.mse_loss, metrics, data, HeatPairs.collate, recipe.seed, auxiliary_loss)
+    return Task(
+        model,
+        optimizer,
+        F.mse_loss,
+        metrics,
+        data,
+        HeatPairs.collate,
+        recipe.seed,
+        auxiliary_loss,
+        regions=torch.from_numpy(region_map),
+    )
 
 
 def make_region_map(data: HeatDiffusion) -> np.ndarray:

@@ -43,9 +43,11 @@ def _draw_table(experiment: Experiment, table: ResultTable, store: RunStore, fol
             ("routing/changed", "choices changed in an epoch, in %"),
             ("routing/changed_since_start", "changed since the start, in %"),
             ("routing/reordered", "places reordered in an epoch, in %"),
+            ("routing/region_information", "what a choice says of the known regions, in %"),
         )
     }
-    if all(panels.values()):
+    panels = {quantity: curves for quantity, curves in panels.items() if curves}
+    if panels:
         draw_epochs(panels, folder / f"{name}-changes.png")
         yield folder / f"{name}-changes.png"
 

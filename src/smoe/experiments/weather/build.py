@@ -63,6 +63,7 @@ def make_task(
         WeatherSamples.collate,
         recipe.seed,
         begin_epoch=RoutingWarmup(model, recipe.routing_warmup_epochs).begin_epoch,
+        regions=None if setting.land is None else (setting.land > 0.5).int(),
     )
 
 
