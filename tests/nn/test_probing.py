@@ -142,6 +142,7 @@ def test_a_checkpoint_within_a_window_resumes_exactly() -> None:
     for x, target in batches[:4]:
         step(layer, x, target)
     resumed = make_layer(seed=5)
+    step(resumed, *batches[9])  # it has begun a window of its own
     resumed.load_state_dict(copy.deepcopy(layer.state_dict()))
     copied = copy.deepcopy(layer)
     for x, target in batches[4:]:
@@ -217,14 +218,33 @@ def test_scores_changed_by_somebody_else_begin_the_evidence_anew() -> None:
     assert torch.equal(probing_of(layer).squares, probing_of(twin).squares)
 
 
-def test_costs_of_the_past_fade() -> None:
-    layer, (batch,) = make_layer(probe_window=1), make_batches(1)
+def test_costs_and_curvature_of_the_past_fade() -> None:
+    layer, (batch,) = make_layer(probe_window=2), make_batches(1)
     step(layer, *batch)
-    first = probing_of(layer).costs.clone()
-    assert first.count_nonzero() > 0
-    # Without an error, nothing is added.
-    layer(batch[0]).mul(0.0).sum().backward()
-    torch.testing.assert_close(probing_of(layer).costs, 0.9 * first)
+    assert probing_of(layer).costs.count_nonzero() == 0  # the last pass of a window looks at them
+    step(layer, *batch)
+    costs, rise = probing_of(layer).costs.clone(), float(layer.probe_curvature[0])
+    assert costs.count_nonzero() > 0
+    assert rise > 0.0
+    for _ in range(2):
+        # Without an error, nothing is added.
+        layer(batch[0]).mul(0.0).sum().backward()
+    torch.testing.assert_close(probing_of(layer).costs, 0.9 * costs)
+    assert float(layer.probe_curvature[0]) == pytest.approx(0.98 * rise)
+
+
+def test_a_loss_without_a_bottom_is_taken_as_straight() -> None:
+    """With a negative curvature, whoever differs most would win."""
+    layer, batches = make_layer(), make_batches(2)
+    probing, indices = probing_of(layer), routing_of(layer)
+    challenge = probing.challenge(gate_of(layer).scores, indices.int())
+    (x, target), first = batches[1], torch.zeros(())
+    for number, (input, goal) in enumerate(batches):
+        (-F.mse_loss(layer(input), goal)).backward()
+        first = probing.evidence.clone() if number == 0 else first
+    assert float(layer.probe_curvature[0]) < 0.0
+    slopes, _ = slopes_and_sizes(layer, x, target, indices, challenge)
+    torch.testing.assert_close(probing.evidence, first - slopes.sum(0))
 
 
 def test_a_dead_expert_starts_anew_as_a_copy_of_the_costliest() -> None:
@@ -245,6 +265,17 @@ def test_a_dead_expert_starts_anew_as_a_copy_of_the_costliest() -> None:
     assert torch.equal(layer.weight[:2], state[:2])
     change = layer.weight[2] / state[1] - 1.0
     assert 0.0 < change.abs().max() < 0.1
+
+
+def test_between_two_restarts_an_expert_has_the_time_to_find_its_pixels() -> None:
+    layer, (x, target) = make_layer(3, 1, probe_window=1), make_batches(1, 1)[0]
+    gate, restarts = gate_of(layer), []
+    for _ in range(34):
+        with torch.no_grad():
+            gate.scores[0], gate.scores[1:], layer.weight[1:] = 50.0, -50.0, 30.0  # two serve nowhere, and never will
+        step(layer, x, target)
+        restarts.append(probing_of(layer).num_restarts)
+    assert restarts == [1] * 16 + [2] * 16 + [3] * 2
 
 
 def test_it_finds_who_belongs_where() -> None:
