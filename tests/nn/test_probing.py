@@ -148,9 +148,9 @@ def test_a_checkpoint_within_a_window_resumes_exactly() -> None:
     for x, target in batches[4:]:
         for one in (layer, resumed, copied):
             step(one, x, target)
-    for name, value in layer.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
-        assert torch.equal(value, copied.state_dict()[name]), name
+        for name, value in layer.state_dict().items():
+            assert torch.equal(value, resumed.state_dict()[name]), name
+            assert torch.equal(value, copied.state_dict()[name]), name
 
 
 def test_scores_of_another_rule_load_and_probing_begins() -> None:
@@ -361,12 +361,13 @@ def test_a_second_derivative_is_refused() -> None:
 
 def test_a_tracked_loss_scale_is_divided_out() -> None:
     layers = [make_layer(), make_layer()]
-    for x, target in make_batches(2):
+    for x, target in make_batches(4):
         step(layers[0], x, target)
         loss = smoe.track_loss_scale(F.mse_loss(layers[1](x), target), layers[1])
         (1024.0 * loss).backward()
     assert torch.equal(probing_of(layers[0]).evidence, probing_of(layers[1]).evidence)
     assert torch.equal(layers[0].probe_curvature, layers[1].probe_curvature)
+    assert torch.equal(probing_of(layers[0]).costs, probing_of(layers[1]).costs)
 
 
 def test_an_empty_batch_is_a_pass_that_says_nothing() -> None:
