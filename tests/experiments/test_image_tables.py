@@ -50,7 +50,7 @@ def test_the_recipe_is_a_row_of_the_routing():
     assert RunKey.of(IMAGE_RECIPES["mnist/smoe"]) in keys
 
 
-@pytest.mark.parametrize(("name", "num_images"), [("small", 25_600), ("trial", 9_600), ("mini", 3_200)])
+@pytest.mark.parametrize(("name", "num_images"), [("small", 25_600), ("trial", 9_600), ("mini", 12_000)])
 def test_scales_are_equal_for_all(name, num_images):
     scale = IMAGES.scale(name)
     recipes = [scale.recipe(row, 0) for table in IMAGES.tables for row in table.rows]
