@@ -24,6 +24,7 @@ def write_folders(
     root: Path, images_per_class: int = 4, classes: tuple[str, ...] = CLASSES, split: str = "train"
 ) -> Path:
     """Writes `root/split/<class>/*.JPEG` and returns `root/split`; sizes differ from image to image."""
+    prime = 11 if images_per_class <= 11 else 101
     for number, name in enumerate(classes):
         folder = root / split / name
         folder.mkdir(parents=True)
@@ -31,5 +32,5 @@ def write_folders(
             size = (40 + 3 * image, 32 + 5 * ((image + number) % 3))
             # Names whose order is not that of their numbers, as ImageNet's.
             picture = make_picture(number, size, seed=100 * (split == "val") + image)
-            picture.save(folder / f"{name}_{(7 * image) % 11}.JPEG", quality=92)
+            picture.save(folder / f"{name}_{(7 * image) % prime}.JPEG", quality=92)
     return root / split

@@ -13,12 +13,13 @@ from smoe.cli.main import UsageError
 from smoe.cli.parse import parse
 from smoe.experiments.ens10.tables import ENS10
 from smoe.experiments.heat.tables import HEAT
+from smoe.experiments.imagenet.tables import IMAGENET
 from smoe.experiments.images.tables import IMAGES
 from smoe.experiments.reproduction.stored_runs import RunStore
 from smoe.experiments.reproduction.tables import Experiment, ResultTable, Scale
 from smoe.experiments.weather.tables import WEATHER
 
-EXPERIMENTS = (HEAT, WEATHER, ENS10, IMAGES)
+EXPERIMENTS = (HEAT, WEATHER, ENS10, IMAGES, IMAGENET)
 
 
 def _list(experiment: Experiment) -> str:
@@ -38,7 +39,8 @@ tables:
 The weather tables need a store (`smoe data prepare weather`): of WeatherBench at scale paper, of the simulated
 atmosphere (`make simulate`) at scale small. The ens10 tables need a folder of stores (`smoe data prepare ens10`) with
 names such as z500-5 and t2m-10: of ENS-10, or of the simulated ensemble (`make simulate-ensemble`) at scale small.
-The image tables look for the files of `smoe data fetch` in `data`, or in --store FOLDER.
+The tables of small images look for the files of `smoe data fetch` in `data`, or in --store FOLDER; ImageNet is brought
+by the user, as --store FOLDER with train/<class>/*.JPEG and val/<class>/*.JPEG.
 
 examples:
   smoe reproduce heat --scale small --seeds 1 --jobs 2
@@ -107,9 +109,12 @@ def run(args: list[str]) -> int:
     data = default_data if experiment is HEAT or options.store is None else options.store
     if data is None:
         if not options.dry_run:
-            raise UsageError(
-                f"--store: where are the data of {args[0]}? smoe data prepare {experiment.name} makes a store"
+            remedy = (
+                "a folder with train/<class>/*.JPEG and val/<class>/*.JPEG"
+                if experiment is IMAGENET
+                else f"smoe data prepare {experiment.name} makes a store"
             )
+            raise UsageError(f"--store: where are the data of {args[0]}? {remedy}")
         data = Path()
 
     # torch is imported from here on only: a typo is answered at once.
