@@ -72,7 +72,8 @@ SURFACE_VARIABLES = (
     EnsembleVariable("TCW", "tcw", "tcw", _own("tcw", "kg m-2", -1.0, 200.0), 100.0),
     EnsembleVariable("TCWV", "tcwv", "tcwv", _own("tcwv", "kg m-2", -1.0, 200.0), 100.0),
     EnsembleVariable("CP", "cp", "cp", _own("cp", "m", -0.01, 3.0, False), 2.0),
-    EnsembleVariable("MSL", "msl", "msl", _own("msl", "Pa", 8.0e4, 1.2e5), 1.0e4),
+    # Below a cold plateau, a coarse model reduces to more than any barometer has shown.
+    EnsembleVariable("MSL", "msl", "msl", _own("msl", "Pa", 8.0e4, 1.25e5), 1.0e4),
     EnsembleVariable("TCC", "tcc", "tcc", _shared("tcc"), 0.6),
     EnsembleVariable("U10M", "u10", "10u", _shared("u10"), 100.0),
     EnsembleVariable("V10M", "v10", "10v", _shared("v10"), 100.0),
