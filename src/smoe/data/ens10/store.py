@@ -93,7 +93,7 @@ class EnsembleStore:
                 )
             raise DataError(
                 f"there is no ensemble store in {path} (no {METADATA_FILE}); make one with "
-                f"smoe data prepare ens10 --root DATA --output {path} --task z500"
+                f"smoe data prepare ens10 --root DATA --output {path} --task TASK (z500, t850 or t2m)"
             )
         metadata = Metadata.read(path)
         for name in metadata.plan.shapes:
