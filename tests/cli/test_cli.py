@@ -134,6 +134,8 @@ def test_reproduce_says_what_is_missing_and_writes_the_tables(
     ("args", "text"),
     [
         (["reproduce"], "name a table first"),
+        (["reproduce", "imagnet"], "no table named 'imagnet'; did you mean 'imagenet'?"),
+        (["reproduce", "clouds"], "no table named 'clouds'; there are heat, weather, ens10, images, imagenet"),
         (["reproduce", "heat/gate"], "no table named 'heat/gate'; there are heat (all of them), heat/main"),
         (["reproduce", "heat", "--scale", "large"], "no scale named 'large'; there are paper, small"),
         (["reproduce", "heat", "--seeds", "0"], "--seeds must be at least 1, got 0"),

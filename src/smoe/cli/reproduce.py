@@ -18,6 +18,7 @@ from smoe.experiments.images.tables import IMAGES
 from smoe.experiments.reproduction.stored_runs import RunStore
 from smoe.experiments.reproduction.tables import Experiment, ResultTable, Scale
 from smoe.experiments.weather.tables import WEATHER
+from smoe.suggestions import suggest
 
 EXPERIMENTS = (HEAT, WEATHER, ENS10, IMAGES, IMAGENET)
 
@@ -93,7 +94,11 @@ def run(args: list[str]) -> int:
     if not args or args[0].startswith("-"):
         names = " or ".join(experiment.name for experiment in EXPERIMENTS)
         raise UsageError(f"name a table first, or {names} for all of them (see smoe reproduce --help)")
-    experiment = next((it for it in EXPERIMENTS if it.name == args[0].partition("/")[0]), HEAT)
+    name = args[0].partition("/")[0]
+    experiment = next((it for it in EXPERIMENTS if it.name == name), None)
+    if experiment is None:
+        hint = suggest(name, (it.name for it in EXPERIMENTS))
+        raise UsageError(f"no table named {args[0]!r}; {hint} (see smoe reproduce --help)")
     try:
         tables = experiment.select(args[0])
     except ValueError as error:
