@@ -21,7 +21,7 @@ NOTES: defaultdict[str | tuple[str, str], str] = defaultdict(
             "in ens10/routing."
         ),
         "ens10/routing": (
-            "On the simulated ensemble the experts of the SMoE U-Net are worth it (U-Net: 0.617, "
+            "On the simulated ensemble the experts of the SMoE U-Net are worth it (U-Net: 0.623, "
             "EMOS: 0.584, see ens10/t850), but not the paper's damping, which loses all of the gain, nor a gate that "
             "the RC loss moves fast. RC without damping, which hardly moves the gate, is as good as a gate that never "
             "learns; so is probing."
