@@ -55,7 +55,7 @@ def build_task(
     return Task(
         model,
         optimizer,
-        F.mse_loss,
+        F.mse_loss if recipe.loss == "mse" else F.l1_loss,
         metrics,
         data,
         HeatPairs.collate,

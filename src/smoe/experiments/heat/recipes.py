@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from smoe.experiments.heat.models import (
     ConvNetModel,
@@ -107,6 +108,7 @@ class HeatRecipe:
         auxiliary: further losses of an SMoE's routing.
         optimizer: of all parameters.
         training: batches, schedule and stopping.
+        loss: `mse`, the mean squared error, or `mae`, the mean absolute error.
         seed: of the initial weights and of the shuffles.
     """
 
@@ -117,7 +119,12 @@ class HeatRecipe:
     auxiliary: AuxiliaryLosses = field(default_factory=AuxiliaryLosses)
     optimizer: Adam = field(default_factory=Adam)
     training: TrainingPlan = field(default_factory=TrainingPlan)
+    loss: Literal["mse", "mae"] = "mse"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.loss not in ("mse", "mae"):
+            raise ValueError(f"loss must be mse or mae, got {self.loss!r}")
 
 
 HEAT_RECIPES = {

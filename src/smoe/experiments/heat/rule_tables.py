@@ -1,8 +1,10 @@
-"""Tables of our own: what trains the gate on heat diffusion, and in which unit of the data. Imports nothing heavy."""
+"""Tables of our own: what trains the gate on heat diffusion, in which unit, by which loss. Imports nothing heavy."""
 
 from __future__ import annotations
 
-from smoe.experiments.heat.models import SpatialMoEModel
+from dataclasses import replace
+
+from smoe.experiments.heat.models import ConvNetModel, SpatialMoEModel
 from smoe.experiments.heat.notes import NOTES
 from smoe.experiments.heat.recipes import Adam, HeatDiffusion, HeatRecipe
 from smoe.experiments.reproduction.tables import ResultTable, Row
@@ -53,3 +55,22 @@ def unit_table() -> ResultTable:
         for rule in ("RC, released settings", "probing")
     ]
     return ResultTable(name, "Data in other units", ("data times", "gate"), tuple(rows), "", NOTES[name])
+
+
+def loss_table() -> ResultTable:
+    """What models that know no regions learn depends on the loss."""
+    name = "heat/losses"
+    models = {
+        "one 3 x 3 convolution": HeatRecipe(model=ConvNetModel("conv", hidden=())),
+        "Convolution": HeatRecipe(model=ConvNetModel("conv", hidden=(8,))),
+        "CoordConv": HeatRecipe(model=ConvNetModel("coordconv", hidden=(1,))),
+        "SMoE, no RC loss, no damping": HeatRecipe(routing=RULES["end to end"]),
+        "SMoE, RC loss and damping": HeatRecipe(routing=RULES["RC, released settings"]),
+        "SMoE, probing": HeatRecipe(routing=RULES["probing"]),
+    }
+    rows = [
+        Row((model, kind), replace(recipe, loss=loss))
+        for model, recipe in models.items()
+        for loss, kind in (("mse", "squared"), ("mae", "absolute"))
+    ]
+    return ResultTable(name, "Squared or absolute error", ("model", "loss"), tuple(rows), "", NOTES[name])

@@ -1,4 +1,4 @@
-"""Every heat-diffusion table of the paper, and four of our own (sections 3.1, B and C). Imports nothing heavy."""
+"""Every heat-diffusion table of the paper, and five of our own (sections 3.1, B and C). Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from smoe.experiments.heat.models import SpatialMoEModel
 from smoe.experiments.heat.notes import NOTES
 from smoe.experiments.heat.recipes import HEAT_RECIPES, AuxiliaryLosses, HeatRecipe
-from smoe.experiments.heat.rule_tables import rule_table, unit_table
+from smoe.experiments.heat.rule_tables import loss_table, rule_table, unit_table
 from smoe.experiments.paper import PAPER_RESULTS, PaperResult, heat_result
 from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
 from smoe.options import RoutingTraining
@@ -260,6 +260,7 @@ HEAT = Experiment(
         _tolerances(),
         rule_table(),
         unit_table(),
+        loss_table(),
     ),
     scales=(Scale("paper", "1000 training runs of 100 steps", _same), Scale("small", "250 of them", _small)),
     data_field="cache_dir",
