@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,20 +85,27 @@ def _by_region(run: dict[str, Any], num_regions: int) -> list[float]:
 def _draw_quantile_damping(experiment: Experiment, store: RunStore, path: Path) -> Iterator[Path]:
     from smoe.views import Panel, draw_grids
 
+    cells = {
+        (row, column): outcomes(experiment, Row(("",), grid_recipe(quantile, damping)), store)
+        for row, quantile in enumerate(QUANTILES)
+        for column, damping in enumerate(DAMPINGS)
+    }
+    # Epochs of different scales cannot be compared: the scale of most cells is drawn.
+    scales = Counter(outcome.scale.name for found in cells.values() for outcome in found)
+    if not scales:
+        return
+    scale = scales.most_common(1)[0][0]
     accuracy = np.full((len(QUANTILES), len(DAMPINGS)), np.nan)
     epochs = accuracy.copy()
-    for row, quantile in enumerate(QUANTILES):
-        for column, damping in enumerate(DAMPINGS):
-            found = outcomes(experiment, Row(("",), grid_recipe(quantile, damping)), store)
-            if found:
-                accuracy[row, column] = _value(found[0].mean(METRIC))
-                epochs[row, column] = _epochs_to_all(found[0])
-    if np.isnan(accuracy).all():
-        return
+    for place, found in cells.items():
+        for outcome in found:
+            if outcome.scale.name == scale:
+                accuracy[place] = _value(outcome.mean(METRIC))
+                epochs[place] = _epochs_to_all(outcome)
     draw_grids(
         [
             Panel("test pixels within 1 %, in %", accuracy),
-            Panel("epochs to 100 % (blank: not all seeds)", epochs, decimals=0, palette="viridis_r"),
+            Panel(f"{scale} epochs to 100 % (blank: not all seeds)", epochs, decimals=0, palette="viridis_r"),
         ],
         [f"{quantile:g}" for quantile in QUANTILES],
         ["none" if damping is None else f"{damping:g}" for damping in DAMPINGS],
