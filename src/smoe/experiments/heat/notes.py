@@ -75,6 +75,12 @@ NOTES: defaultdict[str | tuple[str, str], str] = defaultdict(
             "the absolute error, RC loss and damping have nothing to go by, because every error is as large as "
             "any other. One seed on a quarter of the data where nothing else is said."
         ),
+        ("heat/losses", "CoordConv, absolute"): (
+            "still learning when its 150 epochs end, the most of them at a tenth or a hundredth of the learning rate."
+        ),
+        ("heat/losses", "SMoE, probing, absolute"): (
+            "ahead of all others: the trial of an expert does not ask how large an error is."
+        ),
         "heat/units": (
             "All rows with Adam's eps at 1e-15, because the gradients of data times 1e-3 fall below its default. RC's "
             "tolerances have the unit of the data; probing has none."

@@ -69,7 +69,7 @@ def loss_table() -> ResultTable:
         "SMoE, probing": HeatRecipe(routing=RULES["probing"]),
     }
     rows = [
-        Row((model, kind), replace(recipe, loss=loss))
+        Row((model, kind), replace(recipe, loss=loss), note=NOTES[name, f"{model}, {kind}"])
         for model, recipe in models.items()
         for loss, kind in (("mse", "squared"), ("mae", "absolute"))
     ]
