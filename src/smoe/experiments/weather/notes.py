@@ -9,13 +9,14 @@ NOTES: defaultdict[str | tuple[str, str], str] = defaultdict(
     str,
     {
         "weather/3-days": (
-            "The small scale is a trial: one seed, about 1,100 steps, and seconds of a busy machine. On the simulated "
-            "atmosphere, whose sea is the same in every year, the weekly climatology is hard to beat. What depends on "
-            "the place helps there (LRLCN, ViT); the SMoE with a random gate that stays is near the R&T net (8 of 459, "
-            "which one seed cannot tell apart); and the paper's training of the gate does harm: with the RC loss and "
-            "damping 0.1 every SMoE is behind the fixed random gate, most of all the layer before the output. The "
-            "paper reports the opposite on ERA5, with full-size nets and long training. weather/routing looks for the "
-            "reason."
+            "The small scale is a trial: two seeds, about 1,100 steps, and seconds of a busy machine. On the "
+            "simulated atmosphere, whose sea is the same in every year, the weekly climatology is hard to beat. What "
+            "depends on the place helps there (LRLCN, ViT, also the wide net); the SMoE with a random gate that stays "
+            "is level with the R&T net (450 to 454 ± 6); and the paper's training of the gate does harm: with the RC "
+            "loss and damping 0.1 every SMoE is behind the fixed random gate, in both seeds, most of all the layer "
+            "before the output. The land-sea prior changes nothing. The paper reports the opposite on ERA5, with "
+            "full-size nets and long training. weather/routing looks for the reason, and finds a rule, probing, with "
+            "which the same net is ahead of the R&T net."
         ),
         ("weather/3-days", "SMoE after the last layer"): (
             "its routing counts the largest 30 % of the errors as wrong, and damping takes nine tenths of these from "
