@@ -68,12 +68,22 @@ def test_parameters_of_the_main_table(recipe: str, counts: tuple[int, int]) -> N
 
 
 def test_every_row_of_the_paper_has_its_number() -> None:
-    ours = {"heat/quantile-damping", "heat/tolerances", "heat/rules", "heat/units"}
+    ours = {"heat/quantile-damping", "heat/tolerances", "heat/rules", "heat/units", "heat/losses"}
     for table in HEAT.tables:
         assert all((not row.paper) == (table.name in ours) for row in table.rows), table.name
     numbers = {table.name: len(table.rows) for table in HEAT.tables}
     assert numbers["heat/main"] == 10 and numbers["heat/gates"] == 6 and numbers["heat/starts"] == 6
     assert numbers["heat/auxiliary"] == numbers["heat/auxiliary-end-to-end"] == 11
+
+
+def test_the_table_of_losses_trains_each_model_by_both() -> None:
+    (table,) = HEAT.select("heat/losses")
+    for row in table.rows:
+        task = build_task(replace(row.recipe, data=TINY), splits=(), say=quietly)  # type: ignore[arg-type]
+        kind = {"squared": 4.0, "absolute": 2.0}[row.labels[1]]
+        assert float(task.loss(torch.tensor([3.0]), torch.tensor([1.0]))) == kind, row.label
+    with pytest.raises(ValueError, match="loss must be mse or mae, got 'huber'"):
+        HeatRecipe(loss="huber")  # type: ignore[arg-type]
 
 
 def test_a_true_start_is_exact() -> None:
