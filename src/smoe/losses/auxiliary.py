@@ -36,7 +36,7 @@ def importance_loss(weights: torch.Tensor) -> torch.Tensor:
 def _last_selected(deciding: torch.Tensor, num_selected: int) -> torch.Tensor:
     """The score at each pixel above or at which an expert is chosen, `(B, 1, H, W)`."""
     if num_selected == 1:
-        return deciding.amax(dim=-3, keepdim=True)  # ten times as fast on a CPU
+        return deciding.amax(dim=-3, keepdim=True)  # on a CPU, topk takes many times as long
     return deciding.topk(num_selected, dim=-3).values.narrow(-3, num_selected - 1, 1)
 
 
@@ -64,7 +64,7 @@ def load_loss(
     takes_absolute = normalization in ("abs", "abs_softmax")
     # The softmax keeps the order of the scores, so the threshold is taken before it.
     threshold = _last_selected(noisy.detach().abs() if takes_absolute else noisy.detach(), num_selected)
-    # `ndtr`, the normal distribution function, without the checks of torch.distributions, which take as long.
+    # `ndtr`, the normal distribution function, without the checks of torch.distributions.
     probability = torch.special.ndtr((clean - threshold) / noise_std)
     if takes_absolute:
         probability = probability + torch.special.ndtr((-threshold - clean) / noise_std)

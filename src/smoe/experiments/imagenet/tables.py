@@ -21,9 +21,9 @@ _ROWS = {
     "wide-resnet50": ("Wide ResNet-50-2", 95.74, 0.02),
 }
 _TEXT = (
-    "No results here: ImageNet is brought by the user (docs/imagenet.md). The SMoE rows start smooth, in the order of "
-    "the experts' numbers and without damping, by measurements on small classifiers (docs/images.md); the last row is "
-    "the paper's text."
+    "ImageNet is brought by the user (docs/imagenet.md); nobody trained on it here. The SMoE rows start smooth, in the "
+    "order of the experts' numbers and without damping, by measurements on small classifiers (docs/images.md); the "
+    "last row is the paper's text."
 )
 
 

@@ -22,7 +22,7 @@ NOTES: defaultdict[str | tuple[str, str], str] = defaultdict(
             "the best here, as the paper has it: its experts serve the places that the gate started with, which "
             "the RC loss of a classifier does not change to any use (images/routing), while the LCN has filters "
             "of its own at each pixel, 1.8 million weights. The row at scale trial, one seed: 64 filters, 300 "
-            "batches."
+            "batches. The seconds of some runs include a pause."
         ),
         ("images/mnist", "SMoE, white noise, score order"): _PAPERS_SMOE,
         (
