@@ -1,0 +1,67 @@
+"""How much trained gates say of known regions (land and sea, or heat's three) at the start and at the end of training.
+
+Run: python benchmarks/region_information.py RUN [RUN ...], where RUN is a folder of `smoe train` or `smoe reproduce`.
+Runs without a gate of the regions' grid are left out. Prints the table and stores it in benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from smoe.benchmarks.stored_table import circumstances, write_table
+from smoe.experiments.build import build_task
+from smoe.experiments.recipes import to_plain
+from smoe.experiments.runs import open_run
+from smoe.training.routing_changes import RoutingChanges
+from smoe.training.task import Task
+
+KEY = "routing/region_information"
+
+
+def information(task: Task) -> float | None:
+    """Of the gates of a task's model as it is; None if there is none to ask."""
+    return RoutingChanges(task.model, task.regions).observe(task.model).get(KEY)
+
+
+def measure(path: Path) -> dict[str, Any] | None:
+    """One line of the table."""
+    run = open_run(path, say=lambda _: None)
+    end = information(run.task)
+    if end is None:
+        return None
+    start = information(build_task(run.recipe, (), lambda _: None))
+    assert start is not None
+    plain: dict[str, Any] = to_plain(run.recipe)
+    model, routing = plain["model"], plain["routing"]
+    return {
+        "model": model["type"].removesuffix("Model"),
+        "gate": model["gate"],
+        "starts as": model["gate_init"],
+        "prior": model.get("prior", "none"),
+        "rule": routing["training_rule"],
+        "quantile": routing["error_quantile"],
+        "damping": routing["damping"],
+        "seed": plain["seed"],
+        "at the start, %": f"{100 * start:.2f}",
+        "at the end, %": f"{100 * end:.2f}",
+    }
+
+
+def main() -> None:
+    """Measures and stores."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--name", default="region_information", help="of the stored table")
+    arguments = parser.parse_args()
+    rows = [row for row in map(measure, arguments.runs) if row is not None]
+    notes = ", ".join(f"{key} {value}" for key, value in circumstances().items()) + "."
+    path = Path(__file__).parent / "results" / f"{arguments.name}.md"
+    command = "python benchmarks/region_information.py RUN [RUN ...]"
+    title = "What the routing says of known regions"
+    print(write_table(path, title, command, list(rows[0]), rows, notes))
+
+
+if __name__ == "__main__":
+    main()
