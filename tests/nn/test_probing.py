@@ -2,55 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import smoe
-from smoe.nn.probing import Probing
-
-GRID = (6, 7)
-
-
-def make_layer(num_experts: int = 4, num_selected: int = 2, seed: int = 0, **options) -> smoe.SpatialMoE2d:
-    torch.manual_seed(seed)
-    options = {"training_rule": "probe", "probe_window": 3, **options}
-    if "gate" not in options:
-        options["spatial_shape"] = GRID
-    return smoe.SpatialMoE2d(1, num_experts, num_selected, **options)
-
-
-def make_batches(number: int, num_channels: int = 2, size: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (
-            torch.randn(size, 1, *GRID, generator=generator),
-            torch.randn(size, num_channels, *GRID, generator=generator),
-        )
-        for _ in range(number)
-    ]
-
-
-def step(layer: nn.Module, x: torch.Tensor, target: torch.Tensor, factor: float = 1.0) -> None:
-    (F.mse_loss(layer(x * factor), target * factor)).backward()
-
-
-def gate_of(layer: smoe.SpatialMoE2d) -> smoe.TensorGate:
-    assert isinstance(layer.gate, smoe.TensorGate)
-    return layer.gate
-
-
-def probing_of(layer: smoe.SpatialMoE2d) -> Probing:
-    assert layer.gate.probing is not None
-    return layer.gate.probing
-
-
-def routing_of(layer: smoe.SpatialMoE2d) -> torch.Tensor:
-    return layer.routing().indices
+from probing_layers import GRID, gate_of, make_batches, make_layer, probing_of, routing_of, step
 
 
 @pytest.mark.parametrize(("num_experts", "num_selected", "confidence"), [(3, 1, 0.0), (4, 2, 0.0), (5, 3, 0.3)])
@@ -114,19 +72,6 @@ def test_gradients_are_those_of_the_function_except_where_the_output_was_disturb
     torch.testing.assert_close(gradient, 2.0 * plain.weight.grad)
 
 
-def test_evaluation_and_passes_without_gradient_change_nothing() -> None:
-    layer, (x, _) = make_layer(), make_batches(1)[0]
-    state = copy.deepcopy(layer.state_dict())
-    with torch.no_grad():
-        first = layer(x)
-    layer.eval()
-    second = layer(x)
-    second.sum().backward()
-    torch.testing.assert_close(first, second)
-    for name, value in layer.state_dict().items():
-        assert torch.equal(value, state[name]), name
-
-
 @pytest.mark.parametrize("factor", [2.0**-10, 2.0**10])
 def test_the_unit_of_the_data_is_without_effect(factor: float) -> None:
     layers = [make_layer(), make_layer()]
@@ -135,30 +80,6 @@ def test_the_unit_of_the_data_is_without_effect(factor: float) -> None:
         step(layers[1], x, target, factor)
     assert torch.equal(routing_of(layers[0]), routing_of(layers[1]))
     assert not torch.equal(routing_of(layers[0]), routing_of(make_layer()))
-
-
-def test_a_checkpoint_within_a_window_resumes_exactly() -> None:
-    layer, batches = make_layer(), make_batches(10)
-    for x, target in batches[:4]:
-        step(layer, x, target)
-    resumed = make_layer(seed=5)
-    step(resumed, *batches[9])  # it has begun a window of its own
-    resumed.load_state_dict(copy.deepcopy(layer.state_dict()))
-    copied = copy.deepcopy(layer)
-    for x, target in batches[4:]:
-        for one in (layer, resumed, copied):
-            step(one, x, target)
-        for name, value in layer.state_dict().items():
-            assert torch.equal(value, resumed.state_dict()[name]), name
-            assert torch.equal(value, copied.state_dict()[name]), name
-
-
-def test_scores_of_another_rule_load_and_probing_begins() -> None:
-    layer, other = make_layer(), make_layer(training_rule="rc", seed=3)
-    result = layer.load_state_dict({**other.state_dict(), "probe_curvature": layer.probe_curvature})
-    assert not result.missing_keys
-    assert torch.equal(routing_of(layer), routing_of(other))
-    step(layer, *make_batches(1)[0])
 
 
 def test_the_gate_is_left_to_no_optimiser() -> None:
@@ -182,57 +103,6 @@ def test_a_shared_gate_decides_by_what_all_its_layers_see() -> None:
     assert not torch.equal(routing_of(first), routing_of(make_layer()))
 
 
-def test_recomputed_activations_change_nothing() -> None:
-    plain, recomputed = make_layer(), make_layer()
-    for x, target in make_batches(7):
-        step(plain, x, target)
-        F.mse_loss(checkpoint(recomputed, x, use_reentrant=False), target).backward()
-    for name, value in plain.state_dict().items():
-        assert torch.equal(value, recomputed.state_dict()[name]), name
-    torch.testing.assert_close(plain.weight.grad, recomputed.weight.grad, rtol=0, atol=0)
-
-
-def test_an_error_that_is_not_finite_is_counted_and_says_nothing() -> None:
-    layer, (x, target) = make_layer(), make_batches(1)[0]
-    step(layer, x, target)
-    before = probing_of(layer).evidence.clone()
-    step(layer, x, torch.full_like(target, torch.nan))
-    assert int(layer.num_nonfinite_errors) == 1
-    assert torch.equal(probing_of(layer).evidence, before)
-    assert probing_of(layer).num_passes == 1
-
-
-def test_scores_changed_by_somebody_else_begin_the_evidence_anew() -> None:
-    """What was seen until then is about another choice."""
-    layer, batches = make_layer(), make_batches(2)
-    step(layer, *batches[0])
-    assert probing_of(layer).evidence.count_nonzero() > 0
-    with torch.no_grad():
-        gate_of(layer).scores.copy_(gate_of(layer).scores.flip(0))
-    twin = copy.deepcopy(layer)
-    probing_of(twin).evidence.zero_()
-    probing_of(twin).squares.zero_()
-    for each in (layer, twin):
-        step(each, *batches[1])
-    assert torch.equal(probing_of(layer).evidence, probing_of(twin).evidence)
-    assert torch.equal(probing_of(layer).squares, probing_of(twin).squares)
-
-
-def test_costs_and_curvature_of_the_past_fade() -> None:
-    layer, (batch,) = make_layer(probe_window=2), make_batches(1)
-    step(layer, *batch)
-    assert probing_of(layer).costs.count_nonzero() == 0  # the last pass of a window looks at them
-    step(layer, *batch)
-    costs, rise = probing_of(layer).costs.clone(), float(layer.probe_curvature[0])
-    assert costs.count_nonzero() > 0
-    assert rise > 0.0
-    for _ in range(2):
-        # Without an error, nothing is added.
-        layer(batch[0]).mul(0.0).sum().backward()
-    torch.testing.assert_close(probing_of(layer).costs, 0.9 * costs)
-    assert float(layer.probe_curvature[0]) == pytest.approx(0.98 * rise)
-
-
 def test_a_loss_without_a_bottom_is_taken_as_straight() -> None:
     """With a negative curvature, whoever differs most would win."""
     layer, batches = make_layer(), make_batches(2)
@@ -245,37 +115,6 @@ def test_a_loss_without_a_bottom_is_taken_as_straight() -> None:
     assert float(layer.probe_curvature[0]) < 0.0
     slopes, _ = slopes_and_sizes(layer, x, target, indices, challenge)
     torch.testing.assert_close(probing.evidence, first - slopes.sum(0))
-
-
-def test_a_dead_expert_starts_anew_as_a_copy_of_the_costliest() -> None:
-    layer = make_layer(3, 1, seed=1)
-    with torch.no_grad():
-        gate_of(layer).scores[2] = -100.0  # serves nowhere
-        gate_of(layer).scores[0, :3] = 50.0
-        gate_of(layer).scores[1, 3:] = 50.0
-        layer.weight[2] = 30.0  # and would help nowhere
-    state, random = layer.weight.detach().clone(), torch.get_rng_state()
-    batches = make_batches(3, 1)
-    for x, target in batches:
-        target = target.clone()
-        target[:, :, 3:] *= 20.0  # expert 1 carries the error
-        step(layer, x, target)
-    assert torch.equal(torch.get_rng_state(), random)
-    assert probing_of(layer).num_restarts == 1
-    assert torch.equal(layer.weight[:2], state[:2])
-    change = layer.weight[2] / state[1] - 1.0
-    assert 0.0 < change.abs().max() < 0.1
-
-
-def test_between_two_restarts_an_expert_has_the_time_to_find_its_pixels() -> None:
-    layer, (x, target) = make_layer(3, 1, probe_window=1), make_batches(1, 1)[0]
-    gate, restarts = gate_of(layer), []
-    for _ in range(34):
-        with torch.no_grad():
-            gate.scores[0], gate.scores[1:], layer.weight[1:] = 50.0, -50.0, 30.0  # two serve nowhere, and never will
-        step(layer, x, target)
-        restarts.append(probing_of(layer).num_restarts)
-    assert restarts == [1] * 16 + [2] * 16 + [3] * 2
 
 
 def test_it_finds_who_belongs_where() -> None:
@@ -368,16 +207,6 @@ def test_a_tracked_loss_scale_is_divided_out() -> None:
     assert torch.equal(probing_of(layers[0]).evidence, probing_of(layers[1]).evidence)
     assert torch.equal(layers[0].probe_curvature, layers[1].probe_curvature)
     assert torch.equal(probing_of(layers[0]).costs, probing_of(layers[1]).costs)
-
-
-def test_an_empty_batch_is_a_pass_that_says_nothing() -> None:
-    """It is counted, because in other processes the batch may not be empty."""
-    layer = make_layer()
-    step(layer, *make_batches(1)[0])
-    evidence = probing_of(layer).evidence.clone()
-    layer(torch.zeros(0, 1, *GRID)).sum().backward()
-    assert torch.equal(probing_of(layer).evidence, evidence)
-    assert probing_of(layer).num_passes == 2
 
 
 def test_half_precision_without_a_tracked_loss_is_warned_of_once() -> None:
