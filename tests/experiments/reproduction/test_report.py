@@ -136,6 +136,20 @@ def test_figures_are_drawn_of_what_is_stored(tmp_path: Path) -> None:
     assert all(picture.stat().st_size > 10_000 for picture in pictures)
 
 
+def test_the_grid_of_quantiles_shows_one_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs of different scales cannot be compared: that of most cells is drawn."""
+    store, scale = RunStore(tmp_path / "runs"), HEAT.scale("small")
+    for quantile in (0.1, 0.2):
+        store.write(RunKey.of(scale.recipe(Row(("",), grid_recipe(quantile, 0.1)), 0)), result(100.0))
+    store.write(RunKey.of(grid_recipe(0.3, 0.1)), result(100.0))
+    drawn: list[Any] = []
+    monkeypatch.setattr("smoe.views.draw_grids", lambda panels, *_, **__: drawn.extend(panels))
+    draw_figures(HEAT, HEAT.select("heat/quantile-damping"), store, tmp_path, tmp_path)
+    accuracy, epochs = drawn
+    assert "small" in epochs.title
+    assert [bool(is_there) for is_there in ~np.isnan(accuracy.values[:3, 1])] == [True, True, False]
+
+
 def test_epochs_to_100_need_all_seeds(tmp_path: Path) -> None:
     from smoe.experiments.heat.figures import _epochs_to_all
 
