@@ -1,0 +1,100 @@
+"""Times a training step of every model of the heat tables, each by turns with that of the paper's SMoE.
+
+Run: python benchmarks/heat_models.py [--seconds 5]. Prints the table and stores it in benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from heat_step import training_step
+from rich.progress import track
+
+from smoe.benchmarks.stored_table import circumstances, write_table
+from smoe.benchmarks.timing import interleaved_medians
+from smoe.experiments.heat.build import build_task
+from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe
+from smoe.experiments.heat.tables import HEAT, SMOE
+from smoe.training.task import Task
+
+# A step of a training follows one of its own kind, and finds its memory in the caches.
+_STEPS_IN_A_ROW = 5
+_TABLES = ("heat/main", "heat/gates", "heat/experts", "heat/auxiliary")
+
+
+def other_models() -> dict[str, HeatRecipe]:
+    """The rows of the tables whose steps can differ from that of the paper's SMoE, by name."""
+    found: dict[str, HeatRecipe] = {}
+    for name in _TABLES:
+        for table in HEAT.select(name):
+            title = "" if name == "heat/main" else f"{table.title}: {', '.join(table.columns)}: "
+            for row in table.rows:
+                if isinstance(row.recipe, HeatRecipe) and row.recipe != SMOE:
+                    found[title + row.label] = row.recipe
+    return found
+
+
+def several_steps(task: Task, batch_size: int) -> Callable[[], None]:
+    """Some training steps of the task's model, one after the other."""
+    step = training_step(task, task.model, batch_size)
+
+    def steps() -> None:
+        for _ in range(_STEPS_IN_A_ROW):
+            step()
+
+    return steps
+
+
+def main() -> None:
+    """Measures and stores."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each model")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    num_samples = HeatDiffusion().num_train_runs * HeatDiffusion().num_steps
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        data = replace(SMOE.data, num_train_runs=20, cache_dir=Path(folder))
+        smoe = build_task(replace(SMOE, data=data))
+        for name, recipe in track(other_models().items(), description="measuring"):
+            torch.manual_seed(0)
+            task = build_task(replace(recipe, data=data))
+            batch_size = recipe.training.batch_size
+            ways = {"smoe": several_steps(smoe, batch_size), "model": several_steps(task, batch_size)}
+            medians = {
+                way: seconds / _STEPS_IN_A_ROW
+                for way, seconds in interleaved_medians(ways, seconds=arguments.seconds, min_rounds=3).items()
+            }
+            rows.append(
+                {
+                    "model": name,
+                    "ms": f"{1000 * medians['model']:.1f}",
+                    "SMoE, ms": f"{1000 * medians['smoe']:.2f}",
+                    "ratio": f"{medians['model'] / medians['smoe']:.1f}",
+                    "s per epoch": f"{medians['model'] * (num_samples // batch_size):.0f}",
+                    **circumstances(),
+                }
+            )
+    columns = ["model", "ms", "SMoE, ms", "ratio", "s per epoch", "processor", "torch", "commit", "date"]
+    print(
+        write_table(
+            Path(__file__).parent / "results" / "heat_models.md",
+            "A training step of every model of the heat tables",
+            f"python benchmarks/heat_models.py --seconds {arguments.seconds:g} --threads {arguments.threads}",
+            columns,
+            rows,
+            f"Medians; batch 32 of 64 x 64, {arguments.threads} thread(s), each model by turns with the paper's SMoE "
+            f"(1 of 3 experts, RC loss and damping), {_STEPS_IN_A_ROW} steps in a row. An epoch has the paper's "
+            f"{num_samples:,} samples.",
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
