@@ -8,6 +8,8 @@
 // all are counted. For larger banks a score and its expert make one 64-bit key, and the keys of a pixel are selected
 // and sorted.
 //
+// The best one alone needs no ranks: it is the running maximum, whose number is kept beside it.
+//
 // Lanes are consecutive pixels. A block copies its scores to [X][lanes], 16 KB for 256 experts, which stay in the first
 // cache. Eight experts' scores and counts are held in registers while the others stream by. Each pixel is ranked by one
 // thread: nothing depends on their number.
@@ -159,6 +161,27 @@ void draw_best(const Scratch& scratch, int64_t experts, const Scores& bound) {
     }
 }
 
+// The best expert of each pixel of a block; a later one must beat it, not equal it. The last block may not fill its
+// lanes: it is copied where what lies behind it may be read.
+void find_best(const Ranking& ranking, int64_t begin, int64_t pixels) {
+    const auto scores_of = [&](int64_t expert) {
+        const float* scores = ranking.scores + expert * ranking.pixels + begin;
+        if (pixels == kPixels) return load(scores);
+        float lanes[kPixels] = {};
+        std::memcpy(lanes, scores, pixels * sizeof(float));
+        return load(lanes);
+    };
+    Scores best = scores_of(0);
+    Counts expert_of_best = {};
+    for (int64_t expert = 1; expert < ranking.experts; ++expert) {
+        const Scores score = scores_of(expert);
+        const Counts is_better = score > best;
+        best = is_better ? score : best;
+        expert_of_best = is_better ? static_cast<int32_t>(expert) - Counts{} : expert_of_best;
+    }
+    std::memcpy(ranking.indices + begin, &expert_of_best, pixels * sizeof(int32_t));
+}
+
 void rank_by_counting(const Ranking& ranking, const Scratch& scratch, int64_t begin, int64_t pixels) {
     for (int64_t expert = 0; expert < ranking.experts; ++expert) {
         std::memcpy(scratch.block + expert * kPixels, ranking.scores + expert * ranking.pixels + begin,
@@ -212,7 +235,9 @@ void rank_all(const Ranking& ranking, int64_t threads) {
 #endif
         const int64_t begin = block * kPixels;
         const int64_t count = std::min<int64_t>(kPixels, ranking.pixels - begin);
-        if (counts) {
+        if (ranking.selected == 1) {
+            find_best(ranking, begin, count);
+        } else if (counts) {
             float* own = scores.data() + 2 * thread * size;
             rank_by_counting(ranking, {own, own + size, experts.data() + thread * size}, begin, count);
         } else {

@@ -67,12 +67,12 @@ def rank_experts(scores: torch.Tensor, num_selected: int, order: Order = "score"
 
 
 def _top_indices(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    if scores.device.type == "cpu" and scores.dtype == torch.float32 and has_library():
+        return torch.ops.smoe.top_experts(scores, num_selected)
     # `max` gives the first of equal values, and a stable sort keeps them in order: both let the lower index win.
     # (`argmax` does too, but takes twenty times as long on a CPU.)
     if num_selected == 1:
         return scores.max(dim=-3, keepdim=True).indices
-    if scores.device.type == "cpu" and scores.dtype == torch.float32 and has_library():
-        return torch.ops.smoe.top_experts(scores, num_selected)
     if num_selected <= _MAX_REPEATED:
         return _repeated_max(scores, num_selected)
     return scores.sort(dim=-3, descending=True, stable=True).indices.narrow(-3, 0, num_selected)
