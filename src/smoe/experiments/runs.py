@@ -16,6 +16,7 @@ from smoe.experiments.weather.recipes import WeatherRecipe
 from smoe.training.checkpoints import CheckpointError, load_checkpoint
 from smoe.training.devices import make_accelerator
 from smoe.training.evaluation import evaluate
+from smoe.training.freed_memory import keep_freed_memory
 from smoe.training.loop import Loop
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import Record, RunDirectory, RunError
@@ -63,6 +64,7 @@ def train(
         say: told what is being made before.
     """
     set_num_threads(recipe)
+    keep_freed_memory()
     directory = RunDirectory(output_dir)
     plain = {"name": name, "recipe": recipe_to_plain(recipe)}
     directory.check(plain, resume=resume, complete=_complete)

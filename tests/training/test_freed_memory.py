@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from smoe.training.freed_memory import keep_freed_memory
+
+needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
+
+# Twelve steps that each take 48 MB in blocks of 8 MB and free all of it: page faults of the last ten.
+_STEPS = """
+import ctypes, resource, sys
+from smoe.training.freed_memory import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+for step in range(12):
+    if step == 2:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [libc.malloc(8 << 20) for _ in range(6)]
+    for block in blocks:
+        libc.memset(block, 1, 8 << 20)
+    for block in blocks:
+        libc.free(block)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@needs_glibc
+def test_the_next_step_finds_its_pages() -> None:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("MALLOC_") and name != "GLIBC_TUNABLES"
+    }
+    faults = {
+        way: int(
+            subprocess.run(
+                [sys.executable, "-c", _STEPS, way], env=environment, capture_output=True, text=True, check=True
+            ).stdout
+        )
+        for way in ("keep", "leave")
+    }
+    # 48 MB are 12,288 pages; huge pages would make them fewer.
+    assert faults["keep"] < 100 < faults["leave"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("MALLOC_TRIM_THRESHOLD_", "131072"), ("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")]
+)
+def test_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    assert not keep_freed_memory()
