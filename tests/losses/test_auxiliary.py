@@ -82,6 +82,29 @@ def test_spatial_agreement_by_hand():
     assert float(spatial_agreement_loss(weights)) == pytest.approx(2.5)
 
 
+def test_spatial_agreement_has_the_gradient_of_the_deviation():
+    torch.manual_seed(0)
+    weights = torch.randn(5, 3, 4, 2, dtype=torch.float64)
+    weights[:, 1, 2] = 0.7  # samples agree here, and the root has no derivative
+    ours, theirs = weights.clone().requires_grad_(), weights.clone().requires_grad_()
+    spatial_agreement_loss(ours).backward()
+    theirs.std(dim=0, correction=0).mean(dim=(1, 2)).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    assert ours.grad is not None and not ours.grad[:, 1, 2].any()
+
+
+def test_load_far_from_the_threshold_is_that_of_the_formula():
+    """Up to 60 standard deviations away, where densities are no normal numbers any more."""
+    torch.manual_seed(0)
+    clean = (20.0 * torch.rand(3, 8, 8) - 10.0).requires_grad_()
+    noisy = clean.detach() + torch.randn(4, 3, 8, 8) / 3
+    load_loss(clean, noisy, 1, 1 / 3).backward()
+    exact = clean.detach().double().requires_grad_()
+    loads = torch.special.ndtr((exact - noisy.double().amax(dim=1, keepdim=True)) * 3).sum(dim=(0, 2, 3))
+    (loads.var(correction=0) / loads.mean() ** 2).backward()
+    torch.testing.assert_close(clean.grad, exact.grad, check_dtype=False, rtol=1e-4, atol=1e-9)
+
+
 def test_spatial_agreement_of_a_shared_decision_is_zero():
     assert spatial_agreement_loss(torch.randn(3, 2, 2)) == 0
     assert spatial_agreement_loss(torch.randn(1, 3, 2, 2)) == 0
