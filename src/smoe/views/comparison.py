@@ -101,7 +101,9 @@ def draw_region_accuracies(accuracies: Mapping[str, Sequence[float]], regions: S
     """
     if not accuracies:
         raise ValueError("accuracies must hold at least one model")
-    figure = Figure(figsize=(1.6 + 0.85 * len(accuracies), 4.2), layout="constrained")
+    # Wide enough for three digits above each bar, and for the names of the regions.
+    figure_width = max(1.2 + 0.35 * len(regions) * len(accuracies), 2.0 * len(regions))
+    figure = Figure(figsize=(figure_width, 4.2), layout="constrained")
     axes = figure.add_subplot()
     width = 0.8 / len(regions)
     for model, (label, values) in enumerate(accuracies.items()):
@@ -116,5 +118,5 @@ def draw_region_accuracies(accuracies: Mapping[str, Sequence[float]], regions: S
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.set_ylabel("test pixels within 1 %, in %")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.legend(frameon=False, loc="outside upper center", ncols=len(regions))
     save_picture(figure, path)
