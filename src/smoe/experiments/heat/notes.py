@@ -10,6 +10,19 @@ _NO_RC = (
     "them; where it drifts depends on the start."
 )
 
+_NOISE = (
+    "noise does not hurt here: 100.0 after as many epochs as without it. On the way the rows without load loss stay at "
+    "95 to 96 for ten epochs, where the paper's end. Drawn in evaluation as well, the noise changes nothing: a pixel's "
+    "best expert leads by 4.5 (median; 95 % of the pixels: by more than 2.3), and the noise has a deviation of 1/3. "
+    f"{_ONE_SEED}"
+)
+_NOISY_ROWS = [
+    f"{importance}, {load}, {agreement}, yes"
+    for importance in ("yes", "no")
+    for load in ("yes", "no")
+    for agreement in ("yes", "no")
+]
+
 # By a table's name, or by its name and a row's label.
 NOTES: defaultdict[str | tuple[str, str], str] = defaultdict(
     str,
@@ -56,6 +69,8 @@ NOTES: defaultdict[str | tuple[str, str], str] = defaultdict(
             "undamped, experts learn from the pixels that they serve by mistake, at both scales and in every seed. The "
             "paper reports 96.7; its text names other settings (quantile 0.7)."
         ),
+        **{("heat/auxiliary", row): _NOISE for row in _NOISY_ROWS},
+        ("heat/gates", "3 x 3 LCN"): f"reaches 100.0 after 30 epochs (paper: 96.3). {_ONE_SEED}",
         ("heat/auxiliary-end-to-end", "no, no, no, no"): f"as in heat/training: {_NO_RC}",
         ("heat/auxiliary-end-to-end", "yes, no, no, no"): f"as without the auxiliary loss: {_NO_RC} {_ONE_SEED}",
         ("heat/auxiliary-end-to-end", "yes, no, yes, no"): f"as without the auxiliary losses: {_NO_RC} {_ONE_SEED}",
