@@ -144,3 +144,11 @@ def test_auxiliary_losses_are_added_in_training() -> None:
     expected = 3.0 * per_expert.var(correction=0) / per_expert.mean() ** 2
     torch.testing.assert_close(task.auxiliary_loss(task.model), expected)
     assert build_task(HeatRecipe(data=TINY), splits=(), say=quietly).auxiliary_loss is None
+
+
+def test_scales_differ_in_data_and_length_alone() -> None:
+    row = ROWS["heat/main: ViT"]
+    paper, small, short = (HEAT.scale(name).recipe(row, 3) for name in ("paper", "small", "short"))
+    assert paper == replace(row.recipe, seed=3)
+    assert small == replace(paper, data=replace(paper.data, num_train_runs=250))
+    assert short == replace(small, training=replace(small.training, max_epochs=10))
