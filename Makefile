@@ -79,7 +79,7 @@ sanitize: $(READY)
 	$(SANITIZE) -march=x86-64-v4 -o $(SANITIZED)/_native_avx512$(SUFFIX)
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		SMOE_LIBRARY_DIR=$(SANITIZED) $(BIN)/pytest tests/ops/native/test_kernels.py tests/ops/native/test_plan.py \
-		tests/ops/native/test_native_training.py -p no:cacheprovider
+		tests/ops/native/test_native_training.py tests/ops/test_top_experts.py -p no:cacheprovider
 
 clean:
 	rm -rf .venv build src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
