@@ -20,22 +20,27 @@ from smoe.benchmarks.timing import interleaved_medians
 from smoe.experiments.heat.build import build_task
 from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.experiments.heat.tables import HEAT, SMOE
+from smoe.training.freed_memory import keep_freed_memory
 from smoe.training.task import Task
 
 # A step of a training follows one of its own kind, and finds its memory in the caches.
 _STEPS_IN_A_ROW = 5
-_TABLES = ("heat/main", "heat/gates", "heat/experts", "heat/auxiliary")
+_PREFIXES = {
+    "heat/main": "",
+    "heat/gates": "SMoE, gate: ",
+    "heat/experts": "SMoE, experts: ",
+    "heat/auxiliary": "SMoE; importance, load, agreement, noise: ",
+}
 
 
 def other_models() -> dict[str, HeatRecipe]:
     """The rows of the tables whose steps can differ from that of the paper's SMoE, by name."""
     found: dict[str, HeatRecipe] = {}
-    for name in _TABLES:
+    for name, prefix in _PREFIXES.items():
         for table in HEAT.select(name):
-            title = "" if name == "heat/main" else f"{table.title}: {', '.join(table.columns)}: "
             for row in table.rows:
-                if isinstance(row.recipe, HeatRecipe) and row.recipe != SMOE:
-                    found[title + row.label] = row.recipe
+                if isinstance(row.recipe, HeatRecipe) and row.label != "no, no, no, no" and row.recipe != SMOE:
+                    found[prefix + row.label] = row.recipe
     return found
 
 
@@ -57,6 +62,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    keep_freed_memory()  # as `smoe train` does
     num_samples = HeatDiffusion().num_train_runs * HeatDiffusion().num_steps
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -35,7 +35,10 @@ def training_step(task: Task, model: torch.nn.Module, batch_size: int) -> Callab
 
     def step() -> None:
         input, target = samples.__getitems__(indices)  # type: ignore[attr-defined]
-        track_loss_scale(task.loss(model(input), target), model).backward()
+        loss = task.loss(model(input), target)
+        if task.auxiliary_loss is not None:
+            loss = loss + task.auxiliary_loss(model)
+        track_loss_scale(loss, model).backward()
         optimizer.step()
         optimizer.zero_grad()
 
