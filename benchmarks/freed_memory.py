@@ -92,7 +92,8 @@ def main() -> None:
             rows,
             f"Means of {arguments.steps} training steps of 32 samples on one thread, each way in a process of its own. "
             "`smoe train` and `smoe reproduce` keep it (`smoe.training.freed_memory`), in blocks up to 32 MB: the "
-            "64 MB gradient of heat/fc goes back to the system at every step, as before.",
+            "64 MB gradient of heat/fc goes back to the system at every step, as before. Where the faults stay (smoe, "
+            "lcn, fc), the ratio is chance.",
         )
     )
 
