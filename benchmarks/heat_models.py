@@ -20,6 +20,7 @@ from smoe.benchmarks.timing import interleaved_medians
 from smoe.experiments.heat.build import build_task
 from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.experiments.heat.tables import HEAT, SMOE
+from smoe.experiments.reproduction.stored_runs import RunKey
 from smoe.training.freed_memory import keep_freed_memory
 from smoe.training.task import Task
 
@@ -39,7 +40,7 @@ def other_models() -> dict[str, HeatRecipe]:
     for name, prefix in _PREFIXES.items():
         for table in HEAT.select(name):
             for row in table.rows:
-                if isinstance(row.recipe, HeatRecipe) and row.label != "no, no, no, no" and row.recipe != SMOE:
+                if isinstance(row.recipe, HeatRecipe) and RunKey.of(row.recipe) != RunKey.of(SMOE):
                     found[prefix + row.label] = row.recipe
     return found
 
