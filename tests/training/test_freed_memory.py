@@ -4,10 +4,14 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe
+from smoe.experiments.runs import train
 from smoe.training.freed_memory import keep_freed_memory
+from smoe.training.plan import TrainingPlan
 
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
 
@@ -56,3 +60,12 @@ def test_the_next_step_finds_its_pages() -> None:
 def test_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     assert not keep_freed_memory()
+
+
+def test_training_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr("smoe.experiments.runs.keep_freed_memory", lambda: calls.append(True))
+    data = HeatDiffusion(spatial_shape=(8, 8), num_steps=4, num_train_runs=2, num_validation_runs=1, num_test_runs=1)
+    plan = TrainingPlan(max_epochs=1, batch_size=8, monitor="within_1_percent", device="cpu")
+    train("heat/smoe", HeatRecipe(data=data, training=plan), tmp_path / "run", say=lambda _: None)
+    assert calls == [True]

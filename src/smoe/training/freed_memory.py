@@ -9,7 +9,7 @@ import os
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 # The largest block that glibc, left alone, comes to keep in its heap. A larger one goes back to the system when it is
-# freed, as ever: the peak of a large net stays where it is.
+# freed, as ever.
 _LARGEST_KEPT = 32 << 20
 
 
