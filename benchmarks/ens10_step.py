@@ -18,7 +18,7 @@ from rich.progress import track
 from smoe.benchmarks.memory import reset_peak, status
 from smoe.benchmarks.separate_process import compared, measure_apart
 from smoe.benchmarks.stored_table import circumstances, write_table
-from smoe.experiments.ens10.recipes import ENSEMBLE_RECIPES
+from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES
 
 _UNIT = "U-Net"
 # Recipe and backend of each row; RC loss and damping as in the recipe.
@@ -39,9 +39,9 @@ def step(kind: str, arguments: argparse.Namespace) -> dict[str, float]:
     """
     import torch
 
-    from smoe.experiments.ens10.build import make_task
-    from smoe.experiments.ens10.setting import usual_setting
     from smoe.nn import SpatialGate, track_loss_scale
+    from smoe.paper.ens10.build import make_task
+    from smoe.paper.ens10.setting import usual_setting
 
     torch.set_num_threads(arguments.threads)
     recipe = ENSEMBLE_RECIPES[KINDS[kind][0]]

@@ -28,8 +28,8 @@ def measure(recipe_name: str, num_steps: int, *, is_kept: bool) -> dict[str, flo
     import torch
     from heat_step import training_step
 
-    from smoe.experiments.heat.build import build_task
-    from smoe.experiments.heat.recipes import HEAT_RECIPES
+    from smoe.paper.heat.build import build_task
+    from smoe.paper.heat.recipes import HEAT_RECIPES
     from smoe.training.freed_memory import keep_freed_memory
 
     torch.set_num_threads(1)

@@ -18,9 +18,9 @@ from rich.progress import track
 import smoe
 from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.data.images.image_files import LabelledImages, read_images
-from smoe.experiments.images.models import SpatialMoEClassifierModel
-from smoe.experiments.images.recipes import ImageRecipe
 from smoe.experiments.runs import OpenRun, open_run
+from smoe.paper.images.models import SpatialMoEClassifierModel
+from smoe.paper.images.recipes import ImageRecipe
 
 _SIZE = 28
 _LARGER = (32, 36)

@@ -17,10 +17,10 @@ from rich.progress import track
 
 from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.benchmarks.timing import interleaved_medians
-from smoe.experiments.heat.build import build_task
-from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe
-from smoe.experiments.heat.tables import HEAT, SMOE
 from smoe.experiments.reproduction.stored_runs import RunKey
+from smoe.paper.heat.build import build_task
+from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
+from smoe.paper.heat.tables import HEAT, SMOE
 from smoe.training.freed_memory import keep_freed_memory
 from smoe.training.task import Task
 

@@ -17,10 +17,10 @@ import torch
 from rich.progress import track
 
 from smoe.benchmarks.stored_table import circumstances, write_table
-from smoe.experiments.heat.build import build_task
-from smoe.experiments.heat.recipes import HEAT_RECIPES
 from smoe.nn import GridConv2d, track_loss_scale
 from smoe.ops.native.library import BACKEND_VARIABLE, native_library
+from smoe.paper.heat.build import build_task
+from smoe.paper.heat.recipes import HEAT_RECIPES
 from smoe.training.task import Task
 
 _STEPS_IN_A_ROW = 20

@@ -16,18 +16,18 @@ from rich.progress import track
 
 from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.data.images.samples import ImageSamples
-from smoe.experiments.images.build import make_splits, make_task
-from smoe.experiments.images.models import (
+from smoe.nn import RoutedLayer
+from smoe.ops.routing_error import choice_errors, wrong_choices
+from smoe.options import RoutingTraining
+from smoe.paper.images.build import make_splits, make_task
+from smoe.paper.images.models import (
     ConvClassifierModel,
     CoordConvClassifierModel,
     ImageModel,
     LowRankLocalClassifierModel,
     SpatialMoEClassifierModel,
 )
-from smoe.experiments.images.recipes import ImageData, ImageRecipe
-from smoe.nn import RoutedLayer
-from smoe.ops.routing_error import choice_errors, wrong_choices
-from smoe.options import RoutingTraining
+from smoe.paper.images.recipes import ImageData, ImageRecipe
 from smoe.training.task import Task
 
 _FILTERS = 16

@@ -20,9 +20,9 @@ from smoe.data.images.augment.options import Augmentation
 from smoe.data.images.class_folders import find_class_folders
 from smoe.data.images.folder_samples import FolderImages
 from smoe.data.images.image_files import read_images
-from smoe.experiments.imagenet.models import ImageNetModel, ResNet50Model, SpatialMoEResNet50Model
-from smoe.experiments.imagenet.recipes import IMAGENET_RECIPES, ImageNetData, ImageNetRecipe
 from smoe.experiments.optimizers import SgdMomentum
+from smoe.paper.imagenet.models import ImageNetModel, ResNet50Model, SpatialMoEResNet50Model
+from smoe.paper.imagenet.recipes import IMAGENET_RECIPES, ImageNetData, ImageNetRecipe
 
 SIZE, LARGER = 64, 82
 _SMALL = {"num_blocks": (1, 1, 1, 1), "filters": 16}
@@ -76,8 +76,8 @@ def make_recipe(root: Path, model: ImageNetModel, gate_lr: float | None, num_epo
 def measure(recipe: ImageNetRecipe, run: Path) -> dict[str, str]:
     """Trains, and scores the best weights by the held-out images at the size of training and at the larger one."""
     from smoe import nn
-    from smoe.experiments.imagenet.build import for_size
     from smoe.experiments.runs import open_run, train
+    from smoe.paper.imagenet.build import for_size
     from smoe.training.devices import make_accelerator
     from smoe.training.evaluation import evaluate
     from smoe.training.run_directory import RunDirectory

@@ -20,7 +20,7 @@ from rich.progress import track
 from smoe.benchmarks.memory import reset_peak, status
 from smoe.benchmarks.separate_process import compared, measure_apart
 from smoe.benchmarks.stored_table import circumstances, write_table
-from smoe.experiments.imagenet.recipes import IMAGENET_RECIPES
+from smoe.paper.imagenet.recipes import IMAGENET_RECIPES
 
 _UNIT = "ResNet-50"
 # Recipe and backend of each row; RC loss and damping as in the recipe.
@@ -42,8 +42,8 @@ def step(kind: str, batch_size: int, size: int, num_steps: int, num_threads: int
     """
     import torch
 
-    from smoe.experiments.imagenet.build import make_task
     from smoe.nn import track_loss_scale
+    from smoe.paper.imagenet.build import make_task
 
     torch.set_num_threads(num_threads)
     recipe = IMAGENET_RECIPES[KINDS[kind][0]]

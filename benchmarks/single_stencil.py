@@ -13,8 +13,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.data import diffusion_stencil
-from smoe.experiments.heat.build import make_region_map, make_split
-from smoe.experiments.heat.recipes import HeatDiffusion
+from smoe.paper.heat.build import make_region_map, make_split
+from smoe.paper.heat.recipes import HeatDiffusion
 
 
 def least_absolute(inputs: np.ndarray, targets: np.ndarray, start: np.ndarray) -> np.ndarray:

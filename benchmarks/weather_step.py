@@ -18,7 +18,7 @@ from rich.progress import track
 from smoe.benchmarks.memory import reset_peak, status
 from smoe.benchmarks.separate_process import compared, measure_apart
 from smoe.benchmarks.stored_table import circumstances, write_table
-from smoe.experiments.weather.recipes import WEATHER_RECIPES
+from smoe.paper.weather.recipes import WEATHER_RECIPES
 
 _UNIT = "R&T, 128 filters"
 # Recipe and backend of each row; RC loss and damping as in the recipe.
@@ -35,9 +35,9 @@ def step(kind: str, batch_size: int, num_steps: int, num_threads: int) -> dict[s
     """Seconds of the quickest step after one to warm up, and megabytes of the peak above what torch takes itself."""
     import torch
 
-    from smoe.experiments.weather.build import make_task
-    from smoe.experiments.weather.setting import usual_setting
     from smoe.nn import track_loss_scale
+    from smoe.paper.weather.build import make_task
+    from smoe.paper.weather.setting import usual_setting
 
     torch.set_num_threads(num_threads)
     recipe = WEATHER_RECIPES[KINDS[kind][0]]

@@ -10,8 +10,8 @@ import numpy as np
 
 from smoe.data.ens10.store import EnsembleStore
 from smoe.data.weather.grids import Grid
-from smoe.experiments.ens10.models import EmosModel
-from smoe.experiments.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData, EnsembleRecipe
+from smoe.paper.ens10.models import EmosModel
+from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData, EnsembleRecipe
 
 # An odd number of rows with both poles, as ENS-10 has, and a multiple of 4 columns.
 GRID = Grid((90.0, 67.5, 45.0, 22.5, 0.0, -22.5, -45.0, -67.5, -90.0), tuple(45.0 * j for j in range(8)))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.experiments.reproduction.run import PlannedRun
 from smoe.experiments.reproduction.stored_runs import RunStore
 from smoe.experiments.reproduction.workers import make_runs
+from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.training.plan import TrainingPlan
 
 

@@ -10,8 +10,8 @@ from memory_source import MemorySource, Silent
 from smoe.data.weather.grids import Grid
 from smoe.data.weather.prepare import prepare
 from smoe.data.weather.prepare_plan import Preparation
-from smoe.experiments.weather.models import WeatherViTModel
-from smoe.experiments.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe
+from smoe.paper.weather.models import WeatherViTModel
+from smoe.paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe
 
 # Even numbers of rows and columns, for the patches of a transformer.
 GRID = Grid((-67.5, -22.5, 22.5, 67.5), (0.0, 60.0, 120.0, 180.0, 240.0, 300.0))

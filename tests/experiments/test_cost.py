@@ -5,9 +5,9 @@ from pathlib import Path
 
 from smoe.experiments.cost import count_parts, measure_cost
 from smoe.experiments.dry_task import build_dry_task
-from smoe.experiments.heat.recipes import HEAT_RECIPES, HeatDiffusion
-from smoe.experiments.weather.recipes import WEATHER_RECIPES, WeatherData
 from smoe.models import WeatherResNet
+from smoe.paper.heat.recipes import HEAT_RECIPES, HeatDiffusion
+from smoe.paper.weather.recipes import WEATHER_RECIPES, WeatherData
 from tiny_weather import make_store, tiny_recipe
 
 

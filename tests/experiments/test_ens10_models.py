@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from smoe import SpatialMoE2d
-from smoe.experiments.ens10.build_model import EnsembleShape, build_model, trunk
-from smoe.experiments.ens10.models import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
-from smoe.experiments.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData, EnsembleRecipe
 from smoe.experiments.parameter_counts import count_parameters
 from smoe.models import Emos
 from smoe.options import RoutingTraining
+from smoe.paper.ens10.build_model import EnsembleShape, build_model, trunk
+from smoe.paper.ens10.models import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
+from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData, EnsembleRecipe
 
 SMALL_SHAPE = EnsembleShape("t850", 5, 14, (9, 8))
 

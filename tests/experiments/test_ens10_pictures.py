@@ -18,9 +18,9 @@ from smoe.data.ens10.open_ens10 import open_ens10
 from smoe.data.ens10.prepare import prepare
 from smoe.data.ens10.prepare_plan import Preparation
 from smoe.data.ens10.store import EnsembleStore
-from smoe.experiments.ens10.recipes import EnsembleData
-from smoe.experiments.ens10.verification import NUM_PARTS, verify
 from smoe.experiments.runs import open_run, train
+from smoe.paper.ens10.recipes import EnsembleData
+from smoe.paper.ens10.verification import NUM_PARTS, verify
 from smoe.views import draw_calibration, draw_score_maps
 
 

@@ -13,15 +13,15 @@ from smoe.data.ens10.open_ens10 import open_ens10
 from smoe.data.ens10.prepare import prepare
 from smoe.data.ens10.prepare_plan import Preparation
 from smoe.data.weather.errors import DataError
-from smoe.experiments.ens10.recipes import EnsembleData, EnsembleRecipe
-from smoe.experiments.ens10.references import store_references
-from smoe.experiments.ens10.setting import open_store
-from smoe.experiments.ens10.tables import ENS10, store_folder
 from smoe.experiments.reproduction.plan import plan_runs
 from smoe.experiments.reproduction.report import markdown
 from smoe.experiments.reproduction.run import train_and_store
 from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
 from smoe.experiments.reproduction.tables import Scale
+from smoe.paper.ens10.recipes import EnsembleData, EnsembleRecipe
+from smoe.paper.ens10.references import store_references
+from smoe.paper.ens10.setting import open_store
+from smoe.paper.ens10.tables import ENS10, store_folder
 
 YEARS = {"train_years": (1998, 1998), "validation_years": (1999, 1999), "test_years": (2000, 2000)}
 

@@ -18,13 +18,13 @@ from smoe.data.ens10.prepare import prepare
 from smoe.data.ens10.prepare_plan import Preparation
 from smoe.data.weather.errors import DataError
 from smoe.experiments.dry_task import build_dry_task
-from smoe.experiments.ens10.build import build_task, make_split, make_task
-from smoe.experiments.ens10.raw import score_raw_ensemble
-from smoe.experiments.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData
-from smoe.experiments.ens10.setting import setting_of
 from smoe.experiments.optimizers import AdamL2
 from smoe.experiments.runs import open_run, train
 from smoe.losses import GaussianCRPSLoss
+from smoe.paper.ens10.build import build_task, make_split, make_task
+from smoe.paper.ens10.raw import score_raw_ensemble
+from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData
+from smoe.paper.ens10.setting import setting_of
 from smoe.training.loop import Loop
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Task

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from smoe.experiments.heat.build import build_task, make_region_map, make_split
-from smoe.experiments.heat.build_model import build_gate, build_model
-from smoe.experiments.heat.models import ConvNetModel, SpatialMoEModel
-from smoe.experiments.heat.pictures import draw_run, learned
-from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.experiments.runs import default_output_dir, open_run, train
 from smoe.options import RoutingTraining
+from smoe.paper.heat.build import build_task, make_region_map, make_split
+from smoe.paper.heat.build_model import build_gate, build_model
+from smoe.paper.heat.models import ConvNetModel, SpatialMoEModel
+from smoe.paper.heat.pictures import draw_run, learned
+from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.training.checkpoints import CheckpointError
 from smoe.training.plan import TrainingPlan
 from smoe.training.run_directory import RunDirectory, RunError

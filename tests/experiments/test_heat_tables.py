@@ -9,15 +9,15 @@ import torch
 
 from smoe.data import diffusion_stencil
 from smoe.experiments.build import build_task
-from smoe.experiments.heat.build import make_region_map
-from smoe.experiments.heat.build_model import build_model
-from smoe.experiments.heat.models import SpatialMoEModel
-from smoe.experiments.heat.recipes import HEAT_RECIPES, AuxiliaryLosses, HeatDiffusion, HeatRecipe
-from smoe.experiments.heat.tables import HEAT
 from smoe.experiments.parameter_counts import count_parameters
 from smoe.models import SpatialMoENet
 from smoe.nn import SpatialMoE2d
 from smoe.options import RoutingTraining
+from smoe.paper.heat.build import make_region_map
+from smoe.paper.heat.build_model import build_model
+from smoe.paper.heat.models import SpatialMoEModel
+from smoe.paper.heat.recipes import HEAT_RECIPES, AuxiliaryLosses, HeatDiffusion, HeatRecipe
+from smoe.paper.heat.tables import HEAT
 
 # Twenty pixels: patches of four divide it, and the largest dilation of the low-rank combiner fits.
 TINY = HeatDiffusion(spatial_shape=(20, 20), num_steps=4, num_train_runs=2, num_validation_runs=1, num_test_runs=1)

@@ -8,20 +8,20 @@ import pytest
 import torch
 
 from smoe.experiments.cost import measure_cost
-from smoe.experiments.images.build import make_task
-from smoe.experiments.images.build_model import build_model
-from smoe.experiments.images.models import (
-    CoordConvClassifierModel,
-    LowRankLocalClassifierModel,
-    SpatialMoEClassifierModel,
-    WideClassifierModel,
-)
-from smoe.experiments.images.recipes import IMAGE_MODELS, IMAGE_RECIPES, ImageData, ImageRecipe
 from smoe.experiments.parameter_counts import count_parameters
 from smoe.experiments.recipes import RECIPES, recipe_from_plain, recipe_to_plain
 from smoe.models import ImageClassifier
 from smoe.nn import RoutedLayer, TensorGate
 from smoe.options import RoutingTraining
+from smoe.paper.images.build import make_task
+from smoe.paper.images.build_model import build_model
+from smoe.paper.images.models import (
+    CoordConvClassifierModel,
+    LowRankLocalClassifierModel,
+    SpatialMoEClassifierModel,
+    WideClassifierModel,
+)
+from smoe.paper.images.recipes import IMAGE_MODELS, IMAGE_RECIPES, ImageData, ImageRecipe
 
 # Norms of three layers of 64, and the linear map.
 _NORMS, _HEAD = 3 * 2 * 64, 64 * 10 + 10

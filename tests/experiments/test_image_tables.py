@@ -8,16 +8,16 @@ import pytest
 
 from image_files import write_idx_set
 from smoe.cli import main
-from smoe.experiments.images.figures import draw_figures
-from smoe.experiments.images.models import SpatialMoEClassifierModel
-from smoe.experiments.images.recipes import IMAGE_RECIPES, ImageRecipe
-from smoe.experiments.images.tables import IMAGES
 from smoe.experiments.paper import PAPER_RESULTS
 from smoe.experiments.reproduction.plan import plan_runs
 from smoe.experiments.reproduction.report import markdown, percent
 from smoe.experiments.reproduction.run import train_and_store
 from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
 from smoe.experiments.reproduction.tables import Scale
+from smoe.paper.images.figures import draw_figures
+from smoe.paper.images.models import SpatialMoEClassifierModel
+from smoe.paper.images.recipes import IMAGE_RECIPES, ImageRecipe
+from smoe.paper.images.tables import IMAGES
 
 
 def test_the_papers_rows():

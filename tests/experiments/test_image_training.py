@@ -11,12 +11,12 @@ from image_files import write_cifar10, write_idx_set
 from smoe.cli import main
 from smoe.data.errors import DataError
 from smoe.data.images.samples import DrawnImages
-from smoe.experiments.images.build import build_task
-from smoe.experiments.images.models import ConvClassifierModel, CoordConvClassifierModel, SpatialMoEClassifierModel
-from smoe.experiments.images.pictures import confusion_of, mean_images
-from smoe.experiments.images.recipes import IMAGE_RECIPES, ImageData, ImageRecipe
 from smoe.experiments.runs import open_run, train
 from smoe.options import RoutingTraining
+from smoe.paper.images.build import build_task
+from smoe.paper.images.models import ConvClassifierModel, CoordConvClassifierModel, SpatialMoEClassifierModel
+from smoe.paper.images.pictures import confusion_of, mean_images
+from smoe.paper.images.recipes import IMAGE_RECIPES, ImageData, ImageRecipe
 from smoe.training.plan import TrainingPlan
 
 FAST = TrainingPlan(batch_size=20, evaluation_batch_size=50, max_epochs=2, monitor="accuracy", device="cpu")

@@ -19,13 +19,13 @@ from smoe.data.errors import DataError
 from smoe.data.images.augment.options import Augmentation
 from smoe.experiments.build import build_task
 from smoe.experiments.build_optimizer import build_sgd
-from smoe.experiments.imagenet.build import make_task
-from smoe.experiments.imagenet.build_model import build_model
-from smoe.experiments.imagenet.models import AddedSpatialMoEResNet50Model, SpatialMoEResNet50Model
-from smoe.experiments.imagenet.recipes import IMAGENET_RECIPES, IMAGENET_TRAINING, ImageNetData, ImageNetRecipe
 from smoe.experiments.optimizers import SgdMomentum
 from smoe.experiments.recipes import recipe_from_plain, recipe_to_plain
 from smoe.experiments.runs import open_run, train
+from smoe.paper.imagenet.build import make_task
+from smoe.paper.imagenet.build_model import build_model
+from smoe.paper.imagenet.models import AddedSpatialMoEResNet50Model, SpatialMoEResNet50Model
+from smoe.paper.imagenet.recipes import IMAGENET_RECIPES, IMAGENET_TRAINING, ImageNetData, ImageNetRecipe
 from smoe.training.interruption import Interrupted
 from smoe.training.run_directory import RunDirectory
 from training.test_loop import StopAfter, without_times

@@ -9,8 +9,8 @@ import pytest
 
 from image_folders import write_folders
 from smoe.cli import main
-from smoe.experiments.imagenet.recipes import IMAGENET_RECIPES
-from smoe.experiments.imagenet.tables import IMAGENET
+from smoe.paper.imagenet.recipes import IMAGENET_RECIPES
+from smoe.paper.imagenet.tables import IMAGENET
 
 
 def test_every_recipe_has_a_row_with_both_accuracies_of_the_paper() -> None:

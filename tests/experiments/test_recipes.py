@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from smoe.experiments.heat.models import SpatialMoEModel
-from smoe.experiments.heat.recipes import HEAT_RECIPES, HeatDiffusion, HeatRecipe
 from smoe.experiments.recipes import RecipeError, find_recipe, from_plain, to_plain
+from smoe.paper.heat.models import SpatialMoEModel
+from smoe.paper.heat.recipes import HEAT_RECIPES, HeatDiffusion, HeatRecipe
 
 
 def test_the_headline_recipe_is_the_paper_scale_one() -> None:

@@ -9,11 +9,11 @@ from smoe import SpatialMoE2d, nn
 from smoe.experiments.build_optimizer import parameter_groups
 from smoe.experiments.optimizers import AdamL2
 from smoe.experiments.parameter_counts import count_parameters
-from smoe.experiments.weather.build_model import Shape, build_model
-from smoe.experiments.weather.models import AddedSpatialMoEModel, SpatialMoEResNetModel, WeatherModel
-from smoe.experiments.weather.recipes import WEATHER_RECIPES
 from smoe.nn import RoutedLayer
 from smoe.options import RoutingTraining
+from smoe.paper.weather.build_model import Shape, build_model
+from smoe.paper.weather.models import AddedSpatialMoEModel, SpatialMoEResNetModel, WeatherModel
+from smoe.paper.weather.recipes import WEATHER_RECIPES
 from tiny_weather import tiny_recipe
 
 PAPER_SHAPE = Shape(117, 3, (32, 64))

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from smoe.experiments.heat.recipes import HeatRecipe
 from smoe.experiments.optimizers import AdamL2
 from smoe.experiments.recipes import RECIPES, RecipeError, recipe_from_plain, recipe_to_plain, to_plain
-from smoe.experiments.weather.models import SpatialMoEResNetModel
-from smoe.experiments.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe
+from smoe.paper.heat.recipes import HeatRecipe
+from smoe.paper.weather.models import SpatialMoEResNetModel
+from smoe.paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe
 
 
 def test_the_two_ways_of_training_are_the_two_papers() -> None:

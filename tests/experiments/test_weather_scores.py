@@ -19,12 +19,12 @@ from smoe.data.weather.store import WeatherStore
 from smoe.data.weather.truth import Truth
 from smoe.experiments.recipes import RECIPES
 from smoe.experiments.runs import OpenRun, open_run, train
-from smoe.experiments.weather.evaluate import RunScores, evaluate_run
-from smoe.experiments.weather.pictures import layer_inputs
-from smoe.experiments.weather.published import PUBLISHED
-from smoe.experiments.weather.score_files import score_file
-from smoe.experiments.weather.scores import score_baselines
 from smoe.nn import ConvGate, SpatialMoE2d
+from smoe.paper.weather.evaluate import RunScores, evaluate_run
+from smoe.paper.weather.pictures import layer_inputs
+from smoe.paper.weather.published import PUBLISHED
+from smoe.paper.weather.score_files import score_file
+from smoe.paper.weather.scores import score_baselines
 from tiny_weather import GRID, SOURCE, make_store, tiny_recipe
 
 TARGETS = ("z_500", "t_850", "tp")

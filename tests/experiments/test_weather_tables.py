@@ -13,10 +13,10 @@ from smoe.experiments.reproduction.plan import plan_runs
 from smoe.experiments.reproduction.report import markdown
 from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
 from smoe.experiments.reproduction.tables import Row, Scale
-from smoe.experiments.weather.build import make_task
-from smoe.experiments.weather.references import store_references
-from smoe.experiments.weather.setting import usual_setting
-from smoe.experiments.weather.tables import WEATHER
+from smoe.paper.weather.build import make_task
+from smoe.paper.weather.references import store_references
+from smoe.paper.weather.setting import usual_setting
+from smoe.paper.weather.tables import WEATHER
 from tiny_weather import make_store, tiny_recipe
 
 SMALL = WEATHER.scale("small")

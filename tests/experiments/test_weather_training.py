@@ -13,9 +13,9 @@ from smoe.data.weather.errors import DataError
 from smoe.data.weather.store import WeatherStore
 from smoe.experiments.optimizers import AdamL2
 from smoe.experiments.runs import open_run, train
-from smoe.experiments.weather.build import build_task
-from smoe.experiments.weather.recipes import WEATHER_RECIPES
 from smoe.losses import latitude_weights
+from smoe.paper.weather.build import build_task
+from smoe.paper.weather.recipes import WEATHER_RECIPES
 from smoe.training.checkpoints import CheckpointError, load_checkpoint
 from smoe.training.run_directory import RunDirectory
 from tiny_weather import GRID, make_store, tiny_recipe

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from smoe.experiments.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.experiments.runs import train
+from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.training.freed_memory import keep_freed_memory
 from smoe.training.plan import TrainingPlan
 

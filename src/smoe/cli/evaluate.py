@@ -90,9 +90,9 @@ def run(args: list[str]) -> int:
         check_output(options.forecasts)
 
     from smoe.cli.report import print_result
-    from smoe.experiments.ens10.recipes import EnsembleRecipe
     from smoe.experiments.runs import open_run
-    from smoe.experiments.weather.recipes import WeatherRecipe
+    from smoe.paper.ens10.recipes import EnsembleRecipe
+    from smoe.paper.weather.recipes import WeatherRecipe
 
     opened = open_run(options.run, options.checkpoint, (options.split,), say=_say)
     if isinstance(opened.recipe, WeatherRecipe):
@@ -111,7 +111,7 @@ def run(args: list[str]) -> int:
 def _evaluate_weather(opened: OpenRun, options: Evaluate) -> None:
     from smoe.cli.score_progress import ScoreProgress
     from smoe.cli.weather_report import print_published, print_scores
-    from smoe.experiments.weather.evaluate import evaluate_run
+    from smoe.paper.weather.evaluate import evaluate_run
 
     with ScoreProgress() as progress:
         result = evaluate_run(opened, options.split, options.forecasts, progress)
@@ -133,9 +133,9 @@ def _evaluate_weather(opened: OpenRun, options: Evaluate) -> None:
 
 def _evaluate_ensemble(opened: OpenRun, options: Evaluate) -> None:
     from smoe.cli.ensemble_report import print_ensemble_scores
-    from smoe.experiments.ens10.raw import score_raw_ensemble
-    from smoe.experiments.ens10.recipes import EnsembleRecipe
-    from smoe.experiments.ens10.setting import open_store
+    from smoe.paper.ens10.raw import score_raw_ensemble
+    from smoe.paper.ens10.recipes import EnsembleRecipe
+    from smoe.paper.ens10.setting import open_store
 
     assert isinstance(opened.recipe, EnsembleRecipe)
     data = opened.recipe.data
@@ -154,7 +154,7 @@ def _score_ensemble(options: Evaluate, path: Path) -> None:
 
     from smoe.cli.ensemble_report import print_ensemble_scores
     from smoe.data.ens10.store import EnsembleStore
-    from smoe.experiments.ens10.raw import score_raw_ensemble
+    from smoe.paper.ens10.raw import score_raw_ensemble
 
     store = EnsembleStore.open(path)
     after = store.train_years[1] + 1
@@ -172,7 +172,7 @@ def _score_file(options: Evaluate, file: Path) -> None:
     from smoe.cli.score_progress import ScoreProgress
     from smoe.cli.weather_report import print_published, print_scores
     from smoe.data.weather.store import WeatherStore
-    from smoe.experiments.weather.score_files import score_file
+    from smoe.paper.weather.score_files import score_file
 
     store, asked = WeatherStore.open(options.data.store), options.data
     with ScoreProgress() as progress:

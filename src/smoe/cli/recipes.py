@@ -7,7 +7,7 @@ import sys
 from smoe.cli.main import UsageError
 from smoe.experiments.paper import PAPER_RESULTS
 from smoe.experiments.recipes import RECIPES
-from smoe.experiments.weather.published import LEADS_OF_TABLES, PUBLISHED
+from smoe.paper.weather.published import LEADS_OF_TABLES, PUBLISHED
 
 HELP = "usage: smoe recipes\n\nLists the recipes with the paper's results.\n"
 

@@ -11,13 +11,13 @@ import tyro
 
 from smoe.cli.main import UsageError
 from smoe.cli.parse import parse
-from smoe.experiments.ens10.tables import ENS10
-from smoe.experiments.heat.tables import HEAT
-from smoe.experiments.imagenet.tables import IMAGENET
-from smoe.experiments.images.tables import IMAGES
 from smoe.experiments.reproduction.stored_runs import RunStore
 from smoe.experiments.reproduction.tables import Experiment, ResultTable, Scale
-from smoe.experiments.weather.tables import WEATHER
+from smoe.paper.ens10.tables import ENS10
+from smoe.paper.heat.tables import HEAT
+from smoe.paper.imagenet.tables import IMAGENET
+from smoe.paper.images.tables import IMAGES
+from smoe.paper.weather.tables import WEATHER
 from smoe.suggestions import suggest
 
 EXPERIMENTS = (HEAT, WEATHER, ENS10, IMAGES, IMAGENET)
@@ -167,9 +167,9 @@ def _store_references(
     experiment: Experiment, tables: list[ResultTable], scale: Scale, data: Path, store: RunStore
 ) -> None:
     if experiment is WEATHER:
-        from smoe.experiments.weather.references import store_references
+        from smoe.paper.weather.references import store_references
     elif experiment is ENS10:
-        from smoe.experiments.ens10.references import store_references
+        from smoe.paper.ens10.references import store_references
     else:
         return
     store_references(tables, scale, data, store, say=_say)
@@ -183,11 +183,11 @@ def _draw_figures(
     experiment: Experiment, tables: list[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
 ) -> list[Path]:
     if experiment is HEAT:
-        from smoe.experiments.heat.figures import draw_figures
+        from smoe.paper.heat.figures import draw_figures
 
         return draw_figures(experiment, tables, store, runs_dir, output_dir)
     if experiment is IMAGES:
-        from smoe.experiments.images.figures import draw_figures as draw_image_figures
+        from smoe.paper.images.figures import draw_figures as draw_image_figures
 
         return draw_image_figures(experiment, tables, store, runs_dir, output_dir)
     from smoe.experiments.reproduction.figures import draw_figures

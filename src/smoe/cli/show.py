@@ -55,37 +55,37 @@ def run(args: list[str]) -> int:
     options = parse(Show, args, prog="smoe show")
     times = [_parse_time(text) for text in options.init_times]
 
-    from smoe.experiments.ens10.recipes import EnsembleRecipe
-    from smoe.experiments.imagenet.recipes import ImageNetRecipe
-    from smoe.experiments.images.recipes import ImageRecipe
     from smoe.experiments.runs import open_run, read_recipe
-    from smoe.experiments.weather.recipes import WeatherRecipe
+    from smoe.paper.ens10.recipes import EnsembleRecipe
+    from smoe.paper.imagenet.recipes import ImageNetRecipe
+    from smoe.paper.images.recipes import ImageRecipe
+    from smoe.paper.weather.recipes import WeatherRecipe
     from smoe.training.run_directory import RunDirectory
 
     name, recipe = read_recipe(RunDirectory(options.run))
     if (times or options.layers) and not isinstance(recipe, WeatherRecipe):
         raise UsageError(f"--init-times and --layers are for weather runs; {options.run} is a run of {name}")
     if isinstance(recipe, EnsembleRecipe):
-        from smoe.experiments.ens10.pictures import draw_run as draw_ensemble_run
+        from smoe.paper.ens10.pictures import draw_run as draw_ensemble_run
 
         opened = open_run(options.run, options.checkpoint, (options.split,), say=_say)
         pictures = draw_ensemble_run(opened, options.split)
     elif isinstance(recipe, ImageRecipe):
-        from smoe.experiments.images.pictures import draw_run as draw_image_run
+        from smoe.paper.images.pictures import draw_run as draw_image_run
 
         pictures = draw_image_run(open_run(options.run, options.checkpoint, (options.split,), say=_say), options.split)
     elif isinstance(recipe, ImageNetRecipe):
-        from smoe.experiments.imagenet.pictures import draw_run as draw_imagenet_run
+        from smoe.paper.imagenet.pictures import draw_run as draw_imagenet_run
 
         opened = open_run(options.run, options.checkpoint, (options.split,), say=_say)
         pictures = draw_imagenet_run(opened, options.split)
     elif isinstance(recipe, WeatherRecipe):
-        from smoe.experiments.weather.pictures import draw_run as draw_weather_run
+        from smoe.paper.weather.pictures import draw_run as draw_weather_run
 
         opened = open_run(options.run, options.checkpoint, (options.split,), say=_say)
         pictures = draw_weather_run(opened, options.split, times, options.layers)
     else:
-        from smoe.experiments.heat.pictures import draw_run
+        from smoe.paper.heat.pictures import draw_run
 
         pictures = draw_run(open_run(options.run, options.checkpoint))
     for picture in pictures:

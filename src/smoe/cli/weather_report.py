@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from smoe.data.weather.variables import VARIABLES, parse_channel
-from smoe.experiments.weather.published import LEADS_OF_TABLES, PUBLISHED, PUBLISHED_DATA
+from smoe.paper.weather.published import LEADS_OF_TABLES, PUBLISHED, PUBLISHED_DATA
 
 Scores = Mapping[str, float]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from smoe.experiments.ens10.recipes import EnsembleRecipe
-from smoe.experiments.heat.recipes import HeatRecipe
-from smoe.experiments.imagenet.recipes import ImageNetRecipe
-from smoe.experiments.images.recipes import ImageRecipe
 from smoe.experiments.recipes import Recipe
+from smoe.paper.ens10.recipes import EnsembleRecipe
+from smoe.paper.heat.recipes import HeatRecipe
+from smoe.paper.imagenet.recipes import ImageNetRecipe
+from smoe.paper.images.recipes import ImageRecipe
 from smoe.training.task import Task
 
 SPLITS = ("train", "validation", "test")
@@ -24,21 +24,21 @@ def build_task(recipe: Recipe, splits: tuple[str, ...] = SPLITS, say: Callable[[
     """
     # Imported where they are needed: each experiment reads its own files with its own packages.
     if isinstance(recipe, HeatRecipe):
-        from smoe.experiments.heat.build import build_task as build_heat_task
+        from smoe.paper.heat.build import build_task as build_heat_task
 
         return build_heat_task(recipe, splits, say)
     if isinstance(recipe, EnsembleRecipe):
-        from smoe.experiments.ens10.build import build_task as build_ensemble_task
+        from smoe.paper.ens10.build import build_task as build_ensemble_task
 
         return build_ensemble_task(recipe, splits, say)
     if isinstance(recipe, ImageNetRecipe):
-        from smoe.experiments.imagenet.build import build_task as build_imagenet_task
+        from smoe.paper.imagenet.build import build_task as build_imagenet_task
 
         return build_imagenet_task(recipe, splits, say)
     if isinstance(recipe, ImageRecipe):
-        from smoe.experiments.images.build import build_task as build_image_task
+        from smoe.paper.images.build import build_task as build_image_task
 
         return build_image_task(recipe, splits, say)
-    from smoe.experiments.weather.build import build_task as build_weather_task
+    from smoe.paper.weather.build import build_task as build_weather_task
 
     return build_weather_task(recipe, splits, say)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smoe.experiments.ens10.models import EmosModel
-from smoe.experiments.ens10.recipes import EnsembleRecipe
-from smoe.experiments.heat.recipes import HeatRecipe
-from smoe.experiments.imagenet.recipes import ImageNetRecipe
-from smoe.experiments.images.recipes import ImageRecipe
 from smoe.experiments.recipes import Recipe
-from smoe.experiments.weather.recipes import WeatherData, WeatherRecipe
+from smoe.paper.ens10.models import EmosModel
+from smoe.paper.ens10.recipes import EnsembleRecipe
+from smoe.paper.heat.recipes import HeatRecipe
+from smoe.paper.imagenet.recipes import ImageNetRecipe
+from smoe.paper.images.recipes import ImageRecipe
+from smoe.paper.weather.recipes import WeatherData, WeatherRecipe
 from smoe.training.task import Task
 
 # Of ENS-10: twice a week.
@@ -54,7 +54,7 @@ def build_dry_task(recipe: Recipe) -> DryTask:
 
 
 def _heat(recipe: HeatRecipe) -> DryTask:
-    from smoe.experiments.heat.build import build_task, make_region_map
+    from smoe.paper.heat.build import build_task, make_region_map
 
     data = recipe.data
     grid = make_region_map(data).shape
@@ -65,8 +65,8 @@ def _heat(recipe: HeatRecipe) -> DryTask:
 
 
 def _weather(recipe: WeatherRecipe) -> DryTask:
-    from smoe.experiments.weather.build import make_split, make_task
-    from smoe.experiments.weather.setting import USUAL_GRID, open_store, setting_of, usual_setting
+    from smoe.paper.weather.build import make_split, make_task
+    from smoe.paper.weather.setting import USUAL_GRID, open_store, setting_of, usual_setting
 
     data = recipe.data
     if data.store is None:
@@ -93,8 +93,8 @@ def _weather(recipe: WeatherRecipe) -> DryTask:
 
 
 def _ensemble(recipe: EnsembleRecipe) -> DryTask:
-    from smoe.experiments.ens10.build import make_split, make_task
-    from smoe.experiments.ens10.setting import open_store, setting_of, usual_setting
+    from smoe.paper.ens10.build import make_split, make_task
+    from smoe.paper.ens10.setting import open_store, setting_of, usual_setting
 
     data = recipe.data
     if data.store is None:
@@ -124,7 +124,7 @@ def _ensemble(recipe: EnsembleRecipe) -> DryTask:
 
 def _images(recipe: ImageRecipe) -> DryTask:
     from smoe.data.images.catalogue import IMAGE_SETS
-    from smoe.experiments.images.build import make_task
+    from smoe.paper.images.build import make_task
 
     data = recipe.data
     image_set = IMAGE_SETS[data.name]
@@ -138,7 +138,7 @@ def _images(recipe: ImageRecipe) -> DryTask:
 
 def _imagenet(recipe: ImageNetRecipe) -> DryTask:
     from smoe.data.images.class_folders import find_class_folders, hold_out
-    from smoe.experiments.imagenet.build import NUM_CLASSES, NUM_TRAIN_IMAGES, NUM_VALIDATION_IMAGES, make_task
+    from smoe.paper.imagenet.build import NUM_CLASSES, NUM_TRAIN_IMAGES, NUM_VALIDATION_IMAGES, make_task
 
     data = recipe.data
     num_held, num_classes = data.held_out_per_class, NUM_CLASSES

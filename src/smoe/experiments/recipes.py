@@ -9,11 +9,11 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from smoe.experiments.ens10.recipes import ENSEMBLE_RECIPES, EnsembleRecipe
-from smoe.experiments.heat.recipes import HEAT_RECIPES, HeatRecipe
-from smoe.experiments.imagenet.recipes import IMAGENET_RECIPES, ImageNetRecipe
-from smoe.experiments.images.recipes import IMAGE_RECIPES, ImageRecipe
-from smoe.experiments.weather.recipes import WEATHER_RECIPES, WeatherRecipe
+from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleRecipe
+from smoe.paper.heat.recipes import HEAT_RECIPES, HeatRecipe
+from smoe.paper.imagenet.recipes import IMAGENET_RECIPES, ImageNetRecipe
+from smoe.paper.images.recipes import IMAGE_RECIPES, ImageRecipe
+from smoe.paper.weather.recipes import WEATHER_RECIPES, WeatherRecipe
 from smoe.suggestions import suggest
 
 # The first one is that of the recipes stored when there was one experiment only, which do not say their class.

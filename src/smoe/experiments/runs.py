@@ -12,7 +12,7 @@ import torch
 from smoe.experiments.build import build_task
 from smoe.experiments.initial_weights import load_initial_weights
 from smoe.experiments.recipes import Recipe, recipe_from_plain, recipe_to_plain
-from smoe.experiments.weather.recipes import WeatherRecipe
+from smoe.paper.weather.recipes import WeatherRecipe
 from smoe.training.checkpoints import CheckpointError, load_checkpoint
 from smoe.training.devices import make_accelerator
 from smoe.training.evaluation import evaluate

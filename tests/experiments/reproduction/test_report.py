@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smoe.experiments.heat.figures import draw_figures
-from smoe.experiments.heat.recipes import HeatRecipe
-from smoe.experiments.heat.tables import HEAT, grid_recipe
 from smoe.experiments.paper import PaperResult, heat_result
 from smoe.experiments.recipes import to_plain
 from smoe.experiments.reproduction.plan import plan_runs
 from smoe.experiments.reproduction.report import markdown, outcomes, percent
 from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
 from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
+from smoe.paper.heat.figures import draw_figures
+from smoe.paper.heat.recipes import HeatRecipe
+from smoe.paper.heat.tables import HEAT, grid_recipe
 
 
 def small(recipe: Any) -> HeatRecipe:
@@ -151,7 +151,7 @@ def test_the_grid_of_quantiles_shows_one_scale(tmp_path: Path, monkeypatch: pyte
 
 
 def test_epochs_to_100_need_all_seeds(tmp_path: Path) -> None:
-    from smoe.experiments.heat.figures import _epochs_to_all
+    from smoe.paper.heat.figures import _epochs_to_all
 
     store = RunStore(tmp_path)
     row = Row(("",), grid_recipe(0.3, 0.1))

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from smoe.experiments.heat.models import ConvNetModel, SpatialMoEModel
-from smoe.experiments.heat.recipes import HEAT_RECIPES, HeatRecipe
 from smoe.experiments.reproduction.stored_runs import RunKey, RunStore, StoredRunError, differences
+from smoe.paper.heat.models import ConvNetModel, SpatialMoEModel
+from smoe.paper.heat.recipes import HEAT_RECIPES, HeatRecipe
 
 
 def test_only_differences_from_the_defaults_make_the_key() -> None:

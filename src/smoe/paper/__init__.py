@@ -1,0 +1,1 @@
+"""The experiments of the paper, one folder each: data, models, recipes, tables and pictures."""

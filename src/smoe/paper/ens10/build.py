@@ -1,0 +1,94 @@
+"""Makes the data and the training task of a recipe that corrects ensembles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch.utils.data import Dataset
+
+from smoe.data.ens10.samples import EnsembleSamples
+from smoe.data.ens10.store import EnsembleStore
+from smoe.experiments.build_optimizer import build_optimizer
+from smoe.losses import GaussianCRPSLoss
+from smoe.metrics import EECRPS, EfiDates, GaussianCRPS, GaussianSpreadSkill, Metric
+from smoe.paper.ens10.build_model import build_model
+from smoe.paper.ens10.models import EmosModel
+from smoe.paper.ens10.recipes import EnsembleRecipe
+from smoe.paper.ens10.scored_samples import ScoredSamples
+from smoe.paper.ens10.setting import EnsembleSetting, open_store, setting_of
+from smoe.training.routing_warmup import RoutingWarmup
+from smoe.training.task import Task
+
+Progress = Callable[[str], None]
+Samples = EnsembleSamples | ScoredSamples
+
+
+def build_task(
+    recipe: EnsembleRecipe, splits: tuple[str, ...] = ("train", "validation", "test"), say: Progress = print
+) -> Task:
+    """Everything the training loop needs.
+
+    Args:
+        recipe: what to train.
+        splits: the data to open.
+        say: told what is missing.
+    """
+    store = open_store(recipe.data)
+    samples = {split: make_split(recipe, store, split, say) for split in splits}
+    return make_task(recipe, setting_of(store), samples)
+
+
+def make_task(
+    recipe: EnsembleRecipe,
+    setting: EnsembleSetting,
+    samples: Mapping[str, Dataset[tuple[torch.Tensor, torch.Tensor]]] | None = None,
+) -> Task:
+    """The task of a recipe in a setting.
+
+    Args:
+        recipe: what to train.
+        setting: what the model is made for.
+        samples: by split.
+    """
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe.model, recipe.routing, setting.shape)
+    return Task(
+        model,
+        build_optimizer(model, recipe.optimizer, is_fused=recipe.training.precision != "fp16"),
+        GaussianCRPSLoss(setting.latitude if recipe.weighs_latitudes else None),
+        make_scores(setting),
+        {} if samples is None else samples,
+        EnsembleSamples.collate,
+        recipe.seed,
+        begin_epoch=RoutingWarmup(model, recipe.routing_warmup_epochs).begin_epoch,
+    )
+
+
+def make_split(recipe: EnsembleRecipe, store: EnsembleStore, split: str, say: Progress = print) -> Samples:
+    """The samples of a split, of members for EMOS; with the EFI if the store has one."""
+    data = recipe.data
+    years = {"train": data.train_years, "validation": data.validation_years, "test": data.test_years}[split]
+    inputs = "members" if isinstance(recipe.model, EmosModel) else "statistics"
+    samples = EnsembleSamples(store, years, inputs=inputs)
+    missing = [year for year in range(years[0], years[1] + 1) if year not in store.years()]
+    if missing:
+        say(
+            f"{split}: of the years {years[0]} to {years[1]}, {len(missing)} are not in {store.path}: "
+            f"{', '.join(map(str, missing))}"
+        )
+    if store.efi is None:
+        return samples
+    scored = ScoredSamples(samples)
+    if split != "train" and scored.num_unknown:
+        say(
+            f"{split}: {scored.num_unknown} of {len(scored)} forecasts have no extreme forecast index, and the EECRPS "
+            "leaves them out"
+        )
+    return scored
+
+
+def make_scores(setting: EnsembleSetting) -> list[Metric]:
+    """CRPS with and without the area of the pixels, spread over skill, and EECRPS where the EFI is known."""
+    scores: list[Metric] = [GaussianCRPS(), GaussianCRPS(setting.latitude), GaussianSpreadSkill()]
+    return [*scores, EECRPS(), EECRPS(setting.latitude), EfiDates()] if setting.has_efi else scores

@@ -1,0 +1,75 @@
+"""Makes the model of a recipe that corrects ensembles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from smoe.experiments.gated_layers import convert_net
+from smoe.models import Emos, UNet
+from smoe.models.unet import start_as_torch
+from smoe.options import RoutingTraining
+from smoe.paper.ens10.models import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
+
+# What ENS-10 scales the members of EMOS by, in m2 s-2 and K.
+VALUE_RANGES = {"z500": (48_200.0, 58_000.0), "t850": (240.0, 299.0), "t2m": (218.0, 304.0)}
+
+
+@dataclass(frozen=True)
+class EnsembleShape:
+    """What a model is made for.
+
+    Attributes:
+        task: `z500`, `t850` or `t2m`.
+        num_members: of the ensemble.
+        in_channels: statistics of the ensemble that a U-Net sees.
+        grid: rows and columns.
+    """
+
+    task: str
+    num_members: int
+    in_channels: int
+    grid: tuple[int, int]
+
+
+def build_model(model: EnsembleModel, routing: RoutingTraining, shape: EnsembleShape) -> torch.nn.Module:
+    """The model a recipe describes: `(B, C, H, W)`, or the members for EMOS, to `(B, 2, H, W)`.
+
+    Args:
+        model: the description.
+        routing: how the routing of SMoE layers learns.
+        shape: of its inputs.
+    """
+    match model:
+        case EmosModel():
+            if shape.task not in VALUE_RANGES:
+                raise ValueError(f"EMOS knows the range of {', '.join(VALUE_RANGES)}, not of {shape.task!r}")
+            return Emos(shape.num_members, VALUE_RANGES[shape.task])
+        case UNetModel():
+            return _make_unet(model, shape)
+        case SpatialMoEUNetModel():
+            return _convert(_make_unet(model, shape), model, routing, shape)
+
+
+def trunk(name: str) -> str:
+    """The part of a U-Net that a layer belongs to: `encoder`, `decoder` or `head`."""
+    return name.partition(".")[0]
+
+
+def _make_unet(model: UNetModel | SpatialMoEUNetModel, shape: EnsembleShape) -> UNet:
+    return UNet(shape.in_channels, filters=model.filters, padding_mode=model.padding_mode)
+
+
+def _convert(net: UNet, model: SpatialMoEUNetModel, routing: RoutingTraining, shape: EnsembleShape) -> torch.nn.Module:
+    """The 3x3 convolutions become SMoE layers, with their biases, and start as they did."""
+    return convert_net(
+        net,
+        model,
+        routing,
+        lambda layer: start_as_torch(layer.weight, layer.bias),
+        example_input=torch.zeros(1, shape.in_channels, *shape.grid),
+        share_gates=model.share_gates,
+        predicate=lambda name, _: model.converts_head or trunk(name) != "head",
+        gate_group=trunk,
+    )

@@ -1,0 +1,96 @@
+"""Recipes of the post-processing of ensembles (paper section 3.3 and its appendix). Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from smoe.experiments.optimizers import AdamL2
+from smoe.experiments.year_ranges import check_year_ranges
+from smoe.options import RoutingTraining
+from smoe.paper.ens10.models import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
+from smoe.training.plan import TrainingPlan
+
+
+@dataclass(frozen=True)
+class EnsembleData:
+    """The data: a store that `smoe data prepare ens10` made, of one variable and number of members.
+
+    ENS-10 trains on 1998-2015 and takes the weights of the epoch that is best in the test years. Here nothing is chosen
+    by the test years: the last of the training years is held back instead. `--data.train-years 1998 2015
+    --data.validation-years 2016 2017` is ENS-10's way.
+
+    Attributes:
+        store: folder of the store.
+        train_years: first and last year to train on, by the dates that the forecasts are for.
+        validation_years: first and last year that the choice of the best weights looks at.
+        test_years: first and last year of the scores.
+        task: that the store is to be of, `z500`, `t850` or `t2m`; None takes what it is of.
+        members: that it is to be of; None takes what it is of.
+    """
+
+    store: Path | None = None
+    train_years: tuple[int, int] = (1998, 2014)
+    validation_years: tuple[int, int] = (2015, 2015)
+    test_years: tuple[int, int] = (2016, 2017)
+    task: Literal["z500", "t850", "t2m"] | None = None
+    members: Literal[5, 10] | None = None
+
+    def __post_init__(self) -> None:
+        check_year_ranges(self)
+
+
+# Ten epochs at one learning rate: the patience is never over.
+ENSEMBLE_TRAINING = TrainingPlan(
+    batch_size=8,
+    evaluation_batch_size=8,
+    max_epochs=10,
+    monitor="crps",
+    monitor_mode="min",
+    plateau_patience=10,
+    early_stop_patience=10,
+    stop_at=None,
+)
+ENSEMBLE_OPTIMIZER = AdamL2(lr=1e-5, l2=0.0)
+# The quantile and the damping of the paper's text, as for the weather. The weight of the RC loss lifts the gradient of
+# a gate of 33 million scores, about 1e-8 for each, above Adam's epsilon, which would halve its steps; Adam's steps do
+# not depend on it otherwise, and the gates have no other gradient.
+ENSEMBLE_ROUTING = RoutingTraining(error_quantile=0.7, damping=0.1, rc_weight=1e4)
+
+
+@dataclass(frozen=True)
+class EnsembleRecipe:
+    """Post-processing of an ensemble's forecasts.
+
+    Attributes:
+        data: what is corrected.
+        model: what corrects it.
+        routing: how the routing of SMoE layers learns. The tolerances are in units of the loss here, those of the data
+            for each unit of a layer's output; see `smoe.ops.routing_error.choice_errors`.
+        routing_warmup_epochs: epochs before it begins to; the gates stay as they start, and no error is damped.
+        optimizer: of all parameters.
+        training: batches, schedule and stopping.
+        weighs_latitudes: weigh the loss by the area of the pixels; ENS-10 does not.
+        seed: of the initial weights and of the shuffles.
+    """
+
+    data: EnsembleData = field(default_factory=EnsembleData)
+    model: EnsembleModel = field(default_factory=UNetModel)
+    routing: RoutingTraining = ENSEMBLE_ROUTING
+    routing_warmup_epochs: int = 0
+    optimizer: AdamL2 = ENSEMBLE_OPTIMIZER
+    training: TrainingPlan = ENSEMBLE_TRAINING
+    weighs_latitudes: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.routing_warmup_epochs < 0:
+            raise ValueError(f"routing_warmup_epochs must not be negative, got {self.routing_warmup_epochs}")
+
+
+ENSEMBLE_RECIPES = {
+    "ens10/unet": EnsembleRecipe(model=UNetModel()),
+    "ens10/emos": EnsembleRecipe(model=EmosModel(), training=replace(ENSEMBLE_TRAINING, batch_size=1)),
+    "ens10/smoe": EnsembleRecipe(model=SpatialMoEUNetModel()),
+}

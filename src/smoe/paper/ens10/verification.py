@@ -1,0 +1,103 @@
+"""What the pictures of a run show: where and how its distributions differ from the ensemble's, over a split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from smoe.data.ens10.store import EnsembleStore
+from smoe.experiments.runs import OpenRun
+from smoe.losses.crps import corrected_crps, standardise
+from smoe.nn.gaussian_head import gaussian_correction
+from smoe.paper.ens10.scored_samples import ScoredSamples
+from smoe.training.batches import OrderedBatches
+from smoe.training.devices import make_accelerator
+from smoe.training.evaluation import load_batches
+
+NUM_PARTS = 20
+"""Equally probable parts of a distribution, of the histogram and the reliability diagram."""
+_NUM_SPREADS = 10
+_SOME_DATES = 20
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How good the normal distributions of a split are.
+
+    Attributes:
+        crps: mean over the forecasts at each pixel, `(H, W)`, in the units of the data.
+        parts: share of the truths in each of `NUM_PARTS` equally probable parts; equal if calibrated.
+        spread: root of the mean variance of the pixels of each class of the raw ensemble's spread, narrow to wide.
+        error: root mean squared error of the mean, of the same pixels.
+    """
+
+    crps: np.ndarray
+    parts: np.ndarray
+    spread: np.ndarray
+    error: np.ndarray
+
+
+class _Sums:
+    def __init__(self, shape: tuple[int, int], edges: Tensor) -> None:
+        self._crps, self._count = torch.zeros(shape, dtype=torch.float64), 0
+        self._parts = torch.zeros(NUM_PARTS, dtype=torch.float64)
+        self._edges = edges
+        self._classes = torch.zeros(3, len(edges) + 1, dtype=torch.float64)
+
+    def add(self, output: Tensor, target: Tensor) -> None:
+        shift, std = gaussian_correction(output, target[:, 2])
+        error = target[:, 0] - target[:, 1] - shift
+        self._crps += corrected_crps(output, target).sum(dim=0, dtype=torch.float64)
+        self._count += len(target)
+        part = (torch.special.ndtr(standardise(error, std)) * NUM_PARTS).floor().clamp(max=NUM_PARTS - 1)
+        self._parts += torch.bincount(part.long().flatten(), minlength=NUM_PARTS).double()
+        class_of = torch.bucketize(target[:, 2].contiguous(), self._edges).flatten()
+        for row, values in enumerate((std.square(), error.square(), torch.ones_like(error))):
+            self._classes[row].index_add_(0, class_of, values.double().flatten())
+
+    def result(self) -> Verification:
+        variance, squared_error, count = self._classes
+        filled = count > 0
+        spread, error = ((sums[filled] / count[filled]).sqrt().numpy() for sums in (variance, squared_error))
+        return Verification(
+            (self._crps / self._count).numpy(), (self._parts / self._parts.sum()).numpy(), spread, error
+        )
+
+
+def verify(run: OpenRun, split: str) -> tuple[Verification, Verification]:
+    """The raw ensemble and the run's correction of it, in one pass over a split.
+
+    Args:
+        run: opened with the split.
+        split: such as `test`.
+    """
+    samples, store = run.task.splits[split], store_of(run, split)
+    edges = torch.from_numpy(_spread_edges(store))
+    raw, corrected = _Sums(store.grid.shape, edges), _Sums(store.grid.shape, edges)
+    plan = run.recipe.training
+    accelerator = make_accelerator(plan)
+    model = accelerator.prepare(run.task.model).eval()
+    batches = OrderedBatches(len(samples), plan.evaluation_batch_size)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for input, target in load_batches(samples, batches, run.task.collate, accelerator.device):
+            output, target = model(input).float().cpu(), target.cpu()
+            corrected.add(output, target)
+            raw.add(torch.zeros_like(output), target)
+    return raw.result(), corrected.result()
+
+
+def store_of(run: OpenRun, split: str) -> EnsembleStore:
+    """The store that a split of a run reads."""
+    samples = run.task.splits[split]
+    inner = samples.samples if isinstance(samples, ScoredSamples) else samples
+    return inner.store  # type: ignore[attr-defined]
+
+
+def _spread_edges(store: EnsembleStore) -> np.ndarray:
+    """Borders between classes of the ensemble's spread with equally many pixels, from some of the dates."""
+    some = np.unique(np.linspace(0, len(store.dates) - 1, _SOME_DATES).round().astype(int))
+    values = np.concatenate([np.asarray(store.target_std[row]).ravel() for row in some])
+    return np.quantile(values, np.linspace(0, 1, _NUM_SPREADS + 1)[1:-1]).astype(np.float32)

@@ -1,0 +1,105 @@
+"""Makes the data and the training task of a heat recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from smoe.data import (
+    HeatPairs,
+    draw_initial_states,
+    grow_region_map,
+    load_frames,
+    load_region_map,
+    save_frames,
+    simulate_heat,
+)
+from smoe.experiments.recipes import to_plain
+from smoe.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
+from smoe.paper.heat.build_model import build_auxiliary_loss, build_model
+from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
+from smoe.training.task import Task
+
+Progress = Callable[[str], None]
+
+
+def build_task(
+    recipe: HeatRecipe, splits: tuple[str, ...] = ("train", "validation", "test"), say: Progress = print
+) -> Task:
+    """Everything the training loop needs.
+
+    Args:
+        recipe: what to train.
+        splits: the data to simulate.
+        say: told what is being made.
+    """
+    region_map = make_region_map(recipe.data)
+    data = {split: make_split(recipe.data, region_map, split, say) for split in splits}
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe.model, recipe.routing, region_map, recipe.data.diffusivities)
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # One pass over each parameter: the separate operations take a small model longer than its forward pass. Not with a
+    # loss scaler, whose skipped steps a fused optimizer would hide from accelerate.
+    is_fused = recipe.training.precision == "no"
+    options = recipe.optimizer
+    optimizer = torch.optim.Adam(learning, lr=options.lr, betas=options.betas, eps=options.eps, fused=is_fused)
+    within = PercentWithin(0.01, 1e-8 * recipe.data.unit, region_map)
+    metrics = [within, MeanSquaredError(), MeanAbsoluteError()]
+    auxiliary_loss = build_auxiliary_loss(recipe.model, recipe.auxiliary)
+    return Task(
+        model,
+        optimizer,
+        F.mse_loss if recipe.loss == "mse" else F.l1_loss,
+        metrics,
+        data,
+        HeatPairs.collate,
+        recipe.seed,
+        auxiliary_loss,
+        regions=torch.from_numpy(region_map),
+    )
+
+
+def make_region_map(data: HeatDiffusion) -> np.ndarray:
+    """The map of region types `(H, W)`, loaded or grown."""
+    if data.region_map is not None:
+        return load_region_map(data.region_map)
+    return grow_region_map(data.spatial_shape, len(data.diffusivities), data.region_seed)
+
+
+def make_split(data: HeatDiffusion, region_map: np.ndarray, split: str, say: Progress = print) -> HeatPairs:
+    """Simulates a split, or opens what an earlier run kept in `cache_dir`."""
+    num_runs, seed = {
+        "train": (data.num_train_runs, data.train_seed),
+        "validation": (data.num_validation_runs, data.validation_seed),
+        "test": (data.num_test_runs, data.test_seed),
+    }[split]
+    what_matters = {
+        "diffusivities": to_plain(data.diffusivities),
+        "num_steps": data.num_steps,
+        "num_runs": num_runs,
+        "seed": seed,
+        "region_map": hashlib.sha256(region_map.tobytes()).hexdigest(),
+    }
+    path = None if data.cache_dir is None else data.cache_dir / f"heat-{split}-{_digest(what_matters)}.npy"
+    if path is not None and path.exists():
+        return _in_unit(load_frames(path, shape=(num_runs, data.num_steps + 1, *region_map.shape)), data.unit)
+    say(f"simulating {num_runs} runs of {data.num_steps} steps ({split})")
+    initial_states = draw_initial_states(region_map, num_runs, seed)
+    frames = simulate_heat(initial_states, region_map, data.diffusivities, data.num_steps)
+    if path is not None:
+        save_frames(path, frames)
+    return _in_unit(frames, data.unit)
+
+
+def _in_unit(frames: np.ndarray, unit: float) -> HeatPairs:
+    return HeatPairs(frames if unit == 1.0 else frames * np.float32(unit))
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

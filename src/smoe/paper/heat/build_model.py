@@ -1,0 +1,142 @@
+"""Makes the network of a heat recipe, and the losses its routing has beside the main one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from smoe import nn
+from smoe.data import diffusion_stencil
+from smoe.experiments.recipes import to_plain
+from smoe.losses import auxiliary_loss, patch_moe_loss
+from smoe.models import ConvNet, FullyConnectedNet, SpatialMoENet, VisionTransformer
+from smoe.options import RoutingTraining
+from smoe.paper.heat.models import (
+    ConvNetModel,
+    FullyConnectedModel,
+    HeatModel,
+    LocallyConnectedModel,
+    LowRankLocalModel,
+    SpatialMoEModel,
+    VisionTransformerModel,
+)
+from smoe.paper.heat.recipes import AuxiliaryLosses
+
+
+def build_model(
+    model: HeatModel, routing: RoutingTraining, region_map: np.ndarray, diffusivities: Sequence[float]
+) -> torch.nn.Module:
+    """The network a recipe describes, one field to one field.
+
+    Args:
+        model: the description.
+        routing: how an SMoE's routing learns.
+        region_map: `(H, W)`; networks that know their grid are made for it, and starts at the truth take it from here.
+        diffusivities: of the region types, for starts at the truth.
+    """
+    grid = (region_map.shape[0], region_map.shape[1])
+    # With so few channels the backward of those convolutions that are torch's takes 2 to 8 times as long otherwise.
+    channels_last: dict[str, Any] = {"memory_format": torch.channels_last}
+    match model:
+        case SpatialMoEModel():
+            return build_spatial_moe(model, routing, region_map, diffusivities)
+        case ConvNetModel():
+            net = ConvNet(_layer_maker(model), (1, *model.hidden, 1))
+            return net.to(**channels_last) if model.layer == "condconv" else net
+        case LowRankLocalModel():
+            layer = nn.LowRankLocal2d(
+                1, 1, model.kernel_size, spatial_rank=model.spatial_rank, combiner=model.combiner, spatial_shape=grid
+            )
+            return layer.to(**channels_last)
+        case LocallyConnectedModel():
+            return nn.LocallyConnected2d(1, 1, grid, model.kernel_size)
+        case FullyConnectedModel():
+            return FullyConnectedNet(grid)
+        case VisionTransformerModel():
+            options = {name: value for name, value in to_plain(model).items() if name != "auxiliary_weight"}
+            return VisionTransformer(1, 1, grid, **options)
+
+
+def build_spatial_moe(
+    model: SpatialMoEModel, routing: RoutingTraining, region_map: np.ndarray, diffusivities: Sequence[float]
+) -> SpatialMoENet:
+    """The one-layer SMoE network, random or at the truth."""
+    options: dict[str, Any] = {
+        "gate": build_gate(model, region_map),
+        "weighted": model.weighted,
+        "order": model.order,
+        **to_plain(routing),
+    }
+    if model.experts == "coordconv":
+        experts = nn.CoordConv2d(1, model.num_experts, model.kernel_size)
+        layer = nn.SpatialMoE(experts, model.num_experts, model.num_selected, **options)
+    else:
+        layer = nn.SpatialMoE2d(1, model.num_experts, model.num_selected, model.kernel_size, **options)
+        if model.experts_start == "true":
+            _set_true_experts(layer, diffusivities)
+    if model.experts_frozen:
+        gate = {id(parameter) for parameter in layer.gate.parameters()}
+        for parameter in layer.parameters():
+            parameter.requires_grad_(id(parameter) in gate)
+    return SpatialMoENet(layer)
+
+
+def build_gate(model: SpatialMoEModel, region_map: np.ndarray) -> nn.SpatialGate:
+    """The gate a recipe names."""
+    num_experts, num_selected = model.num_experts, model.num_selected
+    grid = (region_map.shape[0], region_map.shape[1])
+    normalization = model.normalization
+    regions = torch.from_numpy(region_map)
+
+    def make_tensor_gate() -> nn.TensorGate:
+        if model.gate_start == "random":
+            return nn.TensorGate(num_experts, num_selected, grid, init=model.gate_init, normalization=normalization)
+        return nn.TensorGate.from_prior(
+            regions, num_experts, num_selected, init=model.gate_init, normalization=normalization
+        )
+
+    makers: Mapping[str, Callable[[], nn.SpatialGate]] = {
+        "tensor": make_tensor_gate,
+        "conv": lambda: nn.ConvGate(1, num_experts, num_selected, normalization=normalization),
+        "coordconv": lambda: nn.CoordConvGate(1, num_experts, num_selected, normalization=normalization),
+        "coordconv3": lambda: nn.CoordConv3Gate(1, num_experts, num_selected, normalization=normalization),
+        "lcn": lambda: nn.LocallyConnectedGate(1, num_experts, num_selected, grid, normalization=normalization),
+        "linear": lambda: nn.LinearGate(1, num_experts, num_selected, grid, normalization=normalization),
+        "fixed": lambda: nn.FixedGate.from_region_map(regions, num_experts, num_selected),
+        "random": lambda: nn.FixedGate.random(num_experts, num_selected, grid, init=model.gate_init),
+    }
+    gate = makers[model.gate]()
+    return nn.NoisyGate(gate) if model.gate_noise else gate
+
+
+def build_auxiliary_loss(model: HeatModel, auxiliary: AuxiliaryLosses) -> Callable[[torch.nn.Module], Tensor] | None:
+    """What is added to the loss of a training step, from the network after its forward pass; None for nothing."""
+    if isinstance(model, VisionTransformerModel) and model.num_experts is not None:
+        return partial(patch_moe_loss, weight=model.auxiliary_weight)
+    return partial(auxiliary_loss, **to_plain(auxiliary)) if auxiliary.is_any else None
+
+
+def _layer_maker(model: ConvNetModel) -> Callable[[int, int], torch.nn.Module]:
+    makers: Mapping[str, Callable[[int, int], torch.nn.Module]] = {
+        "conv": partial(nn.GridConv2d, kernel_size=model.kernel_size),
+        "coordconv": partial(nn.CoordConv2d, kernel_size=model.kernel_size),
+        "condconv": partial(nn.CondConv2d, kernel_size=model.kernel_size, num_experts=model.num_experts),
+    }
+    return makers[model.layer]
+
+
+def _set_true_experts(layer: nn.SpatialMoE2d, diffusivities: Sequence[float]) -> None:
+    """Each region's share of the bank, the same as in `gate_start='true'`, becomes that region's stencil."""
+    num_experts, _, rows, columns = layer.weight.shape
+    top, left = (rows - 3) // 2, (columns - 3) // 2
+    shares = torch.tensor_split(torch.arange(num_experts), len(diffusivities))
+    with torch.no_grad():
+        layer.weight.zero_()
+        for diffusivity, share in zip(diffusivities, shares, strict=True):
+            stencil = torch.from_numpy(diffusion_stencil(diffusivity)).to(layer.weight)
+            layer.weight[share, 0, top : top + 3, left : left + 3] = stencil

@@ -1,0 +1,60 @@
+"""Pictures of a heat run: what it learned beside the truth, and its accuracy by epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from smoe.data import diffusion_stencil
+from smoe.experiments.paper import PAPER_RESULTS
+from smoe.experiments.runs import OpenRun
+from smoe.models import SpatialMoENet
+from smoe.nn import SpatialMoE2d
+from smoe.paper.heat.build import make_region_map
+from smoe.paper.heat.models import SpatialMoEModel
+from smoe.paper.heat.recipes import HeatRecipe
+
+
+def learned(run: OpenRun) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Region map `(H, W)`, its stencils `(R, 3, 3)`, routing map `(H, W)` and experts `(X, k, k)` of a run.
+
+    Raises:
+        ValueError: if there is no one map: the run's model is no SMoE, its experts are not plain convolutions, or its
+            gate looks at its input.
+    """
+    model = run.task.model
+    layer = model.layer if isinstance(model, SpatialMoENet) else None
+    if not isinstance(layer, SpatialMoE2d) or layer.gate.looks_at_input:
+        has = type(model).__name__ if layer is None else f"{type(layer).__name__} with {type(layer.gate).__name__}"
+        raise ValueError(
+            "a routing map can be drawn of convolution experts and a gate that does not look at its input; "
+            f"this run has {has}"
+        )
+    assert isinstance(run.recipe, HeatRecipe)
+    region_map = make_region_map(run.recipe.data)
+    stencils = np.stack([diffusion_stencil(diffusivity) for diffusivity in run.recipe.data.diffusivities])
+    with torch.no_grad():
+        routing_map = layer.routing().indices[0].cpu().numpy()
+    return region_map, stencils, routing_map, layer.weight.detach()[:, 0].cpu().numpy()
+
+
+def draw_run(run: OpenRun) -> list[Path]:
+    """Writes the pictures into the run's folder and returns their paths; the routing only where there is an SMoE."""
+    from smoe.views import draw_accuracy, draw_routing
+
+    monitor = f"validation/{run.recipe.training.monitor}"
+    curve = run.directory.pictures / "accuracy.png"
+    history = [record for record in run.directory.read_history() if monitor in record]
+    pictures: list[Path] = []
+    if history:
+        paper = PAPER_RESULTS.get(run.name)
+        reference = (f"paper, after {paper.epochs} epochs", paper.mean) if paper else None
+        draw_accuracy(history, curve, keys=(monitor,), reference=reference)
+        pictures.append(curve)
+    if not isinstance(run.recipe.model, SpatialMoEModel):
+        return pictures
+    routing = run.directory.pictures / "routing.png"
+    draw_routing(*learned(run), routing)
+    return [*pictures, routing]

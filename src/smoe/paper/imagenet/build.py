@@ -1,0 +1,111 @@
+"""Makes the data and the training task of an ImageNet recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from smoe import nn
+from smoe.data.errors import DataError
+from smoe.data.images.class_folders import find_class_folders, find_classes, hold_out
+from smoe.data.images.folder_samples import AugmentedFolderImages, FolderImages
+from smoe.data.images.samples import ImageSamples
+from smoe.experiments.build_optimizer import build_sgd
+from smoe.losses import CrossEntropy
+from smoe.metrics import Accuracy, MeanCrossEntropy, Metric
+from smoe.ops.interpolation import Interpolation
+from smoe.paper.imagenet.build_model import build_model
+from smoe.paper.imagenet.recipes import ImageNetData, ImageNetRecipe
+from smoe.training.routing_warmup import RoutingWarmup
+from smoe.training.task import Task
+
+NUM_CLASSES = 1000
+NUM_TRAIN_IMAGES = 1_281_167
+NUM_VALIDATION_IMAGES = 50_000
+
+Progress = Callable[[str], None]
+Samples = FolderImages | AugmentedFolderImages
+
+
+def build_task(
+    recipe: ImageNetRecipe, splits: tuple[str, ...] = ("train", "validation", "test"), say: Progress = print
+) -> Task:
+    """Everything the training loop needs.
+
+    Args:
+        recipe: what to train.
+        splits: the images to list.
+        say: told how many there are.
+    """
+    root = check_root(recipe.data)
+    classes = find_classes(root / "train")
+    samples = make_splits(recipe, classes, splits)
+    for split, images in samples.items():
+        say(f"{split}: {len(images):,} images of {len(classes):,} classes")
+    return make_task(recipe, len(classes), samples)
+
+
+def check_root(data: ImageNetData) -> Path:
+    """The folder of the images.
+
+    Raises:
+        DataError: if none is named.
+    """
+    if data.root is None:
+        raise DataError("no images are named: give the folder that holds train and val as --data.root FOLDER")
+    return data.root
+
+
+def make_splits(recipe: ImageNetRecipe, classes: tuple[str, ...], splits: tuple[str, ...]) -> dict[str, Samples]:
+    """The samples of each split: the test has those of `val`, the validation some of `train`."""
+    data, root = recipe.data, check_root(recipe.data)
+    num_held = data.held_out_per_class
+    made: dict[str, Samples] = {}
+    if "train" in splits or ("validation" in splits and num_held):
+        kept, held = hold_out(find_class_folders(root / "train"), num_held)
+        made["train"] = AugmentedFolderImages(kept, data.train_size, recipe.augmentation, recipe.seed)
+        made["validation"] = FolderImages(held, data.resize, data.crop)
+    if "test" in splits or ("validation" in splits and not num_held):
+        made["test"] = FolderImages(find_class_folders(root / "val", classes), data.resize, data.crop)
+    if not num_held and "test" in made:
+        made["validation"] = made["test"]
+    return {split: made[split] for split in splits}
+
+
+def make_task(
+    recipe: ImageNetRecipe, num_classes: int = NUM_CLASSES, samples: Mapping[str, Samples] | None = None
+) -> Task:
+    """The task of a recipe.
+
+    Args:
+        recipe: what to train.
+        num_classes: logits.
+        samples: by split.
+    """
+    data = recipe.data
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe.model, recipe.routing, data.train_size, num_classes)
+    knows_grid = any(isinstance(module, (nn.RoutedLayer, nn.LowRankLocal2d)) for module in model.modules())
+    is_other_grid = knows_grid and data.crop != data.train_size
+    metrics: list[Metric] = [Accuracy((1, 5)), MeanCrossEntropy()]
+    return Task(
+        model,
+        build_sgd(model, recipe.optimizer),
+        CrossEntropy(recipe.label_smoothing),
+        metrics,
+        {} if samples is None else samples,
+        ImageSamples.collate,
+        recipe.seed,
+        begin_epoch=RoutingWarmup(model, recipe.routing_warmup_epochs).begin_epoch,
+        num_repetitions=recipe.augmentation.repetitions,
+        for_evaluation=partial(for_size, size=data.crop, mode=data.interpolation) if is_other_grid else None,
+    )
+
+
+def for_size(model: torch.nn.Module, size: int, mode: Interpolation = "linear") -> torch.nn.Module:
+    """A copy of a network for images of another size, its gates and tables interpolated."""
+    device = next(model.parameters()).device
+    return nn.interpolate_grids(model, example_input=torch.zeros(1, 3, size, size, device=device), mode=mode)

@@ -1,0 +1,106 @@
+"""Makes the network of an ImageNet recipe: ResNet-50 and its variants."""
+
+from __future__ import annotations
+
+import torch
+
+from smoe import nn
+from smoe.experiments.gated_layers import convert_net, start_layer
+from smoe.experiments.recipes import to_plain
+from smoe.models import ResNet
+from smoe.models.resnet import start_as_torchvision
+from smoe.options import RoutingTraining
+from smoe.paper.imagenet.models import (
+    AddedSpatialMoEResNet50Model,
+    ImageNetModel,
+    LowRankLocalResNet50Model,
+    ResNet50Model,
+    SpatialMoEResNet50Model,
+)
+
+
+def build_model(model: ImageNetModel, routing: RoutingTraining, size: int, num_classes: int) -> torch.nn.Module:
+    """The network a recipe describes.
+
+    Experts and bases start as the filters of the convolutions that they stand for, in number and spread of the outputs.
+
+    Args:
+        model: the description.
+        routing: how the routing of SMoE layers learns.
+        size: rows and columns of the training images.
+        num_classes: logits.
+    """
+    width_factor = model.width_factor if isinstance(model, ResNet50Model) else 1
+    net = ResNet(model.num_blocks, num_classes=num_classes, filters=model.filters, width_factor=width_factor)
+    match model:
+        case ResNet50Model():
+            return net
+        case LowRankLocalResNet50Model():
+            return _make_low_rank_local(net, model, size)
+        case AddedSpatialMoEResNet50Model():
+            return _add_spatial_moe(net, model, routing, size)
+        case SpatialMoEResNet50Model():
+            return _convert(net, model, routing, size)
+
+
+def _make_low_rank_local(net: ResNet, model: LowRankLocalResNet50Model, size: int) -> ResNet:
+    """All 3x3 convolutions become low-rank local layers on their own output grids."""
+    for change in nn.plan_conversion(net, example_input=torch.zeros(1, 3, size, size)).changes:
+        parent, _, name = change.name.rpartition(".")
+        old = net.get_submodule(change.name)
+        assert isinstance(old, torch.nn.Conv2d)
+        layer = nn.LowRankLocal2d(
+            old.in_channels,
+            old.out_channels,
+            spatial_rank=model.spatial_rank,
+            combiner=model.combiner,
+            spatial_shape=change.spatial_shape,
+            stride=old.stride[0],
+        )
+        start_as_torchvision(layer.weight, old.out_channels)
+        setattr(net.get_submodule(parent), name, layer)
+    return net
+
+
+def _convert(net: ResNet, model: SpatialMoEResNet50Model, routing: RoutingTraining, size: int) -> torch.nn.Module:
+    example = torch.zeros(1, 3, size, size)
+    return convert_net(net, model, routing, _start, example_input=example, share_gates=model.share_gates)
+
+
+def _add_spatial_moe(
+    net: ResNet, model: AddedSpatialMoEResNet50Model, routing: RoutingTraining, size: int
+) -> torch.nn.Module:
+    place = {"first": net.relu, "last": net.layer4, "last_3x3": net.layer4[-1].get_submodule("bn2")}[model.position]
+    channels, grid = _shape_after(net, place, size)
+    num_experts = round(model.expert_ratio * channels)
+    gate = nn.TensorGate(num_experts, channels, grid, init=model.gate_init, correlation_length=model.correlation_length)
+    layer = nn.SpatialMoE2d(channels, num_experts, channels, gate=gate, order=model.order, **to_plain(routing))
+    start_layer(layer, model, _start)
+    norm, relu = torch.nn.BatchNorm2d(channels), torch.nn.ReLU(inplace=True)
+    if model.position == "first":
+        net.relu = torch.nn.Sequential(net.relu, layer, norm, relu)
+    elif model.position == "last":
+        net.layer4.append(torch.nn.Sequential(layer, norm, relu))
+    else:
+        # The ReLU that the block has after its bn2 follows the added layer; its own comes before.
+        net.layer4[-1].add_module("bn2", torch.nn.Sequential(place, relu, layer, norm))
+    return net
+
+
+def _shape_after(net: ResNet, place: torch.nn.Module, size: int) -> tuple[int, tuple[int, int]]:
+    """Channels and grid of a module's output."""
+    shapes: list[torch.Size] = []
+    hook = place.register_forward_hook(lambda *args: shapes.append(args[-1].shape))
+    try:
+        with torch.no_grad():
+            net.eval()(torch.zeros(1, 3, size, size))
+    finally:
+        hook.remove()
+        net.train()
+    _, channels, rows, columns = shapes[0]
+    return channels, (rows, columns)
+
+
+def _start(layer: nn.SpatialMoE2d) -> None:
+    # The output channels are those of the convolution that it stands for: its fan-out too.
+    start_as_torchvision(layer.weight, layer.num_selected)

@@ -1,0 +1,123 @@
+"""Recipes of ImageNet (paper section 3.4 and its appendix). Imports nothing heavy.
+
+The paper adapts torchvision's recipe for ResNet-50 ("IMAGENET1K_V2"). Both state batch, epochs, learning rate, warm-up,
+momentum, schedule and weight decay; all else is torchvision's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from smoe.data.images.augment.options import Augmentation
+from smoe.experiments.optimizers import SgdMomentum
+from smoe.options import RoutingTraining
+from smoe.paper.imagenet.models import (
+    AddedSpatialMoEResNet50Model,
+    ImageNetModel,
+    LowRankLocalResNet50Model,
+    ResNet50Model,
+    SpatialMoEResNet50Model,
+)
+from smoe.paper.images.recipes import IMAGE_ROUTING
+from smoe.training.plan import TrainingPlan
+
+
+@dataclass(frozen=True)
+class ImageNetData:
+    """The images: `root/train/<class>/*.JPEG` and `root/val/<class>/*.JPEG`, of any number of classes.
+
+    Nothing is chosen by the images that are reported on: some of the training images are held back to choose the best
+    epoch. `--data.held-out-per-class 0` is torchvision's way: all training images, and `val` for both.
+
+    Attributes:
+        root: folder of `train` and `val`.
+        train_size: rows and columns of training crops.
+        resize: length of the shorter side in evaluation, before the centre is cut out.
+        crop: rows and columns of the centre. Gates and tables are interpolated to it from the grids of training.
+        interpolation: how. `nearest` for gates that start as white noise, which `linear` would mix into others.
+        held_out_per_class: training images of each class that the choice of the best weights looks at instead.
+    """
+
+    root: Path | None = None
+    train_size: int = 176
+    resize: int = 232
+    crop: int = 224
+    interpolation: Literal["linear", "nearest"] = "linear"
+    held_out_per_class: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("train_size", "crop"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.resize < self.crop:
+            raise ValueError(f"resize must be at least crop, {self.crop}, got {self.resize}")
+        if self.held_out_per_class < 0:
+            raise ValueError(f"held_out_per_class must not be negative, got {self.held_out_per_class}")
+
+
+IMAGENET_TRAINING = TrainingPlan(
+    # The paper's 64 processes of 128; parts of 128 are what batch normalisation sees, whatever the processes.
+    batch_size=8192,
+    part_size=128,
+    evaluation_batch_size=128,
+    max_epochs=600,
+    monitor="accuracy",
+    schedule="cosine",
+    warmup_epochs=5,
+    warmup_start=0.01,
+    early_stop_patience=600,
+    stop_at=None,
+    average_every=32,
+    average_decay=0.99998,
+    num_workers=4,
+)
+
+
+@dataclass(frozen=True)
+class ImageNetRecipe:
+    """Classification of ImageNet.
+
+    Attributes:
+        data: what is classified.
+        augmentation: of the training images.
+        model: the network.
+        routing: how the routing of SMoE layers learns.
+        routing_warmup_epochs: epochs before it begins to; the gates stay as they start, and no error is damped.
+        optimizer: of all parameters.
+        training: batches, schedule and averaging.
+        label_smoothing: share of the target that is spread over all classes.
+        seed: of the initial weights, the shuffles and the augmentations.
+    """
+
+    data: ImageNetData = field(default_factory=ImageNetData)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    model: ImageNetModel = field(default_factory=ResNet50Model)
+    routing: RoutingTraining = IMAGE_ROUTING
+    routing_warmup_epochs: int = 0
+    optimizer: SgdMomentum = field(default_factory=SgdMomentum)
+    training: TrainingPlan = IMAGENET_TRAINING
+    label_smoothing: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.routing_warmup_epochs < 0:
+            raise ValueError(f"routing_warmup_epochs must not be negative, got {self.routing_warmup_epochs}")
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
+
+
+# As the small classifiers, by measurement (docs/images.md): a smooth start, an order that the training of the gate does
+# not shuffle, no damping. It also survives the interpolation to another grid (docs/imagenet.md). The paper's:
+# --model.gate-init kaiming --model.order score --routing.damping 0.1 --data.interpolation nearest
+_GATE: dict[str, Any] = {"gate_init": "smooth", "order": "index"}
+
+IMAGENET_RECIPES = {
+    "imagenet/resnet50": ImageNetRecipe(model=ResNet50Model()),
+    "imagenet/wide-resnet50": ImageNetRecipe(model=ResNet50Model(width_factor=2)),
+    "imagenet/lrlcn": ImageNetRecipe(model=LowRankLocalResNet50Model()),
+    "imagenet/smoe-first": ImageNetRecipe(model=AddedSpatialMoEResNet50Model(position="first", **_GATE)),
+    "imagenet/smoe-last": ImageNetRecipe(model=AddedSpatialMoEResNet50Model(position="last", **_GATE)),
+    "imagenet/smoe": ImageNetRecipe(model=SpatialMoEResNet50Model(**_GATE)),
+}

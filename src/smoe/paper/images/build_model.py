@@ -1,0 +1,90 @@
+"""Makes the classifier of a recipe."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from smoe import nn
+from smoe.experiments.recipes import to_plain
+from smoe.models import ImageClassifier
+from smoe.options import RoutingTraining
+from smoe.paper.images.models import (
+    ConvClassifierModel,
+    CoordConvClassifierModel,
+    ImageModel,
+    LocalClassifierModel,
+    LowRankLocalClassifierModel,
+    SpatialMoEClassifierModel,
+    WideClassifierModel,
+)
+
+
+def build_model(
+    model: ImageModel, routing: RoutingTraining, image_shape: tuple[int, int, int], num_classes: int
+) -> ImageClassifier:
+    """The network a recipe describes.
+
+    Args:
+        model: the description.
+        routing: how the routing of SMoE layers learns.
+        image_shape: channels, rows and columns.
+        num_classes: N.
+    """
+    in_channels, *sides = image_shape
+    grid = (sides[0], sides[1])
+    widths = (model.filters,) * model.num_layers
+    if isinstance(model, WideClassifierModel):
+        widths = model.widths(in_channels)
+    pairs = list(itertools.pairwise((in_channels, *widths)))
+    layers: list[torch.nn.Module]
+    match model:
+        case ConvClassifierModel() | WideClassifierModel():
+            layers = [nn.GridConv2d(inputs, outputs) for inputs, outputs in pairs]
+        case LocalClassifierModel():
+            layers = [nn.GridConv2d(inputs, outputs) for inputs, outputs in pairs[:-1]]
+            layers.append(nn.LocallyConnected2d(*pairs[-1], grid))
+        case CoordConvClassifierModel():
+            layers = [
+                nn.CoordConv2d(*pair) if number == 0 or model.coordinates == "all" else nn.GridConv2d(*pair)
+                for number, pair in enumerate(pairs)
+            ]
+        case LowRankLocalClassifierModel():
+            options = {"combiner": model.combiner, "spatial_bias": model.spatial_bias, "spatial_shape": grid}
+            layers = [
+                nn.LowRankLocal2d(inputs, outputs, spatial_rank=model.spatial_rank, **options)
+                for inputs, outputs in pairs
+            ]
+        case SpatialMoEClassifierModel():
+            layers = _spatial_moe_layers(model, routing, pairs, grid)
+    return ImageClassifier(layers, widths, num_classes)
+
+
+def _spatial_moe_layers(
+    model: SpatialMoEClassifierModel,
+    routing: RoutingTraining,
+    pairs: list[tuple[int, int]],
+    grid: tuple[int, int],
+) -> list[torch.nn.Module]:
+    """SMoE layers on one grid, so that they can share a gate."""
+    num_experts = round(model.expert_ratio * model.filters)
+
+    def make_gate() -> nn.TensorGate:
+        gate = nn.TensorGate(
+            num_experts, model.filters, grid, init=model.gate_init, correlation_length=model.correlation_length
+        )
+        return gate.requires_grad_(model.gate != "random")
+
+    shared = make_gate()
+    return [
+        nn.SpatialMoE2d(
+            inputs,
+            num_experts,
+            model.filters,
+            gate=shared if number == 0 or model.share_gates else make_gate(),
+            order=model.order,
+            **to_plain(routing),
+        )
+        for number, (inputs, _) in enumerate(pairs)
+    ]

@@ -1,0 +1,77 @@
+"""The figures of the tables of small images, from stored runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from smoe.data.images.catalogue import IMAGE_SETS
+from smoe.experiments.reproduction.report import Outcome, outcomes
+from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
+from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row
+from smoe.experiments.runs import open_run
+from smoe.paper.images.pictures import draw_routing_of
+from smoe.paper.images.recipes import IMAGE_RECIPES
+
+
+def draw_figures(
+    experiment: Experiment, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
+) -> list[Path]:
+    """Draws what the stored runs of the tables allow, and returns the pictures.
+
+    Args:
+        experiment: the tables are of.
+        tables: those of a set of images have two figures: the errors of each class, and the routing of the SMoE.
+        store: of finished runs.
+        runs_dir: holds the weights of runs made here; without them the routing is not drawn.
+        output_dir: receives the pictures.
+    """
+    pictures: list[Path] = []
+    for table in tables:
+        name = table.name.partition("/")[2]
+        if name in IMAGE_SETS:
+            pictures += _draw_errors(experiment, table, name, store, output_dir / f"{name}-errors.png")
+            pictures += _draw_routing(experiment, name, store, runs_dir, output_dir)
+    return pictures
+
+
+def _draw_errors(experiment: Experiment, table: ResultTable, name: str, store: RunStore, path: Path) -> Iterator[Path]:
+    from smoe.views import Panel, draw_grids
+
+    classes = IMAGE_SETS[name].classes
+    found = {row.label: outcomes(experiment, row, store) for row in table.rows}
+    # Not all models were trained at the same scales: the label says which.
+    errors = {
+        f"{label} ({outcome.scale.name})": _errors(outcome, len(classes))
+        for label, all_of_it in found.items()
+        for outcome in all_of_it
+    }
+    if not errors:
+        return
+    panel = Panel("errors on the test images of each class, in %", np.array(list(errors.values())), palette="YlOrRd")
+    draw_grids([panel], list(errors), classes, path, row_title="", column_title="class")
+    yield path
+
+
+def _errors(outcome: Outcome, num_classes: int) -> list[float]:
+    values = (outcome.values(f"error/class_{number}") for number in range(num_classes))
+    return [statistics.fmean(seeds) if seeds else float("nan") for seeds in values]
+
+
+def _draw_routing(
+    experiment: Experiment, name: str, store: RunStore, runs_dir: Path, output_dir: Path
+) -> Iterator[Path]:
+    for scale in experiment.scales:
+        key = RunKey.of(scale.recipe(Row(("SMoE",), IMAGE_RECIPES[f"{name}/smoe"]), 0))
+        folder = runs_dir / key.name
+        if store.has(key) and (folder / "checkpoints" / "best.pt").exists():
+            run = open_run(folder, splits=("test",), say=_silence)
+            yield from draw_routing_of(run, "test", output_dir, f"{name}-routing", title=f"{name}/smoe")
+            return
+
+
+def _silence(_: str) -> None:
+    pass

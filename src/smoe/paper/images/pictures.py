@@ -1,0 +1,124 @@
+"""Pictures of a run that classifies images: accuracy by epoch, mistakes, and who serves which part of an image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from smoe.data.errors import DataError
+from smoe.data.images.catalogue import IMAGE_SETS
+from smoe.data.images.samples import ImageSamples
+from smoe.experiments.paper import PAPER_RESULTS
+from smoe.experiments.runs import OpenRun
+from smoe.metrics import confusion_matrix
+from smoe.nn import RoutedLayer, SpatialGate
+from smoe.paper.images.recipes import ImageRecipe
+from smoe.training.devices import make_accelerator
+
+
+def draw_run(run: OpenRun, split: str) -> list[Path]:
+    """Writes the pictures into the run's folder and returns their paths.
+
+    Args:
+        run: opened with the split.
+        split: whose images are classified, and whose mean images lie under the routing.
+    """
+    samples, classes = _images_of(run, split)
+    confusion = confusion_of(run, samples, len(classes))
+    pictures = _draw_curve(run)
+    path = run.directory.pictures / "confusion.png"
+    _draw_confusion(run, split, confusion, classes, path)
+    return [*pictures, path, *draw_routing_of(run, split, run.directory.pictures, "routing", title=run.name)]
+
+
+def confusion_of(run: OpenRun, samples: ImageSamples, num_classes: int) -> Tensor:
+    """Which classes the run takes for which, `(N, N)`.
+
+    Raises:
+        DataError: if its logits are not finite: there is no class to speak of.
+    """
+    device = make_accelerator(run.recipe.training).device
+    model = run.task.model.to(device).eval()
+    confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
+    batch_size = run.recipe.training.evaluation_batch_size
+    with torch.no_grad():
+        for first in range(0, len(samples), batch_size):
+            images, labels = samples.__getitems__(range(first, min(first + batch_size, len(samples))))
+            logits = model(images.to(device)).cpu()
+            if not logits.isfinite().all():
+                raise DataError(f"the network of {run.directory.path} answers with values that are not finite")
+            confusion += confusion_matrix(logits.argmax(dim=1), labels, num_classes)
+    return confusion
+
+
+def mean_images(samples: ImageSamples, num_classes: int) -> np.ndarray:
+    """The mean of each class's images, as brightness from 0 to 1, `(N, H, W)`; a class without images is black."""
+    means = torch.zeros(num_classes, *samples.image_shape[1:], dtype=torch.float64)
+    for number in range(num_classes):
+        images = samples.images[samples.labels == number]
+        if len(images):
+            means[number] = images.double().mean(dim=(0, 1)) / 255.0
+    # The brightest pixel of all is white: the mean of many shapes is dim.
+    return (means / means.max().clamp_min(1e-12)).numpy()
+
+
+def _draw_curve(run: OpenRun) -> list[Path]:
+    from smoe.views import draw_accuracy
+
+    key = "validation/accuracy"
+    history = [record for record in run.directory.read_history() if record.get(key) is not None]
+    if not history:
+        return []
+    paper = PAPER_RESULTS.get(run.name)
+    path = run.directory.pictures / "accuracy.png"
+    draw_accuracy(history, path, keys=(key,), reference=("paper, on test", paper.mean) if paper else None)
+    return [path]
+
+
+def _draw_confusion(run: OpenRun, split: str, confusion: Tensor, classes: tuple[str, ...], path: Path) -> None:
+    from smoe.views import draw_confusion
+
+    num_wrong = int(confusion.sum() - confusion.trace())
+    title = f"{run.name}: {num_wrong:,} of {int(confusion.sum()):,} {split} images are mistaken"
+    draw_confusion(confusion.numpy(), classes, path, title=title)
+
+
+def draw_routing_of(run: OpenRun, split: str, folder: Path, stem: str, *, title: str) -> list[Path]:
+    """Draws the routing of each gate over the mean images of a split; nothing for a network without gates.
+
+    Args:
+        run: opened with the split.
+        split: whose images are averaged.
+        folder: receives the pictures.
+        stem: of their names.
+        title: what the network is called.
+    """
+    from smoe.views import draw_image_routing
+
+    samples, classes = _images_of(run, split)
+    by_gate: dict[SpatialGate, dict[str, RoutedLayer]] = {}
+    for name, module in run.task.model.named_modules():
+        if isinstance(module, RoutedLayer):
+            by_gate.setdefault(module.gate, {})[name] = module
+    pictures: list[Path] = []
+    for number, (gate, layers) in enumerate(by_gate.items()):
+        names = list(layers)
+        with torch.no_grad():
+            indices = layers[names[0]].routing().indices.cpu().numpy()
+        served = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        path = folder / (f"{stem}.png" if len(by_gate) == 1 else f"{stem}-{number + 1}.png")
+        text = f"{title}: {gate.num_selected} of {gate.num_experts} experts at each pixel; gate of {served}"
+        draw_image_routing(indices, gate.num_experts, mean_images(samples, len(classes)), classes, path, title=text)
+        pictures.append(path)
+    return pictures
+
+
+def _images_of(run: OpenRun, split: str) -> tuple[ImageSamples, tuple[str, ...]]:
+    """The samples of a split and the names of their classes."""
+    assert isinstance(run.recipe, ImageRecipe)
+    samples = run.task.splits[split]
+    assert isinstance(samples, ImageSamples)
+    return samples, IMAGE_SETS[run.recipe.data.name].classes

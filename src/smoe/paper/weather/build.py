@@ -1,0 +1,105 @@
+"""Makes the data and the training task of a weather recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from smoe.data.weather.samples import WeatherSamples
+from smoe.data.weather.store import WeatherStore
+from smoe.experiments.build_optimizer import build_optimizer
+from smoe.losses import LatitudeWeightedMSE
+from smoe.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE, MeanLoss, Metric
+from smoe.paper.weather.build_model import build_model
+from smoe.paper.weather.recipes import WeatherRecipe
+from smoe.paper.weather.setting import Setting, open_store, setting_of
+from smoe.training.routing_warmup import RoutingWarmup
+from smoe.training.task import Task
+
+Progress = Callable[[str], None]
+
+
+def build_task(
+    recipe: WeatherRecipe, splits: tuple[str, ...] = ("train", "validation", "test"), say: Progress = print
+) -> Task:
+    """Everything the training loop needs.
+
+    Args:
+        recipe: what to train.
+        splits: the data to open.
+        say: told what is missing.
+    """
+    store = open_store(recipe.data)
+    samples = {split: make_split(recipe, store, split, say) for split in splits}
+    return make_task(recipe, setting_of(recipe.data, store), samples, make_scores(recipe.data.targets, store))
+
+
+def make_task(
+    recipe: WeatherRecipe,
+    setting: Setting,
+    samples: Mapping[str, WeatherSamples] | None = None,
+    scores: Sequence[Metric] = (),
+) -> Task:
+    """The task of a recipe in a setting.
+
+    Args:
+        recipe: what to train.
+        setting: what the network is made for.
+        samples: by split.
+        scores: further metrics; the loss is always one.
+    """
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe.model, recipe.routing, setting.shape, setting.land)
+    loss = LatitudeWeightedMSE(setting.latitude)
+    optimizer = build_optimizer(model, recipe.optimizer, is_fused=recipe.training.precision != "fp16")
+    return Task(
+        model,
+        optimizer,
+        loss,
+        [MeanLoss(loss), *scores],
+        {} if samples is None else samples,
+        WeatherSamples.collate,
+        recipe.seed,
+        begin_epoch=RoutingWarmup(model, recipe.routing_warmup_epochs).begin_epoch,
+        regions=None if setting.land is None else (setting.land > 0.5).int(),
+    )
+
+
+def make_split(recipe: WeatherRecipe, store: WeatherStore, split: str, say: Progress = print) -> WeatherSamples:
+    """The samples of a split. Outside training a continuous lead is fixed at `lead_hours`."""
+    data, is_training = recipe.data, split == "train"
+    years = {"train": data.train_years, "validation": data.validation_years, "test": data.test_years}[split]
+    is_continuous = data.continuous_lead_hours is not None
+    samples = WeatherSamples(
+        store,
+        years,
+        targets=data.targets,
+        inputs=data.inputs,
+        constants=data.constants,
+        context_hours=data.context_hours,
+        lead_hours=data.lead_hours if data.continuous_lead_hours is None else data.continuous_lead_hours,
+        start_every_hours=data.test_every_hours if split == "test" else data.start_every_hours,
+        skip_hours=data.skip_hours if is_training else 0,
+        seed=recipe.seed,
+        fixed_lead=data.lead_hours if is_continuous and not is_training else None,
+    )
+    missing = samples.missing_years
+    if missing:
+        say(
+            f"{split}: of the years {years[0]} to {years[1]}, {len(missing)} are not in {store.path}: "
+            f"{', '.join(map(str, missing))}"
+        )
+    return samples
+
+
+def make_scores(targets: tuple[str, ...], store: WeatherStore) -> list[Metric]:
+    """The errors of the targets in physical units."""
+    scales = [float(store.std[index]) for index in store.channel_indices(targets)]
+    # Precipitation is the logarithm of what is asked for.
+    inverses = {name: partial(store.to_physical, name) for name in targets if name == "tp"}
+    return [
+        score(targets, store.grid.latitude, scales, inverses=inverses)
+        for score in (LatitudeWeightedRMSE, LatitudeWeightedMAE)
+    ]

@@ -1,0 +1,156 @@
+"""Makes the network of a weather recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from smoe import nn
+from smoe.experiments.gated_layers import convert_net, start_layer
+from smoe.experiments.recipes import to_plain
+from smoe.models import VisionTransformer, WeatherResNet
+from smoe.models.weather_resnet import ConvBlock, glorot_uniform_
+from smoe.options import RoutingTraining
+from smoe.paper.weather.models import (
+    AddedSpatialMoEModel,
+    LowRankLocalResNetModel,
+    ResNetModel,
+    SpatialMoEResNetModel,
+    WeatherModel,
+    WeatherViTModel,
+)
+
+_Gated = AddedSpatialMoEModel | SpatialMoEResNetModel
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a network is made for.
+
+    Attributes:
+        in_channels: fields it sees.
+        out_channels: fields it forecasts.
+        grid: rows and columns.
+    """
+
+    in_channels: int
+    out_channels: int
+    grid: tuple[int, int]
+
+
+def build_model(
+    model: WeatherModel, routing: RoutingTraining, shape: Shape, land: torch.Tensor | None = None
+) -> torch.nn.Module:
+    """The network a recipe describes.
+
+    Args:
+        model: the description.
+        routing: how the routing of SMoE layers learns.
+        shape: of its inputs and outputs.
+        land: fraction of land `(H, W)`, for the land-sea prior.
+    """
+    match model:
+        case WeatherViTModel():
+            return VisionTransformer(shape.in_channels, shape.out_channels, shape.grid, **to_plain(model))
+        case ResNetModel():
+            return _make_resnet(model, shape)
+        case LowRankLocalResNetModel():
+            return _make_resnet(model, shape, make_conv=partial(_make_low_rank_local, model=model, grid=shape.grid))
+        case AddedSpatialMoEModel():
+            return _add_spatial_moe(_make_resnet(model, shape), model, routing, shape, land)
+        case SpatialMoEResNetModel():
+            return _convert(_make_resnet(model, shape), model, routing, shape, land)
+
+
+def _make_resnet(model: ResNetModel | LowRankLocalResNetModel | _Gated, shape: Shape, **options: Any) -> WeatherResNet:
+    return WeatherResNet(
+        shape.in_channels,
+        shape.out_channels,
+        filters=model.filters,
+        num_blocks=model.num_blocks,
+        dropout=model.dropout,
+        positive=model.positive,
+        **options,
+    )
+
+
+def _make_low_rank_local(
+    in_channels: int, out_channels: int, model: LowRankLocalResNetModel, grid: tuple[int, int]
+) -> nn.LowRankLocal2d:
+    # The layer's own bias, one for each pixel that all filters share, takes the place of the convolution's.
+    layer = nn.LowRankLocal2d(
+        in_channels,
+        out_channels,
+        spatial_rank=model.spatial_rank,
+        combiner=model.combiner,
+        spatial_shape=grid,
+        spatial_bias=True,
+        padding_mode="longitude",
+    )
+    glorot_uniform_(layer.weight, out_channels)
+    return layer
+
+
+def _convert(
+    net: WeatherResNet, model: SpatialMoEResNetModel, routing: RoutingTraining, shape: Shape, land: torch.Tensor | None
+) -> torch.nn.Module:
+    """All 3x3 convolutions but the output's become SMoE layers, with their biases."""
+    return convert_net(
+        net,
+        model,
+        routing,
+        _start,
+        example_input=torch.zeros(1, shape.in_channels, *shape.grid),
+        share_gates=model.share_gates,
+        names="blocks.*",
+        prior=_prior(model, land),
+        prior_strength=model.prior_strength,
+    )
+
+
+def _add_spatial_moe(
+    net: WeatherResNet, model: AddedSpatialMoEModel, routing: RoutingTraining, shape: Shape, land: torch.Tensor | None
+) -> torch.nn.Module:
+    channels = shape.out_channels if model.position == "output" else model.filters
+    gate_options: dict[str, Any] = {"init": model.gate_init, "correlation_length": model.correlation_length}
+    num_experts, prior = round(model.expert_ratio * channels), _prior(model, land)
+    gate = (
+        nn.TensorGate(num_experts, channels, shape.grid, **gate_options)
+        if prior is None
+        else nn.TensorGate.from_prior(prior, num_experts, channels, model.prior_strength, **gate_options)
+    )
+    layer = nn.SpatialMoE2d(
+        channels,
+        num_experts,
+        channels,
+        padding_mode="longitude",
+        gate=gate,
+        bias=True,
+        order=model.order,
+        **to_plain(routing),
+    )
+    start_layer(layer, model, _start)
+    # Inside the network's own parts, so that a ReLU at its end stays there.
+    if model.position == "output":
+        net.head = torch.nn.Sequential(net.head, layer)
+    elif model.position == "first":
+        net.stem = torch.nn.Sequential(net.stem, ConvBlock(layer, channels, model.dropout))
+    else:
+        net.blocks.append(ConvBlock(layer, channels, model.dropout))
+    return net
+
+
+def _start(layer: nn.SpatialMoE2d) -> None:
+    # The output channels are those of the convolution that it stands for: its fan-out too.
+    glorot_uniform_(layer.weight, layer.num_selected)
+
+
+def _prior(model: _Gated, land: torch.Tensor | None) -> torch.Tensor | None:
+    if model.prior == "none":
+        return None
+    if land is None:
+        raise ValueError("prior='land_sea' needs the fraction of land on the grid")
+    return land

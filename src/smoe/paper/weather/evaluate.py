@@ -1,0 +1,131 @@
+"""Scores a trained weather run beside baselines from the same data, and writes its forecasts."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from smoe.data.weather.baselines import Baselines
+from smoe.data.weather.errors import DataError
+from smoe.data.weather.samples import WeatherSamples
+from smoe.data.weather.truth import Progress, Truth
+from smoe.data.weather.write_forecasts import ForecastWriter, open_forecast_writer
+from smoe.experiments.runs import OpenRun
+from smoe.metrics import Metric
+from smoe.paper.weather.recipes import WeatherRecipe
+from smoe.paper.weather.scores import Scores, ScoreSum, metrics_of, score_baselines
+from smoe.training.batches import OrderedBatches
+from smoe.training.devices import make_accelerator
+from smoe.training.evaluation import load_batches
+
+
+@dataclass(frozen=True)
+class RunScores:
+    """The scores of a run on a split.
+
+    Attributes:
+        lead_hours: of the forecasts.
+        years: first and last of the split.
+        num_forecasts: scored.
+        scores: of the run.
+        baselines: of persistence and the climatologies, on the same forecasts.
+    """
+
+    lead_hours: int
+    years: tuple[int, int]
+    num_forecasts: int
+    scores: Scores
+    baselines: dict[str, Scores]
+
+
+def evaluate_run(
+    run: OpenRun, split: str, forecasts: Path | None = None, progress: Progress | None = None
+) -> RunScores:
+    """Scores a run and the baselines.
+
+    Args:
+        run: opened with the split.
+        split: such as `test`.
+        forecasts: file to write the forecasts to, `.nc` or `.zarr`.
+        progress: told how far it has come.
+
+    Raises:
+        DataError: if the split has samples of several leads, as the training data of a continuous lead have.
+    """
+    assert isinstance(run.recipe, WeatherRecipe)
+    samples, lead_hours = samples_of(run, split)
+    init_times = np.array([samples.init_time(index) for index in range(len(samples))])
+    truth = Truth(samples.store, samples.targets)
+    climatology = truth.mean(samples.years, progress)
+    metrics: list[Metric] = metrics_of(samples.store, samples.targets, climatology)
+    names = {name for metric in metrics for name in metric.names}
+    others = [metric for metric in run.task.metrics if isinstance(metric, Metric) and not names & set(metric.names)]
+    writing = (
+        nullcontext()
+        if forecasts is None
+        else open_forecast_writer(
+            forecasts,
+            samples.targets,
+            init_times,
+            (lead_hours,),
+            samples.store.grid,
+            {"source": f"smoe run {run.name}, {split} split"},
+        )
+    )
+    with writing as writer:
+        scores = _predict(run, samples, [*others, *metrics], writer, progress)
+    baselines = Baselines(samples.store, samples.targets, run.recipe.data.train_years, progress)
+    compared = score_baselines(baselines, init_times, lead_hours, climatology, progress=progress)
+    return RunScores(lead_hours, samples.years, len(samples), scores, compared)
+
+
+def samples_of(run: OpenRun, split: str) -> tuple[WeatherSamples, int]:
+    """The samples of a split and their lead.
+
+    Raises:
+        DataError: if they have several.
+    """
+    samples = run.task.splits[split]
+    assert isinstance(samples, WeatherSamples)
+    leads = samples.leads
+    if len(leads) != 1:
+        raise DataError(
+            f"the {split} split of {run.directory.path} draws a lead for each sample, from {min(leads)} to "
+            f"{max(leads)} hours: evaluate the test or the validation split"
+        )
+    return samples, leads[0]
+
+
+def _predict(
+    run: OpenRun,
+    samples: WeatherSamples,
+    metrics: list[Metric],
+    writer: ForecastWriter | None,
+    progress: Progress | None,
+) -> Scores:
+    """One pass over the samples, for the scores and for the file."""
+    plan, task = run.recipe.training, run.task
+    accelerator = make_accelerator(plan)
+    if accelerator.num_processes > 1:
+        raise DataError(f"forecasts are scored by one process, not by {accelerator.num_processes}")
+    model = accelerator.prepare(task.model)
+    model.eval()
+    batches = OrderedBatches(len(samples), plan.evaluation_batch_size)
+    total = ScoreSum(metrics)
+    done = 0
+    with torch.no_grad():
+        for input, target in load_batches(samples, batches, task.collate, accelerator.device):
+            prediction = model(input).float()
+            total.add(prediction, target)
+            if writer is not None:
+                for number, name in enumerate(samples.targets):
+                    normalised = prediction[:, number].double().cpu().numpy()
+                    writer.write(name, done, 0, samples.store.to_physical(name, normalised))
+            done += len(target)
+            if progress is not None:
+                progress("forecasts", done, len(samples))
+    return total.values()

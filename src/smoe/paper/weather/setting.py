@@ -1,0 +1,69 @@
+"""What a weather network is made for: its channels, its grid, and where land is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from smoe.data.weather.errors import DataError
+from smoe.data.weather.grids import GRIDS
+from smoe.data.weather.store import WeatherStore
+from smoe.data.weather.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
+from smoe.paper.weather.build_model import Shape
+from smoe.paper.weather.recipes import WeatherData
+
+USUAL_GRID = "5.625deg"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the data decide about a network.
+
+    Attributes:
+        shape: channels and grid.
+        latitude: of the rows, in degrees.
+        land: fraction of land `(H, W)`; None if the data do not say.
+    """
+
+    shape: Shape
+    latitude: tuple[float, ...]
+    land: torch.Tensor | None
+
+
+def open_store(data: WeatherData) -> WeatherStore:
+    """The store a recipe names.
+
+    Raises:
+        DataError: if it names none, or one that cannot be used.
+    """
+    if data.store is None:
+        raise DataError(
+            "no weather data are named: make a store with `smoe data prepare weather` and give its folder as "
+            "--data.store FOLDER"
+        )
+    return WeatherStore.open(data.store)
+
+
+def setting_of(data: WeatherData, store: WeatherStore) -> Setting:
+    """What a store decides."""
+    inputs = store.channels if data.inputs is None else data.inputs
+    constants = store.constant_names if data.constants is None else data.constants
+    land = torch.from_numpy(np.array(store.raw_constant("lsm"))) if "lsm" in store.constant_names else None
+    shape = Shape(_num_inputs(data, len(inputs), len(constants)), len(data.targets), store.grid.shape)
+    return Setting(shape, store.grid.latitude, land)
+
+
+def usual_setting(data: WeatherData) -> Setting:
+    """That of the paper's data, for plans that are made before there are any: land is a half everywhere."""
+    grid = GRIDS[USUAL_GRID]
+    num_fields = len(DEFAULT_INPUTS) if data.inputs is None else len(data.inputs)
+    num_constants = len(DEFAULT_CONSTANTS) if data.constants is None else len(data.constants)
+    shape = Shape(_num_inputs(data, num_fields, num_constants), len(data.targets), grid.shape)
+    return Setting(shape, grid.latitude, torch.full(grid.shape, 0.5))
+
+
+def _num_inputs(data: WeatherData, num_fields: int, num_constants: int) -> int:
+    is_continuous = data.continuous_lead_hours is not None
+    return len(data.context_hours) * num_fields + num_constants + is_continuous

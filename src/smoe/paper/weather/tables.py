@@ -1,0 +1,167 @@
+"""The WeatherBench table of the paper, and one of our own on how gates of deep nets learn. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from smoe.experiments.paper import PaperResult
+from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
+from smoe.options import RoutingTraining
+from smoe.paper.weather.models import ResNetModel, SpatialMoEResNetModel, WeatherViTModel
+from smoe.paper.weather.notes import NOTES
+from smoe.paper.weather.published import PUBLISHED
+from smoe.paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe
+from smoe.training.plan import TrainingPlan
+
+_Z, _T = "rmse_z_500", "rmse_t_850"
+
+_LABELS = {
+    "weather/rt": "R&T ResNet",
+    "weather/rt-wide": "R&T, 2x wide",
+    "weather/lrlcn": "LRLCN",
+    "weather/vit": "ViT 2 x 2",
+    "weather/smoe-first": "SMoE after the first layer",
+    "weather/smoe-last": "SMoE after the last layer",
+    "weather/smoe": "SMoE, all 3 x 3",
+    "weather/smoe-prior": "SMoE, all 3 x 3, land-sea prior",
+    "weather/smoe-random": "SMoE, all 3 x 3, random fixed gate",
+}
+
+
+def reference_names(lead_hours: int) -> tuple[str, ...]:
+    """The forecasts of this lead that are not trained, as they are stored."""
+    return tuple(f"{kind}-{lead_hours}h" for kind in ("persistence", "climatology", "weekly-climatology"))
+
+
+def _paper(recipe_name: str, lead_hours: int) -> tuple[PaperResult, ...]:
+    row = next(row for row in PUBLISHED if row.recipe == recipe_name)
+    return tuple(
+        PaperResult(metric, row.rmse[channel, lead_hours], row.spread[channel, lead_hours], None, "Table 3")
+        for metric, channel in ((_Z, "z_500"), (_T, "t_850"))
+    )
+
+
+def _models(num_days: int) -> ResultTable:
+    name, lead_hours = f"weather/{num_days}-days", 24 * num_days
+    rows: list[Row] = []
+    for recipe_name, label in _LABELS.items():
+        recipe = WEATHER_RECIPES[recipe_name]
+        recipe = replace(recipe, data=replace(recipe.data, lead_hours=lead_hours))
+        rows.append(Row((label,), recipe, _paper(recipe_name, lead_hours), NOTES[name, label]))
+    return ResultTable(
+        name,
+        f"Forecasts of {num_days} days",
+        ("model",),
+        tuple(rows),
+        "Table 3",
+        NOTES[name],
+        reference_names(lead_hours),
+    )
+
+
+def _smoe(routing: RoutingTraining, *, warmup: int = 0, gate_lr: float | None = None, **model: Any) -> WeatherRecipe:
+    recipe = WEATHER_RECIPES["weather/smoe"]
+    return replace(
+        recipe,
+        model=SpatialMoEResNetModel(**model),
+        routing=routing,
+        routing_warmup_epochs=warmup,
+        optimizer=replace(recipe.optimizer, gate_lr=gate_lr),
+    )
+
+
+_FROZEN = RoutingTraining(rc_weight=0.0, error_quantile=0.7, damping=None)
+_UNDAMPED = RoutingTraining(error_quantile=0.7, damping=None)
+_PROBING = RoutingTraining(training_rule="probe")
+_CAREFUL = replace(_PROBING, probe_confidence=2.0)
+
+
+def _routing() -> ResultTable:
+    name = "weather/routing"
+    recipes = {
+        ("white noise", "frozen", "score"): _smoe(_FROZEN, gate="random"),
+        ("white noise", "q 0.7, damping 0.1", "score"): WEATHER_RECIPES["weather/smoe"],
+        ("white noise", "q 0.3, damping 0", "score"): _smoe(RoutingTraining()),
+        ("white noise", "q 0.7, no damping", "score"): _smoe(_UNDAMPED),
+        ("white noise", "q 0.7, no damping", "index"): _smoe(_UNDAMPED, order="index"),
+        ("smooth", "frozen", "score"): _smoe(_FROZEN, gate="random", gate_init="smooth"),
+        ("smooth", "q 0.7, damping 0.1", "score"): _smoe(
+            RoutingTraining(error_quantile=0.7, damping=0.1), gate_init="smooth"
+        ),
+        ("smooth", "q 0.7, no damping", "score"): _smoe(_UNDAMPED, gate_init="smooth"),
+        ("smooth", "q 0.7, no damping", "index"): _smoe(_UNDAMPED, gate_init="smooth", order="index"),
+        ("smooth", "q 0.7, no damping, from epoch 3", "score"): _smoe(_UNDAMPED, gate_init="smooth", warmup=2),
+        ("smooth", "q 0.7, no damping, gate at 1e-4", "score"): _smoe(_UNDAMPED, gate_init="smooth", gate_lr=1e-4),
+        ("smooth", "q 0.95, no damping", "score"): _smoe(
+            RoutingTraining(error_quantile=0.95, damping=None), gate_init="smooth"
+        ),
+        ("white noise", "probing", "score"): _smoe(_PROBING),
+        ("white noise", "probing, 2 standard errors", "score"): _smoe(_CAREFUL),
+        ("white noise", "straight-through", "score"): _smoe(RoutingTraining(training_rule="straight_through")),
+        ("smooth", "probing", "score"): _smoe(_PROBING, gate_init="smooth"),
+        ("smooth", "probing, 2 standard errors", "score"): _smoe(_CAREFUL, gate_init="smooth"),
+    }
+    rows = [Row(labels, recipe, note=NOTES[name, ", ".join(labels)]) for labels, recipe in recipes.items()]
+    columns = ("gate starts as", "routing learns by", "order")
+    text, references = NOTES[name], reference_names(72)
+    return ResultTable(name, "How gates of a deep net learn", columns, tuple(rows), "", text, references)
+
+
+# Few fields, filters and blocks, so that a run takes minutes on one core; years of the simulated atmosphere.
+SIMULATED = WeatherData(
+    train_years=(2001, 2006),
+    validation_years=(2007, 2007),
+    test_years=(2008, 2008),
+    inputs=("z_500", "z_850", "t_850", "u_500", "u_850", "v_500", "v_850", "t2m"),
+    context_hours=(6, 0),
+    start_every_hours=12,
+)
+_SIMULATED_TRAINING = TrainingPlan(
+    batch_size=32,
+    evaluation_batch_size=64,
+    max_epochs=8,
+    monitor="loss",
+    monitor_mode="min",
+    plateau_patience=2,
+    min_lr=1e-6,
+    early_stop_patience=8,
+    stop_at=None,
+)
+
+
+def _small(recipe: WeatherRecipe) -> WeatherRecipe:
+    model = recipe.model
+    if isinstance(model, WeatherViTModel):
+        model = replace(model, width=64, num_heads=4, depth=2, hidden=256)
+    else:
+        is_wide = isinstance(model, ResNetModel) and model.filters == 256
+        model = replace(model, filters=32 if is_wide else 16, num_blocks=3, dropout=0.0)
+    data = replace(SIMULATED, lead_hours=recipe.data.lead_hours)
+    return replace(recipe, data=data, model=model, training=_SIMULATED_TRAINING)
+
+
+def _same(recipe: WeatherRecipe) -> WeatherRecipe:
+    return recipe
+
+
+WEATHER = Experiment(
+    name="weather",
+    metrics=(ShownMetric(_Z, "Z500", decimals=0), ShownMetric(_T, "T850", decimals=2)),
+    metric_text=(
+        "Latitude-weighted root-mean-square errors (the root of the mean over all forecasts) of the geopotential at "
+        "500 hPa in m2/s2 and of the temperature at 850 hPa in K: mean ± standard deviation over the seeds."
+    ),
+    tables=(_models(3), _models(5), _routing()),
+    scales=(
+        Scale("paper", "WeatherBench at 5.625 degrees, trained on 1979-2015, tested on 2017-2018", _same),
+        Scale(
+            "small",
+            "simulated atmosphere, trained on six years and tested on one; nets of 16 filters (2x wide: 32) and 3 "
+            "blocks without dropout, ViT of width 64 and depth 2; 8 fields at two times; 8 epochs of 136 batches of 32",
+            _small,
+            is_comparable=False,
+        ),
+    ),
+    data_field="store",
+)

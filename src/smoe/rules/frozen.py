@@ -1,0 +1,16 @@
+"""A gate that does not learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from smoe.rules.rule import Rule
+
+
+@dataclass(frozen=True)
+class Frozen(Rule):
+    """The gate stays as it is, and the experts receive the whole error."""
+
+    name: ClassVar[str] = "frozen"
+    learner: ClassVar[str] = "smoe.nn.learning.frozen:FrozenLearner"
