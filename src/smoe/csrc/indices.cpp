@@ -1,5 +1,4 @@
-// Prepares a routing for the kernels: the checks they rely on, then int32 with an expert's F outputs as F experts. A
-// routing comes as int64, PyTorch's type of an index, or as int32, which a layer makes for itself to save memory.
+// Prepares a routing for the kernels: the checks they rely on, then an expert's F outputs as F experts.
 //
 // The check goes over the indices (E, P) in blocks of pixels. A block keeps, for each expert and each of its pixels,
 // the number of the last block that named it there; the table fits the second-level cache up to some thousand experts.
@@ -18,8 +17,7 @@ struct Problem {
     int64_t slot = 0, pixel = 0, expert = 0;
 };
 
-template <typename Index>
-Problem find_problem(const Index* indices, int64_t selected, int64_t pixels, int64_t experts) {
+Problem find_problem(const int32_t* indices, int64_t selected, int64_t pixels, int64_t experts) {
     std::vector<int32_t> named_in(experts * kBlock, -1);
     for (int64_t begin = 0, block = 0; begin < pixels; begin += kBlock, ++block) {
         const int64_t end = begin + kBlock < pixels ? begin + kBlock : pixels;
@@ -36,8 +34,7 @@ Problem find_problem(const Index* indices, int64_t selected, int64_t pixels, int
     return {};
 }
 
-template <typename Index>
-int check(const Index* indices, int64_t selected, int64_t pixels, int64_t experts, int64_t* problem) {
+int check(const int32_t* indices, int64_t selected, int64_t pixels, int64_t experts, int64_t* problem) {
     try {
         const Problem found = find_problem(indices, selected, pixels, experts);
         problem[0] = found.kind;
@@ -50,10 +47,9 @@ int check(const Index* indices, int64_t selected, int64_t pixels, int64_t expert
     }
 }
 
-template <typename Index>
-void fold(const Index* indices, int64_t selected, int64_t pixels, int64_t expert_channels, int32_t* folded) {
+void fold(const int32_t* indices, int64_t selected, int64_t pixels, int64_t expert_channels, int32_t* folded) {
     for (int64_t slot = 0; slot < selected; ++slot) {
-        const Index* source = indices + slot * pixels;
+        const int32_t* source = indices + slot * pixels;
         for (int64_t channel = 0; channel < expert_channels; ++channel) {
             int32_t* target = folded + (slot * expert_channels + channel) * pixels;
             for (int64_t pixel = 0; pixel < pixels; ++pixel) {
@@ -69,23 +65,13 @@ void fold(const Index* indices, int64_t selected, int64_t pixels, int64_t expert
 extern "C" {
 
 // problem receives {kind, slot, pixel, expert}; see Problem.
-int smoe_check_int64(const int64_t* indices, int64_t selected, int64_t pixels, int64_t experts, int64_t* problem) {
-    return smoe::check(indices, selected, pixels, experts, problem);
-}
-
-int smoe_check_int32(const int32_t* indices, int64_t selected, int64_t pixels, int64_t experts, int64_t* problem) {
+int smoe_check_routing(const int32_t* indices, int64_t selected, int64_t pixels, int64_t experts, int64_t* problem) {
     return smoe::check(indices, selected, pixels, experts, problem);
 }
 
 // indices (E, P) to folded (E * F, P).
-int smoe_fold_int64(const int64_t* indices, int64_t selected, int64_t pixels, int64_t expert_channels,
-                    int32_t* folded) {
-    smoe::fold(indices, selected, pixels, expert_channels, folded);
-    return 0;
-}
-
-int smoe_fold_int32(const int32_t* indices, int64_t selected, int64_t pixels, int64_t expert_channels,
-                    int32_t* folded) {
+int smoe_fold_routing(const int32_t* indices, int64_t selected, int64_t pixels, int64_t expert_channels,
+                      int32_t* folded) {
     smoe::fold(indices, selected, pixels, expert_channels, folded);
     return 0;
 }

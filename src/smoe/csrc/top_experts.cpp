@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <vector>
 
@@ -49,8 +50,14 @@ constexpr int64_t kMaxCounted = 512;  // experts up to which counting is the fas
 constexpr int64_t kMinDrawn = 32;     // experts from which drawing the best together pays
 constexpr int kMaxHalvings = 24;      // an interval of floats has hardly any values left
 
+// A NaN ranks last, so that every rank is written; `is_bad` collects lanes with a score that is not finite.
+inline Scores without_nan(Scores scores, Counts& is_bad) {
+    is_bad |= (scores - scores) != Scores{};  // infinities and NaN
+    return scores != scores ? -std::numeric_limits<float>::infinity() - Scores{} : scores;
+}
+
 struct Ranking {
-    const float* scores;  // (X, P), finite
+    const float* scores;  // (X, P)
     int64_t experts, selected, pixels;
     int32_t* indices;  // (E, P), best first
 
@@ -163,13 +170,13 @@ void draw_best(const Scratch& scratch, int64_t experts, const Scores& bound) {
 
 // The best expert of each pixel of a block; a later one must beat it, not equal it. The last block may not fill its
 // lanes: it is copied where what lies behind it may be read.
-void find_best(const Ranking& ranking, int64_t begin, int64_t pixels) {
+void find_best(const Ranking& ranking, int64_t begin, int64_t pixels, Counts& is_bad) {
     const auto scores_of = [&](int64_t expert) {
         const float* scores = ranking.scores + expert * ranking.pixels + begin;
-        if (pixels == kPixels) return load(scores);
+        if (pixels == kPixels) return without_nan(load(scores), is_bad);
         float lanes[kPixels] = {};
         std::memcpy(lanes, scores, pixels * sizeof(float));
-        return load(lanes);
+        return without_nan(load(lanes), is_bad);
     };
     Scores best = scores_of(0);
     Counts expert_of_best = {};
@@ -182,10 +189,12 @@ void find_best(const Ranking& ranking, int64_t begin, int64_t pixels) {
     std::memcpy(ranking.indices + begin, &expert_of_best, pixels * sizeof(int32_t));
 }
 
-void rank_by_counting(const Ranking& ranking, const Scratch& scratch, int64_t begin, int64_t pixels) {
+void rank_by_counting(const Ranking& ranking, const Scratch& scratch, int64_t begin, int64_t pixels, Counts& is_bad) {
     for (int64_t expert = 0; expert < ranking.experts; ++expert) {
-        std::memcpy(scratch.block + expert * kPixels, ranking.scores + expert * ranking.pixels + begin,
-                    pixels * sizeof(float));
+        float* lanes = scratch.block + expert * kPixels;
+        std::memcpy(lanes, ranking.scores + expert * ranking.pixels + begin, pixels * sizeof(float));
+        const Scores scores = without_nan(load(lanes), is_bad);
+        std::memcpy(lanes, &scores, sizeof(scores));
     }
     Candidates all = {scratch.block, nullptr, ranking.experts};
     Scores bound;
@@ -207,11 +216,15 @@ uint64_t make_key(float score, int64_t expert) {
     return static_cast<uint64_t>(~ascending) << 32 | static_cast<uint64_t>(expert);
 }
 
-void rank_by_sorting(const Ranking& ranking, std::vector<uint64_t>& keys, int64_t begin, int64_t count) {
+void rank_by_sorting(const Ranking& ranking, std::vector<uint64_t>& keys, int64_t begin, int64_t count,
+                     Counts& is_bad) {
     keys.resize(ranking.experts);
     for (int64_t pixel = begin; pixel < begin + count; ++pixel) {
         for (int64_t expert = 0; expert < ranking.experts; ++expert) {
-            keys[expert] = make_key(ranking.scores[expert * ranking.pixels + pixel], expert);
+            const float score = ranking.scores[expert * ranking.pixels + pixel];
+            is_bad[0] |= score - score != 0.0f;
+            const bool is_nan = score != score;
+            keys[expert] = make_key(is_nan ? -std::numeric_limits<float>::infinity() : score, expert);
         }
         std::nth_element(keys.begin(), keys.begin() + ranking.selected - 1, keys.end());
         std::sort(keys.begin(), keys.begin() + ranking.selected);
@@ -219,7 +232,8 @@ void rank_by_sorting(const Ranking& ranking, std::vector<uint64_t>& keys, int64_
     }
 }
 
-void rank_all(const Ranking& ranking, int64_t threads) {
+// Returns whether a score is not finite.
+bool rank_all(const Ranking& ranking, int64_t threads) {
     const int64_t blocks = (ranking.pixels + kPixels - 1) / kPixels;
     const bool counts = ranking.experts <= kMaxCounted;
     // Zeros, because the last block may not fill its lanes. One row more: the last expert is written behind the drawn.
@@ -227,33 +241,37 @@ void rank_all(const Ranking& ranking, int64_t threads) {
     std::vector<float> scores(2 * threads * size, 0.0f);
     std::vector<int32_t> experts(threads * size, 0);
     std::vector<std::vector<uint64_t>> keys(threads);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    int found_bad = 0;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1) reduction(| : found_bad)
     for (int64_t block = 0; block < blocks; ++block) {
         int64_t thread = 0;
+        Counts is_bad = {};
 #ifdef _OPENMP
         thread = omp_get_thread_num();
 #endif
         const int64_t begin = block * kPixels;
         const int64_t count = std::min<int64_t>(kPixels, ranking.pixels - begin);
         if (ranking.selected == 1) {
-            find_best(ranking, begin, count);
+            find_best(ranking, begin, count, is_bad);
         } else if (counts) {
             float* own = scores.data() + 2 * thread * size;
-            rank_by_counting(ranking, {own, own + size, experts.data() + thread * size}, begin, count);
+            rank_by_counting(ranking, {own, own + size, experts.data() + thread * size}, begin, count, is_bad);
         } else {
-            rank_by_sorting(ranking, keys[thread], begin, count);
+            rank_by_sorting(ranking, keys[thread], begin, count, is_bad);
         }
+        for (int64_t lane = 0; lane < kPixels; ++lane) found_bad |= is_bad[lane];
     }
+    return found_bad != 0;
 }
 
 }  // namespace
 }  // namespace smoe
 
-// scores (X, P), finite, to indices (E, P), best first.
+// scores (X, P) to indices (E, P), best first; is_nonfinite is set to whether a score is not finite.
 extern "C" int smoe_top_experts(const float* scores, int64_t experts, int64_t selected, int64_t pixels,
-                                int32_t* indices, int64_t threads) {
+                                int32_t* indices, int64_t* is_nonfinite, int64_t threads) {
     try {
-        smoe::rank_all({scores, experts, selected, pixels, indices}, threads);
+        *is_nonfinite = smoe::rank_all({scores, experts, selected, pixels, indices}, threads);
         return 0;
     } catch (const std::bad_alloc&) {
         return 1;

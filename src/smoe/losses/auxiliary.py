@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from smoe.nn.gates.gate import GateScores, SpatialGate
+from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.gates.normalization import normalize_scores
 from smoe.nn.routed_layer import RoutedLayer
+from smoe.ops.routing import Routing
 from smoe.options import Normalization
 
 
@@ -20,24 +21,24 @@ def _squared_variation(per_expert: torch.Tensor) -> torch.Tensor:
 
 
 def _sum_per_expert(values: torch.Tensor) -> torch.Tensor:
-    """`(X, H, W)` or `(B, X, H, W)` to `(X,)`."""
-    return values.transpose(-3, 0).flatten(1).sum(dim=1)
+    """`(1 or B, X, P)` to `(X,)`."""
+    return values.sum(dim=(0, 2))
 
 
 def importance_loss(weights: torch.Tensor) -> torch.Tensor:
     """Squared coefficient of variation of the experts' importances, their weights summed over samples and pixels.
 
     Args:
-        weights: normalised routing weights `(X, H, W)` or `(B, X, H, W)`. Raw scores will not do: their mean may be 0.
+        weights: Normalised routing weights `(1 or B, X, P)`. Raw scores will not do: their mean may be 0.
     """
     return _squared_variation(_sum_per_expert(weights))
 
 
 def _last_selected(deciding: torch.Tensor, num_selected: int) -> torch.Tensor:
-    """The score at each pixel above or at which an expert is chosen, `(B, 1, H, W)`."""
+    """The score at each pixel above or at which an expert is selected, `(B, 1, P)`."""
     if num_selected == 1:
-        return deciding.amax(dim=-3, keepdim=True)  # on a CPU, topk takes many times as long
-    return deciding.topk(num_selected, dim=-3).values.narrow(-3, num_selected - 1, 1)
+        return deciding.amax(dim=1, keepdim=True)  # on a CPU, topk takes many times as long
+    return deciding.topk(num_selected, dim=1).values[:, num_selected - 1 :]
 
 
 def _within_ten(deviations: torch.Tensor) -> torch.Tensor:
@@ -61,11 +62,11 @@ def load_loss(
     pixels.
 
     Args:
-        clean: scores before the noise, `(X, H, W)` or `(B, X, H, W)`.
-        noisy: `(B, X, H, W)`, the scores that decided.
+        clean: Scores before the noise, `(1 or B, X, P)`.
+        noisy: Scores that decided, `(B, X, P)`.
         num_selected: E.
-        noise_std: standard deviation of the noise.
-        normalization: of the gate; with an absolute value, a strongly negative score is chosen too.
+        noise_std: Standard deviation of the noise.
+        normalization: Normalisation of the gate; with an absolute value, a strongly negative score is selected too.
     """
     if not noise_std > 0.0:
         raise ValueError("the load loss is defined only with routing noise: wrap the gate in a NoisyGate")
@@ -85,15 +86,15 @@ def spatial_agreement_loss(weights: torch.Tensor) -> torch.Tensor:
     Zero where all samples share their weights.
 
     Args:
-        weights: `(X, H, W)` or `(B, X, H, W)`.
+        weights: `(1 or B, X, P)`.
     """
-    if weights.ndim == 3:
+    if weights.shape[0] == 1:
         return weights.new_zeros(())
     # On a CPU, `std` along the first axis takes four times as long.
     variance = (weights - weights.mean(dim=0)).square().mean(dim=0)
     # The root has no derivative at 0; there, the loss has its least value.
     varies = variance > 0.0
-    return (variance.where(varies, 1.0).sqrt() * varies).mean(dim=(1, 2)).sum()
+    return (variance.where(varies, 1.0).sqrt() * varies).mean(dim=1).sum()
 
 
 def auxiliary_loss(
@@ -121,21 +122,21 @@ def auxiliary_loss(
     layers = [module for module in model.modules() if isinstance(module, RoutedLayer)]
     if not layers:
         raise ValueError(f"{type(model).__name__} holds no SMoE layer")
-    said: dict[int, tuple[SpatialGate, GateScores]] = {}
+    routings: dict[int, tuple[SpatialGate, Routing]] = {}
     for layer in layers:
-        if layer.last_scores is None:
+        if layer.last_routing is None:
             raise ValueError("no forward pass in training mode yet: call the model before its auxiliary loss")
-        said[id(layer) if layer.gate.looks_at_input else id(layer.gate)] = (layer.gate, layer.last_scores)
+        routings[id(layer) if layer.gate.looks_at_input else id(layer.gate)] = (layer.gate, layer.last_routing)
     losses: list[torch.Tensor] = []
-    for gate, scores in said.values():
+    for gate, routing in routings.values():
         takes_absolute = gate.normalization in ("abs", "abs_softmax")
         if importance:
-            weights = normalize_scores(scores.clean, "abs_softmax" if takes_absolute else "softmax")
+            weights = normalize_scores(routing.clean, "abs_softmax" if takes_absolute else "softmax")
             losses.append(importance_loss(weights))
         if load:
             losses.append(
-                load_loss(scores.clean, scores.noisy, gate.num_selected, scores.noise_std, gate.normalization)
+                load_loss(routing.clean, routing.noisy, gate.num_selected, routing.noise_std, gate.normalization)
             )
         if spatial_agreement:
-            losses.append(spatial_agreement_loss(scores.scores))
+            losses.append(spatial_agreement_loss(routing.scores))
     return weight * torch.stack(losses).sum()

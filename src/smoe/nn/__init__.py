@@ -4,13 +4,11 @@ from smoe.nn.cond_conv import CondConv2d
 from smoe.nn.conversion_plan import ConversionPlan, plan_conversion
 from smoe.nn.convert import convert
 from smoe.nn.coord_conv import CoordConv2d
-from smoe.nn.expert_mixture import SpatialMoE
 from smoe.nn.gates import (
     ConvGate,
     CoordConv3Gate,
     CoordConvGate,
     FixedGate,
-    GateScores,
     LinearGate,
     LocallyConnectedGate,
     NoisyGate,
@@ -21,11 +19,13 @@ from smoe.nn.gaussian_head import gaussian_correction, gaussian_head
 from smoe.nn.grid_conv import GridConv2d
 from smoe.nn.interpolate_grids import interpolate_grids
 from smoe.nn.locally_connected import LocallyConnected2d
+from smoe.nn.loss_scale import track_loss_scale
 from smoe.nn.low_rank_local import LowRankLocal2d
 from smoe.nn.patch_moe import PatchMoE
-from smoe.nn.routed_layer import RoutedLayer, track_loss_scale
+from smoe.nn.routed_layer import RoutedLayer
 from smoe.nn.shared_batch_norm import SharedBatchNorm2d
-from smoe.nn.spatial_moe import SpatialMoE2d
+from smoe.nn.spatial_moe import SpatialMoE
+from smoe.nn.spatial_moe_2d import SpatialMoE2d
 
 __all__ = [
     "CondConv2d",
@@ -35,7 +35,6 @@ __all__ = [
     "CoordConv3Gate",
     "CoordConvGate",
     "FixedGate",
-    "GateScores",
     "GridConv2d",
     "LinearGate",
     "LocallyConnected2d",

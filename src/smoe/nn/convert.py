@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +13,9 @@ from torch import nn
 from smoe.nn.conversion_plan import Change, Convolution, ExampleInput, find_grids, plan_conversion, show_name
 from smoe.nn.gates import TensorGate
 from smoe.nn.grid_conv import GridConv2d
-from smoe.nn.spatial_moe import SpatialMoE2d
-from smoe.options import GateInit, Order, PaddingMode, RoutingTraining
+from smoe.nn.spatial_moe_2d import SpatialMoE2d
+from smoe.options import GateInit, Order, PaddingMode
+from smoe.rules import Damping, Rule, resolve_rule
 
 Start = Literal["random", "filters"]
 
@@ -36,7 +36,8 @@ def convert(
     prior_strength: float = 2.0,
     start: Start = "random",
     order: Order | None = None,
-    training: RoutingTraining | None = None,
+    rule: Rule | str = "rc",
+    damping: Damping | str | float | None = None,
     say: Callable[[str], None] | None = None,
 ) -> nn.Module:
     """A copy of the network with its convolutions replaced by SMoE layers of as many outputs.
@@ -61,9 +62,11 @@ def convert(
         prior_strength: how far the prior lifts the scores, see `TensorGate.from_prior`; 2 overrules the random start.
         start: `random` experts, or `filters`: each filter becomes a few equal experts, of which the gate chooses one at
             each pixel. The converted network then computes what the model computed, and learns on from there.
-        order: of the experts' outputs; `score` if None, but `index` for `start="filters"`, which needs it.
-        training: how the routing learns.
-        say: is told what was changed and what was left.
+        order: Order of the experts' outputs, `score` or `index`; None for the one that the rule needs, or else `score`
+            for random experts and `index` for filters, which keep their channels so.
+        rule: How the gates learn, as for `SpatialMoE2d`.
+        damping: Damping of the experts' error, as for `SpatialMoE2d`.
+        say: Called with a report of what was changed and what was left.
 
     Raises:
         ValueError: if nothing can be converted, with the reasons; if options contradict each other; or if the network
@@ -71,8 +74,6 @@ def convert(
     """
     if start not in get_args(Start):
         raise ValueError(f"start must be one of {', '.join(get_args(Start))}, got {start!r}")
-    if start == "filters" and order == "score":
-        raise ValueError("start='filters' keeps the order of the filters: it needs order='index'")
     if start == "filters" and prior is not None:
         raise ValueError("start='filters' and a prior both decide where the gates start: give one of them")
     plan = plan_conversion(
@@ -85,6 +86,9 @@ def convert(
     )
     if not plan.changes:
         raise ValueError(f"no convolution can be converted: {str(plan) or 'the model has none'}")
+    rule = resolve_rule(rule)
+    order = order or cast("Order | None", rule.needs_order) or ("index" if start == "filters" else "score")
+    options: dict[str, Any] = {"init": gate_init, "correlation_length": correlation_length, "order": order}
     converted = copy.deepcopy(model)
     gates: dict[object, TensorGate] = {}
     for change in plan.changes:
@@ -94,11 +98,11 @@ def convert(
         bank = (change.spatial_shape, change.num_experts, change.num_selected, old.weight.device, old.weight.dtype)
         key = (bank, group) if share_gates else change.name
         if key not in gates:
-            gates[key] = _make_gate(change, old.weight, gate_init, correlation_length, prior, prior_strength, start)
+            gates[key] = _make_gate(change, old.weight, options, prior, prior_strength, start)
             gates[key].requires_grad_(False)
         if old.weight.requires_grad:
             gates[key].requires_grad_(True)
-        new = _make_layer(change, old, gates[key], order or ("index" if start == "filters" else "score"), training)
+        new = _make_layer(change, old, gates[key], rule, damping)
         if start == "filters":
             _copy_filters(new, old, change)
         converted = _replace(converted, change.name, new.train(old.training))
@@ -111,14 +115,12 @@ def convert(
 def _make_gate(
     change: Change,
     weight: torch.Tensor,
-    init: GateInit,
-    correlation_length: float | None,
+    options: dict[str, Any],
     prior: torch.Tensor | None,
     prior_strength: float,
     start: Start,
 ) -> TensorGate:
     numbers = (change.num_experts, change.num_selected)
-    options: dict[str, Any] = {"init": init, "correlation_length": correlation_length}
     if prior is not None:
         prior = torch.as_tensor(prior)
         if not prior.is_floating_point() or prior.ndim != 2:
@@ -137,24 +139,27 @@ def _shares(num_experts: int, num_filters: int) -> list[torch.Tensor]:
 
 
 def _choose_one_for_each_filter(gate: TensorGate) -> None:
-    """Makes the scores of one expert of each share positive at each pixel, and all others negative."""
+    """Lets each pixel select one expert of each filter, in the order of the filters."""
     with torch.no_grad():
         size = gate.scores.abs()
-        is_chosen = torch.zeros_like(size, dtype=torch.bool)
-        for share in _shares(gate.num_experts, gate.num_selected):
+        scores = -size
+        for number, share in enumerate(_shares(gate.num_experts, gate.num_selected)):
             # The largest of the random scores decides, so that a smooth start gives smooth choices.
             best = gate.scores[share].argmax(dim=0, keepdim=True)
-            is_chosen[share] = torch.zeros_like(size[share], dtype=torch.bool).scatter_(0, best, True)
-        gate.scores.copy_(torch.where(is_chosen, size, -size))
+            chosen = size[share].gather(0, best)
+            if gate.order == "score":
+                # Each filter's score is above that of all later ones.
+                chosen = torch.full_like(chosen, gate.bound * (gate.num_selected - number) / gate.num_selected)
+            scores[share] = scores[share].scatter(0, best, chosen)
+        gate.scores.copy_(scores)
 
 
 def _make_layer(
-    change: Change, old: Convolution, gate: TensorGate, order: Order, training: RoutingTraining | None
+    change: Change, old: Convolution, gate: TensorGate, rule: Rule, damping: Damping | str | float | None
 ) -> SpatialMoE2d:
     padding_mode: PaddingMode = old.padding_mode  # type: ignore[assignment]
     stride = old.stride if isinstance(old.stride, int) else old.stride[0]
     kernel_rows, kernel_columns = old.kernel_size
-    rule = RoutingTraining() if training is None else training
     layer = SpatialMoE2d(
         old.weight.shape[1],
         change.num_experts,
@@ -163,9 +168,9 @@ def _make_layer(
         stride=stride,
         padding_mode=padding_mode,
         gate=gate,
-        order=order,
         bias=old.bias is not None,
-        **asdict(rule),
+        rule=rule,
+        damping=damping,
         device=old.weight.device,
         dtype=old.weight.dtype,
     )

@@ -14,13 +14,12 @@ from torch import nn
 
 from smoe.nn.combiners import RowsAndColumns, Table
 from smoe.nn.conversion_plan import ExampleInput, run_example, show_name
-from smoe.nn.expert_mixture import SpatialMoE
 from smoe.nn.gates import FixedGate, LocallyConnectedGate, NoisyGate, SpatialGate, TensorGate
 from smoe.nn.locally_connected import LocallyConnected2d
 from smoe.nn.low_rank_local import LowRankLocal2d
-from smoe.nn.probing import Probing
 from smoe.nn.routed_layer import RoutedLayer
-from smoe.nn.spatial_moe import SpatialMoE2d
+from smoe.nn.spatial_moe import SpatialMoE
+from smoe.nn.spatial_moe_2d import SpatialMoE2d
 from smoe.ops.interpolation import Interpolation, interpolate_axis, interpolate_grid
 from smoe.ops.padding import output_grid
 
@@ -132,10 +131,7 @@ def _resize_gate(
         return
     elif isinstance(gate, TensorGate):
         gate.scores = _interpolated(gate.scores, grid, mode, wraps, name)
-        if gate.probing is not None:
-            # What was seen on the old grid is no field of the new one: the trials begin anew.
-            window, confidence = gate.probing.window, gate.probing.confidence
-            gate.probing = Probing(gate.num_experts, gate.num_selected, grid, window, confidence, gate.scores.device)
+        gate.restart_memory(grid[0] * grid[1])
     elif isinstance(gate, FixedGate):
         scores = interpolate_grid(_checked(gate.scores, name), grid, mode=mode, wraps=wraps)
         gate.scores = scores.to(gate.scores.dtype)

@@ -1,194 +1,218 @@
-"""What all SMoE layers share: a gate, the order and weight of the chosen experts, and their training."""
+"""What all SMoE layers share: a gate, a training rule, and the order and weight of the selected experts."""
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, MutableMapping
+from typing import Any, Self
 
 import torch
 from torch import nn
 
-from smoe.nn.gates.gate import GateScores, SpatialGate
+from smoe.nn.gates.gate import SpatialGate
+from smoe.nn.gates.tensor import TensorGate
 from smoe.nn.grid_checks import check_positive
-from smoe.nn.probed_output import probed_output
-from smoe.nn.shared_gates import drop_repeated_gate, find_repeated_gate
-from smoe.nn.shared_ranking import rank_for
-from smoe.nn.straight_through import straight_through_output
-from smoe.ops.top_experts import Routing, top_experts
-from smoe.ops.train_routing import train_routing, weigh
-from smoe.options import ORDERS, Order, RoutingTraining
+from smoe.nn.learning import Learner, Setting, Step, make_learner
+from smoe.ops.routing import Routing, RoutingMap, weigh
+from smoe.ops.train_routing import ErrorSignal
+from smoe.options import Order
+from smoe.rules import Damping, Rule, resolve_damping, resolve_rule
 
 
 class RoutedLayer(nn.Module, ABC):
-    """A layer whose gate chooses experts at each pixel and learns inside the layer's backward.
+    """A layer whose gate selects experts at each pixel and learns inside the layer's backward pass.
 
-    In training mode the error signal that reaches the layer trains the gate and is damped on its way into wrongly
-    chosen experts. In evaluation mode, gradients are those of the function computed: nothing is damped.
+    In training mode the error signal that reaches the layer trains the gate as its rule says. In evaluation mode the
+    gradients are those of the function that is computed.
 
     Args:
-        gate: decides who serves which pixel. A gate given to several layers is shared by them and receives the sum of
+        gate: Gate that selects the experts. A gate given to several layers is shared by them and receives the sum of
             their gradients.
-        expert_channels: F, outputs per expert.
-        weighted: multiply the experts' outputs by their scores.
-        order: `score`, each pixel's favourite expert first; or `index`, by expert number.
-        training: how the routing learns.
+        expert_channels: F, the number of outputs per expert.
+        weighted: Multiply the experts' outputs by their scores.
+        rule: How the gate learns: a rule of `smoe.rules` or its short form.
+        damping: Damping of the experts' error; None for that of the rule, which is none but for the paper's presets.
+        owns_gate: Whether the gate was made for this layer.
+        device: Device of the layer's state.
     """
 
-    probe_curvature: torch.Tensor
-    num_trials: torch.Tensor
-
     def __init__(
-        self, gate: SpatialGate, expert_channels: int, weighted: bool, order: Order, training: RoutingTraining
+        self,
+        gate: SpatialGate,
+        expert_channels: int,
+        weighted: bool,
+        rule: Rule | str,
+        damping: Damping | str | float | None,
+        *,
+        owns_gate: bool = False,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         check_positive(expert_channels=expert_channels)
-        if order not in ORDERS:
-            raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
         self.gate = gate
         self.expert_channels = expert_channels
         self.weighted = weighted
-        self.order: Order = order
-        self.routing_training = training
-        # Backward passes whose error signal was not finite; the gate's gradient was zero in these. Not a buffer: each
-        # process counts its own, and DistributedDataParallel would overwrite a buffer by that of process 0.
-        self.num_nonfinite_errors = torch.zeros((), dtype=torch.int64)
-        # What the loss was multiplied by before its backward. A plain tensor: `.half()` must not round it.
-        self._loss_scale = torch.ones((), dtype=torch.float64)
+        self.damping = resolve_damping(damping)
+        # The number of non-finite errors is no buffer: each process counts its own, and DistributedDataParallel would
+        # overwrite a buffer by that of process 0.
+        self.signal = ErrorSignal(device)
         self._is_loss_tracked = False
-        self._last_scores: GateScores | None = None
-        if training.training_rule in ("probe", "straight_through"):
-            self._start_trials(training)
-        self.register_state_dict_post_hook(drop_repeated_gate)
-        self.register_load_state_dict_pre_hook(find_repeated_gate)
+        self._last_routing: Routing | None = None
+        rule = resolve_rule(rule)
+        if gate.memory is not None and rule.learner == gate.memory.rule.learner and rule != gate.memory.rule:
+            raise ValueError(
+                f"layers that share a gate decide together: this one is to have the rule {rule}, another has "
+                f"{gate.memory.rule}; give all of them the same"
+            )
+        self._owns_gate = owns_gate
+        self.learner: Learner = make_learner(rule, Setting(gate, weighted, owns_gate, device))
+        self.register_state_dict_post_hook(_drop_repeated_gate)
+        self.register_load_state_dict_pre_hook(_find_repeated_gate)
+
+    @property
+    def rule(self) -> Rule:
+        """How the gate learns. Assigning another rule takes effect with the next forward pass; its state starts anew.
+
+        Layers that share a gate need the same rule, or `Frozen`, when they run.
+        """
+        return self.learner.rule
+
+    @rule.setter
+    def rule(self, rule: Rule | str) -> None:
+        rule = resolve_rule(rule)
+        if rule == self.learner.rule:
+            return
+        setting = Setting(self.gate, self.weighted, self._owns_gate, self.signal.loss_scale.device)
+        old = self.learner
+        old.finish(self.gate)
+        try:
+            self.learner = make_learner(rule, setting)
+        except ValueError:
+            self.learner = make_learner(old.rule, setting)
+            raise
+
+    @property
+    def active_damping(self) -> Damping | None:
+        """The damping in force: the layer's own, or that of its rule."""
+        return self.rule.carried_damping if self.damping is None else self.damping
+
+    @property
+    def order(self) -> Order:
+        """Order of the selected experts: `score` or `index`."""
+        return self.gate.order
 
     @property
     def num_experts(self) -> int:
-        """X, experts in the bank."""
+        """X, the number of experts in the bank."""
         return self.gate.num_experts
 
     @property
     def num_selected(self) -> int:
-        """E, experts chosen at each pixel."""
+        """E, the number of experts selected at each pixel."""
         return self.gate.num_selected
 
     @property
-    def last_scores(self) -> GateScores | None:
-        """What the gate said in the last forward pass in training mode; the auxiliary losses are made of it."""
-        return self._last_scores
+    def num_nonfinite_errors(self) -> torch.Tensor:
+        """Number of backward passes whose error was not finite; the gate's gradient was zero in these."""
+        return self.signal.num_nonfinite
 
-    def routing(self, input: torch.Tensor | None = None) -> Routing:
-        """What the gate decides.
+    @property
+    def last_routing(self) -> Routing | None:
+        """Routing of the last forward pass in training mode; the auxiliary losses are made of it."""
+        return self._last_routing
+
+    def routing(self, input: torch.Tensor | None = None) -> RoutingMap:
+        """What the gate decides, in the shape of its grid.
 
         Args:
-            input: `(B, C, H, W)`; needed only by a gate that looks at its input.
+            input: Input of the layer, `(B, C, *grid)`; needed only by a gate that looks at it.
 
         Returns:
-            `indices` and `weights`, `(E, H, W)`, or `(B, E, H, W)` for a gate that looks at its input.
+            `indices` and `weights`, `(E, *grid)`, or `(B, E, *grid)` for a gate that looks at its input.
         """
-        return top_experts(self._score(input).scores, self.num_selected, self.order)
+        routing = self.gate(input)
+        grid = self.gate.spatial_shape or self.output_grid(input)
+        indices, weights = (part.unflatten(2, grid) for part in (routing.indices.long(), routing.weights))
+        if self.gate.looks_at_input or len(indices) > 1:
+            return RoutingMap(indices, weights)
+        return RoutingMap(indices[0], weights[0])
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`(B, C, H, W)` to `(B, E * F, H', W')`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
-        gate_scores = self._score(input)
-        indices = rank_for(self, gate_scores.scores)
-        if self.training and torch.is_grad_enabled() and self._tries_experts():
-            if self.routing_training.training_rule == "probe":
-                output = probed_output(self, input, indices)
-            else:
-                output = straight_through_output(self, input, gate_scores.scores, indices)
-            self._last_scores = gate_scores
+        """`(B, C, *grid)` to `(B, E * F, *grid)`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
+        routing = self.gate.route(input, self)
+        if self.training:
+            output = self._train(input, routing) if torch.is_grad_enabled() else self._compute(input, routing)
+            self._last_routing = routing
             return output
-        selected = self.apply_experts(input, indices)
-        weights = gate_scores.scores.gather(-3, indices.long()) if self.weighted else None
-        if not self.training:
-            return selected if weights is None else weigh(selected, weights, self.expert_channels)
-        if selected.dtype == torch.float16:
-            self.warn_of_untracked_loss()
-        self._last_scores = gate_scores
-        return train_routing(
-            selected,
-            gate_scores.scores,
-            indices,
-            None if weights is None else weights.detach(),
+        return self._compute(input, routing)
+
+    def _compute(self, input: torch.Tensor, routing: Routing) -> torch.Tensor:
+        selected = self.apply_experts(input, routing.indices)
+        return weigh(selected, routing.weights, self.expert_channels) if self.weighted else selected
+
+    def _train(self, input: torch.Tensor, routing: Routing) -> torch.Tensor:
+        step = Step(
+            gate=self.gate,
+            routing=routing,
+            apply_experts=lambda indices: self.apply_experts(input, indices),
+            apply_challengers=lambda indices, challengers: self.apply_challengers(input, indices, challengers),
+            restart_expert=self.restart_expert,
             expert_channels=self.expert_channels,
-            training=self._training_of(selected),
-            loss_scale=self._loss_scale,
-            num_nonfinite=self.num_nonfinite_errors,
+            weighted=self.weighted,
+            signal=self.signal,
+            damping=self.active_damping,
         )
+        output = self.learner.output(step)
+        if output.dtype == torch.float16:
+            self._warn_of_untracked_loss()
+        return output
 
     @abstractmethod
     def apply_experts(self, input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Outputs of the chosen experts, `(B, E * F, H', W')`."""
+        """Computes the outputs `(B, E * F, *grid)` of selected experts `(1 or B, E, P)`."""
+
+    @abstractmethod
+    def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
+        """Grid of the output for an input."""
 
     def apply_challengers(
         self, input: torch.Tensor, indices: torch.Tensor, challengers: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Outputs of the chosen experts, and of one more at each pixel: `(B, E * F, H', W')` and `(B, F, H', W')`."""
-        both = self.apply_experts(input, torch.cat([indices, challengers]))
-        num_chosen = self.num_selected * self.expert_channels
+        """Computes the outputs of the selected experts, and of others at each pixel, which receive no gradient.
+
+        Args:
+            input: `(B, C, *grid)`.
+            indices: Selected experts `(1, E, P)`.
+            challengers: Other experts `(1, E', P)`.
+
+        Returns:
+            `(B, E * F, *grid)` and `(B, E' * F, *grid)`.
+        """
+        both = self.apply_experts(input, torch.cat([indices, challengers], dim=1))
+        num_chosen = indices.shape[1] * self.expert_channels
         return both[:, :num_chosen].contiguous(), both[:, num_chosen:].detach()
 
-    def restart_expert(self, expert: int, source: int, generator: torch.Generator) -> None:
+    def restart_expert(
+        self, expert: torch.Tensor, source: torch.Tensor, is_due: torch.Tensor, generator: torch.Generator
+    ) -> None:
         """Makes an expert a slightly changed copy of another, if the layer knows where its experts are.
 
         Args:
-            expert: to start anew.
-            source: to copy.
-            generator: of the change.
+            expert: Number of the expert to start anew, a scalar.
+            source: Number of the expert to copy, a scalar.
+            is_due: Whether to do so, a scalar bool.
+            generator: Generator of the change, on the CPU.
         """
 
-    def _tries_experts(self) -> bool:
-        rule = self.routing_training.training_rule
-        if rule not in ("probe", "none") and self.gate.probing is not None:
-            raise ValueError(
-                f"the gate learns by probing, in another layer that shares it, but this layer's training_rule is "
-                f"{rule!r}; give both the same"
-            )
-        return rule in ("probe", "straight_through") and self.num_selected < self.num_experts
+    def notice_tracked_loss(self) -> None:
+        """Records that `track_loss_scale` is in use."""
+        if not self._is_loss_tracked:  # an assignment to a module is slow
+            self._is_loss_tracked = True
 
-    def _start_trials(self, training: RoutingTraining) -> None:
-        rule = training.training_rule
-        if self.weighted:
-            raise ValueError(
-                f"training_rule={rule!r} compares experts, so it cannot learn weights: leave weighted=False"
-            )
-        if self.order != "score":
-            raise ValueError(
-                f"training_rule={rule!r} lets a new expert take its predecessor's channel, which needs order='score', "
-                f"got {self.order!r}"
-            )
-        if rule == "straight_through":
-            if self.gate.looks_at_input:
-                raise ValueError(
-                    "training_rule='straight_through' compares one choice for all samples: it needs a gate that does "
-                    f"not look at its input, got {type(self.gate).__name__}"
-                )
-            # Backward passes so far: they decide who is tried.
-            self.register_buffer("num_trials", torch.zeros((), dtype=torch.int64))
-            return
-        self.gate.start_probing(training.probe_window, training.probe_confidence)
-        # Numerator and denominator of the curvature of the loss.
-        self.register_buffer("probe_curvature", torch.zeros(2))
-
-    def _score(self, input: torch.Tensor | None) -> GateScores:
-        if input is None or input.is_meta or not torch.is_autocast_enabled(input.device.type):
-            return self.gate(input)
-        # Half precision would make ties of distinct scores: the routing is decided in the gate's own, float32.
-        dtype = next((parameter.dtype for parameter in self.gate.parameters()), torch.float32)
-        with torch.autocast(input.device.type, enabled=False):
-            return self.gate(input.to(dtype))
-
-    def _training_of(self, selected: torch.Tensor) -> RoutingTraining:
-        if self.routing_training.tolerance_unit == "data":
-            return self.routing_training
-        return self.routing_training.with_unit(float(selected.detach().float().square().mean().sqrt()))
-
-    def warn_of_untracked_loss(self) -> None:
-        """Says once that a layer in float16 does not know what its loss is multiplied by."""
+    def _warn_of_untracked_loss(self) -> None:
         # In the first pass the loss does not exist yet.
-        if self._last_scores is not None and not self._is_loss_tracked and not torch.compiler.is_compiling():
+        if self._last_routing is not None and not self._is_loss_tracked and not torch.compiler.is_compiling():
             self._is_loss_tracked = True
             warnings.warn(
                 "an SMoE layer trains in float16 without knowing the loss scale: its gate would learn from a scaled "
@@ -198,67 +222,77 @@ class RoutedLayer(nn.Module, ABC):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        self.num_nonfinite_errors = fn(self.num_nonfinite_errors)
+        # The device only: `.half()` must not round the loss scale.
+        self.signal.to(fn(self.signal.num_nonfinite).device)
         return self
 
     def __getstate__(self) -> dict[str, object]:
-        # The last scores belong to a graph of the past, which can be neither copied nor pickled.
-        return {**self.__dict__, "_last_scores": None}
+        # The last routing belongs to a graph of the past, which can be neither copied nor pickled.
+        return {**self.__dict__, "_last_routing": None}
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""
-        training = self.routing_training
-        text = f"expert_channels={self.expert_channels}, weighted={self.weighted}, order={self.order!r}"
-        text += f", training_rule={training.training_rule!r}"
-        if training.training_rule == "probe":
-            return f"{text}, probe_window={training.probe_window}, probe_confidence={training.probe_confidence:g}"
-        if training.training_rule == "rc":
-            text += f", rc_weight={training.rc_weight:g}, error_quantile={training.error_quantile:g}"
-        return f"{text}, damping={training.damping}"
+        text = f"expert_channels={self.expert_channels}, weighted={self.weighted}, rule={str(self.rule)!r}"
+        return text if self.damping is None else f"{text}, damping={str(self.damping)!r}"
 
 
-def track_loss_scale(loss: torch.Tensor, model: nn.Module) -> torch.Tensor:
-    """Returns `loss`, and lets the model's SMoE layers see what it is multiplied by before its backward.
-
-    A loss scaler, or the division by the number of accumulated batches, multiplies the whole gradient. An SMoE layer
-    must divide it out of the error signal and multiply its gate's gradient by it. Wrap the loss where it is made:
-
-        loss = smoe.track_loss_scale(criterion(model(x), y), model)
-        scaler.scale(loss / num_accumulated).backward()
-
-    Not needed for a loss whose backward is called as it is.
-
-    Args:
-        loss: a scalar.
-        model: the module whose layers are told.
-    """
-    if loss.ndim != 0:
-        raise ValueError(f"loss must be a scalar, got shape {tuple(loss.shape)}")
-    layers = [module for module in model.modules() if isinstance(module, RoutedLayer)]
-    for layer in layers:
-        if not layer._is_loss_tracked:  # an assignment to a module is slow
-            layer._is_loss_tracked = True
-    return _TrackLossScale.apply(loss, layers) if layers else loss  # type: ignore[return-value]
+def _drop_repeated_gate(
+    layer: RoutedLayer, state_dict: MutableMapping[str, Any], prefix: str, local_metadata: dict[str, Any]
+) -> None:
+    """State-dict hook: a shared gate stands once in a state_dict, under the first layer that holds it."""
+    del local_metadata
+    if layer.gate.is_in(state_dict):
+        for key in [key for key in state_dict if key.startswith(f"{prefix}gate.")]:
+            del state_dict[key]
 
 
-class _TrackLossScale(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, loss, layers):
-        ctx.layers = layers
-        return loss.view_as(loss)
+def _find_repeated_gate(
+    layer: RoutedLayer,
+    state_dict: MutableMapping[str, Any],
+    prefix: str,
+    local_metadata: dict[str, Any],
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    error_msgs: list[str],
+) -> None:
+    """Load hook: where a shared gate is missing but was loaded with another layer, it is given its own values."""
+    del local_metadata, strict, unexpected_keys, error_msgs
+    prefix = f"{prefix}gate."
+    is_here = any(key.startswith(prefix) for key in state_dict)
+    if layer.gate.is_loaded_with(missing_keys, is_here=is_here) and not is_here:
+        # The tensors themselves, not detached copies: with `assign=True` the parameters must stay the same objects.
+        state_dict.update({prefix + name: value for name, value in layer.gate.state_dict(keep_vars=True).items()})
 
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        (scale,) = grad_outputs
-        layers = ctx.layers
-        for layer in layers:
-            # `.data`: a compiled layer has saved this tensor for its backward, and is meant to see the new value.
-            layer._loss_scale.data.copy_(scale)
 
-        def forget_scale() -> None:
-            for layer in layers:
-                layer._loss_scale.data.fill_(1.0)
-
-        # The scale is that of this backward pass: a later one may come from a loss that nobody tracks.
-        torch.autograd.Variable._execution_engine.queue_callback(forget_scale)
-        return scale, None
+def resolve_gate(
+    gate: SpatialGate | None,
+    num_experts: int,
+    num_selected: int,
+    spatial_shape: tuple[int, ...] | None,
+    expert_channels: int,
+    order: Order | None,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> SpatialGate:
+    """The gate given, checked against the layer's numbers, or a `TensorGate` made for them."""
+    if gate is None:
+        if spatial_shape is None:
+            raise ValueError("give spatial_shape=(rows, columns) of the output grid, or a gate")
+        return TensorGate(
+            *(num_experts, num_selected, spatial_shape, expert_channels),
+            order=order or "score",
+            device=device,
+            dtype=dtype,
+        )
+    if (gate.num_experts, gate.num_selected) != (num_experts, num_selected):
+        raise ValueError(
+            f"the gate selects {gate.num_selected} of {gate.num_experts} experts, but the layer is to select "
+            f"{num_selected} of {num_experts}"
+        )
+    made_for = gate.spatial_shape
+    if spatial_shape is not None and made_for is not None and tuple(spatial_shape) != made_for:
+        raise ValueError(f"the gate was made for a grid of {made_for}, but spatial_shape is {tuple(spatial_shape)}")
+    if order is not None and order != gate.order:
+        raise ValueError(f"the gate has order={gate.order!r}, but order is {order!r}; give it to the gate")
+    return gate

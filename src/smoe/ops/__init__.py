@@ -6,14 +6,16 @@ from smoe.ops.grid_conv import grid_conv2d
 from smoe.ops.local_conv import local_conv2d
 from smoe.ops.padding import output_grid, wrap_padding
 from smoe.ops.routed_conv import routed_conv2d
-from smoe.ops.top_experts import Routing, top_experts
-from smoe.ops.train_routing import train_routing
-from smoe.options import PADDING_MODES, RoutingTraining
+from smoe.ops.routing import Routing, RoutingMap
+from smoe.ops.top_experts import top_experts
+from smoe.ops.train_routing import ErrorSignal, train_routing
+from smoe.options import PADDING_MODES
 
 __all__ = [
     "PADDING_MODES",
+    "ErrorSignal",
     "Routing",
-    "RoutingTraining",
+    "RoutingMap",
     "error_quantile",
     "gather_experts",
     "grid_conv2d",

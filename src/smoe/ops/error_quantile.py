@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import numpy as np
 import torch
 
-from smoe.ops.native.training import library_for, native_error_quantile
+from smoe.ops.native.library import library_for, num_threads
+from smoe.ops.registration import register_operator
 
 
 def error_quantile(errors: torch.Tensor, quantile: float) -> torch.Tensor:
@@ -16,34 +18,28 @@ def error_quantile(errors: torch.Tensor, quantile: float) -> torch.Tensor:
     Equal to `torch.quantile`, which sorts, refuses half precision and stops at 2^24 elements.
 
     Args:
-        errors: `(B, ...)`, at least one element per sample.
-        quantile: in [0, 1].
+        errors: Values `(B, ...)` with at least one element per sample.
+        quantile: Quantile in [0, 1].
 
     Returns:
-        `(B,)`, in float32 for half-precision errors and in their own dtype otherwise. A sample with a NaN has the
-        quantile NaN, wherever the NaN would rank.
+        `(B,)`, in float32 for half-precision errors and in their own dtype otherwise. The quantile of a sample that
+        holds a NaN is NaN, wherever the NaN would rank.
     """
     if not 0.0 <= quantile <= 1.0:
         raise ValueError(f"quantile must be in [0, 1], got {quantile}")
     if errors.ndim < 2 or errors[:1].numel() == 0:
         raise ValueError(f"errors must be (B, ...) with at least one element per sample, got {tuple(errors.shape)}")
-    return _select(errors, quantile)
+    return torch.ops.smoe.error_quantile(errors.detach(), quantile)
 
 
-@torch.library.custom_op("smoe::error_quantile", mutates_args=())
-def _select(errors: torch.Tensor, quantile: float) -> torch.Tensor:
-    if errors.dtype in (torch.float16, torch.bfloat16):
-        errors = errors.float()
-    library = library_for(errors)
-    if library is not None:
-        return native_error_quantile(library, errors, quantile)
-    rows = errors.detach().flatten(1)
+def _dense(errors: torch.Tensor, quantile: float) -> torch.Tensor:
+    rows = _at_least_float32(errors).flatten(1)
     position = quantile * (rows.shape[1] - 1)
     rank = math.floor(position)
     fraction = position - rank
     # An interpolation of weight zero needs no right neighbour, which may not exist.
     neighbour = min(rank + 1, rows.shape[1] - 1)
-    if rows.device.type == "cpu":
+    if rows.device.type == "cpu" and not torch.compiler.is_compiling():
         low, high, has_nan = _partition_rows(rows, rank)
     else:
         low = rows.kthvalue(rank + 1, dim=1).values
@@ -70,8 +66,26 @@ def _partition_rows(rows: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.
     return torch.from_numpy(low), torch.from_numpy(high), torch.from_numpy(np.isnan(low) | np.isnan(high))
 
 
-@_select.register_fake
-def _(errors: torch.Tensor, quantile: float) -> torch.Tensor:
+def _native(errors: torch.Tensor, quantile: float) -> torch.Tensor:
+    errors = _at_least_float32(errors)
+    library = library_for(errors)
+    if library is None:
+        return _dense(errors, quantile)
+    rows = errors.flatten(1).contiguous()
+    result = rows.new_empty(rows.shape[0])
+    sizes = (ctypes.c_int64(rows.shape[0]), ctypes.c_int64(rows.shape[1]))
+    library.call("smoe_error_quantile", rows, *sizes, ctypes.c_double(quantile), result, num_threads())
+    return result
+
+
+def _fake(errors: torch.Tensor, quantile: float) -> torch.Tensor:
     del quantile
     is_half = errors.dtype in (torch.float16, torch.bfloat16)
     return errors.new_empty(errors.shape[0], dtype=torch.float32 if is_half else errors.dtype)
+
+
+def _at_least_float32(errors: torch.Tensor) -> torch.Tensor:
+    return errors.float() if errors.dtype in (torch.float16, torch.bfloat16) else errors
+
+
+register_operator("error_quantile(Tensor errors, float quantile) -> Tensor", dense=_dense, native=_native, fake=_fake)

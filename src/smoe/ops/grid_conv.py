@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from smoe.ops.native.library import library_for
 from smoe.ops.padding import output_grid, wrap_padding
 from smoe.ops.routed_conv import routed_conv2d
-from smoe.ops.routed_conv.native import is_supported
 from smoe.options import PaddingMode
 
 # Taps x channels x filters up to which the kernels of tiny SMoE layers take a third of the time of `F.conv2d` in any
@@ -38,7 +38,7 @@ def grid_conv2d(
     if _is_tiny(input, weight):
         num_filters = weight.shape[0]
         grid = output_grid(input.shape[2], input.shape[3], stride)
-        every_filter = torch.arange(num_filters, dtype=torch.int32)[:, None, None].expand(num_filters, *grid)
+        every_filter = torch.arange(num_filters, dtype=torch.int32)[None, :, None].expand(1, -1, grid[0] * grid[1])
         output = routed_conv2d(
             input, weight, every_filter.contiguous(), stride=stride, padding_mode=padding_mode, check_indices=False
         )
@@ -50,4 +50,5 @@ def grid_conv2d(
 def _is_tiny(input: torch.Tensor, weight: torch.Tensor) -> bool:
     # A batch of few samples is over before the routing is laid out; autocast leaves float32.
     is_batch = input.ndim == 4 and input.shape[0] >= 4
-    return weight.numel() <= _TINY and is_batch and is_supported(input, weight) and not torch.is_autocast_enabled("cpu")
+    is_eager = not torch.is_autocast_enabled("cpu")
+    return weight.numel() <= _TINY and is_batch and is_eager and library_for(input, weight) is not None

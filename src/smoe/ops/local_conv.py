@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from smoe.ops.native.library import library_for
 from smoe.ops.padding import output_grid, wrap_padding
 from smoe.ops.routed_conv import routed_conv2d
-from smoe.ops.routed_conv.native import is_supported
 from smoe.options import PaddingMode
 
 
@@ -31,10 +31,10 @@ def local_conv2d(
             f"weight must be (O, {grid[0]}, {grid[1]}, {input.shape[1]}, kh, kw) for an input of shape "
             f"{tuple(input.shape)} at stride {stride}, got {tuple(weight.shape)}"
         )
-    if is_supported(input, weight) and not torch.is_autocast_enabled("cpu"):
-        # Every filter is an expert that one pixel chooses.
+    if library_for(input, weight) is not None and not torch.is_autocast_enabled("cpu"):
+        # Every filter is an expert that one pixel selects.
         filters = weight.flatten(0, 2)
-        indices = torch.arange(len(filters), device=input.device).view(-1, *grid)
+        indices = torch.arange(len(filters), dtype=torch.int32).view(1, -1, grid[0] * grid[1])
         return routed_conv2d(input, filters, indices, stride=stride, padding_mode=padding_mode, check_indices=False)
     return unfolded_local_conv2d(input, weight, stride=stride, padding_mode=padding_mode)
 

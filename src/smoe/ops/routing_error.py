@@ -1,7 +1,7 @@
 """Which choices were wrong, the gate's gradient, and the damped error (paper sections 2.2 and 2.3).
 
-All of it follows from the error signal, the gradient of the loss at the layer's output. Nothing here has the shape
-`(B, X, H, W)` unless the scores have it.
+All of it follows from the error signal, the gradient of the loss at the layer's output. Pixels are flat. No tensor has
+the shape `(B, X, P)` unless the scores have it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def choice_errors(error: torch.Tensor, expert_channels: int, loss_scale: torch.T
     errors are those of the outputs that are active, and these are what counts as wrong: see docs/images.md.
 
     Args:
-        error: `(B, E * F, H, W)`, gradient of the loss at the layer's output.
+        error: Gradient of the loss at the layer's output, `(B, E * F, P)`.
         expert_channels: F; the errors of an expert's F outputs are averaged.
-        loss_scale: factor the loss was multiplied by before its backward (loss scaler, accumulation); divided out.
+        loss_scale: Factor the loss was multiplied by before its backward (loss scaler, accumulation); divided out.
 
     Returns:
-        `(B, E, H, W)`, not negative, at least float32.
+        `(B, E, P)`, not negative, at least float32.
     """
     if error.dtype in (torch.float16, torch.bfloat16):
         error = error.float()
@@ -48,76 +48,84 @@ def choice_errors(error: torch.Tensor, expert_channels: int, loss_scale: torch.T
 
 
 def wrong_choices(
-    errors: torch.Tensor, error_quantile_: float, tolerances: tuple[float, ...]
+    errors: torch.Tensor, error_quantile_: float, tolerances: tuple[torch.Tensor | float, ...]
 ) -> tuple[torch.Tensor, ...]:
     """For each tolerance, where `errors` exceed their sample's quantile by more than it.
 
     Args:
-        errors: `(B, E, H, W)` of `choice_errors`.
-        error_quantile_: quantile over a sample's experts and pixels.
-        tolerances: in the units of `errors`.
+        errors: Errors `(B, E, P)` of `choice_errors`.
+        error_quantile_: Quantile over a sample's experts and pixels.
+        tolerances: Tolerances in the units of `errors`.
 
     Returns:
-        One bool tensor `(B, E, H, W)` per tolerance.
+        One bool tensor `(B, E, P)` per tolerance.
     """
-    threshold = error_quantile(errors, error_quantile_)[:, None, None, None]
-    return tuple(errors > threshold + tolerance for tolerance in tolerances)
+    threshold = error_quantile(errors, error_quantile_)[:, None, None]
+    return tuple(errors > (threshold + tolerance).to(errors.dtype) for tolerance in tolerances)
 
 
 def routing_gradient(scores: torch.Tensor, indices: torch.Tensor, is_wrong: torch.Tensor) -> torch.Tensor:
     """Gradient of the mean routing classification loss at the gate's scores.
 
     The loss is the binary cross-entropy of `scores`, as logits, against the paper's labels: 1 for a right choice, 0 for
-    a wrong one, and for the experts not chosen the number of wrong choices over X - E, at most 1. Its gradient is
+    a wrong one, and for the experts not selected the number of wrong choices over X - E, at most 1. Its gradient is
     sigmoid(scores) - label over the number of scores, so shared scores need only each label's mean over the batch.
 
     Args:
-        scores: `(X, H, W)` or `(B, X, H, W)`.
-        indices: chosen experts, `(E, H, W)` or `(B, E, H, W)` as the scores.
-        is_wrong: `(B, E, H, W)`.
+        scores: `(1 or B, X, P)`.
+        indices: Selected experts, `(1 or B, E, P)`.
+        is_wrong: `(B, E, P)`.
 
     Returns:
-        Of the shape of `scores`.
+        `(1 or B, X, P)`.
     """
-    num_experts, num_selected = scores.shape[-3], indices.shape[-3]
+    num_experts, num_selected = scores.shape[1], indices.shape[1]
     if num_selected == num_experts:
         raise ValueError(f"all {num_experts} experts are selected: there is no routing to classify")
     wrong = is_wrong.to(scores.dtype)
     num_unselected = num_experts - num_selected
-    if scores.ndim == 3 and num_selected <= num_unselected:
+    is_shared = scores.shape[0] == 1
+    if is_shared and num_selected <= num_unselected:
         # No label can exceed 1, so the mean over the batch may be taken first: it is E planes instead of B E.
-        wrong = wrong.mean(dim=0)
-        unselected_label = wrong.sum(dim=0, keepdim=True) / num_unselected
+        wrong = wrong.mean(dim=0, keepdim=True)
+        unselected_label = wrong.sum(dim=1, keepdim=True) / num_unselected
     else:
         unselected_label = (wrong.sum(dim=1, keepdim=True) / num_unselected).clamp_(max=1.0)
-        if scores.ndim == 3:
-            wrong, unselected_label = wrong.mean(dim=0), unselected_label.mean(dim=0)
+        if is_shared:
+            wrong, unselected_label = (part.mean(dim=0, keepdim=True) for part in (wrong, unselected_label))
     gradient, indices = scores.sigmoid(), indices.long()
-    at_selected = gradient.gather(-3, indices) - (1.0 - wrong)
+    at_selected = gradient.gather(1, indices) - (1.0 - wrong)
     gradient -= unselected_label
-    gradient.scatter_(-3, indices, at_selected)
+    gradient.scatter_(1, indices, at_selected)
     return gradient.div_(scores.numel())
 
 
-def straight_through_gradient(
+def end_to_end_gradient(
     scores: torch.Tensor, indices: torch.Tensor, error: torch.Tensor, expert_channels: int
 ) -> torch.Tensor:
-    """Gradient of the task at the selected scores, zero elsewhere.
+    """Gradient of the task at the scores of the selected experts, zero elsewhere.
 
     Args:
-        scores: `(X, H, W)` or `(B, X, H, W)`.
-        indices: chosen experts, of the same number of dimensions.
-        error: `(B, E * F, H, W)`: the error signal, times the experts' outputs if they are weighted.
-        expert_channels: F; an expert's score collects the errors of all its outputs.
+        scores: `(1 or B, X, P)`.
+        indices: Selected experts, `(1 or B, E, P)`.
+        error: Error signal `(B, E * F, P)`, times the experts' outputs if they are weighted.
+        expert_channels: F; the score of an expert collects the errors of all its outputs.
     """
     at_selected = error.to(scores.dtype).unflatten(1, (-1, expert_channels)).sum(dim=2)
-    if scores.ndim == 3:
-        at_selected = at_selected.sum(dim=0)
-    return torch.zeros_like(scores).scatter_(-3, indices.long(), at_selected)
+    if scores.shape[0] == 1:
+        at_selected = at_selected.sum(dim=0, keepdim=True)
+    return torch.zeros_like(scores).scatter_(1, indices.long(), at_selected)
 
 
 def damp_error(error: torch.Tensor, is_wrong: torch.Tensor, damping: float, expert_channels: int) -> torch.Tensor:
-    """Multiplies the error of wrong choices by `damping`: `(B, E * F, H, W)`."""
+    """Multiplies the error of wrong choices by `damping`.
+
+    Args:
+        error: `(B, E * F, P)`.
+        is_wrong: `(B, E, P)`.
+        damping: Factor in [0, 1].
+        expert_channels: F.
+    """
     # In place on a copy, which has the memory format of the error: compilers are promised it.
     damped = error.clone()
     by_expert, is_wrong = damped.unflatten(1, (-1, expert_channels)), is_wrong.unsqueeze(2)

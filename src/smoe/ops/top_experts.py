@@ -1,126 +1,108 @@
-"""From gate scores to the experts chosen at each pixel (paper section 2.1, top-E routing)."""
+"""From the scores of a gate to the experts selected at each pixel (paper section 2.1, top-E routing)."""
 
 from __future__ import annotations
 
 import ctypes
-import math
-from typing import NamedTuple
 
 import torch
 
-from smoe.ops.native.library import has_library, native_library
+from smoe.ops.native.library import library_for, num_threads
+from smoe.ops.registration import register_operator
 from smoe.options import ORDERS, Order
 
-# Up to here, picking the best expert again and again beats sorting all of them (measured at 256 experts).
+# Up to this number, picking the best expert repeatedly is faster than sorting all of them (measured at 256 experts).
 _MAX_REPEATED = 16
 
 
-class Routing(NamedTuple):
-    """What a gate decided.
+def top_experts(scores: torch.Tensor, num_selected: int, order: Order = "score") -> torch.Tensor:
+    """Selects the experts with the highest scores at each pixel.
 
-    Attributes:
-        indices: experts chosen at each pixel, `(E, H, W)`, or `(B, E, H, W)` where each sample has its own; int64.
-        weights: their scores, of the same shape.
-    """
-
-    indices: torch.Tensor
-    weights: torch.Tensor
-
-
-def top_experts(scores: torch.Tensor, num_selected: int, order: Order = "score") -> Routing:
-    """Chooses the experts with the highest scores at each pixel.
-
-    Ties: the lower expert number wins, on every device. (`torch.topk` promises nothing about ties.)
+    Of equal scores the lower expert number wins, on every device. (`torch.topk` promises nothing about ties.) A NaN
+    ranks last.
 
     Args:
-        scores: `(X, H, W)` or `(B, X, H, W)`, finite.
-        num_selected: experts to choose at each pixel, between 1 and X.
-        order: `score` puts each pixel's favourite expert first, as in the paper; `index` sorts the chosen ones by
-            expert number, so that an expert keeps its place while the scores move.
+        scores: Scores `(S, X, P)` of S samples.
+        num_selected: E, the number of experts to select at each pixel, between 1 and X.
+        order: `score` returns each pixel's favourite expert first, as in the paper; `index` sorts the selected experts
+            by number, so that an expert keeps its place while the scores change.
 
     Returns:
-        The choice. Its weights carry the gradient of `scores`.
+        Expert numbers `(S, E, P)`, int32.
+
+    Raises:
+        ValueError: If a score is not finite. Off the CPU this is not checked, because the host would have to wait for
+            the device: `SpatialGate` counts such scores there.
     """
-    indices = rank_experts(scores, num_selected, order).long()
-    return Routing(indices, scores.gather(-3, indices))
-
-
-def rank_experts(scores: torch.Tensor, num_selected: int, order: Order = "score") -> torch.Tensor:
-    """The `indices` of `top_experts`, without gathering their weights.
-
-    They are int32 where the C++ kernels rank, because the kernels that use them read int32 and a large layer feels
-    the difference; elsewhere int64, which PyTorch's gather asks for.
-    """
-    if scores.ndim not in (3, 4):
-        raise ValueError(f"scores must be (X, H, W) or (B, X, H, W), got shape {tuple(scores.shape)}")
-    num_experts = scores.shape[-3]
+    if scores.ndim != 3:
+        raise ValueError(f"scores must be (S, X, P) with flat pixels, got shape {tuple(scores.shape)}")
+    num_experts = scores.shape[1]
     if not 1 <= num_selected <= num_experts:
         raise ValueError(f"num_selected must be in [1, {num_experts}], got {num_selected}")
     if order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
-    if not (torch.compiler.is_compiling() or scores.is_meta):
-        _refuse_nonfinite(scores.detach())
-    indices = _top_indices(scores.detach(), num_selected)
-    if order == "index":
-        indices = indices.sort(dim=-3).values
-    return indices
+    indices = torch.ops.smoe.top_experts(scores.detach(), num_selected)
+    return indices.sort(dim=1).values if order == "index" and num_selected > 1 else indices
 
 
-def _top_indices(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
-    if scores.device.type == "cpu" and scores.dtype == torch.float32 and has_library():
-        return torch.ops.smoe.top_experts(scores, num_selected)
-    # `max` gives the first of equal values, and a stable sort keeps them in order: both let the lower index win.
+def _dense(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    if scores.device.type == "cpu" and not torch.compiler.is_compiling():
+        _refuse_nonfinite(scores)
+    scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    # `max` returns the first of equal values and a stable sort keeps their order: the lower index wins in both.
     # (`argmax` does too, but takes twenty times as long on a CPU.)
     if num_selected == 1:
-        return scores.max(dim=-3, keepdim=True).indices
-    if num_selected <= _MAX_REPEATED:
-        return _repeated_max(scores, num_selected)
-    return scores.sort(dim=-3, descending=True, stable=True).indices.narrow(-3, 0, num_selected)
-
-
-_LIBRARY = torch.library.Library("smoe", "FRAGMENT")
-_LIBRARY.define("top_experts(Tensor scores, int num_selected) -> Tensor")
-
-
-@torch.library.impl(_LIBRARY, "top_experts", "CPU")
-def _native_top_experts(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
-    library = native_library()
-    assert library is not None
-    scores = scores.contiguous()
-    *samples, num_experts, height, width = scores.shape
-    indices = torch.empty(*samples, num_selected, height, width, dtype=torch.int32)
-    sizes = [ctypes.c_int64(size) for size in (num_experts, num_selected, height * width)]
-    threads = ctypes.c_int64(torch.get_num_threads())
-    for sample, ranked in zip(scores.view(-1, *scores.shape[-3:]), indices.view(-1, *indices.shape[-3:]), strict=True):
-        library.call("smoe_top_experts", sample, *sizes, ranked, threads)
-    return indices
-
-
-@torch.library.register_fake("smoe::top_experts", lib=_LIBRARY)
-def _(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
-    shape = (*scores.shape[:-3], num_selected, *scores.shape[-2:])
-    return scores.new_empty(shape, dtype=torch.int32)
+        indices = scores.max(dim=1, keepdim=True).indices
+    elif num_selected <= _MAX_REPEATED:
+        indices = _repeated_max(scores, num_selected)
+    else:
+        indices = scores.sort(dim=1, descending=True, stable=True).indices[:, :num_selected]
+    return indices.to(torch.int32).contiguous()
 
 
 def _repeated_max(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
     remaining = scores.clone()
+    is_taken = torch.zeros_like(scores, dtype=torch.bool)
     chosen: list[torch.Tensor] = []
     for _ in range(num_selected):
-        best = remaining.max(dim=-3, keepdim=True).indices
+        best = remaining.max(dim=1, keepdim=True).indices
+        # Where all remaining scores are -inf, `max` may return an expert that was taken before.
+        free = is_taken.to(torch.uint8).min(dim=1, keepdim=True).indices
+        best = torch.where(is_taken.gather(1, best), free, best)
         chosen.append(best)
-        remaining.scatter_(-3, best, -torch.inf)
-    return torch.cat(chosen, dim=-3)
+        remaining.scatter_(1, best, -torch.inf)
+        is_taken.scatter_(1, best, True)
+    return torch.cat(chosen, dim=1)
+
+
+def _native(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    library = library_for(scores)
+    if library is None:
+        return _dense(scores, num_selected)
+    scores = scores.contiguous()
+    num_samples, num_experts, num_pixels = scores.shape
+    indices = torch.empty(num_samples, num_selected, num_pixels, dtype=torch.int32)
+    sizes = [ctypes.c_int64(size) for size in (num_experts, num_selected, num_pixels)]
+    for sample, ranked in zip(scores, indices, strict=True):
+        found = ctypes.c_int64(0)
+        library.call("smoe_top_experts", sample, *sizes, ranked, ctypes.byref(found), num_threads())
+        if found.value:
+            _refuse_nonfinite(scores)
+    return indices
+
+
+def _fake(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    return scores.new_empty((scores.shape[0], num_selected, scores.shape[2]), dtype=torch.int32)
+
+
+register_operator("top_experts(Tensor scores, int num_selected) -> Tensor", dense=_dense, native=_native, fake=_fake)
 
 
 def _refuse_nonfinite(scores: torch.Tensor) -> None:
-    # One number tells almost always, in a tenth of the time; a sum of finite scores may overflow.
-    if math.isfinite(float(scores.sum())):
-        return
-    is_finite = scores.isfinite()
-    if not is_finite.all():
-        first = tuple(is_finite.logical_not().nonzero()[0].tolist())
+    is_bad = scores.isfinite().logical_not()
+    if is_bad.any():
+        sample, expert, pixel = is_bad.nonzero()[0].tolist()
         raise ValueError(
-            f"{int(is_finite.logical_not().sum())} of {scores.numel()} gate scores are not finite, the first, "
-            f"{float(scores[first])}, at {first}: they cannot be ranked; look for a diverged loss or a NaN in the "
-            "gate's input"
+            f"{int(is_bad.sum())} of {scores.numel()} gate scores are not finite, the first, "
+            f"{float(scores[sample, expert, pixel])}, for expert {expert} at pixel {pixel} of sample {sample}: they "
+            "cannot be ranked; look for a diverged loss or a NaN in the gate's input"
         )

@@ -1,191 +1,261 @@
-"""Trains the routing inside one backward pass: the gate by the RC loss, the experts by the damped error.
+"""The routing classification loss and expert error damping inside one backward pass (paper sections 2.2 and 2.3).
 
-`train_routing` passes the selected experts' outputs on. In backward it receives the error signal and hands the gate
-its routing-classification gradient and the experts their damped error (paper sections 2.2 and 2.3).
+`train_routing` returns its input. In backward it receives the error signal and returns the gradient of the routing
+classification loss for the gate's scores, and the damped error for the experts.
 """
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
-from smoe.ops.native.training import library_for, native_train_routing
-from smoe.ops.routing_error import (
-    choice_errors,
-    damp_error,
-    routing_gradient,
-    straight_through_gradient,
-    wrong_choices,
-)
-from smoe.options import RoutingTraining
+from smoe.ops.native.library import NativeLibrary, library_for, num_threads
+from smoe.ops.registration import register_operator
+from smoe.ops.routing import Routing
+from smoe.ops.routing_error import choice_errors, damp_error, routing_gradient, wrong_choices
+from smoe.rules import Damping, RoutingClassification
+
+
+class ErrorSignal:
+    """What a layer shares with its backward passes; both tensors live on the device of the layer.
+
+    Attributes:
+        loss_scale: Factor of the loss before its backward, a float64 scalar that is read when backward runs.
+        num_nonfinite: Number of backward passes whose error was not finite, an int64 scalar. The gate's gradient is
+            zero in these passes.
+    """
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self.loss_scale = torch.ones((), dtype=torch.float64, device=device)
+        self.num_nonfinite = torch.zeros((), dtype=torch.int64, device=device)
+
+    def set_loss_scale(self, scale: torch.Tensor | float) -> None:
+        """Sets the factor of the loss, without reading it on the host."""
+        # `.data`: a compiled layer has saved this tensor for its backward, and is meant to see the new value.
+        if isinstance(scale, torch.Tensor):
+            self.loss_scale.data.copy_(scale)
+        else:
+            self.loss_scale.data.fill_(scale)
+
+    def to(self, device: torch.device) -> None:
+        """Moves both tensors."""
+        self.loss_scale, self.num_nonfinite = self.loss_scale.to(device), self.num_nonfinite.to(device)
 
 
 def train_routing(
     selected: torch.Tensor,
-    scores: torch.Tensor,
-    indices: torch.Tensor,
-    weights: torch.Tensor | None,
+    routing: Routing,
     *,
     expert_channels: int,
-    training: RoutingTraining,
-    loss_scale: torch.Tensor,
-    num_nonfinite: torch.Tensor,
+    signal: ErrorSignal,
+    rule: RoutingClassification | None = None,
+    damping: Damping | None = None,
 ) -> torch.Tensor:
-    """Weighs the selected experts' outputs and trains the routing in backward.
+    """Returns `selected`; in backward, trains the gate and damps the error of the experts.
 
     Args:
-        selected: outputs of the selected experts `(B, E * F, H, W)`; receives the damped error.
-        scores: the gate's scores `(X, H, W)` or `(B, X, H, W)`; receives the gate's gradient.
-        indices: the selected experts, of as many dimensions as `scores`.
-        weights: their scores if the outputs are to be weighted; the gradient goes to `scores`, not to them.
+        selected: Outputs of the selected experts, `(B, E * F, *grid)`; receives the damped error.
+        routing: Routing that selected them; its scores receive the gate's gradient.
         expert_channels: F.
-        training: how the routing learns.
-        loss_scale: scalar tensor read in backward: what the loss was multiplied by before its backward.
-        num_nonfinite: scalar int64 tensor that counts the backward passes whose error was not finite. The gate's
-            gradient is zero in these.
+        signal: Loss scale and counter of the layer.
+        rule: Routing classification loss of the gate; None gives the scores no gradient.
+        damping: Damping of the experts' error; None leaves it whole. With a rule, the damping must have its error
+            quantile and unit, because one threshold serves both.
 
     Returns:
-        `(B, E * F, H, W)`.
+        `(B, E * F, *grid)`.
     """
+    shared = rule if rule is not None else damping
+    if shared is None:
+        return selected
+    if rule is not None and damping is not None and not have_one_threshold(rule, damping):
+        raise ValueError(
+            f"one threshold serves rule and damping: they need the same error_quantile and tolerance_unit, got {rule} "
+            f"and {damping}"
+        )
+    # A unit of 1 costs nothing; the size of the output is a pass over it.
+    unit = root_mean_square(selected) if shared.tolerance_unit == "output" else None
+    options = (
+        rule is not None,
+        0.0 if rule is None else rule.weight,
+        shared.error_quantile,
+        None if damping is None else damping.factor,
+        0.0 if rule is None else rule.tolerance,
+        0.0 if damping is None else damping.tolerance,
+    )
     return _TrainRouting.apply(
-        selected, scores, weights, indices, loss_scale, num_nonfinite, expert_channels, *_fields(training)
+        *(selected, routing.scores, routing.indices, unit, signal.loss_scale, signal.num_nonfinite),
+        *(expert_channels, *options),
     )  # type: ignore[return-value]
 
 
-def _fields(training: RoutingTraining) -> tuple[bool, float, float, float | None, float, float]:
-    # Without a rule the gate still takes part, with a gradient of zero: several processes wait for every parameter's.
-    return (
-        training.training_rule != "end_to_end",
-        training.rc_weight if training.training_rule == "rc" else 0.0,
-        training.error_quantile,
-        training.damping,
-        training.tolerance,
-        training.damping_tolerance,
-    )
+def have_one_threshold(rule: RoutingClassification, damping: Damping) -> bool:
+    """Whether the same errors decide what is wrong for the gate and what is damped, but for the tolerance."""
+    return (rule.error_quantile, rule.tolerance_unit) == (damping.error_quantile, damping.tolerance_unit)
 
 
-def weigh(selected: torch.Tensor, weights: torch.Tensor, expert_channels: int) -> torch.Tensor:
-    """Multiplies each expert's outputs `(B, E * F, H, W)` by its weight `(E, H, W)` or `(B, E, H, W)`."""
-    per_channel = weights.to(selected.dtype).repeat_interleave(expert_channels, dim=-3)
-    return selected * per_channel
+def root_mean_square(output: torch.Tensor) -> torch.Tensor:
+    """Size of a layer's output, a float64 scalar without gradient."""
+    return output.detach().float().square().mean().sqrt().double()
 
 
 class _TrainRouting(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, selected, scores, weights, indices, loss_scale, num_nonfinite, expert_channels, *options):
-        needs_outputs = weights is not None and not options[0]
-        ctx.save_for_backward(scores, indices, weights, selected if needs_outputs else None)
+    def forward(ctx, selected, scores, indices, unit, loss_scale, num_nonfinite, expert_channels, *options):
+        ctx.save_for_backward(scores, indices, unit)
         # Not saved tensors: both are meant to change between forward and backward.
         ctx.loss_scale, ctx.num_nonfinite = loss_scale, num_nonfinite
         ctx.expert_channels, ctx.options = expert_channels, options
-        if weights is None:
-            # `detach` and not `view_as`: autograd lets the layer after this one work in place on it.
-            return selected.detach()
-        return weigh(selected, weights, expert_channels)
+        # `detach` and not `view_as`: autograd lets the layer after this one work in place on it.
+        return selected.detach()
 
     @staticmethod
     def backward(ctx, *grad_outputs):
         (error,) = grad_outputs
-        scores, indices, weights, outputs = ctx.saved_tensors
-        damped, gate_gradient = torch.ops.smoe.train_routing_backward(
-            error, scores, indices, outputs, ctx.loss_scale, ctx.num_nonfinite, ctx.expert_channels, *ctx.options
+        scores, indices, unit = ctx.saved_tensors
+        damped, gradient = torch.ops.smoe.train_routing_backward(
+            error.flatten(2),
+            scores,
+            indices,
+            unit,
+            ctx.loss_scale,
+            ctx.num_nonfinite,
+            ctx.expert_channels,
+            *ctx.options,
         )
+        damped = damped.unflatten(2, error.shape[2:])
         if not torch.compiler.is_compiling() and torch.is_grad_enabled():
-            damped, gate_gradient = _WithoutDerivative.apply(damped, gate_gradient, error)  # type: ignore[misc]
-        if weights is not None:
-            damped = weigh(damped, weights, ctx.expert_channels)
-        return (damped, gate_gradient if ctx.needs_input_grad[1] else None) + (None,) * (5 + len(ctx.options))
+            damped, gradient = without_derivative(error, damped, gradient)
+        return (damped, gradient if ctx.needs_input_grad[1] else None) + (None,) * (5 + len(ctx.options))
+
+
+def without_derivative(error: torch.Tensor, *results: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The results of a training rule, which raise an error where they are differentiated again."""
+    return _WithoutDerivative.apply(error, *results)  # type: ignore[return-value]
 
 
 class _WithoutDerivative(torch.autograd.Function):
-    """Stands behind what a backward pass returns that is to be differentiated again: the rule is no gradient."""
-
     @staticmethod
-    def forward(ctx, damped, gradient, error):
+    def forward(ctx, error, *results):
         del ctx, error
-        return damped.detach(), gradient.detach()
+        return tuple(result.detach() for result in results)
 
     @staticmethod
     def backward(ctx, *grad_outputs):
         del ctx, grad_outputs
-        raise RuntimeError("smoe::train_routing_backward has no derivative: it is a training rule, not a gradient")
+        raise RuntimeError("the backward pass of an SMoE layer has no derivative: it holds a training rule")
 
 
-# One opaque operator, so that compilers keep it whole: the loss scale must be read when backward runs, and a native
-# kernel can take its place. Defined by schema, not by torch.library.custom_op, whose Python wrapping takes as long as
-# the kernel of a small layer.
-_LIBRARY = torch.library.Library("smoe", "FRAGMENT")
-_LIBRARY.define(
-    "train_routing_backward(Tensor error, Tensor scores, Tensor indices, Tensor? outputs, Tensor loss_scale, "
-    "Tensor(a!) num_nonfinite, int expert_channels, bool rc_loss, float rc_weight, float error_quantile, "
-    "float? damping, float tolerance, float damping_tolerance) -> (Tensor, Tensor)"
-)
-
-
-@torch.library.impl(_LIBRARY, "train_routing_backward", "CompositeExplicitAutograd")
-def _backward(
+def _dense(
     error: torch.Tensor,
     scores: torch.Tensor,
     indices: torch.Tensor,
-    outputs: torch.Tensor | None,
+    unit: torch.Tensor | None,
     loss_scale: torch.Tensor,
     num_nonfinite: torch.Tensor,
     expert_channels: int,
-    rc_loss: bool,
+    trains_gate: bool,
     rc_weight: float,
     error_quantile: float,
     damping: float | None,
     tolerance: float,
     damping_tolerance: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    # With every expert selected there is nothing to choose: no choice can be wrong. And an empty batch says nothing.
-    # A paused rule does not ask which choices are wrong.
-    is_idle = rc_loss and rc_weight == 0.0 and damping is None
-    has_choice = indices.shape[-3] < scores.shape[-3] and error.numel() > 0 and not is_idle
-    library = library_for(error, scores) if has_choice else None
-    if library is not None and (rc_loss or damping is not None):
-        damped, gradient, is_nonfinite = native_train_routing(
-            library,
-            *(error, scores, indices, float(loss_scale), expert_channels),
-            rc_loss=rc_loss,
-            rc_weight=rc_weight,
-            error_quantile=error_quantile,
-            damping=damping,
-            tolerance=tolerance,
-            damping_tolerance=damping_tolerance,
+    if not _has_choice(error, scores, indices):
+        return error.clone(), torch.zeros_like(scores)
+    errors = choice_errors(error, expert_channels, loss_scale)
+    # The largest error is NaN if there is one, and takes a twentieth of the time of looking at all of them.
+    is_nonfinite = errors.amax().isfinite().logical_not()
+    num_nonfinite += is_nonfinite
+    units = 1.0 if unit is None else unit
+    is_wrong, is_damped = wrong_choices(errors, error_quantile, (tolerance * units, damping_tolerance * units))
+    damped = None if damping is None else damp_error(error, is_damped, damping, expert_channels)
+    gradient = torch.zeros_like(scores)
+    if trains_gate:
+        gradient = routing_gradient(scores, indices, is_wrong).mul_(rc_weight * loss_scale)
+        gradient = gradient.masked_fill_(is_nonfinite, 0.0)
+    return _as_promised(error, damped), gradient
+
+
+def _native(error, scores, indices, unit, loss_scale, num_nonfinite, expert_channels, trains_gate, *numbers):
+    library = library_for(error, scores) if _has_choice(error, scores, indices) else None
+    if library is None:
+        arguments = (error, scores, indices, unit, loss_scale, num_nonfinite, expert_channels, trains_gate)
+        return _dense(*arguments, *numbers)
+    damped, gradient, is_nonfinite = _call_kernel(
+        library, error, scores, indices, unit, loss_scale, expert_channels, trains_gate, *numbers
+    )
+    if is_nonfinite:
+        num_nonfinite += 1
+    return _as_promised(error, damped), torch.zeros_like(scores) if gradient is None else gradient
+
+
+def _call_kernel(
+    library: NativeLibrary,
+    error: torch.Tensor,
+    scores: torch.Tensor,
+    indices: torch.Tensor,
+    unit: torch.Tensor | None,
+    loss_scale: torch.Tensor,
+    expert_channels: int,
+    trains_gate: bool,
+    rc_weight: float,
+    error_quantile: float,
+    damping: float | None,
+    tolerance: float,
+    damping_tolerance: float,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, bool]:
+    """The damped error and the gradient, each None if not asked for, and whether an error was not finite."""
+    num_samples, num_experts, num_pixels = scores.shape
+    error, scores, indices = error.contiguous(), scores.contiguous(), indices.contiguous()
+    damped = None if damping is None else torch.empty_like(error)
+    gradient = torch.empty_like(scores) if trains_gate else None
+    numbers = (error.numel() / 2, error_quantile, tolerance, damping_tolerance, damping or 0.0)
+    options = [ctypes.c_double(number) for number in (*numbers, rc_weight / scores.numel())]
+    # Scores of their own make each sample a batch of one: its labels are no mean over others.
+    batch, num_calls = (len(error), 1) if num_samples == 1 else (1, num_samples)
+    sizes = [ctypes.c_int64(size) for size in (batch, indices.shape[1], expert_channels, num_pixels, num_experts)]
+    is_nonfinite = False
+    for call in range(num_calls):
+        here = [
+            None if tensor is None else tensor[call : call + batch]
+            for tensor in (error, damped, scores, indices, gradient)
+        ]
+        found = ctypes.c_int64(0)
+        library.call(
+            "smoe_train_routing",
+            *(here[0], *sizes, *options, loss_scale, unit, *here[1:], ctypes.byref(found), num_threads()),
         )
-        if is_nonfinite:
-            num_nonfinite += 1
-        if gradient is None:
-            signal = error if outputs is None else error * outputs
-            gradient = straight_through_gradient(scores, indices, signal, expert_channels)
-            gradient = gradient.zero_() if is_nonfinite else gradient
-        return _as_promised(error, damped), gradient
-    errors = choice_errors(error, expert_channels, loss_scale.to(error.device))
-    # The largest error tells, in a twentieth of the time of looking at all: it is NaN if there is one.
-    largest = errors.amax() if errors.numel() else errors.new_zeros(())
-    is_nonfinite = largest.isfinite().logical_not()
-    num_nonfinite += is_nonfinite.to(num_nonfinite.device)
-    damped, gradient = None, torch.zeros_like(scores)
-    if has_choice and (rc_loss or damping is not None):
-        is_wrong, is_damped = wrong_choices(errors, error_quantile, (tolerance, damping_tolerance))
-        if damping is not None:
-            damped = damp_error(error, is_damped, damping, expert_channels)
-        if rc_loss:
-            gradient = routing_gradient(scores, indices, is_wrong).mul_(rc_weight * loss_scale.to(scores.device))
-    if not rc_loss:
-        signal = error if outputs is None else error * outputs
-        gradient = straight_through_gradient(scores, indices, signal, expert_channels)
-    return _as_promised(error, damped), gradient.masked_fill_(is_nonfinite, 0.0)
+        is_nonfinite |= bool(found.value)
+    if is_nonfinite and gradient is not None:
+        gradient.zero_()
+    return damped, gradient, is_nonfinite
+
+
+def _has_choice(error: torch.Tensor, scores: torch.Tensor, indices: torch.Tensor) -> bool:
+    # If every expert is selected, no choice can be wrong; an empty batch has no errors.
+    return indices.shape[1] < scores.shape[1] and error.numel() > 0
 
 
 def _as_promised(error: torch.Tensor, damped: torch.Tensor | None) -> torch.Tensor:
-    """The error that goes on, in the strides of `error`, which compilers are promised, and never `error` itself."""
+    """The error for the experts, in the strides of `error`, which compilers are promised, and never `error` itself."""
     if damped is None:
         return error.clone()
     return damped if damped.stride() == error.stride() else torch.empty_like(error).copy_(damped)
 
 
-@torch.library.register_fake("smoe::train_routing_backward", lib=_LIBRARY)
-def _(error, scores, indices, outputs, loss_scale, num_nonfinite, expert_channels, *options):
-    del indices, outputs, loss_scale, num_nonfinite, expert_channels, options
+def _fake(error, scores, *options):
+    del options
     return torch.empty_like(error), torch.empty_like(scores)
+
+
+# One opaque operator: compilers keep it whole, so that the loss scale is read when backward runs.
+register_operator(
+    "train_routing_backward(Tensor error, Tensor scores, Tensor indices, Tensor? unit, Tensor loss_scale, "
+    "Tensor(a!) num_nonfinite, int expert_channels, bool trains_gate, float rc_weight, float error_quantile, "
+    "float? damping, float tolerance, float damping_tolerance) -> (Tensor, Tensor)",
+    dense=_dense,
+    native=_native,
+    fake=_fake,
+)

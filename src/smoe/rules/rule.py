@@ -26,6 +26,9 @@ class Rule:
     learner: ClassVar[Any] = None
     """The class of the learner, or its address as `module:Class`, which is imported when a layer is made."""
 
+    needs_order: ClassVar[str | None] = None
+    """The order of selected experts that the rule needs; None if it works with any."""
+
     @property
     def carried_damping(self) -> Damping | None:
         """The damping that comes with the rule; a layer uses it unless it is given its own."""

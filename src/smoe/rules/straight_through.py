@@ -16,4 +16,5 @@ class StraightThrough(Rule):
     """
 
     name: ClassVar[str] = "straight_through"
+    needs_order: ClassVar[str] = "score"
     learner: ClassVar[str] = "smoe.nn.learning.straight_through:StraightThroughLearner"

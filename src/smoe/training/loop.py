@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smoe.nn.routed_layer import RoutedLayer, track_loss_scale
+from smoe.nn.loss_scale import track_loss_scale
+from smoe.nn.routed_layer import RoutedLayer
 from smoe.training.batches import DrawnSamples, ShuffledBatches
 from smoe.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from smoe.training.devices import make_accelerator

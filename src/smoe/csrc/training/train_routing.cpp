@@ -159,10 +159,9 @@ bool find_thresholds(const Routing& routing, double quantile, double tolerance, 
 // The gate's scores and what becomes of them.
 struct Gate {
     const float* scores;
-    const void* indices;    // chosen experts (E, P)
-    bool has_wide_indices;  // int64, else int32
-    float factor;           // of the gradient
-    float* gradient;        // nullptr if not wanted
+    const int32_t* indices;  // chosen experts (E, P)
+    float factor;            // of the gradient
+    float* gradient;         // nullptr if not wanted
 };
 
 // One chunk of pixels, over all samples.
@@ -325,7 +324,7 @@ class ChunkSweep {
         for (int64_t expert = 0; expert < routing_.experts; ++expert) {
             std::memcpy(labels_ + expert * label_pitch(), unselected_label_, count_ * sizeof(float));
         }
-        gate_.has_wide_indices ? label_selected<int64_t>() : label_selected<int32_t>();
+        label_selected();
         for (int64_t expert = 0; expert < routing_.experts; ++expert) {
             const float* row = gate_.scores + expert * routing_.pixels + first_;
             const float* label = labels_ + expert * label_pitch();
@@ -342,10 +341,9 @@ class ChunkSweep {
         }
     }
 
-    template <class Index>
     void label_selected() {
         for (int64_t slot = 0; slot < routing_.selected; ++slot) {
-            const Index* chosen = static_cast<const Index*>(gate_.indices) + slot * routing_.pixels + first_;
+            const int32_t* chosen = gate_.indices + slot * routing_.pixels + first_;
             const float* share = counts_ + slot * pitch_;
             float* __restrict__ labels = labels_;
             const int64_t pitch = label_pitch();
@@ -407,17 +405,20 @@ bool train_routing(const Routing& routing, double quantile, double tolerance, do
 }  // namespace smoe
 
 // error (B, E, F, P), not empty; damped, likewise, or a nullptr; scores and gradient (X, P) with X > E, or both
-// nullptrs; indices (E, P) of index_bytes each. is_nonfinite: set to whether any e is not finite.
+// nullptrs; indices (E, P). scale: of an error of a loss that is not scaled; loss_scale: what the loss was multiplied
+// by before its backward; unit: of the tolerances, or a nullptr. is_nonfinite: set to whether any e is not finite.
 extern "C" int smoe_train_routing(const float* error, int64_t batch, int64_t selected, int64_t expert_channels,
                                   int64_t pixels, int64_t experts, double scale, double quantile, double tolerance,
-                                  double damping_tolerance, double damping, float* damped, const float* scores,
-                                  const void* indices, int64_t index_bytes, double gradient_factor, float* gradient,
-                                  int64_t* is_nonfinite, int64_t threads) {
+                                  double damping_tolerance, double damping, double gradient_factor,
+                                  const double* loss_scale, const double* unit, float* damped, const float* scores,
+                                  const int32_t* indices, float* gradient, int64_t* is_nonfinite, int64_t threads) {
     using namespace smoe::training;
-    const Routing routing{error, batch, selected, expert_channels, pixels, experts, static_cast<float>(scale)};
-    const Gate gate{scores, indices, index_bytes == 8, static_cast<float>(gradient_factor), gradient};
+    const float error_scale = static_cast<float>(scale / std::fabs(*loss_scale));
+    const Routing routing{error, batch, selected, expert_channels, pixels, experts, error_scale};
+    const Gate gate{scores, indices, static_cast<float>(gradient_factor * *loss_scale), gradient};
+    const double tolerances = unit == nullptr ? 1.0 : *unit;
     try {
-        const bool has_memory = train_routing(routing, quantile, tolerance, damping_tolerance,
+        const bool has_memory = train_routing(routing, quantile, tolerance * tolerances, damping_tolerance * tolerances,
                                               static_cast<float>(damping), damped, gate, is_nonfinite, threads);
         return has_memory ? 0 : 1;
     } catch (const std::bad_alloc&) {

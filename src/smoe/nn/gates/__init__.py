@@ -2,7 +2,7 @@
 
 from smoe.nn.gates.convolutional import ConvGate, CoordConv3Gate, CoordConvGate
 from smoe.nn.gates.fixed import FixedGate
-from smoe.nn.gates.gate import GateScores, SpatialGate
+from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.gates.linear import LinearGate
 from smoe.nn.gates.locally_connected import LocallyConnectedGate
 from smoe.nn.gates.noisy import NoisyGate
@@ -13,7 +13,6 @@ __all__ = [
     "CoordConv3Gate",
     "CoordConvGate",
     "FixedGate",
-    "GateScores",
     "LinearGate",
     "LocallyConnectedGate",
     "NoisyGate",

@@ -10,7 +10,7 @@ from torch import nn
 from smoe.nn.coord_conv import CoordConv2d
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_conv import GridConv2d
-from smoe.options import Normalization, PaddingMode
+from smoe.options import Normalization, Order, PaddingMode
 
 
 class NetworkGate(SpatialGate):
@@ -23,6 +23,7 @@ class NetworkGate(SpatialGate):
         kernel_size: odd.
         stride: the layer's.
         padding_mode: `zeros`, `circular` or `longitude`.
+        order: Order of the selected experts: `score` or `index`.
         normalization: `none`, `softmax`, `abs` or `abs_softmax`.
     """
 
@@ -35,9 +36,10 @@ class NetworkGate(SpatialGate):
         *,
         stride: int = 1,
         padding_mode: PaddingMode = "zeros",
+        order: Order = "score",
         normalization: Normalization = "none",
     ) -> None:
-        super().__init__(num_experts, num_selected, normalization=normalization)
+        super().__init__(num_experts, num_selected, order=order, normalization=normalization)
         self.network = self.make_network(in_channels, kernel_size, stride, padding_mode)
 
     @abstractmethod

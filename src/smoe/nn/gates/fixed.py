@@ -7,23 +7,25 @@ import torch
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.gates.groups import expert_membership
 from smoe.nn.gates.tensor import TensorGate
+from smoe.options import Order
 
 
 class FixedGate(SpatialGate):
     """Scores that stay as given; a buffer, so they move and are saved with the layer.
 
     Args:
-        scores: `(X, H, W)`.
-        num_selected: E, experts to choose at each pixel.
+        scores: Scores `(X, H, W)`.
+        num_selected: E, the number of experts to select at each pixel.
+        order: Order of the selected experts: `score` or `index`.
     """
 
     looks_at_input = False
     scores: torch.Tensor
 
-    def __init__(self, scores: torch.Tensor, num_selected: int) -> None:
+    def __init__(self, scores: torch.Tensor, num_selected: int, *, order: Order = "score") -> None:
         if scores.ndim != 3 or not scores.is_floating_point():
             raise ValueError(f"scores must be floating (X, H, W), got {scores.dtype} of shape {tuple(scores.shape)}")
-        super().__init__(scores.shape[0], num_selected)
+        super().__init__(scores.shape[0], num_selected, order=order)
         self.register_buffer("scores", scores.detach().clone())
 
     @classmethod
@@ -58,7 +60,7 @@ class FixedGate(SpatialGate):
     ) -> FixedGate:
         """Random scores, frozen: the start of a `TensorGate` with the same arguments."""
         start = TensorGate(num_experts, num_selected, spatial_shape, expert_channels, **options)
-        return cls(start.scores, num_selected)
+        return cls(start.scores, num_selected, order=start.order)
 
     @property
     def spatial_shape(self) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from torch import nn
 
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_checks import check_spatial_shape
-from smoe.options import Normalization
+from smoe.options import Normalization, Order
 
 
 class LinearGate(SpatialGate):
@@ -21,6 +21,7 @@ class LinearGate(SpatialGate):
         num_selected: E, experts to choose at each pixel.
         spatial_shape: rows and columns of the layer's output grid.
         input_shape: rows and columns of its input, if they differ (stride).
+        order: Order of the selected experts: `score` or `index`.
         normalization: `none`, `softmax`, `abs` or `abs_softmax`.
     """
 
@@ -32,9 +33,10 @@ class LinearGate(SpatialGate):
         spatial_shape: tuple[int, int],
         *,
         input_shape: tuple[int, int] | None = None,
+        order: Order = "score",
         normalization: Normalization = "none",
     ) -> None:
-        super().__init__(num_experts, num_selected, normalization=normalization)
+        super().__init__(num_experts, num_selected, order=order, normalization=normalization)
         self._spatial_shape = check_spatial_shape(spatial_shape)
         self.input_shape = check_spatial_shape(input_shape or spatial_shape)
         num_inputs = in_channels * self.input_shape[0] * self.input_shape[1]

@@ -6,7 +6,7 @@ import torch
 
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.locally_connected import LocallyConnected2d
-from smoe.options import Normalization, PaddingMode
+from smoe.options import Normalization, Order, PaddingMode
 
 
 class LocallyConnectedGate(SpatialGate):
@@ -20,6 +20,7 @@ class LocallyConnectedGate(SpatialGate):
         kernel_size: odd.
         stride: the layer's.
         padding_mode: `zeros`, `circular` or `longitude`.
+        order: Order of the selected experts: `score` or `index`.
         normalization: `none`, `softmax`, `abs` or `abs_softmax`.
     """
 
@@ -33,9 +34,10 @@ class LocallyConnectedGate(SpatialGate):
         *,
         stride: int = 1,
         padding_mode: PaddingMode = "zeros",
+        order: Order = "score",
         normalization: Normalization = "none",
     ) -> None:
-        super().__init__(num_experts, num_selected, normalization=normalization)
+        super().__init__(num_experts, num_selected, order=order, normalization=normalization)
         self.local = LocallyConnected2d(
             in_channels, num_experts, spatial_shape, kernel_size, stride=stride, padding_mode=padding_mode
         )

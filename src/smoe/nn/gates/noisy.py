@@ -18,7 +18,7 @@ class NoisyGate(SpatialGate):
     """
 
     def __init__(self, gate: SpatialGate, std: float | None = None) -> None:
-        super().__init__(gate.num_experts, gate.num_selected, normalization=gate.normalization)
+        super().__init__(gate.num_experts, gate.num_selected, order=gate.order, normalization=gate.normalization)
         if isinstance(gate, NoisyGate):
             raise ValueError("the gate is noisy already; give the larger std to one NoisyGate")
         if std is not None and not std > 0.0:
@@ -36,11 +36,15 @@ class NoisyGate(SpatialGate):
         """The disturbed gate's scores, before the noise."""
         return self.gate.raw_scores(input)
 
+    def score_sources(self) -> tuple[torch.Tensor, ...] | None:
+        """Those of the disturbed gate."""
+        return self.gate.score_sources()
+
     def add_noise(self, clean: torch.Tensor, input: torch.Tensor | None) -> tuple[torch.Tensor, float]:
         """The scores with noise of their own for each sample of the input."""
         if not self.training or input is None:
             return clean, 0.0
-        shape = (input.shape[0], *clean.shape[-3:])
+        shape = (input.shape[0], *clean.shape[1:])
         return clean + self.std * torch.randn(shape, dtype=clean.dtype, device=clean.device), self.std
 
     def extra_repr(self) -> str:

@@ -8,9 +8,9 @@ from smoe.options import Normalization
 
 
 def normalize_scores(scores: torch.Tensor, normalization: Normalization) -> torch.Tensor:
-    """Normalises `(..., X, H, W)` over the experts; `abs_softmax` takes the absolute value first."""
+    """Normalises `(1 or B, X, P)` over the experts; `abs_softmax` takes the absolute value first."""
     if normalization in ("abs", "abs_softmax"):
         scores = scores.abs()
     if normalization in ("softmax", "abs_softmax"):
-        scores = scores.softmax(dim=-3)
+        scores = scores.softmax(dim=1)
     return scores

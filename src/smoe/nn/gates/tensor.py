@@ -11,8 +11,7 @@ from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.gates.groups import expert_membership
 from smoe.nn.gates.smooth_fields import smooth_fields
 from smoe.nn.grid_checks import check_positive, check_spatial_shape
-from smoe.nn.probing import Probing
-from smoe.options import GATE_INITS, GateInit, Normalization
+from smoe.options import GATE_INITS, GateInit, Normalization, Order
 
 
 def kaiming_bound(num_experts: int, num_selected: int, expert_channels: int = 1) -> float:
@@ -31,10 +30,11 @@ class TensorGate(SpatialGate):
         init: `kaiming`: uniform within sqrt(3 X / (E F)). `paper`: uniform within 3 X / (E F), the bound the paper
             prints. `smooth`: random fields of the same spread as `kaiming`, so that neighbouring pixels start with
             the same experts.
-        correlation_length: of the smooth fields, in pixels; an eighth of the shorter side if None.
+        correlation_length: Correlation length of the smooth fields, in pixels; an eighth of the shorter side if None.
+        order: Order of the selected experts: `score` or `index`.
         normalization: `none`, `softmax`, `abs` or `abs_softmax`.
-        device: of the scores.
-        dtype: of the scores.
+        device: Device of the scores.
+        dtype: Dtype of the scores.
     """
 
     looks_at_input = False
@@ -48,11 +48,12 @@ class TensorGate(SpatialGate):
         *,
         init: GateInit = "kaiming",
         correlation_length: float | None = None,
+        order: Order = "score",
         normalization: Normalization = "none",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_experts, num_selected, normalization=normalization)
+        super().__init__(num_experts, num_selected, order=order, normalization=normalization)
         check_positive(expert_channels=expert_channels)
         if init not in GATE_INITS:
             raise ValueError(f"init must be one of {', '.join(GATE_INITS)}, got {init!r}")
@@ -119,28 +120,14 @@ class TensorGate(SpatialGate):
                 bound = self.bound if self.init == "kaiming" else self.bound**2
                 self.scores.uniform_(-bound, bound)
 
-    def start_probing(self, window: int, confidence: float) -> None:
-        """Lets the gate learn by probing: its scores are exchanged by trials, and by no optimiser.
-
-        Args:
-            window: backward passes until the pixels decide.
-            confidence: standard errors by which a trial must be in the challenger's favour.
-        """
-        # An optimiser passes over what has no gradient, and several processes do not wait for one.
-        self.scores.requires_grad_(False)
-        if self.probing is None:
-            shape, device = self.spatial_shape, self.scores.device
-            self.probing = Probing(self.num_experts, self.num_selected, shape, window, confidence, device)
-        elif (self.probing.window, self.probing.confidence) != (window, confidence):
-            raise ValueError(
-                f"layers that share a gate decide together: this one has probe_window {window} and probe_confidence "
-                f"{confidence}, another {self.probing.window} and {self.probing.confidence}"
-            )
-
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
         """The learned tensor."""
         del input
         return self.scores
+
+    def score_sources(self) -> tuple[torch.Tensor, ...]:
+        """The learned tensor."""
+        return (self.scores,)
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import torch
 
+from smoe.ops.registration import is_dense_only
+
 # From the fastest to the one that runs anywhere, with the names torch gives to what a processor can do.
 INSTRUCTION_SETS = {"avx512": ("AVX512",), "avx2": ("AVX512", "AVX2"), "portable": None}
 INSTRUCTION_SET_VARIABLE = "SMOE_INSTRUCTION_SET"
-BACKEND_VARIABLE = "SMOE_BACKEND"
 LIBRARY_DIR_VARIABLE = "SMOE_LIBRARY_DIR"
 
 
@@ -83,7 +84,7 @@ def why_not(instruction_set: str) -> str | None:
 @functools.cache
 def native_library() -> NativeLibrary | None:
     """The library for this processor, or None if there is none or SMOE_BACKEND=dense is set in the environment."""
-    if os.environ.get(BACKEND_VARIABLE) == "dense":
+    if is_dense_only():
         return None
     asked = os.environ.get(INSTRUCTION_SET_VARIABLE)
     if asked is not None and asked not in INSTRUCTION_SETS:
@@ -94,7 +95,19 @@ def native_library() -> NativeLibrary | None:
     return None
 
 
+def library_for(*tensors: torch.Tensor) -> NativeLibrary | None:
+    """The library if its kernels can work on these tensors, which they can on float32 tensors on a CPU; else None."""
+    if all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors):
+        return native_library()
+    return None
+
+
 @torch.compiler.assume_constant_result
 def has_library() -> bool:
     """Whether there are kernels for this processor; compilers take the answer as a constant."""
     return native_library() is not None
+
+
+def num_threads() -> ctypes.c_int64:
+    """The number of threads that kernels are called with."""
+    return ctypes.c_int64(torch.get_num_threads())

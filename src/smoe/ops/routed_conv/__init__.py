@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from smoe.ops.padding import output_grid
-from smoe.ops.routed_conv import operator  # noqa: F401 - registers the operators
+from smoe.ops.registration import register_operator
 from smoe.ops.routed_conv.choices import check_choices
-from smoe.ops.routed_conv.dense import dense_routed_conv2d
-from smoe.ops.routed_conv.native import is_supported
+from smoe.ops.routed_conv.dense import dense_routed_conv2d, dense_routed_conv2d_backward
+from smoe.ops.routed_conv.native import native_routed_conv2d, native_routed_conv2d_backward
 from smoe.ops.routed_conv.reference import reference_routed_conv2d
 from smoe.options import PADDING_MODES, PaddingMode
 
@@ -27,37 +27,33 @@ def routed_conv2d(
 ) -> torch.Tensor:
     """Applies, at each output pixel, the filters of the experts selected there.
 
-    Gradients reach `input` and `weight`. Padding keeps the grid at stride 1.
+    Gradients reach `input` and `weight`, once. Padding keeps the grid at stride 1.
 
     Args:
         input: `(B, C, H, W)`.
-        weight: the bank of experts `(X * F, C, kh, kw)` with odd `kh` and `kw`; expert `x` owns the filters
+        weight: Bank of experts `(X * F, C, kh, kw)` with odd `kh` and `kw`; expert `x` owns the filters
             `[x * F, (x + 1) * F)`.
-        indices: selected experts on the output grid, `(E, H', W')` for all samples or `(B, E, H', W')`; int64, or
-            int32, which takes half the memory and which the C++ kernels read as it is.
-        expert_channels: F, the outputs per expert.
-        stride: of both axes; the output grid has `ceil(H / stride) x ceil(W / stride)` pixels.
+        indices: Selected experts at the pixels of the output grid, `(1 or B, E, H' * W')`; int32, or int64, which is
+            converted.
+        expert_channels: F, the number of outputs per expert.
+        stride: Stride of both axes; the output grid has `ceil(H / stride) x ceil(W / stride)` pixels.
         padding_mode: `zeros`, `circular` (both axes wrap) or `longitude` (the width wraps, zeros on the height).
-        check_indices: look whether the indices are in range and distinct at each pixel, on a CPU; off for a routing
-            that is so by construction, as one of `top_experts` is.
+        check_indices: Check on a CPU that the indices are in range and distinct at each pixel. Not needed for the
+            indices of `top_experts`.
 
     Returns:
         `(B, E * F, H', W')`; the channels of a pixel follow the order of its `indices`.
     """
     _check(input, weight, indices, expert_channels, stride, padding_mode)
-    # Only where looking is free: on an accelerator it would stop the queue at every layer.
+    # Checked only where that is free: on an accelerator the host would wait for the device at every layer.
     if check_indices and indices.device.type == "cpu" and not torch.compiler.is_compiling():
-        check_choices(indices, weight.shape[0] // expert_channels)
+        check_choices(indices, weight.shape[0] // expert_channels, output_grid(*input.shape[2:], stride)[1])
     input, weight = (_autocast(tensor) for tensor in (input, weight))
-    if is_supported(input, weight):
-        return torch.ops.smoe.routed_conv2d(input, weight, indices, expert_channels, stride, padding_mode)
-    return dense_routed_conv2d(
-        input, weight, indices, expert_channels=expert_channels, stride=stride, padding_mode=padding_mode
-    )
+    return torch.ops.smoe.routed_conv2d(input, weight, indices.to(torch.int32), expert_channels, stride, padding_mode)
 
 
 def _autocast(tensor: torch.Tensor) -> torch.Tensor:
-    """What autocast does to the arguments of a convolution: it knows PyTorch's operators, not ours."""
+    """What autocast does to the arguments of a convolution; it does not apply to operators of other libraries."""
     device_type = tensor.device.type
     is_available = torch.amp.is_autocast_available(device_type)
     if tensor.dtype == torch.float64 or not is_available or not torch.is_autocast_enabled(device_type):
@@ -75,6 +71,8 @@ def _check(
 ) -> None:
     if input.ndim != 4:
         raise ValueError(f"input must be (B, C, H, W), got shape {tuple(input.shape)}")
+    if not input.is_floating_point():
+        raise ValueError(f"input must be floating, got {input.dtype}; convert it with input.float()")
     if weight.ndim != 4 or weight.shape[1] != input.shape[1]:
         raise ValueError(
             f"weight must be (X * F, {input.shape[1]}, kh, kw) for an input with {input.shape[1]} channels, "
@@ -88,16 +86,76 @@ def _check(
         raise ValueError(f"stride must be at least 1, got {stride}")
     if padding_mode not in PADDING_MODES:
         raise ValueError(f"padding_mode must be one of {', '.join(PADDING_MODES)}, got {padding_mode!r}")
-    if indices.ndim not in (3, 4) or indices.dtype not in (torch.int64, torch.int32):
+    if min(*input.shape[1:], weight.shape[0]) < 1:
         raise ValueError(
-            "indices must be int64 or int32, (E, H, W) or (B, E, H, W), "
-            f"got {indices.dtype} of shape {tuple(indices.shape)}"
+            f"input and weight need at least one channel, pixel and filter, got shapes {tuple(input.shape)} and "
+            f"{tuple(weight.shape)}"
         )
-    if indices.ndim == 4 and indices.shape[0] != input.shape[0]:
-        raise ValueError(f"indices are for {indices.shape[0]} samples but the input has {input.shape[0]}")
-    grid = output_grid(input.shape[2], input.shape[3], stride)
-    if tuple(indices.shape[-2:]) != grid:
+    if not input.device == weight.device == indices.device:
         raise ValueError(
-            f"the routing is for a grid of {tuple(indices.shape[-2:])} but the output grid is {grid} "
+            f"input, weight and indices must be on one device, got {input.device}, {weight.device} and {indices.device}"
+        )
+    if indices.ndim != 3 or indices.shape[1] < 1 or indices.dtype not in (torch.int64, torch.int32):
+        raise ValueError(
+            f"indices must be int32 or int64, (1 or B, E, P) with flat pixels, got {indices.dtype} of shape "
+            f"{tuple(indices.shape)}"
+        )
+    if indices.shape[0] not in (1, input.shape[0]):
+        raise ValueError(f"indices are for {indices.shape[0]} samples but the input has {input.shape[0]}")
+    height, width = output_grid(input.shape[2], input.shape[3], stride)
+    if indices.shape[2] != height * width:
+        raise ValueError(
+            f"the routing has {indices.shape[2]} pixels but the output grid is {(height, width)} "
             f"(input {tuple(input.shape[2:])}, stride {stride}); make the gate for the output grid (spatial_shape)"
         )
+
+
+def _fake(input, weight, indices, expert_channels, stride, padding_mode):
+    del weight, padding_mode
+    grid = output_grid(input.shape[2], input.shape[3], stride)
+    return input.new_empty(input.shape[0], indices.shape[1] * expert_channels, *grid)
+
+
+def _fake_backward(error, input, weight, indices, expert_channels, stride, padding_mode, needs_input, needs_weight):
+    del error, indices, expert_channels, stride, padding_mode
+    return (
+        input.new_empty(input.shape if needs_input else (0,)),
+        weight.new_empty(weight.shape if needs_weight else (0,)),
+    )
+
+
+def _setup_context(ctx, inputs, output):
+    del output
+    input, weight, indices, ctx.expert_channels, ctx.stride, ctx.padding_mode = inputs
+    ctx.save_for_backward(input, weight, indices)
+
+
+def _gradients(ctx, error):
+    input, weight, indices = ctx.saved_tensors
+    needs_input, needs_weight = ctx.needs_input_grad[:2]
+    input_gradient, weight_gradient = torch.ops.smoe.routed_conv2d_backward(
+        error, input, weight, indices, ctx.expert_channels, ctx.stride, ctx.padding_mode, needs_input, needs_weight
+    )
+    return (
+        input_gradient if needs_input else None,
+        weight_gradient if needs_weight else None,
+        *(None, None, None, None),
+    )
+
+
+_OPTIONS = "int expert_channels, int stride, str padding_mode"
+register_operator(
+    f"routed_conv2d_backward(Tensor error, Tensor input, Tensor weight, Tensor indices, {_OPTIONS}, bool needs_input, "
+    "bool needs_weight) -> (Tensor, Tensor)",
+    dense=dense_routed_conv2d_backward,
+    native=native_routed_conv2d_backward,
+    fake=_fake_backward,
+)
+register_operator(
+    f"routed_conv2d(Tensor input, Tensor weight, Tensor indices, {_OPTIONS}) -> Tensor",
+    dense=dense_routed_conv2d,
+    native=native_routed_conv2d,
+    fake=_fake,
+    gradients=_gradients,
+    setup_context=_setup_context,
+)

@@ -9,23 +9,24 @@ import torch
 from smoe.ops.native.library import native_library
 
 
-def check_choices(indices: torch.Tensor, num_experts: int) -> None:
-    """Refuses a routing the kernels must not see.
+def check_choices(indices: torch.Tensor, num_experts: int, width: int) -> None:
+    """Refuses a routing that the kernels must not be given.
 
     Args:
-        indices: `(E, H, W)` or `(B, E, H, W)`, int64 or int32, on a CPU.
+        indices: Selected experts `(S, E, P)`, integers on a CPU.
         num_experts: X.
+        width: Columns of the grid, for the place in the message.
 
     Raises:
-        ValueError: for an expert out of range, or named twice at a pixel; with the place.
+        ValueError: If an expert is out of range, or is named twice at a pixel; with the place.
     """
-    for sample, routing in enumerate(indices if indices.ndim == 4 else indices.unsqueeze(0)):
+    for sample, routing in enumerate(indices):
         problem = _find_problem(routing, num_experts)
         if problem is None:
             continue
         kind, slot, pixel, expert = problem
-        where = f"slot {slot}, row {pixel // routing.shape[2]}, column {pixel % routing.shape[2]}"
-        where = f"sample {sample}, {where}" if indices.ndim == 4 else where
+        where = f"slot {slot}, row {pixel // width}, column {pixel % width}"
+        where = f"sample {sample}, {where}" if len(indices) > 1 else where
         if kind == 1:
             raise ValueError(
                 f"indices must be in [0, {num_experts - 1}] for {num_experts} experts, got {expert} at {where}"
@@ -37,23 +38,20 @@ def check_choices(indices: torch.Tensor, num_experts: int) -> None:
 
 def _find_problem(routing: torch.Tensor, num_experts: int) -> tuple[int, ...] | None:
     library = native_library()
-    if library is None:
+    if library is None or routing.dtype != torch.int32:
         return _find_problem_by_sorting(routing, num_experts)
-    routing = routing.contiguous()
     problem = torch.zeros(4, dtype=torch.int64)
-    sizes = (routing.shape[0], routing.shape[1] * routing.shape[2], num_experts)
-    name = "smoe_check_int32" if routing.dtype == torch.int32 else "smoe_check_int64"
-    library.call(name, routing, *(ctypes.c_int64(size) for size in sizes), problem)
+    sizes = (*routing.shape, num_experts)
+    library.call("smoe_check_routing", routing.contiguous(), *(ctypes.c_int64(size) for size in sizes), problem)
     return tuple(problem.tolist()) if problem[0] else None
 
 
 def _find_problem_by_sorting(routing: torch.Tensor, num_experts: int) -> tuple[int, ...] | None:
-    flat = routing.flatten(1)
-    outside = ((flat < 0) | (flat >= num_experts)).nonzero()
+    outside = ((routing < 0) | (routing >= num_experts)).nonzero()
     if len(outside):
         slot, pixel = outside[0].tolist()
-        return 1, slot, pixel, int(flat[slot, pixel])
-    ranked, slots = flat.sort(dim=0, stable=True)
+        return 1, slot, pixel, int(routing[slot, pixel])
+    ranked, slots = routing.sort(dim=0, stable=True)
     repeated = (ranked[1:] == ranked[:-1]).nonzero()
     if len(repeated):
         rank, pixel = repeated[0].tolist()

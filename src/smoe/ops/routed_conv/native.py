@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from dataclasses import dataclass
 
 import torch
 
-from smoe.ops.native.library import Geometry, NativeLibrary, has_library, native_library
-from smoe.options import PaddingMode
+from smoe.ops.native.library import Geometry, NativeLibrary, library_for
+from smoe.ops.padding import output_grid
+from smoe.ops.routed_conv.dense import dense_routed_conv2d, dense_routed_conv2d_backward
 
 Direction = str  # "forward", "input_gradient" or "weight_gradient"
 
@@ -21,7 +21,7 @@ PIXEL, LIST, BATCH = "smoe_pixel", "smoe_list", "smoe_batch"
 class Problem:
     """A routed convolution with its arguments checked, contiguous and folded: an expert's F outputs are F experts.
 
-    Where each sample has a routing of its own, `indices` is `(B, E * F, H', W')` and the geometry that of one sample.
+    `indices` are `(S, E * F, P)`; where each sample has a routing of its own, the geometry is that of one sample.
     """
 
     library: NativeLibrary
@@ -42,7 +42,7 @@ class Problem:
     def run(self, direction: Direction, first: torch.Tensor, second: torch.Tensor, result: torch.Tensor) -> None:
         """Fills `result`; the weight gradient, where samples have routings of their own, for each of them."""
         name, geometry = f"{self.family(direction)}_{direction}", ctypes.byref(self.geometry)
-        if self.indices.ndim == 3:
+        if len(self.indices) == 1:
             self.library.call(name, geometry, first, second, self.indices, result)
             return
         for sample, routing in enumerate(self.indices):
@@ -51,30 +51,20 @@ class Problem:
             self.library.call(name, geometry, first[sample], operand, routing, result[sample])
 
 
-def is_supported(input: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the kernels can do it: float32 on a CPU, with the library there."""
-    return (
-        input.device.type == weight.device.type == "cpu"
-        and input.dtype == weight.dtype == torch.float32
-        and has_library()
-    )
-
-
 def make_problem(
+    library: NativeLibrary,
     input_shape: torch.Size,
     weight: torch.Tensor,
     indices: torch.Tensor,
     expert_channels: int,
     stride: int,
-    padding_mode: PaddingMode,
+    padding_mode: str,
 ) -> Problem:
-    """Describes the problem to the kernels, for a routing `(E, H', W')` or, sample by sample, `(B, E, H', W')`."""
-    library = native_library()
-    assert library is not None
+    """Describes the problem to the kernels, for a routing `(1 or B, E, P)`."""
     B, C, H, W = input_shape
     folded = _fold(library, indices.contiguous(), expert_channels)
     geometry = Geometry(
-        *(B if folded.ndim == 3 else 1, C, weight.shape[0], folded.shape[-3], H, W, *folded.shape[-2:]),
+        *(B if len(folded) == 1 else 1, C, weight.shape[0], folded.shape[1], H, W, *output_grid(H, W, stride)),
         *(weight.shape[2], weight.shape[3], stride),
         *(int(padding_mode == "circular"), int(padding_mode != "zeros"), torch.get_num_threads()),
     )
@@ -82,58 +72,65 @@ def make_problem(
 
 
 def _fold(library: NativeLibrary, indices: torch.Tensor, expert_channels: int) -> torch.Tensor:
-    """The routing `(..., E, H', W')` as the kernels want it, int32 `(..., E * F, H', W')`: often the tensor itself."""
-    if indices.dtype == torch.int32 and expert_channels == 1:
+    """The routing with an expert's F outputs as F experts, `(S, E * F, P)`."""
+    if expert_channels == 1:
         return indices
-    *samples, selected, height, width = indices.shape
-    folded = indices.new_empty(*samples, selected * expert_channels, height, width, dtype=torch.int32)
-    name = "smoe_fold_int32" if indices.dtype == torch.int32 else "smoe_fold_int64"
-    # An expert's outputs lie behind each other, so that the experts of several samples are folded like those of one.
-    sizes = (math.prod(samples) * selected, height * width, expert_channels)
-    library.call(name, indices, *(ctypes.c_int64(size) for size in sizes), folded)
+    num_samples, num_selected, num_pixels = indices.shape
+    folded = indices.new_empty(num_samples, num_selected * expert_channels, num_pixels)
+    # An expert's outputs are adjacent, so that the experts of several samples are folded like those of one.
+    sizes = (num_samples * num_selected, num_pixels, expert_channels)
+    library.call("smoe_fold_routing", indices, *(ctypes.c_int64(size) for size in sizes), folded)
     return folded
 
 
-def native_forward(
+def native_routed_conv2d(
     input: torch.Tensor,
     weight: torch.Tensor,
     indices: torch.Tensor,
     expert_channels: int,
     stride: int,
-    padding_mode: PaddingMode,
+    padding_mode: str,
 ) -> torch.Tensor:
-    """Output `(B, E * F, H', W')`, for a routing `(E, H', W')` or, sample by sample, `(B, E, H', W')`."""
-    if input.shape[0] == 0:
-        return input.new_empty(0, indices.shape[-3] * expert_channels, *indices.shape[-2:])
-    problem = make_problem(input.shape, weight, indices, expert_channels, stride, padding_mode)
-    output = input.new_empty(input.shape[0], indices.shape[-3] * expert_channels, *indices.shape[-2:])
-    problem.run("forward", input.contiguous(), weight.contiguous(), output)
+    """The output on a CPU; `dense_routed_conv2d` where there is no kernel."""
+    library = library_for(input, weight)
+    if library is None:
+        return dense_routed_conv2d(input, weight, indices, expert_channels, stride, padding_mode)
+    grid = output_grid(input.shape[2], input.shape[3], stride)
+    output = input.new_empty(input.shape[0], indices.shape[1] * expert_channels, *grid)
+    if output.numel():
+        problem = make_problem(library, input.shape, weight, indices, expert_channels, stride, padding_mode)
+        problem.run("forward", input.contiguous(), weight.contiguous(), output)
     return output
 
 
-def native_backward(
+def native_routed_conv2d_backward(
     error: torch.Tensor,
     input: torch.Tensor,
     weight: torch.Tensor,
     indices: torch.Tensor,
     expert_channels: int,
     stride: int,
-    padding_mode: PaddingMode,
-    needs: tuple[bool, bool],
+    padding_mode: str,
+    needs_input: bool,
+    needs_weight: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of input and weight; one that is not needed is empty."""
-    if input.shape[0] == 0:
+    """Gradients of input and weight on a CPU; one that is not needed is empty."""
+    library = library_for(error, input, weight)
+    if library is None:
+        options = (expert_channels, stride, padding_mode, needs_input, needs_weight)
+        return dense_routed_conv2d_backward(error, input, weight, indices, *options)
+    if error.numel() == 0:
         return torch.zeros_like(input), torch.zeros_like(weight)
     error, input, weight = error.contiguous(), input.contiguous(), weight.contiguous()
-    problem = make_problem(input.shape, weight, indices, expert_channels, stride, padding_mode)
-    input_gradient = torch.empty_like(input) if needs[0] else input.new_empty(0)
+    problem = make_problem(library, input.shape, weight, indices, expert_channels, stride, padding_mode)
+    input_gradient = torch.empty_like(input) if needs_input else input.new_empty(0)
     weight_gradient = weight.new_empty(0)
-    if needs[0]:
+    if needs_input:
         problem.run("input_gradient", error, weight, input_gradient)
-    if needs[1] and indices.ndim == 3:
+    if needs_weight and len(indices) == 1:
         weight_gradient = torch.empty_like(weight)
         problem.run("weight_gradient", input, error, weight_gradient)
-    elif needs[1]:
+    elif needs_weight:
         sample_gradients = weight.new_empty(input.shape[0], *weight.shape)
         problem.run("weight_gradient", input, error, sample_gradients)
         weight_gradient = sample_gradients.sum(dim=0)

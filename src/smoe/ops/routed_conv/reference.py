@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from smoe.ops.padding import output_grid
 from smoe.options import PaddingMode
 
 
@@ -22,9 +23,9 @@ def reference_routed_conv2d(
     """
     B, _, H, W = input.shape
     kernel_height, kernel_width = weight.shape[2:]
-    if indices.ndim == 3:
-        indices = indices.expand(B, *indices.shape)
-    _, E, output_height, output_width = indices.shape
+    output_height, output_width = output_grid(H, W, stride)
+    indices = indices.expand(B, -1, -1).unflatten(2, (output_height, output_width))
+    E = indices.shape[1]
     experts = weight.unflatten(0, (-1, expert_channels))
 
     def pixel(sample: int, row: int, column: int) -> torch.Tensor:

@@ -1,0 +1,6 @@
+"""Learners: what the rules of `smoe.rules` do in a layer, one file each."""
+
+from smoe.nn.learning.learner import Learner, Setting, Step, make_learner
+from smoe.nn.memory import Memory
+
+__all__ = ["Learner", "Memory", "Setting", "Step", "make_learner"]

@@ -1,0 +1,109 @@
+"""What every training rule does for a layer: the output of one training step, and its own state."""
+
+from __future__ import annotations
+
+import importlib
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from smoe.nn.gates.gate import SpatialGate
+from smoe.nn.memory import Memory
+from smoe.ops.routing import Routing, weigh
+from smoe.ops.train_routing import ErrorSignal
+from smoe.rules import Damping, Rule
+
+
+class Setting(NamedTuple):
+    """What a learner needs to know of its layer when it is made.
+
+    Attributes:
+        gate: Gate of the layer.
+        weighted: Whether the experts' outputs are multiplied by their scores.
+        owns_gate: Whether the layer made the gate, so that no other layer shares it yet.
+        device: Device of the learner's buffers.
+    """
+
+    gate: SpatialGate
+    weighted: bool
+    owns_gate: bool
+    device: torch.device | str | None = None
+
+
+class Step(NamedTuple):
+    """One forward pass of a layer in training: the value that a learner works on.
+
+    Attributes:
+        gate: Gate of the layer.
+        routing: Routing of this pass.
+        apply_experts: Computes the outputs `(B, E' * F, *grid)` of experts `(1 or B, E', P)`.
+        apply_challengers: Computes the outputs of two sets of experts, the second without gradient.
+        restart_expert: Makes an expert a copy of another: numbers of both, and whether to do so, as tensors, and a
+            random generator.
+        expert_channels: F.
+        weighted: Whether the outputs are multiplied by the scores of their experts.
+        signal: Loss scale and counter of non-finite errors of the layer.
+        damping: Damping of the experts' error.
+    """
+
+    gate: SpatialGate
+    routing: Routing
+    apply_experts: Callable[[torch.Tensor], torch.Tensor]
+    apply_challengers: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    restart_expert: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Generator], None]
+    expert_channels: int
+    weighted: bool
+    signal: ErrorSignal
+    damping: Damping | None
+
+    def weighed(self, selected: torch.Tensor) -> torch.Tensor:
+        """The outputs times their weights, if the layer is weighted; the weights receive no gradient."""
+        if not self.weighted:
+            return selected
+        return weigh(selected, self.routing.weights.detach(), self.expert_channels)
+
+
+class Learner(Memory):
+    """Trains the gate of a layer within the layer's own forward and backward passes.
+
+    A learner belongs to one layer and works on one `Step` at a time. State that layers share with a gate is a `Memory`
+    of the gate.
+
+    Args:
+        rule: Rule that made the learner.
+        setting: What to learn, checked here.
+        *counters: Names of the counters.
+    """
+
+    def __init__(self, rule: Rule, setting: Setting, *counters: str) -> None:
+        del setting
+        super().__init__(rule, *counters)
+
+    @abstractmethod
+    def output(self, step: Step) -> torch.Tensor:
+        """Computes the layer's output `(B, E * F, *grid)`, and arranges that its backward pass trains the gate."""
+
+    def finish(self, gate: SpatialGate) -> None:
+        """Ends the learner's work on the gate; called before another rule takes over."""
+        del gate
+
+    def extra_repr(self) -> str:
+        """The rule."""
+        return str(self.rule)
+
+
+def make_learner(rule: Rule, setting: Setting) -> Learner:
+    """The learner that a rule names.
+
+    Raises:
+        ValueError: If the rule names none, or the layer does not suit it.
+    """
+    kind = rule.learner
+    if isinstance(kind, str):
+        module, _, name = kind.partition(":")
+        kind = getattr(importlib.import_module(module), name)
+    if not (isinstance(kind, type) and issubclass(kind, Learner)):
+        raise ValueError(f"the rule {type(rule).__name__} names no learner: set its class attribute `learner`")
+    return kind(rule, setting)

@@ -1,0 +1,58 @@
+"""Registers operators with PyTorch's dispatcher, which picks the implementation by the device of the arguments.
+
+Every operator has one schema. Its dense implementation, in plain PyTorch operations, serves every device and dtype. A
+native implementation is registered for the CPU, and another backend would be registered in the same way under its own
+dispatch key. With SMOE_BACKEND=dense in the environment the dense implementations are composite: compilers and
+exporters then see PyTorch's own operations and no operator of this library.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+BACKEND_VARIABLE = "SMOE_BACKEND"
+
+# Operators are defined by schema and not by torch.library.custom_op, whose Python wrapping takes as long as the kernel
+# of a small layer.
+_LIBRARY = torch.library.Library("smoe", "FRAGMENT")
+
+
+def is_dense_only() -> bool:
+    """Whether SMOE_BACKEND=dense is set in the environment."""
+    return os.environ.get(BACKEND_VARIABLE) == "dense"
+
+
+def register_operator(
+    schema: str,
+    *,
+    dense: Callable[..., Any],
+    fake: Callable[..., Any],
+    native: Callable[..., Any] | None = None,
+    gradients: Callable[..., Any] | None = None,
+    setup_context: Callable[..., Any] | None = None,
+) -> None:
+    """Defines `smoe::NAME` and registers its implementations.
+
+    Args:
+        schema: Schema of the operator, beginning with its name.
+        dense: Implementation for every device and dtype.
+        fake: Shapes, dtypes and strides of the results, for compilers and the meta device.
+        native: Implementation for the CPU; it calls `dense` where it has no kernel.
+        gradients: Backward formula; None if the operator is never differentiated.
+        setup_context: Saves what `gradients` needs.
+    """
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema)
+    if is_dense_only():
+        _LIBRARY.impl(name, dense, "CompositeImplicitAutograd")
+        return
+    _LIBRARY.impl(name, dense, "CompositeExplicitAutograd")
+    if native is not None:
+        _LIBRARY.impl(name, native, "CPU")
+    torch.library.register_fake(f"smoe::{name}", fake, lib=_LIBRARY)
+    if gradients is not None:
+        torch.library.register_autograd(f"smoe::{name}", gradients, setup_context=setup_context, lib=_LIBRARY)

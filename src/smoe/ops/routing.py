@@ -1,0 +1,57 @@
+"""The routing: which experts serve which pixel. One value with flat pixels for lines, grids, volumes and meshes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class Routing(NamedTuple):
+    """What a gate decided in one forward pass.
+
+    The first dimension has size 1 if all samples share the routing, and size B if each sample has its own. Pixels are
+    flat: a grid of H x W has P = H * W.
+
+    Attributes:
+        indices: Selected experts `(1 or B, E, P)`, int32.
+        scores: Scores that were ranked `(1 or B, X, P)`, with noise and normalised, at least float32.
+        clean: Scores before noise and normalisation, `(1 or B, X, P)`.
+        noisy: Scores before normalisation, `(1 or B, X, P)`.
+        noise_std: Standard deviation of the noise in `noisy`; 0 without noise.
+    """
+
+    indices: torch.Tensor
+    scores: torch.Tensor
+    clean: torch.Tensor
+    noisy: torch.Tensor
+    noise_std: float = 0.0
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """Scores of the selected experts, `(1 or B, E, P)`; they carry the gradient of `scores`."""
+        return self.scores.gather(1, self.indices.long())
+
+
+class RoutingMap(NamedTuple):
+    """The decision of a gate in the shape of its grid, for users and pictures.
+
+    Attributes:
+        indices: Selected experts, `(E, *grid)`, or `(B, E, *grid)` if the gate looks at its input; int64.
+        weights: Their scores, of the same shape.
+    """
+
+    indices: torch.Tensor
+    weights: torch.Tensor
+
+
+def weigh(selected: torch.Tensor, weights: torch.Tensor, expert_channels: int) -> torch.Tensor:
+    """Multiplies the outputs of each selected expert by its weight.
+
+    Args:
+        selected: Outputs of the selected experts, `(B, E * F, *grid)`.
+        weights: Weights of the selected experts, `(1 or B, E, P)`.
+        expert_channels: F.
+    """
+    per_channel = weights.to(selected.dtype).repeat_interleave(expert_channels, dim=1)
+    return selected * per_channel.unflatten(2, selected.shape[2:])
