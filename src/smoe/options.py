@@ -8,13 +8,13 @@ from typing import Literal, get_args
 PaddingMode = Literal["zeros", "circular", "longitude"]
 PADDING_MODES: tuple[PaddingMode, ...] = get_args(PaddingMode)
 
-Order = Literal["score", "index"]
+Order = Literal["score", "index", "families"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 Normalization = Literal["none", "softmax", "abs", "abs_softmax"]
 NORMALIZATIONS: tuple[Normalization, ...] = get_args(Normalization)
 
-GateInit = Literal["kaiming", "paper", "smooth"]
+GateInit = Literal["kaiming", "paper", "smooth", "uniform"]
 GATE_INITS: tuple[GateInit, ...] = get_args(GateInit)
 
 Combiner = Literal["rows_and_columns", "table", "input"]

@@ -148,15 +148,16 @@ class RoutedLayer(nn.Module, ABC):
         return self._compute(input, routing)
 
     def _compute(self, input: torch.Tensor, routing: Routing) -> torch.Tensor:
-        selected = self.apply_experts(input, routing.indices)
+        selected = self.select(self.prepare(input), routing.indices)
         return weigh(selected, routing.weights, self.expert_channels) if self.weighted else selected
 
     def _train(self, input: torch.Tensor, routing: Routing) -> torch.Tensor:
         step = Step(
             gate=self.gate,
             routing=routing,
-            apply_experts=lambda indices: self.apply_experts(input, indices),
-            apply_challengers=lambda indices, challengers: self.apply_challengers(input, indices, challengers),
+            source=self.prepare(input),
+            select=self.select,
+            candidate_products=self.candidate_products,
             restart_expert=self.restart_expert,
             expert_channels=self.expert_channels,
             weighted=self.weighted,
@@ -168,30 +169,29 @@ class RoutedLayer(nn.Module, ABC):
             self._warn_of_untracked_loss()
         return output
 
+    def prepare(self, input: torch.Tensor) -> torch.Tensor:
+        """What the experts work on, `(B, ...)`: the input itself, if single experts can be computed."""
+        return input
+
     @abstractmethod
-    def apply_experts(self, input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Computes the outputs `(B, E * F, *grid)` of selected experts `(1 or B, E, P)`."""
+    def select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Computes the outputs `(B, E' * F, *grid)` of experts `(1 or B, E', P)` from what `prepare` returned."""
+
+    @abstractmethod
+    def candidate_products(self, source: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+        """The product of error and output of each expert, summed over samples and outputs.
+
+        Args:
+            source: What `prepare` returned, of some samples `(B', ...)`.
+            error: Error signal of these samples, `(B', E * F, *grid)`; slot s compares the experts of family s.
+
+        Returns:
+            `(1, X, P)`. Where the layer is not weighted, a number for each family and pixel may be missing.
+        """
 
     @abstractmethod
     def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
         """Grid of the output for an input."""
-
-    def apply_challengers(
-        self, input: torch.Tensor, indices: torch.Tensor, challengers: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Computes the outputs of the selected experts, and of others at each pixel, which receive no gradient.
-
-        Args:
-            input: `(B, C, *grid)`.
-            indices: Selected experts `(1, E, P)`.
-            challengers: Other experts `(1, E', P)`.
-
-        Returns:
-            `(B, E * F, *grid)` and `(B, E' * F, *grid)`.
-        """
-        both = self.apply_experts(input, torch.cat([indices, challengers], dim=1))
-        num_chosen = indices.shape[1] * self.expert_channels
-        return both[:, :num_chosen].contiguous(), both[:, num_chosen:].detach()
 
     def restart_expert(
         self, expert: torch.Tensor, source: torch.Tensor, is_due: torch.Tensor, generator: torch.Generator

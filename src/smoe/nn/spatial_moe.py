@@ -7,7 +7,9 @@ from torch import nn
 
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.routed_layer import RoutedLayer, resolve_gate
+from smoe.ops.families import slot_products
 from smoe.ops.gather_experts import gather_experts
+from smoe.ops.top_experts import family_members
 from smoe.options import Order
 from smoe.rules import Damping, Rule
 
@@ -56,8 +58,8 @@ class SpatialMoE(RoutedLayer):
         super().__init__(gate, expert_channels, weighted, rule, damping, owns_gate=owns_gate)
         self.experts = experts
 
-    def apply_experts(self, input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Runs all experts and keeps the selected ones."""
+    def prepare(self, input: torch.Tensor) -> torch.Tensor:
+        """Runs all experts."""
         outputs = self.experts(input)
         expected = self.num_experts * self.expert_channels
         if outputs.ndim < 3 or outputs.shape[1] != expected:
@@ -65,7 +67,25 @@ class SpatialMoE(RoutedLayer):
                 f"the experts must return (B, {expected}, *grid) for {self.num_experts} experts with "
                 f"{self.expert_channels} outputs each, got shape {tuple(outputs.shape)}"
             )
-        return gather_experts(outputs, indices, self.expert_channels)
+        return outputs
+
+    def select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Keeps the outputs of the selected experts."""
+        return gather_experts(source, indices, self.expert_channels)
+
+    @torch.no_grad()
+    def candidate_products(self, source: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+        """As its base says, from the outputs of all experts."""
+        members = family_members(self.num_experts, self.num_selected, device=source.device)
+        outputs = source.flatten(2).unflatten(1, (-1, self.expert_channels))
+        flat_error = error.flatten(2)
+        products = flat_error.new_zeros(
+            self.num_experts, flat_error.shape[2], dtype=torch.promote_types(error.dtype, torch.float32)
+        )
+        for place in range(members.shape[1]):
+            chosen = outputs[:, members[:, place]].flatten(1, 2)
+            products.index_copy_(0, members[:, place], slot_products(flat_error, chosen, self.expert_channels))
+        return products[None]
 
     def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
         """Grid of the experts' outputs for an input."""

@@ -8,8 +8,11 @@ from torch import nn
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_checks import check_kernel_size, check_padding_mode, check_positive
 from smoe.nn.routed_layer import RoutedLayer, resolve_gate
+from smoe.ops.families import slot_products
+from smoe.ops.grid_conv import grid_conv2d
 from smoe.ops.padding import output_grid
 from smoe.ops.routed_conv import routed_conv2d
+from smoe.ops.top_experts import family_members
 from smoe.options import Order, PaddingMode
 from smoe.rules import Damping, Rule
 
@@ -102,10 +105,10 @@ class SpatialMoE2d(RoutedLayer):
         output = super().forward(input)
         return output if self.bias is None else output + self.bias.to(output.dtype)[:, None, None]
 
-    def apply_experts(self, input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""
         return routed_conv2d(
-            input,
+            source,
             self.weight,
             indices,
             expert_channels=self.expert_channels,
@@ -114,13 +117,26 @@ class SpatialMoE2d(RoutedLayer):
             check_indices=False,
         )
 
-    def apply_challengers(
-        self, input: torch.Tensor, indices: torch.Tensor, challengers: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As its base says; the challengers alone, because they need no backward pass."""
-        selected = self.apply_experts(input, indices)
-        with torch.no_grad():
-            return selected, self.apply_experts(input, challengers)
+    @torch.no_grad()
+    def candidate_products(self, source: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+        """As its base says, by one convolution for each candidate of a family but the first.
+
+        Only differences within a family matter, so the filters are those of a candidate less those of the first.
+        """
+        members = family_members(self.num_experts, self.num_selected, device=self.weight.device)
+        experts = self.weight.unflatten(0, (-1, self.expert_channels))
+        first = torch.zeros_like(experts[:1]) if self.weighted else experts[members[:, 0]]
+        flat_error = error.flatten(2)
+        products = flat_error.new_zeros(
+            self.num_experts, flat_error.shape[2], dtype=torch.promote_types(error.dtype, torch.float32)
+        )
+        for place in range(0 if self.weighted else 1, members.shape[1]):
+            filters = (experts[members[:, place]] - first).flatten(0, 1).to(source.dtype)
+            outputs = grid_conv2d(source, filters, stride=self.stride, padding_mode=self.padding_mode)
+            found = slot_products(flat_error, outputs.flatten(2), self.expert_channels)
+            # Families that are smaller repeat their first expert, whose product is 0, or its own once more.
+            products.index_copy_(0, members[:, place], found)
+        return products[None]
 
     def output_grid(self, input: torch.Tensor | None) -> tuple[int, int]:
         """Rows and columns of the output for an input."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 
@@ -24,7 +25,8 @@ def top_experts(scores: torch.Tensor, num_selected: int, order: Order = "score")
         scores: Scores `(S, X, P)` of S samples.
         num_selected: E, the number of experts to select at each pixel, between 1 and X.
         order: `score` returns each pixel's favourite expert first, as in the paper; `index` sorts the selected experts
-            by number, so that an expert keeps its place while the scores change.
+            by number; `families` divides the experts into E families in the order of their numbers, near-equal in size,
+            and selects the best of each, so that a channel keeps its meaning while the scores change.
 
     Returns:
         Expert numbers `(S, E, P)`, int32.
@@ -40,6 +42,8 @@ def top_experts(scores: torch.Tensor, num_selected: int, order: Order = "score")
         raise ValueError(f"num_selected must be in [1, {num_experts}], got {num_selected}")
     if order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
+    if order == "families":
+        return torch.ops.smoe.family_experts(scores.detach(), num_selected)
     indices = torch.ops.smoe.top_experts(scores.detach(), num_selected)
     return indices.sort(dim=1).values if order == "index" and num_selected > 1 else indices
 
@@ -74,17 +78,48 @@ def _repeated_max(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
     return torch.cat(chosen, dim=1)
 
 
+def _dense_families(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    if scores.device.type == "cpu" and not torch.compiler.is_compiling():
+        _refuse_nonfinite(scores)
+    scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    # A family smaller than the largest repeats its first expert, which changes no maximum.
+    members = family_members(scores.shape[1], num_selected, device=scores.device)
+    best = scores[:, members].max(dim=2, keepdim=True).indices
+    experts = members[None, :, :, None].expand(len(scores), -1, -1, scores.shape[2]).gather(2, best)
+    return experts[:, :, 0].to(torch.int32).contiguous()
+
+
+def family_members(num_experts: int, num_families: int, device: torch.device | None = None) -> torch.Tensor:
+    """Experts of each family, `(E, K)` with the size K of the largest; smaller families repeat their first expert."""
+    size, larger = divmod(num_experts, num_families)
+    family = torch.arange(num_families, device=device)
+    start = family * size + family.clamp(max=larger)
+    place = torch.arange(size + (larger > 0), device=device)
+    has_place = place < (size + (family < larger).to(torch.int64))[:, None]
+    return start[:, None] + torch.where(has_place, place, 0)
+
+
 def _native(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    return _call_kernel("smoe_top_experts", _dense, scores, num_selected)
+
+
+def _native_families(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    return _call_kernel("smoe_family_experts", _dense_families, scores, num_selected)
+
+
+def _call_kernel(
+    name: str, dense: Callable[[torch.Tensor, int], torch.Tensor], scores: torch.Tensor, num_selected: int
+) -> torch.Tensor:
     library = library_for(scores)
     if library is None:
-        return _dense(scores, num_selected)
+        return dense(scores, num_selected)
     scores = scores.contiguous()
     num_samples, num_experts, num_pixels = scores.shape
     indices = torch.empty(num_samples, num_selected, num_pixels, dtype=torch.int32)
     sizes = [ctypes.c_int64(size) for size in (num_experts, num_selected, num_pixels)]
     for sample, ranked in zip(scores, indices, strict=True):
         found = ctypes.c_int64(0)
-        library.call("smoe_top_experts", sample, *sizes, ranked, ctypes.byref(found), num_threads())
+        library.call(name, sample, *sizes, ranked, ctypes.byref(found), num_threads())
         if found.value:
             _refuse_nonfinite(scores)
     return indices
@@ -95,6 +130,12 @@ def _fake(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
 
 
 register_operator("top_experts(Tensor scores, int num_selected) -> Tensor", dense=_dense, native=_native, fake=_fake)
+register_operator(
+    "family_experts(Tensor scores, int num_selected) -> Tensor",
+    dense=_dense_families,
+    native=_native_families,
+    fake=_fake,
+)
 
 
 def _refuse_nonfinite(scores: torch.Tensor) -> None:

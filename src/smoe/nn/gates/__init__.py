@@ -1,6 +1,7 @@
 """Gating functions: who serves which pixel (paper section 2.1)."""
 
 from smoe.nn.gates.convolutional import ConvGate, CoordConv3Gate, CoordConvGate
+from smoe.nn.gates.factorised import FactorisedGate, PixelEmbedding
 from smoe.nn.gates.fixed import FixedGate
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.gates.linear import LinearGate
@@ -12,10 +13,12 @@ __all__ = [
     "ConvGate",
     "CoordConv3Gate",
     "CoordConvGate",
+    "FactorisedGate",
     "FixedGate",
     "LinearGate",
     "LocallyConnectedGate",
     "NoisyGate",
+    "PixelEmbedding",
     "SpatialGate",
     "TensorGate",
 ]

@@ -7,30 +7,55 @@ import torch
 from smoe.nn.grid_checks import check_spatial_shape
 
 
-def expert_membership(groups: torch.Tensor, num_experts: int) -> torch.Tensor:
+def expert_membership(groups: torch.Tensor, num_experts: int, num_families: int = 1) -> torch.Tensor:
     """How much each pixel belongs to the group that each expert serves.
 
-    The experts are dealt to the groups in order and in near-equal shares: with 256 experts and two groups, experts
-    0-127 serve group 0. With as many experts as groups, expert g serves group g.
-
     Args:
-        groups: `(H, W)`: group numbers from 0 up, or a fraction in [0, 1] (of land, say), which makes two groups: group
-            0 with membership 1 - fraction and group 1 with membership fraction.
-        num_experts: X, at least one for each group.
+        groups: Map `(H, W)` as for `group_membership`.
+        num_experts: X.
+        num_families: Families, each of which is dealt to the groups apart.
 
     Returns:
         `(X, H, W)` in [0, 1], float32.
     """
+    membership = group_membership(groups)
+    return membership[group_of_expert(num_experts, len(membership), num_families).to(membership.device)]
+
+
+def group_membership(groups: torch.Tensor) -> torch.Tensor:
+    """How much each pixel belongs to each group.
+
+    Args:
+        groups: `(H, W)`: group numbers from 0 up, or a fraction in [0, 1], such as that of land, which makes two
+            groups: group 0 with membership 1 - fraction and group 1 with membership fraction.
+
+    Returns:
+        `(G, H, W)` in [0, 1], float32.
+    """
     if groups.ndim != 2:
         raise ValueError(f"groups must be a map (H, W), got shape {tuple(groups.shape)}")
     check_spatial_shape((groups.shape[0], groups.shape[1]))
-    membership = _fraction_membership(groups) if groups.is_floating_point() else _number_membership(groups)
-    num_groups = membership.shape[0]
-    if num_experts < num_groups:
-        raise ValueError(f"{num_groups} groups need at least {num_groups} experts, got {num_experts}")
-    shares = torch.tensor_split(torch.arange(num_experts), num_groups)
-    group_of_expert = torch.cat([torch.full_like(share, group) for group, share in enumerate(shares)])
-    return membership[group_of_expert.to(membership.device)]
+    return _fraction_membership(groups) if groups.is_floating_point() else _number_membership(groups)
+
+
+def group_of_expert(num_experts: int, num_groups: int, num_families: int = 1) -> torch.Tensor:
+    """The group `(X,)` that each expert serves.
+
+    The experts of a family are dealt to the groups in order and in near-equal shares: with 256 experts in one family
+    and two groups, experts 0-127 serve group 0. With as many experts as groups, expert g serves group g.
+    """
+    families = torch.tensor_split(torch.arange(num_experts), num_families)
+    smallest = min(len(family) for family in families)
+    if smallest < num_groups:
+        of_family = "" if num_families == 1 else " of each family"
+        raise ValueError(f"{num_groups} groups need at least {num_groups} experts{of_family}, got {smallest}")
+    return torch.cat(
+        [
+            torch.full_like(share, group)
+            for family in families
+            for group, share in enumerate(torch.tensor_split(family, num_groups))
+        ]
+    )
 
 
 def _fraction_membership(fraction: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ class TensorGate(SpatialGate):
         expert_channels: F, outputs per expert; it sets the spread of the start.
         init: `kaiming`: uniform within sqrt(3 X / (E F)). `paper`: uniform within 3 X / (E F), the bound the paper
             prints. `smooth`: random fields of the same spread as `kaiming`, so that neighbouring pixels start with
-            the same experts.
+            the same experts. `uniform`: all scores 0, so that ties select the first experts everywhere.
         correlation_length: Correlation length of the smooth fields, in pixels; an eighth of the shorter side if None.
         order: Order of the selected experts: `score` or `index`.
         normalization: `none`, `softmax`, `abs` or `abs_softmax`.
@@ -93,8 +93,8 @@ class TensorGate(SpatialGate):
         if not strength >= 0.0:
             raise ValueError(f"strength must not be negative, got {strength}")
         groups = torch.as_tensor(groups)
-        membership = expert_membership(groups, num_experts)
         gate = cls(num_experts, num_selected, (groups.shape[0], groups.shape[1]), expert_channels, **options)
+        membership = expert_membership(groups, num_experts, num_selected if gate.order == "families" else 1)
         with torch.no_grad():
             gate.scores += strength * gate.scores.abs().max() * membership.to(gate.scores)
         return gate
@@ -112,7 +112,9 @@ class TensorGate(SpatialGate):
     def reset_parameters(self) -> None:
         """Draws the scores anew."""
         with torch.no_grad():
-            if self.init == "smooth":
+            if self.init == "uniform":
+                self.scores.zero_()
+            elif self.init == "smooth":
                 length = self.correlation_length or min(self.spatial_shape) / 8
                 # A uniform distribution within the bound has the standard deviation bound / sqrt(3).
                 self.scores.copy_(smooth_fields(tuple(self.scores.shape), length) * (self.bound / math.sqrt(3.0)))

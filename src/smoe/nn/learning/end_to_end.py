@@ -15,7 +15,7 @@ class EndToEndLearner(Learner):
     def output(self, step: Step) -> torch.Tensor:
         """The selected experts' outputs; in backward, the selected scores receive the error."""
         step.gate.refuse_memory(self.rule)
-        selected = step.apply_experts(step.routing.indices)
+        selected = step.select(step.source, step.routing.indices)
         output = train_routing(
             *(step.weighed(selected), step.routing),
             expert_channels=step.expert_channels,

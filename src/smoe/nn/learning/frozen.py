@@ -25,7 +25,7 @@ class FrozenLearner(Learner):
     def output(self, step: Step) -> torch.Tensor:
         """The selected experts' outputs."""
         output = train_routing(
-            *(step.weighed(step.apply_experts(step.routing.indices)), step.routing),
+            *(step.weighed(step.select(step.source, step.routing.indices)), step.routing),
             expert_channels=step.expert_channels,
             signal=step.signal,
             damping=step.damping,

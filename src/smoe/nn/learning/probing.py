@@ -44,14 +44,14 @@ _COST_DECAY = 0.9
 _CURVATURE_DECAY = 0.98
 
 
-def check_exchangeable(rule: Rule, setting: Setting) -> None:
+def check_exchangeable(rule: Rule, setting: Setting, needs_order: str | None) -> None:
     """Raises a ValueError unless one expert can take another's place, score and channel at a pixel."""
     if setting.weighted:
         raise ValueError(f"the rule {rule.name!r} compares experts, so it cannot learn weights: leave weighted=False")
-    if setting.gate.order != rule.needs_order:
+    if setting.gate.order != needs_order:
         raise ValueError(
-            f"the rule {rule.name!r} gives a new expert its predecessor's channel, which needs order='score', got "
-            f"{setting.gate.order!r}"
+            f"the rule {rule.name!r} gives a new expert its predecessor's channel, which needs "
+            f"order={needs_order!r}, got {setting.gate.order!r}"
         )
     if setting.gate.looks_at_input:
         raise ValueError(
@@ -72,7 +72,7 @@ class ProbingLearner(Learner):
 
     def __init__(self, rule: Probing, setting: Setting) -> None:
         super().__init__(rule, setting)
-        check_exchangeable(rule, setting)
+        check_exchangeable(rule, setting, rule.needs_order)
         gate = setting.gate
         if not isinstance(gate, TensorGate):
             raise ValueError(
@@ -92,12 +92,14 @@ class ProbingLearner(Learner):
         """The selected experts' outputs; in backward, the gate learns what the challengers would have done."""
         gate = step.gate
         if gate.num_selected == gate.num_experts:
-            return step.apply_experts(step.routing.indices)
+            return step.select(step.source, step.routing.indices)
         assert isinstance(gate, TensorGate)
         memory = gate.memory_of(self)
         assert isinstance(memory, ProbingMemory)
         challenge = memory.challenge(gate.scores, step.routing)
-        selected, others = step.apply_challengers(step.routing.indices, challenge.experts)
+        selected = step.select(step.source, step.routing.indices)
+        with torch.no_grad():
+            others = step.select(step.source, challenge.experts)
         selected = train_routing(
             selected, step.routing, expert_channels=step.expert_channels, signal=step.signal, damping=step.damping
         )

@@ -17,7 +17,7 @@ class RoutingClassificationLearner(Learner):
     def output(self, step: Step) -> torch.Tensor:
         """The selected experts' outputs; in backward, the gate learns and the experts receive the damped error."""
         step.gate.refuse_memory(self.rule)
-        output = step.weighed(step.apply_experts(step.routing.indices))
+        output = step.weighed(step.select(step.source, step.routing.indices))
         damping = step.damping
         if damping is not None and not have_one_threshold(self.rule, damping):
             # Two thresholds take two passes; the gate is to see the whole error, so the damping comes last in backward.

@@ -1,9 +1,8 @@
-"""The straight-through rule: the gate's scores receive the gradient of exchanging experts.
+"""The straight-through rule: the gate's scores receive the gradient of choosing other experts.
 
 To first order, serving a pixel by another expert changes the loss by the error signal times the difference of the
-outputs. That is the derivative of the loss by how much of the exchange is made, and the scores of the two experts
-receive it with opposite signs. (The paper's end-to-end variant gives the gate the bare error, whose sign says nothing
-about a choice.) The optimiser decides what becomes of it.
+outputs. That is the derivative of the loss by how much of the exchange is made. (The paper's end-to-end variant gives
+the gate the bare error, whose sign says nothing about a choice.) The optimiser decides what becomes of it.
 """
 
 from __future__ import annotations
@@ -13,34 +12,87 @@ import torch
 from smoe.nn.learning.end_to_end import count_nonfinite
 from smoe.nn.learning.learner import Learner, Setting, Step
 from smoe.nn.learning.probing import check_exchangeable
+from smoe.ops.families import family_gradient
 from smoe.ops.probe_routing import at_slots, draw_challenge, observe
 from smoe.ops.train_routing import train_routing
-from smoe.rules import Rule
+from smoe.rules import StraightThrough
 
 
 class StraightThroughLearner(Learner):
-    """Compares one challenger with one selected expert at each pixel, in every step."""
+    """Compares all candidates of each family, or one challenger with one selected expert at each pixel."""
 
-    def __init__(self, rule: Rule, setting: Setting) -> None:
-        # The number of backward passes decides who is tried.
-        super().__init__(rule, setting, "num_trials")
-        check_exchangeable(rule, setting)
+    rule: StraightThrough
+
+    def __init__(self, rule: StraightThrough, setting: Setting) -> None:
+        # The number of backward passes decides who is tried, where there are no families.
+        is_pairwise = setting.gate.order != "families"
+        super().__init__(rule, setting, *(("num_trials",) if is_pairwise else ()))
+        if is_pairwise:
+            check_exchangeable(rule, setting, needs_order="score")
+        elif setting.gate.looks_at_input:
+            raise ValueError(
+                f"the rule {rule.name!r} compares one choice for all samples: it needs a gate that does not look at "
+                f"its input, got {type(setting.gate).__name__}"
+            )
+
+    def output(self, step: Step) -> torch.Tensor:
+        """The selected experts' outputs; in backward, the scores receive the gradient of other choices."""
+        step.gate.refuse_memory(self.rule)
+        selected = train_routing(
+            *(step.weighed(step.select(step.source, step.routing.indices)), step.routing),
+            expert_channels=step.expert_channels,
+            signal=step.signal,
+            damping=step.damping,
+        )
+        if step.gate.num_selected == step.gate.num_experts or not step.routing.scores.requires_grad:
+            return selected
+        if step.gate.order == "families":
+            return _Families.apply(selected, step.routing.scores, step.source, step, self.rule)  # type: ignore[return-value]
+        return self._exchange(step, selected)
 
     @torch.compiler.disable  # what it tries depends on a counter
-    def output(self, step: Step) -> torch.Tensor:
-        """The selected experts' outputs; in backward, the scores of a challenger and its incumbent get the gradient."""
-        gate, routing = step.gate, step.routing
-        gate.refuse_memory(self.rule)
-        if gate.num_selected == gate.num_experts:
-            return step.apply_experts(routing.indices)
-        challenge = draw_challenge(routing.indices, gate.num_experts, self.counters["num_trials"])
-        selected, others = step.apply_challengers(routing.indices, challenge.experts)
-        selected = train_routing(
-            selected, routing, expert_channels=step.expert_channels, signal=step.signal, damping=step.damping
-        )
+    def _exchange(self, step: Step, selected: torch.Tensor) -> torch.Tensor:
+        routing = step.routing
+        challenge = draw_challenge(routing.indices, step.gate.num_experts, self.counters["num_trials"])
+        with torch.no_grad():
+            others = step.select(step.source, challenge.experts)
         return _Exchange.apply(
             selected, routing.scores, others, routing.indices, *challenge, step.signal.num_nonfinite, self
         )  # type: ignore[return-value]
+
+
+class _Families(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, selected, scores, source, step, rule):
+        # Samples at equal distances; the source is saved by the experts too, so that this takes no memory.
+        ctx.every = max(1, round(1.0 / rule.share))
+        ctx.save_for_backward(scores, step.routing.indices, source[:: ctx.every])
+        ctx.step, ctx.rule = step._replace(source=None, routing=None), rule
+        return selected.detach()
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (error,) = grad_outputs
+        scores, indices, source = ctx.saved_tensors
+        step, part = ctx.step, error[:: ctx.every]
+        # An estimate from some of the samples, in the size of one from all of them.
+        factor = len(error) / max(1, len(part))
+        products = step.candidate_products(source, part)
+        if step.weighted:
+            gradient = _weighted_gradient(scores, indices, products, ctx.rule.temperature)
+        else:
+            gradient = family_gradient(scores, products, indices.shape[1], ctx.rule.temperature)
+        gradient = count_nonfinite(gradient.to(scores.dtype) * factor, step.signal.num_nonfinite)
+        return error, gradient, None, None, None
+
+
+def _weighted_gradient(
+    scores: torch.Tensor, indices: torch.Tensor, products: torch.Tensor, temperature: float
+) -> torch.Tensor:
+    """The gradient where a score is a factor of the output too: of the choice, and of the factor."""
+    of_choice = family_gradient(scores, products * scores, indices.shape[1], temperature)
+    chosen = indices.long()
+    return of_choice.scatter_add(1, chosen, products.to(scores.dtype).gather(1, chosen))
 
 
 class _Exchange(torch.autograd.Function):

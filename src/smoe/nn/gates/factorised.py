@@ -1,0 +1,192 @@
+"""Factorised tensor routing: the scores of a pixel follow from a few learned numbers of its own.
+
+A table of scores has X numbers for each pixel, which learn apart from each other. Here a pixel has an embedding of a
+few numbers and each expert a key; the score is their product. A pixel then learns from all pixels like it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from smoe.nn.gates.gate import SpatialGate
+from smoe.nn.gates.groups import group_membership, group_of_expert
+from smoe.nn.gates.smooth_fields import smooth_fields
+from smoe.nn.grid_checks import check_positive, check_spatial_shape
+from smoe.options import GateInit, Normalization, Order
+
+# Standard deviation of the scores of a random start: small beside the temperature 1 of the straight-through rule, so
+# that all candidates of a family stay likely.
+_START = 0.1
+
+
+class PixelEmbedding(nn.Module):
+    """A few learned numbers for each pixel; gates of one grid may share them.
+
+    Args:
+        rank: Numbers for each pixel.
+        spatial_shape: Grid.
+        init: `uniform` starts at 0; `kaiming` with independent random numbers; `smooth` with random fields.
+        correlation_length: Correlation length of the smooth fields in pixels; an eighth of the shorter side if None.
+        device: Device of the numbers.
+        dtype: Dtype of the numbers.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        spatial_shape: tuple[int, int],
+        *,
+        init: GateInit = "uniform",
+        correlation_length: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(rank=rank)
+        if init not in ("uniform", "kaiming", "smooth"):
+            raise ValueError(f"init must be one of uniform, kaiming, smooth, got {init!r}")
+        if correlation_length is not None and init != "smooth":
+            raise ValueError(f"correlation_length belongs to init='smooth', but init is {init!r}")
+        self.init: GateInit = init
+        self.correlation_length = correlation_length
+        self.values = nn.Parameter(torch.empty(rank, *check_spatial_shape(spatial_shape), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @property
+    def spatial_shape(self) -> tuple[int, int]:
+        """Rows and columns of the grid."""
+        return self.values.shape[1], self.values.shape[2]
+
+    def reset_parameters(self) -> None:
+        """Draws the numbers anew, of standard deviation 1 unless they start at 0."""
+        with torch.no_grad():
+            if self.init == "uniform":
+                self.values.zero_()
+            elif self.init == "smooth":
+                length = self.correlation_length or min(self.spatial_shape) / 8
+                self.values.copy_(smooth_fields(tuple(self.values.shape), length))
+            else:
+                self.values.normal_()
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows."""
+        return f"rank={len(self.values)}, spatial_shape={self.spatial_shape}"
+
+
+class FactorisedGate(SpatialGate):
+    """Scores `scale * keys . embedding`, shared by all samples.
+
+    Args:
+        num_experts: X, the number of experts in the bank.
+        num_selected: E, the number of experts selected at each pixel.
+        spatial_shape: Rows and columns of the layer's output grid.
+        rank: Numbers for each pixel and expert.
+        scale: Factor of the scores. An optimiser moves all parameters alike; a larger scale lets the gate change
+            faster beside the experts.
+        init: `uniform`: every pixel takes the first expert of each family, so that a layer starts as a convolution.
+            `kaiming`: independent random numbers. `smooth`: random fields, so that neighbouring pixels start alike.
+        correlation_length: Correlation length of the smooth fields in pixels; an eighth of the shorter side if None.
+        embedding: Embedding of the pixels, shared with another gate of the same grid; `rank`, `init` and
+            `correlation_length` are then those of the embedding.
+        order: `families`, or the paper's selections `score` and `index`.
+        normalization: `none`, `softmax`, `abs` or `abs_softmax`.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+    """
+
+    looks_at_input = False
+
+    def __init__(
+        self,
+        num_experts: int,
+        num_selected: int,
+        spatial_shape: tuple[int, int] | None = None,
+        *,
+        rank: int = 8,
+        scale: float = 10.0,
+        init: GateInit = "kaiming",
+        correlation_length: float | None = None,
+        embedding: PixelEmbedding | None = None,
+        order: Order = "families",
+        normalization: Normalization = "none",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_experts, num_selected, order=order, normalization=normalization)
+        if not 0.0 < scale < math.inf:
+            raise ValueError(f"scale must be positive and finite, got {scale}")
+        if embedding is None:
+            if spatial_shape is None:
+                raise ValueError("give spatial_shape=(rows, columns) of the output grid, or an embedding")
+            embedding = PixelEmbedding(
+                rank, spatial_shape, init=init, correlation_length=correlation_length, device=device, dtype=dtype
+            )
+            with torch.no_grad():
+                embedding.values *= _START / scale
+        elif spatial_shape is not None and tuple(spatial_shape) != embedding.spatial_shape:
+            raise ValueError(
+                f"the embedding was made for a grid of {embedding.spatial_shape}, but spatial_shape is "
+                f"{tuple(spatial_shape)}"
+            )
+        self.scale = scale
+        self.embedding = embedding
+        self.keys = nn.Parameter(torch.empty(num_experts, len(embedding.values), device=device, dtype=dtype))
+        self.reset_keys()
+
+    @classmethod
+    def from_prior(
+        cls, groups: torch.Tensor, num_experts: int, num_selected: int, strength: float = 2.0, **options
+    ) -> FactorisedGate:
+        """A gate that starts with each group's pixels preferring that group's share of the experts.
+
+        It is an ordinary gate afterwards and can learn away from the prior.
+
+        Args:
+            groups: Map `(H, W)` of group numbers, or of a fraction in [0, 1] such as land.
+            num_experts: X, the number of experts in the bank.
+            num_selected: E, the number of experts selected at each pixel.
+            strength: Difference of the scores of a pixel's own share and of others, in standard deviations of the
+                random start.
+            **options: Further arguments of `FactorisedGate`.
+        """
+        if not strength >= 0.0:
+            raise ValueError(f"strength must not be negative, got {strength}")
+        groups = torch.as_tensor(groups)
+        membership = group_membership(groups)
+        gate = cls(num_experts, num_selected, (groups.shape[0], groups.shape[1]), **options)
+        rank = gate.keys.shape[1]
+        if rank < len(membership):
+            raise ValueError(f"{len(membership)} groups need a rank of at least {len(membership)}, got {rank}")
+        of_expert = group_of_expert(num_experts, len(membership), num_selected if gate.order == "families" else 1)
+        with torch.no_grad():
+            # A number of the embedding for each group, to which the keys of its experts answer.
+            gate.embedding.values[: len(membership)] = (strength * _START / gate.scale) * membership.to(gate.keys)
+            gate.keys[:, : len(membership)] = 0.0
+            gate.keys[torch.arange(num_experts), of_expert] = 1.0
+        return gate
+
+    @property
+    def spatial_shape(self) -> tuple[int, int]:
+        """Rows and columns of the grid the gate was made for."""
+        return self.embedding.spatial_shape
+
+    def reset_keys(self) -> None:
+        """Draws the keys anew."""
+        nn.init.normal_(self.keys, std=1.0 / math.sqrt(self.keys.shape[1]))
+
+    def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
+        """The products of keys and embedding."""
+        del input
+        values = self.embedding.values
+        return ((self.scale * self.keys) @ values.flatten(1)).unflatten(1, values.shape[1:])
+
+    def score_sources(self) -> tuple[torch.Tensor, ...]:
+        """Keys and embedding."""
+        return (self.keys, self.embedding.values)
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows."""
+        return f"{super().extra_repr()}, rank={self.keys.shape[1]}, scale={self.scale:g}"
