@@ -11,6 +11,9 @@ PADDING_MODES: tuple[PaddingMode, ...] = get_args(PaddingMode)
 Order = Literal["score", "index", "families"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
+BiasOwner = Literal["expert", "slot"]
+BIAS_OWNERS: tuple[BiasOwner, ...] = get_args(BiasOwner)
+
 Normalization = Literal["none", "softmax", "abs", "abs_softmax"]
 NORMALIZATIONS: tuple[Normalization, ...] = get_args(Normalization)
 
