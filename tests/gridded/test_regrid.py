@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from smoe.data.weather import GRIDS, DataError
-from smoe.data.weather.regrid import regrid
+from smoe.gridded.regrid import regrid
+from smoe.paper.weather.data import GRIDS, DataError
 
 
 def smooth(latitude, longitude):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from smoe.atomic_files import write_atomically
-from smoe.data.weather.errors import DataError
+from smoe.errors import DataError
 
 
 def checksum(content: dict[str, Any]) -> str:

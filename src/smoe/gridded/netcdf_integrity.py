@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
-from smoe.data.weather.errors import DataError
+from smoe.errors import DataError
 
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 

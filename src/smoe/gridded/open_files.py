@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from smoe.data.weather.errors import DataError
+from smoe.errors import DataError
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -70,7 +70,7 @@ def damage_as_data_error(path: Path, what: str = "it") -> Iterator[None]:
 
 def open_netcdf(path: Path) -> xr.Dataset:
     """Checks and opens one NetCDF file of any format; values stay on disk until they are asked for."""
-    from smoe.data.weather.integrity import check_netcdf_file
+    from smoe.gridded.netcdf_integrity import check_netcdf_file
 
     check_netcdf_file(path)
     return import_xarray().open_dataset(path, engine="netcdf4", cache=False, decode_timedelta=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import Grid
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
 
 
 def regrid(fields: np.ndarray, latitude: np.ndarray, longitude: np.ndarray, grid: Grid) -> np.ndarray:

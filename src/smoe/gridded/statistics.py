@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from smoe.data.weather.errors import DataError
+from smoe.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor

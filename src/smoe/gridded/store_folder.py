@@ -7,7 +7,7 @@ from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 
-from smoe.data.weather.errors import DataError
+from smoe.errors import DataError
 
 _LOCK_FILE = "lock"
 

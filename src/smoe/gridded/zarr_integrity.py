@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from smoe.data.weather.errors import DataError
+from smoe.errors import DataError
 
 # Offset and length of an inner chunk that its shard does not hold.
 _ABSENT = 2**64 - 1

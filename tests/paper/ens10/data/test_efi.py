@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smoe.data.ens10.efi import extreme_forecast_index, quantiles
-from smoe.data.ens10.efi_pass import climate_windows, compute_part, find_parts
+from smoe.paper.ens10.data.efi import extreme_forecast_index, quantiles
+from smoe.paper.ens10.data.efi_pass import climate_windows, compute_part, find_parts
 
 DAYS = [f"{month:02d}-{day:02d}" for month in (1, 2) for day in (1, 5, 9, 13, 17, 21)]
 YEARS = range(1998, 2019)

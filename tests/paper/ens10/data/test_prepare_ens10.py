@@ -12,13 +12,13 @@ import torch
 import xarray as xr
 from torch.utils.data import DataLoader
 
-import smoe.data.ens10.prepare as prepare_module
+import smoe.paper.ens10.data.prepare as prepare_module
 from ens10_files import GRID, STARTS, member_fields, truth_field, write_ens10, write_grib
-from smoe.data.ens10 import TASKS, DataError, EnsembleStore
-from smoe.data.ens10.open_ens10 import open_ens10
-from smoe.data.ens10.prepare import prepare
-from smoe.data.ens10.prepare_plan import Preparation
-from smoe.data.ens10.samples import EnsembleSamples
+from smoe.paper.ens10.data import TASKS, DataError, EnsembleStore
+from smoe.paper.ens10.data.open_ens10 import open_ens10
+from smoe.paper.ens10.data.prepare import prepare
+from smoe.paper.ens10.data.prepare_plan import Preparation
+from smoe.paper.ens10.data.samples import EnsembleSamples
 
 TRAIN = (1998, 1999)
 LEAD = np.timedelta64(2, "D")

@@ -11,14 +11,14 @@ import xarray as xr
 
 from ens10_files import GRID, STARTS, member_fields, write_ens10, write_grib
 from memory_source import Silent
-from smoe.data.ens10 import DataError, EnsembleStore
-from smoe.data.ens10.dates import START_DAYS, check_calendar
-from smoe.data.ens10.global_grid import ENS10_GRID, check_global
-from smoe.data.ens10.open_ens10 import is_ens10, open_ens10
-from smoe.data.ens10.prepare import prepare
-from smoe.data.ens10.prepare_plan import Preparation
-from smoe.data.ens10.write_layout import write_members
-from smoe.data.weather.grids import Grid
+from smoe.gridded.grid import Grid
+from smoe.paper.ens10.data import DataError, EnsembleStore
+from smoe.paper.ens10.data.dates import START_DAYS, check_calendar
+from smoe.paper.ens10.data.global_grid import ENS10_GRID, check_global
+from smoe.paper.ens10.data.open_ens10 import is_ens10, open_ens10
+from smoe.paper.ens10.data.prepare import prepare
+from smoe.paper.ens10.data.prepare_plan import Preparation
+from smoe.paper.ens10.data.write_layout import write_members
 
 SOME = STARTS[:5]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from smoe.data.heat import (
+from smoe.paper.heat.data.diffusion import (
     HeatPairs,
     diffusion_stencil,
     draw_initial_states,
@@ -15,7 +15,7 @@ from smoe.data.heat import (
     save_frames,
     simulate_heat,
 )
-from smoe.data.region_maps import grow_region_map
+from smoe.paper.heat.data.region_maps import grow_region_map
 
 DIFFUSIVITIES = (0.0025, 0.025, 0.25)
 

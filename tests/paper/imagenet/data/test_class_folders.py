@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from image_folders import CLASSES, make_picture, write_folders
-from smoe.data.errors import DataError
-from smoe.data.images.class_folders import find_class_folders, hold_out
+from smoe.errors import DataError
+from smoe.paper.imagenet.data.class_folders import find_class_folders, hold_out
 
 
 def test_classes_and_images_are_sorted(tmp_path: Path) -> None:

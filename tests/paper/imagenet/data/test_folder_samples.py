@@ -10,13 +10,13 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from image_folders import make_picture, write_folders
-from smoe.data.errors import DataError
-from smoe.data.images.augment.options import Augmentation
-from smoe.data.images.class_folders import find_class_folders
-from smoe.data.images.folder_samples import AugmentedFolderImages, FolderImages
-from smoe.data.images.read_image import read_image
-from smoe.data.images.samples import ImageSamples
-from smoe.data.images.views import MEAN, STD, evaluation_view, normalised, training_view
+from smoe.errors import DataError
+from smoe.paper.imagenet.data.augment.options import Augmentation
+from smoe.paper.imagenet.data.class_folders import find_class_folders
+from smoe.paper.imagenet.data.crops import MEAN, STD, evaluation_view, normalised, training_view
+from smoe.paper.imagenet.data.folder_samples import AugmentedFolderImages, FolderImages
+from smoe.paper.imagenet.data.read_image import read_image
+from smoe.paper.images.data.samples import ImageSamples
 
 PLAIN = Augmentation(trivial_augment=False, erasing=0.0, mixup=0.0, cutmix=0.0, repetitions=1)
 

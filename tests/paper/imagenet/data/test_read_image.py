@@ -7,8 +7,8 @@ import pytest
 from PIL import Image, ImageFile
 
 from image_folders import make_picture
-from smoe.data.errors import DataError
-from smoe.data.images.read_image import read_image
+from smoe.errors import DataError
+from smoe.paper.imagenet.data.read_image import read_image
 
 
 @pytest.mark.parametrize(

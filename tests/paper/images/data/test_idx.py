@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from image_files import idx_bytes
-from smoe.data.errors import DataError
-from smoe.data.images.idx import read_idx
+from smoe.errors import DataError
+from smoe.paper.images.data.idx import read_idx
 
 VALUES = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
 

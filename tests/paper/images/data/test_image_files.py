@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from image_files import IDX_FILES, cifar10_bytes, draw_images, idx_bytes, write_cifar10, write_idx_set
-from smoe.data.errors import DataError
-from smoe.data.images import image_files
-from smoe.data.images.catalogue import IMAGE_SETS
-from smoe.data.images.cifar10 import read_cifar10
-from smoe.data.images.image_files import read_images
-from smoe.data.images.samples import ImageSamples, split_training
+from smoe.errors import DataError
+from smoe.paper.images.data import image_files
+from smoe.paper.images.data.catalogue import IMAGE_SETS
+from smoe.paper.images.data.cifar10 import read_cifar10
+from smoe.paper.images.data.image_files import read_images
+from smoe.paper.images.data.samples import ImageSamples, split_training
 
 
 @pytest.mark.parametrize("folder", [".", "mnist", "MNIST/raw"])

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from memory_source import MemorySource, Silent
-from smoe.data.weather import truth as truth_module
-from smoe.data.weather.baselines import NUM_WEEKS, Baselines, week_of_year
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.prepare import prepare
-from smoe.data.weather.prepare_plan import Preparation
-from smoe.data.weather.store import WeatherStore
-from smoe.data.weather.truth import Truth
+from smoe.errors import DataError
+from smoe.paper.weather.data import truth as truth_module
+from smoe.paper.weather.data.baselines import NUM_WEEKS, Baselines, week_of_year
+from smoe.paper.weather.data.prepare import prepare
+from smoe.paper.weather.data.prepare_plan import Preparation
+from smoe.paper.weather.data.store import WeatherStore
+from smoe.paper.weather.data.truth import Truth
 
 SOURCE = MemorySource(all_years=(2000, 2001, 2002))
 CHANNELS = ("z_500", "tp")

@@ -10,9 +10,9 @@ import xarray as xr
 
 from smoe.cli.data_check import run
 from smoe.cli.main import UsageError, main
-from smoe.data.weather import DataError
-from smoe.data.weather.describe import describe
-from smoe.data.weather.variables import LEVELS
+from smoe.paper.weather.data import DataError
+from smoe.paper.weather.data.describe import describe
+from smoe.paper.weather.data.variables import LEVELS
 from weather_files import times_of_year, write_cmip, write_netcdf, write_weatherbench
 
 
@@ -61,7 +61,7 @@ def test_a_whole_archive_can_be_used(whole, capsys):
 
 
 def test_quick_reads_headers_only(whole, monkeypatch, capsys):
-    monkeypatch.setattr("smoe.data.weather.series.FieldSeries.read", None)
+    monkeypatch.setattr("smoe.paper.weather.data.series.FieldSeries.read", None)
     assert run([str(whole), "--quick"]) == 0
     out = capsys.readouterr().out
     assert "not read" in out
@@ -159,7 +159,7 @@ def test_ctrl_c_is_one_line(whole, monkeypatch, capsys):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("smoe.data.weather.series.FieldSeries.read", stop)
+    monkeypatch.setattr("smoe.paper.weather.data.series.FieldSeries.read", stop)
     assert main(["data", "check", str(whole)]) == 130
     assert capsys.readouterr().err.endswith("stopped\n")
 

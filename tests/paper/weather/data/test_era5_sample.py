@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from smoe.data.weather import GRIDS, DataError, open_source
-from smoe.data.weather.regrid import regrid
-from smoe.data.weather.variables import VARIABLES
+from smoe.gridded.regrid import regrid
+from smoe.paper.weather.data import GRIDS, DataError, open_source
+from smoe.paper.weather.data.variables import VARIABLES
 from weather_files import times_of_year, write_netcdf
 
-SAMPLE = Path(os.environ.get("SMOE_ERA5_SAMPLE", Path(__file__).parents[3] / "data/era5-sample/era5-levels-members.nc"))
+SAMPLE = Path(os.environ.get("SMOE_ERA5_SAMPLE", Path(__file__).parents[4] / "data/era5-sample/era5-levels-members.nc"))
 
 pytestmark = [
     pytest.mark.dataset,

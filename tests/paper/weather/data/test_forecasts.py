@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.forecasts import ForecastFile
-from smoe.data.weather.grids import GRIDS
-from smoe.data.weather.write_forecasts import open_forecast_writer, variable_names
+from smoe.errors import DataError
+from smoe.paper.weather.data.forecasts import ForecastFile
+from smoe.paper.weather.data.grids import GRIDS
+from smoe.paper.weather.data.write_forecasts import open_forecast_writer, variable_names
 
 GRID = GRIDS["5.625deg"]
 INITS = np.datetime64("2017-01-01T00", "h") + 12 * np.arange(40)

@@ -12,8 +12,8 @@ import xarray as xr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smoe.data.weather import GRIDS, DataError, open_source
-from smoe.data.weather.integrity import check_netcdf_file
+from smoe.gridded.netcdf_integrity import check_netcdf_file
+from smoe.paper.weather.data import GRIDS, DataError, open_source
 from weather_files import times_of_year, weatherbench2_dataset, write_weatherbench, write_weatherbench2
 
 CLASSIC = ("NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA")

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from memory_source import MemorySource, Silent, contents
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.prepare import prepare
-from smoe.data.weather.prepare_plan import Preparation
-from smoe.data.weather.store_format import NaNPolicy
+from smoe.errors import DataError
+from smoe.paper.weather.data.prepare import prepare
+from smoe.paper.weather.data.prepare_plan import Preparation
+from smoe.paper.weather.data.store_format import NaNPolicy
 
 SOURCE = MemorySource()
 WANTED = Preparation((2000, 2002), (2000, 2001), SOURCE.names)

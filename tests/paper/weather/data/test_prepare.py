@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import smoe.data.weather.prepare as prepare_module
+import smoe.paper.weather.data.prepare as prepare_module
 from memory_source import MemorySource, Silent, contents
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import Grid
-from smoe.data.weather.prepare import prepare
-from smoe.data.weather.prepare_plan import Preparation
-from smoe.data.weather.samples import WeatherSamples
-from smoe.data.weather.store import WeatherStore
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
+from smoe.paper.weather.data.prepare import prepare
+from smoe.paper.weather.data.prepare_plan import Preparation
+from smoe.paper.weather.data.samples import WeatherSamples
+from smoe.paper.weather.data.store import WeatherStore
 
 SOURCE = MemorySource()
 WANTED = Preparation((2000, 2002), (2000, 2001), SOURCE.names)

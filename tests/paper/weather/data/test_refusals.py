@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from smoe.data.weather import DEFAULT_INPUTS, GRIDS, LEVELS, Channel, DataError, open_source, parse_channel
+from smoe.paper.weather.data import DEFAULT_INPUTS, GRIDS, LEVELS, Channel, DataError, open_source, parse_channel
 from weather_files import data_array, times_of_year, weather_field, write_netcdf, write_weatherbench
 
 GRID = GRIDS["5.625deg"]

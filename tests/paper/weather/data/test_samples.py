@@ -8,11 +8,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from memory_source import MemorySource, Silent
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.prepare import prepare
-from smoe.data.weather.prepare_plan import Preparation
-from smoe.data.weather.samples import WeatherSamples
-from smoe.data.weather.store import WeatherStore
+from smoe.errors import DataError
+from smoe.paper.weather.data.prepare import prepare
+from smoe.paper.weather.data.prepare_plan import Preparation
+from smoe.paper.weather.data.samples import WeatherSamples
+from smoe.paper.weather.data.store import WeatherStore
 
 SOURCE = MemorySource(all_years=(2000, 2001, 2003), step_hours=3)
 

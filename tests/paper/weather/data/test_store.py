@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from memory_source import MemorySource, Silent
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.prepare import prepare
-from smoe.data.weather.prepare_plan import Preparation
-from smoe.data.weather.store import WeatherStore
-from smoe.data.weather.store_format import checksum
+from smoe.errors import DataError
+from smoe.paper.weather.data.prepare import prepare
+from smoe.paper.weather.data.prepare_plan import Preparation
+from smoe.paper.weather.data.store import WeatherStore
+from smoe.paper.weather.data.store_format import checksum
 
 SOURCE = MemorySource()
 WANTED = Preparation((2000, 2002), (2000, 2001), SOURCE.names)
@@ -74,7 +74,9 @@ def test_fields_are_normalised_and_go_back_to_physical_units(whole: Path) -> Non
 
 
 def test_preparing_needs_no_torch() -> None:
-    program = "import sys, smoe.data.weather.prepare; assert 'torch' not in sys.modules and 'xarray' not in sys.modules"
+    program = (
+        "import sys, smoe.paper.weather.data.prepare; assert 'torch' not in sys.modules and 'xarray' not in sys.modules"
+    )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 

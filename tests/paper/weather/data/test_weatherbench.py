@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smoe.data.weather import DEFAULT_INPUTS, GRIDS, LEVELS, open_source
+from smoe.paper.weather.data import DEFAULT_INPUTS, GRIDS, LEVELS, open_source
 from weather_files import constant_field, hourly_precipitation, times_of_year, weather_field, write_weatherbench
 
 GRID = GRIDS["5.625deg"]

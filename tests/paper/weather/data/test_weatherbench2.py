@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smoe.data.weather import DEFAULT_INPUTS, GRIDS, DataError, open_source
+from smoe.paper.weather.data import DEFAULT_INPUTS, GRIDS, DataError, open_source
 from weather_files import constant_field, times_of_year, weather_field, weatherbench2_dataset, write_weatherbench2
 
 GRID = GRIDS["5.625deg"]

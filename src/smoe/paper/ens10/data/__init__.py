@@ -5,8 +5,8 @@ xarray and cfgrib are imported when files are opened, torch by the samples only.
 
 from __future__ import annotations
 
-from smoe.data.ens10.store import EnsembleStore
-from smoe.data.ens10.variables import TASKS, TaskName
-from smoe.data.weather.errors import DataError
+from smoe.errors import DataError
+from smoe.paper.ens10.data.store import EnsembleStore
+from smoe.paper.ens10.data.variables import TASKS, TaskName
 
 __all__ = ["TASKS", "DataError", "EnsembleStore", "TaskName"]

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoe.data.ens10.dates import read_dates
-from smoe.data.ens10.field_checks import check_fields
-from smoe.data.ens10.global_grid import GlobalGrid, find_global_grid, turn
-from smoe.data.weather.axes import find_levels
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.open_files import OpenFiles, damage_as_data_error
-from smoe.data.weather.units import check_units
-from smoe.data.weather.variables import Variable
+from smoe.errors import DataError
+from smoe.gridded.open_files import OpenFiles, damage_as_data_error
+from smoe.paper.ens10.data.dates import read_dates
+from smoe.paper.ens10.data.field_checks import check_fields
+from smoe.paper.ens10.data.global_grid import GlobalGrid, find_global_grid, turn
+from smoe.paper.weather.data.axes import find_levels
+from smoe.paper.weather.data.units import check_units
+from smoe.paper.weather.data.variables import Variable
 
 if TYPE_CHECKING:
     import xarray as xr

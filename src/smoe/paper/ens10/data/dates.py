@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoe.data.ens10.variables import LEAD_DAYS
-from smoe.data.weather.axes import TIME_NAMES, find_axis
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.time_axis import as_minutes
+from smoe.errors import DataError
+from smoe.paper.ens10.data.variables import LEAD_DAYS
+from smoe.paper.weather.data.axes import TIME_NAMES, find_axis
+from smoe.paper.weather.data.time_axis import as_minutes
 
 if TYPE_CHECKING:
     import xarray as xr

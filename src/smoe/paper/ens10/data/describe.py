@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe.data.ens10.dated_fields import DatedFields
-from smoe.data.ens10.dates import LEAD, years_of
-from smoe.data.ens10.open_ens10 import open_efi, open_ens10, open_truth
-from smoe.data.ens10.prepare_plan import Preparation, make_plan
-from smoe.data.ens10.skill import check_skill
-from smoe.data.ens10.source import EnsembleSource
-from smoe.data.ens10.variables import NUM_MEMBERS, TASKS, EnsembleTask
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.series import describe_years
+from smoe.errors import DataError
+from smoe.paper.ens10.data.dated_fields import DatedFields
+from smoe.paper.ens10.data.dates import LEAD, years_of
+from smoe.paper.ens10.data.open_ens10 import open_efi, open_ens10, open_truth
+from smoe.paper.ens10.data.prepare_plan import Preparation, make_plan
+from smoe.paper.ens10.data.skill import check_skill
+from smoe.paper.ens10.data.source import EnsembleSource
+from smoe.paper.ens10.data.variables import NUM_MEMBERS, TASKS, EnsembleTask
+from smoe.paper.weather.data.series import describe_years
 
 Progress = Callable[[int, int, str], None]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smoe.data.ens10.dates import LEAD, years_of
-from smoe.data.ens10.efi import CLIMATE_YEARS, MIN_WINDOW, WINDOW, extreme_forecast_index
+from smoe.paper.ens10.data.dates import LEAD, years_of
+from smoe.paper.ens10.data.efi import CLIMATE_YEARS, MIN_WINDOW, WINDOW, extreme_forecast_index
 
 # The climate of 19 years of 105 forecasts of 10 members at 720 longitudes takes 57 MB for each row of the grid.
 _BYTES_PER_PART = 200_000_000

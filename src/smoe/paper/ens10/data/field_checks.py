@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import Grid
-from smoe.data.weather.plausible import check_plausible
-from smoe.data.weather.variables import Variable
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
+from smoe.paper.weather.data.plausible import check_plausible
+from smoe.paper.weather.data.variables import Variable
 
 # Land is 29 % of the globe and up to a third of the points of a coarse grid; lakes and ice may have values or not.
 _MAX_LAND_SHARE = 0.6

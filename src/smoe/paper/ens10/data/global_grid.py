@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoe.data.weather.axes import LATITUDE_NAMES, LONGITUDE_NAMES, Orientation, find_axis, find_orientation
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import Grid
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
+from smoe.paper.weather.data.axes import LATITUDE_NAMES, LONGITUDE_NAMES, Orientation, find_axis, find_orientation
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from smoe.data.ens10.global_grid import check_global
-from smoe.data.ens10.member_files import MemberFile, OpenMembers, check_numbers
-from smoe.data.ens10.variables import LEAD_DAYS, EnsembleTask, EnsembleVariable
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.open_files import damage_as_data_error
+from smoe.errors import DataError
+from smoe.gridded.open_files import damage_as_data_error
+from smoe.paper.ens10.data.global_grid import check_global
+from smoe.paper.ens10.data.member_files import MemberFile, OpenMembers, check_numbers
+from smoe.paper.ens10.data.variables import LEAD_DAYS, EnsembleTask, EnsembleVariable
 
 _STEP_HOURS = 24 * LEAD_DAYS
 _KEYS = ("shortName", "dataDate:int", "dataTime:int", "endStep:int", "level:int", "number:int")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from smoe.data.ens10.store_format import FORMAT, METADATA_FILE, PREPARATION_FILE, VERSION, Metadata, Plan
-from smoe.data.weather.checked_json import checksum, read_checked_json, write_checked_json
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.journal import differences
+from smoe.errors import DataError
+from smoe.gridded.checked_json import checksum, read_checked_json, write_checked_json
+from smoe.paper.ens10.data.store_format import FORMAT, METADATA_FILE, PREPARATION_FILE, VERSION, Metadata, Plan
+from smoe.paper.weather.data.journal import differences
 
 
 class Journal:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe.data.ens10.field_checks import check_fields
-from smoe.data.ens10.variables import NUM_MEMBERS, EnsembleTask, EnsembleVariable
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import Grid
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
+from smoe.paper.ens10.data.field_checks import check_fields
+from smoe.paper.ens10.data.variables import NUM_MEMBERS, EnsembleTask, EnsembleVariable
 
 # output.pl.20180104 holds the hindcasts of 20 years; ensemble/output.pl.19980104.grib those of one date.
 _RAW_FILE = re.compile(r"output\.(pl|sfc)\.([0-9]{8})(?:\.grib)?")
@@ -85,11 +85,11 @@ def open_members(file: MemberFile, task: EnsembleTask) -> OpenMembers:
         DataError: for what is missing, there twice, truncated, on another grid, or misdated.
     """
     if file.path.suffix == ".nc":
-        from smoe.data.ens10.netcdf_members import NetcdfMembers
+        from smoe.paper.ens10.data.netcdf_members import NetcdfMembers
 
         opened: OpenMembers = NetcdfMembers(file, task)
     else:
-        from smoe.data.ens10.grib_members import GribMembers
+        from smoe.paper.ens10.data.grib_members import GribMembers
 
         opened = GribMembers(file, task)
     for start in opened.starts:

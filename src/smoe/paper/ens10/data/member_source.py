@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from smoe.data.ens10.dates import check_calendar, check_order, check_same_dates
-from smoe.data.ens10.member_files import (
+from smoe.errors import DataError
+from smoe.paper.ens10.data.dates import check_calendar, check_order, check_same_dates
+from smoe.paper.ens10.data.member_files import (
     MemberFile,
     OpenMembers,
     check_members,
     mean_and_spread,
     open_members,
 )
-from smoe.data.ens10.source import Block, EnsembleSource, Forecast
-from smoe.data.ens10.variables import EnsembleTask
-from smoe.data.weather.errors import DataError
+from smoe.paper.ens10.data.source import Block, EnsembleSource, Forecast
+from smoe.paper.ens10.data.variables import EnsembleTask
 
 
 class MemberSource(EnsembleSource):

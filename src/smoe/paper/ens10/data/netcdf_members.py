@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from smoe.data.ens10.dates import LEAD
-from smoe.data.ens10.global_grid import GlobalGrid, find_global_grid, turn
-from smoe.data.ens10.member_files import MemberFile, OpenMembers, check_numbers
-from smoe.data.ens10.variables import EnsembleTask, EnsembleVariable
-from smoe.data.weather.axes import find_levels
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.open_files import damage_as_data_error, open_netcdf
-from smoe.data.weather.time_axis import as_minutes
-from smoe.data.weather.units import check_units
+from smoe.errors import DataError
+from smoe.gridded.open_files import damage_as_data_error, open_netcdf
+from smoe.paper.ens10.data.dates import LEAD
+from smoe.paper.ens10.data.global_grid import GlobalGrid, find_global_grid, turn
+from smoe.paper.ens10.data.member_files import MemberFile, OpenMembers, check_numbers
+from smoe.paper.ens10.data.variables import EnsembleTask, EnsembleVariable
+from smoe.paper.weather.data.axes import find_levels
+from smoe.paper.weather.data.time_axis import as_minutes
+from smoe.paper.weather.data.units import check_units
 
 
 class NetcdfMembers(OpenMembers):

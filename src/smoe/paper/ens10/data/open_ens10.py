@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from smoe.data.ens10.dated_fields import DatedFields
-from smoe.data.ens10.global_grid import GlobalGrid
-from smoe.data.ens10.member_files import find_member_files
-from smoe.data.ens10.member_source import MemberSource
-from smoe.data.ens10.preprocessed_source import PreprocessedSource, statistics_file
-from smoe.data.ens10.source import EnsembleSource
-from smoe.data.ens10.variables import NUM_MEMBERS, TASKS, EnsembleTask, TaskName
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import Grid
-from smoe.data.weather.open_files import OpenFiles, open_netcdf
-from smoe.data.weather.variables import Variable
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
+from smoe.gridded.open_files import OpenFiles, open_netcdf
+from smoe.paper.ens10.data.dated_fields import DatedFields
+from smoe.paper.ens10.data.global_grid import GlobalGrid
+from smoe.paper.ens10.data.member_files import find_member_files
+from smoe.paper.ens10.data.member_source import MemberSource
+from smoe.paper.ens10.data.preprocessed_source import PreprocessedSource, statistics_file
+from smoe.paper.ens10.data.source import EnsembleSource
+from smoe.paper.ens10.data.variables import NUM_MEMBERS, TASKS, EnsembleTask, TaskName
+from smoe.paper.weather.data.variables import Variable
 
 _EFI = Variable("efi", "efi", "1", (-1.2, 1.2), varies=False, unit_names=("", "dimensionless"))
 

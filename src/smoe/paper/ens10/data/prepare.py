@@ -9,18 +9,20 @@ from typing import Literal
 
 import numpy as np
 
-from smoe.data.ens10.dated_fields import DatedFields
-from smoe.data.ens10.dates import LEAD, years_of
-from smoe.data.ens10.efi_pass import Part, compute_part, find_parts
-from smoe.data.ens10.journal import Journal, is_finished
-from smoe.data.ens10.normalisation import point_statistics
-from smoe.data.ens10.open_ens10 import open_efi, open_truth
-from smoe.data.ens10.prepare_plan import Preparation, make_plan
-from smoe.data.ens10.released import check_released
-from smoe.data.ens10.skill import check_skill
-from smoe.data.ens10.source import EnsembleSource, Forecast
-from smoe.data.ens10.store import EnsembleStore
-from smoe.data.ens10.store_format import (
+from smoe.errors import DataError
+from smoe.gridded.store_folder import only_process
+from smoe.paper.ens10.data.dated_fields import DatedFields
+from smoe.paper.ens10.data.dates import LEAD, years_of
+from smoe.paper.ens10.data.efi_pass import Part, compute_part, find_parts
+from smoe.paper.ens10.data.journal import Journal, is_finished
+from smoe.paper.ens10.data.normalisation import point_statistics
+from smoe.paper.ens10.data.open_ens10 import open_efi, open_truth
+from smoe.paper.ens10.data.prepare_plan import Preparation, make_plan
+from smoe.paper.ens10.data.released import check_released
+from smoe.paper.ens10.data.skill import check_skill
+from smoe.paper.ens10.data.source import EnsembleSource, Forecast
+from smoe.paper.ens10.data.store import EnsembleStore
+from smoe.paper.ens10.data.store_format import (
     EFI,
     MEMBERS,
     NORMALISATION,
@@ -31,11 +33,9 @@ from smoe.data.ens10.store_format import (
     Metadata,
     Plan,
 )
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.preparation_checks import check_disk
-from smoe.data.weather.prepare import Reporter
-from smoe.data.weather.store_folder import only_process
-from smoe.data.weather.store_format import DTYPE, crc32_of_rows
+from smoe.paper.weather.data.preparation_checks import check_disk
+from smoe.paper.weather.data.prepare import Reporter
+from smoe.paper.weather.data.store_format import DTYPE, crc32_of_rows
 
 
 def prepare(

@@ -7,12 +7,12 @@ from typing import Literal
 
 import numpy as np
 
-from smoe.data.ens10.dated_fields import DatedFields
-from smoe.data.ens10.dates import LEAD, years_of
-from smoe.data.ens10.source import EnsembleSource
-from smoe.data.ens10.store_format import EfiOrigin, Plan, StatisticsYears
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.series import describe_years
+from smoe.errors import DataError
+from smoe.paper.ens10.data.dated_fields import DatedFields
+from smoe.paper.ens10.data.dates import LEAD, years_of
+from smoe.paper.ens10.data.source import EnsembleSource
+from smoe.paper.ens10.data.store_format import EfiOrigin, Plan, StatisticsYears
+from smoe.paper.weather.data.series import describe_years
 
 DEFAULT_TRAIN_YEARS = (1998, 2015)
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe.data.ens10.dated_fields import DatedFields
-from smoe.data.ens10.dates import LEAD, check_calendar, check_same_dates
-from smoe.data.ens10.global_grid import GlobalGrid
-from smoe.data.ens10.member_source import MemberSource
-from smoe.data.ens10.source import Block, EnsembleSource, Forecast
-from smoe.data.ens10.variables import NUM_MEMBERS, EnsembleTask
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.open_files import OpenFiles, open_netcdf
+from smoe.errors import DataError
+from smoe.gridded.open_files import OpenFiles, open_netcdf
+from smoe.paper.ens10.data.dated_fields import DatedFields
+from smoe.paper.ens10.data.dates import LEAD, check_calendar, check_same_dates
+from smoe.paper.ens10.data.global_grid import GlobalGrid
+from smoe.paper.ens10.data.member_source import MemberSource
+from smoe.paper.ens10.data.source import Block, EnsembleSource, Forecast
+from smoe.paper.ens10.data.variables import NUM_MEMBERS, EnsembleTask
 
 # Four dates of 22 channels at 361 x 720 are 91 MB.
 _DATES_PER_BLOCK = 4

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe.data.ens10.dated_fields import DatedFields
-from smoe.data.ens10.dates import LEAD
-from smoe.data.ens10.global_grid import GlobalGrid
-from smoe.data.ens10.normalisation import normalise
-from smoe.data.ens10.preprocessed_source import statistics_file
-from smoe.data.ens10.store_format import Plan
-from smoe.data.ens10.variables import NUM_MEMBERS, TASKS
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import Grid
-from smoe.data.weather.open_files import OpenFiles, open_netcdf
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
+from smoe.gridded.open_files import OpenFiles, open_netcdf
+from smoe.paper.ens10.data.dated_fields import DatedFields
+from smoe.paper.ens10.data.dates import LEAD
+from smoe.paper.ens10.data.global_grid import GlobalGrid
+from smoe.paper.ens10.data.normalisation import normalise
+from smoe.paper.ens10.data.preprocessed_source import statistics_file
+from smoe.paper.ens10.data.store_format import Plan
+from smoe.paper.ens10.data.variables import NUM_MEMBERS, TASKS
 
 _TOLERANCE = 2e-3
 

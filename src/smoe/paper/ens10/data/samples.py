@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from smoe.data.ens10.dates import years_of
-from smoe.data.ens10.store import EnsembleStore, NormalisedInputs
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.series import describe_years
+from smoe.errors import DataError
+from smoe.paper.ens10.data.dates import years_of
+from smoe.paper.ens10.data.store import EnsembleStore, NormalisedInputs
+from smoe.paper.weather.data.series import describe_years
 
 
 class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from smoe.data.weather.errors import DataError
+from smoe.errors import DataError
 
 _MAX_DATES = 24
 

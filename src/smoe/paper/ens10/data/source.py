@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smoe.data.ens10.variables import EnsembleTask
-from smoe.data.weather.grids import Grid
+from smoe.gridded.grid import Grid
+from smoe.paper.ens10.data.variables import EnsembleTask
 
 
 @dataclass(frozen=True)

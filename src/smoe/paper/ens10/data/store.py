@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from smoe.data.ens10.normalisation import normalise
-from smoe.data.ens10.store_format import (
+from smoe.errors import DataError
+from smoe.gridded.checked_json import read_checked_json
+from smoe.gridded.grid import Grid
+from smoe.paper.ens10.data.normalisation import normalise
+from smoe.paper.ens10.data.store_format import (
     EFI,
     FORMAT,
     MEMBERS,
@@ -22,11 +25,8 @@ from smoe.data.ens10.store_format import (
     VERSION,
     Metadata,
 )
-from smoe.data.ens10.variables import LEAD_DAYS, TASKS
-from smoe.data.weather.checked_json import read_checked_json
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import Grid
-from smoe.data.weather.store_format import DTYPE, crc32_of_rows
+from smoe.paper.ens10.data.variables import LEAD_DAYS, TASKS
+from smoe.paper.weather.data.store_format import DTYPE, crc32_of_rows
 
 
 class NormalisedInputs:

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from smoe.data.ens10.variables import NUM_MEMBERS, TASKS, TaskName
-from smoe.data.weather.checked_json import read_checked_json, write_checked_json
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.store_format import DTYPE
+from smoe.errors import DataError
+from smoe.gridded.checked_json import read_checked_json, write_checked_json
+from smoe.paper.ens10.data.variables import NUM_MEMBERS, TASKS, TaskName
+from smoe.paper.weather.data.store_format import DTYPE
 
 FORMAT = "smoe ensemble store"
 VERSION = 1

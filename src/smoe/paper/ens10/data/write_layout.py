@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoe.data.ens10.dates import LEAD, check_order
-from smoe.data.ens10.member_files import check_numbers, mean_and_spread
-from smoe.data.ens10.normalisation import OFFSET
-from smoe.data.ens10.variables import (
+from smoe.gridded.grid import Grid
+from smoe.gridded.open_files import import_xarray
+from smoe.paper.ens10.data.dates import LEAD, check_order
+from smoe.paper.ens10.data.member_files import check_numbers, mean_and_spread
+from smoe.paper.ens10.data.normalisation import OFFSET
+from smoe.paper.ens10.data.variables import (
     NUM_MEMBERS,
     PRESSURE_LEVEL_VARIABLES,
     SURFACE_VARIABLES,
@@ -19,8 +21,6 @@ from smoe.data.ens10.variables import (
     EnsembleVariable,
     LevelType,
 )
-from smoe.data.weather.grids import Grid
-from smoe.data.weather.open_files import import_xarray
 
 if TYPE_CHECKING:
     import xarray as xr

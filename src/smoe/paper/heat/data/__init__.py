@@ -1,4 +1,4 @@
-"""Data of the paper's experiments. The names below are loaded on first use: the weather readers need no torch."""
+"""Data of the heat experiment: simulated diffusion on maps of regions. The names below are loaded on first use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smoe.data.heat import (
+    from smoe.paper.heat.data.diffusion import (
         MAX_DIFFUSIVITY,
         HeatPairs,
         diffusion_stencil,
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         save_frames,
         simulate_heat,
     )
-    from smoe.data.region_maps import count_region_types, grow_region_map, load_region_map
+    from smoe.paper.heat.data.region_maps import count_region_types, grow_region_map, load_region_map
 
 __all__ = [
     "MAX_DIFFUSIVITY",
@@ -35,8 +35,8 @@ _REGION_MAPS = ("count_region_types", "grow_region_map", "load_region_map")
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        raise AttributeError(f"module 'smoe.data' has no attribute {name!r}")
-    home = "smoe.data.region_maps" if name in _REGION_MAPS else "smoe.data.heat"
+        raise AttributeError(f"module 'smoe.paper.heat.data' has no attribute {name!r}")
+    home = "smoe.paper.heat.data.region_maps" if name in _REGION_MAPS else "smoe.paper.heat.data.diffusion"
     return getattr(importlib.import_module(home), name)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from smoe.atomic_files import write_atomically
-from smoe.data.region_maps import count_region_types
+from smoe.paper.heat.data.region_maps import count_region_types
 
 MAX_DIFFUSIVITY = 0.25
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe.data.errors import DataError
+from smoe.errors import DataError
 
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 _LAYOUT = "it is to hold a folder for each class with its images in it, as in n01440764/n01440764_10026.JPEG"

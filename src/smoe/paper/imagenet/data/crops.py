@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from smoe.data.images.augment.options import Augmentation
-from smoe.data.images.augment.rectangles import draw_crop, erase
-from smoe.data.images.augment.trivial_augment import trivial_augment
-from smoe.data.images.pillow import Image
+from smoe.paper.imagenet.data.augment.options import Augmentation
+from smoe.paper.imagenet.data.augment.rectangles import draw_crop, erase
+from smoe.paper.imagenet.data.augment.trivial_augment import trivial_augment
+from smoe.paper.imagenet.data.pillow import Image
 
 # Of the channels of ImageNet's images, as everybody uses them.
 MEAN = (0.485, 0.456, 0.406)

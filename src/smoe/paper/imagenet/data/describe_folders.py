@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe.data.errors import DataError
-from smoe.data.images.class_folders import ClassFolders, find_class_folders
-from smoe.data.images.read_image import read_image
+from smoe.errors import DataError
+from smoe.paper.imagenet.data.class_folders import ClassFolders, find_class_folders
+from smoe.paper.imagenet.data.read_image import read_image
 
 SPLITS = ("train", "val")
 PUBLISHED_COUNTS = {"train": 1_281_167, "val": 50_000}

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from smoe.data.images.augment.mixing import mix
-from smoe.data.images.augment.options import Augmentation
-from smoe.data.images.class_folders import ClassFolders
-from smoe.data.images.read_image import read_image
-from smoe.data.images.views import evaluation_view, training_view
+from smoe.paper.imagenet.data.augment.mixing import mix
+from smoe.paper.imagenet.data.augment.options import Augmentation
+from smoe.paper.imagenet.data.class_folders import ClassFolders
+from smoe.paper.imagenet.data.crops import evaluation_view, training_view
+from smoe.paper.imagenet.data.read_image import read_image
 
 # Keeps the draws of a batch apart from those of its images.
 _OF_BATCH = 1

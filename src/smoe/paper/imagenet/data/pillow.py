@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smoe.data.errors import DataError
+from smoe.errors import DataError
 
 try:
     from PIL import Image, ImageEnhance, ImageFile, ImageOps

@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-from smoe.data.errors import DataError
-from smoe.data.images.pillow import Image, ImageFile
+from smoe.errors import DataError
+from smoe.paper.imagenet.data.pillow import Image, ImageFile
 
 # Others, such as 16 bits a pixel, Pillow would clip to white without a word.
 _MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")

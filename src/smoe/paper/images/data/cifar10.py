@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe.data.errors import DataError
-from smoe.data.images.whole_files import read_content
+from smoe.errors import DataError
+from smoe.paper.images.data.whole_files import read_content
 
 NUM_CLASSES = 10
 IMAGE_SHAPE = (3, 32, 32)

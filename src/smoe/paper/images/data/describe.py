@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe.data.errors import DataError
-from smoe.data.images.catalogue import IMAGE_SETS, Part
-from smoe.data.images.image_files import LabelledImages, find_files, read_images
+from smoe.errors import DataError
+from smoe.paper.images.data.catalogue import IMAGE_SETS, Part
+from smoe.paper.images.data.image_files import LabelledImages, find_files, read_images
 
 _PARTS: tuple[Part, ...] = ("train", "test")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe.data.errors import DataError
-from smoe.data.images.whole_files import read_content
+from smoe.errors import DataError
+from smoe.paper.images.data.whole_files import read_content
 
 _UNSIGNED_BYTE = 0x08
 _TYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}

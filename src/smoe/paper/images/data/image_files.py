@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe.data.errors import DataError
-from smoe.data.images.catalogue import CIFAR10_ARCHIVE, IMAGE_SETS, ImageSet, Part
-from smoe.data.images.cifar10 import parse_cifar10, read_archive
-from smoe.data.images.idx import parse_idx
-from smoe.data.images.whole_files import check_published, read_content
+from smoe.errors import DataError
+from smoe.paper.images.data.catalogue import CIFAR10_ARCHIVE, IMAGE_SETS, ImageSet, Part
+from smoe.paper.images.data.cifar10 import parse_cifar10, read_archive
+from smoe.paper.images.data.idx import parse_idx
+from smoe.paper.images.data.whole_files import check_published, read_content
 from smoe.suggestions import suggest
 
 _CHECKSUMS = {image_set.title: image_set.checksums for image_set in IMAGE_SETS.values()}

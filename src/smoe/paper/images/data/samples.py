@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from smoe.data.images.catalogue import ImageSet
-from smoe.data.images.image_files import LabelledImages
+from smoe.paper.images.data.catalogue import ImageSet
+from smoe.paper.images.data.image_files import LabelledImages
 
 
 class ImageSamples(Dataset[tuple[Tensor, Tensor]]):

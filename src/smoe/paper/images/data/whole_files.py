@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from smoe.data.errors import DataError
+from smoe.errors import DataError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 

@@ -5,11 +5,12 @@ xarray is imported when a source is opened, torch by the samples only.
 
 from __future__ import annotations
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import GRIDS, Grid
-from smoe.data.weather.open_source import open_source
-from smoe.data.weather.source import WeatherSource
-from smoe.data.weather.variables import (
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
+from smoe.paper.weather.data.grids import GRIDS
+from smoe.paper.weather.data.open_source import open_source
+from smoe.paper.weather.data.source import WeatherSource
+from smoe.paper.weather.data.variables import (
     DEFAULT_CONSTANTS,
     DEFAULT_INPUTS,
     LEVELS,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import GRIDS, Grid
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
+from smoe.paper.weather.data.grids import GRIDS
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from smoe.data.weather.store import WeatherStore
-from smoe.data.weather.truth import Progress, Truth
+from smoe.paper.weather.data.store import WeatherStore
+from smoe.paper.weather.data.truth import Progress, Truth
 
 NUM_WEEKS = 52
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoe.data.weather.axes import Orientation, find_levels
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.open_files import damage_as_data_error
-from smoe.data.weather.plausible import standard_height
-from smoe.data.weather.series import FieldSeries, Piece
-from smoe.data.weather.time_axis import TimeAxis
-from smoe.data.weather.units import canonical_units, check_units
-from smoe.data.weather.variables import STANDARD_GRAVITY, VARIABLES, Variable
-from smoe.data.weather.weatherbench import WeatherBenchSource
+from smoe.errors import DataError
+from smoe.gridded.open_files import damage_as_data_error
+from smoe.paper.weather.data.axes import Orientation, find_levels
+from smoe.paper.weather.data.plausible import standard_height
+from smoe.paper.weather.data.series import FieldSeries, Piece
+from smoe.paper.weather.data.time_axis import TimeAxis
+from smoe.paper.weather.data.units import canonical_units, check_units
+from smoe.paper.weather.data.variables import STANDARD_GRAVITY, VARIABLES, Variable
+from smoe.paper.weather.data.weatherbench import WeatherBenchSource
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import Grid
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
 
 _BOUNDS = {"lsm": (-0.01, 1.01), "orography": (-1.0e3, 9.0e3), "slt": (-0.01, 10.0)}
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoe.data.weather.axes import LEVEL_NAMES, Orientation, find_levels, find_orientation
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import Grid
-from smoe.data.weather.integrity import check_netcdf_file
-from smoe.data.weather.open_files import damage_as_data_error, import_xarray
-from smoe.data.weather.units import check_units
-from smoe.data.weather.variables import VARIABLES, Variable, parse_channel
-from smoe.data.weather.zarr_integrity import check_zarr_array
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
+from smoe.gridded.netcdf_integrity import check_netcdf_file
+from smoe.gridded.open_files import damage_as_data_error, import_xarray
+from smoe.gridded.zarr_integrity import check_zarr_array
+from smoe.paper.weather.data.axes import LEVEL_NAMES, Orientation, find_levels, find_orientation
+from smoe.paper.weather.data.units import check_units
+from smoe.paper.weather.data.variables import VARIABLES, Variable, parse_channel
 
 if TYPE_CHECKING:
     import xarray as xr

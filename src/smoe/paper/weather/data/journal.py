@@ -6,11 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from smoe.data.weather.checked_json import checksum
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.prepare_plan import Plan
-from smoe.data.weather.statistics import Moments
-from smoe.data.weather.store_format import PREPARATION_FILE, NaNPolicy, StoredYear, read_json, write_json
+from smoe.errors import DataError
+from smoe.gridded.checked_json import checksum
+from smoe.gridded.statistics import Moments
+from smoe.paper.weather.data.prepare_plan import Plan
+from smoe.paper.weather.data.store_format import PREPARATION_FILE, NaNPolicy, StoredYear, read_json, write_json
 
 
 class Journal:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import Grid
-from smoe.data.weather.statistics import PRECIPITATION, PRECIPITATION_EPSILON, STEPS_PER_PIECE
-from smoe.data.weather.store_format import NaNPolicy
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
+from smoe.gridded.statistics import PRECIPITATION, PRECIPITATION_EPSILON, STEPS_PER_PIECE
+from smoe.paper.weather.data.store_format import NaNPolicy
 
 
 def replace_missing(

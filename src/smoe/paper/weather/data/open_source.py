@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import GRIDS
-from smoe.data.weather.source import WeatherSource
+from smoe.errors import DataError
+from smoe.paper.weather.data.grids import GRIDS
+from smoe.paper.weather.data.source import WeatherSource
 
 Kind = Literal["auto", "weatherbench", "cmip", "weatherbench2"]
 
@@ -43,7 +43,7 @@ def open_source(path: Path, *, kind: Kind = "auto", resolution: str | None = Non
     if kind == "weatherbench2" or (kind == "auto" and is_zarr):
         if not is_zarr:
             raise DataError(f"{path} is no Zarr store: it has none of {', '.join(_ZARR_FILES)}")
-        from smoe.data.weather.weatherbench2 import WeatherBench2Source
+        from smoe.paper.weather.data.weatherbench2 import WeatherBench2Source
 
         return WeatherBench2Source(path, None if resolution is None else _FOLDERS[resolution])
 
@@ -51,10 +51,10 @@ def open_source(path: Path, *, kind: Kind = "auto", resolution: str | None = Non
     if kind == "auto":
         kind = "cmip" if _has_period_files(folder) else "weatherbench"
     if kind == "cmip":
-        from smoe.data.weather.cmip import CmipSource
+        from smoe.paper.weather.data.cmip import CmipSource
 
         return CmipSource(folder, found)
-    from smoe.data.weather.weatherbench import WeatherBenchSource
+    from smoe.paper.weather.data.weatherbench import WeatherBenchSource
 
     return WeatherBenchSource(folder, found)
 

@@ -6,8 +6,8 @@ from math import log
 
 import numpy as np
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.variables import STANDARD_GRAVITY, Variable
+from smoe.errors import DataError
+from smoe.paper.weather.data.variables import STANDARD_GRAVITY, Variable
 
 
 def check_plausible(fields: np.ndarray, variable: Variable, level: int | None, times: np.ndarray, where: str) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.series import describe_years
-from smoe.data.weather.source import WeatherSource
-from smoe.data.weather.store import WeatherStore
-from smoe.data.weather.store_format import FIELDS_FILE, NaNPolicy
-from smoe.data.weather.variables import parse_channel
+from smoe.errors import DataError
+from smoe.paper.weather.data.series import describe_years
+from smoe.paper.weather.data.source import WeatherSource
+from smoe.paper.weather.data.store import WeatherStore
+from smoe.paper.weather.data.store_format import FIELDS_FILE, NaNPolicy
+from smoe.paper.weather.data.variables import parse_channel
 
 
 def check_names(source: WeatherSource, channels: tuple[str, ...], constants: tuple[str, ...]) -> None:

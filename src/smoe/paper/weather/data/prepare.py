@@ -9,16 +9,21 @@ from typing import Protocol
 
 import numpy as np
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.journal import Journal
-from smoe.data.weather.preparation_checks import check_disk
-from smoe.data.weather.prepare_plan import Plan, Preparation, make_plan
-from smoe.data.weather.prepare_statistics import begin_metadata, compute_statistics, read_constants, write_constants
-from smoe.data.weather.source import WeatherSource
-from smoe.data.weather.statistics import STEPS_PER_PIECE, transform
-from smoe.data.weather.store import WeatherStore
-from smoe.data.weather.store_folder import only_process
-from smoe.data.weather.store_format import (
+from smoe.errors import DataError
+from smoe.gridded.statistics import STEPS_PER_PIECE, transform
+from smoe.gridded.store_folder import only_process
+from smoe.paper.weather.data.journal import Journal
+from smoe.paper.weather.data.preparation_checks import check_disk
+from smoe.paper.weather.data.prepare_plan import Plan, Preparation, make_plan
+from smoe.paper.weather.data.prepare_statistics import (
+    begin_metadata,
+    compute_statistics,
+    read_constants,
+    write_constants,
+)
+from smoe.paper.weather.data.source import WeatherSource
+from smoe.paper.weather.data.store import WeatherStore
+from smoe.paper.weather.data.store_format import (
     CONSTANTS_FILE,
     DTYPE,
     FIELDS_FILE,
@@ -28,7 +33,7 @@ from smoe.data.weather.store_format import (
     StoredYear,
     crc32_of_rows,
 )
-from smoe.data.weather.year_spans import YearSpan, read_span
+from smoe.paper.weather.data.year_spans import YearSpan, read_span
 
 _OUR_FILES = {FIELDS_FILE, CONSTANTS_FILE, METADATA_FILE, PREPARATION_FILE}
 

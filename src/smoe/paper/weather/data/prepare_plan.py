@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.preparation_checks import (
+from smoe.errors import DataError
+from smoe.paper.weather.data.preparation_checks import (
     check_names,
     check_same_options,
     check_same_statistics,
@@ -14,12 +14,12 @@ from smoe.data.weather.preparation_checks import (
     check_step,
     check_years,
 )
-from smoe.data.weather.source import WeatherSource
-from smoe.data.weather.store import WeatherStore
-from smoe.data.weather.store_format import DTYPE, NaNPolicy
-from smoe.data.weather.time_axis import describe_short_year
-from smoe.data.weather.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
-from smoe.data.weather.year_spans import YearSpan, find_span
+from smoe.paper.weather.data.source import WeatherSource
+from smoe.paper.weather.data.store import WeatherStore
+from smoe.paper.weather.data.store_format import DTYPE, NaNPolicy
+from smoe.paper.weather.data.time_axis import describe_short_year
+from smoe.paper.weather.data.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
+from smoe.paper.weather.data.year_spans import YearSpan, find_span
 
 DEFAULT_STATISTICS_YEARS = (1979, 2015)
 

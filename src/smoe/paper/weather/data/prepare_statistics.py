@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from smoe.atomic_files import write_atomically
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.journal import Journal
-from smoe.data.weather.prepare_plan import Plan
-from smoe.data.weather.source import WeatherSource
-from smoe.data.weather.statistics import Moments, add_year
-from smoe.data.weather.store import WeatherStore
-from smoe.data.weather.store_format import DTYPE, Metadata
-from smoe.data.weather.year_spans import read_span
+from smoe.errors import DataError
+from smoe.gridded.statistics import Moments, add_year
+from smoe.paper.weather.data.journal import Journal
+from smoe.paper.weather.data.prepare_plan import Plan
+from smoe.paper.weather.data.source import WeatherSource
+from smoe.paper.weather.data.store import WeatherStore
+from smoe.paper.weather.data.store_format import DTYPE, Metadata
+from smoe.paper.weather.data.year_spans import read_span
 
 
 def begin_metadata(

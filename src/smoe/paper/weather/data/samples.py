@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.sample_times import check_hours, find_starts
-from smoe.data.weather.series import describe_years
-from smoe.data.weather.store import WeatherStore
+from smoe.errors import DataError
+from smoe.gridded.sample_times import check_hours, find_starts
+from smoe.paper.weather.data.series import describe_years
+from smoe.paper.weather.data.store import WeatherStore
 
 LEAD_CHANNEL = "lead_hours/100"
 

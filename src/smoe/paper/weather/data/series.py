@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoe.data.weather.axes import Orientation, find_levels, find_orientation
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import Grid
-from smoe.data.weather.open_files import OpenFiles, damage_as_data_error
-from smoe.data.weather.time_axis import TimeAxis, read_time_axis
-from smoe.data.weather.units import check_units
-from smoe.data.weather.variables import Variable
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
+from smoe.gridded.open_files import OpenFiles, damage_as_data_error
+from smoe.paper.weather.data.axes import Orientation, find_levels, find_orientation
+from smoe.paper.weather.data.time_axis import TimeAxis, read_time_axis
+from smoe.paper.weather.data.units import check_units
+from smoe.paper.weather.data.variables import Variable
 
 if TYPE_CHECKING:
     import xarray as xr

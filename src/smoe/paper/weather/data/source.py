@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import Grid
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
 
 
 class WeatherSource(ABC):

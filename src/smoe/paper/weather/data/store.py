@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import Grid
-from smoe.data.weather.statistics import Values, transform, undo_transform
-from smoe.data.weather.store_format import (
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
+from smoe.gridded.statistics import Values, transform, undo_transform
+from smoe.paper.weather.data.store_format import (
     CONSTANTS_FILE,
     DTYPE,
     FIELDS_FILE,

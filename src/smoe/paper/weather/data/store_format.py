@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from smoe.data.weather.checked_json import checksum, read_checked_json, write_checked_json
-from smoe.data.weather.errors import DataError
+from smoe.errors import DataError
+from smoe.gridded.checked_json import checksum, read_checked_json, write_checked_json
 
 FORMAT = "smoe weather store"
 VERSION = 1

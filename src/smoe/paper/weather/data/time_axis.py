@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoe.data.weather.axes import TIME_NAMES, find_axis
-from smoe.data.weather.errors import DataError
+from smoe.errors import DataError
+from smoe.paper.weather.data.axes import TIME_NAMES, find_axis
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.store import WeatherStore
+from smoe.errors import DataError
+from smoe.paper.weather.data.store import WeatherStore
 
 # Told what is being done, how much of it, and how much there is.
 Progress = Callable[[str, int, int], None]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.variables import Variable
+from smoe.errors import DataError
+from smoe.paper.weather.data.variables import Variable
 
 
 def canonical_units(text: str) -> str:

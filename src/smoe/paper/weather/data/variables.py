@@ -6,7 +6,7 @@ import difflib
 import re
 from dataclasses import dataclass, field
 
-from smoe.data.weather.errors import DataError
+from smoe.errors import DataError
 from smoe.suggestions import suggest
 
 LEVELS = (50, 250, 500, 600, 700, 850, 925)

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoe.data.weather.constants import check_constant, grid_constant
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import GRIDS
-from smoe.data.weather.open_files import OpenFiles, damage_as_data_error, import_xarray
-from smoe.data.weather.series import FieldSeries, Piece
-from smoe.data.weather.series_source import SeriesSource
-from smoe.data.weather.time_axis import read_time_axis
-from smoe.data.weather.variables import (
+from smoe.errors import DataError
+from smoe.gridded.open_files import OpenFiles, damage_as_data_error, import_xarray
+from smoe.gridded.zarr_integrity import check_zarr_array
+from smoe.paper.weather.data.constants import check_constant, grid_constant
+from smoe.paper.weather.data.grids import GRIDS
+from smoe.paper.weather.data.series import FieldSeries, Piece
+from smoe.paper.weather.data.series_source import SeriesSource
+from smoe.paper.weather.data.time_axis import read_time_axis
+from smoe.paper.weather.data.variables import (
     CONSTANTS,
     HOURLY_PRECIPITATION,
     STANDARD_GRAVITY,
@@ -22,7 +23,6 @@ from smoe.data.weather.variables import (
     Variable,
     check_constant_name,
 )
-from smoe.data.weather.zarr_integrity import check_zarr_array
 
 if TYPE_CHECKING:
     import xarray as xr

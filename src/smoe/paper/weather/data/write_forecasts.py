@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.grids import Grid
-from smoe.data.weather.variables import VARIABLES, parse_channel
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
+from smoe.paper.weather.data.variables import VARIABLES, parse_channel
 
 DIMENSIONS = ("init_time", "lead_time", "lat", "lon")
 ENDINGS = (".nc", ".zarr")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from smoe.data.images.pillow import Image, ImageEnhance, ImageOps
+from smoe.paper.imagenet.data.pillow import Image, ImageEnhance, ImageOps
 
 NUM_STRENGTHS = 31
 Operation = Callable[[Image.Image, float], Image.Image]
