@@ -24,9 +24,9 @@ _COLUMNS = ("source", "members", "forecasts", "seconds", "seconds a forecast", "
 _PREPARE = """
 import json, sys, time
 from pathlib import Path
-from smoe.data.ens10.open_ens10 import open_ens10
-from smoe.data.ens10.prepare import prepare
-from smoe.data.ens10.prepare_plan import Preparation
+from smoe.paper.ens10.data.open_ens10 import open_ens10
+from smoe.paper.ens10.data.prepare import prepare
+from smoe.paper.ens10.data.prepare_plan import Preparation
 import xarray, netCDF4
 
 class Silent:
@@ -50,8 +50,8 @@ print(json.dumps({"source": source.kind, "members": members, "forecasts": len(st
 
 def write_forecasts(root: Path) -> None:
     """Ten forecasts at full size: members, statistics and truth."""
-    from smoe.data.ens10.global_grid import ENS10_GRID
-    from smoe.data.ens10.write_layout import write_members, write_statistics, write_truth
+    from smoe.paper.ens10.data.global_grid import ENS10_GRID
+    from smoe.paper.ens10.data.write_layout import write_members, write_statistics, write_truth
 
     noise = np.random.default_rng(0).normal(size=(10, *ENS10_GRID.shape)).astype(np.float32)
     sizes = {"Z": 800.0, "T": 8.0, "Q": 1e-3, "W": 0.3, "D": 1e-5, "U": 8.0, "V": 8.0}

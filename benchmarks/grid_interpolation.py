@@ -17,8 +17,8 @@ from rich.progress import track
 
 import smoe
 from smoe.benchmarks.stored_table import circumstances, write_table
-from smoe.data.images.image_files import LabelledImages, read_images
 from smoe.experiments.runs import OpenRun, open_run
+from smoe.paper.images.data.image_files import LabelledImages, read_images
 from smoe.paper.images.models import SpatialMoEClassifierModel
 from smoe.paper.images.recipes import ImageRecipe
 

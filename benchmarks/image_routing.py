@@ -15,11 +15,11 @@ import torch
 from rich.progress import track
 
 from smoe.benchmarks.stored_table import circumstances, write_table
-from smoe.data.images.samples import ImageSamples
 from smoe.nn import RoutedLayer
 from smoe.ops.routing_error import choice_errors, wrong_choices
 from smoe.options import RoutingTraining
 from smoe.paper.images.build import make_splits, make_task
+from smoe.paper.images.data.samples import ImageSamples
 from smoe.paper.images.models import (
     ConvClassifierModel,
     CoordConvClassifierModel,

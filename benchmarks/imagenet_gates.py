@@ -16,13 +16,13 @@ from PIL import Image
 from rich.progress import track
 
 from smoe.benchmarks.stored_table import circumstances, write_table
-from smoe.data.images.augment.options import Augmentation
-from smoe.data.images.class_folders import find_class_folders
-from smoe.data.images.folder_samples import FolderImages
-from smoe.data.images.image_files import read_images
 from smoe.experiments.optimizers import SgdMomentum
+from smoe.paper.imagenet.data.augment.options import Augmentation
+from smoe.paper.imagenet.data.class_folders import find_class_folders
+from smoe.paper.imagenet.data.folder_samples import FolderImages
 from smoe.paper.imagenet.models import ImageNetModel, ResNet50Model, SpatialMoEResNet50Model
 from smoe.paper.imagenet.recipes import IMAGENET_RECIPES, ImageNetData, ImageNetRecipe
+from smoe.paper.images.data.image_files import read_images
 
 SIZE, LARGER = 64, 82
 _SMALL = {"num_blocks": (1, 1, 1, 1), "filters": 16}

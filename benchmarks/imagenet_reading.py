@@ -17,11 +17,11 @@ import torch
 from PIL import Image
 
 from smoe.benchmarks.stored_table import circumstances, write_table
-from smoe.data.images.augment.mixing import cutmix, mixup
-from smoe.data.images.augment.options import Augmentation
-from smoe.data.images.augment.trivial_augment import trivial_augment
-from smoe.data.images.read_image import read_image
-from smoe.data.images.views import evaluation_view, normalised, training_view
+from smoe.paper.imagenet.data.augment.mixing import cutmix, mixup
+from smoe.paper.imagenet.data.augment.options import Augmentation
+from smoe.paper.imagenet.data.augment.trivial_augment import trivial_augment
+from smoe.paper.imagenet.data.crops import evaluation_view, normalised, training_view
+from smoe.paper.imagenet.data.read_image import read_image
 
 # Width and height of most of ImageNet's images.
 _SIZE = (500, 375)

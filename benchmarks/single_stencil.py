@@ -12,8 +12,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from smoe.benchmarks.stored_table import circumstances, write_table
-from smoe.data import diffusion_stencil
 from smoe.paper.heat.build import make_region_map, make_split
+from smoe.paper.heat.data import diffusion_stencil
 from smoe.paper.heat.recipes import HeatDiffusion
 
 

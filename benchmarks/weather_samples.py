@@ -21,13 +21,13 @@ from rich.progress import track
 from torch.utils.data import DataLoader
 
 from smoe.benchmarks.stored_table import circumstances, write_table
-from smoe.data.weather import DEFAULT_CONSTANTS, DEFAULT_INPUTS, GRIDS, WeatherSource
-from smoe.data.weather.prepare import prepare
-from smoe.data.weather.prepare_plan import Preparation
-from smoe.data.weather.samples import WeatherSamples
-from smoe.data.weather.store import WeatherStore
-from smoe.data.weather.store_format import FIELDS_FILE
 from smoe.models import WeatherResNet
+from smoe.paper.weather.data import DEFAULT_CONSTANTS, DEFAULT_INPUTS, GRIDS, WeatherSource
+from smoe.paper.weather.data.prepare import prepare
+from smoe.paper.weather.data.prepare_plan import Preparation
+from smoe.paper.weather.data.samples import WeatherSamples
+from smoe.paper.weather.data.store import WeatherStore
+from smoe.paper.weather.data.store_format import FIELDS_FILE
 
 _BATCH_SIZE = 32
 _STEP_BATCH_SIZE = 8

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from smoe.data.ens10.store import EnsembleStore
-from smoe.data.weather.grids import Grid
+from smoe.gridded.grid import Grid
+from smoe.paper.ens10.data.store import EnsembleStore
 from smoe.paper.ens10.models import EmosModel
 from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData, EnsembleRecipe
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from memory_source import MemorySource, Silent
-from smoe.data.weather.grids import Grid
-from smoe.data.weather.prepare import prepare
-from smoe.data.weather.prepare_plan import Preparation
+from smoe.gridded.grid import Grid
+from smoe.paper.weather.data.prepare import prepare
+from smoe.paper.weather.data.prepare_plan import Preparation
 from smoe.paper.weather.models import WeatherViTModel
 from smoe.paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from smoe.data.weather.grids import GRIDS, Grid
-from smoe.data.weather.variables import HOURLY_PRECIPITATION, LEVELS, VARIABLES
+from smoe.gridded.grid import Grid
+from smoe.paper.weather.data.grids import GRIDS
+from smoe.paper.weather.data.variables import HOURLY_PRECIPITATION, LEVELS, VARIABLES
 
 DEFAULT_VARIABLES = ("z", "t", "u", "v", "q", "tisr", "t2m", "tp")
 

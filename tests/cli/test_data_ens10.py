@@ -8,7 +8,7 @@ import pytest
 
 from ens10_files import STARTS, write_ens10
 from smoe.cli.main import main
-from smoe.data.ens10 import EnsembleStore
+from smoe.paper.ens10.data import EnsembleStore
 
 
 @pytest.fixture(scope="module")

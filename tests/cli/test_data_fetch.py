@@ -12,7 +12,7 @@ import xarray as xr
 
 from smoe.cli import data_fetch
 from smoe.cli.main import UsageError
-from smoe.data.weather import DataError
+from smoe.paper.weather.data import DataError
 
 
 def fake_pip(monkeypatch, archive_member: str | None, content: bytes = b"", stderr: str = ""):

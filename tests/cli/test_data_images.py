@@ -11,9 +11,9 @@ import pytest
 
 from image_files import IDX_FILES, write_cifar10, write_idx_set
 from smoe.cli import data_check, data_fetch, fetch_images
-from smoe.data.errors import DataError
-from smoe.data.images import image_files
-from smoe.data.images.catalogue import IMAGE_SETS
+from smoe.errors import DataError
+from smoe.paper.images.data import image_files
+from smoe.paper.images.data.catalogue import IMAGE_SETS
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import pytest
 import xarray as xr
 
 from smoe.cli.main import main
-from smoe.data.weather import GRIDS
-from smoe.data.weather.samples import WeatherSamples
-from smoe.data.weather.store import WeatherStore
+from smoe.paper.weather.data import GRIDS
+from smoe.paper.weather.data.samples import WeatherSamples
+from smoe.paper.weather.data.store import WeatherStore
 from weather_files import (
     constant_field,
     hourly_precipitation,
@@ -93,7 +93,7 @@ def test_samples_equal_a_direct_computation(root: Path, tmp_path: Path, capsys: 
 
 def test_a_killed_command_goes_on_to_the_same_bytes(root: Path, tmp_path: Path) -> None:
     program = (
-        "import os, signal, sys; import smoe.data.weather.prepare as prepare\n"
+        "import os, signal, sys; import smoe.paper.weather.data.prepare as prepare\n"
         "write = prepare._normalise_into; left = [3]\n"
         "def write_and_die(rows, channel, *rest):\n"
         "    write(rows, channel, *rest); left[0] -= 1\n"
@@ -218,7 +218,7 @@ def test_a_disk_that_cannot_be_written_is_one_clear_line(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("smoe.data.weather.journal.write_json", full)
+    monkeypatch.setattr("smoe.paper.weather.data.journal.write_json", full)
     assert main(arguments(root, tmp_path / "store", "--channels", "t2m")) == 1
     assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
 

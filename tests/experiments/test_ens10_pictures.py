@@ -14,11 +14,11 @@ from ens10_files import write_ens10
 from memory_ensemble import tiny_recipe
 from memory_source import Silent
 from smoe.cli.main import main
-from smoe.data.ens10.open_ens10 import open_ens10
-from smoe.data.ens10.prepare import prepare
-from smoe.data.ens10.prepare_plan import Preparation
-from smoe.data.ens10.store import EnsembleStore
 from smoe.experiments.runs import open_run, train
+from smoe.paper.ens10.data.open_ens10 import open_ens10
+from smoe.paper.ens10.data.prepare import prepare
+from smoe.paper.ens10.data.prepare_plan import Preparation
+from smoe.paper.ens10.data.store import EnsembleStore
 from smoe.paper.ens10.recipes import EnsembleData
 from smoe.paper.ens10.verification import NUM_PARTS, verify
 from smoe.views import draw_calibration, draw_score_maps

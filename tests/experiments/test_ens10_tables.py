@@ -9,15 +9,15 @@ from ens10_files import write_ens10
 from memory_ensemble import tiny_recipe
 from memory_source import Silent
 from smoe.cli.main import main
-from smoe.data.ens10.open_ens10 import open_ens10
-from smoe.data.ens10.prepare import prepare
-from smoe.data.ens10.prepare_plan import Preparation
-from smoe.data.weather.errors import DataError
+from smoe.errors import DataError
 from smoe.experiments.reproduction.plan import plan_runs
 from smoe.experiments.reproduction.report import markdown
 from smoe.experiments.reproduction.run import train_and_store
 from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
 from smoe.experiments.reproduction.tables import Scale
+from smoe.paper.ens10.data.open_ens10 import open_ens10
+from smoe.paper.ens10.data.prepare import prepare
+from smoe.paper.ens10.data.prepare_plan import Preparation
 from smoe.paper.ens10.recipes import EnsembleData, EnsembleRecipe
 from smoe.paper.ens10.references import store_references
 from smoe.paper.ens10.setting import open_store

@@ -13,15 +13,15 @@ import torch
 from ens10_files import write_ens10
 from memory_ensemble import GRID, make_ensemble, tiny_recipe
 from memory_source import Silent
-from smoe.data.ens10.open_ens10 import open_ens10
-from smoe.data.ens10.prepare import prepare
-from smoe.data.ens10.prepare_plan import Preparation
-from smoe.data.weather.errors import DataError
+from smoe.errors import DataError
 from smoe.experiments.dry_task import build_dry_task
 from smoe.experiments.optimizers import AdamL2
 from smoe.experiments.runs import open_run, train
 from smoe.losses import GaussianCRPSLoss
 from smoe.paper.ens10.build import build_task, make_split, make_task
+from smoe.paper.ens10.data.open_ens10 import open_ens10
+from smoe.paper.ens10.data.prepare import prepare
+from smoe.paper.ens10.data.prepare_plan import Preparation
 from smoe.paper.ens10.raw import score_raw_ensemble
 from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData
 from smoe.paper.ens10.setting import setting_of

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smoe.data import diffusion_stencil
 from smoe.experiments.build import build_task
 from smoe.experiments.parameter_counts import count_parameters
 from smoe.models import SpatialMoENet
@@ -15,6 +14,7 @@ from smoe.nn import SpatialMoE2d
 from smoe.options import RoutingTraining
 from smoe.paper.heat.build import make_region_map
 from smoe.paper.heat.build_model import build_model
+from smoe.paper.heat.data import diffusion_stencil
 from smoe.paper.heat.models import SpatialMoEModel
 from smoe.paper.heat.recipes import HEAT_RECIPES, AuxiliaryLosses, HeatDiffusion, HeatRecipe
 from smoe.paper.heat.tables import HEAT

@@ -9,11 +9,11 @@ import torch
 
 from image_files import write_cifar10, write_idx_set
 from smoe.cli import main
-from smoe.data.errors import DataError
-from smoe.data.images.samples import DrawnImages
+from smoe.errors import DataError
 from smoe.experiments.runs import open_run, train
 from smoe.options import RoutingTraining
 from smoe.paper.images.build import build_task
+from smoe.paper.images.data.samples import DrawnImages
 from smoe.paper.images.models import ConvClassifierModel, CoordConvClassifierModel, SpatialMoEClassifierModel
 from smoe.paper.images.pictures import confusion_of, mean_images
 from smoe.paper.images.recipes import IMAGE_RECIPES, ImageData, ImageRecipe

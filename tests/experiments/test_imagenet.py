@@ -15,8 +15,7 @@ import torch
 import smoe
 from image_folders import write_folders
 from smoe.cli import main
-from smoe.data.errors import DataError
-from smoe.data.images.augment.options import Augmentation
+from smoe.errors import DataError
 from smoe.experiments.build import build_task
 from smoe.experiments.build_optimizer import build_sgd
 from smoe.experiments.optimizers import SgdMomentum
@@ -24,6 +23,7 @@ from smoe.experiments.recipes import recipe_from_plain, recipe_to_plain
 from smoe.experiments.runs import open_run, train
 from smoe.paper.imagenet.build import make_task
 from smoe.paper.imagenet.build_model import build_model
+from smoe.paper.imagenet.data.augment.options import Augmentation
 from smoe.paper.imagenet.models import AddedSpatialMoEResNet50Model, SpatialMoEResNet50Model
 from smoe.paper.imagenet.recipes import IMAGENET_RECIPES, IMAGENET_TRAINING, ImageNetData, ImageNetRecipe
 from smoe.training.interruption import Interrupted

@@ -13,13 +13,13 @@ import torch
 import xarray as xr
 
 from smoe.cli.main import main
-from smoe.data.weather.baselines import Baselines, week_of_year
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.store import WeatherStore
-from smoe.data.weather.truth import Truth
+from smoe.errors import DataError
 from smoe.experiments.recipes import RECIPES
 from smoe.experiments.runs import OpenRun, open_run, train
 from smoe.nn import ConvGate, SpatialMoE2d
+from smoe.paper.weather.data.baselines import Baselines, week_of_year
+from smoe.paper.weather.data.store import WeatherStore
+from smoe.paper.weather.data.truth import Truth
 from smoe.paper.weather.evaluate import RunScores, evaluate_run
 from smoe.paper.weather.pictures import layer_inputs
 from smoe.paper.weather.published import PUBLISHED

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from smoe import SpatialMoE2d
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.store import WeatherStore
+from smoe.errors import DataError
 from smoe.experiments.optimizers import AdamL2
 from smoe.experiments.runs import open_run, train
 from smoe.losses import latitude_weights
 from smoe.paper.weather.build import build_task
+from smoe.paper.weather.data.store import WeatherStore
 from smoe.paper.weather.recipes import WEATHER_RECIPES
 from smoe.training.checkpoints import CheckpointError, load_checkpoint
 from smoe.training.run_directory import RunDirectory

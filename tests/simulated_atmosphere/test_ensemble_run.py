@@ -13,9 +13,9 @@ from simulation.start_dates import start_dates
 from memory_source import Silent
 from simulated_ensemble_model import BIAS, SimulatedEnsembleModel
 from simulated_model import Killed
-from smoe.data.ens10.open_ens10 import open_ens10
-from smoe.data.ens10.prepare import prepare
-from smoe.data.ens10.prepare_plan import Preparation
+from smoe.paper.ens10.data.open_ens10 import open_ens10
+from smoe.paper.ens10.data.prepare import prepare
+from smoe.paper.ens10.data.prepare_plan import Preparation
 
 FIRST = np.datetime64("2001-12-20")
 STARTS = start_dates(np.datetime64("2001-11-20"), np.datetime64("2002-01-12"))

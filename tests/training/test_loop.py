@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from smoe import NoisyGate, SpatialMoE2d, TensorGate
-from smoe.data import HeatPairs
 from smoe.metrics import MeanSquaredError, PercentWithin
+from smoe.paper.heat.data import HeatPairs
 from smoe.training.checkpoints import load_checkpoint
 from smoe.training.interruption import Interrupted
 from smoe.training.loop import Loop, TrainingDiverged

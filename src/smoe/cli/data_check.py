@@ -14,9 +14,9 @@ from smoe.cli.parse import parse
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from smoe.data.ens10.describe import TaskDescription
-    from smoe.data.images.describe_folders import FolderDescription
-    from smoe.data.weather.describe import Description
+    from smoe.paper.ens10.data.describe import TaskDescription
+    from smoe.paper.imagenet.data.describe_folders import FolderDescription
+    from smoe.paper.weather.data.describe import Description
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ def run(args: list[str]) -> int:
     """Parses, looks, prints, and returns 0 for usable data, 1 for others."""
     options = parse(Check, args, prog="smoe data check")
 
-    from smoe.data.weather.store_format import METADATA_FILE, PREPARATION_FILE
+    from smoe.paper.weather.data.store_format import METADATA_FILE, PREPARATION_FILE
 
     if any((options.path / name).is_file() for name in (METADATA_FILE, PREPARATION_FILE)):
         return _check_store(options.path, options.quick)
 
-    from smoe.data.images.describe import has_images
+    from smoe.paper.images.data.describe import has_images
 
     if options.kind == "images" or (options.kind == "auto" and has_images(options.path)):
         return _check_images(options.path)
@@ -57,10 +57,10 @@ def run(args: list[str]) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from smoe.data.ens10.describe import describe_ens10
-    from smoe.data.ens10.open_ens10 import is_ens10
-    from smoe.data.images.describe_folders import describe_folders, is_class_folders
-    from smoe.data.weather.describe import describe
+    from smoe.paper.ens10.data.describe import describe_ens10
+    from smoe.paper.ens10.data.open_ens10 import is_ens10
+    from smoe.paper.imagenet.data.describe_folders import describe_folders, is_class_folders
+    from smoe.paper.weather.data.describe import describe
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -107,8 +107,8 @@ def print_folders(path: Path, found: FolderDescription, quick: bool, console: Co
 
 
 def _check_images(path: Path) -> int:
-    from smoe.data.images.catalogue import IMAGE_SETS
-    from smoe.data.images.describe import describe_images
+    from smoe.paper.images.data.catalogue import IMAGE_SETS
+    from smoe.paper.images.data.describe import describe_images
 
     found = describe_images(path)
     if not found:
@@ -132,7 +132,7 @@ def _check_store(path: Path, quick: bool) -> int:
     from rich.progress import track
 
     from smoe.cli.store_report import describe_store
-    from smoe.data.weather.store import WeatherStore
+    from smoe.paper.weather.data.store import WeatherStore
 
     store = WeatherStore.open(path)
     sys.stdout.write(describe_store(store))
@@ -149,7 +149,7 @@ def print_description(found: Description, quick: bool, console: Console) -> None
     """The description for people: facts, a table of variables, what hinders, and the verdict last."""
     from rich.table import Table
 
-    from smoe.data.weather.series import describe_years
+    from smoe.paper.weather.data.series import describe_years
 
     rows, columns = found.grid.shape
     console.print(f"{found.path}: {found.kind}, {found.grid.name} ({rows} x {columns}), every {found.step_hours} h")

@@ -14,7 +14,7 @@ import tyro
 
 from smoe.atomic_files import write_atomically
 from smoe.cli.parse import parse
-from smoe.data.errors import DataError
+from smoe.errors import DataError
 
 # The source package of cfgrib carries ERA5 fields for its own tests; later releases may not.
 PACKAGE = "cfgrib==0.9.15.1"
@@ -55,7 +55,7 @@ def run(args: list[str]) -> int:
 
 def fetch_era5_sample(output_dir: Path) -> Path:
     """Downloads the package by pip, takes the one file out of it and checks it; a file that is there stays."""
-    from smoe.data.weather.integrity import check_netcdf_file
+    from smoe.gridded.netcdf_integrity import check_netcdf_file
 
     path = output_dir / Path(MEMBER).name
     if path.exists():

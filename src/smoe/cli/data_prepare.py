@@ -9,8 +9,8 @@ from typing import Literal
 
 from smoe.cli.main import UsageError
 from smoe.cli.parse import parse
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, check_constant_name, parse_channel
+from smoe.errors import DataError
+from smoe.paper.weather.data.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, check_constant_name, parse_channel
 from smoe.suggestions import suggest
 
 DATA_SETS = ("weather", "ens10")
@@ -101,10 +101,10 @@ def _prepare_weather(options: PrepareWeather) -> int:
     # torch and xarray are imported from here on only: a typo is answered at once.
     from smoe.cli.prepare_progress import PrepareProgress
     from smoe.cli.store_report import describe_store
-    from smoe.data.weather.open_source import open_source
-    from smoe.data.weather.prepare import prepare
-    from smoe.data.weather.prepare_plan import Preparation
-    from smoe.data.weather.store import WeatherStore
+    from smoe.paper.weather.data.open_source import open_source
+    from smoe.paper.weather.data.prepare import prepare
+    from smoe.paper.weather.data.prepare_plan import Preparation
+    from smoe.paper.weather.data.store import WeatherStore
 
     statistics_from = None if options.statistics_from is None else WeatherStore.open(options.statistics_from)
     wanted = Preparation(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich.console import Console
 
 from smoe.cli.weather_report import print_scores
-from smoe.data.ens10.store import EnsembleStore
+from smoe.paper.ens10.data.store import EnsembleStore
 from smoe.paper.ens10.published import MEMBERS, paper_results
 
 _MODELS = {"ens10/emos": "EMOS", "ens10/unet": "U-Net", "ens10/smoe": "SMoE"}

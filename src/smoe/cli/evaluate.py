@@ -84,7 +84,7 @@ def run(args: list[str]) -> int:
     if options.data != TruthOptions() or options.skip_nan:
         raise UsageError("--data and --skip-nan belong to --file; a run has its own data")
     if options.forecasts is not None:
-        from smoe.data.weather.write_forecasts import check_output
+        from smoe.paper.weather.data.write_forecasts import check_output
 
         # Before a checkpoint is loaded and a year of forecasts is made.
         check_output(options.forecasts)
@@ -153,7 +153,7 @@ def _score_ensemble(options: Evaluate, path: Path) -> None:
         raise UsageError("--forecasts, --skip-nan and --data are for runs and files; an --ensemble has --years only")
 
     from smoe.cli.ensemble_report import print_ensemble_scores
-    from smoe.data.ens10.store import EnsembleStore
+    from smoe.paper.ens10.data.store import EnsembleStore
     from smoe.paper.ens10.raw import score_raw_ensemble
 
     store = EnsembleStore.open(path)
@@ -171,7 +171,7 @@ def _score_file(options: Evaluate, file: Path) -> None:
 
     from smoe.cli.score_progress import ScoreProgress
     from smoe.cli.weather_report import print_published, print_scores
-    from smoe.data.weather.store import WeatherStore
+    from smoe.paper.weather.data.store import WeatherStore
     from smoe.paper.weather.score_files import score_file
 
     store, asked = WeatherStore.open(options.data.store), options.data

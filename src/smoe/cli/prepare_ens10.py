@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from smoe.cli.parse import parse
 
 if TYPE_CHECKING:
-    from smoe.data.ens10.store import EnsembleStore
+    from smoe.paper.ens10.data.store import EnsembleStore
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def run(args: list[str]) -> int:
     options = parse(PrepareEns10, args, prog="smoe data prepare ens10")
 
     from smoe.cli.prepare_progress import PrepareProgress
-    from smoe.data.ens10.open_ens10 import open_ens10
-    from smoe.data.ens10.prepare import prepare
-    from smoe.data.ens10.prepare_plan import Preparation
+    from smoe.paper.ens10.data.open_ens10 import open_ens10
+    from smoe.paper.ens10.data.prepare import prepare
+    from smoe.paper.ens10.data.prepare_plan import Preparation
 
     wanted = Preparation(options.train_years, options.normalisation, options.efi)
     try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from smoe.data.weather.preparation_checks import describe_size
-from smoe.data.weather.store import WeatherStore
+from smoe.paper.weather.data.preparation_checks import describe_size
+from smoe.paper.weather.data.store import WeatherStore
 
 
 def describe_store(store: WeatherStore) -> str:

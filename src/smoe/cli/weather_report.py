@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from smoe.data.weather.variables import VARIABLES, parse_channel
+from smoe.paper.weather.data.variables import VARIABLES, parse_channel
 from smoe.paper.weather.published import LEADS_OF_TABLES, PUBLISHED, PUBLISHED_DATA
 
 Scores = Mapping[str, float]

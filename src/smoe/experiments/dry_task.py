@@ -123,8 +123,8 @@ def _ensemble(recipe: EnsembleRecipe) -> DryTask:
 
 
 def _images(recipe: ImageRecipe) -> DryTask:
-    from smoe.data.images.catalogue import IMAGE_SETS
     from smoe.paper.images.build import make_task
+    from smoe.paper.images.data.catalogue import IMAGE_SETS
 
     data = recipe.data
     image_set = IMAGE_SETS[data.name]
@@ -137,8 +137,8 @@ def _images(recipe: ImageRecipe) -> DryTask:
 
 
 def _imagenet(recipe: ImageNetRecipe) -> DryTask:
-    from smoe.data.images.class_folders import find_class_folders, hold_out
     from smoe.paper.imagenet.build import NUM_CLASSES, NUM_TRAIN_IMAGES, NUM_VALIDATION_IMAGES, make_task
+    from smoe.paper.imagenet.data.class_folders import find_class_folders, hold_out
 
     data = recipe.data
     num_held, num_classes = data.held_out_per_class, NUM_CLASSES

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.utils.data import Dataset
 
-from smoe.data.ens10.samples import EnsembleSamples
-from smoe.data.ens10.store import EnsembleStore
 from smoe.experiments.build_optimizer import build_optimizer
 from smoe.losses import GaussianCRPSLoss
 from smoe.metrics import EECRPS, EfiDates, GaussianCRPS, GaussianSpreadSkill, Metric
 from smoe.paper.ens10.build_model import build_model
+from smoe.paper.ens10.data.samples import EnsembleSamples
+from smoe.paper.ens10.data.store import EnsembleStore
 from smoe.paper.ens10.models import EmosModel
 from smoe.paper.ens10.recipes import EnsembleRecipe
 from smoe.paper.ens10.scored_samples import ScoredSamples

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from smoe.data.ens10.variables import TASKS
 from smoe.experiments.runs import OpenRun
+from smoe.paper.ens10.data.variables import TASKS
 from smoe.paper.ens10.verification import store_of, verify
 
 RAW = "raw ensemble"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from smoe.data.ens10.samples import EnsembleSamples
-from smoe.data.ens10.store import EnsembleStore
 from smoe.metrics import EnsembleCRPS, EnsembleSpreadSkill, Metric, RankHistogram
 from smoe.paper.ens10.build import make_scores
+from smoe.paper.ens10.data.samples import EnsembleSamples
+from smoe.paper.ens10.data.store import EnsembleStore
 from smoe.paper.ens10.scored_samples import ScoredSamples
 from smoe.paper.ens10.setting import setting_of
 

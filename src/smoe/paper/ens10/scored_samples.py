@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from smoe.data.ens10.samples import EnsembleSamples
+from smoe.paper.ens10.data.samples import EnsembleSamples
 
 
 class ScoredSamples(Dataset[tuple[Tensor, Tensor]]):

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smoe.data.ens10.store import EnsembleStore
-from smoe.data.ens10.variables import TASKS
-from smoe.data.weather.errors import DataError
+from smoe.errors import DataError
 from smoe.paper.ens10.build_model import EnsembleShape
+from smoe.paper.ens10.data.store import EnsembleStore
+from smoe.paper.ens10.data.variables import TASKS
 from smoe.paper.ens10.recipes import EnsembleData
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smoe.data.ens10.store import EnsembleStore
 from smoe.experiments.runs import OpenRun
 from smoe.losses.crps import corrected_crps, standardise
 from smoe.nn.gaussian_head import gaussian_correction
+from smoe.paper.ens10.data.store import EnsembleStore
 from smoe.paper.ens10.scored_samples import ScoredSamples
 from smoe.training.batches import OrderedBatches
 from smoe.training.devices import make_accelerator

@@ -11,7 +11,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from smoe.data import (
+from smoe.experiments.recipes import to_plain
+from smoe.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
+from smoe.paper.heat.build_model import build_auxiliary_loss, build_model
+from smoe.paper.heat.data import (
     HeatPairs,
     draw_initial_states,
     grow_region_map,
@@ -20,9 +23,6 @@ from smoe.data import (
     save_frames,
     simulate_heat,
 )
-from smoe.experiments.recipes import to_plain
-from smoe.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
-from smoe.paper.heat.build_model import build_auxiliary_loss, build_model
 from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.training.task import Task
 

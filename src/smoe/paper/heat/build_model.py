@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from smoe import nn
-from smoe.data import diffusion_stencil
 from smoe.experiments.recipes import to_plain
 from smoe.losses import auxiliary_loss, patch_moe_loss
 from smoe.models import ConvNet, FullyConnectedNet, SpatialMoENet, VisionTransformer
 from smoe.options import RoutingTraining
+from smoe.paper.heat.data import diffusion_stencil
 from smoe.paper.heat.models import (
     ConvNetModel,
     FullyConnectedModel,

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from smoe.data import diffusion_stencil
 from smoe.experiments.paper import PAPER_RESULTS
 from smoe.experiments.runs import OpenRun
 from smoe.models import SpatialMoENet
 from smoe.nn import SpatialMoE2d
 from smoe.paper.heat.build import make_region_map
+from smoe.paper.heat.data import diffusion_stencil
 from smoe.paper.heat.models import SpatialMoEModel
 from smoe.paper.heat.recipes import HeatRecipe
 

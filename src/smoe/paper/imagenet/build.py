@@ -9,16 +9,16 @@ from pathlib import Path
 import torch
 
 from smoe import nn
-from smoe.data.errors import DataError
-from smoe.data.images.class_folders import find_class_folders, find_classes, hold_out
-from smoe.data.images.folder_samples import AugmentedFolderImages, FolderImages
-from smoe.data.images.samples import ImageSamples
+from smoe.errors import DataError
 from smoe.experiments.build_optimizer import build_sgd
 from smoe.losses import CrossEntropy
 from smoe.metrics import Accuracy, MeanCrossEntropy, Metric
 from smoe.ops.interpolation import Interpolation
 from smoe.paper.imagenet.build_model import build_model
+from smoe.paper.imagenet.data.class_folders import find_class_folders, find_classes, hold_out
+from smoe.paper.imagenet.data.folder_samples import AugmentedFolderImages, FolderImages
 from smoe.paper.imagenet.recipes import ImageNetData, ImageNetRecipe
+from smoe.paper.images.data.samples import ImageSamples
 from smoe.training.routing_warmup import RoutingWarmup
 from smoe.training.task import Task
 

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from smoe.data.images.folder_samples import FolderImages
-from smoe.data.images.views import MEAN, STD
 from smoe.experiments.paper import PAPER_RESULTS
 from smoe.experiments.runs import OpenRun
 from smoe.nn import RoutedLayer, SpatialGate
+from smoe.paper.imagenet.data.crops import MEAN, STD
+from smoe.paper.imagenet.data.folder_samples import FolderImages
 
 _NUM_CLASSES, _IMAGES_OF_CLASS = 10, 10
 

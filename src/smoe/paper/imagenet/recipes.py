@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from smoe.data.images.augment.options import Augmentation
 from smoe.experiments.optimizers import SgdMomentum
 from smoe.options import RoutingTraining
+from smoe.paper.imagenet.data.augment.options import Augmentation
 from smoe.paper.imagenet.models import (
     AddedSpatialMoEResNet50Model,
     ImageNetModel,

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.utils.data import Dataset
 
-from smoe.data.errors import DataError
-from smoe.data.images.catalogue import IMAGE_SETS
-from smoe.data.images.image_files import LabelledImages, read_images
-from smoe.data.images.samples import DrawnImages, ImageSamples, split_training
+from smoe.errors import DataError
 from smoe.experiments.build_optimizer import build_optimizer
 from smoe.losses import CrossEntropy
 from smoe.metrics import Accuracy, ClassErrors, MeanCrossEntropy, Metric
 from smoe.paper.images.build_model import build_model
+from smoe.paper.images.data.catalogue import IMAGE_SETS
+from smoe.paper.images.data.image_files import LabelledImages, read_images
+from smoe.paper.images.data.samples import DrawnImages, ImageSamples, split_training
 from smoe.paper.images.recipes import ImageData, ImageRecipe
 from smoe.training.routing_warmup import RoutingWarmup
 from smoe.training.task import Task

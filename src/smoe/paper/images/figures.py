@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe.data.images.catalogue import IMAGE_SETS
 from smoe.experiments.reproduction.report import Outcome, outcomes
 from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
 from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row
 from smoe.experiments.runs import open_run
+from smoe.paper.images.data.catalogue import IMAGE_SETS
 from smoe.paper.images.pictures import draw_routing_of
 from smoe.paper.images.recipes import IMAGE_RECIPES
 

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smoe.data.errors import DataError
-from smoe.data.images.catalogue import IMAGE_SETS
-from smoe.data.images.samples import ImageSamples
+from smoe.errors import DataError
 from smoe.experiments.paper import PAPER_RESULTS
 from smoe.experiments.runs import OpenRun
 from smoe.metrics import confusion_matrix
 from smoe.nn import RoutedLayer, SpatialGate
+from smoe.paper.images.data.catalogue import IMAGE_SETS
+from smoe.paper.images.data.samples import ImageSamples
 from smoe.paper.images.recipes import ImageRecipe
 from smoe.training.devices import make_accelerator
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from smoe.data.images.catalogue import ImageSetName
 from smoe.experiments.optimizers import AdamL2
 from smoe.options import RoutingTraining
+from smoe.paper.images.data.catalogue import ImageSetName
 from smoe.paper.images.models import (
     ConvClassifierModel,
     CoordConvClassifierModel,

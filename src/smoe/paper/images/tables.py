@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from smoe.data.images.catalogue import IMAGE_SETS
 from smoe.experiments.paper import PAPER_RESULTS
 from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
 from smoe.options import RoutingTraining
+from smoe.paper.images.data.catalogue import IMAGE_SETS
 from smoe.paper.images.models import SpatialMoEClassifierModel
 from smoe.paper.images.notes import NOTES
 from smoe.paper.images.recipes import IMAGE_RECIPES, ImageRecipe

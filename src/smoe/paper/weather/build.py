@@ -7,12 +7,12 @@ from functools import partial
 
 import torch
 
-from smoe.data.weather.samples import WeatherSamples
-from smoe.data.weather.store import WeatherStore
 from smoe.experiments.build_optimizer import build_optimizer
 from smoe.losses import LatitudeWeightedMSE
 from smoe.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE, MeanLoss, Metric
 from smoe.paper.weather.build_model import build_model
+from smoe.paper.weather.data.samples import WeatherSamples
+from smoe.paper.weather.data.store import WeatherStore
 from smoe.paper.weather.recipes import WeatherRecipe
 from smoe.paper.weather.setting import Setting, open_store, setting_of
 from smoe.training.routing_warmup import RoutingWarmup

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from smoe.data.weather.baselines import Baselines
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.samples import WeatherSamples
-from smoe.data.weather.truth import Progress, Truth
-from smoe.data.weather.write_forecasts import ForecastWriter, open_forecast_writer
+from smoe.errors import DataError
 from smoe.experiments.runs import OpenRun
 from smoe.metrics import Metric
+from smoe.paper.weather.data.baselines import Baselines
+from smoe.paper.weather.data.samples import WeatherSamples
+from smoe.paper.weather.data.truth import Progress, Truth
+from smoe.paper.weather.data.write_forecasts import ForecastWriter, open_forecast_writer
 from smoe.paper.weather.recipes import WeatherRecipe
 from smoe.paper.weather.scores import Scores, ScoreSum, metrics_of, score_baselines
 from smoe.training.batches import OrderedBatches

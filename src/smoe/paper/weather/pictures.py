@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.samples import WeatherSamples
-from smoe.data.weather.truth import Truth
-from smoe.data.weather.variables import VARIABLES, parse_channel
+from smoe.errors import DataError
 from smoe.experiments.runs import OpenRun
 from smoe.metrics import LatitudeWeightedRMSE
 from smoe.nn import RoutedLayer, SpatialGate
+from smoe.paper.weather.data.samples import WeatherSamples
+from smoe.paper.weather.data.truth import Truth
+from smoe.paper.weather.data.variables import VARIABLES, parse_channel
 from smoe.paper.weather.evaluate import samples_of
 from smoe.training.devices import make_accelerator
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe.data.weather.baselines import BASELINES, Baselines
-from smoe.data.weather.samples import WeatherSamples
-from smoe.data.weather.truth import Truth
 from smoe.experiments.reproduction.stored_runs import RunStore
 from smoe.experiments.reproduction.tables import ResultTable, Scale
 from smoe.paper.weather.build import make_split
+from smoe.paper.weather.data.baselines import BASELINES, Baselines
+from smoe.paper.weather.data.samples import WeatherSamples
+from smoe.paper.weather.data.truth import Truth
 from smoe.paper.weather.recipes import WeatherRecipe
 from smoe.paper.weather.scores import score_baselines
 from smoe.paper.weather.setting import open_store

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from smoe.data.weather.baselines import BASELINES, BaselineName, Baselines
-from smoe.data.weather.errors import DataError
-from smoe.data.weather.forecasts import ForecastFile
-from smoe.data.weather.store import WeatherStore
-from smoe.data.weather.truth import Progress, Truth
+from smoe.errors import DataError
+from smoe.paper.weather.data.baselines import BASELINES, BaselineName, Baselines
+from smoe.paper.weather.data.forecasts import ForecastFile
+from smoe.paper.weather.data.store import WeatherStore
+from smoe.paper.weather.data.truth import Progress, Truth
 from smoe.paper.weather.scores import Scores, ScoreSum, physical_metrics, score_baselines
 
 _FORECASTS_PER_PIECE = 64

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from smoe.data.weather.baselines import BASELINES, BaselineName, Baselines
-from smoe.data.weather.store import WeatherStore
-from smoe.data.weather.truth import Progress
 from smoe.metrics import AnomalyCorrelation, LatitudeWeightedMAE, LatitudeWeightedRMSE, MeanOfRootsRMSE, Metric
+from smoe.paper.weather.data.baselines import BASELINES, BaselineName, Baselines
+from smoe.paper.weather.data.store import WeatherStore
+from smoe.paper.weather.data.truth import Progress
 
 Scores = dict[str, float]
 

@@ -1,0 +1,1 @@
+"""Fields on a grid: files, grids, stores and samples, for variables and grids that the files name."""

@@ -1,0 +1,85 @@
+"""Files opened by xarray, a few at a time; what the library behind it says of a damaged file becomes a DataError."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from smoe.errors import DataError
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+class OpenFiles:
+    """The files used last stay open, for a year's channels come from few files.
+
+    Args:
+        open_file: Checks a file and opens it.
+        capacity: How many stay open.
+    """
+
+    def __init__(self, open_file: Callable[[Path], xr.Dataset], capacity: int = 12):
+        self._open_file = open_file
+        self._capacity = capacity
+        self._open: OrderedDict[Path, xr.Dataset] = OrderedDict()
+
+    def get(self, path: Path) -> xr.Dataset:
+        """The file's data set; nothing but its coordinates is read."""
+        if path in self._open:
+            self._open.move_to_end(path)
+            return self._open[path]
+        with damage_as_data_error(path):
+            dataset = self._open_file(path)
+        while len(self._open) >= self._capacity:
+            self._open.popitem(last=False)[1].close()
+        self._open[path] = dataset
+        return dataset
+
+    def close(self) -> None:
+        """Closes all of them."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+@contextmanager
+def damage_as_data_error(path: Path, what: str = "it") -> Iterator[None]:
+    """Turns what the reading libraries raise into a DataError that names the file."""
+    try:
+        with warnings.catch_warnings():
+            # Of doubtful dates and fill values: dates are checked here by their values, and NaNs are counted.
+            warnings.simplefilter("ignore", import_xarray().SerializationWarning)
+            yield
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist") from None
+    except PermissionError:
+        raise DataError(f"{path} may not be read by this user") from None
+    except Exception as error:
+        # Each codec behind NetCDF and Zarr has errors of its own, down to RuntimeError and zlib.error.
+        raise DataError(
+            f"{path}: {what} cannot be read, the file is damaged or incomplete ({error}); download it again"
+        ) from error
+
+
+def open_netcdf(path: Path) -> xr.Dataset:
+    """Checks and opens one NetCDF file of any format; values stay on disk until they are asked for."""
+    from smoe.gridded.netcdf_integrity import check_netcdf_file
+
+    check_netcdf_file(path)
+    return import_xarray().open_dataset(path, engine="netcdf4", cache=False, decode_timedelta=False)
+
+
+def import_xarray() -> ModuleType:
+    """The package xarray, which is not among the core's dependencies."""
+    try:
+        import xarray as xr
+    except ModuleNotFoundError as error:
+        raise DataError(f"reading weather data needs {error.name}: pip install 'smoe[weather]'") from None
+    return xr

@@ -1,0 +1,40 @@
+"""The folder of a store: one process writes it, and nothing else lies in it."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from pathlib import Path
+
+from smoe.errors import DataError
+
+_LOCK_FILE = "lock"
+
+
+@contextmanager
+def only_process(output: Path, our_files: Set[str]) -> Iterator[None]:
+    """Makes the folder and keeps every other process out of it.
+
+    Args:
+        output: the store's folder.
+        our_files: names that may be in it.
+
+    Raises:
+        DataError: for a file in the folder's place, for other files in it, or if another process writes it.
+    """
+    if output.exists() and not output.is_dir():
+        raise DataError(f"{output} is a file: choose a folder for the store")
+    output.mkdir(parents=True, exist_ok=True)
+    # Files that a kill left half-written begin with a dot.
+    known = {*our_files, _LOCK_FILE}
+    foreign = sorted(path.name for path in output.iterdir() if path.name not in known and path.name[0] != ".")
+    if foreign:
+        raise DataError(f"{output} holds other files, such as {foreign[0]}: choose an empty folder for the store")
+    # The lock goes with the process, however it ends.
+    with (output / _LOCK_FILE).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise DataError(f"another process is preparing {output}: wait for it, or stop it") from None
+        yield

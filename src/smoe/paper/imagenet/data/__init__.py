@@ -1,0 +1,1 @@
+"""Images of class folders: finding, reading and augmenting them."""

@@ -1,0 +1,12 @@
+"""Pillow, or an error that says how to get it."""
+
+from __future__ import annotations
+
+from smoe.errors import DataError
+
+try:
+    from PIL import Image, ImageEnhance, ImageFile, ImageOps
+except ImportError as error:
+    raise DataError("reading images needs Pillow: pip install 'smoe[images]'") from error
+
+__all__ = ["Image", "ImageEnhance", "ImageFile", "ImageOps"]

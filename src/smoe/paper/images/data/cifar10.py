@@ -1,0 +1,66 @@
+"""The binary version of CIFAR-10: records of a label and 3072 values, red, green and blue, without a header.
+
+The version for Python is a pickle, which runs what it holds: it is not read here.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from smoe.errors import DataError
+from smoe.paper.images.data.whole_files import read_content
+
+NUM_CLASSES = 10
+IMAGE_SHAPE = (3, 32, 32)
+RECORD_BYTES = 1 + 3 * 32 * 32
+
+
+def read_cifar10(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images `(N, 3, 32, 32)` and labels `(N,)`, uint8, of one file such as `data_batch_1.bin`.
+
+    Raises:
+        DataError: if its length is not that of whole records, or a label is not in [0, 9].
+    """
+    return parse_cifar10(read_content(path), path)
+
+
+def parse_cifar10(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The same of the content of a file; `path` is for the error."""
+    num_records, rest = divmod(len(content), RECORD_BYTES)
+    if rest or not num_records:
+        raise DataError(
+            f"{path} has {len(content):,} bytes, which are not whole records of {RECORD_BYTES} bytes (the published "
+            f"files have 10,000 records, 30,730,000 bytes): is it cut off, or not the binary version of CIFAR-10?"
+        )
+    records = np.frombuffer(content, np.uint8).reshape(num_records, RECORD_BYTES)
+    labels = records[:, 0]
+    if labels.max() >= NUM_CLASSES:
+        where = int((labels >= NUM_CLASSES).argmax())
+        raise DataError(f"{path}: the label of record {where} is {labels[where]}, but labels are 0 to 9")
+    return records[:, 1:].reshape(num_records, *IMAGE_SHAPE), labels
+
+
+def read_archive(path: Path, names: tuple[str, ...]) -> list[bytes]:
+    """The contents of files of the archive, found by their names in any of its folders.
+
+    Raises:
+        DataError: if the archive is damaged or does not hold one of them.
+    """
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                name = Path(member.name).name
+                file = archive.extractfile(member) if name in names and member.isfile() else None
+                if file is not None:
+                    found[name] = file.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{path} is damaged: {error}; get the archive again") from None
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise DataError(f"{path} does not hold {', '.join(missing)}: is it the binary version of CIFAR-10?")
+    return [found[name] for name in names]

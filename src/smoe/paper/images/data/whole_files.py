@@ -1,0 +1,73 @@
+"""Whole files in memory, compressed or not, and how they compare with the published ones."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from smoe.errors import DataError
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def read_content(path: Path) -> bytes:
+    """The content of a file; unpacked if it is compressed by gzip, whatever its name.
+
+    Raises:
+        DataError: if it cannot be read, or the compression is damaged.
+    """
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if content.startswith(_GZIP_MAGIC) else content
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is damaged: {error}; get the file again") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def check_published(
+    path: Path,
+    name: str,
+    content: bytes,
+    checksums: Mapping[str, Mapping[str, str]],
+    title: str,
+    *,
+    verify: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Compares a file with the published one.
+
+    Args:
+        path: of the file.
+        name: of the published file.
+        content: of the file, not compressed.
+        checksums: SHA-256 or MD5, by the titles of sets and the names of their files.
+        title: of the set that the file should belong to.
+        verify: refuse another file; otherwise `say` is told of it.
+        say: told.
+
+    Raises:
+        DataError: if the file is of another set, or, with `verify`, if it is not the published one.
+    """
+    expected = checksums[title].get(name)
+    if expected is None:
+        return
+    found = _digest(content, expected)
+    if found == expected:
+        return
+    for other, files in checksums.items():
+        if files.get(name) == found:
+            raise DataError(f"{path} is the file of {other}, not of {title}; name the folder of {title}")
+    text = f"{path} is not the published {name} of {title} (its checksum begins with {found[:8]}, not {expected[:8]})"
+    if verify:
+        raise DataError(f"{text}: get it again, or, for images of your own in this format, say --data.verify False")
+    say(f"{text}: used as it is")
+
+
+def _digest(content: bytes, like: str) -> str:
+    """The checksum of the kind of another: MD5 has 32 digits, SHA-256 has 64."""
+    algorithm = "md5" if len(like) == 32 else "sha256"
+    return hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()

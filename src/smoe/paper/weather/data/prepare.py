@@ -1,0 +1,164 @@
+"""Writes a weather store, year by year, so that a kill at any moment costs at most the year under way."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from smoe.errors import DataError
+from smoe.gridded.statistics import STEPS_PER_PIECE, transform
+from smoe.gridded.store_folder import only_process
+from smoe.paper.weather.data.journal import Journal
+from smoe.paper.weather.data.preparation_checks import check_disk
+from smoe.paper.weather.data.prepare_plan import Plan, Preparation, make_plan
+from smoe.paper.weather.data.prepare_statistics import (
+    begin_metadata,
+    compute_statistics,
+    read_constants,
+    write_constants,
+)
+from smoe.paper.weather.data.source import WeatherSource
+from smoe.paper.weather.data.store import WeatherStore
+from smoe.paper.weather.data.store_format import (
+    CONSTANTS_FILE,
+    DTYPE,
+    FIELDS_FILE,
+    METADATA_FILE,
+    PREPARATION_FILE,
+    Metadata,
+    StoredYear,
+    crc32_of_rows,
+)
+from smoe.paper.weather.data.year_spans import YearSpan, read_span
+
+_OUR_FILES = {FIELDS_FILE, CONSTANTS_FILE, METADATA_FILE, PREPARATION_FILE}
+
+
+class Reporter(Protocol):
+    """Hears how far a preparation has come."""
+
+    def say(self, text: str) -> None:
+        """Something worth a line."""
+        ...
+
+    def begin(self, total: int, done: int) -> None:
+        """So many channels of years are to be read, of which some were read before."""
+        ...
+
+    def advance(self, text: str) -> None:
+        """One more is done; `text` says which."""
+        ...
+
+
+def prepare(
+    source: WeatherSource,
+    output: Path,
+    wanted: Preparation,
+    reporter: Reporter,
+    statistics_from: WeatherStore | None = None,
+) -> WeatherStore:
+    """Writes a store, goes on with one that was not finished, or adds later years to a finished one.
+
+    The training years are read twice: once for the statistics, once to be written. At most one channel of one year is
+    in memory.
+
+    Args:
+        source: where the fields are read from.
+        output: folder of the store.
+        wanted: what goes into it.
+        reporter: hears of the progress.
+        statistics_from: a store whose mean and std are used: for data to pretrain on, which are normalised like
+            those of the fine-tuning.
+
+    Raises:
+        DataError: if something does not fit; nothing that was there is changed then.
+    """
+    with only_process(output, _OUR_FILES):
+        existing = WeatherStore.open(output) if (output / METADATA_FILE).is_file() else None
+        plan = make_plan(source, wanted, existing, statistics_from)
+        # Before hours are spent on the statistics, and before the notices, for constants may be put right too.
+        constants = read_constants(source, plan.constants) if existing is None else None
+        for notice in (*source.notices, *plan.short_years()):
+            reporter.say(notice)
+        if existing is not None and not plan.years:
+            (output / PREPARATION_FILE).unlink(missing_ok=True)
+            reporter.say(f"{output} holds these years already: nothing to do")
+            return existing
+        journal = Journal.open(output, plan, finished=() if existing is None else existing.years())
+        if not journal.has_begun:
+            _cut(output / FIELDS_FILE, plan.num_rows_before * plan.bytes_per_row)
+        num_channels = len(plan.channels)
+        steps = f"{plan.num_new_rows:,} steps of {num_channels} channels in {len(plan.years)} years"
+        reporter.say(f"{steps}; {check_disk(output, plan.num_bytes)}")
+        journal.begin()
+        if journal.has_begun:
+            reporter.say(f"going on: {len(journal.years)} of {len(plan.years)} years are written")
+        num_passes = len(plan.statistics_spans) + len(plan.years)
+        num_done = len(journal.moments) + len(journal.years)
+        reporter.begin(num_passes * num_channels, num_done * num_channels)
+
+        metadata = begin_metadata(source, plan, existing, statistics_from)
+        if constants is not None:
+            metadata = write_constants(constants, output / CONSTANTS_FILE, metadata)
+        if plan.statistics_spans:
+            mean, std = compute_statistics(source, plan, journal, reporter.advance)
+            metadata = replace(metadata, mean=mean, std=std)
+        first_row = plan.num_rows_before
+        for span in plan.years:
+            if span.year not in journal.years:
+                journal.add_year(_write_year(source, plan, metadata, output / FIELDS_FILE, span, first_row, reporter))
+            first_row += span.num_steps
+        written = tuple(journal.years[span.year] for span in plan.years)
+        replace(metadata, years=metadata.years + written).write(output)
+        (output / PREPARATION_FILE).unlink()
+    return WeatherStore.open(output)
+
+
+def _cut(path: Path, num_bytes: int) -> None:
+    """Removes what a preparation that was given up has left behind the years of the store."""
+    if path.is_file() and path.stat().st_size > num_bytes:
+        os.truncate(path, num_bytes)
+
+
+def _write_year(
+    source: WeatherSource,
+    plan: Plan,
+    metadata: Metadata,
+    path: Path,
+    span: YearSpan,
+    first_row: int,
+    reporter: Reporter,
+) -> StoredYear:
+    """Writes the rows of a year and waits until they are on the disk."""
+    num_filled: dict[str, int] = {}
+    offset = first_row * plan.bytes_per_row
+    with path.open("ab") as file:
+        try:
+            # A full disk shows here, and not as a crash in the middle of a mapped page.
+            os.posix_fallocate(file.fileno(), offset, span.num_steps * plan.bytes_per_row)
+        except OSError as error:
+            raise DataError(f"no room for {span.year} in {path}: {error.strerror}; run again to go on") from error
+        shape = (span.num_steps, len(plan.channels), *plan.shape)
+        for index, channel in enumerate(plan.channels):
+            values, count = read_span(source, channel, span, plan.on_nan)
+            if count:
+                num_filled[channel] = count
+            # Mapped for one channel, so that the process does not hold the pages of a whole year.
+            rows = np.memmap(path, DTYPE, "r+", offset=offset, shape=shape)
+            _normalise_into(rows[:, index], channel, values, metadata.mean[index], metadata.std[index])
+            del rows
+            reporter.advance(f"writing {span.year} {channel}")
+        os.fsync(file.fileno())
+    crc32 = crc32_of_rows(path, offset, span.num_steps * plan.bytes_per_row)
+    return StoredYear(span.year, span.first_time, span.num_steps, span.first, num_filled, crc32)
+
+
+def _normalise_into(rows: np.ndarray, channel: str, values: np.ndarray, mean: float, std: float) -> None:
+    for first in range(0, len(values), STEPS_PER_PIECE):
+        piece = transform(channel, values[first : first + STEPS_PER_PIECE])
+        # What is missing here is to be the mean, which is 0 in normalised units.
+        rows[first : first + STEPS_PER_PIECE] = np.nan_to_num((piece - mean) / std, nan=0.0)

@@ -1,0 +1,164 @@
+"""What a preparation is going to do: which steps of which years."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from smoe.errors import DataError
+from smoe.paper.weather.data.preparation_checks import (
+    check_names,
+    check_same_options,
+    check_same_statistics,
+    check_statistics,
+    check_step,
+    check_years,
+)
+from smoe.paper.weather.data.source import WeatherSource
+from smoe.paper.weather.data.store import WeatherStore
+from smoe.paper.weather.data.store_format import DTYPE, NaNPolicy
+from smoe.paper.weather.data.time_axis import describe_short_year
+from smoe.paper.weather.data.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
+from smoe.paper.weather.data.year_spans import YearSpan, find_span
+
+DEFAULT_STATISTICS_YEARS = (1979, 2015)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is wanted.
+
+    Attributes:
+        years: first and last year of the store.
+        statistics_years: first and last year that mean and std are taken from: the training years. None: 1979 to 2015,
+            or those of the store that is added to or that the statistics are taken from.
+        channels: fields, in the order of the store.
+        constants: fields without a time.
+        step_hours: between the steps of the store; None: as in the source.
+        on_nan: `refuse`; `zero-tisr` replaces NaNs of solar radiation by 0, as Rasp & Thuerey do, and refuses others;
+            `zero` replaces all by 0 (in physical units); `mean` replaces them by the channel's mean (no rain, for
+            precipitation), and the statistics are of the other values.
+    """
+
+    years: tuple[int, int] = (1979, 2018)
+    statistics_years: tuple[int, int] | None = None
+    channels: tuple[str, ...] = DEFAULT_INPUTS
+    constants: tuple[str, ...] = DEFAULT_CONSTANTS
+    step_hours: int | None = None
+    on_nan: NaNPolicy = "refuse"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is going to be written, and from which steps the statistics are taken.
+
+    Attributes:
+        statistics_from: checksum of the store that the statistics are taken from, if any.
+        num_rows_before: steps of the store that is added to.
+        years: to be written, one after the other.
+        statistics_spans: of which the statistics are computed; empty if they are known.
+    """
+
+    channels: tuple[str, ...]
+    constants: tuple[str, ...]
+    step_hours: int
+    on_nan: NaNPolicy
+    statistics_years: tuple[int, int]
+    statistics_from: str | None
+    shape: tuple[int, int]
+    num_rows_before: int
+    years: tuple[YearSpan, ...]
+    statistics_spans: tuple[YearSpan, ...]
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Of one step of all channels."""
+        return len(self.channels) * self.shape[0] * self.shape[1] * DTYPE.itemsize
+
+    @property
+    def num_new_rows(self) -> int:
+        """Steps that are going to be written."""
+        return sum(span.num_steps for span in self.years)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the fields when all is written, with those of the store that is added to."""
+        return (self.num_rows_before + self.num_new_rows) * self.bytes_per_row
+
+    def short_years(self) -> list[str]:
+        """Years of which the data hold a part only, in words."""
+        counts = {span.year: span.num_steps + span.num_before for span in self.years}
+        return [text for year, count in counts.items() for text in describe_short_year(year, count, self.step_hours)]
+
+    def to_plain(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+def make_plan(
+    source: WeatherSource, wanted: Preparation, existing: WeatherStore | None, statistics_from: WeatherStore | None
+) -> Plan:
+    """Checks what is wanted against what there is.
+
+    Args:
+        source: the data.
+        wanted: of them.
+        existing: the finished store that is added to.
+        statistics_from: a store whose statistics are used.
+
+    Raises:
+        DataError: naming what is missing or does not fit, and what to do.
+    """
+    channels, constants = wanted.channels, wanted.constants
+    step_hours = source.step_hours if wanted.step_hours is None else wanted.step_hours
+    check_step(source, step_hours)
+    check_names(source, channels, constants)
+    years = _year_range("--years", wanted.years)
+    if existing is not None:
+        check_same_options(
+            existing, source, channels=channels, constants=constants, step_hours=step_hours, on_nan=wanted.on_nan
+        )
+        if statistics_from is not None:
+            check_same_statistics(existing, statistics_from)
+        years = _later_years(existing, years)
+    statistics_years, in_statistics = wanted.statistics_years, []
+    reused = existing or statistics_from
+    if reused is not None:
+        check_statistics(reused, channels, constants, statistics_years)
+        statistics_years = reused.statistics_years
+    else:
+        statistics_years = statistics_years or DEFAULT_STATISTICS_YEARS
+        in_statistics = _year_range("--statistics-years", statistics_years)
+    all_years = sorted({*years, *in_statistics})
+    check_years(source, all_years)
+    source.check(channels, all_years)
+    spans = {year: find_span(source, year, channels, step_hours) for year in all_years}
+    return Plan(
+        channels=channels,
+        constants=constants,
+        step_hours=step_hours,
+        on_nan=wanted.on_nan,
+        statistics_years=statistics_years,
+        statistics_from=None if statistics_from is None else statistics_from.metadata.checksum,
+        shape=source.grid.shape,
+        num_rows_before=0 if existing is None else len(existing.times),
+        years=tuple(spans[year] for year in years),
+        statistics_spans=tuple(spans[year] for year in in_statistics),
+    )
+
+
+def _year_range(option: str, years: tuple[int, int]) -> list[int]:
+    if years[0] > years[1]:
+        raise DataError(f"{option} goes from the first to the last year, got {years[0]} {years[1]}")
+    return list(range(years[0], years[1] + 1))
+
+
+def _later_years(existing: WeatherStore, years: list[int]) -> list[int]:
+    new = [year for year in years if year not in existing.years()]
+    last = existing.years()[-1]
+    if new and new[0] < last:
+        raise DataError(
+            f"{existing.path} ends with {last}, and only later years can be added, not {new[0]}: prepare all years "
+            "into a new store"
+        )
+    return new

@@ -1,0 +1,235 @@
+"""One variable through time: its files, each read only where and when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
+from smoe.gridded.open_files import OpenFiles, damage_as_data_error
+from smoe.paper.weather.data.axes import Orientation, find_levels, find_orientation
+from smoe.paper.weather.data.time_axis import TimeAxis, read_time_axis
+from smoe.paper.weather.data.units import check_units
+from smoe.paper.weather.data.variables import Variable
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A file with a part of a variable's times; `years` are what its name promises."""
+
+    path: Path
+    years: range
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a piece holds, known without reading a field."""
+
+    name: str
+    orientation: Orientation
+    time: TimeAxis
+    level_axis: str | None
+    levels: tuple[int, ...]
+    factor: float
+
+
+class FieldSeries:
+    """The fields of a variable in all its files.
+
+    Args:
+        variable: What it is.
+        pieces: Its files in the order of time.
+        names: Names that the variable may have inside the files, the first that is there counts.
+        files: Opens them.
+        grid: What all files must be on; None for any of WeatherBench's. It may be set until a file is opened.
+        say: Told what was put right, and in which file.
+    """
+
+    def __init__(
+        self,
+        variable: Variable,
+        pieces: list[Piece],
+        names: tuple[str, ...],
+        files: OpenFiles,
+        grid: Grid | None,
+        say: Callable[[str, Path], None],
+    ):
+        self.variable = variable
+        self.pieces = pieces
+        self._names = names
+        self._files = files
+        self.grid = grid
+        self._say = say
+        self._headers: dict[Path, Header] = {}
+        self._unreadable: set[Path] = set()
+
+    @property
+    def years(self) -> tuple[int, ...]:
+        """Years that the names of the files promise."""
+        return tuple(sorted({year for piece in self.pieces for year in piece.years}))
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """Levels of the first file, in hPa; empty for a variable without levels."""
+        return self.header(self.pieces[0]).levels
+
+    def header(self, piece: Piece) -> Header:
+        """What a file holds; it is opened and checked once."""
+        if piece.path not in self._headers:
+            self._headers[piece.path] = self._read_header(piece)
+        return self._headers[piece.path]
+
+    def can_be_opened(self, first_year: int, last_year: int) -> bool:
+        """Whether the files that may hold times of these years have headers without a fault."""
+        for piece in self.pieces_of(first_year, last_year):
+            try:
+                if piece.path in self._unreadable:
+                    return False
+                self.header(piece)
+            except DataError:
+                self._unreadable.add(piece.path)
+                return False
+        return True
+
+    def pieces_of(self, first_year: int, last_year: int) -> list[Piece]:
+        """Files that may hold times of these years."""
+        return [p for p in self.pieces if p.years[0] <= last_year and p.years[-1] >= first_year]
+
+    def times(self, year: int) -> np.ndarray:
+        """All times of a year in the files, datetime64[m]; may be empty."""
+        first, last = np.datetime64(f"{year}-01-01", "m"), np.datetime64(f"{year + 1}-01-01", "m")
+        # The first time of a year may be the last one of the file before.
+        pieces = self.pieces_of(year - 1, year)
+        parts = [header.time.values() for header in map(self.header, pieces) if header.time.last >= first]
+        times = np.concatenate(parts) if parts else np.empty(0, "datetime64[m]")
+        return times[(times >= first) & (times < last)]
+
+    def read(self, level: int | None, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Fields at ascending times, float32 `(T, H, W)`, and which of the times were in the files, `(T,)`.
+
+        Fields of times that no file has are NaN.
+        """
+        years = times[[0, -1]].astype("datetime64[Y]").astype(int) + 1970
+        pieces = self.pieces_of(int(years[0]) - 1, int(years[1]))
+        found = np.zeros(len(times), dtype=bool)
+        fields: np.ndarray | None = None
+        for piece in pieces:
+            header = self.header(piece)
+            on_axis, index = header.time.find(times)
+            if not on_axis.any():
+                continue
+            part = self._read_piece(piece, header, level, index)
+            if on_axis.all():
+                return part, on_axis
+            if fields is None:
+                fields = np.full((len(times), *part.shape[1:]), np.nan, dtype=np.float32)
+            fields[on_axis] = part
+            found |= on_axis
+        if fields is None:
+            raise DataError(
+                f"{self.variable.folder} has no time between {times[0]} and {times[-1]}; its files cover the years "
+                f"{describe_years(self.years)}"
+            )
+        return fields, found
+
+    def level_index(self, piece: Piece, level: int | None) -> int | None:
+        """Where a level is in a file; None for a variable without levels."""
+        levels = self.header(piece).levels
+        if level is None:
+            return None
+        if level not in levels:
+            raise DataError(f"{piece.path} has no level {level} hPa; it has {', '.join(map(str, levels))}")
+        return levels.index(level)
+
+    def _read_piece(self, piece: Piece, header: Header, level: int | None, index: np.ndarray) -> np.ndarray:
+        orientation = header.orientation
+        # A slice reads one block of the file; an index array would read step by step.
+        stride = int(index[1] - index[0]) if len(index) > 1 else 1
+        where: dict[Hashable, slice | int] = {header.time.name: slice(int(index[0]), int(index[-1]) + 1, stride)}
+        level_index = self.level_index(piece, level)
+        if header.level_axis is not None and level_index is not None:
+            where[header.level_axis] = level_index
+        dims = (header.time.name, orientation.latitude, orientation.longitude)
+        with damage_as_data_error(piece.path, header.name):
+            array = self._files.get(piece.path)[header.name].isel(where)
+            array = array.isel({dim: 0 for dim in array.dims if dim not in dims}).transpose(*dims)
+            fields = orientation.turn(array.values)
+        return fields if header.factor == 1.0 else fields * np.float32(header.factor)
+
+    def _read_header(self, piece: Piece) -> Header:
+        dataset = self._files.get(piece.path)
+        name = next((name for name in self._names if name in dataset.data_vars), None)
+        if name is None:
+            raise DataError(
+                f"{piece.path} holds {', '.join(map(str, dataset.data_vars)) or 'no variable'}, expected "
+                f"{' or '.join(self._names)} ({self.variable.folder})"
+            )
+        where = f"{piece.path}: {name}"
+        array = dataset[name]
+        with damage_as_data_error(piece.path, name):
+            orientation = find_orientation(array, self.grid, where)
+            time = self.place_in_time(read_time_axis(array, where), where)
+            self._check_complete(piece, array, 24 * 60 // time.step if time.step else 1)
+            level_axis, levels, in_pascal = None, (), False
+            if self.variable.has_levels:
+                level_axis, levels, in_pascal = find_levels(array, where)
+        known = {orientation.latitude, orientation.longitude, time.name, level_axis}
+        extra = [str(dim) for dim in array.dims if dim not in known and array.sizes[dim] > 1]
+        if extra:
+            raise DataError(
+                f"{where} has the dimension {extra[0]!r} of length {array.sizes[extra[0]]}; choose one first"
+            )
+        self._check_promise(piece, time)
+        for notice in orientation.notices():
+            self._say(notice, piece.path)
+        usual = (time.name, level_axis, orientation.latitude, orientation.longitude)
+        if tuple(dim for dim in array.dims if dim in known) != tuple(dim for dim in usual if dim is not None):
+            self._say(
+                f"dimensions are in the order {', '.join(map(str, array.dims))}: read as time, level, lat, lon",
+                piece.path,
+            )
+        if in_pascal:
+            self._say("levels are in Pa: read as hPa", piece.path)
+        factor = self.unit_factor(array, orientation, piece, where)
+        return Header(name, orientation, time, level_axis, levels, factor)
+
+    def _check_promise(self, piece: Piece, time: TimeAxis) -> None:
+        # One time of the next year is usual in the CMIP archive, whose files end with an hour 0.
+        first = np.datetime64(f"{piece.years[0]}-01-01", "m")
+        beyond = np.datetime64(f"{piece.years[-1] + 1}-01-01", "m") + np.timedelta64(1, "D")
+        if time.start < first or time.last >= beyond:
+            raise DataError(
+                f"{piece.path} holds times from {time.start} to {time.last}, but its name says "
+                f"{describe_years(tuple(piece.years))}"
+            )
+
+    def _check_complete(self, piece: Piece, array: xr.DataArray, steps_a_day: int) -> None:
+        """Refuses an array of which parts are missing, where opening the file does not show it."""
+
+    def place_in_time(self, axis: TimeAxis, where: str) -> TimeAxis:  # noqa: ARG002 - for other archives
+        """The times to which the fields belong; here those of the file."""
+        return axis
+
+    def unit_factor(self, array: xr.DataArray, orientation: Orientation, piece: Piece, where: str) -> float:  # noqa: ARG002
+        """What to multiply the file's values with; here they must be in the variable's units."""
+        check_units(self.variable, array.attrs.get("units"), where)
+        return 1.0
+
+
+def describe_years(years: tuple[int, ...]) -> str:
+    """Years as ranges: `1979-1981, 1983`."""
+    parts: list[list[int]] = []
+    for year in years:
+        if parts and parts[-1][1] == year - 1:
+            parts[-1][1] = year
+        else:
+            parts.append([year, year])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts) or "none"

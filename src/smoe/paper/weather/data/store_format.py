@@ -1,0 +1,153 @@
+"""The files of a weather store, and its metadata with a checksum.
+
+`fields.f32` holds the normalised fields as plain little-endian float32, `(T, C, H, W)`, year after year, without a
+header, so that later years can be appended. `constants.f32` holds the constants `(K, H, W)` in physical units.
+`store.json` says what is in both; it is written last. While years are being written, `preparation.json` keeps how far
+they have come.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from smoe.errors import DataError
+from smoe.gridded.checked_json import checksum, read_checked_json, write_checked_json
+
+FORMAT = "smoe weather store"
+VERSION = 1
+DTYPE = np.dtype("<f4")
+FIELDS_FILE = "fields.f32"
+CONSTANTS_FILE = "constants.f32"
+METADATA_FILE = "store.json"
+PREPARATION_FILE = "preparation.json"
+
+_BYTES_PER_PIECE = 1 << 24
+
+NaNPolicy = Literal["refuse", "zero-tisr", "zero", "mean"]
+
+
+@dataclass(frozen=True)
+class StoredYear:
+    """The rows of one year.
+
+    Attributes:
+        year: the calendar year.
+        first_time: of its first row, such as `1979-01-01T00`; the others follow at the store's step.
+        num_steps: its rows.
+        num_dropped: steps of the source left out before the first row, where a sum over past hours is not defined yet.
+        num_filled: NaNs that were replaced, by channel.
+        crc32: of its bytes in `fields.f32`.
+    """
+
+    year: int
+    first_time: str
+    num_steps: int
+    num_dropped: int
+    num_filled: dict[str, int]
+    crc32: int
+
+    def times(self, step_hours: int) -> np.ndarray:
+        """The times of the rows, datetime64[h]."""
+        return np.datetime64(self.first_time, "h") + np.arange(self.num_steps) * np.timedelta64(step_hours, "h")
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What `store.json` says. The attributes are those of `WeatherStore`, as plain values.
+
+    Attributes:
+        statistics_from: checksum of the store that mean and std were taken from; None: computed from the source.
+        on_nan: what was done with NaNs.
+        notices: what the reader of the source put right.
+    """
+
+    channels: tuple[str, ...]
+    constant_names: tuple[str, ...]
+    latitude: tuple[float, ...]
+    longitude: tuple[float, ...]
+    step_hours: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    constant_mean: tuple[float, ...]
+    constant_std: tuple[float, ...]
+    statistics_years: tuple[int, int]
+    statistics_from: str | None
+    on_nan: NaNPolicy
+    constants_crc32: int
+    notices: tuple[str, ...]
+    years: tuple[StoredYear, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the fields, `(T, C, H, W)`."""
+        num_steps = sum(year.num_steps for year in self.years)
+        return num_steps, len(self.channels), len(self.latitude), len(self.longitude)
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Of all channels at one step."""
+        return int(np.prod(self.shape[1:])) * DTYPE.itemsize
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the fields."""
+        return self.shape[0] * self.bytes_per_row
+
+    @property
+    def checksum(self) -> str:
+        """Of everything in it."""
+        return checksum(asdict(self))
+
+    def write(self, folder: Path) -> None:
+        """Writes `store.json`, whole or not at all."""
+        write_json(folder / METADATA_FILE, asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> Metadata:
+        """Reads `store.json`.
+
+        Raises:
+            DataError: if it is not there, of another format or version, or not as it was written.
+        """
+        content = read_json(folder / METADATA_FILE)
+        try:
+            years = tuple(StoredYear(**year) for year in content.pop("years"))
+            plain: dict[str, Any] = {
+                key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
+            }
+            return cls(**plain, years=years)
+        except (TypeError, KeyError) as error:
+            raise DataError(f"{folder / METADATA_FILE} lacks what version {VERSION} holds ({error})") from error
+
+
+def crc32_of_rows(path: Path, offset: int, num_bytes: int) -> int:
+    """Checksum of a part of the fields' file, read in pieces."""
+    crc = 0
+    with path.open("rb") as file:
+        file.seek(offset)
+        while num_bytes:
+            piece = file.read(min(num_bytes, _BYTES_PER_PIECE))
+            if not piece:
+                raise DataError(f"{path} ends {num_bytes:,} bytes too early")
+            crc = zlib.crc32(piece, crc)
+            num_bytes -= len(piece)
+    return crc
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes plain values as this format, whole or not at all."""
+    write_checked_json(path, content, FORMAT, VERSION)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads what `write_json` wrote.
+
+    Raises:
+        DataError: if it is of another format or version, damaged or edited.
+    """
+    return read_checked_json(path, FORMAT, VERSION)

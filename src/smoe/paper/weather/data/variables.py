@@ -1,0 +1,146 @@
+"""The variables and levels of WeatherBench under the names of each archive, and channels such as `z_500`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+
+from smoe.errors import DataError
+from smoe.suggestions import suggest
+
+LEVELS = (50, 250, 500, 600, 700, 850, 925)
+"""Pressure levels of the experiments, in hPa: those that WeatherBench and the CMIP archive share."""
+
+STANDARD_GRAVITY = 9.80665
+"""WeatherBench's orography is the geopotential at the surface divided by this, in m s-2."""
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A physical quantity and what the archives call it.
+
+    Attributes:
+        short_name: Name inside WeatherBench's files and in channel names.
+        folder: WeatherBench's name of its folder and files.
+        units: What the library uses, written as the CF conventions do (`m2 s-2`).
+        plausible: Bounds that no value on Earth passes; they catch wrong units and unwritten or damaged parts.
+        has_levels: Whether it is given on pressure levels.
+        varies: Whether no field of it is ever the same everywhere. Such a field was never written or is damaged.
+        is_accumulated: Whether it sums over the hours before a time; such files may start some hours late.
+        weatherbench2_name: Name in WeatherBench-2's stores, if another than `folder`.
+        cmip_name: Name in the CMIP archive, if it is there.
+        cmip_units: Units there.
+        cmip_factor: What to multiply the archive's values with.
+        unit_names: Other ways of writing `units`.
+    """
+
+    short_name: str
+    folder: str
+    units: str
+    plausible: tuple[float, float]
+    has_levels: bool = False
+    varies: bool = True
+    is_accumulated: bool = False
+    weatherbench2_name: str = ""
+    cmip_name: str = ""
+    cmip_units: str = ""
+    cmip_factor: float = 1.0
+    unit_names: tuple[str, ...] = field(default=())
+
+    @property
+    def store_name(self) -> str:
+        """Name in WeatherBench-2's stores."""
+        return self.weatherbench2_name or self.folder
+
+
+_RATIO = ("1", "kg/kg", "dimensionless")
+
+_ALL = (
+    # The archive holds geopotential height in m, precipitation as a flux and radiation as a power; the factors are
+    # those of Rasp and Thuerey: 9.807 m s-2, six hours over 997 kg m-3, one hour.
+    Variable(
+        "z", "geopotential", "m2 s-2", (-2.0e4, 6.0e5), True, cmip_name="zg", cmip_units="m", cmip_factor=9.807,
+        unit_names=("m2/s2", "J kg-1"),
+    ),
+    Variable("t", "temperature", "K", (100.0, 400.0), True, cmip_name="ta", cmip_units="K", unit_names=("kelvin",)),
+    Variable("u", "u_component_of_wind", "m s-1", (-250.0, 250.0), True, cmip_name="ua", cmip_units="m s-1"),
+    Variable("v", "v_component_of_wind", "m s-1", (-250.0, 250.0), True, cmip_name="va", cmip_units="m s-1"),
+    Variable(
+        "q", "specific_humidity", "kg kg-1", (-0.02, 0.1), True, cmip_name="hus", cmip_units="1",
+        unit_names=_RATIO,
+    ),
+    Variable("r", "relative_humidity", "%", (-50.0, 300.0), True),
+    Variable("vo", "vorticity", "s-1", (-0.1, 0.1), True),
+    Variable("pv", "potential_vorticity", "K m2 kg-1 s-1", (-0.1, 0.1), True),
+    Variable(
+        "tisr", "toa_incident_solar_radiation", "J m-2", (-1.0e4, 4.0e7), is_accumulated=True,
+        cmip_name="rsdt", cmip_units="W m-2", cmip_factor=3600.0,
+    ),
+    Variable("t2m", "2m_temperature", "K", (130.0, 400.0), cmip_name="tas", cmip_units="K", unit_names=("kelvin",)),
+    Variable(
+        "tp", "6hr_precipitation", "m", (-0.01, 3.0), is_accumulated=True,
+        weatherbench2_name="total_precipitation_6hr", cmip_name="pr", cmip_units="kg m-2 s-1",
+        cmip_factor=21600.0 / 997.0,
+    ),
+    Variable("u10", "10m_u_component_of_wind", "m s-1", (-150.0, 150.0)),
+    Variable("v10", "10m_v_component_of_wind", "m s-1", (-150.0, 150.0)),
+    Variable("tcc", "total_cloud_cover", "1", (-0.1, 1.1), unit_names=("(0 - 1)", "dimensionless")),
+)  # fmt: skip
+
+VARIABLES: dict[str, Variable] = {variable.short_name: variable for variable in _ALL}
+
+HOURLY_PRECIPITATION = Variable(
+    "tp", "total_precipitation", "m", (-0.01, 1.0), is_accumulated=True
+)  # fmt: skip
+"""Totals of one hour, as downloaded: the channel `tp` is their sum over the last six."""
+
+CONSTANTS = ("lsm", "orography", "lat2d", "lon2d", "slt")
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A variable, on one level if it has levels: one field for each time."""
+
+    variable: str
+    level: int | None = None
+
+    def __str__(self) -> str:
+        return self.variable if self.level is None else f"{self.variable}_{self.level}"
+
+
+def parse_channel(name: str) -> Channel:
+    """The channel named `z_500` or `t2m`.
+
+    Raises:
+        DataError: for a name that is no channel, with the nearest that is one.
+    """
+    match = re.fullmatch(r"([a-z]+)_([1-9][0-9]{0,3})", name)
+    short_name, level = (match[1], int(match[2])) if match else (name, None)
+    variable = VARIABLES.get(short_name)
+    if variable is None:
+        known = [str(Channel(each.short_name, 500 if each.has_levels else None)) for each in _ALL]
+        typed = name if match is None else f"{short_name}_500"
+        near = difflib.get_close_matches(typed, [*known, *DEFAULT_INPUTS], n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        raise DataError(f"no weather channel is named {name!r}; {hint}")
+    if variable.has_levels and level is None:
+        raise DataError(f"channel {name!r} needs a pressure level in hPa, for example {short_name}_500")
+    if not variable.has_levels and level is not None:
+        raise DataError(f"channel {name!r}: {short_name} has no pressure levels; write {short_name!r}")
+    return Channel(short_name, level)
+
+
+def check_constant_name(name: str) -> None:
+    """Refuses a name that is no constant, with the nearest that is one."""
+    if name not in CONSTANTS:
+        raise DataError(f"no constant field is named {name!r}; {suggest(name, CONSTANTS)}")
+
+
+DEFAULT_INPUTS: tuple[str, ...] = (
+    *(str(Channel(short_name, level)) for short_name in ("z", "t", "u", "v", "q") for level in LEVELS),
+    "tisr",
+    "t2m",
+    "tp",
+)
+DEFAULT_CONSTANTS: tuple[str, ...] = ("lsm", "orography", "lat2d")
