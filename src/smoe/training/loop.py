@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from smoe.nn.routed_layer import RoutedLayer, track_loss_scale
-from smoe.training.batches import DrawnSamples, ShuffledBatches
+from smoe.training.batches import DrawnSamples, ShuffledBatches, load_batches, num_samples
 from smoe.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from smoe.training.devices import make_accelerator
-from smoe.training.evaluation import evaluate, load_batches, num_samples, sum_over_processes
+from smoe.training.evaluation import evaluate, sum_over_processes
 from smoe.training.interruption import Interrupted, Interruption
 from smoe.training.plan import Stopping, TrainingPlan
 from smoe.training.progress import Reporter, SilentReporter
