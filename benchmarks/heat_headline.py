@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from smoe.benchmarks.stored_table import circumstances, write_table
+from smoe.diagnostics.matching import agreement, regions_of_experts
 from smoe.experiments.recipes import RECIPES
 from smoe.experiments.runs import open_run, train
 from smoe.paper.heat.pictures import learned
 from smoe.training.progress import BarReporter
 from smoe.training.run_directory import RunDirectory
 from smoe.views.heat import largest_deviation
-from smoe.views.matching import agreement, regions_of_experts
 
 
 def run_seed(seed: int, output_dir: Path) -> dict[str, Any]:

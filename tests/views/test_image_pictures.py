@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from smoe.diagnostics.shared_experts import selections
 from smoe.views import draw_confusion, draw_image_routing
 from smoe.views.image_routing import _agreement
-from smoe.views.shared_experts import selections
 
 
 def is_picture(path) -> bool:

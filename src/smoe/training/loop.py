@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from smoe.diagnostics.routing_changes import RoutingChanges
 from smoe.nn.routed_layer import RoutedLayer, track_loss_scale
 from smoe.training.batches import DrawnSamples, ShuffledBatches, load_batches, num_samples
 from smoe.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
@@ -20,7 +21,6 @@ from smoe.training.evaluation import evaluate, sum_over_processes
 from smoe.training.interruption import Interrupted, Interruption
 from smoe.training.plan import Stopping, TrainingPlan
 from smoe.training.progress import Reporter, SilentReporter
-from smoe.training.routing_changes import RoutingChanges
 from smoe.training.run_directory import Record, RunDirectory
 from smoe.training.schedule import make_schedule
 from smoe.training.task import Task

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from smoe.diagnostics.matching import agreement, matched_map, regions_of_experts
+from smoe.diagnostics.shared_experts import selections, similarity_colours
 from smoe.views.calibration import draw_calibration
 from smoe.views.comparison import draw_accuracies, draw_epochs, draw_region_accuracies
 from smoe.views.confusion import draw_confusion
@@ -11,11 +13,9 @@ from smoe.views.globe import coastlines, draw_globe
 from smoe.views.grid import Panel, draw_grids
 from smoe.views.heat import draw_routing, largest_deviation
 from smoe.views.image_routing import draw_image_routing
-from smoe.views.matching import agreement, matched_map, regions_of_experts
 from smoe.views.routing_globe import area_of_rows, draw_globe_routing, land_shares
 from smoe.views.score_curves import draw_scores
 from smoe.views.score_maps import draw_score_maps
-from smoe.views.shared_experts import selections, similarity_colours
 
 __all__ = [
     "ForecastMap",

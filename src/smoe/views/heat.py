@@ -13,7 +13,7 @@ from matplotlib.colors import ListedColormap, Normalize, to_rgb
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from smoe.views.matching import agreement, regions_of_experts
+from smoe.diagnostics.matching import agreement, regions_of_experts
 from smoe.views.picture import save_picture
 
 RGB = tuple[float, float, float]

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from smoe.diagnostics.shared_experts import selections, similarity_colours
 from smoe.views.picture import COLOURS, save_picture
-from smoe.views.shared_experts import selections, similarity_colours
 
 _NUM_CLASSES_SHOWN = 10
 _NUM_EXPERTS_SHOWN = 5

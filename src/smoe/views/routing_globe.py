@@ -12,9 +12,9 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from smoe.diagnostics.shared_experts import selections, similarity_colours
 from smoe.views.globe import draw_globe
 from smoe.views.picture import save_picture
-from smoe.views.shared_experts import selections, similarity_colours
 
 _LAND, _SEA, _GREY = "#9A7B4F", "#3B6FB6", "0.35"
 # Above this number nobody can tell the colours of experts by name; then those of like regions have like colours.

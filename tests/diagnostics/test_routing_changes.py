@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from smoe.diagnostics.routing_changes import RoutingChanges, region_information
 from smoe.nn import NoisyGate, SpatialMoE2d, TensorGate
-from smoe.training.routing_changes import RoutingChanges, region_information
 
 
 def _layer(scores: list[list[float]], num_selected: int, **options) -> SpatialMoE2d:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smoe.views.matching import agreement, matched_map, regions_of_experts
+from smoe.diagnostics.matching import agreement, matched_map, regions_of_experts
 
 REGION_MAP = np.array([[0, 0, 1], [0, 1, 1]])
 
