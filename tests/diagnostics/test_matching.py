@@ -2,59 +2,58 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.optimize import linear_sum_assignment
 
-from smoe.diagnostics.matching import agreement, matched_map, regions_of_experts
-
-REGION_MAP = np.array([[0, 0, 1], [0, 1, 1]])
-
-
-def test_permuted_experts_agree_fully() -> None:
-    routing_map = np.array([2, 0])[REGION_MAP]
-    assert regions_of_experts(routing_map, REGION_MAP, 4).tolist() == [1, -1, 0, -1]
-    np.testing.assert_array_equal(matched_map(routing_map, REGION_MAP, 4), REGION_MAP)
-    assert agreement(routing_map, REGION_MAP, 4) == 1.0
+from smoe.diagnostics import match_experts, shared_choices
+from smoe.diagnostics.matching import _best_assignment
 
 
-def test_one_wrong_pixel() -> None:
-    # Expert 1 serves region 0 and one pixel of region 1: 5 of 6 agree.
-    routing_map = np.array([[1, 1, 0], [1, 1, 0]])
-    assert regions_of_experts(routing_map, REGION_MAP, 2).tolist() == [1, 0]
-    assert agreement(routing_map, REGION_MAP, 2) == 5 / 6
+@pytest.mark.parametrize("pixels", [(50,), (5, 10), (2, 5, 5)])
+def test_renamed_experts_are_found_again(pixels: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    routing = rng.random((6, *pixels)).argsort(axis=0)[:2]
+    names = rng.permutation(6)
+    # In another order, too: the sets of experts count.
+    other = names[routing][::-1]
+    assert match_experts(routing, other, 6).tolist() == names.tolist()
+    assert shared_choices(routing, other, 6) == 1.0
 
 
-def test_experts_may_share_a_region() -> None:
-    routing_map = np.array([[0, 1, 2], [0, 2, 2]])
-    assert regions_of_experts(routing_map, REGION_MAP, 3).tolist() == [0, 0, 1]
-    assert agreement(routing_map, REGION_MAP, 3) == 1.0
+def test_partners_are_one_to_one() -> None:
+    routing = np.array([[0, 0, 0, 1, 1, 1]])
+    # Both experts share most with expert 0 of the other run: 3 and 2 pixels. Only one of them can have it.
+    other = np.array([[0, 0, 0, 0, 0, 1]])
+    assert match_experts(routing, other, 2).tolist() == [0, 1]
+    assert shared_choices(routing, other, 2) == 4 / 6
 
 
-def test_collapsed_routing_agrees_with_the_largest_region() -> None:
-    region_map = np.array([[0, 1, 1, 1]])
-    assert agreement(np.zeros((1, 4), dtype=int), region_map, 3) == 0.75
+def test_unused_experts_get_the_partners_that_are_left() -> None:
+    routing, other = np.array([[0, 0, 2]]), np.array([[2, 2, 1]])
+    assert match_experts(routing, other, 4)[[0, 2]].tolist() == [2, 1]
+    assert sorted(match_experts(routing, other, 4)) == [0, 1, 2, 3]
 
 
-def test_equal_regions_go_to_the_lowest() -> None:
-    assert regions_of_experts(np.zeros((1, 2), dtype=int), np.array([[1, 0]]), 1).tolist() == [0]
+@pytest.mark.parametrize("size", [1, 2, 7, 40])
+def test_the_assignment_is_the_best(size: int) -> None:
+    rng = np.random.default_rng(size)
+    for _ in range(10):
+        gain = rng.integers(0, 20, (size, size))
+        columns = _best_assignment(gain)
+        assert sorted(columns) == list(range(size))
+        rows, best = linear_sum_assignment(gain, maximize=True)
+        assert gain[np.arange(size), columns].sum() == gain[rows, best].sum()
 
 
-def test_small_integer_types_do_not_overflow() -> None:
-    region_map = np.arange(100, dtype=np.int8)[None]
-    routing_map = region_map[:, ::-1]
-    np.testing.assert_array_equal(regions_of_experts(routing_map, region_map, 100), np.arange(100)[::-1])
+def test_many_pixels_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    routing, other = rng.integers(0, 3, (1, 100)), rng.integers(0, 3, (1, 100))
+    whole = shared_choices(routing, other, 3)
+    monkeypatch.setattr("smoe.diagnostics.matching._PIXELS_AT_ONCE", 7)
+    assert shared_choices(routing, other, 3) == whole
 
 
-@pytest.mark.parametrize(
-    ("routing_map", "region_map", "message"),
-    [
-        (np.array([[0, 3]]), np.array([[0, 1]]), r"\[0, 2\], got \[0, 3\]"),
-        (np.array([[0, -1]]), np.array([[0, 1]]), r"\[0, 2\], got \[-1, 0\]"),
-        (np.array([[0, 1]]), np.array([[0, -1]]), "got -1"),
-        (np.array([[0, 1]]), np.array([[0], [1]]), r"shape \(1, 2\), but region_map \(2, 1\)"),
-        (np.array([[0.0, 1.0]]), np.array([[0, 1]]), "routing_map must hold integers"),
-        (np.array([[0, 1]]), np.array([0, 1]), r"region_map must hold integers of shape \(H, W\)"),
-    ],
-)
-def test_bad_maps_are_refused(routing_map: np.ndarray, region_map: np.ndarray, message: str) -> None:
-    for function in (regions_of_experts, matched_map, agreement):
-        with pytest.raises(ValueError, match=message):
-            function(routing_map, region_map, 3)
+def test_other_grids_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"pixels of different shapes: \(4,\) and \(5,\)"):
+        match_experts(np.zeros((1, 4), dtype=int), np.zeros((1, 5), dtype=int), 2)
+    with pytest.raises(ValueError, match=r"must be in \[0, 1\], got \[2, 2\]"):
+        shared_choices(np.zeros((1, 4), dtype=int), np.full((1, 4), 2), 2)

@@ -1,65 +1,82 @@
-"""Experts have no order: matching the learned routing to the true regions (paper, heat diffusion)."""
+"""Matching the experts of two routings: experts have no order, so those of two runs are paired by what they serve."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from smoe.diagnostics.choices import Choices, as_choices
+from smoe.diagnostics.expert_use import selections
 
-def regions_of_experts(routing_map: np.ndarray, region_map: np.ndarray, num_experts: int) -> np.ndarray:
-    """Find for each expert the region in which most of its pixels lie; of equal regions, the lowest.
+_PIXELS_AT_ONCE = 65_536
 
-    Several experts may share a region, and a region may have none.
+
+def match_experts(routing: Choices, other: Choices, num_experts: int) -> np.ndarray:
+    """Pairs the experts of two routings one to one, such that pairs serve as many pixels together as possible.
 
     Args:
-        routing_map: Expert chosen at each pixel, in [0, X), `(H, W)`.
-        region_map: True region of each pixel, from 0, `(H, W)`.
-        num_experts: Number of experts in the bank, X.
+        routing: Experts chosen at each pixel, `(E, ...)`.
+        other: Experts that another run chose on the same grid, `(E', ...)`.
+        num_experts: Number of experts in both banks, X.
 
     Returns:
-        Regions, -1 for an expert that no pixel chose, int64, `(X,)`.
+        For each expert of `routing`, its partner in `other`, int64, `(X,)`.
     """
-    _check_maps(routing_map, region_map, num_experts)
-    num_regions = int(region_map.max()) + 1
-    # In int64, since a map in a small type would overflow here.
-    pair = routing_map.astype(np.int64) * num_regions + region_map.astype(np.int64)
-    num_pixels = np.bincount(pair.ravel(), minlength=num_experts * num_regions).reshape(num_experts, num_regions)
-    return np.where(num_pixels.any(axis=1), num_pixels.argmax(axis=1), -1)
+    return _best_assignment(_overlap(routing, other, num_experts))
 
 
-def matched_map(routing_map: np.ndarray, region_map: np.ndarray, num_experts: int) -> np.ndarray:
-    """Rename the experts of a routing map to their regions.
+def shared_choices(routing: Choices, other: Choices, num_experts: int) -> float:
+    """Returns the share of the choices of a routing that another one shares, in [0, 1], after matching the experts.
 
     Args:
-        routing_map: Expert chosen at each pixel, in [0, X), `(H, W)`.
-        region_map: True region of each pixel, from 0, `(H, W)`.
-        num_experts: Number of experts in the bank, X.
-
-    Returns:
-        Regions, int64, `(H, W)`.
+        routing: Experts chosen at each pixel, `(E, ...)`.
+        other: Experts that another run chose on the same grid, `(E', ...)`.
+        num_experts: Number of experts in both banks, X.
     """
-    return regions_of_experts(routing_map, region_map, num_experts)[routing_map]
+    overlap = _overlap(routing, other, num_experts)
+    num_shared = overlap[np.arange(num_experts), _best_assignment(overlap)].sum()
+    return int(num_shared) / as_choices(routing, num_experts).size
 
 
-def agreement(routing_map: np.ndarray, region_map: np.ndarray, num_experts: int) -> float:
-    """Return the fraction of pixels whose expert belongs to their true region, in [0, 1].
+def _overlap(routing: Choices, other: Choices, num_experts: int) -> np.ndarray:
+    """Number of pixels that an expert of one routing (rows) and one of the other (columns) serve, `(X, X)`."""
+    first, second = selections(routing, num_experts), selections(other, num_experts)
+    if first.shape != second.shape:
+        raise ValueError(f"the routings have pixels of different shapes: {first.shape[1:]} and {second.shape[1:]}")
+    first, second = first.reshape(num_experts, -1), second.reshape(num_experts, -1)
+    overlap = np.zeros((num_experts, num_experts), dtype=np.int64)
+    # In pieces, for which float32 counts exactly; a product of integers is many times slower.
+    for start in range(0, first.shape[1], _PIXELS_AT_ONCE):
+        piece = slice(start, start + _PIXELS_AT_ONCE)
+        overlap += (first[:, piece].astype(np.float32) @ second[:, piece].astype(np.float32).T).astype(np.int64)
+    return overlap
 
-    Args:
-        routing_map: Expert chosen at each pixel, in [0, X), `(H, W)`.
-        region_map: True region of each pixel, from 0, `(H, W)`.
-        num_experts: Number of experts in the bank, X.
-    """
-    return float(np.mean(matched_map(routing_map, region_map, num_experts) == region_map))
 
-
-def _check_maps(routing_map: np.ndarray, region_map: np.ndarray, num_experts: int) -> None:
-    for name, array in (("routing_map", routing_map), ("region_map", region_map)):
-        if array.ndim != 2 or array.size == 0 or array.dtype.kind not in "iu":
-            raise ValueError(f"{name} must hold integers of shape (H, W), got {array.dtype} of shape {array.shape}")
-    if routing_map.shape != region_map.shape:
-        raise ValueError(f"routing_map has shape {routing_map.shape}, but region_map {region_map.shape}")
-    if region_map.min() < 0:
-        raise ValueError(f"regions must be 0, 1, ..., got {region_map.min()}")
-    if routing_map.min() < 0 or routing_map.max() >= num_experts:
-        raise ValueError(
-            f"routing_map must be in [0, {num_experts - 1}], got [{routing_map.min()}, {routing_map.max()}]"
-        )
+def _best_assignment(gain: np.ndarray) -> np.ndarray:
+    """Column of each row of a square matrix such that the sum is largest: the Hungarian algorithm, cubic in X."""
+    size = len(gain)
+    # Row and column 0 stand for "none yet". A potential of each row and column keeps all reduced costs above zero.
+    cost = np.zeros((size + 1, size + 1))
+    cost[1:, 1:] = -gain
+    of_rows, of_columns = np.zeros(size + 1), np.zeros(size + 1)
+    row_of_column = np.zeros(size + 1, dtype=np.int64)
+    for row in range(1, size + 1):
+        row_of_column[0], column = row, 0
+        least = np.full(size + 1, np.inf)
+        came_from = np.zeros(size + 1, dtype=np.int64)
+        is_visited = np.zeros(size + 1, dtype=bool)
+        while row_of_column[column] != 0:
+            is_visited[column] = True
+            current = row_of_column[column]
+            reduced = cost[current] - of_rows[current] - of_columns
+            is_less = ~is_visited & (reduced < least)
+            least[is_less], came_from[is_less] = reduced[is_less], column
+            column = int(np.where(is_visited, np.inf, least).argmin())
+            step = least[column]
+            of_rows[row_of_column[is_visited]] += step
+            of_columns[is_visited] -= step
+            least[~is_visited] -= step
+        # Along the path back, each column takes the row of the one before it.
+        while column != 0:
+            before = came_from[column]
+            row_of_column[column], column = row_of_column[before], int(before)
+    return row_of_column[1:].argsort()

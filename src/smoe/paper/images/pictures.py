@@ -77,7 +77,7 @@ def _draw_curve(run: OpenRun) -> list[Path]:
 
 
 def _draw_confusion(run: OpenRun, split: str, confusion: Tensor, classes: tuple[str, ...], path: Path) -> None:
-    from smoe.views import draw_confusion
+    from smoe.paper.images.views import draw_confusion
 
     num_wrong = int(confusion.sum() - confusion.trace())
     title = f"{run.name}: {num_wrong:,} of {int(confusion.sum()):,} {split} images are mistaken"
