@@ -21,7 +21,7 @@ from smoe.paper.ens10.data.prepare_plan import Preparation
 from smoe.paper.ens10.data.store import EnsembleStore
 from smoe.paper.ens10.recipes import EnsembleData
 from smoe.paper.ens10.verification import NUM_PARTS, verify
-from smoe.views import draw_calibration, draw_score_maps
+from smoe.paper.ens10.views import draw_calibration, draw_score_maps
 
 
 def quietly(_: str) -> None:

@@ -26,17 +26,17 @@ def test_importance_by_hand():
     first = [[0.6, 0.2, 0.2], [0.2, 0.4, 0.4]]
     second = [[0.5, 0.25, 0.25], [1 / 6, 5 / 12, 5 / 12]]
     probabilities = torch.tensor([first, second], dtype=torch.float64)
-    # A constant on all logits of a token changes nothing.
+    # A constant on all scores of a token changes nothing.
     assert float(patch_importance_loss(probabilities.log() + 3.0)) == pytest.approx(0.01)
 
 
 def test_load_by_hand():
     # One token, two experts, one chosen, no noise drawn: the threshold is 1. Expert 0 exceeds it with probability 1/2,
     # expert 1 needs noise of 1 / 0.5 = 2 deviations.
-    logits = torch.tensor([[[1.0, 0.0]]])
+    scores = torch.tensor([[[1.0, 0.0]]])
     expected = squared_variation([0.5, normal_tail(2.0)])
     assert expected == pytest.approx(((0.5 - 0.02275) / (0.5 + 0.02275)) ** 2, rel=1e-4)
-    assert float(patch_load_loss(logits, logits, 1, 0.5)) == pytest.approx(expected)
+    assert float(patch_load_loss(scores, scores, 1, 0.5)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("num_selected", [1, 2, 4])
@@ -59,14 +59,14 @@ def test_gradients_are_those_of_the_functions():
     clean = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     noise = 0.5 * torch.randn(2, 3, 4, dtype=torch.float64)
     assert torch.autograd.gradcheck(patch_importance_loss, clean)
-    # Through the threshold too: the noise stays, and all noisy logits move with the clean ones.
+    # Through the threshold too: the noise stays, and all noisy scores move with the clean ones.
     assert torch.autograd.gradcheck(lambda clean: patch_load_loss(clean, clean + noise, 2, 0.5), clean)
 
 
 def test_one_expert_is_balanced():
-    logits = torch.randn(2, 3, 1)
-    assert patch_importance_loss(logits) == 0
-    assert patch_load_loss(logits, logits + torch.randn(2, 3, 1), 1, 1.0) == 0
+    scores = torch.randn(2, 3, 1)
+    assert patch_importance_loss(scores) == 0
+    assert patch_load_loss(scores, scores + torch.randn(2, 3, 1), 1, 1.0) == 0
 
 
 def test_sum_over_layers_of_the_mean_of_both():
@@ -75,11 +75,11 @@ def test_sum_over_layers_of_the_mean_of_both():
     expected = 0.0
     for layer, num_selected, shape in zip(net, (2, 1), ((4, 9, 3), (6, 6, 2)), strict=True):
         assert isinstance(layer, PatchMoE)
-        logits = layer.last_logits
-        assert logits is not None
-        assert logits.clean.shape == shape
-        importance = patch_importance_loss(logits.clean)
-        load = patch_load_loss(logits.clean, logits.noisy, num_selected, layer.noise_std)
+        scores = layer.last_scores
+        assert scores is not None
+        assert scores.clean.shape == shape
+        importance = patch_importance_loss(scores.clean)
+        load = patch_load_loss(scores.clean, scores.noisy, num_selected, layer.noise_std)
         expected += (importance + load).item() / 2
     assert expected > 0
     assert patch_moe_loss(net).item() == pytest.approx(0.01 * expected)
@@ -90,11 +90,11 @@ def test_lowering_it_evens_the_experts():
     torch.manual_seed(0)
     layer = PatchMoE(4, 6, 3)
     tokens = torch.randn(2, 60, 4) + 2.0
-    optimizer = torch.optim.SGD([layer.router.weight], lr=0.1)
+    optimizer = torch.optim.SGD([layer.gate.weight], lr=0.1)
 
     def favourites() -> list[int]:
         with torch.no_grad():
-            return layer.router(tokens).argmax(dim=2).flatten().bincount(minlength=3).tolist()
+            return layer.gate(tokens).argmax(dim=2).flatten().bincount(minlength=3).tolist()
 
     before = favourites()
     for _ in range(200):

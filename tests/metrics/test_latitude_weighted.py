@@ -13,13 +13,13 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from smoe.losses import latitude_weights
 from smoe.metrics import (
     AnomalyCorrelation,
     LatitudeWeightedMAE,
     LatitudeWeightedRMSE,
     LatitudeWeightedScore,
     MeanOfRootsRMSE,
-    latitude_weights,
 )
 from smoe.training.evaluation import evaluate
 

@@ -11,6 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from smoe.losses import latitude_weights
 from smoe.metrics import (
     EECRPS,
     EfiDates,
@@ -21,7 +22,6 @@ from smoe.metrics import (
     Metric,
     PitHistogram,
     RankHistogram,
-    latitude_weights,
 )
 
 # cos(0) = 1 and cos(60) = 1/2, whose mean is 3/4: the rows weigh 4/3 and 2/3.

@@ -39,7 +39,7 @@ def feed_forward(layer: FeedForward, token: torch.Tensor) -> torch.Tensor:
 
 def mixture(layer: PatchMoE, token: torch.Tensor) -> torch.Tensor:
     """Without noise and with room for every token."""
-    probabilities = torch.softmax(layer.router.weight @ token, dim=0)
+    probabilities = torch.softmax(layer.gate.weight @ token, dim=0)
     best = int(probabilities.argmax())
     expert = layer.experts[best]
     assert isinstance(expert, FeedForward)

@@ -56,9 +56,9 @@ def define(layer: PatchMoE, tokens: torch.Tensor, noise: torch.Tensor) -> tuple[
         num_served = [0] * layer.num_experts
         for choice in range(layer.num_selected):
             for t in range(first, first + group_size):
-                logits = [layer.router.weight[x] @ flat[t] + noise[t, x] for x in range(layer.num_experts)]
-                total = sum(torch.exp(logit) for logit in logits)
-                ranked = sorted(((-logit.item(), x) for x, logit in enumerate(logits)))
+                scores = [layer.gate.weight[x] @ flat[t] + noise[t, x] for x in range(layer.num_experts)]
+                total = sum(torch.exp(score) for score in scores)
+                ranked = sorted(((-score.item(), x) for x, score in enumerate(scores)))
                 x = ranked[choice][1]
                 if num_served[x] == capacity:
                     num_dropped += 1
@@ -69,7 +69,7 @@ def define(layer: PatchMoE, tokens: torch.Tensor, noise: torch.Tensor) -> tuple[
                 hidden = expert.widen.weight @ flat[t] + expert.widen.bias
                 hidden = hidden * 0.5 * (1.0 + torch.erf(hidden / math.sqrt(2.0)))
                 output = expert.narrow.weight @ hidden + expert.narrow.bias
-                outputs[t] = outputs[t] + torch.exp(logits[x]) / total * output
+                outputs[t] = outputs[t] + torch.exp(scores[x]) / total * output
     return torch.stack(outputs).view(B, N, D), num_dropped
 
 
@@ -126,25 +126,25 @@ def test_noise_is_of_training_only_and_decides():
     layer.eval()
     assert torch.equal(layer(tokens), layer(tokens))
     layer.train()
-    logits = layer.last_logits
-    assert logits is not None
-    assert logits.noise_std == 5.0
-    assert (logits.noisy - logits.clean).std().item() == pytest.approx(5.0, rel=0.3)
+    scores = layer.last_scores
+    assert scores is not None
+    assert scores.noise_std == 5.0
+    assert (scores.noisy - scores.clean).std().item() == pytest.approx(5.0, rel=0.3)
     assert PatchMoE(6, 5, 4).noise_std == 0.25
 
 
 def test_only_the_last_training_pass_is_kept():
     layer, tokens = build(CASES["groups across samples"])
     layer.eval()(tokens)
-    assert layer.last_logits is None
+    assert layer.last_scores is None
     layer.train()(tokens)
-    kept = layer.last_logits
+    kept = layer.last_scores
     assert kept is not None
     assert kept.clean.shape == kept.noisy.shape == (2, 15, 3)
     layer.eval()(2 * tokens)
-    assert layer.last_logits is kept
+    assert layer.last_scores is kept
     copied = copy.deepcopy(layer)
-    assert copied.last_logits is None
+    assert copied.last_scores is None
     assert torch.equal(copied(tokens), layer(tokens))
 
 
@@ -178,9 +178,9 @@ def test_each_group_has_its_own_capacity():
 def test_dropped_token_gets_zero_and_passes_nothing_back():
     layer = PatchMoE(2, 3, 2, capacity_factor=0.1, noise_std=0.0)
     # Every token prefers expert 1, which has room for four.
-    nn.init.zeros_(layer.router.weight)
+    nn.init.zeros_(layer.gate.weight)
     with torch.no_grad():
-        layer.router.weight[1] = 1.0
+        layer.gate.weight[1] = 1.0
     tokens = torch.rand(1, 7, 2, requires_grad=True)
     output = layer(tokens)
     output.sum().backward()
@@ -204,8 +204,8 @@ def test_experts_compute_their_own_tokens_only():
 
 def test_expert_nobody_chose_has_a_gradient_of_zero():
     layer, tokens = build(Case(2, 5, 3, capacity_factor=3.0, noise_std=0.0))
-    nn.init.zeros_(layer.router.weight)
-    # All logits are equal: the lowest number wins.
+    nn.init.zeros_(layer.gate.weight)
+    # All scores are equal: the lowest number wins.
     layer(tokens).sum().backward()
     for number, expert in enumerate(layer.experts):
         for name, parameter in expert.named_parameters():
@@ -225,12 +225,12 @@ def test_routes_in_float32_under_autocast():
     layer = PatchMoE(6, 5, 3, 2, noise_std=0.0)
     tokens = torch.randn(2, 9, 6)
     expected = layer(tokens)
-    clean = layer.last_logits
+    clean = layer.last_scores
     with torch.autocast("cpu", torch.bfloat16):
         actual = layer(tokens)
     assert clean is not None
-    assert layer.last_logits is not None
-    assert torch.equal(layer.last_logits.clean, clean.clean)
+    assert layer.last_scores is not None
+    assert torch.equal(layer.last_scores.clean, clean.clean)
     assert actual.dtype == torch.bfloat16
     torch.testing.assert_close(actual.float(), expected, rtol=0.05, atol=0.05)
 
@@ -240,8 +240,8 @@ def test_half_precision_layer():
     output = layer(torch.randn(2, 9, 6, dtype=torch.bfloat16))
     output.sum().backward()
     assert output.dtype == torch.bfloat16
-    assert layer.last_logits is not None
-    assert layer.last_logits.clean.dtype == torch.float32
+    assert layer.last_scores is not None
+    assert layer.last_scores.clean.dtype == torch.float32
     assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
@@ -256,7 +256,7 @@ def test_batch_of_no_samples():
 def test_parameters():
     layer = PatchMoE(8, 16, 3)
     assert sum(parameter.numel() for parameter in layer.parameters()) == 3 * 8 + 3 * (8 * 16 + 16 + 16 * 8 + 8)
-    assert layer.router.bias is None
+    assert layer.gate.bias is None
     assert "num_experts=3, num_selected=1, capacity_factor=1.05, group_size=None" in repr(layer)
 
 

@@ -10,25 +10,27 @@ from smoe.views import Panel, draw_accuracies, draw_epochs, draw_grids, draw_reg
 
 def test_curves_of_many_models_are_drawn(tmp_path: Path) -> None:
     curves = {f"model {number}": [10.0 * number, 11.0 * number] for number in range(8)}
-    draw_accuracies(curves, tmp_path / "curves.png")
+    draw_accuracies(curves, tmp_path / "curves.png", label="in %")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     lengths = {"model 1": 0.25}
-    draw_accuracies(curves, tmp_path / "scaled.png", epoch_lengths=lengths, unit="long epochs")
+    draw_accuracies(curves, tmp_path / "scaled.png", label="in %", epoch_lengths=lengths, unit="long epochs")
     assert (tmp_path / "scaled.png").read_bytes() != (tmp_path / "curves.png").read_bytes()
     with pytest.raises(ValueError, match="the curve of 'empty' is empty"):
-        draw_accuracies({"empty": []}, tmp_path / "bad.png")
+        draw_accuracies({"empty": []}, tmp_path / "bad.png", label="")
     with pytest.raises(ValueError, match="at least one model"):
-        draw_accuracies({}, tmp_path / "bad.png")
+        draw_accuracies({}, tmp_path / "bad.png", label="")
     assert not (tmp_path / "bad.png").exists()
 
 
 def test_regions_are_drawn(tmp_path: Path) -> None:
-    draw_region_accuracies({"conv": [99.0, 80.0], "other": [1.0, 2.0]}, ["slow", "fast"], tmp_path / "regions.png")
+    draw_region_accuracies(
+        {"conv": [99.0, 80.0], "other": [1.0, 2.0]}, ["slow", "fast"], tmp_path / "regions.png", label="in %"
+    )
     assert (tmp_path / "regions.png").stat().st_size > 5_000
     with pytest.raises(ValueError, match="'conv' has 1 accuracies for 2 regions"):
-        draw_region_accuracies({"conv": [1.0]}, ["slow", "fast"], tmp_path / "bad.png")
+        draw_region_accuracies({"conv": [1.0]}, ["slow", "fast"], tmp_path / "bad.png", label="")
     with pytest.raises(ValueError, match="at least one model"):
-        draw_region_accuracies({}, ["slow"], tmp_path / "bad.png")
+        draw_region_accuracies({}, ["slow"], tmp_path / "bad.png", label="")
 
 
 def test_grids_are_drawn_with_gaps(tmp_path: Path) -> None:

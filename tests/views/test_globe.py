@@ -9,6 +9,7 @@ from matplotlib.image import imread
 
 from smoe.views import coastlines, draw_globe
 from smoe.views.globe import project
+from smoe.views.picture import save_picture
 
 LATITUDE = np.array([-60.0, 0.0, 60.0])
 LONGITUDE = np.array([0.0, 90.0, 180.0, 270.0])
@@ -81,11 +82,9 @@ def test_coastlines_are_of_this_planet() -> None:
 
 
 def test_a_written_map_is_not_blank(tmp_path: Path) -> None:
-    from smoe.views import ForecastMap, draw_forecast
-
     path = tmp_path / "map.png"
-    shown = ForecastMap("Z500", "m2 s-2", VALUES * 1.1, VALUES, 0.65)
-    draw_forecast([shown], LATITUDE, LONGITUDE, path, title="72-hour forecast")
+    figure = Figure()
+    draw_globe(figure.add_subplot(), LATITUDE, LONGITUDE, VALUES)
+    save_picture(figure, path)
     picture = imread(path)
-    assert picture.shape[0] > 300 and picture.shape[1] > 1000
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 50

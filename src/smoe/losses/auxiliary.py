@@ -8,16 +8,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from smoe.losses.squared_variation import squared_variation
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.gates.normalization import normalize_scores
 from smoe.nn.routed_layer import RoutedLayer
 from smoe.ops.routing import Routing
 from smoe.options import Normalization
-
-
-def _squared_variation(per_expert: torch.Tensor) -> torch.Tensor:
-    """Square of the coefficient of variation, std / mean."""
-    return per_expert.var(correction=0) / per_expert.mean() ** 2
 
 
 def _sum_per_expert(values: torch.Tensor) -> torch.Tensor:
@@ -31,7 +27,7 @@ def importance_loss(weights: torch.Tensor) -> torch.Tensor:
     Args:
         weights: Normalised routing weights `(1 or B, X, P)`. Raw scores will not do: their mean may be 0.
     """
-    return _squared_variation(_sum_per_expert(weights))
+    return squared_variation(_sum_per_expert(weights))
 
 
 def _last_selected(deciding: torch.Tensor, num_selected: int) -> torch.Tensor:
@@ -77,7 +73,7 @@ def load_loss(
     probability = torch.special.ndtr(_within_ten((clean - threshold) / noise_std))
     if takes_absolute:
         probability = probability + torch.special.ndtr(_within_ten((-threshold - clean) / noise_std))
-    return _squared_variation(_sum_per_expert(probability))
+    return squared_variation(_sum_per_expert(probability))
 
 
 def spatial_agreement_loss(weights: torch.Tensor) -> torch.Tensor:

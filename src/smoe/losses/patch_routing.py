@@ -1,4 +1,4 @@
-"""The auxiliary losses of V-MoE's router, importance and load (Riquelme et al., 2021, appendix A.2).
+"""The auxiliary losses of V-MoE's gate, importance and load (Riquelme et al., 2021, appendix A.2).
 
 Each is a squared coefficient of variation over the experts, of the population, in each group of tokens; the groups are
 averaged.
@@ -9,16 +9,17 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from smoe.losses.squared_variation import squared_variation
 from smoe.nn.patch_moe import PatchMoE
 
 
-def patch_importance_loss(logits: torch.Tensor) -> torch.Tensor:
+def patch_importance_loss(scores: torch.Tensor) -> torch.Tensor:
     """Variation of the experts' importances, their probabilities summed over the tokens of a group.
 
     Args:
-        logits: of the router, without noise, `(groups, tokens of a group, X)`.
+        scores: Scores of the gate before the noise, `(groups, tokens of a group, X)`.
     """
-    return _squared_variation(logits.softmax(dim=-1).sum(dim=1)).mean()
+    return squared_variation(scores.softmax(dim=-1).sum(dim=1)).mean()
 
 
 def patch_load_loss(clean: torch.Tensor, noisy: torch.Tensor, num_selected: int, noise_std: float) -> torch.Tensor:
@@ -28,10 +29,10 @@ def patch_load_loss(clean: torch.Tensor, noisy: torch.Tensor, num_selected: int,
     gradient goes through that threshold too, as in V-MoE.
 
     Args:
-        clean: the router's logits before the noise, `(groups, tokens of a group, X)`.
-        noisy: of the same shape, those that decided.
-        num_selected: experts chosen for each token.
-        noise_std: standard deviation of the noise.
+        clean: Scores of the gate before the noise, `(groups, tokens of a group, X)`.
+        noisy: Scores that decided, of the same shape.
+        num_selected: Number of experts chosen for each token.
+        noise_std: Standard deviation of the noise.
     """
     if not noise_std > 0.0:
         raise ValueError(
@@ -39,7 +40,7 @@ def patch_load_loss(clean: torch.Tensor, noisy: torch.Tensor, num_selected: int,
         )
     threshold = noisy.topk(num_selected, dim=-1).values[..., -1:]
     probability = torch.special.ndtr((clean - threshold) / noise_std)
-    return _squared_variation(probability.mean(dim=1)).mean()
+    return squared_variation(probability.mean(dim=1)).mean()
 
 
 def patch_moe_loss(model: nn.Module, weight: float = 0.01) -> torch.Tensor:
@@ -48,23 +49,18 @@ def patch_moe_loss(model: nn.Module, weight: float = 0.01) -> torch.Tensor:
     Call it after the forward pass in training mode and add it to the loss.
 
     Args:
-        model: holds `PatchMoE` layers with noise.
-        weight: factor of the whole.
+        model: Model with `PatchMoE` layers whose gates have noise.
+        weight: Factor of the sum.
     """
     layers = [module for module in model.modules() if isinstance(module, PatchMoE)]
     if not layers:
         raise ValueError(f"{type(model).__name__} holds no PatchMoE layer")
     losses: list[torch.Tensor] = []
     for layer in layers:
-        logits = layer.last_logits
-        if logits is None:
+        scores = layer.last_scores
+        if scores is None:
             raise ValueError("no forward pass in training mode yet: call the model before its patch_moe_loss")
-        importance = patch_importance_loss(logits.clean)
-        load = patch_load_loss(logits.clean, logits.noisy, layer.num_selected, logits.noise_std)
+        importance = patch_importance_loss(scores.clean)
+        load = patch_load_loss(scores.clean, scores.noisy, layer.num_selected, scores.noise_std)
         losses.append(0.5 * (importance + load))
     return weight * torch.stack(losses).sum()
-
-
-def _squared_variation(per_expert: torch.Tensor) -> torch.Tensor:
-    """`(groups, X)` to `(groups,)`."""
-    return per_expert.var(dim=1, correction=0) / per_expert.mean(dim=1) ** 2

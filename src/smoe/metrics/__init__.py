@@ -1,4 +1,4 @@
-"""Metrics: stateless, statistics plus a reduction."""
+"""Metrics: statistics of a batch, their sums over a data set, and the reduction of the sums to a value."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from smoe.metrics.latitude_weighted import (
     LatitudeWeightedRMSE,
     LatitudeWeightedScore,
     MeanOfRootsRMSE,
-    latitude_weights,
 )
 from smoe.metrics.mean_cross_entropy import MeanCrossEntropy
 from smoe.metrics.mean_loss import MeanLoss
 from smoe.metrics.metric import Metric
+from smoe.metrics.metric_sums import MetricSums
 from smoe.metrics.percent_within import PercentWithin
 
 __all__ = [
@@ -38,10 +38,10 @@ __all__ = [
     "MeanOfRootsRMSE",
     "MeanSquaredError",
     "Metric",
+    "MetricSums",
     "PercentWithin",
     "PitHistogram",
     "RankHistogram",
     "class_ranks",
     "confusion_matrix",
-    "latitude_weights",
 ]

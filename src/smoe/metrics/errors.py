@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -20,10 +18,6 @@ class MeanSquaredError(Metric):
         prediction, target = check_pair(prediction, target)
         return _sum_and_count((prediction - target).square_())
 
-    def reduction(self, sums: Sequence[float], count: float) -> float:
-        """Return the mean."""
-        return sums[0] / count
-
 
 class MeanAbsoluteError(Metric):
     """Mean of the absolute differences; NaN if any of them is."""
@@ -34,10 +28,6 @@ class MeanAbsoluteError(Metric):
         """Return the sum of absolute differences and the number of pixels, `(1, 2)`."""
         prediction, target = check_pair(prediction, target)
         return _sum_and_count((prediction - target).abs_())
-
-    def reduction(self, sums: Sequence[float], count: float) -> float:
-        """Return the mean."""
-        return sums[0] / count
 
 
 def _sum_and_count(statistic: Tensor) -> Tensor:

@@ -123,10 +123,6 @@ class MeanOfRootsRMSE(LatitudeWeightedScore):
         roots = (self.weighted_sums(differences.square_()) / num_pixels).sqrt_()
         return _with_count(roots.sum(0), len(differences))
 
-    def reduction(self, sums: Sequence[float], count: float) -> float:
-        """Return the mean of the roots."""
-        return sums[0] / count
-
 
 class LatitudeWeightedMAE(LatitudeWeightedScore):
     """Mean absolute error: `mean_{t,lat,lon} w(lat) |f - o|`, as `mae_z_500`."""
@@ -137,10 +133,6 @@ class LatitudeWeightedMAE(LatitudeWeightedScore):
         """Return the weighted sum of absolute differences and the number of pixels, `(C, 2)`."""
         differences = self.differences(prediction, target)
         return _with_count(self.weighted_sums(differences.abs_()).sum(0), _num_pixels(differences))
-
-    def reduction(self, sums: Sequence[float], count: float) -> float:
-        """Return the mean."""
-        return sums[0] / count
 
 
 def _num_pixels(fields: Tensor) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,10 +26,6 @@ class MeanCrossEntropy(Metric):
         # A sum of many in float32 would lose digits.
         total = F.cross_entropy(prediction.detach().double(), _as_double(target), reduction="sum")
         return torch.stack([total, total.new_tensor(float(len(target)))])[None]
-
-    def reduction(self, sums: Sequence[float], count: float) -> float:
-        """Return the mean."""
-        return sums[0] / count
 
 
 def _as_double(target: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -29,7 +29,3 @@ class MeanLoss(Metric):
         with torch.no_grad():
             total = self.loss(prediction, target).double() * num_samples
         return torch.stack([total, total.new_tensor(float(num_samples))])[None]
-
-    def reduction(self, sums: Sequence[float], count: float) -> float:
-        """Return the mean."""
-        return sums[0] / count

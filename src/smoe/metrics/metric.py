@@ -12,8 +12,8 @@ from torch import Tensor
 class Metric(ABC):
     """A stateless metric.
 
-    The caller adds up the totals of all batches (and of all processes) and asks once for the values, so that a small
-    last batch weighs no more than its pixels.
+    `MetricSums` adds up the totals of all batches and processes and reduces them once, so that a small last batch
+    weighs no more than its pixels.
 
     Attributes:
         names: What the metric reports.
@@ -35,9 +35,9 @@ class Metric(ABC):
             Sums and count, without gradient, float64, on the prediction's device, `(len(names), num_totals)`.
         """
 
-    @abstractmethod
     def reduction(self, sums: Sequence[float], count: float) -> float:
-        """Return the value that is reported for sums of the statistics over `count` pixels."""
+        """Return the value that is reported for sums of the statistics over `count` pixels: the mean of the first."""
+        return sums[0] / count
 
     def values(self, totals: Tensor) -> dict[str, float]:
         """Return the value of each name.

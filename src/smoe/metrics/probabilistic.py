@@ -64,7 +64,3 @@ class ProbabilisticScore(Metric):
         """Return the sums of maps `(B, H, W)` and the number of pixels: `(1, len(maps) + 1)`."""
         sums = [self.sum_maps(each).sum() for each in maps]
         return torch.stack([*sums, sums[0].new_tensor(float(maps[0].numel()))])[None]
-
-    def reduction(self, sums: Sequence[float], count: float) -> float:
-        """Return the mean."""
-        return sums[0] / count

@@ -1,4 +1,4 @@
-"""V-MoE's layer: a router sends each token to a few feed-forward networks (Riquelme et al., 2021)."""
+"""V-MoE's layer: a gate sends each token to a few feed-forward networks (Riquelme et al., 2021)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from smoe.ops.top_experts import top_experts
 _CAPACITY_STEP = 4
 
 
-class RouterLogits(NamedTuple):
-    """What a router said of the tokens of each group.
+class PatchScores(NamedTuple):
+    """Scores of the experts for the tokens of each group.
 
     Attributes:
-        clean: `(groups, tokens of a group, X)`, at least float32.
-        noisy: of the same shape, what decided.
-        noise_std: standard deviation of the noise in `noisy`; 0 without.
+        clean: Scores before the noise, `(groups, tokens of a group, X)`, at least float32.
+        noisy: Scores that decided, of the same shape.
+        noise_std: Standard deviation of the noise in `noisy`; 0 without.
     """
 
     clean: torch.Tensor
@@ -32,9 +32,9 @@ class RouterLogits(NamedTuple):
 
 
 class PatchMoE(nn.Module):
-    """Tokens `(B, N, D)` to `(B, N, D)`, each through the experts its router chose.
+    """Tokens `(B, N, D)` to `(B, N, D)`, each through the experts its gate chose.
 
-    The probabilities of the experts are the softmax of the router's logits, with noise in training. A token's output is
+    The probabilities of the experts are the softmax of the gate's scores, with noise in training. A token's output is
     the sum over its most probable experts of probability times output; the chosen probabilities are not made to sum to
     1 again. Of equally probable experts the one with the lower number wins.
 
@@ -43,21 +43,21 @@ class PatchMoE(nn.Module):
     choices in token order. A choice beyond the capacity is dropped and adds zero to its token, so put the layer into a
     residual branch. A dropped choice makes no room for another one.
 
-    An expert computes its own tokens only. The gradient reaches the router through the probabilities of choices served.
+    An expert computes its own tokens only. The gradient reaches the gate through the probabilities of choices served.
 
     Args:
-        width: D, of the tokens.
-        hidden: width between the two linear layers of an expert.
-        num_experts: X.
-        num_selected: experts chosen for each token.
-        capacity_factor: room an expert has, relative to an even split of the choices; see `capacity`. Holds in
+        width: Width D of the tokens.
+        hidden: Width between the two linear layers of an expert.
+        num_experts: Number of experts X.
+        num_selected: Number of experts chosen for each token.
+        capacity_factor: Room of an expert relative to an even split of the choices; see `capacity`. Holds in
             evaluation too; the attribute may be changed at any time.
-        group_size: tokens in a group, a divisor of B * N. Without one each sample is a group, and its output does not
-            depend on the rest of the batch. (V-MoE's own groups are eight images.)
-        noise_std: standard deviation of the normal noise on the logits in training; 1 / num_experts if None, 0 for no
+        group_size: Number of tokens in a group, a divisor of B * N. If None, each sample is a group, and its output
+            does not depend on the rest of the batch. (V-MoE's own groups are eight images.)
+        noise_std: Standard deviation of the normal noise on the scores in training; 1 / num_experts if None, 0 for no
             noise.
-        device: of the weights.
-        dtype: of the weights.
+        device: Device of the weights.
+        dtype: Data type of the weights.
     """
 
     def __init__(
@@ -92,17 +92,17 @@ class PatchMoE(nn.Module):
         self.capacity_factor = capacity_factor
         self.group_size = group_size
         self.noise_std = noise_std
-        self.router = nn.Linear(width, num_experts, bias=False, device=device, dtype=dtype)
+        self.gate = nn.Linear(width, num_experts, bias=False, device=device, dtype=dtype)
         self.experts = nn.ModuleList(FeedForward(width, hidden, device=device, dtype=dtype) for _ in range(num_experts))
-        self._last_logits: RouterLogits | None = None
+        self._last_scores: PatchScores | None = None
 
     @property
-    def last_logits(self) -> RouterLogits | None:
-        """What the router said in the last forward pass in training mode; `patch_moe_loss` is made of it."""
-        return self._last_logits
+    def last_scores(self) -> PatchScores | None:
+        """Scores of the last forward pass in training mode, which `patch_moe_loss` reads; None before it."""
+        return self._last_scores
 
     def capacity(self, group_size: int) -> int:
-        """Tokens of a group that one expert can serve.
+        """Returns the number of tokens of a group that one expert can serve.
 
         `ceil(group_size * num_selected * capacity_factor / num_experts)`, rounded up to a multiple of 4.
         """
@@ -121,29 +121,29 @@ class PatchMoE(nn.Module):
                 f"into groups of {group_size}"
             )
         grouped = tokens.reshape(-1, group_size, self.width)
-        logits = self._score(grouped)
+        scores = self._score(grouped)
         if self.training:
-            self._last_logits = logits
+            self._last_scores = scores
         # The trailing axis makes the tokens of a group the pixels of a grid of one column.
-        choice = top_experts(logits.noisy.softmax(dim=-1).transpose(1, 2).unsqueeze(3), self.num_selected)
+        choice = top_experts(scores.noisy.softmax(dim=-1).transpose(1, 2).unsqueeze(3), self.num_selected)
         indices = choice.indices.squeeze(3)
         is_served = within_capacity(indices, self.num_experts, self.capacity(group_size))
         output = self._apply_experts(grouped.flatten(0, 1), indices, choice.weights.squeeze(3), is_served)
         return output.view(tokens.shape)
 
-    def _score(self, grouped: torch.Tensor) -> RouterLogits:
-        # Half precision would make ties of distinct logits.
+    def _score(self, grouped: torch.Tensor) -> PatchScores:
+        # Half precision would make ties of distinct scores.
         dtype = torch.promote_types(grouped.dtype, torch.float32)
         with torch.autocast(grouped.device.type, enabled=False):
-            clean = F.linear(grouped.to(dtype), self.router.weight.to(dtype))
+            clean = F.linear(grouped.to(dtype), self.gate.weight.to(dtype))
         if not self.training or self.noise_std == 0.0:
-            return RouterLogits(clean, clean, 0.0)
-        return RouterLogits(clean, clean + self.noise_std * torch.randn_like(clean), self.noise_std)
+            return PatchScores(clean, clean, 0.0)
+        return PatchScores(clean, clean + self.noise_std * torch.randn_like(clean), self.noise_std)
 
     def _apply_experts(
         self, tokens: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor, is_served: torch.Tensor
     ) -> torch.Tensor:
-        """Tokens `(T, D)` and choices `(groups, num_selected, tokens of a group)` to outputs `(T, D)`."""
+        """Turns tokens `(T, D)` and choices `(groups, num_selected, tokens of a group)` into outputs `(T, D)`."""
         num_groups, num_selected, group_size = indices.shape
         token_of_choice = torch.arange(len(tokens), device=tokens.device).view(num_groups, 1, group_size)
         token_of_choice = token_of_choice.expand(-1, num_selected, -1).flatten()
@@ -160,11 +160,11 @@ class PatchMoE(nn.Module):
         return weighted.new_zeros(tokens.shape).index_add(0, torch.cat(rows), weighted)
 
     def __getstate__(self) -> dict[str, object]:
-        # The last logits belong to a graph of the past, which can be neither copied nor pickled.
-        return {**self.__dict__, "_last_logits": None}
+        # The last scores belong to a graph of the past, which can be neither copied nor pickled.
+        return {**self.__dict__, "_last_scores": None}
 
     def extra_repr(self) -> str:
-        """The numbers that `repr` shows."""
+        """Returns the arguments that `repr` shows."""
         return (
             f"{self.width}, {self.hidden}, num_experts={self.num_experts}, num_selected={self.num_selected}, "
             f"capacity_factor={self.capacity_factor:g}, group_size={self.group_size}, noise_std={self.noise_std:g}"
@@ -172,15 +172,15 @@ class PatchMoE(nn.Module):
 
 
 def within_capacity(indices: torch.Tensor, num_experts: int, capacity: int) -> torch.Tensor:
-    """Which choices their experts have room for.
+    """Returns which choices their experts have room for.
 
     Args:
-        indices: chosen experts `(groups, num_selected, tokens of a group)`, best first.
-        num_experts: X.
-        capacity: tokens of a group that one expert can serve.
+        indices: Chosen experts `(groups, num_selected, tokens of a group)`, best first.
+        num_experts: Number of experts X.
+        capacity: Number of tokens of a group that one expert can serve.
 
     Returns:
-        Of the shape of `indices`, bool. First choices come before second ones, and equal choices in token order.
+        Bool, of the shape of `indices`. First choices come before second ones, and equal choices in token order.
     """
     in_turn = indices.flatten(1)
     is_expert = F.one_hot(in_turn, num_experts)

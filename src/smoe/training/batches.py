@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch.utils.data import Sampler
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+Collate = Callable[[Any], tuple[Tensor, Tensor]]
+"""Makes the input and the target of a batch from what a data set returns for a list of indices."""
 
 
 @runtime_checkable
@@ -110,3 +114,30 @@ class OrderedBatches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         for first in range(0, len(self.samples), self.batch_size):
             yield list(self.samples[first : first + self.batch_size])
+
+
+def load_batches(
+    samples: Dataset[Any],
+    batches: Sampler[list[int]],
+    collate: Collate,
+    device: torch.device | str,
+    num_workers: int = 0,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields the inputs and targets of batches on the device; with workers, other processes read them ahead."""
+    loader = DataLoader(
+        samples,
+        batch_sampler=batches,
+        collate_fn=collate,
+        num_workers=num_workers,
+        # Without a generator of its own, a loader draws from torch's, and a resumed run would draw once more.
+        generator=torch.Generator(),
+    )
+    for input, target in loader:
+        yield input.to(device, non_blocking=True), target.to(device, non_blocking=True)
+
+
+def num_samples(samples: Dataset[Any]) -> int:
+    """Returns the length of a data set that has one."""
+    if not isinstance(samples, Sized):
+        raise TypeError(f"{type(samples).__name__} has no length")
+    return len(samples)

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from smoe.diagnostics.routing_changes import RoutingChanges
 from smoe.nn.loss_scale import track_loss_scale
 from smoe.nn.routed_layer import RoutedLayer
-from smoe.training.batches import DrawnSamples, ShuffledBatches
+from smoe.training.batches import DrawnSamples, ShuffledBatches, load_batches, num_samples
 from smoe.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from smoe.training.devices import make_accelerator
-from smoe.training.evaluation import evaluate, load_batches, num_samples, sum_over_processes
+from smoe.training.evaluation import evaluate, sum_over_processes
 from smoe.training.interruption import Interrupted, Interruption
 from smoe.training.plan import Stopping, TrainingPlan
 from smoe.training.progress import Reporter, SilentReporter
-from smoe.training.routing_changes import RoutingChanges
 from smoe.training.run_directory import Record, RunDirectory
 from smoe.training.schedule import make_schedule
 from smoe.training.task import Task

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import nn
 
 from smoe.nn.routed_layer import RoutedLayer
-from smoe.rules import Frozen
 
 
 class RoutingWarmup:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from smoe.training.evaluation import Collate, Metric
+from smoe.metrics import Metric
+from smoe.training.batches import Collate
 
 
 @dataclass

@@ -19,6 +19,7 @@ def draw_accuracies(
     curves: Mapping[str, Sequence[float]],
     path: str | Path,
     *,
+    label: str,
     epoch_lengths: Mapping[str, float] | None = None,
     unit: str = "epoch",
 ) -> None:
@@ -27,7 +28,8 @@ def draw_accuracies(
     Args:
         curves: Accuracies by model, the first being epoch 1.
         path: Picture to write.
-        epoch_lengths: Of each model, in the unit of the axis; 1 if not given.
+        label: Name of the accuracy, at the vertical axis.
+        epoch_lengths: Length of an epoch of each model, in the unit of the axis; 1 if not given.
         unit: What the axis counts.
 
     Raises:
@@ -39,7 +41,7 @@ def draw_accuracies(
     axes.set_xscale("log")
     axes.set_ylim(0, 101)
     axes.set_xlabel(unit)
-    axes.set_ylabel("validation pixels within 1 %, in %")
+    axes.set_ylabel(label)
     save_picture(figure, path)
 
 
@@ -88,13 +90,16 @@ def _plot(
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def draw_region_accuracies(accuracies: Mapping[str, Sequence[float]], regions: Sequence[str], path: str | Path) -> None:
+def draw_region_accuracies(
+    accuracies: Mapping[str, Sequence[float]], regions: Sequence[str], path: str | Path, *, label: str
+) -> None:
     """Draw bars of the accuracy in percent of several models in each region.
 
     Args:
         accuracies: For each model, one number for each region.
         regions: Names of the regions.
         path: Picture to write.
+        label: Name of the accuracy, at the vertical axis.
 
     Raises:
         ValueError: If there is no model, or the numbers of a model do not fit the regions.
@@ -106,9 +111,9 @@ def draw_region_accuracies(accuracies: Mapping[str, Sequence[float]], regions: S
     figure = Figure(figsize=(figure_width, 4.2), layout="constrained")
     axes = figure.add_subplot()
     width = 0.8 / len(regions)
-    for model, (label, values) in enumerate(accuracies.items()):
+    for model, (name, values) in enumerate(accuracies.items()):
         if len(values) != len(regions):
-            raise ValueError(f"{label!r} has {len(values)} accuracies for {len(regions)} regions")
+            raise ValueError(f"{name!r} has {len(values)} accuracies for {len(regions)} regions")
         for region, value in enumerate(values):
             centre = model + (region - (len(regions) - 1) / 2) * width
             axes.bar(centre, value, width * 0.92, color=COLOURS[region], label=regions[region] if model == 0 else None)
@@ -116,7 +121,7 @@ def draw_region_accuracies(accuracies: Mapping[str, Sequence[float]], regions: S
     axes.set_xticks(range(len(accuracies)), list(accuracies), rotation=20)
     axes.set_ylim(0, 108)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-    axes.set_ylabel("test pixels within 1 %, in %")
+    axes.set_ylabel(label)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, loc="outside upper center", ncols=len(regions))
     save_picture(figure, path)

@@ -9,8 +9,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from smoe.views.picture import COLOURS, save_picture
-from smoe.views.shared_experts import selections, similarity_colours
+from smoe.diagnostics import expert_use, neighbour_agreement, selections
+from smoe.views.expert_use import draw_expert_use
+from smoe.views.picture import save_picture
+from smoe.views.similarity_colours import similarity_colours
 
 _NUM_CLASSES_SHOWN = 10
 _NUM_EXPERTS_SHOWN = 5
@@ -40,7 +42,7 @@ def draw_image_routing(
             f"mean_images must be one of {chosen.shape[1:]} for each of {len(classes)} classes, got {mean_images.shape}"
         )
     is_selected = selections(chosen, num_experts)
-    colours = similarity_colours(is_selected)
+    colours = similarity_colours(chosen, num_experts)
     figure = Figure(figsize=(13.5, 9.4), layout="constrained")
     figure.suptitle(title, fontsize=13, fontweight="bold")
     rows = np.asarray(figure.subfigures(3, 1, height_ratios=[1.0, 1.25, 1.7]))
@@ -53,10 +55,10 @@ def draw_image_routing(
     axes = rows[1].subplots(1, 3, width_ratios=[1.0, 1.0, 2.4])
     _show(axes[0], colours, f"all {len(chosen)} choices of each pixel")
     # How alike a pixel and its neighbours are: white noise is grey all over, regions have borders.
-    _show(axes[1], _agreement(is_selected), "shared with the four neighbours", palette="viridis")
+    _show(axes[1], neighbour_agreement(chosen, num_experts), "shared with the four neighbours", palette="viridis")
     rows[1].colorbar(axes[1].images[0], ax=axes[1], shrink=0.85)
-    served = is_selected.mean(axis=(1, 2))
-    _draw_loads(axes[2], served, len(chosen) / num_experts)
+    served = expert_use(chosen, num_experts)
+    draw_expert_use(axes[2], served)
 
     ranked = np.argsort(-served, kind="stable")
     number = min(_NUM_EXPERTS_SHOWN, num_experts)
@@ -71,22 +73,6 @@ def draw_image_routing(
     save_picture(figure, path)
 
 
-def _agreement(is_selected: np.ndarray) -> np.ndarray:
-    """Share of each pixel's experts that also serve a neighbour, mean over its neighbours, `(H, W)`."""
-    sums = np.zeros(is_selected.shape[1:])
-    counts = np.zeros_like(sums)
-    num_selected = is_selected[:, 0, 0].sum()
-    for axis in (1, 2):
-        size = is_selected.shape[axis]
-        first, second = (np.take(is_selected, range(low, high), axis) for low, high in ((0, size - 1), (1, size)))
-        shared = (first & second).sum(axis=0) / num_selected
-        for low, high in ((0, size - 1), (1, size)):
-            where = (slice(low, high), slice(None)) if axis == 1 else (slice(None), slice(low, high))
-            sums[where] += shared
-            counts[where] += 1
-    return sums / np.maximum(counts, 1)
-
-
 def _show(axes: Axes, image: np.ndarray, title: str, palette: str | None = None) -> None:
     axes.imshow(image, cmap=palette, interpolation="nearest")
     axes.set_title(title, fontsize=9.5)
@@ -99,16 +85,3 @@ def _show_expert(axes: Axes, is_selected: np.ndarray, background: np.ndarray, ti
     brightness = 0.25 + 0.75 * background[..., None]
     own, others = np.array([0.95, 0.55, 0.15]), np.array([0.45, 0.45, 0.5])
     _show(axes, np.where(is_selected[..., None], own, others) * brightness, title)
-
-
-def _draw_loads(axes: Axes, served: np.ndarray, even: float) -> None:
-    ordered = np.sort(served)[::-1] * 100
-    axes.bar(np.arange(1, len(ordered) + 1), ordered, 1.0, color=COLOURS[2], linewidth=0)
-    axes.axhline(even * 100, color="0.35", linestyle=(0, (4, 3)), linewidth=1.2, label="if all were served alike")
-    axes.set_xlim(0.5, len(ordered) + 0.5)
-    axes.set_ylim(0, 103)
-    axes.set_xlabel("rank of the expert, busiest first")
-    axes.set_ylabel("of the pixels, in %")
-    axes.set_title(f"pixels served by each expert ({int((served > 0).sum())} of {len(served)} in use)", fontsize=9.5)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="upper right")

@@ -12,35 +12,16 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from smoe.diagnostics import expert_use, mean_where_served
+from smoe.losses import latitude_weights
+from smoe.views.expert_use import draw_expert_use
 from smoe.views.globe import draw_globe
 from smoe.views.picture import save_picture
-from smoe.views.shared_experts import selections, similarity_colours
+from smoe.views.similarity_colours import similarity_colours
 
-_LAND, _SEA, _GREY = "#9A7B4F", "#3B6FB6", "0.35"
+_LAND, _SEA = "#9A7B4F", "#3B6FB6"
 # Above this number nobody can tell the colours of experts by name; then those of like regions have like colours.
 _MAX_NAMED = 12
-
-
-def area_of_rows(latitude: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Share of the globe of one pixel of each row, such that a column adds up to 1, `(H,)`."""
-    cosine = np.cos(np.deg2rad(np.asarray(latitude, dtype=np.float64)))
-    return cosine / cosine.sum()
-
-
-def land_shares(is_selected: np.ndarray, land: np.ndarray, latitude: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Share of land in the area that each expert serves; NaN for one that serves nothing.
-
-    Args:
-        is_selected: `(X, H, W)` bool.
-        land: Share of land of each pixel, from 0 to 1, `(H, W)`.
-        latitude: Of the rows, in degrees, `(H,)`.
-
-    Returns:
-        `(X,)`.
-    """
-    area = is_selected * area_of_rows(latitude)[:, None]
-    total = area.sum((1, 2))
-    return np.divide((area * land).sum((1, 2)), total, out=np.full(len(total), np.nan), where=total > 0)
 
 
 def draw_globe_routing(
@@ -54,7 +35,7 @@ def draw_globe_routing(
     *,
     title: str,
 ) -> None:
-    """Draw who serves where: all choices as colours, the first choices, each expert's share of land and of the globe.
+    """Draws who serves where: all choices as colours, the first choices, each expert's share of land and its use.
 
     Args:
         chosen: Experts chosen at each pixel, in any order, `(E, H, W)`.
@@ -66,14 +47,14 @@ def draw_globe_routing(
         path: Picture to write.
         title: Above everything, such as the layers that the gate serves.
     """
-    is_selected = selections(chosen, num_experts)
-    area = area_of_rows(latitude)
+    # Area of a pixel of each row, relative to the mean.
+    area = latitude_weights(latitude).numpy()[:, None]
     figure = Figure(figsize=(13.5, 6.9), layout="constrained")
     figure.suptitle(title, fontsize=14, fontweight="bold")
     layout = figure.add_gridspec(2, 2, height_ratios=[1.5, 1.0])
 
     axes = figure.add_subplot(layout[0, 0])
-    draw_globe(axes, latitude, longitude, similarity_colours(is_selected, area))
+    draw_globe(axes, latitude, longitude, similarity_colours(chosen, num_experts, area))
     axes.set_title(f"all {len(chosen)} choices of each pixel: like colours share experts", fontsize=11, pad=6)
 
     axes = figure.add_subplot(layout[0, 1])
@@ -94,10 +75,9 @@ def draw_globe_routing(
         bar.outline.set_visible(False)
         bar.set_label("expert")
 
-    land_of_globe = float((area @ land).mean())
-    _draw_land_shares(figure.add_subplot(layout[1, 0]), land_shares(is_selected, land, latitude), land_of_globe)
-    served = np.einsum("xhw,h->x", is_selected, area) / is_selected.shape[2]
-    _draw_loads(figure.add_subplot(layout[1, 1]), served, len(chosen) / num_experts)
+    land_shares = mean_where_served(chosen, land, num_experts, area)
+    _draw_land_shares(figure.add_subplot(layout[1, 0]), land_shares, float((area * land).mean()))
+    draw_expert_use(figure.add_subplot(layout[1, 1]), expert_use(chosen, num_experts, area), of="globe")
     save_picture(figure, path)
 
 
@@ -107,7 +87,7 @@ def _favourite_colours(favourite: np.ndarray, used: np.ndarray, area: np.ndarray
         palette = matplotlib.colormaps["tab20" if len(used) > 10 else "tab10"]
         return [palette(number) for number in range(len(used))]
     row = np.arange(favourite.shape[0])[:, None] * np.ones(favourite.shape)
-    weight = area[:, None] * np.ones(favourite.shape)
+    weight = area * np.ones(favourite.shape)
     mean_row = [np.average(row[favourite == expert], weights=weight[favourite == expert]) for expert in used]
     ranks = np.argsort(np.argsort(mean_row)) / (len(used) - 1)
     # Neighbours in rank would be hard to tell apart by hue alone: every other one is paler.
@@ -133,17 +113,3 @@ def _draw_land_shares(axes: Axes, shares: np.ndarray, land_of_globe: float) -> N
     axes.set_title("land and sea of each expert", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-
-
-def _draw_loads(axes: Axes, served: np.ndarray, even: float) -> None:
-    ordered = np.sort(served)[::-1] * 100
-    axes.bar(np.arange(1, len(ordered) + 1), ordered, 1.0, color="#4E9F6D", linewidth=0)
-    axes.axhline(even * 100, color=_GREY, linestyle=(0, (4, 3)), linewidth=1.2, label="if all were served alike")
-    axes.set_xlim(0.5, len(ordered) + 0.5)
-    axes.set_ylim(0, 103)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("rank of the expert, busiest first")
-    axes.set_ylabel("of the globe, in %")
-    axes.set_title(f"area served by each expert ({int((served > 0).sum())} of {len(served)} in use)", fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="upper right")

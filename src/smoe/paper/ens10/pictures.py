@@ -18,7 +18,8 @@ def draw_run(run: OpenRun, split: str) -> list[Path]:
         run: opened with the split.
         split: whose forecasts are drawn.
     """
-    from smoe.views import draw_calibration, draw_score_maps, draw_scores
+    from smoe.paper.ens10.views import draw_calibration, draw_score_maps
+    from smoe.views import draw_scores
 
     store, folder = store_of(run, split), run.directory.pictures
     task = next(task for name, task in TASKS.items() if name == store.task)

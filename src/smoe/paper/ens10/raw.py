@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from smoe.metrics import EnsembleCRPS, EnsembleSpreadSkill, Metric, RankHistogram
+from smoe.metrics import EnsembleCRPS, EnsembleSpreadSkill, Metric, MetricSums, RankHistogram
 from smoe.paper.ens10.build import make_scores
 from smoe.paper.ens10.data.samples import EnsembleSamples
 from smoe.paper.ens10.data.store import EnsembleStore
 from smoe.paper.ens10.scored_samples import ScoredSamples
 from smoe.paper.ens10.setting import setting_of
+from smoe.training.batches import OrderedBatches, load_batches
 
 
 def score_raw_ensemble(store: EnsembleStore, years: tuple[int, int], batch_size: int = 8) -> dict[str, float]:
@@ -27,7 +28,6 @@ def score_raw_ensemble(store: EnsembleStore, years: tuple[int, int], batch_size:
     has_members = store.members is not None
     plain = EnsembleSamples(store, years, inputs="members" if has_members else "statistics")
     samples = plain if store.efi is None else ScoredSamples(plain)
-    of_distribution = make_scores(setting)
     of_members: list[Metric] = []
     if has_members:
         of_members = [
@@ -38,15 +38,10 @@ def score_raw_ensemble(store: EnsembleStore, years: tuple[int, int], batch_size:
             EnsembleSpreadSkill(),
             RankHistogram(store.num_members),
         ]
-    metrics = [*of_distribution, *of_members]
-    totals = [torch.zeros(len(metric.names), metric.num_totals, dtype=torch.float64) for metric in metrics]
-    for first in range(0, len(samples), batch_size):
-        members, target = samples.__getitems__(range(first, min(first + batch_size, len(samples))))
-        # Of zeros the head makes the ensemble's own mean and spread.
-        unchanged = torch.zeros(len(target), 2, *target.shape[2:])
-        for number, (total, metric) in enumerate(zip(totals, metrics, strict=True)):
-            total += metric.totals(unchanged if number < len(of_distribution) else members, target)
-    values: dict[str, float] = {}
-    for total, metric in zip(totals, metrics, strict=True):
-        values |= metric.values(total)
-    return values
+    of_normal, of_ensemble = MetricSums(make_scores(setting)), MetricSums(of_members)
+    batches = OrderedBatches(len(samples), batch_size)
+    for members, target in load_batches(samples, batches, EnsembleSamples.collate, "cpu"):
+        # From zeros the head makes the ensemble's own mean and spread.
+        of_normal.add(torch.zeros(len(target), 2, *target.shape[2:]), target)
+        of_ensemble.add(members, target)
+    return of_normal.values() | of_ensemble.values()

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from smoe.experiments.runs import OpenRun
-from smoe.losses.crps import corrected_crps, standardise
+from smoe.losses.crps import corrected_crps
+from smoe.metrics import MetricSums, PitHistogram
 from smoe.nn.gaussian_head import gaussian_correction
 from smoe.paper.ens10.data.store import EnsembleStore
 from smoe.paper.ens10.scored_samples import ScoredSamples
-from smoe.training.batches import OrderedBatches
-from smoe.training.devices import make_accelerator
-from smoe.training.evaluation import load_batches
+from smoe.training.prediction import predict_split
 
 NUM_PARTS = 20
 """Equally probable parts of a distribution, of the histogram and the reliability diagram."""
@@ -43,7 +42,7 @@ class Verification:
 class _Sums:
     def __init__(self, shape: tuple[int, int], edges: Tensor) -> None:
         self._crps, self._count = torch.zeros(shape, dtype=torch.float64), 0
-        self._parts = torch.zeros(NUM_PARTS, dtype=torch.float64)
+        self._parts = MetricSums([PitHistogram(NUM_PARTS)])
         self._edges = edges
         self._classes = torch.zeros(3, len(edges) + 1, dtype=torch.float64)
 
@@ -52,8 +51,7 @@ class _Sums:
         error = target[:, 0] - target[:, 1] - shift
         self._crps += corrected_crps(output, target).sum(dim=0, dtype=torch.float64)
         self._count += len(target)
-        part = (torch.special.ndtr(standardise(error, std)) * NUM_PARTS).floor().clamp(max=NUM_PARTS - 1)
-        self._parts += torch.bincount(part.long().flatten(), minlength=NUM_PARTS).double()
+        self._parts.add(output, target)
         class_of = torch.bucketize(target[:, 2].contiguous(), self._edges).flatten()
         for row, values in enumerate((std.square(), error.square(), torch.ones_like(error))):
             self._classes[row].index_add_(0, class_of, values.double().flatten())
@@ -62,9 +60,8 @@ class _Sums:
         variance, squared_error, count = self._classes
         filled = count > 0
         spread, error = ((sums[filled] / count[filled]).sqrt().numpy() for sums in (variance, squared_error))
-        return Verification(
-            (self._crps / self._count).numpy(), (self._parts / self._parts.sum()).numpy(), spread, error
-        )
+        parts = np.array(list(self._parts.values().values()))
+        return Verification((self._crps / self._count).numpy(), parts, spread, error)
 
 
 def verify(run: OpenRun, split: str) -> tuple[Verification, Verification]:
@@ -74,18 +71,13 @@ def verify(run: OpenRun, split: str) -> tuple[Verification, Verification]:
         run: opened with the split.
         split: such as `test`.
     """
-    samples, store = run.task.splits[split], store_of(run, split)
+    store = store_of(run, split)
     edges = torch.from_numpy(_spread_edges(store))
     raw, corrected = _Sums(store.grid.shape, edges), _Sums(store.grid.shape, edges)
-    plan = run.recipe.training
-    accelerator = make_accelerator(plan)
-    model = accelerator.prepare(run.task.model).eval()
-    batches = OrderedBatches(len(samples), plan.evaluation_batch_size)  # type: ignore[arg-type]
-    with torch.no_grad():
-        for input, target in load_batches(samples, batches, run.task.collate, accelerator.device):
-            output, target = model(input).float().cpu(), target.cpu()
-            corrected.add(output, target)
-            raw.add(torch.zeros_like(output), target)
+    for output, target in predict_split(run.task, run.recipe.training, split):
+        output, target = output.float().cpu(), target.cpu()
+        corrected.add(output, target)
+        raw.add(torch.zeros_like(output), target)
     return raw.result(), corrected.result()
 
 

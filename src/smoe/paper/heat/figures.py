@@ -44,7 +44,7 @@ def draw_figures(
 
 
 def _draw_routing(experiment: Experiment, runs_dir: Path, store: RunStore, path: Path) -> Iterator[Path]:
-    from smoe.views import draw_routing
+    from smoe.paper.heat.views import draw_routing
 
     for scale in experiment.scales:
         key = RunKey.of(scale.recipe(Row(("SMoE",), SMOE), 0))
@@ -68,13 +68,16 @@ def _draw_models(experiment: Experiment, rows: Sequence[Row], store: RunStore, f
         label: run["recipe"]["data"]["num_train_runs"] / HeatDiffusion().num_train_runs
         for label, run in first_runs.items()
     }
-    draw_accuracies(curves, folder / "accuracy.png", epoch_lengths=lengths, unit="epochs of the paper's data")
+    label = "validation pixels within 1 %, in %"
+    draw_accuracies(
+        curves, folder / "accuracy.png", label=label, epoch_lengths=lengths, unit="epochs of the paper's data"
+    )
     yield folder / "accuracy.png"
     diffusivities = HeatDiffusion().diffusivities
     accuracies = {label: _by_region(run, len(diffusivities)) for label, run in first_runs.items() if run["test"]}
     if accuracies:
         names = [f"diffusivity {diffusivity:g}" for diffusivity in diffusivities]
-        draw_region_accuracies(accuracies, names, folder / "regions.png")
+        draw_region_accuracies(accuracies, names, folder / "regions.png", label="test pixels within 1 %, in %")
         yield folder / "regions.png"
 
 

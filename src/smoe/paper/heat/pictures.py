@@ -42,7 +42,8 @@ def learned(run: OpenRun) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
 
 def draw_run(run: OpenRun) -> list[Path]:
     """Writes the pictures into the run's folder and returns their paths; the routing only where there is an SMoE."""
-    from smoe.views import draw_accuracy, draw_routing
+    from smoe.paper.heat.views import draw_routing
+    from smoe.views import draw_accuracy
 
     monitor = f"validation/{run.recipe.training.monitor}"
     curve = run.directory.pictures / "accuracy.png"

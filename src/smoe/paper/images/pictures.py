@@ -17,6 +17,7 @@ from smoe.paper.images.data.catalogue import IMAGE_SETS
 from smoe.paper.images.data.samples import ImageSamples
 from smoe.paper.images.recipes import ImageRecipe
 from smoe.training.devices import make_accelerator
+from smoe.training.prediction import predict
 
 
 def draw_run(run: OpenRun, split: str) -> list[Path]:
@@ -41,16 +42,13 @@ def confusion_of(run: OpenRun, samples: ImageSamples, num_classes: int) -> Tenso
         DataError: if its logits are not finite: there is no class to speak of.
     """
     device = make_accelerator(run.recipe.training).device
-    model = run.task.model.to(device).eval()
+    model = run.task.model.to(device)
     confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
     batch_size = run.recipe.training.evaluation_batch_size
-    with torch.no_grad():
-        for first in range(0, len(samples), batch_size):
-            images, labels = samples.__getitems__(range(first, min(first + batch_size, len(samples))))
-            logits = model(images.to(device)).cpu()
-            if not logits.isfinite().all():
-                raise DataError(f"the network of {run.directory.path} answers with values that are not finite")
-            confusion += confusion_matrix(logits.argmax(dim=1), labels, num_classes)
+    for logits, labels in predict(model, samples, batch_size, collate=ImageSamples.collate, device=device):
+        if not logits.isfinite().all():
+            raise DataError(f"the network of {run.directory.path} answers with values that are not finite")
+        confusion += confusion_matrix(logits.argmax(dim=1), labels, num_classes).cpu()
     return confusion
 
 
@@ -79,7 +77,7 @@ def _draw_curve(run: OpenRun) -> list[Path]:
 
 
 def _draw_confusion(run: OpenRun, split: str, confusion: Tensor, classes: tuple[str, ...], path: Path) -> None:
-    from smoe.views import draw_confusion
+    from smoe.paper.images.views import draw_confusion
 
     num_wrong = int(confusion.sum() - confusion.trace())
     title = f"{run.name}: {num_wrong:,} of {int(confusion.sum()):,} {split} images are mistaken"

@@ -7,20 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from smoe.errors import DataError
 from smoe.experiments.runs import OpenRun
-from smoe.metrics import Metric
+from smoe.metrics import Metric, MetricSums
 from smoe.paper.weather.data.baselines import Baselines
 from smoe.paper.weather.data.samples import WeatherSamples
 from smoe.paper.weather.data.truth import Progress, Truth
 from smoe.paper.weather.data.write_forecasts import ForecastWriter, open_forecast_writer
 from smoe.paper.weather.recipes import WeatherRecipe
-from smoe.paper.weather.scores import Scores, ScoreSum, metrics_of, score_baselines
-from smoe.training.batches import OrderedBatches
-from smoe.training.devices import make_accelerator
-from smoe.training.evaluation import load_batches
+from smoe.paper.weather.scores import Scores, metrics_of, score_baselines
+from smoe.training.prediction import predict_split
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ def evaluate_run(
     climatology = truth.mean(samples.years, progress)
     metrics: list[Metric] = metrics_of(samples.store, samples.targets, climatology)
     names = {name for metric in metrics for name in metric.names}
-    others = [metric for metric in run.task.metrics if isinstance(metric, Metric) and not names & set(metric.names)]
+    others = [metric for metric in run.task.metrics if not names & set(metric.names)]
     writing = (
         nullcontext()
         if forecasts is None
@@ -77,7 +74,7 @@ def evaluate_run(
         )
     )
     with writing as writer:
-        scores = _predict(run, samples, [*others, *metrics], writer, progress)
+        scores = _predict(run, split, [*others, *metrics], writer, progress)
     baselines = Baselines(samples.store, samples.targets, run.recipe.data.train_years, progress)
     compared = score_baselines(baselines, init_times, lead_hours, climatology, progress=progress)
     return RunScores(lead_hours, samples.years, len(samples), scores, compared)
@@ -101,31 +98,19 @@ def samples_of(run: OpenRun, split: str) -> tuple[WeatherSamples, int]:
 
 
 def _predict(
-    run: OpenRun,
-    samples: WeatherSamples,
-    metrics: list[Metric],
-    writer: ForecastWriter | None,
-    progress: Progress | None,
+    run: OpenRun, split: str, metrics: list[Metric], writer: ForecastWriter | None, progress: Progress | None
 ) -> Scores:
-    """One pass over the samples, for the scores and for the file."""
-    plan, task = run.recipe.training, run.task
-    accelerator = make_accelerator(plan)
-    if accelerator.num_processes > 1:
-        raise DataError(f"forecasts are scored by one process, not by {accelerator.num_processes}")
-    model = accelerator.prepare(task.model)
-    model.eval()
-    batches = OrderedBatches(len(samples), plan.evaluation_batch_size)
-    total = ScoreSum(metrics)
+    """Makes one pass over a split, for the scores and for the file."""
+    samples, _ = samples_of(run, split)
+    sums = MetricSums(metrics)
     done = 0
-    with torch.no_grad():
-        for input, target in load_batches(samples, batches, task.collate, accelerator.device):
-            prediction = model(input).float()
-            total.add(prediction, target)
-            if writer is not None:
-                for number, name in enumerate(samples.targets):
-                    normalised = prediction[:, number].double().cpu().numpy()
-                    writer.write(name, done, 0, samples.store.to_physical(name, normalised))
-            done += len(target)
-            if progress is not None:
-                progress("forecasts", done, len(samples))
-    return total.values()
+    for prediction, target in predict_split(run.task, run.recipe.training, split):
+        sums.add(prediction, target)
+        if writer is not None:
+            for number, name in enumerate(samples.targets):
+                normalised = prediction[:, number].double().cpu().numpy()
+                writer.write(name, done, 0, samples.store.to_physical(name, normalised))
+        done += len(target)
+        if progress is not None:
+            progress("forecasts", done, len(samples))
+    return sums.values()

@@ -81,7 +81,7 @@ def _draw_curves(run: OpenRun, targets: Sequence[str]) -> list[Path]:
 def _draw_forecast(
     run: OpenRun, model: nn.Module, samples: WeatherSamples, number: int, lead_hours: int, input: Tensor
 ) -> Path:
-    from smoe.views import ForecastMap, draw_forecast
+    from smoe.paper.weather.views import ForecastMap, draw_forecast
 
     store, init_time, valid_time = samples.store, samples.init_time(number), samples.valid_time(number)
     truth = Truth(store, samples.targets).read(np.array([valid_time]))[0]

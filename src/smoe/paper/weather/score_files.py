@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from smoe.errors import DataError
+from smoe.metrics import MetricSums
 from smoe.paper.weather.data.baselines import BASELINES, BaselineName, Baselines
 from smoe.paper.weather.data.forecasts import ForecastFile
 from smoe.paper.weather.data.store import WeatherStore
 from smoe.paper.weather.data.truth import Progress, Truth
-from smoe.paper.weather.scores import Scores, ScoreSum, physical_metrics, score_baselines
+from smoe.paper.weather.scores import Scores, physical_metrics, score_baselines
 
 _FORECASTS_PER_PIECE = 64
 _MOST_NAMED = 3
@@ -116,7 +117,7 @@ def _score_lead(
     hours = np.timedelta64(lead_hours, "h")
     years = (file.init_times[found] + hours).astype("datetime64[Y]").astype(int) + 1970
     climatology = truth.mean((int(years.min()), int(years.max())), progress)
-    total = ScoreSum(physical_metrics(truth.store.grid.latitude, truth.channels, climatology))
+    total = MetricSums(physical_metrics(truth.store.grid.latitude, truth.channels, climatology))
     scored: list[np.ndarray] = []
     broken: list[np.datetime64] = []
     num_nan = 0

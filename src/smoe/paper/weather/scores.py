@@ -8,7 +8,14 @@ from functools import partial
 import numpy as np
 import torch
 
-from smoe.metrics import AnomalyCorrelation, LatitudeWeightedMAE, LatitudeWeightedRMSE, MeanOfRootsRMSE, Metric
+from smoe.metrics import (
+    AnomalyCorrelation,
+    LatitudeWeightedMAE,
+    LatitudeWeightedRMSE,
+    MeanOfRootsRMSE,
+    Metric,
+    MetricSums,
+)
 from smoe.paper.weather.data.baselines import BASELINES, BaselineName, Baselines
 from smoe.paper.weather.data.store import WeatherStore
 from smoe.paper.weather.data.truth import Progress
@@ -16,30 +23,6 @@ from smoe.paper.weather.data.truth import Progress
 Scores = dict[str, float]
 
 _FORECASTS_PER_PIECE = 64
-
-
-class ScoreSum:
-    """Adds up the totals of metrics, piece by piece.
-
-    Args:
-        metrics: to compute.
-    """
-
-    def __init__(self, metrics: Sequence[Metric]) -> None:
-        self.metrics = metrics
-        self._totals = [torch.zeros(len(metric.names), metric.num_totals, dtype=torch.float64) for metric in metrics]
-
-    def add(self, prediction: torch.Tensor, target: torch.Tensor) -> None:
-        """Adds some forecasts, `(B, C, H, W)`."""
-        for total, metric in zip(self._totals, self.metrics, strict=True):
-            total += metric.totals(prediction, target).cpu()
-
-    def values(self) -> Scores:
-        """The scores of all forecasts so far."""
-        values: Scores = {}
-        for total, metric in zip(self._totals, self.metrics, strict=True):
-            values |= metric.values(total)
-        return values
 
 
 def metrics_of(store: WeatherStore, channels: Sequence[str], climatology: np.ndarray) -> list[Metric]:
@@ -96,7 +79,7 @@ def score_baselines(
     """
     truth = baselines.truth
     metrics = physical_metrics(truth.store.grid.latitude, truth.channels, climatology)
-    sums: dict[BaselineName, ScoreSum] = {name: ScoreSum(metrics) for name in names}
+    sums: dict[BaselineName, MetricSums] = {name: MetricSums(metrics) for name in names}
     for first in range(0, len(init_times), _FORECASTS_PER_PIECE):
         inits = init_times[first : first + _FORECASTS_PER_PIECE]
         valid = inits + np.timedelta64(lead_hours, "h")

@@ -13,7 +13,8 @@ from matplotlib.colors import ListedColormap, Normalize, to_rgb
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from smoe.views.matching import agreement, regions_of_experts
+from smoe.diagnostics import region_agreement, regions_of_experts
+from smoe.paper.heat.stencil_deviation import largest_deviation
 from smoe.views.picture import save_picture
 
 RGB = tuple[float, float, float]
@@ -44,7 +45,7 @@ def draw_routing(
     _check_kernels("stencils", stencils)
     _check_kernels("experts", experts)
     num_regions, num_experts = len(stencils), len(experts)
-    regions = regions_of_experts(routing_map, region_map, num_experts)
+    regions = regions_of_experts(routing_map[None], region_map, num_experts)
     if region_map.max() >= num_regions:
         raise ValueError(f"region_map holds region {region_map.max()}, got {num_regions} stencils")
 
@@ -93,31 +94,10 @@ def draw_routing(
     save_picture(figure, path)
 
 
-def largest_deviation(stencils: np.ndarray, experts: np.ndarray, regions: np.ndarray) -> float:
-    """Return the largest difference between a weight of an expert and of the stencil of its region.
-
-    The smaller kernel of the two is surrounded by zeros. Experts without a region are left out.
-
-    Args:
-        stencils: Stencil of each region, `(R, j, j)`, j odd.
-        experts: Kernel of each expert, `(X, k, k)`, k odd.
-        regions: Region of each expert, -1 for none, `(X,)`.
-    """
-    size = max(stencils.shape[-1], experts.shape[-1])
-    used = regions >= 0
-    difference = _surround(experts, size)[used] - _surround(stencils, size)[regions[used]]
-    return float(np.abs(difference).max())
-
-
-def _surround(kernels: np.ndarray, size: int) -> np.ndarray:
-    margin = (size - kernels.shape[-1]) // 2
-    return np.pad(kernels.astype(np.float64), ((0, 0), (margin, margin), (margin, margin)))
-
-
 def _summary(
     region_map: np.ndarray, stencils: np.ndarray, routing_map: np.ndarray, experts: np.ndarray, regions: np.ndarray
 ) -> str:
-    fraction = agreement(routing_map, region_map, len(experts))
+    fraction = region_agreement(routing_map[None], region_map, len(experts))
     # Rounded down, so that 100 % is said only of all pixels.
     percent = math.floor(fraction * 1e4 + 1e-6) / 100 if fraction < 1 else 100
     num_different = round((1 - fraction) * region_map.size)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from smoe.benchmarks.stored_table import circumstances, write_table
+from smoe.diagnostics.routing_changes import RoutingChanges
 from smoe.experiments.build import build_task
 from smoe.experiments.recipes import to_plain
 from smoe.experiments.runs import open_run
-from smoe.training.routing_changes import RoutingChanges
 from smoe.training.task import Task
 
 KEY = "routing/region_information"

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smoe.views import draw_confusion, draw_image_routing
-from smoe.views.image_routing import _agreement
-from smoe.views.shared_experts import selections
+from smoe.paper.images.views import draw_confusion
 
 
 def is_picture(path) -> bool:
@@ -34,22 +32,3 @@ def test_confusion_refuses(tmp_path):
         draw_confusion(np.eye(3, dtype=int), ["a", "b"], tmp_path / "confusion.png", title="")
     with pytest.raises(ValueError, match="must count samples"):
         draw_confusion(np.zeros((2, 2), dtype=int), ["a", "b"], tmp_path / "confusion.png", title="")
-
-
-def test_agreement_of_neighbours():
-    # One row of three pixels, two of four experts each: {0, 1}, {1, 2}, {1, 2}.
-    chosen = np.array([[0, 1, 1], [1, 2, 2]])[:, None]
-    # The first shares one of two with its neighbour, the last both; the middle has both neighbours.
-    np.testing.assert_allclose(_agreement(selections(chosen, 4)), [[0.5, 0.75, 1.0]])
-
-
-@pytest.mark.parametrize(("num_experts", "num_selected"), [(3, 1), (12, 6)])
-def test_routing(tmp_path, num_experts, num_selected):
-    generator = np.random.default_rng(0)
-    scores = generator.random((num_experts, 6, 5))
-    chosen = np.argsort(-scores, axis=0)[:num_selected]
-    path = tmp_path / "routing.png"
-    draw_image_routing(chosen, num_experts, generator.random((2, 6, 5)), ["a", "b"], path, title="a run")
-    assert is_picture(path)
-    with pytest.raises(ValueError, match=r"mean_images must be one of \(6, 5\) for each of 2 classes"):
-        draw_image_routing(chosen, num_experts, generator.random((2, 5, 5)), ["a", "b"], path, title="")

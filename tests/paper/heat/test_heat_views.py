@@ -9,8 +9,9 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from smoe.views import draw_routing, largest_deviation
-from smoe.views import heat as heat_view
+from smoe.paper.heat import views
+from smoe.paper.heat.stencil_deviation import largest_deviation
+from smoe.paper.heat.views import draw_routing
 
 STENCILS = np.stack([np.full((3, 3), value) for value in (0.1, 0.2, 0.3)])
 REGION_MAP = np.arange(35).reshape(5, 7) % 3
@@ -19,7 +20,7 @@ REGION_MAP = np.arange(35).reshape(5, 7) % 3
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     drawn: list[Figure] = []
-    monkeypatch.setattr(heat_view, "save_picture", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(views, "save_picture", lambda figure, path: drawn.append(figure))
     return drawn
 
 
@@ -116,7 +117,7 @@ def test_failed_picture_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.M
 
 def test_pyplot_stays_unloaded() -> None:
     # In a process of its own, since another test may have loaded it.
-    program = "import sys, smoe.views; sys.exit('matplotlib.pyplot' in sys.modules)"
+    program = "import sys, smoe.views, smoe.paper.heat.views; sys.exit('matplotlib.pyplot' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
@@ -127,7 +128,7 @@ def test_pyplot_stays_unloaded() -> None:
         (STENCILS, np.zeros((3, 2, 2)), r"experts must have shape \(count, k, k\) with k odd, got \(3, 2, 2\)"),
         (STENCILS[0], STENCILS, "stencils must have shape"),
         (STENCILS, np.full((3, 3, 3), np.nan), "experts must be finite"),
-        (STENCILS, STENCILS[:2], r"routing_map must be in \[0, 1\], got \[0, 2\]"),
+        (STENCILS, STENCILS[:2], r"a routing must be in \[0, 1\], got \[0, 2\]"),
     ],
 )
 def test_bad_input_is_refused(tmp_path: Path, stencils: np.ndarray, experts: np.ndarray, message: str) -> None:

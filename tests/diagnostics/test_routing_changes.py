@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from smoe.diagnostics import RoutingChanges, new_choices
 from smoe.nn import NoisyGate, SpatialMoE2d, TensorGate
-from smoe.training.routing_changes import RoutingChanges, region_information
 
 
 def _layer(scores: list[list[float]], num_selected: int, **options) -> SpatialMoE2d:
@@ -67,22 +67,22 @@ def test_goes_on_from_its_state():
     assert changes.observe(layer)["routing/changed_since_start"] == pytest.approx(0.5)
 
 
-def test_what_the_routing_says_of_known_regions():
-    regions = torch.tensor([[0, 0, 1, 1]])
-    # Each region has experts of its own: one answers the question.
-    apart = torch.tensor([[[0, 1, 2, 2]], [[1, 0, 3, 3]]])
-    assert region_information(apart, regions, 4) == pytest.approx(1.0)
-    # All experts serve both regions alike.
-    alike = torch.tensor([[[0, 1, 0, 1]]])
-    assert region_information(alike, regions, 4) == pytest.approx(0.0)
-    # Expert 0 serves one pixel of the first region, expert 1 the rest: H(1/2) + H(1/4) - H(1/4, 1/4, 1/2).
-    between = torch.tensor([[[0, 1, 1, 1]]])
-    assert region_information(between, regions, 2) == pytest.approx(1.0 + 0.8112781 - 1.5)
-    assert region_information(between, torch.zeros(1, 4), 2) == 0.0
-
-
 def test_only_gates_of_the_regions_grid_are_asked():
     layer = _layer([[4.0, 1.0], [3.0, 3.0]], 1)
     assert RoutingChanges(layer, torch.tensor([[0, 1]])).observe(layer)["routing/region_information"] == 1.0
     assert "routing/region_information" not in RoutingChanges(layer, torch.zeros(2, 2)).observe(layer)
     assert "routing/region_information" not in RoutingChanges(layer).observe(layer)
+
+
+@pytest.mark.parametrize("pixels", [(6,), (2, 3), (1, 2, 3)])
+def test_new_choices_on_any_grid(pixels: tuple[int, ...]):
+    before = torch.tensor([[0, 1, 2, 0, 1, 2], [1, 2, 0, 1, 2, 0]]).view(2, *pixels)
+    now = before.flip(0).clone()
+    assert not new_choices(now, before).any()
+    now.view(2, 6)[0, 4] = 3
+    assert new_choices(now.numpy(), before).reshape(2, 6).tolist() == [[False] * 4 + [True, False], [False] * 6]
+
+
+def test_routings_of_different_shapes_are_not_compared():
+    with pytest.raises(ValueError, match=r"different shapes cannot be compared: \(1, 4\) and \(1, 5\)"):
+        new_choices(torch.zeros(1, 4, dtype=torch.int32), torch.zeros(1, 5, dtype=torch.int32))

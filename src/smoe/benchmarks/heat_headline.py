@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from smoe.benchmarks.stored_table import circumstances, write_table
+from smoe.diagnostics import region_agreement, regions_of_experts
 from smoe.experiments.recipes import RECIPES
 from smoe.experiments.runs import open_run, train
 from smoe.paper.heat.pictures import learned
+from smoe.paper.heat.stencil_deviation import largest_deviation
 from smoe.training.progress import BarReporter
 from smoe.training.run_directory import RunDirectory
-from smoe.views.heat import largest_deviation
-from smoe.views.matching import agreement, regions_of_experts
 
 
 def run_seed(seed: int, output_dir: Path) -> dict[str, Any]:
@@ -29,13 +29,14 @@ def run_seed(seed: int, output_dir: Path) -> dict[str, Any]:
     with BarReporter(recipe.training.monitor) as reporter:
         record = train("heat/smoe", recipe, output_dir, resume=True, reporter=reporter, say=reporter.say)
     region_map, stencils, routing_map, experts = learned(open_run(output_dir))
-    regions = regions_of_experts(routing_map, region_map, len(experts))
+    routing = routing_map[None]
+    regions = regions_of_experts(routing, region_map, len(experts))
     seconds = [epoch["seconds"] for epoch in RunDirectory(output_dir).read_history() if "seconds" in epoch]
     return {
         "seed": seed,
         "epochs": record["epoch"],
         "% within 1 % (test)": record["test/within_1_percent"],
-        "pixels routed as the region map": f"{100 * agreement(routing_map, region_map, len(experts)):.4f} %",
+        "pixels routed as the region map": f"{100 * region_agreement(routing, region_map, len(experts)):.4f} %",
         "largest stencil deviation": f"{largest_deviation(stencils, experts, regions):.1e}",
         "threads": torch.get_num_threads(),
         "seconds": round(record["total_seconds"]),

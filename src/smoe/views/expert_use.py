@@ -1,0 +1,31 @@
+"""How much each expert is used, as bars."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from smoe.views.picture import COLOURS
+
+
+def draw_expert_use(axes: Axes, use: np.ndarray, *, of: str = "pixels") -> None:
+    """Draws the share of the pixels that each expert serves, the most used expert first.
+
+    Args:
+        axes: Empty axes.
+        use: Share of the pixels of each expert, from 0 to 1, `(X,)`; see `smoe.diagnostics.expert_use`.
+        of: What the shares are of, such as `globe` if the pixels count by their area.
+    """
+    ordered = np.sort(use)[::-1] * 100
+    axes.bar(np.arange(1, len(ordered) + 1), ordered, 1.0, color=COLOURS[2], linewidth=0)
+    # Each pixel has as many experts, so the mean is the use if all were used alike.
+    axes.axhline(ordered.mean(), color="0.35", linestyle=(0, (4, 3)), linewidth=1.2, label="if all were used alike")
+    axes.set_xlim(0.5, len(ordered) + 0.5)
+    axes.set_ylim(0, 103)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("rank of the expert, most used first")
+    axes.set_ylabel(f"of the {of}, in %")
+    axes.set_title(f"use of each expert ({int((use > 0).sum())} of {len(use)} in use)", fontsize=10.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper right")

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+from smoe.training.plan import TrainingPlan
+from smoe.training.prediction import predict, predict_split
+from smoe.training.task import Task
+
+PAIRS = TensorDataset(torch.arange(7.0)[:, None], 10.0 * torch.arange(7.0)[:, None])
+
+
+def double() -> nn.Linear:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 2.0)
+    return model
+
+
+def test_predictions_come_in_order_with_their_targets() -> None:
+    batches = list(predict(double(), PAIRS, 3))
+    assert [len(target) for _, target in batches] == [3, 3, 1]
+    assert torch.cat([prediction for prediction, _ in batches]).flatten().tolist() == [0, 2, 4, 6, 8, 10, 12]
+    assert torch.cat([target for _, target in batches]).flatten().tolist() == [0, 10, 20, 30, 40, 50, 60]
+
+
+def test_each_sample_is_predicted_by_one_process() -> None:
+    shares = [
+        [
+            float(value)
+            for _, target in predict(double(), PAIRS, 2, process=process, num_processes=3)
+            for value in target
+        ]
+        for process in range(3)
+    ]
+    assert sorted(value for share in shares for value in share) == [0, 10, 20, 30, 40, 50, 60]
+    assert len(shares) == 3 and all(shares)
+
+
+def test_the_model_evaluates_without_gradients_and_the_caller_keeps_its_mode() -> None:
+    model = nn.Sequential(double(), nn.Dropout(0.9)).train()
+    for prediction, _ in predict(model, PAIRS, 4):
+        assert not prediction.requires_grad and not model.training
+        assert torch.is_grad_enabled()
+
+
+def test_a_collate_function_makes_the_batches() -> None:
+    def collate(samples: list) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.cat([input for input, _ in samples])[:, None] + 1.0, torch.cat([target for _, target in samples])
+
+    prediction, target = next(predict(double(), PAIRS, 2, collate=collate))
+    assert prediction.flatten().tolist() == [2.0, 4.0] and target.tolist() == [0.0, 10.0]
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        next(predict(double(), PAIRS, 0))
+
+    class Endless(IterableDataset):
+        def __iter__(self) -> Iterator[int]:
+            return itertools.count()
+
+    with pytest.raises(TypeError, match="Endless has no length"):
+        next(predict(double(), Endless(), 1))
+
+
+def make_task(model: nn.Module) -> Task:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    collate = torch.utils.data.default_collate
+    return Task(model, optimizer, nn.MSELoss(), [], {"test": PAIRS}, collate, seed=0)  # type: ignore[arg-type]
+
+
+def test_a_split_is_predicted_by_the_model_for_evaluation() -> None:
+    task = make_task(double())
+    plan = TrainingPlan(evaluation_batch_size=4, device="cpu")
+    batches = list(predict_split(task, plan, "test"))
+    assert [prediction.flatten().tolist() for prediction, _ in batches] == [[0, 2, 4, 6], [8, 10, 12]]
+    task.for_evaluation = lambda model: nn.Sequential(model, model)
+    assert next(predict_split(task, plan, "test"))[0].flatten().tolist() == [0, 4, 8, 12]
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class TwoProcesses:
+        num_processes = 2
+
+    monkeypatch.setattr("smoe.training.prediction.make_accelerator", lambda _: TwoProcesses())
+    with pytest.raises(ValueError, match="in order by one process, but 2 run"):
+        next(predict_split(make_task(double()), TrainingPlan(), "test"))
