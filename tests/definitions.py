@@ -1,10 +1,11 @@
-"""The rules of the layers in plain loops: what their tests compare with."""
+"""The operations and training rules of the layers in plain loops, which the tests compare them with."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch import nn
 
 from smoe.nn import FixedGate, RoutedLayer, SpatialMoE2d, TensorGate
 from smoe.ops.routed_conv import reference_routed_conv2d
+from smoe.rules import EndToEnd, RoutingClassification
 
 
 def loop_quantile(values: list[float], quantile: float) -> float:
@@ -25,17 +27,17 @@ def loop_quantile(values: list[float], quantile: float) -> float:
 
 
 def loop_top_experts(scores: torch.Tensor, num_selected: int, order: str = "score") -> torch.Tensor:
-    """Experts with the highest scores at each pixel of `(X, H, W)`; of equals, the lower number."""
-    num_experts, height, width = scores.shape
-    indices = torch.empty(num_selected, height, width, dtype=torch.int64)
-    scores = scores.detach()
-    for h in range(height):
-        for w in range(width):
-            ranking = sorted(range(num_experts), key=lambda expert: (-float(scores[expert, h, w]), expert))
+    """Experts with the highest scores at each pixel of `(S, X, P)`, int32; of equal scores, the lower number."""
+    num_samples, num_experts, num_pixels = scores.shape
+    indices = torch.empty(num_samples, num_selected, num_pixels, dtype=torch.int32)
+    for sample in range(num_samples):
+        for pixel in range(num_pixels):
+            values = scores[sample, :, pixel].tolist()
+            ranking = sorted(range(num_experts), key=lambda expert: (-values[expert], expert))
             chosen = ranking[:num_selected]
             if order == "index":
                 chosen = sorted(chosen)
-            indices[:, h, w] = torch.tensor(chosen)
+            indices[sample, :, pixel] = torch.tensor(chosen)
     return indices
 
 
@@ -62,12 +64,12 @@ def loop_conv2d(input: torch.Tensor, kernel: torch.Tensor, stride: int, padding_
 
 @dataclass(frozen=True)
 class RoutingDefinition:
-    """What the error signal says of the routing.
+    """What follows for the routing from the error signal. Pixels are flat.
 
     Attributes:
-        is_wrong: choices the gate is told to be wrong, `(B, E, H, W)`.
-        labels: of the routing classification, `(B, X, H, W)`.
-        damped: the error that enters the experts, `(B, E * F, H, W)`.
+        is_wrong: Choices that are wrong for the gate, `(B, E, P)`.
+        labels: Labels of the routing classification, `(B, X, P)`.
+        damped: Error that enters the experts, `(B, E * F, P)`.
     """
 
     is_wrong: torch.Tensor
@@ -83,85 +85,110 @@ def define_routing(
     *,
     error_quantile: float = 0.3,
     damping: float | None = 0.0,
+    damping_quantile: float | None = None,
     tolerance: float = 1e-5,
     damping_tolerance: float = 1e-3,
 ) -> RoutingDefinition:
-    """Loops over samples, slots, outputs and pixels; `indices` are `(B, E, H, W)`."""
-    B, E, H, W = indices.shape
-    is_wrong = torch.zeros(B, E, H, W, dtype=torch.bool)
-    labels = torch.zeros(B, num_experts, H, W, dtype=error.dtype)
+    """Loops over samples, slots, outputs and pixels.
+
+    Args:
+        error: `(B, E * F, P)`.
+        indices: Selected experts of each sample, `(B, E, P)`.
+        num_experts: X.
+        expert_channels: F.
+        error_quantile: Quantile above which a choice is wrong for the gate.
+        damping: Factor of the damped error; None for no damping.
+        damping_quantile: Quantile above which the error is damped; `error_quantile` if None.
+        tolerance: Tolerance of the gate.
+        damping_tolerance: Tolerance of the damping.
+    """
+    B, E, P = indices.shape
+    is_wrong = torch.zeros(B, E, P, dtype=torch.bool)
+    labels = torch.zeros(B, num_experts, P, dtype=error.dtype)
     damped = error.clone()
     if num_experts == E:
         return RoutingDefinition(is_wrong, labels, damped)
-    places = [(s, h, w) for s in range(E) for h in range(H) for w in range(W)]
+    places = [(s, p) for s in range(E) for p in range(P)]
     for b in range(B):
         errors = {}
-        for s, h, w in places:
-            outputs = [abs(float(error[b, s * expert_channels + f, h, w])) for f in range(expert_channels)]
-            errors[s, h, w] = sum(outputs) / expert_channels * error.numel() / 2
+        for s, p in places:
+            outputs = [abs(float(error[b, s * expert_channels + f, p])) for f in range(expert_channels)]
+            errors[s, p] = sum(outputs) / expert_channels * error.numel() / 2
         threshold = loop_quantile(list(errors.values()), error_quantile)
-        for s, h, w in places:
-            is_wrong[b, s, h, w] = errors[s, h, w] > threshold + tolerance
-            if damping is not None and errors[s, h, w] > threshold + damping_tolerance:
+        damping_threshold = loop_quantile(
+            list(errors.values()), error_quantile if damping_quantile is None else damping_quantile
+        )
+        for s, p in places:
+            is_wrong[b, s, p] = errors[s, p] > threshold + tolerance
+            if damping is not None and errors[s, p] > damping_threshold + damping_tolerance:
                 for f in range(expert_channels):
-                    damped[b, s * expert_channels + f, h, w] *= damping
-        for h in range(H):
-            for w in range(W):
-                chosen = indices[b, :, h, w].tolist()
-                num_wrong = int(is_wrong[b, :, h, w].sum())
-                for x in range(num_experts):
-                    if x in chosen:
-                        labels[b, x, h, w] = 0.0 if is_wrong[b, chosen.index(x), h, w] else 1.0
-                    else:
-                        labels[b, x, h, w] = min(1.0, num_wrong / (num_experts - E))
+                    damped[b, s * expert_channels + f, p] *= damping
+        for p in range(P):
+            chosen = indices[b, :, p].tolist()
+            num_wrong = int(is_wrong[b, :, p].sum())
+            for x in range(num_experts):
+                if x in chosen:
+                    labels[b, x, p] = 0.0 if is_wrong[b, chosen.index(x), p] else 1.0
+                else:
+                    labels[b, x, p] = min(1.0, num_wrong / (num_experts - E))
     return RoutingDefinition(is_wrong, labels, damped)
 
 
 def define_layer_gradients(layer: SpatialMoE2d, input: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
     """Output of the layer and all gradients of its training on a mean-squared loss, from the loops.
 
-    The gate must not depend on its input, or depend on it by a single parameter tensor.
+    The rules are routing classification, end to end, and frozen, each with or without damping. The gate must not depend
+    on its input, or depend on it by a single parameter tensor.
     """
-    training = layer.routing_training
+    rule, damping = layer.rule, layer.active_damping
     x = input.detach().clone().requires_grad_()
     scores = layer.gate(x).scores
-    per_sample = scores if scores.ndim == 4 else scores.expand(x.shape[0], *scores.shape)
-    indices = torch.stack([loop_top_experts(sample, layer.num_selected, layer.order) for sample in per_sample])
+    per_sample = scores.expand(x.shape[0], -1, -1)
+    indices = loop_top_experts(per_sample, layer.num_selected, layer.order)
     F_ = layer.expert_channels
     selected = reference_routed_conv2d(
         x, layer.weight, indices, expert_channels=F_, stride=layer.stride, padding_mode=layer.padding_mode
     )
-    weights = per_sample.gather(1, indices).repeat_interleave(F_, dim=1)
+    chosen = per_sample.gather(1, indices.long()).repeat_interleave(F_, dim=1)
+    weights = chosen.unflatten(2, selected.shape[2:])
     output = selected * weights if layer.weighted else selected
     leaf = output.detach().requires_grad_()
     (error,) = torch.autograd.grad(F.mse_loss(leaf, target), leaf)
-    definition = define_routing(
-        error,
-        indices,
-        layer.num_experts,
-        F_,
-        error_quantile=training.error_quantile,
-        damping=training.damping,
-        tolerance=training.tolerance,
-        damping_tolerance=training.damping_tolerance,
-    )
-    into_experts = definition.damped * weights.detach() if layer.weighted else definition.damped
+    size = float(output.detach().square().mean().sqrt())
+    units = {"data": 1.0, "output": size}
+    options: dict[str, Any] = {"damping": None}
+    if isinstance(rule, RoutingClassification):
+        options |= {"error_quantile": rule.error_quantile, "tolerance": rule.tolerance * units[rule.tolerance_unit]}
+    if damping is not None:
+        options |= {
+            "damping": damping.factor,
+            "damping_quantile": damping.error_quantile,
+            "damping_tolerance": damping.tolerance * units[damping.tolerance_unit],
+        }
+    definition = define_routing(error.flatten(2), indices, layer.num_experts, F_, **options)
+    into_experts = definition.damped.unflatten(2, error.shape[2:])
+    into_experts = into_experts * weights.detach() if layer.weighted else into_experts
     gate_loss = torch.zeros((), dtype=scores.dtype)
-    if training.training_rule == "rc" and layer.num_selected < layer.num_experts:
-        for b, expert, h, w in torch.cartesian_prod(*(torch.arange(size) for size in per_sample.shape)).tolist():
-            score, label = per_sample[b, expert, h, w], definition.labels[b, expert, h, w]
+    if isinstance(rule, RoutingClassification) and layer.num_selected < layer.num_experts:
+        for b, expert, p in torch.cartesian_prod(*(torch.arange(size) for size in per_sample.shape)).tolist():
+            score, label = per_sample[b, expert, p], definition.labels[b, expert, p]
             right, wrong = F.logsigmoid(score), F.logsigmoid(-score)
             gate_loss = gate_loss - (label * right + (1.0 - label) * wrong)
-        gate_loss = training.rc_weight * gate_loss / per_sample.numel()
-    elif training.training_rule == "end_to_end":
-        # Straight-through: a loss whose gradient at a selected score is the error, times the output if weighted.
+        gate_loss = rule.weight * gate_loss / per_sample.numel()
+    elif isinstance(rule, EndToEnd):
+        # A loss whose gradient at a selected score is the error, times the output if the layer is weighted.
         at_scores = error * selected.detach() if layer.weighted else error
-        gate_loss = (per_sample.gather(1, indices).repeat_interleave(F_, dim=1) * at_scores).sum()
+        gate_loss = (weights * at_scores).sum()
     total = (selected * into_experts).sum() + gate_loss
     parameters = {"input": x, "weight": layer.weight}
     parameters |= {f"gate.{name}": parameter for name, parameter in layer.gate.named_parameters()}
-    found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True, materialize_grads=True)
-    return {"output": output.detach(), **{f"{name}.grad": grad for name, grad in zip(parameters, found, strict=True)}}
+    learned = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+    found = torch.autograd.grad(total, list(learned.values()), allow_unused=True, materialize_grads=True)
+    gradients = dict(zip(learned, found, strict=True))
+    return {
+        "output": output.detach(),
+        **{f"{name}.grad": gradients.get(name, torch.zeros_like(value)) for name, value in parameters.items()},
+    }
 
 
 def layer_gradients(layer: SpatialMoE2d, input: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
