@@ -66,8 +66,8 @@ def test_scores_are_its_own():
 
 
 def test_wrong_arguments():
-    with pytest.raises(ValueError, match=r"floating \(X, H, W\), got torch.float32 of shape \(2, 2\)"):
-        smoe.FixedGate(torch.zeros(2, 2), 1)
+    with pytest.raises(ValueError, match=r"floating \(X, \*grid\), got torch.float32 of shape \(2,\)"):
+        smoe.FixedGate(torch.zeros(2), 1)
     with pytest.raises(ValueError, match=r"floating .* got torch\.int64"):
         smoe.FixedGate(torch.zeros(3, 2, 2, dtype=torch.int64), 1)
     with pytest.raises(ValueError, match=r"a region map holds integers, got torch\.float32"):

@@ -149,7 +149,6 @@ def test_prior_can_be_learned_away():
         (GROUPS - 1, {}, "group numbers start at 0, got -1"),
         (GROUPS.float(), {}, r"must lie in \[0, 1\], got \[0.0, 2.0\]; for group numbers give an integer map"),
         (torch.full((2, 2), torch.nan), {}, "the map of fractions has 4 NaN"),
-        (GROUPS[0], {}, r"groups must be a map \(H, W\), got shape \(5,\)"),
     ],
 )
 def test_wrong_priors_are_refused(groups, options, message):

@@ -14,7 +14,7 @@ from torch import nn
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.gates.groups import group_membership, group_of_expert
 from smoe.nn.gates.smooth_fields import smooth_fields
-from smoe.nn.grid_checks import check_positive, check_spatial_shape
+from smoe.nn.grid_checks import check_grid, check_positive
 from smoe.options import GateInit, Normalization, Order
 
 # Standard deviation of the scores of a random start: small beside the temperature 1 of the straight-through rule, so
@@ -27,7 +27,7 @@ class PixelEmbedding(nn.Module):
 
     Args:
         rank: Numbers for each pixel.
-        spatial_shape: Grid.
+        spatial_shape: Sizes of the grid.
         init: `uniform` starts at 0; `kaiming` with independent random numbers; `smooth` with random fields.
         correlation_length: Correlation length of the smooth fields in pixels; an eighth of the shorter side if None.
         device: Device of the numbers.
@@ -37,7 +37,7 @@ class PixelEmbedding(nn.Module):
     def __init__(
         self,
         rank: int,
-        spatial_shape: tuple[int, int],
+        spatial_shape: tuple[int, ...],
         *,
         init: GateInit = "uniform",
         correlation_length: float | None = None,
@@ -52,13 +52,13 @@ class PixelEmbedding(nn.Module):
             raise ValueError(f"correlation_length belongs to init='smooth', but init is {init!r}")
         self.init: GateInit = init
         self.correlation_length = correlation_length
-        self.values = nn.Parameter(torch.empty(rank, *check_spatial_shape(spatial_shape), device=device, dtype=dtype))
+        self.values = nn.Parameter(torch.empty(rank, *check_grid(spatial_shape), device=device, dtype=dtype))
         self.reset_parameters()
 
     @property
-    def spatial_shape(self) -> tuple[int, int]:
-        """Rows and columns of the grid."""
-        return self.values.shape[1], self.values.shape[2]
+    def spatial_shape(self) -> tuple[int, ...]:
+        """Sizes of the grid."""
+        return tuple(self.values.shape[1:])
 
     def reset_parameters(self) -> None:
         """Draws the numbers anew, of standard deviation 1 unless they start at 0."""
@@ -82,7 +82,7 @@ class FactorisedGate(SpatialGate):
     Args:
         num_experts: X, the number of experts in the bank.
         num_selected: E, the number of experts selected at each pixel.
-        spatial_shape: Rows and columns of the layer's output grid.
+        spatial_shape: Sizes of the layer's output grid, such as rows and columns, or a number of nodes.
         rank: Numbers for each pixel and expert.
         scale: Factor of the scores. An optimiser moves all parameters alike; a larger scale lets the gate change
             faster beside the experts.
@@ -103,7 +103,7 @@ class FactorisedGate(SpatialGate):
         self,
         num_experts: int,
         num_selected: int,
-        spatial_shape: tuple[int, int] | None = None,
+        spatial_shape: tuple[int, ...] | None = None,
         *,
         rank: int = 8,
         scale: float = 10.0,
@@ -120,7 +120,7 @@ class FactorisedGate(SpatialGate):
             raise ValueError(f"scale must be positive and finite, got {scale}")
         if embedding is None:
             if spatial_shape is None:
-                raise ValueError("give spatial_shape=(rows, columns) of the output grid, or an embedding")
+                raise ValueError("give spatial_shape, the sizes of the output grid, or an embedding")
             embedding = PixelEmbedding(
                 rank, spatial_shape, init=init, correlation_length=correlation_length, device=device, dtype=dtype
             )
@@ -145,7 +145,7 @@ class FactorisedGate(SpatialGate):
         It is an ordinary gate afterwards and can learn away from the prior.
 
         Args:
-            groups: Map `(H, W)` of group numbers, or of a fraction in [0, 1] such as land.
+            groups: Map `(*grid)` of group numbers, or of a fraction in [0, 1] such as land.
             num_experts: X, the number of experts in the bank.
             num_selected: E, the number of experts selected at each pixel.
             strength: Difference of the scores of a pixel's own share and of others, in standard deviations of the
@@ -156,7 +156,7 @@ class FactorisedGate(SpatialGate):
             raise ValueError(f"strength must not be negative, got {strength}")
         groups = torch.as_tensor(groups)
         membership = group_membership(groups)
-        gate = cls(num_experts, num_selected, (groups.shape[0], groups.shape[1]), **options)
+        gate = cls(num_experts, num_selected, tuple(groups.shape), **options)
         rank = gate.keys.shape[1]
         if rank < len(membership):
             raise ValueError(f"{len(membership)} groups need a rank of at least {len(membership)}, got {rank}")
@@ -169,8 +169,8 @@ class FactorisedGate(SpatialGate):
         return gate
 
     @property
-    def spatial_shape(self) -> tuple[int, int]:
-        """Rows and columns of the grid the gate was made for."""
+    def spatial_shape(self) -> tuple[int, ...]:
+        """Sizes of the grid the gate was made for."""
         return self.embedding.spatial_shape
 
     def reset_keys(self) -> None:

@@ -14,7 +14,7 @@ class FixedGate(SpatialGate):
     """Scores that stay as given; a buffer, so they move and are saved with the layer.
 
     Args:
-        scores: Scores `(X, H, W)`.
+        scores: Scores `(X, *grid)`.
         num_selected: E, the number of experts to select at each pixel.
         order: Order of the selected experts: `score` or `index`.
     """
@@ -23,8 +23,8 @@ class FixedGate(SpatialGate):
     scores: torch.Tensor
 
     def __init__(self, scores: torch.Tensor, num_selected: int, *, order: Order = "score") -> None:
-        if scores.ndim != 3 or not scores.is_floating_point():
-            raise ValueError(f"scores must be floating (X, H, W), got {scores.dtype} of shape {tuple(scores.shape)}")
+        if scores.ndim < 2 or not scores.is_floating_point():
+            raise ValueError(f"scores must be floating (X, *grid), got {scores.dtype} of shape {tuple(scores.shape)}")
         super().__init__(scores.shape[0], num_selected, order=order)
         self.register_buffer("scores", scores.detach().clone())
 
@@ -37,7 +37,7 @@ class FixedGate(SpatialGate):
         With as many experts as regions, which is the default, pixels of region r use expert r.
 
         Args:
-            region_map: `(H, W)` integers from 0 up.
+            region_map: `(*grid)` integers from 0 up.
             num_experts: X, experts in the bank.
             num_selected: E, at most a region's share of the experts.
         """
@@ -56,16 +56,16 @@ class FixedGate(SpatialGate):
 
     @classmethod
     def random(
-        cls, num_experts: int, num_selected: int, spatial_shape: tuple[int, int], expert_channels: int = 1, **options
+        cls, num_experts: int, num_selected: int, spatial_shape: tuple[int, ...], expert_channels: int = 1, **options
     ) -> FixedGate:
         """Random scores, frozen: the start of a `TensorGate` with the same arguments."""
         start = TensorGate(num_experts, num_selected, spatial_shape, expert_channels, **options)
         return cls(start.scores, num_selected, order=start.order)
 
     @property
-    def spatial_shape(self) -> tuple[int, int]:
-        """Rows and columns of the grid the gate was made for."""
-        return self.scores.shape[1], self.scores.shape[2]
+    def spatial_shape(self) -> tuple[int, ...]:
+        """Sizes of the grid the gate was made for."""
+        return tuple(self.scores.shape[1:])
 
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
         """The scores given at the start."""

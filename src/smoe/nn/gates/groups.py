@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from smoe.nn.grid_checks import check_spatial_shape
+from smoe.nn.grid_checks import check_grid
 
 
 def expert_membership(groups: torch.Tensor, num_experts: int, num_families: int = 1) -> torch.Tensor:
     """How much each pixel belongs to the group that each expert serves.
 
     Args:
-        groups: Map `(H, W)` as for `group_membership`.
+        groups: Map `(*grid)` as for `group_membership`.
         num_experts: X.
         num_families: Families, each of which is dealt to the groups apart.
 
     Returns:
-        `(X, H, W)` in [0, 1], float32.
+        `(X, *grid)` in [0, 1], float32.
     """
     membership = group_membership(groups)
     return membership[group_of_expert(num_experts, len(membership), num_families).to(membership.device)]
@@ -26,15 +26,13 @@ def group_membership(groups: torch.Tensor) -> torch.Tensor:
     """How much each pixel belongs to each group.
 
     Args:
-        groups: `(H, W)`: group numbers from 0 up, or a fraction in [0, 1], such as that of land, which makes two
+        groups: `(*grid)`: group numbers from 0 up, or a fraction in [0, 1], such as that of land, which makes two
             groups: group 0 with membership 1 - fraction and group 1 with membership fraction.
 
     Returns:
-        `(G, H, W)` in [0, 1], float32.
+        `(G, *grid)` in [0, 1], float32.
     """
-    if groups.ndim != 2:
-        raise ValueError(f"groups must be a map (H, W), got shape {tuple(groups.shape)}")
-    check_spatial_shape((groups.shape[0], groups.shape[1]))
+    check_grid(tuple(groups.shape))
     return _fraction_membership(groups) if groups.is_floating_point() else _number_membership(groups)
 
 
@@ -74,4 +72,4 @@ def _number_membership(groups: torch.Tensor) -> torch.Tensor:
     if int(groups.min()) < 0:
         raise ValueError(f"group numbers start at 0, got {int(groups.min())}")
     num_groups = int(groups.max()) + 1
-    return (groups == torch.arange(num_groups, device=groups.device)[:, None, None]).float()
+    return torch.stack([groups == group for group in range(num_groups)]).float()

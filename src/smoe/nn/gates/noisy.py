@@ -28,7 +28,7 @@ class NoisyGate(SpatialGate):
         self.looks_at_input = gate.looks_at_input
 
     @property
-    def spatial_shape(self) -> tuple[int, int] | None:
+    def spatial_shape(self) -> tuple[int, ...] | None:
         """That of the disturbed gate."""
         return self.gate.spatial_shape
 

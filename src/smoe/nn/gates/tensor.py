@@ -10,7 +10,7 @@ from torch import nn
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.gates.groups import expert_membership
 from smoe.nn.gates.smooth_fields import smooth_fields
-from smoe.nn.grid_checks import check_positive, check_spatial_shape
+from smoe.nn.grid_checks import check_grid, check_positive
 from smoe.options import GATE_INITS, GateInit, Normalization, Order
 
 
@@ -20,12 +20,12 @@ def kaiming_bound(num_experts: int, num_selected: int, expert_channels: int = 1)
 
 
 class TensorGate(SpatialGate):
-    """A learned tensor of scores `(X, H, W)`, shared by all samples.
+    """A learned tensor of scores `(X, *grid)`, shared by all samples.
 
     Args:
         num_experts: X, experts in the bank.
         num_selected: E, experts to choose at each pixel.
-        spatial_shape: rows and columns of the layer's output grid.
+        spatial_shape: Sizes of the layer's output grid, such as rows and columns, or a number of nodes.
         expert_channels: F, outputs per expert; it sets the spread of the start.
         init: `kaiming`: uniform within sqrt(3 X / (E F)). `paper`: uniform within 3 X / (E F), the bound the paper
             prints. `smooth`: random fields of the same spread as `kaiming`, so that neighbouring pixels start with
@@ -43,7 +43,7 @@ class TensorGate(SpatialGate):
         self,
         num_experts: int,
         num_selected: int,
-        spatial_shape: tuple[int, int],
+        spatial_shape: tuple[int, ...],
         expert_channels: int = 1,
         *,
         init: GateInit = "kaiming",
@@ -62,8 +62,7 @@ class TensorGate(SpatialGate):
         self.expert_channels = expert_channels
         self.init: GateInit = init
         self.correlation_length = correlation_length
-        rows, columns = check_spatial_shape(spatial_shape)
-        self.scores = nn.Parameter(torch.empty(num_experts, rows, columns, device=device, dtype=dtype))
+        self.scores = nn.Parameter(torch.empty(num_experts, *check_grid(spatial_shape), device=device, dtype=dtype))
         self.reset_parameters()
 
     @classmethod
@@ -81,7 +80,7 @@ class TensorGate(SpatialGate):
         It is an ordinary tensor gate afterwards and can learn away from the prior.
 
         Args:
-            groups: map `(H, W)` of group numbers, or of a fraction in [0, 1] such as land; see `expert_membership`.
+            groups: Map `(*grid)` of group numbers, or of a fraction in [0, 1] such as land; see `expert_membership`.
             num_experts: X, experts in the bank.
             num_selected: E, experts to choose at each pixel.
             strength: of the preference, in units of the largest score of the random start (with `kaiming`, its
@@ -93,16 +92,16 @@ class TensorGate(SpatialGate):
         if not strength >= 0.0:
             raise ValueError(f"strength must not be negative, got {strength}")
         groups = torch.as_tensor(groups)
-        gate = cls(num_experts, num_selected, (groups.shape[0], groups.shape[1]), expert_channels, **options)
+        gate = cls(num_experts, num_selected, tuple(groups.shape), expert_channels, **options)
         membership = expert_membership(groups, num_experts, num_selected if gate.order == "families" else 1)
         with torch.no_grad():
             gate.scores += strength * gate.scores.abs().max() * membership.to(gate.scores)
         return gate
 
     @property
-    def spatial_shape(self) -> tuple[int, int]:
-        """Rows and columns of the grid the gate was made for."""
-        return self.scores.shape[1], self.scores.shape[2]
+    def spatial_shape(self) -> tuple[int, ...]:
+        """Sizes of the grid the gate was made for."""
+        return tuple(self.scores.shape[1:])
 
     @property
     def bound(self) -> float:
