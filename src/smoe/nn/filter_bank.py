@@ -1,0 +1,181 @@
+"""What SMoE layers with filters as experts share on every geometry: the bank, its bias and its candidates."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TypedDict
+
+import torch
+from torch import nn
+
+from smoe.nn.gates.gate import SpatialGate
+from smoe.nn.grid_checks import check_positive
+from smoe.nn.local_affine import LocalAffine
+from smoe.nn.routed_layer import RoutedLayer, resolve_gate
+from smoe.ops.families import slot_products
+from smoe.ops.routed_bias import routed_bias
+from smoe.ops.top_experts import family_members
+from smoe.options import BIAS_OWNERS, BiasOwner, Order
+from smoe.rules import Damping, Rule
+
+# Noise of a restarted expert, relative to the filter it copies: enough to tell the two apart.
+_RESTART_NOISE = 0.02
+
+
+class BankOptions(TypedDict, total=False):
+    """Arguments that the layers of every geometry take; `SpatialMoE2d` describes them."""
+
+    expert_channels: int
+    gate: SpatialGate | None
+    bias: bool | BiasOwner
+    local_affine: bool
+    weighted: bool
+    order: Order | None
+    rule: Rule | str
+    damping: Damping | str | float | None
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class FilterBank(RoutedLayer):
+    """A bank of filters `(X * F, C, *kernel)`, of which a gate selects some at every pixel.
+
+    A geometry derives from this class and defines `apply_bank` and `apply_filters`.
+
+    Args:
+        in_channels: Number of channels that a filter meets.
+        num_experts: X, the number of experts in the bank.
+        num_selected: E, the number of experts selected at each pixel.
+        kernel: Sizes of the filters; empty if they have one tap.
+        spatial_shape: Sizes of the output grid.
+        expert_channels: F, the number of outputs per expert.
+        gate: Gate that selects the experts; without one, it is made for `spatial_shape`.
+        bias: As for `SpatialMoE2d`, like all arguments below.
+        local_affine: A learned scale and offset for each output channel and pixel.
+        weighted: Multiply the experts' outputs by their scores.
+        order: Order of the output channels.
+        rule: How the gate learns.
+        damping: Damping of the error of wrongly selected experts.
+        device: Device of the weights.
+        dtype: Dtype of the weights.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_experts: int,
+        num_selected: int,
+        kernel: tuple[int, ...],
+        spatial_shape: tuple[int, ...] | None,
+        *,
+        expert_channels: int = 1,
+        gate: SpatialGate | None = None,
+        bias: bool | BiasOwner = False,
+        local_affine: bool = False,
+        weighted: bool = False,
+        order: Order | None = None,
+        rule: Rule | str = "rc",
+        damping: Damping | str | float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_positive(in_channels=in_channels)
+        gate = resolve_gate(gate, num_experts, num_selected, spatial_shape, expert_channels, order, device, dtype)
+        super().__init__(gate, expert_channels, weighted, rule, damping, device=device)
+        self.in_channels = in_channels
+        self.weight = nn.Parameter(
+            torch.empty(num_experts * expert_channels, in_channels, *kernel, device=device, dtype=dtype)
+        )
+        if bias not in (True, False, *BIAS_OWNERS):
+            raise ValueError(f"bias must be True, False, {' or '.join(map(repr, BIAS_OWNERS))}, got {bias!r}")
+        self.bias_owner: BiasOwner | None = "expert" if bias is True else bias or None
+        num_biases = (num_selected if self.bias_owner == "slot" else num_experts) * expert_channels
+        self.bias = nn.Parameter(torch.zeros(num_biases, device=device, dtype=dtype)) if self.bias_owner else None
+        self.affine = None
+        if local_affine:
+            if gate.spatial_shape is None:
+                raise ValueError(f"local_affine needs a gate that was made for a grid, got {type(gate).__name__}")
+            self.affine = LocalAffine(self.out_channels, gate.spatial_shape, device=device, dtype=dtype)
+        if self.weight.device != self.signal.num_nonfinite.device:
+            self.signal.to(self.weight.device)
+        self.reset_parameters()
+
+    @property
+    def out_channels(self) -> int:
+        """E * F, the number of output channels."""
+        return self.num_selected * self.expert_channels
+
+    def reset_parameters(self) -> None:
+        """Draws the experts anew (Kaiming uniform) and zeroes the bias; the gate may be shared, so it is left alone."""
+        nn.init.kaiming_uniform_(self.weight, nonlinearity="relu")
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+        if self.affine is not None:
+            self.affine.reset_parameters()
+
+    def finish(self, output: torch.Tensor) -> torch.Tensor:
+        """Adds the bias of the slots to `(B, E * F, *grid)` and applies the local affine map."""
+        if self.bias is not None and self.bias_owner == "slot":
+            output = output + self.bias.to(output.dtype).view(-1, *(1,) * (output.ndim - 2))
+        return output if self.affine is None else self.affine(output)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`(B, C, *grid)` to `(B, E * F, *grid)`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
+        return self.finish(super().forward(input))
+
+    @abstractmethod
+    def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Filters `(B, C, ...)` with the experts `(1 or B, E', P)` of each pixel; returns `(B, E' * F, *grid)`."""
+
+    @abstractmethod
+    def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
+        """Filters `(B, C, ...)` with each of `(O, C, *kernel)` everywhere; returns `(B, O, *grid)`."""
+
+    def select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Filters each pixel with its experts, and adds their bias."""
+        output = self.apply_bank(source, indices)
+        if self.bias is None or self.bias_owner == "slot":
+            return output
+        bias = routed_bias(self.bias, indices, self.expert_channels)
+        return output + bias.to(output.dtype).unflatten(2, output.shape[2:])
+
+    @torch.no_grad()
+    def candidate_products(self, source: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+        """As its base says, by one pass over the input for each candidate of a family but the first.
+
+        Only differences within a family matter, so the filters are those of a candidate less those of the first.
+        """
+        members = family_members(self.num_experts, self.num_selected, device=self.weight.device)
+        experts = self.weight.unflatten(0, (-1, self.expert_channels))
+        first = torch.zeros_like(experts[:1]) if self.weighted else experts[members[:, 0]]
+        biases = None if self.bias is None or self.bias_owner == "slot" else self.bias.view(-1, self.expert_channels)
+        flat_error = error.flatten(2)
+        products = flat_error.new_zeros(
+            self.num_experts, flat_error.shape[2], dtype=torch.promote_types(error.dtype, torch.float32)
+        )
+        for place in range(0 if self.weighted else 1, members.shape[1]):
+            filters = (experts[members[:, place]] - first).flatten(0, 1).to(source.dtype)
+            outputs = self.apply_filters(source, filters)
+            found = slot_products(flat_error, outputs.flatten(2), self.expert_channels)
+            if biases is not None:
+                offset = biases[members[:, place]] - (0.0 if self.weighted else biases[members[:, 0]])
+                total = flat_error.to(found.dtype).sum(dim=0).unflatten(0, (-1, self.expert_channels))
+                found += (total * offset[:, :, None]).sum(dim=1)
+            # Families that are smaller repeat their first expert, whose product is 0, or its own once more.
+            products.index_copy_(0, members[:, place], found)
+        return products[None]
+
+    @torch.no_grad()
+    def restart_expert(
+        self, expert: torch.Tensor, source: torch.Tensor, is_due: torch.Tensor, generator: torch.Generator
+    ) -> None:
+        """Makes an expert a copy of another with 2 % of noise; the optimiser's state does not change."""
+        # `.data`: another graph may wait for its backward pass with these weights, and hardly used this expert.
+        experts = self.weight.data.unflatten(0, (-1, self.expert_channels))
+        noise = torch.randn(experts.shape[1:], generator=generator).to(experts)
+        old, copied = (experts.index_select(0, number.view(1)) for number in (expert, source))
+        experts.index_copy_(0, expert.view(1), torch.where(is_due, copied * (1.0 + _RESTART_NOISE * noise), old))
+        if self.bias is not None and self.bias_owner == "expert":
+            biases = self.bias.data.view(-1, self.expert_channels)
+            old, copied = (biases.index_select(0, number.view(1)) for number in (expert, source))
+            biases.index_copy_(0, expert.view(1), torch.where(is_due, copied, old))
