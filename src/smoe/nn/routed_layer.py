@@ -33,7 +33,6 @@ class RoutedLayer(nn.Module, ABC):
         weighted: Multiply the experts' outputs by their scores.
         rule: How the gate learns: a rule of `smoe.rules` or its short form.
         damping: Damping of the experts' error; None for that of the rule, which is none but for the paper's presets.
-        owns_gate: Whether the gate was made for this layer.
         device: Device of the layer's state.
     """
 
@@ -45,7 +44,6 @@ class RoutedLayer(nn.Module, ABC):
         rule: Rule | str,
         damping: Damping | str | float | None,
         *,
-        owns_gate: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
@@ -65,8 +63,8 @@ class RoutedLayer(nn.Module, ABC):
                 f"layers that share a gate decide together: this one is to have the rule {rule}, another has "
                 f"{gate.memory.rule}; give all of them the same"
             )
-        self._owns_gate = owns_gate
-        self.learner: Learner = make_learner(rule, Setting(gate, weighted, owns_gate, device))
+        self.learner: Learner = make_learner(rule, Setting(gate, weighted, device))
+        self._let_learn(self.learner)
         self.register_state_dict_post_hook(_drop_repeated_gate)
         self.register_load_state_dict_pre_hook(_find_repeated_gate)
 
@@ -83,14 +81,14 @@ class RoutedLayer(nn.Module, ABC):
         rule = resolve_rule(rule)
         if rule == self.learner.rule:
             return
-        setting = Setting(self.gate, self.weighted, self._owns_gate, self.signal.loss_scale.device)
-        old = self.learner
-        old.finish(self.gate)
-        try:
-            self.learner = make_learner(rule, setting)
-        except ValueError:
-            self.learner = make_learner(old.rule, setting)
-            raise
+        # The new learner first: if it refuses the layer, the old one goes on with all it has learned.
+        new = make_learner(rule, Setting(self.gate, self.weighted, self.signal.loss_scale.device))
+        old, self.learner = self.learner, new.train(self.training)
+        self._let_learn(new)
+        self.gate.leave(old)
+
+    def _let_learn(self, learner: Learner) -> None:
+        self.gate.join(learner, trains_scores=learner.trains_scores, make_memory=lambda: learner.make_memory(self.gate))
 
     @property
     def active_damping(self) -> Damping | None:

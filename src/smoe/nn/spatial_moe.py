@@ -53,9 +53,8 @@ class SpatialMoE(RoutedLayer):
         rule: Rule | str = "rc",
         damping: Damping | str | float | None = None,
     ) -> None:
-        owns_gate = gate is None
         gate = resolve_gate(gate, num_experts, num_selected, spatial_shape, expert_channels, order, None, None)
-        super().__init__(gate, expert_channels, weighted, rule, damping, owns_gate=owns_gate)
+        super().__init__(gate, expert_channels, weighted, rule, damping)
         self.experts = experts
 
     def prepare(self, input: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 
 from smoe.nn.filter_bank import FilterBank
 from smoe.nn.gates.gate import SpatialGate
-from smoe.nn.grid_checks import check_kernel_size, check_padding_mode, check_positive
+from smoe.nn.grid_checks import check_kernel_size, check_padding_mode, check_positive, check_spatial_shape
 from smoe.ops.grid_conv import grid_conv2d
 from smoe.ops.padding import output_grid
 from smoe.ops.routed_conv import routed_conv2d
@@ -78,7 +78,7 @@ class SpatialMoE2d(FilterBank):
             num_experts,
             num_selected,
             sizes,
-            spatial_shape,
+            None if spatial_shape is None else check_spatial_shape(spatial_shape),
             expert_channels=expert_channels,
             gate=gate,
             bias=bias,

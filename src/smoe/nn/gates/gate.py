@@ -63,7 +63,9 @@ class SpatialGate(nn.Module, ABC):
         # What a rule remembers for all layers that share the gate.
         self.memory: Memory | None
         self.register_module("memory", None)
-        self._readers: weakref.WeakSet[Memory] = weakref.WeakSet()
+        # The learners of the layers that share the gate, and whether each trains it by gradients.
+        self._learners: weakref.WeakKeyDictionary[Memory, bool] = weakref.WeakKeyDictionary()
+        # Parameters that do not require gradients because no learner trains them.
         self._held: list[str] = []
         self._ranking = SharedRanking()
         # In which state_dict the gate stands already, and in which call of load_state_dict it was loaded already.
@@ -132,48 +134,59 @@ class SpatialGate(nn.Module, ABC):
         noisy, noise_std = self.add_noise(clean, input)
         return clean, noisy, noise_std
 
-    # Memory of a rule.
+    # What the layers that share the gate do with it.
 
-    def join_memory(self, reader: Memory, make: Callable[[], Memory]) -> None:
-        """Gives the gate a memory that a rule's learners share, and takes its parameters from the optimiser.
+    def join(self, learner: Memory, *, trains_scores: bool, make_memory: Callable[[], Memory | None]) -> None:
+        """Records that the learner of a layer works on the gate.
+
+        While no learner trains the gate by gradients, its parameters do not require any, so that no optimiser changes
+        them. Where several processes train a model, they keep requiring gradients unless a memory decides: a wrapper
+        such as DistributedDataParallel expects the same parameters to have gradients in every pass.
 
         Args:
-            reader: Learner of a layer. A memory of another rule is replaced.
-            make: Makes the memory.
+            learner: Learner of a layer.
+            trains_scores: Whether it trains the gate by gradients.
+            make_memory: Makes the memory that all learners of its rule share; it returns None if the rule has none. A
+                memory of another rule is replaced.
         """
-        if self.memory is None or self.memory.rule != reader.rule:
-            self.memory = make()
-            self._readers = weakref.WeakSet()
-        self._held += self.hold()
-        self._readers.add(reader)
+        self._learners[learner] = trains_scores
+        if self.memory is None or self.memory.rule != learner.rule:
+            memory = make_memory()
+            self.memory = self.memory if memory is None else memory
+        self._settle()
 
-    def leave_memory(self, reader: Memory) -> None:
-        """Ends the memory when its last reader leaves; the parameters then require gradients again."""
-        self._readers.discard(reader)
-        if not self._readers:
+    def leave(self, learner: Memory) -> None:
+        """Records that a learner works on the gate no more; a memory ends with the last learner that shares it."""
+        self._learners.pop(learner, None)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.memory is not None and all(learner.rule != self.memory.rule for learner in self._learners):
             self.memory = None
-            self.release(self._held)
+        is_held = len(self._learners) > 0 and not any(self._learners.values())
+        is_held = is_held and (self.memory is not None or not _has_process_group())
+        if is_held:
+            names = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+            self._held += names
+            for name in names:
+                self.get_parameter(name).requires_grad_(False)
+        else:
+            for name in self._held:
+                self.get_parameter(name).requires_grad_(True)
             self._held = []
 
-    def memory_of(self, reader: Memory) -> Memory:
-        """The memory that a learner joined.
+    def memory_of(self, learner: Memory) -> Memory:
+        """The memory that a learner shares.
 
         Raises:
             ValueError: If another layer that shares the gate has another rule.
         """
-        if self.memory is None or self.memory.rule != reader.rule:
+        if self.memory is None or self.memory.rule != learner.rule:
             raise ValueError(
-                f"layers that share a gate decide together: this one has the rule {reader.rule}, another "
+                f"layers that share a gate decide together: this one has the rule {learner.rule}, another "
                 f"{None if self.memory is None else self.memory.rule}; give all of them the same"
             )
-        # A copy of a gate does not know its readers until they come.
-        self._readers.add(reader)
         return self.memory
-
-    def restart_memory(self, num_pixels: int) -> None:
-        """Gives the gate a new memory for another number of pixels, if it has one."""
-        if self.memory is not None:
-            self.memory = self.memory.on_grid_of(num_pixels)
 
     def refuse_memory(self, rule: Rule) -> None:
         """Raises a ValueError if another layer that shares the gate trains it by a rule with a memory of its own."""
@@ -183,17 +196,10 @@ class SpatialGate(nn.Module, ABC):
                 f"{rule}; give both the same"
             )
 
-    def hold(self) -> list[str]:
-        """Takes the parameters from the optimiser, which passes over what requires no gradient; returns their names."""
-        held = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
-        for name in held:
-            self.get_parameter(name).requires_grad_(False)
-        return held
-
-    def release(self, held: list[str]) -> None:
-        """Lets parameters require gradients again."""
-        for name in held:
-            self.get_parameter(name).requires_grad_(True)
+    def restart_memory(self, num_pixels: int) -> None:
+        """Gives the gate a new memory for another number of pixels, if it has one."""
+        if self.memory is not None:
+            self.memory = self.memory.on_grid_of(num_pixels)
 
     # A shared gate stands once in a state_dict, under the first layer that holds it.
 
@@ -232,16 +238,19 @@ class SpatialGate(nn.Module, ABC):
         )
 
     def __getstate__(self) -> dict[str, object]:
-        # References to layers, state_dicts and graphs of the past can be neither copied nor pickled.
-        passing = {
-            "_readers": weakref.WeakSet(),
-            "_ranking": SharedRanking(),
-            "_saved_in": None,
-            "_loaded_with": None,
-        }
-        return {**self.__dict__, **passing}
+        # References to state_dicts and graphs of the past can be neither copied nor pickled.
+        passing = {"_ranking": SharedRanking(), "_saved_in": None, "_loaded_with": None}
+        # The learners are copied with their layers; the gate refers to them weakly again in `__setstate__`.
+        return {**self.__dict__, **passing, "_learners": list(self._learners.items())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_learners": weakref.WeakKeyDictionary(dict(state["_learners"]))})
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""
         text = f"num_experts={self.num_experts}, num_selected={self.num_selected}, order={self.order!r}"
         return text if self.normalization == "none" else f"{text}, normalization={self.normalization!r}"
+
+
+def _has_process_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from smoe.nn.gates.gate import SpatialGate
-from smoe.nn.learning.learner import Learner, Setting, Step
+from smoe.nn.learning.learner import Learner, Step
 from smoe.ops.train_routing import train_routing
-from smoe.rules import Rule
 
 
 class FrozenLearner(Learner):
     """Leaves the gate as it is.
 
-    The parameters of a gate that the layer made do not require gradients while the rule is in force. Those of a gate
-    that was given receive zeros, because other layers may train it, and because several processes expect a gradient of
-    every parameter that had one when the model was wrapped.
+    The parameters of a gate do not require gradients while no layer trains it. Where another layer does, or where
+    several processes train the model, the scores receive zeros from this layer.
     """
 
-    def __init__(self, rule: Rule, setting: Setting) -> None:
-        super().__init__(rule, setting)
-        self._held = setting.gate.hold() if setting.owns_gate else []
+    trains_scores = False
 
     def output(self, step: Step) -> torch.Tensor:
         """The selected experts' outputs."""
@@ -30,21 +25,23 @@ class FrozenLearner(Learner):
             signal=step.signal,
             damping=step.damping,
         )
-        scores = step.routing.scores
-        return _WithZeroGradient.apply(output, scores) if scores.requires_grad else output  # type: ignore[return-value]
-
-    def finish(self, gate: SpatialGate) -> None:
-        """Lets the gate's parameters require gradients again."""
-        gate.release(self._held)
+        # Damping counts errors that are not finite by itself.
+        counter = step.signal.num_nonfinite if step.damping is None else None
+        return _FrozenOutput.apply(output, step.routing.scores, counter)  # type: ignore[return-value]
 
 
-class _WithZeroGradient(torch.autograd.Function):
+class _FrozenOutput(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, output, scores):
+    def forward(ctx, output, scores, num_nonfinite):
         ctx.save_for_backward(scores)
+        ctx.num_nonfinite = num_nonfinite
         return output.detach()
 
     @staticmethod
     def backward(ctx, *grad_outputs):
-        (scores,) = ctx.saved_tensors
-        return grad_outputs[0], torch.zeros_like(scores)
+        (error,) = grad_outputs
+        if ctx.num_nonfinite is not None:
+            # A sum is finite if all its terms are, and takes less time than a look at each.
+            total = error.sum(dtype=torch.promote_types(error.dtype, torch.float32))
+            ctx.num_nonfinite.add_(total.isfinite().logical_not())
+        return error, torch.zeros_like(ctx.saved_tensors[0]) if ctx.needs_input_grad[1] else None, None

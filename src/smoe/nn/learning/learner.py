@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -22,13 +22,11 @@ class Setting(NamedTuple):
     Attributes:
         gate: Gate of the layer.
         weighted: Whether the experts' outputs are multiplied by their scores.
-        owns_gate: Whether the layer made the gate, so that no other layer shares it yet.
         device: Device of the learner's buffers.
     """
 
     gate: SpatialGate
     weighted: bool
-    owns_gate: bool
     device: torch.device | str | None = None
 
 
@@ -81,6 +79,9 @@ class Learner(Memory):
         *counters: Names of the counters.
     """
 
+    trains_scores: ClassVar[bool] = True
+    """Whether the scores of the gate receive gradients that are to be followed by an optimiser."""
+
     def __init__(self, rule: Rule, setting: Setting, *counters: str) -> None:
         del setting
         super().__init__(rule, *counters)
@@ -89,9 +90,10 @@ class Learner(Memory):
     def output(self, step: Step) -> torch.Tensor:
         """Computes the layer's output `(B, E * F, *grid)`, and arranges that its backward pass trains the gate."""
 
-    def finish(self, gate: SpatialGate) -> None:
-        """Ends the learner's work on the gate; called before another rule takes over."""
+    def make_memory(self, gate: SpatialGate) -> Memory | None:
+        """Makes the memory that all layers with this rule share through their gate; None if the rule needs none."""
         del gate
+        return None
 
     def extra_repr(self) -> str:
         """The rule."""

@@ -67,6 +67,8 @@ class ProbingLearner(Learner):
     experts do not learn from these pixels.
     """
 
+    trains_scores = False
+
     rule: Probing
     curvature: torch.Tensor
 
@@ -79,13 +81,13 @@ class ProbingLearner(Learner):
                 f"the rule {rule.name!r} learns one choice for each pixel: it needs a TensorGate, got "
                 f"{type(gate).__name__}"
             )
-        gate.join_memory(self, lambda: ProbingMemory(rule, gate.num_experts, gate.scores[0].numel(), setting.device))
         # Numerator and denominator of the curvature of the loss.
         self.register_buffer("curvature", torch.zeros(2, device=setting.device))
 
-    def finish(self, gate: SpatialGate) -> None:
-        """Takes the layer's part out of the gate's memory."""
-        gate.leave_memory(self)
+    def make_memory(self, gate: SpatialGate) -> ProbingMemory:
+        """Makes the memory of the gate."""
+        assert isinstance(gate, TensorGate)
+        return ProbingMemory(self.rule, gate.num_experts, gate.scores[0].numel(), gate.scores.device)
 
     @torch.compiler.disable  # what it does depends on counters, and it changes the gate from within backward
     def output(self, step: Step) -> torch.Tensor:
@@ -135,7 +137,7 @@ class ProbingLearner(Learner):
             # As DistributedDataParallel does with gradients: every process decides by what all have seen.
             dist.all_reduce(everything)
         is_finite = everything.isfinite().all()
-        step.signal.num_nonfinite += is_finite.logical_not()
+        step.signal.num_nonfinite.add_(is_finite.logical_not())
         everything = torch.where(is_finite, everything, torch.zeros_like(everything))
         found = [
             part.view_as(like)
