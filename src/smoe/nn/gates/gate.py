@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -68,6 +69,7 @@ class SpatialGate(nn.Module, ABC):
         # Parameters that do not require gradients because no learner trains them.
         self._held: list[str] = []
         self._ranking = SharedRanking()
+        self._replacement: Callable[[Routing], Routing] | None = None
         # In which state_dict the gate stands already, and in which call of load_state_dict it was loaded already.
         self._saved_in: weakref.ref[Any] | None = None
         self._loaded_with: list[str] | None = None
@@ -110,7 +112,21 @@ class SpatialGate(nn.Module, ABC):
 
         sources = None if reader is None or noise_std > 0.0 else self.score_sources()
         indices = rank() if sources is None else self._ranking.get(sources, reader, rank)
-        return Routing(indices, scores, clean, noisy, noise_std)
+        routing = Routing(indices, scores, clean, noisy, noise_std)
+        return routing if self._replacement is None else self._replacement(routing)
+
+    @contextmanager
+    def replaced_routing(self, replacement: Callable[[Routing], Routing]) -> Iterator[None]:
+        """While active, the gate returns other routings: for measurements of what its choices are worth.
+
+        Args:
+            replacement: Turns a routing that the gate decided into the one that is used.
+        """
+        previous, self._replacement = self._replacement, replacement
+        try:
+            yield
+        finally:
+            self._replacement = previous
 
     def score_sources(self) -> tuple[torch.Tensor, ...] | None:
         """Parameters that alone decide the ranking, so that layers may share it; None if the input decides too."""
