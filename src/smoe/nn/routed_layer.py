@@ -138,7 +138,15 @@ class RoutedLayer(nn.Module, ABC):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, C, *grid)` to `(B, E * F, *grid)`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
-        routing = self.gate.route(input, self)
+        return self.respond(input, self.gate.route(input, self))
+
+    def respond(self, input: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """The output for a routing; in training mode its backward pass trains the gate.
+
+        Args:
+            input: `(B, C, *grid)`.
+            routing: Routing of the pixels of the input.
+        """
         if self.training:
             output = self._train(input, routing) if torch.is_grad_enabled() else self._compute(input, routing)
             self._last_routing = routing
