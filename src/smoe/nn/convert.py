@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -38,39 +38,40 @@ def convert(
     order: Order | None = None,
     rule: Rule | str = "rc",
     damping: Damping | str | float | None = None,
-    say: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> nn.Module:
-    """A copy of the network with its convolutions replaced by SMoE layers of as many outputs.
+    """A copy of the network with its convolutions replaced by SMoE layers with as many outputs.
 
-    Stride, padding, padding mode and bias are kept, and so are device, dtype and mode; what was frozen stays frozen, a
-    gate if all filters it serves were. Convolutions that cannot be converted, or that were not asked for, stay as they
-    are; `plan_conversion` and `say` tell which and why.
+    Stride, padding, padding mode and bias are kept, and so are device, dtype and mode. Parameters that do not require
+    gradients stay so; a gate requires none if none of the filters it serves does. Convolutions that cannot be
+    converted, or that were not asked for, stay as they are; `plan_conversion` and `notify` tell which and why.
 
     Args:
-        model: is left as it is.
-        example_input: as for `plan_conversion`, like the next four.
-        kernel_size: of the convolutions to convert.
-        num_experts: ratio of experts to filters, or their number.
-        names: pattern of the names to convert.
-        predicate: further condition.
-        share_gates: one gate for all layers of the same grid and numbers of experts.
-        gate_group: layers share a gate only if this is equal for their names: apart in encoder and decoder, say.
-        gate_init: start of the gates.
-        correlation_length: of smooth gates, in pixels of their grid; see `TensorGate`.
-        prior: map `(H, W)` of a fraction in [0, 1], such as land: the gates start with each share of the experts
-            preferring its part. It is averaged to the grids of the layers.
-        prior_strength: how far the prior lifts the scores, see `TensorGate.from_prior`; 2 overrules the random start.
-        start: `random` experts, or `filters`: each filter becomes a few equal experts, of which the gate chooses one at
+        model: Network to convert; it is not changed.
+        example_input: Input of the size the network is made for, as for `plan_conversion`.
+        kernel_size: Size of the convolutions to convert; None for any odd size.
+        num_experts: Ratio of experts to filters (2.0), or the number of experts (an integer).
+        names: Pattern of the names of modules to convert, such as `blocks.*.conv2`.
+        predicate: Further condition on the name and the module.
+        share_gates: Use one gate for all layers with the same grid and the same numbers of experts.
+        gate_group: Maps the name of a layer to a group; only layers of one group share a gate, for example those of
+            the encoder.
+        gate_init: Start of the gates, as for `TensorGate`.
+        correlation_length: Correlation length of smooth gates, in pixels of their grid.
+        prior: Map `(H, W)` of a fraction in [0, 1], such as land: each share of the experts starts as the preference of
+            its part. It is averaged to the grids of the layers.
+        prior_strength: Strength of the prior, as for `TensorGate.from_prior`; 2 overrules the random start.
+        start: `random` experts, or `filters`: each filter becomes a few equal experts, of which the gate selects one at
             each pixel. The converted network then computes what the model computed, and learns on from there.
-        order: Order of the experts' outputs, `score` or `index`; None for the one that the rule needs, or else `score`
-            for random experts and `index` for filters, which keep their channels so.
+        order: Order of the experts' outputs, as for `SpatialMoE2d`; None for `score` with random experts and `index`
+            with filters, which keep their channels so, or another if the rule does not work with it.
         rule: How the gates learn, as for `SpatialMoE2d`.
         damping: Damping of the experts' error, as for `SpatialMoE2d`.
-        say: Called with a report of what was changed and what was left.
+        notify: Called with a report of what was changed and what was left.
 
     Raises:
-        ValueError: if nothing can be converted, with the reasons; if options contradict each other; or if the network
-            reaches a convolution in another way than by its name, so that the new layer would be passed by.
+        ValueError: If nothing can be converted, with the reasons; if options contradict each other; or if the network
+            reaches a convolution in another way than by its name, so that the new layer would not be used.
     """
     if start not in get_args(Start):
         raise ValueError(f"start must be one of {', '.join(get_args(Start))}, got {start!r}")
@@ -87,29 +88,43 @@ def convert(
     if not plan.changes:
         raise ValueError(f"no convolution can be converted: {str(plan) or 'the model has none'}")
     rule = resolve_rule(rule)
-    order = order or cast("Order | None", rule.needs_order) or ("index" if start == "filters" else "score")
+    order = order or _order_for(rule, start)
     options: dict[str, Any] = {"init": gate_init, "correlation_length": correlation_length, "order": order}
     converted = copy.deepcopy(model)
-    gates: dict[object, TensorGate] = {}
-    for change in plan.changes:
-        old = converted.get_submodule(change.name)
-        assert isinstance(old, (nn.Conv2d, GridConv2d))
+
+    def gate_key(change: Change, old: Convolution) -> object:
         group = None if gate_group is None else gate_group(change.name)
         bank = (change.spatial_shape, change.num_experts, change.num_selected, old.weight.device, old.weight.dtype)
-        key = (bank, group) if share_gates else change.name
+        return (bank, group) if share_gates else change.name
+
+    gates: dict[object, TensorGate] = {}
+    layers = [(change, _convolution(converted, change.name)) for change in plan.changes]
+    learning = {gate_key(change, old) for change, old in layers if old.weight.requires_grad}
+    for change, old in layers:
+        key = gate_key(change, old)
         if key not in gates:
             gates[key] = _make_gate(change, old.weight, options, prior, prior_strength, start)
-            gates[key].requires_grad_(False)
-        if old.weight.requires_grad:
-            gates[key].requires_grad_(True)
+            gates[key].requires_grad_(key in learning)
         new = _make_layer(change, old, gates[key], rule, damping)
         if start == "filters":
             _copy_filters(new, old, change)
         converted = _replace(converted, change.name, new.train(old.training))
     _check_reached(converted, example_input, plan.changes)
-    if say is not None:
-        say(f"{len(plan.changes)} layers with {len(gates)} gates\n{plan}")
+    if notify is not None:
+        notify(f"{len(plan.changes)} layers with {len(gates)} gates\n{plan}")
     return converted
+
+
+def _order_for(rule: Rule, start: Start) -> Order:
+    """The first order that suits the rule: filters keep their channels by index, or else as families."""
+    wanted: tuple[Order, ...] = ("index", "families", "score") if start == "filters" else ("score", "index", "families")
+    return next(order for order in wanted if order in rule.orders)
+
+
+def _convolution(model: nn.Module, name: str) -> Convolution:
+    module = model.get_submodule(name)
+    assert isinstance(module, (nn.Conv2d, GridConv2d))
+    return module
 
 
 def _make_gate(
@@ -184,9 +199,9 @@ def _copy_filters(new: SpatialMoE2d, old: Convolution, change: Change) -> None:
     with torch.no_grad():
         for number, share in enumerate(_shares(change.num_experts, change.num_selected)):
             new.weight[share] = old.weight[number]
-        if new.bias is not None:
-            assert old.bias is not None
-            new.bias.copy_(old.bias)
+            if new.bias is not None:
+                assert old.bias is not None
+                new.bias[share] = old.bias[number]
 
 
 def _replace(model: nn.Module, name: str, new: nn.Module) -> nn.Module:

@@ -54,7 +54,7 @@ def check_input(input: torch.Tensor, in_channels: int) -> None:
         raise ValueError(f"input must be (B, {in_channels}, H, W), got shape {tuple(input.shape)}")
 
 
-def check_output_grid(input: torch.Tensor, stride: int, spatial_shape: tuple[int, int]) -> None:
+def check_output_grid(input: torch.Tensor, stride: int, spatial_shape: tuple[int, ...]) -> None:
     """Refuses an input whose output grid is not the one the layer was made for."""
     grid = output_grid(input.shape[2], input.shape[3], stride)
     if grid != spatial_shape:

@@ -138,6 +138,7 @@ class RoutedLayer(nn.Module, ABC):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, C, *grid)` to `(B, E * F, *grid)`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
+        self.check_input(input)
         return self.respond(input, self.gate.route(input, self))
 
     def respond(self, input: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -152,6 +153,15 @@ class RoutedLayer(nn.Module, ABC):
             self._last_routing = routing
             return output
         return self._compute(input, routing)
+
+    def check_input(self, input: torch.Tensor) -> None:
+        """Refuses an input that the layer cannot work on.
+
+        Raises:
+            ValueError: If the input is not floating-point.
+        """
+        if not input.is_floating_point():
+            raise ValueError(f"{type(self).__name__} needs a floating-point input, got {input.dtype}")
 
     def _compute(self, input: torch.Tensor, routing: Routing) -> torch.Tensor:
         selected = self.select(self.prepare(input), routing.indices)

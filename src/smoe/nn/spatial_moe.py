@@ -57,6 +57,11 @@ class SpatialMoE(RoutedLayer):
         super().__init__(gate, expert_channels, weighted, rule, damping)
         self.experts = experts
 
+    def check_input(self, input: torch.Tensor) -> None:
+        """Accepts what the experts accept; a gate that looks at the input needs floating-point numbers."""
+        if self.gate.looks_at_input:
+            super().check_input(input)
+
     def prepare(self, input: torch.Tensor) -> torch.Tensor:
         """Runs all experts."""
         outputs = self.experts(input)

@@ -6,7 +6,13 @@ import torch
 
 from smoe.nn.filter_bank import FilterBank
 from smoe.nn.gates.gate import SpatialGate
-from smoe.nn.grid_checks import check_kernel_size, check_padding_mode, check_positive, check_spatial_shape
+from smoe.nn.grid_checks import (
+    check_kernel_size,
+    check_output_grid,
+    check_padding_mode,
+    check_positive,
+    check_spatial_shape,
+)
 from smoe.ops.grid_conv import grid_conv2d
 from smoe.ops.padding import output_grid
 from smoe.ops.routed_conv import routed_conv2d
@@ -93,6 +99,13 @@ class SpatialMoE2d(FilterBank):
         self.kernel_size = sizes
         self.stride = stride
         self.padding_mode: PaddingMode = padding_mode
+
+    def check_input(self, input: torch.Tensor) -> None:
+        """Refuses an input that is not floating-point, or whose output grid is not that of the gate."""
+        super().check_input(input)
+        made_for = self.gate.spatial_shape
+        if made_for is not None and input.ndim == 4 and not self.gate.looks_at_input:
+            check_output_grid(input, self.stride, made_for)
 
     def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""

@@ -23,7 +23,7 @@ class Probing(Rule):
     confidence: float = 0.0
 
     name: ClassVar[str] = "probe"
-    needs_order: ClassVar[str] = "score"
+    orders: ClassVar[tuple[str, ...]] = ("score",)
     learner: ClassVar[str] = "smoe.nn.learning.probing:ProbingLearner"
 
     def __post_init__(self) -> None:

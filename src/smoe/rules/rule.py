@@ -26,8 +26,8 @@ class Rule:
     learner: ClassVar[Any] = None
     """The class of the learner, or its address as `module:Class`, which is imported when a layer is made."""
 
-    needs_order: ClassVar[str | None] = None
-    """The order of selected experts that the rule needs; None if it works with any."""
+    orders: ClassVar[tuple[str, ...]] = ("score", "index", "families")
+    """The orders of selected experts that the rule works with."""
 
     @property
     def carried_damping(self) -> Damping | None:

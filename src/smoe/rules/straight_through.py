@@ -27,6 +27,7 @@ class StraightThrough(Rule):
     share: float = 0.25
 
     name: ClassVar[str] = "straight_through"
+    orders: ClassVar[tuple[str, ...]] = ("score", "families")
     learner: ClassVar[str] = "smoe.nn.learning.straight_through:StraightThroughLearner"
 
     def __post_init__(self) -> None:

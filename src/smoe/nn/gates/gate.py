@@ -254,13 +254,15 @@ class SpatialGate(nn.Module, ABC):
         )
 
     def __getstate__(self) -> dict[str, object]:
-        # References to state_dicts and graphs of the past can be neither copied nor pickled.
-        passing = {"_ranking": SharedRanking(), "_saved_in": None, "_loaded_with": None}
-        # The learners are copied with their layers; the gate refers to them weakly again in `__setstate__`.
-        return {**self.__dict__, **passing, "_learners": list(self._learners.items())}
+        # References to state_dicts and graphs of the past can be neither copied nor pickled. The learners are copied
+        # with their layers; the gate refers to them weakly again in `__setstate__`.
+        state = {**self.__dict__, "_saved_in": None, "_loaded_with": None, "_learners": list(self._learners.items())}
+        del state["_ranking"]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_learners": weakref.WeakKeyDictionary(dict(state["_learners"]))})
+        learners = weakref.WeakKeyDictionary(dict(state["_learners"]))
+        super().__setstate__({**state, "_learners": learners, "_ranking": SharedRanking()})
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""

@@ -44,7 +44,7 @@ _COST_DECAY = 0.9
 _CURVATURE_DECAY = 0.98
 
 
-def check_exchangeable(rule: Rule, setting: Setting, needs_order: str | None) -> None:
+def check_exchangeable(rule: Rule, setting: Setting, needs_order: str = "score") -> None:
     """Raises a ValueError unless one expert can take another's place, score and channel at a pixel."""
     if setting.weighted:
         raise ValueError(f"the rule {rule.name!r} compares experts, so it cannot learn weights: leave weighted=False")
@@ -74,7 +74,7 @@ class ProbingLearner(Learner):
 
     def __init__(self, rule: Probing, setting: Setting) -> None:
         super().__init__(rule, setting)
-        check_exchangeable(rule, setting, rule.needs_order)
+        check_exchangeable(rule, setting)
         gate = setting.gate
         if not isinstance(gate, TensorGate):
             raise ValueError(
