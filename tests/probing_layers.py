@@ -7,17 +7,20 @@ import torch.nn.functional as F
 from torch import nn
 
 import smoe
-from smoe.nn.probing import Probing
+from smoe.nn.learning.probing import ProbingLearner, ProbingMemory
+from smoe.ops.probe_routing import Challenge
+from smoe.rules import Rule
 
 GRID = (6, 7)
 
 
-def make_layer(num_experts: int = 4, num_selected: int = 2, seed: int = 0, **options) -> smoe.SpatialMoE2d:
+def make_layer(
+    num_experts: int = 4, num_selected: int = 2, seed: int = 0, rule: Rule | str = "probe(window=3)", **options
+) -> smoe.SpatialMoE2d:
     torch.manual_seed(seed)
-    options = {"training_rule": "probe", "probe_window": 3, **options}
     if "gate" not in options:
-        options["spatial_shape"] = GRID
-    return smoe.SpatialMoE2d(1, num_experts, num_selected, **options)
+        options = {"spatial_shape": GRID, "order": "score", **options}
+    return smoe.SpatialMoE2d(1, num_experts, num_selected, rule=rule, **options)
 
 
 def make_batches(number: int, num_channels: int = 2, size: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -40,9 +43,20 @@ def gate_of(layer: smoe.SpatialMoE2d) -> smoe.TensorGate:
     return layer.gate
 
 
-def probing_of(layer: smoe.SpatialMoE2d) -> Probing:
-    assert layer.gate.probing is not None
-    return layer.gate.probing
+def memory_of(layer: smoe.SpatialMoE2d) -> ProbingMemory:
+    assert isinstance(layer.gate.memory, ProbingMemory)
+    return layer.gate.memory
+
+
+def curvature_of(layer: smoe.SpatialMoE2d) -> torch.Tensor:
+    assert isinstance(layer.learner, ProbingLearner)
+    return layer.learner.curvature
+
+
+def challenge_of(layer: smoe.SpatialMoE2d) -> Challenge:
+    """The challenge of the present window, with the pixels of the grid: experts `(1, H, W)` and slots `(H, W)`."""
+    experts, slots = memory_of(layer).challenge(gate_of(layer).scores, layer.gate())
+    return Challenge(experts[0].long().unflatten(1, GRID), slots.unflatten(0, GRID))
 
 
 def routing_of(layer: smoe.SpatialMoE2d) -> torch.Tensor:

@@ -11,6 +11,9 @@ from torch.nn.utils import parametrizations, prune
 
 import smoe
 from smoe.nn.conversion_plan import plan_conversion
+from smoe.rules import RoutingClassification
+
+RC = RoutingClassification.released()
 
 X = torch.randn(2, 4, 6, 5, generator=torch.Generator().manual_seed(0))
 
@@ -44,7 +47,7 @@ def test_a_convolution_on_several_grids_is_left() -> None:
             return self.head(x).sum() + self.head(F.avg_pool2d(x, 2)).sum()
 
     with pytest.raises(ValueError, match=r"head: left, it works on several grids, \(8, 8\), \(4, 4\)"):
-        smoe.convert(Pyramid(), example_input=torch.randn(1, 2, 8, 8))
+        smoe.convert(Pyramid(), example_input=torch.randn(1, 2, 8, 8), rule=RC, order="score")
 
 
 def test_a_class_of_its_own_is_left() -> None:
@@ -52,7 +55,12 @@ def test_a_class_of_its_own_is_left() -> None:
         pass
 
     with pytest.raises(ValueError, match="Standardized may do more than a convolution"):
-        smoe.convert(nn.Sequential(Standardized(2, 2, 3, padding=1)), example_input=torch.randn(1, 2, 5, 5))
+        smoe.convert(
+            nn.Sequential(Standardized(2, 2, 3, padding=1)),
+            example_input=torch.randn(1, 2, 5, 5),
+            rule=RC,
+            order="score",
+        )
 
 
 def test_tensors_that_share_memory_are_tied() -> None:
@@ -113,7 +121,7 @@ def test_what_does_more_than_convolve_is_left(module: nn.Module, reason: str) ->
 
 
 def test_convolutions_of_gates_are_left() -> None:
-    layer = smoe.SpatialMoE2d(4, 8, 4, gate=smoe.nn.ConvGate(4, 8, 4))
+    layer = smoe.SpatialMoE2d(4, 8, 4, gate=smoe.nn.ConvGate(4, 8, 4), rule=RC)
     plan = plan_conversion(nn.Sequential(layer, conv()), example_input=X)
     assert [change.name for change in plan.changes] == ["1"]
     assert plan.left == {"0.gate.network": "it is part of 0, a SpatialMoE2d"}
@@ -135,7 +143,7 @@ def test_networks_of_several_inputs(example: Any) -> None:
             return self.conv(x) + offset
 
     model = Sum().eval()
-    converted = smoe.convert(model, example_input=example, start="filters")
+    converted = smoe.convert(model, example_input=example, start="filters", rule=RC, order="index")
     torch.testing.assert_close(converted(X, X), model(X, X), rtol=1e-5, atol=1e-5)
 
 

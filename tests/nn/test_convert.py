@@ -9,7 +9,10 @@ from torch import nn
 
 import smoe
 from smoe.nn.conversion_plan import plan_conversion
-from smoe.options import RoutingTraining
+from smoe.options import Order
+from smoe.rules import Damping, RoutingClassification, Rule
+
+RC = RoutingClassification.released()
 
 
 class Net(nn.Module):
@@ -64,15 +67,15 @@ def test_what_is_changed_and_what_is_left_and_why(net: Net) -> None:
         "up": "ConvTranspose2d has no SMoE counterpart",
         "unused": "no batch (B, C, H, W) of the example input reached it",
     }
-    said: list[str] = []
-    smoe.convert(net, example_input=X, say=said.append)
-    assert "4 layers with 2 gates" in said[0] and "depthwise: left, it has 8 groups" in said[0]
+    reports: list[str] = []
+    smoe.convert(net, example_input=X, notify=reports.append, rule=RC, order="score")
+    assert "4 layers with 2 gates" in reports[0] and "depthwise: left, it has 8 groups" in reports[0]
 
 
 def test_everything_but_the_experts_is_kept(net: Net) -> None:
     net.first.eval()
     before = copy.deepcopy(net.state_dict())
-    converted = smoe.convert(net, example_input=X, training=RoutingTraining(error_quantile=0.7, damping=0.1))
+    converted = smoe.convert(net, example_input=X, rule=RoutingClassification.paper(), order="score")
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert net.training and not net.first.training and isinstance(net.first, nn.Conv2d)
     found = layers(converted)
@@ -80,19 +83,23 @@ def test_everything_but_the_experts_is_kept(net: Net) -> None:
     assert (found["first"].bias is not None, found["second"].bias is None) == (True, True)
     assert found["second"].padding_mode == "circular" and found["globe"].padding_mode == "longitude"
     assert found["down"].stride == 2 and not found["first"].training and found["second"].training
-    assert found["first"].routing_training == RoutingTraining(error_quantile=0.7, damping=0.1)
+    assert found["first"].rule == RoutingClassification.paper()
+    assert found["first"].active_damping == Damping(factor=0.1, error_quantile=0.7)
     assert found["first"].gate is found["second"].gate and found["down"].gate is found["globe"].gate
     assert converted(X).shape == net(X).shape
-    apart = layers(smoe.convert(net, example_input=X, share_gates=False))
+    apart = layers(smoe.convert(net, example_input=X, share_gates=False, rule=RC, order="score"))
     assert len({id(layer.gate) for layer in apart.values()}) == 4
-    grouped = layers(smoe.convert(net, example_input=X, gate_group=lambda name: name == "first"))
+    grouped = layers(
+        smoe.convert(net, example_input=X, gate_group=lambda name: name == "first", rule=RC, order="score")
+    )
     assert grouped["first"].gate is not grouped["second"].gate
 
 
 @pytest.mark.parametrize("num_experts", [1.0, 2.0, 1.4, 24])
-def test_a_start_from_the_filters_computes_the_same(net: Net, num_experts: float) -> None:
+@pytest.mark.parametrize("order", ["index", "score", "families"])
+def test_a_start_from_the_filters_computes_the_same(net: Net, num_experts: float, order: Order) -> None:
     net = net.eval()
-    converted = smoe.convert(net, example_input=X, num_experts=num_experts, start="filters")
+    converted = smoe.convert(net, example_input=X, num_experts=num_experts, start="filters", order=order, rule="frozen")
     assert len(layers(converted)) == 4
     other = torch.randn(3, 3, 11, 14)
     torch.testing.assert_close(converted(other), net(other), rtol=1e-5, atol=1e-5)
@@ -100,11 +107,38 @@ def test_a_start_from_the_filters_computes_the_same(net: Net, num_experts: float
         chosen = layer.routing().indices
         if layer.num_experts > layer.num_selected:
             assert len(chosen.unique()) > layer.num_selected
-    assert all(layer.order == "index" for layer in layers(converted).values())
+    assert all(layer.order == order for layer in layers(converted).values())
+
+
+def test_filters_keep_their_channels_unless_the_rule_needs_another_order(net: Net) -> None:
+    for rule, order in (
+        ("end_to_end", "index"),
+        ("frozen", "index"),
+        ("probe", "score"),
+        ("straight_through", "families"),
+    ):
+        converted = smoe.convert(net, example_input=X, start="filters", rule=rule)
+        assert {layer.order for layer in layers(converted).values()} == {order}, rule
+
+
+@pytest.mark.parametrize("rule", [RC, "rc", "probe", "straight_through", "end_to_end", "frozen"], ids=str)
+def test_every_rule_learns_on_from_the_filters(net: Net, rule: Rule | str) -> None:
+    converted = smoe.convert(net, example_input=X, start="filters", rule=rule)
+    torch.testing.assert_close(copy.deepcopy(converted).eval()(X), copy.deepcopy(net).eval()(X), rtol=1e-5, atol=1e-5)
+    target = torch.randn(2, 4, 6, 7)[:, :, : net(X).shape[2], : net(X).shape[3]]
+    optimizer = torch.optim.SGD(converted.parameters(), lr=0.01)
+    losses: list[float] = []
+    for _ in range(8):
+        loss = F.mse_loss(converted(X), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
 
 
 def test_it_learns_on_from_the_filters(net: Net) -> None:
-    converted = smoe.convert(net, example_input=X, start="filters")
+    converted = smoe.convert(net, example_input=X, start="filters", rule=RC, order="index")
     target = torch.randn_like(converted(X))
     optimizer = torch.optim.SGD(converted.parameters(), lr=0.01)
     losses: list[float] = []
@@ -127,41 +161,45 @@ def test_names_and_predicates_choose(net: Net) -> None:
 
 
 def test_a_lone_convolution_is_converted() -> None:
-    converted = smoe.convert(nn.Conv2d(2, 3, 3, padding=1), example_input=torch.randn(1, 2, 5, 4))
+    converted = smoe.convert(
+        nn.Conv2d(2, 3, 3, padding=1), example_input=torch.randn(1, 2, 5, 4), rule=RC, order="score"
+    )
     assert isinstance(converted, smoe.SpatialMoE2d) and converted.num_experts == 6
 
 
 def test_a_prior_starts_the_gates_on_every_grid(net: Net) -> None:
     land = torch.zeros(11, 14)
     land[:, :7] = 1.0
-    converted = layers(smoe.convert(net, example_input=X, prior=land))
+    converted = layers(smoe.convert(net, example_input=X, prior=land, rule=RC, order="score"))
     chosen = converted["first"].routing().indices
     assert (chosen[:, :, :7] >= 6).all() and (chosen[:, :, 7:] < 6).all()
     with pytest.raises(ValueError, match="prior must be a map"):
-        smoe.convert(net, example_input=X, prior=land.long())
+        smoe.convert(net, example_input=X, prior=land.long(), rule=RC, order="score")
 
 
 def test_contradictions_are_refused(net: Net) -> None:
-    with pytest.raises(ValueError, match="needs order='index'"):
-        smoe.convert(net, example_input=X, start="filters", order="score")
     with pytest.raises(ValueError, match="give one of them"):
-        smoe.convert(net, example_input=X, start="filters", prior=torch.zeros(11, 14))
+        smoe.convert(net, example_input=X, start="filters", prior=torch.zeros(11, 14), rule=RC, order="index")
     with pytest.raises(ValueError, match="3 experts are fewer than its 6 filters"):
-        smoe.convert(net, example_input=X, num_experts=3)
+        smoe.convert(net, example_input=X, num_experts=3, rule=RC, order="score")
     with pytest.raises(ValueError, match="the model has none"):
-        smoe.convert(nn.Linear(3, 3), example_input=torch.randn(1, 3))
+        smoe.convert(nn.Linear(3, 3), example_input=torch.randn(1, 3), rule=RC, order="score")
 
 
-def test_a_bias_belongs_to_the_channel() -> None:
-    layer = smoe.SpatialMoE2d(2, 4, 3, spatial_shape=(5, 4), bias=True)
-    x = torch.randn(2, 2, 5, 4)
-    with torch.no_grad():
-        plain = layer(x)
-        assert layer.bias is not None
-        layer.bias.copy_(torch.tensor([1.0, -2.0, 0.5]))
-        torch.testing.assert_close(layer(x), plain + torch.tensor([1.0, -2.0, 0.5])[:, None, None])
-    layer(x).sum().backward()
-    torch.testing.assert_close(layer.bias.grad, torch.full((3,), 40.0))
+def test_a_bias_belongs_to_the_channel_or_to_the_expert() -> None:
+    x, values = torch.randn(2, 2, 5, 4), torch.tensor([1.0, -2.0, 0.5, 3.0])
+    for bias in ("slot", "expert", True):
+        layer = smoe.SpatialMoE2d(2, 4, 3, spatial_shape=(5, 4), bias=bias, rule=RC, order="score")
+        indices = layer.routing().indices
+        offset = values[indices] if bias != "slot" else values[:3, None, None]
+        with torch.no_grad():
+            plain = layer(x)
+            assert layer.bias is not None
+            layer.bias.copy_(values if bias != "slot" else values[:3])
+            torch.testing.assert_close(layer(x), plain + offset)
+        layer.eval()(x).sum().backward()
+        served = [2.0 * int((indices == expert).sum()) for expert in range(4)]
+        torch.testing.assert_close(layer.bias.grad, torch.full((3,), 40.0) if bias == "slot" else torch.tensor(served))
 
 
 def test_the_bias_of_a_grid_convolution_is_kept() -> None:
@@ -169,16 +207,22 @@ def test_the_bias_of_a_grid_convolution_is_kept() -> None:
     with torch.no_grad():
         conv.bias.copy_(torch.tensor([1.0, -2.0, 0.5]))  # type: ignore[union-attr]
     x = torch.randn(2, 2, 5, 4)
-    converted = smoe.convert(conv, example_input=x, start="filters")
+    converted = smoe.convert(conv, example_input=x, start="filters", rule=RC, order="index")
     torch.testing.assert_close(converted.eval()(x), conv(x))
 
 
 def test_the_strength_of_a_prior_and_the_smoothness_of_a_gate_are_options(net: Net) -> None:
     land = torch.zeros(11, 14)
     land[:, :7] = 1.0
-    chosen = layers(smoe.convert(net, example_input=X, prior=land, prior_strength=0.0))["first"].routing().indices
+    chosen = (
+        layers(smoe.convert(net, example_input=X, prior=land, prior_strength=0.0, rule=RC, order="score"))["first"]
+        .routing()
+        .indices
+    )
     assert (chosen[:, :, :7] < 6).any()
-    first = layers(smoe.convert(net, example_input=X, gate_init="smooth", correlation_length=50.0))["first"]
+    first = layers(
+        smoe.convert(net, example_input=X, gate_init="smooth", correlation_length=50.0, rule=RC, order="score")
+    )["first"]
     # Over such a length every row is nearly constant in longitude.
     assert first.gate.scores.std(dim=2).max() < 0.1  # type: ignore[operator]
 
@@ -188,7 +232,7 @@ def test_what_is_frozen_stays_frozen_and_the_rest_learns() -> None:
     for conv in (model[0], model[3]):
         conv.requires_grad_(False)
     model[1].bias.requires_grad_(False)  # type: ignore[union-attr]
-    found = layers(smoe.convert(model, example_input=torch.randn(1, 2, 6, 6), start="filters"))
+    found = layers(smoe.convert(model, example_input=torch.randn(1, 2, 6, 6), start="filters", rule=RC, order="index"))
     assert [layer.weight.requires_grad for layer in found.values()] == [False, True, True, False]
     assert [layer.bias.requires_grad for layer in found.values()] == [False, False, True, False]  # type: ignore[union-attr]
     # The first three share a gate; the fourth has its own, which serves frozen filters only.
@@ -205,7 +249,7 @@ def test_layers_of_different_precision_have_gates_of_their_own() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.wide(self.single(x).double())
 
-    found = layers(smoe.convert(Mixed(), example_input=torch.randn(1, 2, 5, 5)))
+    found = layers(smoe.convert(Mixed(), example_input=torch.randn(1, 2, 5, 5), rule=RC, order="score"))
     assert found["single"].gate.scores.dtype == torch.float32  # type: ignore[union-attr]
     assert found["wide"].gate.scores.dtype == torch.float64  # type: ignore[union-attr]
 
@@ -223,15 +267,17 @@ def test_a_convolution_that_is_not_called_by_its_name_is_refused() -> None:
 
     x = torch.randn(1, 2, 5, 5)
     with pytest.raises(ValueError, match="the network reaches conv in another way than by name"):
-        smoe.convert(Hidden(), example_input=x)
-    assert list(layers(smoe.convert(Hidden(), example_input=x, names="seen"))) == ["seen"]
+        smoe.convert(Hidden(), example_input=x, rule=RC, order="score")
+    assert list(layers(smoe.convert(Hidden(), example_input=x, names="seen", rule=RC, order="score"))) == ["seen"]
 
 
 def test_a_start_must_be_one_of_two(net: Net) -> None:
     with pytest.raises(ValueError, match="start must be one of random, filters, got 'filter'"):
-        smoe.convert(net, example_input=X, start="filter")  # type: ignore[arg-type]
+        smoe.convert(net, example_input=X, start="filter", rule=RC, order="score")  # type: ignore[arg-type]
 
 
 def test_a_network_may_ask_a_new_layer_for_its_channels() -> None:
-    converted = smoe.convert(nn.Conv2d(2, 3, 3, padding=1), example_input=torch.randn(1, 2, 5, 4))
+    converted = smoe.convert(
+        nn.Conv2d(2, 3, 3, padding=1), example_input=torch.randn(1, 2, 5, 4), rule=RC, order="score"
+    )
     assert (converted.in_channels, converted.out_channels) == (2, 3)

@@ -13,6 +13,10 @@ from torch import nn
 import smoe
 from smoe.models import ResNet
 from smoe.nn.combiners import InputCombiner, RowsAndColumns, Table
+from smoe.nn.learning.probing import ProbingMemory
+from smoe.rules import Probing, RoutingClassification
+
+RC = RoutingClassification.released()
 
 
 def smooth_scores(num_experts: int, height: int, width: int) -> torch.Tensor:
@@ -40,7 +44,7 @@ def scores_of(layer: nn.Module) -> torch.Tensor:
 def small_resnet() -> nn.Module:
     torch.manual_seed(0)
     net = ResNet((2, 1, 1, 1), filters=4, num_classes=5)
-    return smoe.convert(net, example_input=torch.zeros(1, 3, 176, 176)).eval()
+    return smoe.convert(net, example_input=torch.zeros(1, 3, 176, 176), rule=RC, order="score").eval()
 
 
 def test_the_published_sizes() -> None:
@@ -149,11 +153,11 @@ def test_locally_connected_layers() -> None:
 
 def test_gates_of_other_kinds() -> None:
     x = torch.randn(1, 3, 6, 6)
-    noisy = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.NoisyGate(smoe.TensorGate(4, 2, (4, 4))))
-    fixed = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.FixedGate.random(4, 2, (4, 4)))
-    local = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.LocallyConnectedGate(3, 4, 2, (4, 4)))
-    free = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.ConvGate(3, 4, 2))
-    module = smoe.SpatialMoE(smoe.CoordConv2d(3, 4), 4, 2, spatial_shape=(4, 4))
+    noisy = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.NoisyGate(smoe.TensorGate(4, 2, (4, 4))), rule=RC)
+    fixed = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.FixedGate.random(4, 2, (4, 4)), rule=RC)
+    local = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.LocallyConnectedGate(3, 4, 2, (4, 4)), rule=RC)
+    free = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.ConvGate(3, 4, 2), rule=RC)
+    module = smoe.SpatialMoE(smoe.CoordConv2d(3, 4), 4, 2, spatial_shape=(4, 4), rule=RC, order="score")
     for layer in (noisy, fixed, local, free, module):
         new = smoe.interpolate_grids(layer, example_input=x)
         assert new.gate.spatial_shape in ((6, 6), None)
@@ -163,13 +167,13 @@ def test_gates_of_other_kinds() -> None:
 
 def test_a_gate_that_learns_by_probing_goes_on_on_its_new_grid() -> None:
     torch.manual_seed(0)
-    layer = smoe.SpatialMoE2d(3, 6, 2, spatial_shape=(4, 4), training_rule="probe", probe_window=2)
+    layer = smoe.SpatialMoE2d(3, 6, 2, spatial_shape=(4, 4), rule="probe(window=2)", order="score")
     for _ in range(3):
         layer(torch.randn(2, 3, 4, 4)).square().mean().backward()
     new = smoe.interpolate_grids(layer, example_input=torch.zeros(1, 3, 6, 6))
-    assert new.gate.probing is not None
-    assert new.gate.probing.evidence.shape == (6, 6)
-    assert new.gate.probing.window == 2
+    assert isinstance(new.gate.memory, ProbingMemory)
+    assert new.gate.memory.evidence.shape == (36,)
+    assert new.gate.memory.rule == new.rule == Probing(window=2)
     before = scores_of(new).detach().clone()
     for _ in range(6):
         new(torch.randn(2, 3, 6, 6)).square().mean().backward()
@@ -182,9 +186,9 @@ class TwoGrids(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         gate = smoe.TensorGate(4, 2, (4, 4))
-        self.first = smoe.SpatialMoE2d(3, 4, 2, gate=gate, stride=2)
-        self.second = smoe.SpatialMoE2d(3, 4, 2, gate=gate)
-        self.unused = smoe.SpatialMoE2d(3, 4, 2, spatial_shape=(3, 3))
+        self.first = smoe.SpatialMoE2d(3, 4, 2, gate=gate, stride=2, rule=RC)
+        self.second = smoe.SpatialMoE2d(3, 4, 2, gate=gate, rule=RC)
+        self.unused = smoe.SpatialMoE2d(3, 4, 2, spatial_shape=(3, 3), rule=RC, order="score")
         self.uses_all = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -199,7 +203,7 @@ def test_refusals() -> None:
     net.uses_all = False
     with pytest.raises(ValueError, match="the example input does not reach unused"):
         smoe.interpolate_grids(net, example_input=torch.zeros(1, 3, 8, 8))
-    linear = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.LinearGate(3, 4, 2, (4, 4)))
+    linear = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.LinearGate(3, 4, 2, (4, 4)), rule=RC)
     with pytest.raises(ValueError, match=r"the LinearGate of the model itself was made for the grid \(4, 4\)"):
         smoe.interpolate_grids(linear, example_input=torch.zeros(1, 3, 6, 6))
     broken = layer_with(torch.randn(4, 3, 3))

@@ -10,6 +10,9 @@ from torch import nn
 
 import smoe
 from definitions import gate_gradient
+from smoe.rules import RoutingClassification
+
+RC = RoutingClassification.released()
 
 GATES = {
     "tensor": lambda: smoe.TensorGate(4, 2, (9, 10)),
@@ -28,7 +31,7 @@ X, TARGET = torch.randn(3, 2, 9, 10, generator=GENERATOR), torch.randn(3, 2, 9, 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_autocast_routes_in_float32(weighted, dtype, gate):
     torch.manual_seed(0)
-    layer = smoe.SpatialMoE2d(2, 4, 2, gate=GATES[gate](), weighted=weighted).eval()
+    layer = smoe.SpatialMoE2d(2, 4, 2, gate=GATES[gate](), weighted=weighted, rule=RC).eval()
     expected = layer.routing(X)
     with torch.autocast("cpu", dtype):
         actual = layer.routing(X)
@@ -40,7 +43,7 @@ def test_autocast_routes_in_float32(weighted, dtype, gate):
 
 
 def test_input_in_half_precision_is_scored_in_float32():
-    layer = smoe.SpatialMoE2d(2, 4, 2, gate=smoe.ConvGate(2, 4, 2))
+    layer = smoe.SpatialMoE2d(2, 4, 2, gate=smoe.ConvGate(2, 4, 2), rule=RC)
     half = X.bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
         actual = layer.routing(half)
@@ -49,7 +52,7 @@ def test_input_in_half_precision_is_scored_in_float32():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_autocast_of_a_module_of_another_dtype(dtype):
-    layer = smoe.SpatialMoE2d(2, 4, 2, gate=smoe.ConvGate(2, 4, 2)).to(dtype)
+    layer = smoe.SpatialMoE2d(2, 4, 2, gate=smoe.ConvGate(2, 4, 2), rule=RC).to(dtype)
     with torch.autocast("cpu", torch.bfloat16):
         output = layer(X.to(dtype))
     output.float().pow(2).mean().backward()
@@ -74,7 +77,9 @@ def make_net(gate: str) -> nn.Module:
     torch.manual_seed(1)
     shared = GATES[gate]()
     return nn.Sequential(
-        smoe.SpatialMoE2d(2, 4, 2, gate=shared), nn.Tanh(), smoe.SpatialMoE2d(2, 4, 2, gate=shared, damping=0.1)
+        smoe.SpatialMoE2d(2, 4, 2, gate=shared, rule=RC),
+        nn.Tanh(),
+        smoe.SpatialMoE2d(2, 4, 2, gate=shared, damping=0.1, rule=RC),
     )
 
 
@@ -93,7 +98,7 @@ def test_update_is_the_same_at_loss_scale_1_and_65536(dtype, gate):
 def test_gate_update_is_the_same_at_loss_scale_1_and_65536_in_float16():
     torch.manual_seed(2)
     # Multiples of 1/8 and few pixels: the errors are exact in float16 at both scales.
-    layer = smoe.SpatialMoE2d(2, 4, 2, 1, gate=smoe.TensorGate(4, 2, (9, 10)))
+    layer = smoe.SpatialMoE2d(2, 4, 2, 1, gate=smoe.TensorGate(4, 2, (9, 10)), rule=RC)
     with torch.no_grad():
         layer.weight.copy_((layer.weight * 8).round() / 8)
 
@@ -111,7 +116,7 @@ def test_gate_update_is_the_same_at_loss_scale_1_and_65536_in_float16():
 
 
 def test_an_overflow_at_the_scale_skips_the_step_and_is_counted():
-    layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(9, 10))
+    layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(9, 10), rule=RC, order="score")
     before = copy.deepcopy(layer.state_dict())
     optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
@@ -127,7 +132,7 @@ def test_an_overflow_at_the_scale_skips_the_step_and_is_counted():
 
 
 def test_float16_without_a_tracked_loss_warns_once():
-    layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(9, 10)).half()
+    layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(9, 10), rule=RC, order="score").half()
     layer(X.half()).float().pow(2).mean().backward()
     with pytest.warns(UserWarning, match="smoe.track_loss_scale"):
         layer(X.half())
@@ -137,6 +142,6 @@ def test_float16_without_a_tracked_loss_warns_once():
 
 
 def test_float16_with_a_tracked_loss_does_not_warn():
-    layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(9, 10)).half()
+    layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(9, 10), rule=RC, order="score").half()
     for _ in range(2):
         smoe.track_loss_scale(layer(X.half()).float().pow(2).mean(), layer).backward()

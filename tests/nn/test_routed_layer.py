@@ -13,6 +13,9 @@ from torch.utils.checkpoint import checkpoint
 import smoe
 from definitions import gate_gradient, gate_scores
 from smoe.ops.native import has_library
+from smoe.rules import Damping, RoutingClassification
+
+RC = RoutingClassification.released()
 
 
 class SharedGateNet(nn.Module):
@@ -87,14 +90,14 @@ def test_shared_gate_survives_deepcopy_and_pickle_after_training():
     "gate", [smoe.TensorGate(4, 2, (5, 6), normalization="softmax"), smoe.ConvGate(1, 4, 2)], ids=["softmax", "conv"]
 )
 def test_layer_whose_scores_were_computed_can_be_copied_after_training(gate):
-    layer = smoe.SpatialMoE2d(1, 4, 2, gate=gate)
+    layer = smoe.SpatialMoE2d(1, 4, 2, gate=gate, rule=RC)
     F.mse_loss(layer(X), TARGET).backward()
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(twin(X), layer(X))
 
 
 def test_copy_reads_its_own_gate():
-    layer = smoe.SpatialMoE2d(1, 3, 1, 1, spatial_shape=(2, 2))
+    layer = smoe.SpatialMoE2d(1, 3, 1, 1, spatial_shape=(2, 2), rule=RC, order="score")
     twin = copy.deepcopy(layer)
     with torch.no_grad():
         gate_scores(twin).zero_()
@@ -117,7 +120,7 @@ def test_copies_train_alike_and_apart():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_to_dtype(dtype):
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6)).to(dtype)
+    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6), rule=RC, order="score").to(dtype)
     routing = layer.routing()
     assert routing.weights.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     output = layer(X.to(dtype))
@@ -131,11 +134,13 @@ def test_to_dtype(dtype):
 
 
 def test_everything_moves_with_the_module():
-    layer = smoe.SpatialMoE2d(1, 3, 1, gate=smoe.FixedGate.random(3, 1, (5, 6))).to("meta")
+    layer = smoe.SpatialMoE2d(1, 3, 1, gate=smoe.FixedGate.random(3, 1, (5, 6)), rule=RC).to("meta")
     assert gate_scores(layer).is_meta
     assert layer.num_nonfinite_errors.is_meta
     assert layer(torch.randn(2, 1, 5, 6, device="meta")).shape == (2, 1, 5, 6)
-    made_there = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6), device="meta", dtype=torch.float64)
+    made_there = smoe.SpatialMoE2d(
+        1, 3, 1, spatial_shape=(5, 6), device="meta", dtype=torch.float64, rule=RC, order="score"
+    )
     assert {parameter.device.type for parameter in made_there.parameters()} == {"meta"}
     assert {parameter.dtype for parameter in made_there.parameters()} == {torch.float64}
     assert made_there.num_nonfinite_errors.is_meta
@@ -187,7 +192,7 @@ def test_activation_checkpoints(use_reentrant):
 
 
 def test_frozen_experts_do_not_keep_the_gate_from_learning():
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6))
+    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6), rule=RC, order="score")
     layer.weight.requires_grad_(False)
     layer(X).pow(2).mean().backward()
     assert layer.weight.grad is None
@@ -195,7 +200,7 @@ def test_frozen_experts_do_not_keep_the_gate_from_learning():
 
 
 def test_frozen_gate_does_not_keep_the_experts_from_learning():
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6))
+    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6), rule=RC, order="score")
     layer.gate.requires_grad_(False)
     layer(X).pow(2).mean().backward()
     assert gate_scores(layer).grad is None
@@ -203,12 +208,12 @@ def test_frozen_gate_does_not_keep_the_experts_from_learning():
 
 
 def test_counts_of_errors_are_not_saved():
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6))
-    assert set(layer.state_dict()) == {"weight", "gate.scores"}
+    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6), rule=RC, order="score")
+    assert set(layer.state_dict()) == {"weight", "gate.scores", "gate.order_code"}
 
 
 def test_repr_shows_the_numbers():
-    text = repr(smoe.SpatialMoE2d(2, 4, 3, (3, 5), spatial_shape=(5, 6), weighted=True))
+    text = repr(smoe.SpatialMoE2d(2, 4, 3, (3, 5), spatial_shape=(5, 6), weighted=True, rule=RC, order="score"))
     for part in ("kernel_size=(3, 5)", "weighted=True", "num_experts=4", "num_selected=3", "spatial_shape=(5, 6)"):
         assert part in text
 
@@ -229,11 +234,9 @@ def test_tolerances_in_units_of_the_output_know_no_scale():
             3,
             1,
             spatial_shape=(6, 5),
-            error_quantile=0.5,
-            damping=0.1,
-            tolerance=0.1,
-            damping_tolerance=0.4,
-            tolerance_unit=unit,
+            rule=RoutingClassification(0.5, 0.1, unit),
+            damping=Damping(0.1, 0.5, 0.4, unit),
+            order="score",
         ).double()
         x = torch.randn(4, 1, 6, 5, dtype=torch.float64)
         target = torch.randn(4, 1, 6, 5, dtype=torch.float64)
@@ -247,10 +250,13 @@ def test_tolerances_in_units_of_the_output_know_no_scale():
 
 
 def test_a_unit_of_the_output_is_its_root_mean_square():
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(6, 5), tolerance=0.1, tolerance_unit="output")
+    def rule(unit: str, factor: float) -> RoutingClassification:
+        return RoutingClassification(0.3, 0.1 * factor, unit, damping=Damping(0.0, 0.3, 1e-3 * factor, unit))
+
+    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(6, 5), rule=rule("output", 1.0), order="score")
     x, target = torch.randn(4, 1, 6, 5), torch.randn(4, 1, 6, 5)
     rms = float(layer(x).detach().square().mean().sqrt())
-    same = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(6, 5), tolerance=0.1 * rms, damping_tolerance=1e-3 * rms)
+    same = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(6, 5), rule=rule("data", rms), order="score")
     same.load_state_dict(layer.state_dict())
     for each in (layer, same):
         F.mse_loss(each(x), target).backward()
@@ -260,13 +266,15 @@ def test_a_unit_of_the_output_is_its_root_mean_square():
 
 def test_an_unknown_unit_is_refused():
     with pytest.raises(ValueError, match="tolerance_unit must be one of data, output, got 'metres'"):
-        smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(6, 5), tolerance_unit="metres")  # type: ignore[arg-type]
+        RoutingClassification(tolerance_unit="metres")
+    with pytest.raises(ValueError, match="tolerance_unit must be one of data, output, got 'metres'"):
+        Damping(tolerance_unit="metres")
 
 
 @pytest.mark.skipif(not has_library(), reason="the kernels are not built here")
 @pytest.mark.parametrize("order", ["score", "index"])
 def test_a_training_step_keeps_the_routing_in_int32_only(order):
-    layer = smoe.SpatialMoE2d(3, 6, 4, spatial_shape=(5, 7), order=order)
+    layer = smoe.SpatialMoE2d(3, 6, 4, spatial_shape=(5, 7), order=order, rule=RC)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         layer(torch.randn(2, 3, 5, 7, requires_grad=True))

@@ -8,12 +8,17 @@ import torch
 from torch import nn
 
 from smoe import FixedGate, NoisyGate, SpatialGate, SpatialMoE2d, TensorGate
+from smoe.rules import RoutingClassification
+
+RC = RoutingClassification.released()
 
 
 def make_net(gate: SpatialGate | None = None) -> nn.Sequential:
     gate = gate or TensorGate(4, 2, (5, 5))
     return nn.Sequential(
-        SpatialMoE2d(1, 4, 2, gate=gate), SpatialMoE2d(2, 4, 2, gate=gate), SpatialMoE2d(2, 4, 2, spatial_shape=(5, 5))
+        SpatialMoE2d(1, 4, 2, gate=gate, rule=RC),
+        SpatialMoE2d(2, 4, 2, gate=gate, rule=RC),
+        SpatialMoE2d(2, 4, 2, spatial_shape=(5, 5), rule=RC, order="score"),
     )
 
 
@@ -23,11 +28,12 @@ def gates(net: nn.Sequential) -> list[nn.Module]:
 
 def test_a_shared_gate_stands_once_in_the_state_dict() -> None:
     net = make_net()
-    expected = ["0.weight", "0.gate.scores", "1.weight", "2.weight", "2.gate.scores"]
+    gate = ["gate.scores", "gate.order_code"]
+    expected = ["0.weight", *(f"0.{key}" for key in gate), "1.weight", "2.weight", *(f"2.{key}" for key in gate)]
     assert list(net.state_dict()) == expected
     # And again: what one call has seen must not leak into the next.
     assert list(net.state_dict()) == expected
-    assert list(net[1].state_dict()) == ["weight", "gate.scores"]
+    assert list(net[1].state_dict()) == ["weight", *gate]
     assert sum(parameter.numel() for parameter in net.parameters()) == 4 * 9 * (1 + 2 + 2) + 2 * 4 * 25
 
 
@@ -44,7 +50,8 @@ def test_it_loads_back_into_all_its_layers(assign: bool) -> None:
 def test_a_state_dict_with_the_repetition_loads_too() -> None:
     net, other = make_net(), make_net()
     state = dict(net.state_dict())
-    state["1.gate.scores"] = state["0.gate.scores"]
+    for name in ("scores", "order_code"):
+        state[f"1.gate.{name}"] = state[f"0.gate.{name}"]
     other.load_state_dict(state)
     assert torch.equal(gates(other)[0].scores, gates(net)[0].scores)  # type: ignore[arg-type]
 
@@ -53,21 +60,24 @@ def test_a_gate_that_is_missing_altogether_is_missed() -> None:
     net = make_net()
     state = net.state_dict()
     net.load_state_dict(state)
-    del state["0.gate.scores"]
-    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "0.gate.scores", "1.gate.scores"'):
+    del state["0.gate.scores"], state["0.gate.order_code"]
+    missing = '"0.gate.scores", "0.gate.order_code", "1.gate.scores", "1.gate.order_code"'
+    with pytest.raises(RuntimeError, match=rf"Missing key\(s\) in state_dict: {missing}"):
         net.load_state_dict(state)
 
 
 def test_the_gate_within_a_noisy_gate_is_another_gate() -> None:
     inner = TensorGate(4, 2, (5, 5))
-    net = nn.Sequential(SpatialMoE2d(1, 4, 2, gate=NoisyGate(inner)), SpatialMoE2d(2, 4, 2, gate=inner))
-    assert [key for key in net.state_dict() if "gate" in key] == ["0.gate.gate.scores", "1.gate.scores"]
+    net = nn.Sequential(
+        SpatialMoE2d(1, 4, 2, gate=NoisyGate(inner), rule=RC), SpatialMoE2d(2, 4, 2, gate=inner, rule=RC)
+    )
+    assert [key for key in net.state_dict() if key.endswith("scores")] == ["0.gate.gate.scores", "1.gate.scores"]
     net.load_state_dict(net.state_dict())
 
 
 def test_a_shared_fixed_gate_stands_once_too() -> None:
     net = make_net(FixedGate.random(4, 2, (5, 5)))
-    assert [key for key in net.state_dict() if "gate" in key] == ["0.gate.scores", "2.gate.scores"]
+    assert [key for key in net.state_dict() if key.endswith("scores")] == ["0.gate.scores", "2.gate.scores"]
     make_net(FixedGate.random(4, 2, (5, 5))).load_state_dict(net.state_dict())
 
 

@@ -11,6 +11,9 @@ import smoe
 from definitions import assert_same, gate_gradient
 from smoe.nn import GridConv2d
 from smoe.ops import output_grid
+from smoe.rules import Damping, RoutingClassification
+
+RC = RoutingClassification.released()
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(3, 2, 5, 6, dtype=torch.float64, generator=GENERATOR)
@@ -21,19 +24,23 @@ X = torch.randn(3, 2, 5, 6, dtype=torch.float64, generator=GENERATOR)
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"expert_channels": 2},
-        {"weighted": True, "damping": 0.1},
-        {"weighted": True, "training_rule": "end_to_end", "order": "index"},
-        {"training_rule": "end_to_end", "damping": None, "expert_channels": 2},
-        {"rc_weight": 0.5, "error_quantile": 0.7, "tolerance": 0.1, "damping_tolerance": 0.2},
+        {"rule": RC},
+        {"rule": RC, "expert_channels": 2},
+        {"rule": RC, "weighted": True, "damping": 0.1},
+        {"rule": "end_to_end", "weighted": True, "order": "index", "damping": Damping(0.0, 0.3)},
+        {"rule": "end_to_end", "expert_channels": 2},
+        {"rule": "frozen", "expert_channels": 2},
+        {"rule": "rc(weight=0.5, tolerance=0.1)", "damping": Damping(0.0, 0.7, tolerance=0.2)},
     ],
 )
 def test_convolution_as_experts_equals_the_convolutional_layer(options, stride, gate):
     torch.manual_seed(0)
     grid = output_grid(5, 6, stride)
-    F_ = options.get("expert_channels", 1)
-    one = smoe.TensorGate(4, 2, grid, F_) if gate == "tensor" else smoe.ConvGate(2, 4, 2, stride=stride)
+    F_, order = options.get("expert_channels", 1), options.get("order", "score")
+    if gate == "tensor":
+        one: smoe.SpatialGate = smoe.TensorGate(4, 2, grid, F_, order=order)
+    else:
+        one = smoe.ConvGate(2, 4, 2, stride=stride, order=order)
     layer = smoe.SpatialMoE2d(2, 4, 2, gate=one, stride=stride, **options).double()
     experts = GridConv2d(2, 4 * F_, stride=stride)
     mixture = smoe.SpatialMoE(experts, 4, 2, gate=copy.deepcopy(one), **options).double()
@@ -49,8 +56,9 @@ def test_convolution_as_experts_equals_the_convolutional_layer(options, stride, 
         assert weight.grad is not None
         result = {"output": output.detach(), "input.grad": x.grad, "weight.grad": weight.grad}
         for name, parameter in module.gate.named_parameters():
-            assert parameter.grad is not None
-            result[f"gate.{name}.grad"] = parameter.grad
+            assert (parameter.grad is not None) == (options["rule"] != "frozen")
+            if parameter.grad is not None:
+                result[f"gate.{name}.grad"] = parameter.grad
         results.append(result)
     assert_same(*results)
 
@@ -58,7 +66,9 @@ def test_convolution_as_experts_equals_the_convolutional_layer(options, stride, 
 @pytest.mark.parametrize("expert_channels", [1, 2])
 def test_coord_conv_experts(expert_channels):
     experts = smoe.CoordConv2d(2, 3 * expert_channels)
-    layer = smoe.SpatialMoE(experts, 3, 1, expert_channels=expert_channels, spatial_shape=(5, 6))
+    layer = smoe.SpatialMoE(
+        experts, 3, 1, expert_channels=expert_channels, spatial_shape=(5, 6), order="score", rule=RC
+    )
     output = layer(X.float())
     assert output.shape == (3, expert_channels, 5, 6)
     everything = experts(X.float()).unflatten(1, (3, expert_channels))
@@ -74,7 +84,7 @@ def test_coord_conv_experts(expert_channels):
 def test_small_networks_as_experts_learn():
     torch.manual_seed(0)
     experts = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Conv2d(8, 6, 1))
-    layer = smoe.SpatialMoE(experts, 3, 1, expert_channels=2, spatial_shape=(5, 6), damping=0.5)
+    layer = smoe.SpatialMoE(experts, 3, 1, expert_channels=2, spatial_shape=(5, 6), order="score", rule=RC, damping=0.5)
     optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
     x = X.float()
     losses = []
@@ -92,21 +102,42 @@ def test_small_networks_as_experts_learn():
 
 
 def test_wrong_number_of_outputs_is_refused():
-    layer = smoe.SpatialMoE(nn.Conv2d(2, 5, 1), 3, 1, expert_channels=2, spatial_shape=(5, 6))
-    with pytest.raises(ValueError, match=r"\(B, 6, H, W\) for 3 experts with 2 outputs each, got shape \(3, 5, 5, 6\)"):
+    layer = smoe.SpatialMoE(nn.Conv2d(2, 5, 1), 3, 1, expert_channels=2, spatial_shape=(5, 6), rule=RC, order="score")
+    with pytest.raises(
+        ValueError, match=r"\(B, 6, \*grid\) for 3 experts with 2 outputs each, got shape \(3, 5, 5, 6\)"
+    ):
         layer(X.float())
 
 
 def test_wrong_grid_is_refused():
-    layer = smoe.SpatialMoE(nn.Conv2d(2, 3, 3), 3, 1, spatial_shape=(5, 6))
-    with pytest.raises(ValueError, match=r"grid of \(5, 6\) but the experts' output has \(3, 4\)"):
+    layer = smoe.SpatialMoE(nn.Conv2d(2, 3, 3), 3, 1, spatial_shape=(5, 6), rule=RC, order="score")
+    with pytest.raises(
+        ValueError, match=r"P = 12, the pixels of the experts' output grid \(3, 4\), got shape \(1, 1, 30\)"
+    ):
         layer(X.float())
 
 
 def test_wrong_arguments_are_refused_at_construction():
     with pytest.raises(ValueError, match=r"num_selected must be in \[1, 3\], got 4"):
-        smoe.SpatialMoE(nn.Identity(), 3, 4, spatial_shape=(5, 6))
+        smoe.SpatialMoE(nn.Identity(), 3, 4, spatial_shape=(5, 6), rule=RC, order="score")
     with pytest.raises(ValueError, match="give spatial_shape"):
-        smoe.SpatialMoE(nn.Identity(), 3, 1)
-    with pytest.raises(ValueError, match=r"damping must be in \[0, 1\].* got 3"):
-        smoe.SpatialMoE(nn.Identity(), 3, 1, spatial_shape=(5, 6), damping=3)
+        smoe.SpatialMoE(nn.Identity(), 3, 1, rule=RC)
+    with pytest.raises(ValueError, match=r"factor must be in \[0, 1\], got 3"):
+        smoe.SpatialMoE(nn.Identity(), 3, 1, spatial_shape=(5, 6), damping=3, rule=RC, order="score")
+
+
+def test_experts_may_take_integers_if_the_gate_does_not_look_at_them():
+    class Lookup(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(5, 3)
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return self.table(input[:, 0]).movedim(3, 1)
+
+    classes = torch.randint(0, 5, (2, 1, 5, 6))
+    layer = smoe.SpatialMoE(Lookup(), 3, 1, spatial_shape=(5, 6), order="score", rule=RC)
+    assert layer(classes).shape == (2, 1, 5, 6)
+    layer = smoe.SpatialMoE(Lookup(), 3, 1, gate=smoe.ConvGate(1, 3, 1), rule=RC)
+    with pytest.raises(ValueError, match=r"SpatialMoE needs a floating-point input, got torch.int64"):
+        layer(classes)

@@ -5,16 +5,15 @@ import torch
 import torch.nn.functional as F
 
 import smoe
-from definitions import (
-    gate_scores,
-    layer_gradients,
-    loop_top_experts,
-)
+from definitions import gate_scores, layer_gradients, loop_top_experts
 from smoe.ops import output_grid
+from smoe.rules import RoutingClassification
+
+RC = RoutingClassification.released()
 
 
-def test_shapes_and_defaults():
-    layer = smoe.SpatialMoE2d(3, 4, 2, 5, expert_channels=2, spatial_shape=(6, 7))
+def test_shapes():
+    layer = smoe.SpatialMoE2d(3, 4, 2, 5, expert_channels=2, spatial_shape=(6, 7), order="score", rule="rc")
     assert layer.weight.shape == (8, 3, 5, 5)
     assert {name for name, _ in layer.named_parameters()} == {"weight", "gate.scores"}
     assert isinstance(layer.gate, smoe.TensorGate)
@@ -23,14 +22,11 @@ def test_shapes_and_defaults():
     routing = layer.routing()
     assert routing.indices.shape == routing.weights.shape == (2, 6, 7)
     assert layer.routing(torch.randn(2, 3, 6, 7)).indices.shape == (2, 6, 7)
-    training = layer.routing_training
-    assert (training.training_rule, training.rc_weight, training.error_quantile) == ("rc", 1.0, 0.3)
-    assert (training.damping, training.tolerance, training.damping_tolerance) == (0.0, 1e-5, 1e-3)
     assert (layer.weighted, layer.order, layer.stride, layer.padding_mode) == (False, "score", 1, "zeros")
 
 
 def test_routing_of_a_gate_that_looks_at_its_input():
-    layer = smoe.SpatialMoE2d(1, 3, 2, gate=smoe.ConvGate(1, 3, 2))
+    layer = smoe.SpatialMoE2d(1, 3, 2, gate=smoe.ConvGate(1, 3, 2), rule="rc")
     x = torch.randn(4, 1, 5, 5)
     assert layer.routing(x).indices.shape == (4, 2, 5, 5)
     with pytest.raises(ValueError, match="ConvGate looks at its input"):
@@ -39,17 +35,19 @@ def test_routing_of_a_gate_that_looks_at_its_input():
 
 @pytest.mark.parametrize("order", ["score", "index"])
 def test_output_channels_follow_the_order(order):
-    layer = smoe.SpatialMoE2d(1, 4, 3, 1, spatial_shape=(3, 3), order=order)
+    layer = smoe.SpatialMoE2d(1, 4, 3, 1, spatial_shape=(3, 3), order=order, rule="rc")
     with torch.no_grad():
         layer.weight.copy_(torch.arange(4.0).reshape(4, 1, 1, 1))
     output = layer(torch.ones(1, 1, 3, 3))
-    expected = loop_top_experts(gate_scores(layer), 3, order)
+    expected = loop_top_experts(gate_scores(layer).flatten(1)[None], 3, order)[0].long().unflatten(1, (3, 3))
     assert torch.equal(output[0].long(), expected)
     assert torch.equal(layer.routing().indices, expected)
 
 
 def test_weighted_output_is_multiplied_by_the_scores():
-    layer = smoe.SpatialMoE2d(1, 4, 2, 1, expert_channels=2, spatial_shape=(3, 3), weighted=True)
+    layer = smoe.SpatialMoE2d(
+        1, 4, 2, 1, expert_channels=2, spatial_shape=(3, 3), weighted=True, order="score", rule=RC
+    )
     with torch.no_grad():
         layer.weight.fill_(1.0)
     weights = layer.routing().weights
@@ -60,12 +58,12 @@ def test_weighted_output_is_multiplied_by_the_scores():
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_evaluation_computes_the_same_and_damps_nothing(weighted):
-    layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(4, 5), weighted=weighted).double()
+    layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(4, 5), weighted=weighted, order="score", rule=RC).double()
     x, target = torch.randn(2, 2, 4, 5, dtype=torch.float64), torch.randn(2, 2, 4, 5, dtype=torch.float64)
     trained = layer_gradients(layer, x, target)
     evaluated = layer_gradients(layer.eval(), x, target)
     layer.train()
-    layer.routing_training = smoe.ops.RoutingTraining(training_rule="end_to_end", damping=None)
+    layer.rule = "end_to_end"
     plain = layer_gradients(layer, x, target)
     assert torch.equal(trained["output"], evaluated["output"])
     for name in ("input.grad", "weight.grad") + (("gate.scores.grad",) if weighted else ()):
@@ -86,8 +84,8 @@ def test_gradcheck_weighted(stride, expert_channels, training):
         stride=stride,
         spatial_shape=output_grid(3, 4, stride),
         weighted=True,
-        training_rule="end_to_end",
-        damping=None,
+        order="score",
+        rule="end_to_end",
         dtype=torch.float64,
     ).train(training)
 
@@ -99,11 +97,10 @@ def test_gradcheck_weighted(stride, expert_channels, training):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_gradcheck_unweighted(training):
+@pytest.mark.parametrize("rule", ["end_to_end", "frozen"])
+def test_gradcheck_unweighted(rule, training):
     gate = smoe.FixedGate.random(3, 2, (3, 4))
-    layer = smoe.SpatialMoE2d(
-        2, 3, 2, gate=gate, padding_mode="longitude", training_rule="end_to_end", damping=None
-    ).double()
+    layer = smoe.SpatialMoE2d(2, 3, 2, gate=gate, padding_mode="longitude", rule=rule).double()
     layer.train(training)
 
     def output(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -129,10 +126,14 @@ def test_gradcheck_unweighted(training):
         ((1, 3, 1), {"spatial_shape": (4,)}, r"\(rows, columns\) of the output grid, not \(4,\)"),
         ((1, 3, 1), {}, "give spatial_shape=.* or a gate"),
         ((1, 3, 1), {"spatial_shape": (4, 4), "padding_mode": "same"}, "zeros, circular, longitude, got 'same'"),
-        ((1, 3, 1), {"spatial_shape": (4, 4), "order": "best"}, "one of score, index, got 'best'"),
-        ((1, 3, 1), {"spatial_shape": (4, 4), "error_quantile": 2}, r"error_quantile must be in \[0, 1\], got 2"),
-        ((1, 3, 1), {"spatial_shape": (4, 4), "damping": -0.1}, r"damping must be in \[0, 1\].* got -0.1"),
-        ((1, 3, 1), {"spatial_shape": (4, 4), "tolerance": -1.0}, "tolerance must not be negative, got -1.0"),
+        ((1, 3, 1), {"spatial_shape": (4, 4), "order": "best"}, "one of score, index, families, got 'best'"),
+        ((1, 3, 1), {"spatial_shape": (4, 4), "damping": -0.1}, r"factor must be in \[0, 1\], got -0.1"),
+        (
+            (1, 3, 1),
+            {"spatial_shape": (4, 4), "rule": "rd"},
+            "no rule named 'rd'; there are rc, probe, straight_through, end_to_end, frozen",
+        ),
+        ((1, 3, 1), {"spatial_shape": (4, 4), "rule": 3}, "one of smoe.rules or its name, got 3"),
         ((1, 3, 1), {"gate": smoe.TensorGate(4, 2, (4, 4))}, "selects 2 of 4 experts, but the layer .* 1 of 3"),
         (
             (1, 3, 1),
@@ -152,8 +153,8 @@ def test_wrong_arguments_are_refused_at_construction(arguments, options, message
 
 
 def test_input_of_another_grid_is_refused():
-    layer = smoe.SpatialMoE2d(1, 3, 1, stride=2, spatial_shape=(6, 4))
-    with pytest.raises(ValueError, match=r"grid of \(6, 4\) but the output grid is \(3, 2\)"):
+    layer = smoe.SpatialMoE2d(1, 3, 1, stride=2, spatial_shape=(6, 4), rule=RC, order="score")
+    with pytest.raises(ValueError, match=r"grid of \(6, 4\), but .* at stride 2 has the output grid \(3, 2\)"):
         layer(torch.randn(1, 1, 6, 4))
     with pytest.raises(ValueError, match="input with 2 channels"):
         layer(torch.randn(1, 2, 12, 8))
@@ -161,7 +162,8 @@ def test_input_of_another_grid_is_refused():
 
 def test_the_next_layer_may_work_in_place():
     torch.manual_seed(0)
-    layer, x = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4)), torch.randn(2, 1, 4, 4)
+    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4), order="score", rule=RC)
+    x = torch.randn(2, 1, 4, 4)
     F.relu(layer(x)).pow(2).mean().backward()
     expected = [parameter.grad.clone() for parameter in layer.parameters() if parameter.grad is not None]
     layer.zero_grad()
@@ -172,17 +174,27 @@ def test_the_next_layer_may_work_in_place():
         assert torch.equal(parameter.grad, gradient)
 
 
-def test_second_derivatives_of_the_training_rule_are_refused():
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4))
+@pytest.mark.parametrize("rule", [RC, "rc"], ids=str)
+def test_second_derivatives_of_the_training_rule_are_refused(rule):
+    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4), order="score", rule=rule)
     x = torch.randn(2, 1, 4, 4, requires_grad=True)
     (gradient,) = torch.autograd.grad(layer(x).pow(2).mean(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="train_routing_backward"):
+    with pytest.raises(RuntimeError, match=r"has no derivative|routed_conv2d_backward"):
         gradient.pow(2).sum().backward()
 
 
 def test_experts_start_with_the_kaiming_bound():
     torch.manual_seed(0)
-    layer = smoe.SpatialMoE2d(4, 64, 2, (3, 5), spatial_shape=(2, 2))
+    layer = smoe.SpatialMoE2d(4, 64, 2, (3, 5), spatial_shape=(2, 2), rule=RC, order="score")
     # gain sqrt(2) and fan-in 4 * 3 * 5
     bound = (6 / 60) ** 0.5
     assert 0.99 * bound < layer.weight.abs().max() <= bound
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_an_input_of_integers_is_refused(dtype):
+    x = torch.ones(2, 1, 4, 4, dtype=dtype)
+    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4), order="score", rule=RC)
+    for gate in (layer.gate, smoe.ConvGate(1, 3, 1)):
+        with pytest.raises(ValueError, match=f"SpatialMoE2d needs a floating-point input, got {dtype}"):
+            smoe.SpatialMoE2d(1, 3, 1, gate=gate, rule=RC)(x)

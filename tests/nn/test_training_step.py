@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import smoe
-from definitions import (
-    assert_same,
-    define_layer_gradients,
-    gate_gradient,
-    layer_gradients,
-)
+from definitions import assert_same, define_layer_gradients, gate_gradient, layer_gradients
 from smoe.losses import routing_classification_loss
 from smoe.ops import output_grid
 from smoe.ops.routing_error import choice_errors, wrong_choices
+from smoe.options import Order
+from smoe.rules import Damping, RoutingClassification
+
+RC = RoutingClassification.released()
 
 
 def compare_with_definition(
@@ -28,15 +28,19 @@ def compare_with_definition(
     grid: tuple[int, int] = (3, 4),
     gate: str = "tensor",
     stride: int = 1,
+    order: Order = "score",
     **options: Any,
 ) -> dict[str, torch.Tensor]:
-    """One training step's output and gradients against the loops; returns them."""
+    """Output and gradients of one training step compared with the loops; returns them."""
     torch.manual_seed(7)
+    options = {"rule": RC, **options}
     expert_channels = options.get("expert_channels", 1)
     if gate == "conv":
-        options["gate"] = smoe.ConvGate(2, num_experts, num_selected, stride=stride)
+        options["gate"] = smoe.ConvGate(2, num_experts, num_selected, stride=stride, order=order)
     else:
-        options["gate"] = smoe.TensorGate(num_experts, num_selected, output_grid(*grid, stride), expert_channels)
+        options["gate"] = smoe.TensorGate(
+            num_experts, num_selected, output_grid(*grid, stride), expert_channels, order=order
+        )
     layer = smoe.SpatialMoE2d(2, num_experts, num_selected, stride=stride, **options).double()
     x = torch.randn(batch, 2, *grid, dtype=torch.float64)
     target = torch.randn(batch, num_selected * expert_channels, *output_grid(*grid, stride), dtype=torch.float64)
@@ -46,40 +50,40 @@ def compare_with_definition(
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("damping", [None, 0.0, 0.1])
-@pytest.mark.parametrize("rule", ["rc", "end_to_end"])
+@pytest.mark.parametrize("damping", [None, Damping(0.0, 0.3), Damping(0.1, 0.3), Damping(0.1, 0.7)])
+@pytest.mark.parametrize("rule", [RoutingClassification(0.3), "end_to_end", "frozen"], ids=str)
 @pytest.mark.parametrize("expert_channels", [1, 2])
 @pytest.mark.parametrize("num_selected", [1, 2, 3, 4])
 def test_training_equals_the_definition(num_selected, expert_channels, rule, damping, weighted):
     compare_with_definition(
-        4,
-        num_selected,
-        expert_channels=expert_channels,
-        training_rule=rule,
-        damping=damping,
-        weighted=weighted,
+        4, num_selected, expert_channels=expert_channels, rule=rule, damping=damping, weighted=weighted
     )
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("rule", ["rc", "end_to_end"])
+@pytest.mark.parametrize("rule", [RC, "end_to_end", "frozen"], ids=str)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_gate_that_looks_at_its_input(stride, rule, weighted):
-    compare_with_definition(gate="conv", stride=stride, training_rule=rule, weighted=weighted, damping=0.1)
+    compare_with_definition(gate="conv", stride=stride, rule=rule, weighted=weighted, damping=Damping(0.1, 0.3))
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"rc_weight": 3.0},
-        {"rc_weight": 0.0},
-        {"error_quantile": 0.0},
-        {"error_quantile": 0.7},
-        {"error_quantile": 1.0},
-        {"tolerance": 0.5, "damping_tolerance": 0.0},
-        {"tolerance": 0.0, "damping_tolerance": 0.5, "damping": 0.1},
+        {"rule": replace(RC, weight=3.0)},
+        {"rule": replace(RC, weight=0.0)},
+        {"rule": replace(RC, error_quantile=0.0)},
+        {"rule": replace(RC, error_quantile=0.7)},
+        {"rule": replace(RC, error_quantile=1.0)},
+        {"rule": "rc(error_quantile=0.0)", "damping": "damping(error_quantile=0.0, factor=0.0)"},
+        {"rule": "rc(error_quantile=1.0)", "damping": "damping(error_quantile=1.0, factor=0.0)"},
+        {"rule": replace(RC, tolerance=0.5), "damping": Damping(0.0, 0.3, tolerance=0.0)},
+        {"rule": replace(RC, tolerance=0.0), "damping": Damping(0.1, 0.3, tolerance=0.5)},
+        {"rule": RoutingClassification.paper()},
+        {"rule": replace(RC, tolerance_unit="output", tolerance=0.3)},
+        {"damping": Damping(0.1, 0.3, tolerance_unit="output", tolerance=0.5)},
         {"order": "index"},
-        {"order": "index", "weighted": True, "training_rule": "end_to_end", "expert_channels": 2},
+        {"order": "index", "weighted": True, "rule": "end_to_end", "expert_channels": 2},
         {"stride": 2, "expert_channels": 2},
         {"stride": 2, "padding_mode": "longitude"},
         {"padding_mode": "circular", "kernel_size": (1, 3)},
@@ -109,26 +113,42 @@ def test_any_shape_and_option(data):
         padding_mode=data.draw(st.sampled_from(["zeros", "circular", "longitude"]), "padding_mode"),
         weighted=data.draw(st.booleans(), "weighted"),
         order=data.draw(st.sampled_from(["score", "index"]), "order"),
-        training_rule=data.draw(st.sampled_from(["rc", "end_to_end"]), "training_rule"),
-        rc_weight=data.draw(st.sampled_from([1.0, 0.2]), "rc_weight"),
-        error_quantile=data.draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]), "error_quantile"),
-        damping=data.draw(st.sampled_from([None, 0.0, 0.1]), "damping"),
+        rule=data.draw(
+            st.one_of(
+                st.sampled_from(["end_to_end", "frozen"]),
+                st.builds(
+                    RoutingClassification,
+                    error_quantile=st.sampled_from([0.0, 0.3, 0.7, 1.0]),
+                    weight=st.sampled_from([1.0, 0.2]),
+                ),
+            ),
+            "rule",
+        ),
+        damping=data.draw(
+            st.none()
+            | st.builds(
+                Damping, factor=st.sampled_from([0.0, 0.1]), error_quantile=st.sampled_from([0.0, 0.3, 0.7, 1.0])
+            ),
+            "damping",
+        ),
     )
 
 
 def test_options_change_the_gradients():
     # Guards the comparisons above: an option that nobody reads would agree with a definition that ignores it too.
     plain = compare_with_definition()
-    for name, value, what in [
-        ("rc_weight", 3.0, "gate.scores.grad"),
-        ("error_quantile", 0.7, "gate.scores.grad"),
-        ("tolerance", 0.5, "gate.scores.grad"),
-        ("damping_tolerance", 0.5, "weight.grad"),
-        ("damping", 0.1, "weight.grad"),
-        ("damping", None, "input.grad"),
+    for options, what in [
+        ({"rule": replace(RC, weight=3.0)}, "gate.scores.grad"),
+        ({"rule": replace(RC, error_quantile=0.7)}, "gate.scores.grad"),
+        ({"rule": replace(RC, tolerance=0.5)}, "gate.scores.grad"),
+        ({"rule": replace(RC, tolerance=0.5, tolerance_unit="output")}, "gate.scores.grad"),
+        ({"damping": Damping(0.0, 0.3, tolerance=0.5)}, "weight.grad"),
+        ({"damping": Damping(0.0, 0.7)}, "weight.grad"),
+        ({"damping": Damping(0.1, 0.3)}, "weight.grad"),
+        ({"rule": replace(RC, damping=None)}, "input.grad"),
     ]:
-        changed = compare_with_definition(**{name: value})
-        assert not torch.equal(changed[what], plain[what]), name
+        changed = compare_with_definition(**options)
+        assert not torch.equal(changed[what], plain[what]), options
 
 
 @pytest.mark.parametrize("gate_type", [smoe.TensorGate, smoe.ConvGate])
@@ -142,7 +162,7 @@ def test_injected_gradient_is_autograds(rc_weight, num_experts, num_selected, ga
         else smoe.ConvGate(1, num_experts, num_selected)
     )
     layer = smoe.SpatialMoE2d(
-        1, num_experts, num_selected, gate=gate, expert_channels=2, rc_weight=rc_weight, damping=None
+        1, num_experts, num_selected, gate=gate, expert_channels=2, rule=replace(RC, weight=rc_weight, damping=None)
     ).double()
     x = torch.randn(3, 1, 5, 6, dtype=torch.float64)
     target = torch.randn(3, 2 * num_selected, 5, 6, dtype=torch.float64)
@@ -155,10 +175,9 @@ def test_injected_gradient_is_autograds(rc_weight, num_experts, num_selected, ga
     output = layer(leaf)
     task_loss = F.mse_loss(output, target)
     (error,) = torch.autograd.grad(task_loss, output, retain_graph=True)
-    (is_wrong,) = wrong_choices(choice_errors(error, 2), 0.3, (1e-5,))
-    routing_loss = routing_classification_loss(
-        layer.gate(leaf).scores, layer.routing(leaf).indices, is_correct=~is_wrong
-    )
+    (is_wrong,) = wrong_choices(choice_errors(error.flatten(2), 2), 0.3, (1e-5,))
+    routing = layer.gate(leaf)
+    routing_loss = routing_classification_loss(routing.scores, routing.indices, is_correct=~is_wrong)
     parameters = dict(layer.named_parameters())
     found = torch.autograd.grad(task_loss + rc_weight * routing_loss, [leaf, *parameters.values()])
     expected = {f"{name}.grad": grad for name, grad in zip(["input", *parameters], found, strict=True)}
@@ -167,8 +186,10 @@ def test_injected_gradient_is_autograds(rc_weight, num_experts, num_selected, ga
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_with_the_rc_loss_the_gate_gets_nothing_from_the_task(weighted):
-    # With rc_weight 0, all that is left would come from the task.
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4), weighted=weighted, rc_weight=0.0)
+    # With a weight of 0, all that is left would come from the task.
+    layer = smoe.SpatialMoE2d(
+        1, 3, 1, spatial_shape=(4, 4), weighted=weighted, rule=replace(RC, weight=0.0), order="score"
+    )
     layer(torch.randn(2, 1, 4, 4)).pow(2).mean().backward()
     assert gate_gradient(layer).abs().max() == 0
     assert layer.weight.grad is not None
@@ -184,14 +205,15 @@ def test_with_all_experts_selected_there_is_nothing_to_train_or_damp(weighted):
         assert layer.weight.grad is not None
         return layer.weight.grad, gate_gradient(layer)
 
-    trained, plain = gradients(), gradients(training_rule="end_to_end", damping=None)
+    trained, plain = gradients(rule=RC), gradients(rule="end_to_end")
     assert torch.equal(trained[0], plain[0])
     assert trained[1].abs().max() == 0
 
 
+@pytest.mark.parametrize("rule", [RC, "rc", "end_to_end"], ids=str)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_errors_that_are_not_finite_are_visible(value):
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4))
+def test_errors_that_are_not_finite_are_visible(value, rule):
+    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4), order="score", rule=rule)
     x = torch.randn(2, 1, 4, 4)
     layer(x).pow(2).mean().backward()
     assert layer.num_nonfinite_errors == 0

@@ -10,6 +10,9 @@ import pytest
 import torch
 
 import smoe
+from smoe.rules import RoutingClassification
+
+RC = RoutingClassification.released()
 
 GRID = (5, 6)
 MAKERS: dict[str, Callable[[int], smoe.SpatialGate]] = {
@@ -30,7 +33,7 @@ def output(stride: int) -> tuple[int, int]:
 def test_each_gate_routes_every_sample_and_learns(name, stride):
     torch.manual_seed(0)
     gate = MAKERS[name](stride)
-    layer = smoe.SpatialMoE2d(2, 4, 2, gate=gate, stride=stride)
+    layer = smoe.SpatialMoE2d(2, 4, 2, gate=gate, stride=stride, rule=RC)
     x = torch.randn(3, 2, *GRID)
     assert layer(x).shape == (3, 2, *output(stride))
     assert layer.routing(x).indices.shape == (3, 2, *output(stride))

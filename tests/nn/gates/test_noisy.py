@@ -4,6 +4,9 @@ import pytest
 import torch
 
 import smoe
+from smoe.rules import RoutingClassification
+
+RC = RoutingClassification.released()
 
 X = torch.zeros(2000, 1, 3, 3)
 
@@ -11,11 +14,12 @@ X = torch.zeros(2000, 1, 3, 3)
 def test_noise_of_each_sample_while_training():
     torch.manual_seed(0)
     inner = smoe.TensorGate(4, 1, (3, 3))
-    said = smoe.NoisyGate(inner)(X)
-    assert said.scores.shape == (2000, 4, 3, 3)
-    assert said.clean is inner.scores
-    noise = (said.noisy - said.clean).detach()
-    assert said.noise_std == 0.25
+    routing = smoe.NoisyGate(inner)(X)
+    assert routing.scores.shape == (2000, 4, 9)
+    assert routing.indices.shape == (2000, 1, 9)
+    assert torch.equal(routing.clean, inner.scores.flatten(1)[None])
+    noise = (routing.noisy - routing.clean).detach()
+    assert routing.noise_std == 0.25
     assert float(noise.mean()) == pytest.approx(0.0, abs=0.005)
     assert float(noise.std()) == pytest.approx(0.25, rel=0.02)
     assert float(noise.std(dim=0).min()) > 0.22
@@ -24,18 +28,18 @@ def test_noise_of_each_sample_while_training():
 def test_own_std_and_gates_that_look_at_their_input():
     torch.manual_seed(0)
     gate = smoe.NoisyGate(smoe.ConvGate(1, 4, 1), std=2.0)
-    said = gate(X)
-    assert float((said.noisy - said.clean).detach().std()) == pytest.approx(2.0, rel=0.02)
+    routing = gate(X)
+    assert float((routing.noisy - routing.clean).detach().std()) == pytest.approx(2.0, rel=0.02)
     with pytest.raises(ValueError, match="NoisyGate looks at its input"):
         gate()
 
 
 def test_silent_in_evaluation():
     inner = smoe.TensorGate(4, 2, (3, 3), normalization="softmax")
-    layer = smoe.SpatialMoE2d(1, 4, 2, gate=smoe.NoisyGate(inner)).eval()
-    said = layer.gate(X)
-    assert said.noise_std == 0.0
-    assert torch.equal(said.scores, inner().scores)
+    layer = smoe.SpatialMoE2d(1, 4, 2, gate=smoe.NoisyGate(inner), rule=RC).eval()
+    routing = layer.gate(X)
+    assert routing.noise_std == 0.0
+    assert torch.equal(routing.scores, inner().scores)
     x = torch.randn(2, 1, 3, 3)
     assert torch.equal(layer(x), layer(x))
     assert layer.routing(x).indices.shape == (2, 3, 3)
@@ -44,7 +48,7 @@ def test_silent_in_evaluation():
 def test_training_routes_samples_apart_and_trains_the_inner_gate():
     torch.manual_seed(0)
     inner = smoe.TensorGate(4, 2, (3, 3))
-    layer = smoe.SpatialMoE2d(1, 4, 2, gate=smoe.NoisyGate(inner, std=5.0))
+    layer = smoe.SpatialMoE2d(1, 4, 2, gate=smoe.NoisyGate(inner, std=5.0), rule=RC)
     x = torch.randn(8, 1, 3, 3)
     indices = layer.routing(x).indices
     assert indices.shape == (8, 2, 3, 3)
@@ -57,8 +61,8 @@ def test_training_routes_samples_apart_and_trains_the_inner_gate():
 
 def test_noise_comes_before_the_normalisation():
     torch.manual_seed(0)
-    said = smoe.NoisyGate(smoe.TensorGate(4, 2, (3, 3), normalization="abs_softmax"))(X)
-    torch.testing.assert_close(said.scores, said.noisy.abs().softmax(dim=1))
+    routing = smoe.NoisyGate(smoe.TensorGate(4, 2, (3, 3), normalization="abs_softmax"))(X)
+    torch.testing.assert_close(routing.scores, routing.noisy.abs().softmax(dim=1))
 
 
 def test_wrong_arguments():

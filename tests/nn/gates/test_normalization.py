@@ -7,6 +7,9 @@ import smoe
 from definitions import gate_scores
 from smoe.nn.gates.normalization import normalize_scores
 from smoe.options import NORMALIZATIONS
+from smoe.rules import RoutingClassification
+
+RC = RoutingClassification.released()
 
 SCORES = torch.tensor([-2.0, 1.0, 0.0]).reshape(3, 1, 1)
 
@@ -23,17 +26,17 @@ SCORES = torch.tensor([-2.0, 1.0, 0.0]).reshape(3, 1, 1)
     ],
 )
 def test_over_the_experts(normalization, expected):
-    for scores in (SCORES, SCORES.expand(2, 3, 1, 1)):
-        actual = normalize_scores(scores, normalization)
+    for num_samples, num_pixels in ((1, 1), (2, 5)):
+        actual = normalize_scores(SCORES.reshape(1, 3, 1).expand(num_samples, 3, num_pixels), normalization)
         torch.testing.assert_close(
-            actual, torch.tensor(expected).reshape(3, 1, 1).expand_as(scores), atol=1e-4, rtol=0.0
+            actual, torch.tensor(expected).reshape(1, 3, 1).expand_as(actual), atol=1e-4, rtol=0.0
         )
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_routing_and_weights_use_the_normalised_scores(normalization):
     layer = smoe.SpatialMoE2d(
-        1, 3, 1, 1, gate=smoe.TensorGate(3, 1, (1, 1), normalization=normalization), weighted=True
+        1, 3, 1, 1, gate=smoe.TensorGate(3, 1, (1, 1), normalization=normalization), weighted=True, rule=RC
     )
     with torch.no_grad():
         gate_scores(layer).copy_(SCORES)
@@ -41,7 +44,7 @@ def test_routing_and_weights_use_the_normalised_scores(normalization):
     # An absolute value lets the strongly negative expert 0 win.
     favourite = 0 if "abs" in normalization else 1
     assert layer.routing().indices.item() == favourite
-    expected = normalize_scores(SCORES, normalization)[favourite].item()
+    expected = normalize_scores(SCORES.reshape(1, 3, 1), normalization)[0, favourite].item()
     assert layer(torch.ones(1, 1, 1, 1)).item() == pytest.approx(expected)
 
 
@@ -49,7 +52,7 @@ def test_routing_and_weights_use_the_normalised_scores(normalization):
 def test_gradient_flows_through_the_normalisation(normalization):
     torch.manual_seed(0)
     gate = smoe.TensorGate(3, 1, (4, 4), normalization=normalization)
-    layer = smoe.SpatialMoE2d(1, 3, 1, gate=gate)
+    layer = smoe.SpatialMoE2d(1, 3, 1, gate=gate, rule=RC)
     layer(torch.randn(2, 1, 4, 4)).pow(2).mean().backward()
     assert gate.scores.grad is not None
     assert gate.scores.grad.abs().max() > 0

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-import smoe.nn.shared_ranking as shared_ranking
+import smoe.nn.gates.gate as gate_module
 from smoe import NoisyGate, SpatialGate, SpatialMoE2d, TensorGate
 from smoe.options import Order
+from smoe.rules import RoutingClassification
+
+RC = RoutingClassification.released()
 
 NUM_LAYERS = 3
 
@@ -22,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Dep
 
 def make_net(gate: SpatialGate | None = None, order: Order = "score") -> nn.Sequential:
     gate = gate or TensorGate(6, 2, (5, 4))
-    return nn.Sequential(*(SpatialMoE2d(2, 6, 2, gate=gate, order=order) for _ in range(NUM_LAYERS)))
+    return nn.Sequential(*(SpatialMoE2d(2, 6, 2, gate=gate, order=order, rule=RC) for _ in range(NUM_LAYERS)))
 
 
 def scores_of(net: nn.Sequential, place: int = 0) -> nn.Parameter:
@@ -41,13 +46,13 @@ def gate_of(net: nn.Sequential, place: int = 0) -> SpatialGate:
 def rankings(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The scores that were ranked, in order."""
     ranked: list[torch.Tensor] = []
-    real = shared_ranking.rank_experts
+    real = gate_module.top_experts
 
     def record(scores: torch.Tensor, num_selected: int, order: Order) -> torch.Tensor:
         ranked.append(scores.detach().clone())
         return real(scores, num_selected, order)
 
-    monkeypatch.setattr(shared_ranking, "rank_experts", record)
+    monkeypatch.setattr(gate_module, "top_experts", record)
     return ranked
 
 
@@ -137,7 +142,7 @@ def test_whatever_changes_the_scores_makes_a_new_ranking(
     net[0](input)
     output = net[1](input)
     assert not torch.equal(rankings[-1], before)
-    torch.testing.assert_close(rankings[-1], scores_of(net).detach())
+    torch.testing.assert_close(rankings[-1], scores_of(net).detach().flatten(1)[None])
     torch.testing.assert_close(output, copy.deepcopy(net[1])(input))
 
 
@@ -204,12 +209,9 @@ def test_functional_calls_rank_what_they_are_given() -> None:
     torch.testing.assert_close(torch.func.functional_call(net, parameters, (input,)), other(input))
 
 
-def test_orders_are_kept_apart() -> None:
-    gate = TensorGate(6, 3, (5, 4))
-    by_score, by_index = (SpatialMoE2d(2, 6, 3, gate=gate, order=order) for order in ("score", "index"))
-    input = torch.randn(1, 2, 5, 4)
-    by_score(input)
-    torch.testing.assert_close(by_index(input), copy.deepcopy(by_index)(input))
+def test_a_gate_has_one_order() -> None:
+    with pytest.raises(ValueError, match="the gate has order='score', but order is 'index'; give it to the gate"):
+        SpatialMoE2d(2, 6, 3, gate=TensorGate(6, 3, (5, 4)), order="index", rule=RC)
 
 
 def test_noise_is_drawn_for_each_layer(rankings: list[torch.Tensor]) -> None:
@@ -222,11 +224,13 @@ def test_noise_is_drawn_for_each_layer(rankings: list[torch.Tensor]) -> None:
 def test_a_gate_that_is_gone_leaves_nothing_behind() -> None:
     net = make_net()
     net(torch.randn(1, 2, 5, 4))
-    gate = gate_of(net)
-    assert gate in shared_ranking._rankings
-    before = len(shared_ranking._rankings)
-    del net, gate
-    assert len(shared_ranking._rankings) == before - 1
+    scores, ranking = scores_of(net), weakref.ref(gate_of(net)._ranking)
+    assert ranking() is not None
+    del net
+    gc.collect()
+    # The hook on the parameter, which lives on, does not keep the ranking.
+    assert ranking() is None
+    scores.sum().backward()
 
 
 def test_scores_that_are_not_finite_are_refused_each_time() -> None:
@@ -246,7 +250,7 @@ def test_hooks_do_not_pile_up_and_rankings_end_with_their_gradient() -> None:
         net.zero_grad()
         net(input).square().mean().backward()
         assert not scores._post_accumulate_grad_hooks
-        assert gate_of(net) not in shared_ranking._rankings
+        assert gate_of(net)._ranking._indices is None
     net.zero_grad()
     for _ in range(3):
         net(input)

@@ -8,26 +8,37 @@ import torch.nn.functional as F
 from torch import nn
 
 import smoe
-from probing_layers import GRID, gate_of, make_batches, make_layer, probing_of, routing_of, step
+from probing_layers import (
+    GRID,
+    challenge_of,
+    curvature_of,
+    gate_of,
+    make_batches,
+    make_layer,
+    memory_of,
+    routing_of,
+    step,
+)
+from smoe.rules import Probing
 
 
 @pytest.mark.parametrize(("num_experts", "num_selected", "confidence"), [(3, 1, 0.0), (4, 2, 0.0), (5, 3, 0.3)])
 def test_windows_decide_as_the_definition(num_experts: int, num_selected: int, confidence: float) -> None:
     """A loop over pixels computes what each pass says; of the pass that disturbs the output, the layer's is taken."""
-    layer = make_layer(num_experts, num_selected, probe_confidence=confidence)
-    probing = probing_of(layer)
+    layer = make_layer(num_experts, num_selected, rule=Probing(3, confidence))
+    memory = memory_of(layer)
     batches, num_changes = make_batches(12, num_selected), 0
     for window in range(4):
         before = routing_of(layer)
-        challenge = probing.challenge(gate_of(layer).scores, before.int())
+        challenge = challenge_of(layer)
         evidence = squares = torch.zeros(())
         for number in range(3):
             x, target = batches[3 * window + number]
             step(layer, x, target)
             if number == 0:
-                evidence, squares = probing.evidence.clone(), probing.squares.clone()
+                evidence, squares = (part.view(GRID).clone() for part in (memory.evidence, memory.squares))
                 continue
-            rise, size = layer.probe_curvature.tolist()
+            rise, size = curvature_of(layer).tolist()
             slopes, sizes = slopes_and_sizes(layer, x, target, before, challenge)
             evidence = evidence + slopes.sum(0) + 0.5 * max(rise / size, 0.0) * sizes.sum(0)
             squares = squares + slopes.square().sum(0)
@@ -37,7 +48,7 @@ def test_windows_decide_as_the_definition(num_experts: int, num_selected: int, c
                 expected[challenge.slots[row, column], row, column] = challenge.experts[0, row, column]
         assert torch.equal(routing_of(layer), expected), window
         num_changes += int((expected != before).sum())
-        assert probing.num_windows == window + 1
+        assert memory.counters == {"num_windows": window + 1, "num_passes": 0}
     assert num_changes > 0
 
 
@@ -66,7 +77,7 @@ def test_gradients_are_those_of_the_function_except_where_the_output_was_disturb
     gradient = layer.weight.grad
     assert gradient is not None
     layer.zero_grad()
-    plain = make_layer(training_rule="none", damping=None)
+    plain = make_layer(rule="frozen")
     step(plain, x, target)
     assert plain.weight.grad is not None
     torch.testing.assert_close(gradient, 2.0 * plain.weight.grad)
@@ -93,12 +104,12 @@ def test_the_gate_is_left_to_no_optimiser() -> None:
 
 def test_a_shared_gate_decides_by_what_all_its_layers_see() -> None:
     first = make_layer()
-    second = smoe.SpatialMoE2d(2, 4, 2, gate=first.gate, training_rule="probe", probe_window=3)
-    net, probing = nn.Sequential(first, nn.Tanh(), second), probing_of(first)
+    second = smoe.SpatialMoE2d(2, 4, 2, gate=first.gate, rule="probe(window=3)")
+    net, memory = nn.Sequential(first, nn.Tanh(), second), memory_of(first)
     for number, (x, target) in enumerate(make_batches(3), start=1):
         step(net, x, target)
-        assert probing.num_passes == number % 3
-    assert probing.num_windows == 1
+        assert memory.counters["num_passes"] == number % 3
+    assert memory.counters["num_windows"] == 1
     assert torch.equal(routing_of(first), routing_of(second))
     assert not torch.equal(routing_of(first), routing_of(make_layer()))
 
@@ -106,22 +117,21 @@ def test_a_shared_gate_decides_by_what_all_its_layers_see() -> None:
 def test_a_loss_without_a_bottom_is_taken_as_straight() -> None:
     """With a negative curvature, whoever differs most would win."""
     layer, batches = make_layer(), make_batches(2)
-    probing, indices = probing_of(layer), routing_of(layer)
-    challenge = probing.challenge(gate_of(layer).scores, indices.int())
+    memory, indices, challenge = memory_of(layer), routing_of(layer), challenge_of(layer)
     (x, target), first = batches[1], torch.zeros(())
     for number, (input, goal) in enumerate(batches):
         (-F.mse_loss(layer(input), goal)).backward()
-        first = probing.evidence.clone() if number == 0 else first
-    assert float(layer.probe_curvature[0]) < 0.0
+        first = memory.evidence.clone() if number == 0 else first
+    assert float(curvature_of(layer)[0]) < 0.0
     slopes, _ = slopes_and_sizes(layer, x, target, indices, challenge)
-    torch.testing.assert_close(probing.evidence, first - slopes.sum(0))
+    torch.testing.assert_close(memory.evidence, first - slopes.sum(0).flatten())
 
 
 def test_it_finds_who_belongs_where() -> None:
     """Two filters, left and right: found from a random start, with the routing map in the end."""
     torch.manual_seed(0)
     truth = torch.randn(2, 1, 3, 3)
-    layer = make_layer(2, 1, probe_window=4)
+    layer = make_layer(2, 1, rule=Probing(4))
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
     for _ in range(400):
         x = torch.randn(16, 1, *GRID)
@@ -138,9 +148,7 @@ def test_it_finds_who_belongs_where() -> None:
 
 def test_any_module_can_be_the_experts() -> None:
     torch.manual_seed(0)
-    layer = smoe.SpatialMoE(
-        nn.Conv2d(1, 4, 3, padding=1), 4, 2, spatial_shape=GRID, training_rule="probe", probe_window=3
-    )
+    layer = smoe.SpatialMoE(nn.Conv2d(1, 4, 3, padding=1), 4, 2, spatial_shape=GRID, order="score", rule=Probing(3))
     before = layer.routing().indices
     for x, target in make_batches(6):
         step(layer, x, target)
@@ -150,7 +158,7 @@ def test_any_module_can_be_the_experts() -> None:
 def test_with_all_experts_selected_there_is_nothing_to_try() -> None:
     layer, (x, target) = make_layer(2, 2), make_batches(1)[0]
     step(layer, x, target)
-    assert probing_of(layer).num_passes == 0
+    assert memory_of(layer).counters["num_passes"] == 0
 
 
 # Raised inside the compiler where it goes on after what it leaves alone.
@@ -169,13 +177,8 @@ def test_compiled_it_learns_the_same() -> None:
     [
         ({"weighted": True}, "weighted=False"),
         ({"order": "index"}, "order='score', got 'index'"),
-        ({"gate": smoe.ConvGate(1, 4, 2)}, "needs a TensorGate, got ConvGate"),
-        ({"probe_window": 0}, "probe_window must be at least 1, got 0"),
-        ({"probe_confidence": float("nan")}, "probe_confidence must not be negative, got nan"),
-        (
-            {"training_rule": "probing"},
-            "training_rule must be one of rc, probe, straight_through, end_to_end, none, got",
-        ),
+        ({"gate": smoe.FixedGate.random(4, 2, GRID)}, "needs a TensorGate, got FixedGate"),
+        ({"gate": smoe.ConvGate(1, 4, 2)}, "a gate that does not look at its input, got ConvGate"),
     ],
 )
 def test_what_probing_cannot_do_is_refused(options, message: str) -> None:
@@ -186,8 +189,8 @@ def test_what_probing_cannot_do_is_refused(options, message: str) -> None:
 def test_layers_that_share_a_gate_learn_by_one_rule() -> None:
     layer = make_layer()
     with pytest.raises(ValueError, match="decide together"):
-        make_layer(gate=layer.gate, probe_window=4)
-    other = make_layer(gate=layer.gate, training_rule="rc")
+        make_layer(gate=layer.gate, rule=Probing(4))
+    other = make_layer(gate=layer.gate, rule="rc")
     with pytest.raises(ValueError, match="give both the same"):
         other(torch.zeros(1, 1, *GRID))
 
@@ -204,9 +207,9 @@ def test_a_tracked_loss_scale_is_divided_out() -> None:
         step(layers[0], x, target)
         loss = smoe.track_loss_scale(F.mse_loss(layers[1](x), target), layers[1])
         (1024.0 * loss).backward()
-    assert torch.equal(probing_of(layers[0]).evidence, probing_of(layers[1]).evidence)
-    assert torch.equal(layers[0].probe_curvature, layers[1].probe_curvature)
-    assert torch.equal(probing_of(layers[0]).costs, probing_of(layers[1]).costs)
+    assert torch.equal(memory_of(layers[0]).evidence, memory_of(layers[1]).evidence)
+    assert torch.equal(curvature_of(layers[0]), curvature_of(layers[1]))
+    assert torch.equal(memory_of(layers[0]).costs, memory_of(layers[1]).costs)
 
 
 def test_half_precision_without_a_tracked_loss_is_warned_of_once() -> None:
