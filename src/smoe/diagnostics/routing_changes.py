@@ -42,6 +42,11 @@ class RoutingChanges:
         self._start = fixed_choices(model)
         self._last = self._start
 
+    @property
+    def changed_since_start(self) -> dict[str, float]:
+        """Share of the choices that each gate had not made at the start, at the last call, by its first layer."""
+        return {name: float(new_choices(self._last[name], start).mean()) for name, start in self._start.items()}
+
     def observe(self, model: nn.Module) -> dict[str, float]:
         """Returns shares of all choices, in [0, 1]; empty for a model without such a gate.
 

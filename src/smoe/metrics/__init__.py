@@ -15,7 +15,7 @@ from smoe.metrics.latitude_weighted import (
 )
 from smoe.metrics.mean_cross_entropy import MeanCrossEntropy
 from smoe.metrics.mean_loss import MeanLoss
-from smoe.metrics.metric import Metric
+from smoe.metrics.metric import Metric, metric_names
 from smoe.metrics.metric_sums import MetricSums
 from smoe.metrics.percent_within import PercentWithin
 
@@ -44,4 +44,5 @@ __all__ = [
     "RankHistogram",
     "class_ranks",
     "confusion_matrix",
+    "metric_names",
 ]

@@ -16,8 +16,8 @@ class Metric(ABC):
     weighs no more than its pixels.
 
     Attributes:
-        names: What the metric reports.
-        num_totals: The sums it keeps for each name, and the count; two for a mean.
+        names: Names of the values that the metric reports. They are known without data.
+        num_totals: Number of sums for each name, with the count; two for a mean.
     """
 
     names: tuple[str, ...]
@@ -57,6 +57,11 @@ class Metric(ABC):
                 raise ValueError(f"{name} needs at least one pixel, got a count of {count:g}")
             values[name] = self.reduction(sums, count)
         return values
+
+
+def metric_names(metrics: Sequence[Metric]) -> tuple[str, ...]:
+    """Return the names of all values that the metrics report; no data are needed."""
+    return tuple(name for metric in metrics for name in metric.names)
 
 
 def check_pair(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
