@@ -7,7 +7,7 @@ import pytest
 
 from smoe.training.plan import Stopping, TrainingPlan
 
-PLAN = TrainingPlan(early_stop_patience=3, max_epochs=10, stop_at=None)
+PLAN = TrainingPlan(early_stop_patience=3, max_epochs=10, monitor="within_1_percent", monitor_mode="max")
 
 
 def test_only_a_strictly_better_value_is_the_best() -> None:

@@ -1,4 +1,4 @@
-"""Which samples make up which batch: the same for any number of processes, and again after a resume."""
+"""The samples of each batch: the same for any number of processes, and again after a resume."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 Collate = Callable[[Any], tuple[Tensor, Tensor]]
-"""Makes the input and the target of a batch from what a data set returns for a list of indices."""
+"""Function that makes the input and the target of a batch from what a data set returns for a list of indices."""
 
 
 @runtime_checkable
 class DrawnSamples(Protocol):
-    """Samples that are partly drawn at random, anew in each epoch, such as those with a lead time of a range."""
+    """Samples that are partly drawn at random, anew in each epoch, such as those with a random lead time."""
 
     def start_epoch(self, epoch: int) -> None:
-        """Draws, from the number of the epoch alone: again the same after a resume."""
+        """Draws the samples of an epoch, by its number only, so that a resumed run draws them again."""
         ...
 
 
@@ -26,22 +26,21 @@ class ShuffledBatches(Sampler[list[int]]):
     """Batches of a training epoch, shuffled by the seed and the epoch's number.
 
     Each process gets its equal share of every batch, so the batches do not depend on the number of processes; a share
-    may come in equal parts, whose gradients are summed. The samples that do not fill a last batch are left for another
-    epoch's shuffle.
+    may come in equal parts, whose gradients are summed. Samples that do not fill a last batch are left out of an epoch.
 
     With repetitions (repeated augmentation), copy k of sample i is the number `i + k * num_samples`, for a data set
-    that draws them differently. An epoch is as long as without, and so has one of so many samples. The copies of a
-    sample follow each other in the batch, and processes and parts take every n-th of it: with as many of these as
-    repetitions, none of them has two copies of the same sample.
+    that draws them differently. An epoch has as many batches as without repetitions, and so fewer different samples.
+    The copies of a sample follow each other in the batch, and each of n processes and parts takes every n-th of them:
+    with n at least the number of repetitions, none of them has two copies of the same sample.
 
     Args:
-        num_samples: of the data set.
-        batch_size: over all processes.
-        seed: of the shuffles.
-        process: number of this process.
-        num_processes: processes that share the batches.
-        part_size: samples of a part; None: a process's share is one part.
-        num_repetitions: copies of each sample.
+        num_samples: Number of samples of the data set.
+        batch_size: Number of samples of a batch, over all processes.
+        seed: Seed of the shuffles.
+        process: Number of this process.
+        num_processes: Number of processes that share the batches.
+        part_size: Number of samples of a part; None: the share of a process is one part.
+        num_repetitions: Number of copies of each sample.
     """
 
     def __init__(
@@ -76,12 +75,12 @@ class ShuffledBatches(Sampler[list[int]]):
         self.first_batch = 0
 
     def start(self, epoch: int, first_batch: int = 0) -> None:
-        """Sets the epoch to iterate over next, and the batch to begin with."""
+        """Sets the epoch of the next iteration, and its first batch."""
         self.epoch, self.first_batch = epoch, first_batch
 
     @property
     def num_batches(self) -> int:
-        """Batches of a whole epoch."""
+        """Number of batches of a whole epoch."""
         return self.num_samples // self.batch_size
 
     def __len__(self) -> int:
@@ -123,12 +122,21 @@ def load_batches(
     device: torch.device | str,
     num_workers: int = 0,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields the inputs and targets of batches on the device; with workers, other processes read them ahead."""
+    """Yields the inputs and targets of batches on the device.
+
+    Args:
+        samples: Data set of inputs and targets.
+        batches: Indices of the samples of each batch.
+        collate: Makes a batch from what the data set returns for a list of indices.
+        device: Device of inputs and targets. For a CUDA device they are copied from pinned memory.
+        num_workers: Number of processes that read ahead; 0: this process reads.
+    """
     loader = DataLoader(
         samples,
         batch_sampler=batches,
         collate_fn=collate,
         num_workers=num_workers,
+        pin_memory=torch.device(device).type == "cuda",
         # Without a generator of its own, a loader draws from torch's, and a resumed run would draw once more.
         generator=torch.Generator(),
     )

@@ -12,50 +12,51 @@ class TrainingPlan:
     """Batches, schedule and stopping of a training run.
 
     Attributes:
-        batch_size: samples per optimiser step, over all processes together.
-        part_size: samples that go through the model at once; the gradients of the parts of a batch are summed. Batch
-            normalisation sees a part. None: a process's share of the batch is one part.
-        evaluation_batch_size: samples per evaluation step and process.
-        max_epochs: end of the run, if nothing ends it before.
-        monitor: validation metric that the schedule, the stopping and the choice of the best weights look at.
-        monitor_mode: whether a larger (`max`) or a smaller (`min`) value is better.
-        schedule: of the learning rate: `plateau` lowers it when nothing improves, `cosine` lets it fall to 0 along half
-            a wave, epoch by epoch, until `max_epochs`.
-        warmup_epochs: of the cosine: epochs in which the learning rate rises in equal steps.
-        warmup_start: share of the learning rate that the first of them has.
-        plateau_patience: epochs without improvement that are waited for before the learning rate falls.
-        plateau_factor: what the learning rate is multiplied by then.
-        min_lr: the learning rate falls no lower than this.
-        min_delta: a change of the monitored value that is not larger is no improvement: neither for the schedule, nor
-            for the stopping, nor for the choice of the best weights.
-        early_stop_patience: epochs without improvement after which the run ends.
-        stop_at: value of the monitored metric that ends the run: nothing is left to learn. None: no such value.
-        average_every: evaluate and keep an exponential moving average of the weights and buffers, which takes them in
-            after every so many steps of an epoch, the first one among them; it is theirs until the warm-up is over.
-            None: the weights themselves.
-        average_decay: share of the average that stays, for one sample and one epoch, as in the published recipe; what
-            is new in it is multiplied by the samples between two updates over `max_epochs`.
+        batch_size: Number of samples per optimiser step, over all processes together.
+        part_size: Number of samples that go through the model at once; the gradients of the parts of a batch are
+            summed. Batch normalisation sees a part. None: the share of a process is one part.
+        evaluation_batch_size: Number of samples per evaluation step and process.
+        max_epochs: Number of epochs after which the run ends, unless something ends it before.
+        monitor: Validation metric that decides the schedule, the stopping and the choice of the best weights. `loss` is
+            the training loss on the validation split and needs no metric of its own.
+        monitor_mode: Whether a larger (`max`) or a smaller (`min`) value is better.
+        schedule: Schedule of the learning rate: `plateau` lowers it when nothing improves, `cosine` lets it fall to
+            `min_lr` along half a wave, epoch by epoch, until `max_epochs`.
+        warmup_epochs: Epochs at the start of the cosine in which the learning rate rises in equal steps.
+        warmup_start: Share of the learning rate in the first of these epochs.
+        plateau_patience: Epochs without improvement before the learning rate falls.
+        plateau_factor: Factor of the learning rate when it falls.
+        min_lr: Lowest learning rate of the schedule.
+        min_delta: A change of the monitored value that is not larger than this is no improvement, neither for the
+            schedule, nor for the stopping, nor for the choice of the best weights.
+        early_stop_patience: Epochs without improvement after which the run ends.
+        stop_at: Value of the monitored metric that ends the run, because nothing is left to learn. None: no such value.
+        average_every: Evaluate and store an exponential moving average of the weights and buffers, which is updated
+            after every so many steps of an epoch, the first one included; until the warm-up is over, it is a copy of
+            them. None: evaluate and store the weights themselves.
+        average_decay: Share of the average that is kept, for one sample and one epoch, as in the published recipe; the
+            share that is replaced is multiplied by the samples between two updates over `max_epochs`.
         precision: `no` (float32), `bf16` or `fp16` autocast.
-        device: `auto` takes an accelerator if there is one.
-        num_threads: of torch, on a CPU; None leaves torch's choice.
-        num_workers: processes that read batches ahead of the model; 0: the training process reads them itself.
+        device: `auto` uses an accelerator if there is one.
+        num_threads: Number of torch's threads on a CPU; None keeps torch's choice.
+        num_workers: Number of processes that read batches ahead of the model; 0: the training process reads them.
     """
 
     batch_size: int = 32
     part_size: int | None = None
     evaluation_batch_size: int = 100
-    max_epochs: int = 150
-    monitor: str = "within_1_percent"
-    monitor_mode: Literal["max", "min"] = "max"
+    max_epochs: int = 100
+    monitor: str = "loss"
+    monitor_mode: Literal["max", "min"] = "min"
     schedule: Literal["plateau", "cosine"] = "plateau"
     warmup_epochs: int = 0
     warmup_start: float = 0.01
-    plateau_patience: int = 15
+    plateau_patience: int = 10
     plateau_factor: float = 0.1
     min_lr: float = 0.0
     min_delta: float = 0.0
-    early_stop_patience: int = 30
-    stop_at: float | None = 100.0
+    early_stop_patience: int = 20
+    stop_at: float | None = None
     average_every: int | None = None
     average_decay: float = 0.99998
     precision: Literal["no", "bf16", "fp16"] = "no"
@@ -89,13 +90,28 @@ class TrainingPlan:
             raise ValueError(f"average_decay must be in [0, 1), got {self.average_decay}")
 
 
+def resumable_fields(plan: TrainingPlan) -> frozenset[str]:
+    """Returns the fields of a recipe that a resumed run may change, because they do not change what was computed.
+
+    `max_epochs` is one of them unless the schedule or the average of the weights depends on it.
+
+    Args:
+        plan: Plan of the run that is resumed.
+    """
+    names = {"evaluation_batch_size", "num_threads", "num_workers", "device"}
+    if plan.schedule == "plateau" and plan.average_every is None:
+        names.add("max_epochs")
+    return frozenset(f"training.{name}" for name in names)
+
+
 @dataclass
 class Stopping:
-    """Watches the monitored value: is it the best so far, and is it time to stop?
+    """Finds the best monitored value and the end of a run.
 
     Attributes:
-        best: best value seen; None before the first.
-        best_epoch: the epoch it was seen in.
+        plan: Plan of the run.
+        best: Best value so far; None before the first.
+        best_epoch: Epoch of the best value.
     """
 
     plan: TrainingPlan
@@ -103,15 +119,16 @@ class Stopping:
     best_epoch: int = 0
 
     def observe(self, epoch: int, value: float) -> bool:
-        """Takes the value of an epoch; returns whether it is the best so far. NaN is never the best."""
-        is_first = self.best is None and not math.isnan(value)
-        if is_first or (self.best is not None and self._is_improvement(value, self.best)):
+        """Takes the value of an epoch; returns whether it is the best so far. A value that is not finite is never."""
+        if not math.isfinite(value):
+            return False
+        if self.best is None or self._is_improvement(value, self.best):
             self.best, self.best_epoch = value, epoch
             return True
         return False
 
     def reason(self, epoch: int) -> str | None:
-        """Why the run is to end after this epoch, or None."""
+        """Returns why the run ends after this epoch, or None if it continues."""
         plan = self.plan
         if plan.stop_at is not None and self.best is not None and not self._is_better(plan.stop_at, self.best):
             return f"{plan.monitor} reached {self.best:g}"

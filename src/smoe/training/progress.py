@@ -1,4 +1,4 @@
-"""What a person sees while a run trains."""
+"""Progress of a run on the terminal."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from smoe.training.terminal_bar import TerminalBar
 
 
 class Reporter(Protocol):
-    """Hears of the steps of a run."""
+    """Logs the progress of a run."""
 
     def begin_epoch(self, epoch: int, num_batches: int, first_batch: int) -> None:
-        """An epoch begins, or goes on at `first_batch`."""
+        """Called when an epoch begins, or continues at `first_batch`."""
         ...
 
     def step(self, loss: float | None) -> None:
-        """A batch is done; the loss is given now and then."""
+        """Called after each batch; with the mean loss of the epoch now and then."""
         ...
 
     def end_epoch(self, record: Record, *, is_best: bool) -> None:
-        """An epoch is done and evaluated."""
+        """Called after an epoch and its evaluation."""
         ...
 
-    def say(self, text: str) -> None:
-        """Something worth a line."""
+    def notify(self, text: str) -> None:
+        """Called with a message of one line."""
         ...
 
 
 class SilentReporter:
-    """Says nothing."""
+    """Logs nothing."""
 
     def begin_epoch(self, epoch: int, num_batches: int, first_batch: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def step(self, loss: float | None) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def end_epoch(self, record: Record, *, is_best: bool) -> None:
-        """Nothing."""
+        """Does nothing."""
 
-    def say(self, text: str) -> None:
-        """Nothing."""
+    def notify(self, text: str) -> None:
+        """Does nothing."""
 
 
 class BarReporter(TerminalBar):
-    """A progress bar for the epoch under way and a line for each that ended.
+    """Shows a progress bar for the current epoch and prints a line for each one that ended.
 
     Args:
-        monitor: the metric of the lines.
-        is_quiet: show nothing.
+        monitor: Metric of the lines.
+        is_quiet: Show nothing.
     """
 
     def __init__(self, monitor: str, *, is_quiet: bool = False) -> None:
@@ -72,7 +72,7 @@ class BarReporter(TerminalBar):
         self._bar.reset(self._task, total=num_batches, completed=first_batch, epoch=epoch, loss="", visible=True)
 
     def step(self, loss: float | None) -> None:
-        """Moves the bar."""
+        """Advances the bar."""
         if loss is None:
             self._bar.advance(self._task)
         else:
@@ -81,7 +81,7 @@ class BarReporter(TerminalBar):
     def end_epoch(self, record: Record, *, is_best: bool) -> None:
         """Prints the epoch's line."""
         value = record[f"validation/{self.monitor}"]
-        self.say(
+        self.notify(
             f"epoch {record['epoch']:3d}  {self.monitor} {value:8.4f}{' *' if is_best else '  '}  "
             f"train loss {record['train/loss']:.3e}  lr {record['learning_rate']:.1e}  {record['seconds']:.1f} s"
         )

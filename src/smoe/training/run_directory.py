@@ -1,98 +1,222 @@
-"""What a run leaves behind: its recipe, versions, metrics by epoch and checkpoints; enough to repeat or resume it."""
+"""The directory of a run: its recipe, versions, metrics by epoch and checkpoints; enough to repeat or resume it.
+
+All names are relative to the directory: a run can be moved, and opened from anywhere.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-import platform
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from smoe.atomic_files import write_atomically
+from smoe.atomic_files import remove_leftovers, write_atomically
+from smoe.training.directory_lock import FileLock, LockedError
+from smoe.training.environment import environment, git_commit, processor_name
+
+__all__ = ["Record", "RunDirectory", "RunError", "git_commit", "processor_name"]
 
 Record = dict[str, Any]
 
 
 class RunError(Exception):
-    """A run directory that cannot be used as asked."""
+    """A run directory cannot be used as asked."""
 
 
 class RunDirectory:
     """The files of one run.
 
     Args:
-        path: the directory.
+        path: Directory of the run. It does not have to exist yet.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.recipe_file = path / "recipe.json"
-        self.environment_file = path / "environment.json"
-        self.metrics_file = path / "metrics.jsonl"
-        self.last_checkpoint = path / "checkpoints" / "last.pt"
-        self.best_checkpoint = path / "checkpoints" / "best.pt"
-        self.pictures = path / "pictures"
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.recipe_file = self.path / "recipe.json"
+        self.environment_file = self.path / "environment.json"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.last_checkpoint = self.checkpoints / "last.pt"
+        self.best_checkpoint = self.checkpoints / "best.pt"
+        self.pictures = self.path / "pictures"
+        self._is_locked = False
 
-    def check(
-        self, recipe: Mapping[str, Any], *, resume: bool, complete: Callable[[Record], Record] = lambda stored: stored
-    ) -> None:
-        """Looks whether a run of this recipe can begin or go on here.
-
-        Args:
-            recipe: resolved.
-            resume: go on with the run that is here, if there is one.
-            complete: makes of what an older version stored what this one would have.
+    def check_writable(self) -> None:
+        """Checks that a run can be stored here, and writes nothing.
 
         Raises:
-            RunError: if it holds a run and `resume` is off, or if that run has another recipe.
+            RunError: If the path is a file, or the directory cannot be created or written.
         """
-        if self.recipe_file.exists():
-            if not resume:
-                raise RunError(
-                    f"{self.path} holds a run already; add --resume to continue it, or choose another folder"
-                )
-            stored = self.read_recipe()
-            try:
-                differences = _differences(complete(stored), recipe)
-            except (KeyError, TypeError) as error:
-                raise RunError(f"{self.recipe_file} is not the recipe of a run: {error}") from error
-            if differences:
-                raise RunError(f"{self.path} holds a run of another recipe: {'; '.join(differences)}")
+        existing = self.path
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        if not existing.is_dir():
+            raise RunError(f"the run directory {self.path} cannot be used: {existing} is a file; choose another one")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise RunError(
+                f"the run directory {self.path} cannot be used: {existing} is not writable; choose another one with "
+                "--output-dir"
+            )
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keeps other processes from training in this directory.
+
+        Of several processes that a launcher started, only the first one takes the lock. The object that holds the lock
+        may take it again. What a killed process left half-written is removed. A directory that is still empty at the
+        end is removed, if it was created here.
+
+        Raises:
+            RunError: If another process trains here, or the directory cannot be written.
+        """
+        if self._is_locked or os.environ.get("RANK", "0") != "0":
+            yield
+            return
+        created = self._make()
+        try:
+            with ExitStack() as stack:
+                with self._as_run_error():
+                    stack.enter_context(FileLock(self.path / ".lock"))
+                    remove_leftovers((self.recipe_file, self.environment_file, self.metrics_file))
+                    remove_leftovers((self.last_checkpoint, self.best_checkpoint))
+                self._is_locked = True
+                yield
+        finally:
+            self._is_locked = False
+            with suppress(OSError):
+                for folder in created:
+                    folder.rmdir()
+
+    def check(
+        self,
+        recipe: Mapping[str, Any],
+        *,
+        resume: bool,
+        complete: Callable[[Record], Record] = lambda stored: stored,
+        may_differ: Collection[str] = (),
+    ) -> None:
+        """Checks that a run of this recipe can begin or continue here.
+
+        Args:
+            recipe: Resolved recipe.
+            resume: Continue the run that is here, if there is one.
+            complete: Turns what an older version stored into what this version would have stored.
+            may_differ: Fields of `recipe["recipe"]` with dots, such as `training.max_epochs`, that a resumed run may
+                change.
+
+        Raises:
+            RunError: If the directory holds a run and `resume` is off, or a run of another recipe.
+        """
+        if not self.recipe_file.exists():
+            return
+        if not resume:
+            raise RunError(f"{self.path} holds a run already; add --resume to continue it, or choose another folder")
+        differences = self.resume_differences(recipe, complete=complete, may_differ=may_differ)
+        if differences:
+            raise RunError(f"{self.path} holds a run of another recipe: {'; '.join(differences)}")
+
+    def resume_differences(
+        self,
+        recipe: Mapping[str, Any],
+        *,
+        complete: Callable[[Record], Record] = lambda stored: stored,
+        may_differ: Collection[str] = (),
+    ) -> list[str]:
+        """Returns how a recipe differs from the stored one, in words; fields that may differ are left out.
+
+        The arguments are those of `check`.
+        """
+        stored = self.read_recipe()
+        try:
+            differences = _differences(complete(stored), recipe)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(f"{self.recipe_file} is not the recipe of a run: {error!r}") from error
+        return [words for name, words in differences.items() if name.removeprefix("recipe.") not in may_differ]
 
     def begin(self, recipe: Mapping[str, Any]) -> None:
-        """Claims the directory for a run of this recipe, unless it is one already."""
-        if self.recipe_file.exists():
-            return
-        self._write_json(self.environment_file, _environment())
-        self._write_json(self.recipe_file, recipe)
+        """Stores the recipe and the environment of a run; of a run that is here already, only what it changes.
+
+        Call `check` before.
+        """
+        with self._as_run_error():
+            if self.recipe_file.exists():
+                if self.read_recipe() != recipe:
+                    _write_json(self.recipe_file, recipe)
+                return
+            _write_json(self.environment_file, environment())
+            _write_json(self.recipe_file, recipe)
 
     def read_recipe(self) -> dict[str, Any]:
-        """The resolved recipe of the run."""
+        """Returns the resolved recipe of the run."""
         if not self.recipe_file.is_file():
             raise RunError(f"{self.path} is not a run directory: it has no recipe.json")
-        try:
-            return json.loads(self.recipe_file.read_text())
-        except json.JSONDecodeError as error:
-            raise RunError(f"{self.recipe_file} is damaged: {error}") from error
+        recipe = _read_json(self.recipe_file, self.recipe_file.read_bytes(), "")
+        if not isinstance(recipe, dict):
+            raise RunError(f"{self.recipe_file} is damaged: it must hold a JSON object")
+        return recipe
 
     def write_history(self, history: Sequence[Record]) -> None:
         """Writes metrics.jsonl anew, one JSON object per epoch."""
         lines = "".join(json.dumps(_without_nan(record)) + "\n" for record in history)
-        write_atomically(self.metrics_file, lambda file: file.write(lines.encode()))
+        with self._as_run_error():
+            write_atomically(self.metrics_file, lambda file: file.write(lines.encode()), make_folder=False)
 
     def read_history(self) -> list[Record]:
-        """The records of metrics.jsonl; empty before the first epoch ends."""
+        """Returns the records of metrics.jsonl; an empty list before the first epoch ends.
+
+        Raises:
+            RunError: If a line is not a JSON object.
+        """
         if not self.metrics_file.exists():
             return []
-        return [json.loads(line) for line in self.metrics_file.read_text().splitlines()]
+        history: list[Record] = []
+        for number, line in enumerate(self.metrics_file.read_bytes().splitlines(), 1):
+            record = _read_json(self.metrics_file, line, f" in line {number}")
+            if not isinstance(record, dict):
+                raise RunError(f"{self.metrics_file} is damaged in line {number}: it must be a JSON object")
+            history.append(record)
+        return history
 
-    @staticmethod
-    def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-        write_atomically(path, lambda file: file.write((json.dumps(content, indent=2) + "\n").encode()))
+    def make_folders(self) -> None:
+        """Creates the directory and the folder of the checkpoints."""
+        with self._as_run_error():
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+
+    def _make(self) -> list[Path]:
+        """Creates the directory; returns the folders that did not exist, the innermost first."""
+        missing: list[Path] = []
+        folder = self.path
+        while not folder.exists():
+            missing.append(folder)
+            folder = folder.parent
+        with self._as_run_error():
+            self.path.mkdir(parents=True, exist_ok=True)
+        return missing
+
+    @contextmanager
+    def _as_run_error(self) -> Iterator[None]:
+        """Turns errors of the file system into one line."""
+        try:
+            yield
+        except LockedError as error:
+            who = "another process trains" if error.pid is None else f"process {error.pid} trains"
+            raise RunError(f"{who} in {self.path}; wait until it ends, or choose another folder") from error
+        except OSError as error:
+            raise RunError(f"{error.filename or self.path} cannot be written: {error.strerror or error}") from error
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_atomically(path, lambda file: file.write((json.dumps(content, indent=2) + "\n").encode()))
+
+
+def _read_json(path: Path, content: bytes, place: str) -> Any:
+    try:
+        return json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged{place}: {error}") from error
 
 
 def _without_nan(record: Record) -> Record:
@@ -102,59 +226,13 @@ def _without_nan(record: Record) -> Record:
     }
 
 
-def _differences(stored: Mapping[str, Any], asked: Mapping[str, Any], prefix: str = "") -> list[str]:
-    differences: list[str] = []
+def _differences(stored: Mapping[str, Any], asked: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """The fields that differ, by their names with dots, in words."""
+    differences: dict[str, str] = {}
     for key in sorted({*stored, *asked}):
-        ours, theirs = asked.get(key), stored.get(key)
+        ours, theirs, name = asked.get(key), stored.get(key), f"{prefix}{key}"
         if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-            differences += _differences(theirs, ours, f"{prefix}{key}.")
+            differences |= _differences(theirs, ours, f"{name}.")
         elif ours != theirs:
-            differences.append(f"{prefix}{key} is {theirs!r} there and {ours!r} now")
+            differences[name] = f"{name} is {theirs!r} there and {ours!r} now"
     return differences
-
-
-def _environment() -> dict[str, Any]:
-    packages = {}
-    for name in ("smoe", "torch", "numpy", "accelerate"):
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            packages[name] = None
-    return {
-        "packages": packages,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "processor": processor_name(),
-        "system": platform.system(),
-        "commit": git_commit(),
-        "command": sys.argv[1:],
-    }
-
-
-def processor_name() -> str:
-    """What the processor calls itself."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-def git_commit() -> str | None:
-    """The commit this package runs from, marked `-dirty` if its source was changed; None outside a checkout."""
-    package = Path(__file__).parents[1]
-    commit = _git(package, "describe", "--always", "--abbrev=12", "--exclude=*")
-    if commit is None or commit.returncode != 0 or not commit.stdout.strip():
-        return None
-    # Of the package only: results that are being written do not change what is run.
-    changes = _git(package, "diff", "--quiet", "HEAD", "--", ".")
-    is_clean = changes is not None and changes.returncode == 0
-    return commit.stdout.strip() + ("" if is_clean else "-dirty")
-
-
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
-    try:
-        return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None

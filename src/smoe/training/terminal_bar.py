@@ -1,4 +1,4 @@
-"""A progress bar on the error stream, seen only where somebody watches, with lines above it."""
+"""A progress bar on the error stream of a terminal, with lines above it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.progress import Progress, ProgressColumn
 
 
 class TerminalBar:
-    """Owns the bar of a long work; use it as a context.
+    """Shows a progress bar while it is active; use it as a context manager.
 
     Args:
-        columns: of the bar.
-        is_quiet: show nothing at all.
-        **options: further ones of `rich.progress.Progress`.
+        columns: Columns of the bar.
+        is_quiet: Show nothing.
+        **options: Further arguments of `rich.progress.Progress`.
     """
 
     def __init__(self, *columns: ProgressColumn, is_quiet: bool = False, **options: Any) -> None:
@@ -23,7 +23,7 @@ class TerminalBar:
         self._bar = Progress(*columns, console=self.console, transient=True, **options)
 
     def __enter__(self) -> Self:
-        # Where nobody watches, in a log file, a bar is noise.
+        # In a log file a bar is noise.
         if self.console.is_terminal:
             self._bar.start()
         return self
@@ -32,6 +32,6 @@ class TerminalBar:
         if self.console.is_terminal:
             self._bar.stop()
 
-    def say(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Prints a line above the bar."""
         self.console.print(text, markup=False, soft_wrap=True)

@@ -2,61 +2,77 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+import torch
+from torch import Tensor, nn
 
 from smoe.training.plan import TrainingPlan
 
 
 class WeightAverage:
-    """The average of parameters and buffers of a model, taken every few steps.
+    """The average of the parameters and buffers of a model, updated every few steps.
 
-    Until the warm-up is over, it is the weights at its last update. The scores of gates are averaged like any
-    parameter; what they choose is decided by the average.
+    Until the warm-up is over, it is a copy of the weights at its last update. The scores of gates are averaged like any
+    parameter; the choices are those of the averaged scores. Integers, such as counters and codes, are copied. What only
+    one of the two models has, such as the state of a rule that is not in force, is left alone.
 
     Args:
-        model: as it starts, before anything is wrapped around it: it is copied.
-        plan: how often, how slowly, and how long the warm-up is.
+        model: Model at the start, before anything is wrapped around it: it is copied.
+        plan: Plan that gives the interval of the updates, the decay and the length of the warm-up.
     """
 
     def __init__(self, model: nn.Module, plan: TrainingPlan) -> None:
         assert plan.average_every is not None
         self._every, self._num_warmup_epochs = plan.average_every, plan.warmup_epochs
-        self._average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(rescaled_decay(plan)), use_buffers=True)
-
-    @property
-    def model(self) -> nn.Module:
-        """The model with the averaged weights."""
-        return self._average.module
+        self._share = 1.0 - rescaled_decay(plan)
+        self._has_begun = False
+        self.model = copy.deepcopy(model)
 
     def observe(self, model: nn.Module, epoch: int, num_steps: int) -> None:
         """Takes in the weights if it is time.
 
         Args:
-            model: the one that trains.
-            epoch: from 1.
-            num_steps: steps of this epoch that were made, at least one.
+            model: Model that trains.
+            epoch: Number of the epoch, from 1.
+            num_steps: Number of steps that were made in this epoch, at least one.
         """
         if (num_steps - 1) % self._every:
             return
-        self._average.update_parameters(model)
-        if epoch <= self._num_warmup_epochs:
-            # The next update copies the weights, as the first one does.
-            self._average.n_averaged.zero_()
+        self._update(model, 1.0 if not self._has_begun else self._share)
+        # The first update after the warm-up copies the weights.
+        self._has_begun = epoch > self._num_warmup_epochs
+
+    @torch.no_grad()
+    def _update(self, model: nn.Module, share: float) -> None:
+        new = dict(_tensors(model))
+        pairs = [(value, new[name]) for name, value in _tensors(self.model) if name in new]
+        for average, value in pairs:
+            if share == 1.0 or not average.is_floating_point():
+                average.copy_(value)
+        if share < 1.0:
+            floating = [(average, value) for average, value in pairs if average.is_floating_point()]
+            torch._foreach_lerp_([average for average, _ in floating], [value for _, value in floating], share)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
-        return self._average.state_dict()
+        """Returns what a resumed run needs."""
+        return {"model": self.model.state_dict(), "has_begun": self._has_begun}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict`."""
-        self._average.load_state_dict(state)
+        """Continues from a `state_dict`."""
+        self.model.load_state_dict(state["model"])
+        self._has_begun = state["has_begun"]
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 def rescaled_decay(plan: TrainingPlan) -> float:
-    """What stays of the average at an update: longer runs and smaller batches have more updates to forget in."""
+    """Returns the share of the average that is kept at an update; larger for longer runs and smaller batches."""
     assert plan.average_every is not None
     new = (1.0 - plan.average_decay) * plan.batch_size * plan.average_every / plan.max_epochs
     return 1.0 - min(1.0, new)

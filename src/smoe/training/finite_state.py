@@ -1,0 +1,34 @@
+"""Whether the state of a run is finite, so that it may be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class FiniteState:
+    """Finds values that training has made infinite or NaN.
+
+    Args:
+        model: Model at the start. A parameter or buffer that is not finite then, such as a mask, is not looked at.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {name for name, value in model.state_dict().items() if _all_finite([value])}
+
+    def is_kept(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether everything that was finite at the start, and the state of the optimiser, is finite."""
+        kept = [value for name, value in model.state_dict().items() if name in self._names]
+        states: Iterable[dict[str, Any]] = optimizer.state.values()
+        kept += [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        return _all_finite(kept)
+
+
+def _all_finite(values: list[Tensor]) -> bool:
+    numbers = [value.detach() for value in values if value.is_floating_point() or value.is_complex()]
+    # One value is read on the host, and not one for each tensor.
+    flags = [value.isfinite().all() for value in numbers]
+    return not flags or bool(torch.stack([flag.to(flags[0].device) for flag in flags]).all())
