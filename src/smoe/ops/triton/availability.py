@@ -1,0 +1,120 @@
+"""Whether Triton kernels can run here, and for which shapes they are chosen. Needs no Triton itself."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from dataclasses import dataclass
+
+import torch
+
+# Tensor cores with bfloat16 and TF32, and asynchronous copies, came with compute capability 8.0 (Ampere).
+MIN_CAPABILITY = (8, 0)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+# Offsets in the kernels are 32-bit integers.
+MAX_ELEMENTS = 2**31
+
+# The rule of `why_dense`. A tile of the matrix product has at least 16 rows, columns and elements of depth; below that
+# most of it is padding. The saved work is X / E, and the filters that a pixel loads are shared by the B samples: by the
+# roofline model (`smoe bench gpu-model`) the sparse kernels win where the product of the two is at least 64.
+MIN_CHANNELS = 16
+MIN_SELECTED_CHANNELS = 16
+MIN_BATCH = 8
+MIN_BATCH_TIMES_RATIO = 64
+
+
+@dataclass(frozen=True)
+class RoutedShape:
+    """Sizes that decide how a routed convolution is computed.
+
+    Attributes:
+        batch: B.
+        channels: C.
+        num_experts: X.
+        num_selected: E.
+        expert_channels: F.
+        kernel: Rows and columns of a filter.
+        grid: Rows and columns of the input.
+        output_pixels: P.
+        is_shared: Whether all samples share the routing.
+    """
+
+    batch: int
+    channels: int
+    num_experts: int
+    num_selected: int
+    expert_channels: int
+    kernel: tuple[int, int]
+    grid: tuple[int, int]
+    output_pixels: int
+    is_shared: bool = True
+
+    @property
+    def largest_tensor(self) -> int:
+        """Elements of the largest tensor that the kernels read or write."""
+        filters, selected = self.num_experts * self.expert_channels, self.num_selected * self.expert_channels
+        padded_batch = -(-self.batch // 16) * 16
+        return max(
+            self.batch * self.channels * self.grid[0] * self.grid[1],
+            padded_batch * selected * self.output_pixels,
+            filters * self.channels * self.kernel[0] * self.kernel[1],
+            filters * self.output_pixels,
+        )
+
+
+@functools.cache
+def why_no_triton() -> str | None:
+    """Why the Triton kernels cannot run in this process, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed; PyTorch's builds for CUDA come with it"
+    if torch.version.hip is not None:
+        return "the kernels were compiled and proven for NVIDIA GPUs only, and this PyTorch is built for AMD"
+    if torch.version.cuda is None:
+        return f"this PyTorch ({torch.__version__}) is built without CUDA"
+    if not torch.cuda.is_available():
+        return "PyTorch finds no CUDA device or driver"
+    return None
+
+
+@functools.cache
+def why_not_on(device_index: int) -> str | None:
+    """Why the kernels cannot run on a CUDA device, or None."""
+    capability = torch.cuda.get_device_capability(device_index)
+    if capability < MIN_CAPABILITY:
+        return f"compute capability {capability[0]}.{capability[1]} is below {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]}"
+    return None
+
+
+def why_not_for(*tensors: torch.Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> str | None:
+    """Why kernels cannot work on these tensors, or None; the floating-point tensors must have one of `dtypes`."""
+    reason = why_no_triton()
+    for tensor in tensors if reason is None else ():
+        if tensor.is_floating_point() and tensor.dtype not in dtypes:
+            return f"no kernel for {tensor.dtype}"
+        if tensor.numel() >= MAX_ELEMENTS:
+            return f"a tensor has {tensor.numel()} elements, more than 32-bit offsets reach"
+        reason = reason or why_not_on(tensor.device.index)
+    return reason
+
+
+def why_dense(shape: RoutedShape) -> str | None:
+    """Why a routed convolution of this shape is computed densely, or None if the sparse kernels are chosen.
+
+    Only the shape decides, so that a run can be repeated bit by bit.
+    """
+    selected = shape.num_selected * shape.expert_channels
+    if not shape.is_shared:
+        return "each sample has its own routing, so that no filters are shared by the batch"
+    if shape.largest_tensor >= MAX_ELEMENTS:
+        return f"a tensor has {shape.largest_tensor} elements, more than 32-bit offsets reach"
+    if shape.channels < MIN_CHANNELS:
+        return f"C = {shape.channels} is below {MIN_CHANNELS}"
+    if selected < MIN_SELECTED_CHANNELS:
+        return f"E * F = {selected} is below {MIN_SELECTED_CHANNELS}"
+    if shape.batch < MIN_BATCH:
+        return f"B = {shape.batch} is below {MIN_BATCH}"
+    if shape.batch * shape.num_experts < MIN_BATCH_TIMES_RATIO * shape.num_selected:
+        ratio = shape.num_experts / shape.num_selected
+        return f"B * X / E = {shape.batch * ratio:.3g} is below {MIN_BATCH_TIMES_RATIO}"
+    return None

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from routed_conv_cases import Case, assert_near, make_problem
+from smoe.ops.routed_conv.dense import format_of
+from smoe.ops.triton.tiles import Tile
+from smoe.options import PADDING_MODES
+
+# Blocks as small as they may be, so that small problems have several of them.
+SMALL = Tile(16, 16, 16, num_warps=2, num_stages=2)
+
+
+def compare_with_definition(
+    case: Case, dtype: torch.dtype, device: torch.device, *, tile: Tile | None = SMALL, channels_last: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    from smoe.ops.triton.routed_conv import triton_routed_conv2d, triton_routed_conv2d_backward
+
+    problem = make_problem(case, dtype, device)
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    input, weight, error = (
+        tensor.contiguous(memory_format=memory_format) for tensor in (problem.input, problem.weight, problem.error)
+    )
+    options = (case.expert_channels, case.stride, case.padding_mode)
+    output = triton_routed_conv2d(input, weight, problem.indices, *options, tile=tile)
+    gradients = triton_routed_conv2d_backward(error, input, weight, problem.indices, *options, True, True, tile=tile)
+    results = (output, *gradients)
+    for name, actual, expected, like in zip(
+        ("output", "input gradient", "weight gradient"), results, problem.truth, (input, input, weight), strict=True
+    ):
+        assert actual.dtype == dtype
+        promised = torch.empty(actual.shape).contiguous(memory_format=format_of(like))
+        assert actual.stride() == promised.stride()
+        assert_near(name, actual, expected)
+    return results
+
+
+@pytest.fixture(autouse=True)
+def _exact_products():
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        yield
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("padding_mode", PADDING_MODES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_borders_and_strides(dtype, padding_mode, stride, device):
+    compare_with_definition(Case(padding_mode=padding_mode, stride=stride), dtype, device)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding_mode"),
+    [((1, 1), 1, "zeros"), ((1, 1), 2, "circular"), ((5, 5), 1, "longitude"), ((5, 1), 2, "circular")],
+)
+def test_kernel_sizes(kernel, stride, padding_mode, device):
+    case = Case(kernel=kernel, stride=stride, padding_mode=padding_mode, grid=(3, 2), batch=2, channels=3)
+    compare_with_definition(case, torch.float32, device)
+
+
+def test_more_than_one_block_of_everything(device):
+    # Pixels, samples, channels, experts and selected filters: none is a multiple of the block of 16.
+    case = Case(18, 19, 23, 9, (2, 1), (3, 1), expert_channels=2)
+    compare_with_definition(case, torch.float32, device)
+
+
+def test_pixels_in_several_shares(device):
+    case = Case(2, 3, 3, 2, (9, 15), (1, 1))
+    compare_with_definition(case, torch.float32, device)
+
+
+def test_one_tile_that_is_chosen_by_shape(device):
+    case = Case(5, 33, 40, 36, (2, 2), (1, 1))
+    compare_with_definition(case, torch.float16, device, tile=None, channels_last=True)
+
+
+def test_expert_that_is_selected_nowhere_has_no_gradient(device):
+    _, _, gradient = compare_with_definition(Case(usable=4, expert_channels=2), torch.float32, device)
+    assert gradient[:8].abs().amin() > 0
+    assert gradient[8:].abs().amax() == 0
+
+
+def test_all_experts_are_selected(device):
+    compare_with_definition(Case(num_experts=3), torch.float32, device)
+
+
+def test_empty_batch(device):
+    output, by_input, by_weight = compare_with_definition(Case(batch=0), torch.float32, device)
+    assert output.shape == (0, 3, 2, 3) and by_input.shape == (0, 5, 2, 3)
+    assert by_weight.abs().amax() == 0
+
+
+def test_channels_last_is_kept(device):
+    compare_with_definition(Case(kernel=(1, 1)), torch.float32, device, channels_last=True)
+
+
+def test_atomic_weight_gradient(monkeypatch, device):
+    monkeypatch.setenv("SMOE_WEIGHT_GRADIENT", "atomic")
+    compare_with_definition(Case(stride=2, expert_channels=2), torch.float32, device)
+
+
+def test_atomic_weight_gradient_is_refused_where_determinism_is_asked_for(monkeypatch, device):
+    from smoe.ops.triton.routed_conv import uses_atomics
+
+    monkeypatch.setenv("SMOE_WEIGHT_GRADIENT", "atomic")
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError, match="SMOE_WEIGHT_GRADIENT=atomic is not deterministic"):
+            uses_atomics()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_gradients_that_are_not_needed_are_empty(device):
+    from smoe.ops.triton.routed_conv import triton_routed_conv2d_backward
+
+    problem = make_problem(Case(kernel=(1, 1)), torch.float32, device)
+    tensors = (problem.error, problem.input, problem.weight, problem.indices)
+    by_input, by_weight = triton_routed_conv2d_backward(*tensors, 1, 1, "zeros", False, False)
+    assert by_input.shape == by_weight.shape == (0,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding_mode", "expert_channels", "dtype"),
+    list(
+        itertools.product(
+            ((1, 1), (3, 3), (5, 5), (3, 5)), (1, 2, 3), PADDING_MODES, (1, 3), (torch.float32, torch.float16)
+        )
+    ),
+)
+def test_every_option(kernel, stride, padding_mode, expert_channels, dtype, device):
+    case = Case(3, 5, 6, 2, (3, 4), kernel, expert_channels, stride, padding_mode)
+    compare_with_definition(case, dtype, device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(1, 1, 1, 1, (1, 1), (5, 5), padding_mode="circular"),
+        Case(2, 4, 3, 2, (1, 2), (7, 5), padding_mode="circular"),
+        Case(70, 40, 140, 130, (2, 2), (3, 3)),
+        Case(20, 70, 40, 20, (2, 3), (3, 3), 3, 2, "longitude"),
+    ],
+)
+def test_shapes_with_the_chosen_tiles(case, dtype, device):
+    compare_with_definition(case, dtype, device, tile=None)
