@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from smoe.ops import output_grid, wrap_padding
+from smoe.ops.padding import unwrap_padding
 
 INPUT = torch.arange(12.0).reshape(1, 1, 3, 4)
 
@@ -45,3 +46,14 @@ def test_output_grid_is_that_of_the_convolution(size, stride):
 def test_unknown_mode():
     with pytest.raises(ValueError, match="zeros, circular, longitude, got 'reflect'"):
         wrap_padding(INPUT, (3, 3), "reflect")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "circular", "longitude"])
+@pytest.mark.parametrize("kernel_size", [(1, 1), (3, 5), (5, 3), (1, 13), (17, 7)])
+@pytest.mark.parametrize("grid", [(4, 6), (1, 3), (2, 1), (3, 2)])
+def test_unwrapping_is_the_derivative_of_wrapping(grid, kernel_size, padding_mode):
+    values = torch.randn(2, 3, *grid, dtype=torch.float64, requires_grad=True)
+    padded, _ = wrap_padding(values, kernel_size, padding_mode)
+    error = torch.randn_like(padded)
+    expected = error if padded is values else torch.autograd.grad(padded, values, error)[0]
+    torch.testing.assert_close(unwrap_padding(error, grid, kernel_size, padding_mode), expected)

@@ -16,25 +16,26 @@ from smoe.ops.probe_routing import (
     exchange_scores,
     observe,
 )
-from smoe.ops.top_experts import rank_experts
+from smoe.ops.top_experts import top_experts
 
 GRID = (5, 7)
+P = GRID[0] * GRID[1]
 
 
 def draw(num_experts: int, num_selected: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    scores = torch.randn(num_experts, *GRID, generator=torch.Generator().manual_seed(seed))
-    return scores, rank_experts(scores, num_selected)
+    scores = torch.randn(1, num_experts, P, generator=torch.Generator().manual_seed(seed))
+    return scores, top_experts(scores, num_selected)
 
 
 @pytest.mark.parametrize(("num_experts", "num_selected"), [(3, 1), (6, 2), (5, 4), (8, 4)])
 def test_every_pair_meets_and_nobody_meets_himself(num_experts: int, num_selected: int) -> None:
     _, indices = draw(num_experts, num_selected)
     num_others = num_experts - num_selected
-    pairs = [set() for _ in range(GRID[0] * GRID[1])]
+    pairs = [set() for _ in range(P)]
     for number in range(num_others * num_selected):
         challenge = draw_challenge(indices, num_experts, number)
         assert not (challenge.experts == indices).any()
-        met_now = zip(challenge.experts.flatten().tolist(), challenge.slots.flatten().tolist(), strict=True)
+        met_now = zip(challenge.experts.flatten().tolist(), challenge.slots.tolist(), strict=True)
         for met, pair in zip(pairs, met_now, strict=True):
             met.add(pair)
         if number == num_others - 1:
@@ -46,20 +47,19 @@ def test_neighbours_do_not_try_the_same() -> None:
     _, indices = draw(8, 4)
     challenge = draw_challenge(indices, 8, 0)
     assert len(challenge.slots.unique()) == 4
-    assert (challenge.slots[:, 1:] != challenge.slots[:, :-1]).float().mean() > 0.5
+    assert (challenge.slots[1:] != challenge.slots[:-1]).float().mean() > 0.5
 
 
 def test_an_exchange_takes_the_place_and_nothing_else() -> None:
     scores, indices = draw(6, 3)
     challenge = draw_challenge(indices, 6, 4)
-    is_exchanged = torch.rand(GRID, generator=torch.Generator().manual_seed(1)) < 0.5
-    exchange_scores(scores, indices, challenge, is_exchanged)
+    is_exchanged = torch.rand(P, generator=torch.Generator().manual_seed(1)) < 0.5
+    exchange_scores(scores[0], indices, challenge, is_exchanged)
     expected = indices.clone()
-    for row in range(GRID[0]):
-        for column in range(GRID[1]):
-            if is_exchanged[row, column]:
-                expected[challenge.slots[row, column], row, column] = challenge.experts[0, row, column]
-    assert torch.equal(rank_experts(scores, 3), expected)
+    for pixel in range(P):
+        if is_exchanged[pixel]:
+            expected[0, challenge.slots[pixel], pixel] = challenge.experts[0, 0, pixel]
+    assert torch.equal(top_experts(scores, 3), expected)
 
 
 @pytest.mark.parametrize(("num_experts", "num_selected", "expert_channels"), [(3, 1, 1), (5, 3, 2)])
@@ -81,53 +81,53 @@ def test_the_estimate_is_the_change_of_a_squared_loss(
     loss = F.mse_loss(selected, target)
     (error,) = torch.autograd.grad(loss, selected)
     challenge = draw_challenge(indices, num_experts, 3)
-    difference = output(challenge.experts) - at_slots(selected.detach(), challenge.slots, expert_channels)
-    seen = observe(error, difference, challenge.slots, None)
+    incumbents = at_slots(selected.detach().flatten(2), challenge.slots, expert_channels)
+    difference = output(challenge.experts).flatten(2) - incumbents
+    seen = observe(error.flatten(2), difference, challenge.slots, None)
     estimate = seen.slopes + 0.5 * (2.0 / target.numel()) * seen.sizes
-    for row in range(GRID[0]):
-        for column in range(GRID[1]):
-            changed = indices.clone()
-            changed[challenge.slots[row, column], row, column] = challenge.experts[0, row, column]
-            truth = F.mse_loss(output(changed), target) - loss
-            assert estimate[row, column].item() == pytest.approx(truth.item(), rel=1e-4, abs=1e-7)
+    for pixel in range(P):
+        changed = indices.clone()
+        changed[0, challenge.slots[pixel], pixel] = challenge.experts[0, 0, pixel]
+        truth = F.mse_loss(output(changed), target) - loss
+        assert estimate[pixel].item() == pytest.approx(truth.item(), rel=1e-4, abs=1e-7)
 
 
 def test_squares_and_slopes_are_those_of_the_samples() -> None:
     generator = torch.Generator().manual_seed(3)
-    error, difference = torch.randn(4, 6, *GRID, generator=generator), torch.randn(4, 2, *GRID, generator=generator)
-    slots = torch.randint(0, 3, GRID, generator=generator)
+    error, difference = torch.randn(4, 6, P, generator=generator), torch.randn(4, 2, P, generator=generator)
+    slots = torch.randint(0, 3, (P,), generator=generator)
     seen = observe(error, difference, slots, None)
-    slopes = torch.zeros(4, *GRID)
+    slopes = torch.zeros(4, P)
     for sample in range(4):
-        for row in range(GRID[0]):
-            for column in range(GRID[1]):
-                first = 2 * int(slots[row, column])
-                pair = error[sample, first : first + 2, row, column] @ difference[sample, :, row, column]
-                slopes[sample, row, column] = pair
+        for pixel in range(P):
+            first = 2 * int(slots[pixel])
+            slopes[sample, pixel] = error[sample, first : first + 2, pixel] @ difference[sample, :, pixel]
     torch.testing.assert_close(seen.slopes, slopes.sum(0))
     torch.testing.assert_close(seen.squares, slopes.square().sum(0))
     torch.testing.assert_close(seen.sizes, difference.square().sum((0, 1)))
+    scaled = observe(8.0 * error, difference, slots, None, torch.tensor(8.0))
+    torch.testing.assert_close(scaled.slopes, seen.slopes)
 
 
 @pytest.mark.parametrize("expert_channels", [1, 2])
 def test_the_curvature_of_a_squared_loss_is_measured_whatever_its_factor(expert_channels: int) -> None:
     generator = torch.Generator().manual_seed(4)
     rise = size = num_outputs = 0.0
-    num_slots, grid = 3, (16, 16)
-    slots = torch.randint(0, num_slots, grid, generator=generator)
+    num_slots, num_pixels = 3, 256
+    slots = torch.randint(0, num_slots, (num_pixels,), generator=generator)
     for number in range(40):
-        selected = torch.randn(8, num_slots * expert_channels, *grid, generator=generator)
-        difference = torch.randn(8, expert_channels, *grid, generator=generator)
+        selected = torch.randn(8, num_slots * expert_channels, num_pixels, generator=generator)
+        difference = torch.randn(8, expert_channels, num_pixels, generator=generator)
         target = selected + 0.3 * torch.randn(selected.shape, generator=generator)
-        disturbance = draw_disturbance(8, grid[0] * grid[1], number, selected.device)
+        disturbance = draw_disturbance(8, num_pixels, number, selected.device)
         before = selected.clone()
         disturb(selected, difference, slots, disturbance)
-        changed = (selected != before).flatten(2).any(0).any(0).nonzero().flatten()
+        changed = (selected != before).any(0).any(0).nonzero().flatten()
         assert torch.equal(changed, disturbance.pixels)
         num_outputs = selected.numel()
         error = 7.0 * 2.0 * (selected - target) / num_outputs
         seen = observe(error, difference, slots, disturbance)
-        assert (seen.slopes.flatten()[disturbance.pixels] == 0.0).all()
+        assert (seen.slopes[disturbance.pixels] == 0.0).all()
         rise, size = rise + seen.curvature[0], size + seen.curvature[1]
     assert rise / size * num_outputs == pytest.approx(7.0 * 2.0, rel=0.1)
 
@@ -143,6 +143,6 @@ def test_a_disturbance_has_no_direction_and_reaches_every_pixel() -> None:
 
 
 def test_at_slots_of_one_slot_is_the_tensor_itself() -> None:
-    values = torch.randn(2, 3, *GRID)
-    assert at_slots(values, torch.zeros(GRID, dtype=torch.int64), 3) is values
+    values = torch.randn(2, 3, P)
+    assert at_slots(values, torch.zeros(P, dtype=torch.int64), 3) is values
     assert isinstance(draw_challenge(draw(3, 1)[1], 3, 0), Challenge)

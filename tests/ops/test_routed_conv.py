@@ -30,13 +30,11 @@ def compare_with_definition(
     torch.manual_seed(batch * 1000 + grid[0] * 100 + grid[1] * 10 + num_experts)
     values = torch.randn(batch, in_channels, *grid, dtype=torch.float64)
     weight = torch.randn(num_experts * expert_channels, in_channels, *kernel_size, dtype=torch.float64)
-    shape = (
-        (batch, num_experts, *output_grid(*grid, stride)) if per_sample else (num_experts, *output_grid(*grid, stride))
-    )
-    ranks = torch.rand(shape)
+    rows, columns = output_grid(*grid, stride)
+    ranks = torch.rand(batch if per_sample else 1, num_experts, rows * columns)
     if usable_experts is not None:
-        ranks.narrow(-3, usable_experts, num_experts - usable_experts).fill_(-1.0)
-    indices = ranks.argsort(dim=-3, descending=True).narrow(-3, 0, num_selected)
+        ranks[:, usable_experts:] = -1.0
+    indices = ranks.argsort(dim=1, descending=True)[:, :num_selected].int()
 
     results: list[tuple[torch.Tensor, ...]] = []
     output_gradient: torch.Tensor | None = None
@@ -109,7 +107,7 @@ def test_any_shape_and_option(data):
 def test_channels_of_a_pixel_follow_its_indices():
     # Expert x multiplies by 10 ** x.
     weight = torch.tensor([1.0, 10.0, 100.0]).reshape(3, 1, 1, 1)
-    indices = torch.tensor([[[2, 0]], [[1, 2]]])
+    indices = torch.tensor([[[2, 0], [1, 2]]])
     output = routed_conv2d(torch.tensor([[[[3.0, 5.0]]]]), weight, indices)
     assert output.tolist() == [[[[300.0, 5.0]], [[30.0, 500.0]]]]
 
@@ -118,12 +116,12 @@ def test_longitude_wraps_the_width_and_pads_the_height_with_zeros():
     # A kernel that adds the left and the upper neighbour.
     weight = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]).reshape(1, 1, 3, 3)
     values = torch.tensor([[[[1.0, 2.0], [10.0, 20.0]]]])
-    output = routed_conv2d(values, weight, torch.zeros(1, 2, 2, dtype=torch.int64), padding_mode="longitude")
+    output = routed_conv2d(values, weight, torch.zeros(1, 1, 4, dtype=torch.int32), padding_mode="longitude")
     # Row 0: left neighbours 2, 1 and nothing above; row 1: left neighbours 20, 10 and above 1, 2.
     assert output.tolist() == [[[[2.0, 1.0], [21.0, 12.0]]]]
 
 
-INPUT, WEIGHT, INDICES = torch.zeros(2, 3, 4, 5), torch.zeros(6, 3, 3, 3), torch.zeros(1, 4, 5, dtype=torch.int64)
+INPUT, WEIGHT, INDICES = torch.zeros(2, 3, 4, 5), torch.zeros(6, 3, 3, 3), torch.zeros(1, 1, 20, dtype=torch.int32)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +134,25 @@ INPUT, WEIGHT, INDICES = torch.zeros(2, 3, 4, 5), torch.zeros(6, 3, 3, 3), torch
         ((INPUT, WEIGHT, INDICES), {"stride": 0}, "stride must be at least 1, got 0"),
         ((INPUT, WEIGHT, INDICES), {"padding_mode": "reflect"}, "zeros, circular, longitude, got 'reflect'"),
         ((INPUT, WEIGHT, INDICES.short()), {}, "got torch.int16"),
-        ((INPUT, WEIGHT, INDICES.expand(3, 1, 4, 5)), {}, "for 3 samples but the input has 2"),
-        ((INPUT, WEIGHT, INDICES), {"stride": 2}, r"grid of \(4, 5\) but the output grid is \(2, 3\)"),
+        ((INPUT, WEIGHT, INDICES.expand(3, 1, 20)), {}, "for 3 samples but the input has 2"),
+        ((INPUT, WEIGHT, INDICES), {"stride": 2}, r"has 20 pixels but the output grid is \(2, 3\)"),
+        (
+            (INPUT, WEIGHT, INDICES.unflatten(2, (4, 5))),
+            {},
+            r"with flat pixels, got torch.int32 of shape \(1, 1, 4, 5\)",
+        ),
+        ((INPUT.long(), WEIGHT, INDICES), {}, r"input must be floating, got torch.int64; convert it"),
+        (
+            (INPUT[:, :0], WEIGHT[:, :0], INDICES),
+            {},
+            r"at least one channel, pixel and filter, got shapes \(2, 0, 4, 5\)",
+        ),
+        ((INPUT[:, :, :0], WEIGHT, INDICES), {}, r"at least one channel, pixel and filter, got shapes \(2, 3, 0, 5\)"),
+        ((INPUT, WEIGHT[:0], INDICES), {}, r"at least one channel, pixel and filter, .* and \(0, 3, 3, 3\)"),
+        ((INPUT, WEIGHT, INDICES[:, :0]), {}, r"\(1 or B, E, P\) .*, got torch.int32 of shape \(1, 0, 20\)"),
+        ((INPUT, WEIGHT, INDICES.to("meta")), {}, "must be on one device, got cpu, cpu and meta"),
+        ((INPUT, WEIGHT.to("meta"), INDICES), {}, "must be on one device, got cpu, meta and cpu"),
+        ((INPUT.to("meta"), WEIGHT, INDICES), {}, "must be on one device, got meta, cpu and cpu"),
         ((INPUT, WEIGHT, INDICES + 6), {}, r"in \[0, 5\] for 6 experts, got 6"),
         ((INPUT, WEIGHT, INDICES - 1), {}, r"in \[0, 5\] for 6 experts, got -1"),
         ((INPUT, WEIGHT, INDICES + 3), {"expert_channels": 2}, r"in \[0, 2\] for 3 experts, got 3"),
@@ -146,3 +161,45 @@ INPUT, WEIGHT, INDICES = torch.zeros(2, 3, 4, 5), torch.zeros(6, 3, 3, 3), torch
 def test_wrong_arguments_are_refused_with_their_numbers(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         routed_conv2d(*arguments, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_operator_itself_takes_zero_sizes(dtype):
+    """The kernels divide by some sizes: a zero must not reach them."""
+    for channels, rows, selected in ((0, 4, 1), (3, 0, 1), (3, 4, 0)):
+        x = torch.zeros(2, channels, rows, 5, dtype=dtype)
+        weight = torch.zeros(6, channels, 3, 3, dtype=dtype)
+        indices = torch.zeros(1, selected, rows * 5, dtype=torch.int32)
+        output = torch.ops.smoe.routed_conv2d(x, weight, indices, 1, 1, "zeros")
+        assert output.shape == (2, selected, rows, 5)
+        assert not output.any()
+
+
+@pytest.mark.parametrize("bad", [torch.zeros(1, 1, 20, dtype=torch.int64), torch.zeros(1, 1, 20, device="meta")])
+def test_the_operator_itself_refuses_indices_that_the_kernels_would_misread(bad):
+    with pytest.raises((ValueError, RuntimeError), match=r"indices|device"):
+        torch.ops.smoe.routed_conv2d(INPUT, WEIGHT, bad, 1, 1, "zeros")
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+@pytest.mark.parametrize("padding_mode", PADDING_MODES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_operators_are_well_defined_for_compilers_in_both_memory_formats(dtype, padding_mode, per_sample):
+    indices = torch.rand(2 if per_sample else 1, 3, 20).topk(2, dim=1).indices.int()
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        x = torch.randn(2, 3, 4, 5, dtype=dtype).to(memory_format=memory_format)
+        weight = torch.randn(6, 3, 3, 3, dtype=dtype).to(memory_format=memory_format)
+        error = torch.randn(2, 4, 4, 5, dtype=dtype).to(memory_format=memory_format)
+        options = (2, 1, padding_mode)
+        forward, backward = torch.ops.smoe.routed_conv2d.default, torch.ops.smoe.routed_conv2d_backward.default
+        # Gradients of half precision are compared in test_mixed_precision.
+        needs = dtype != torch.bfloat16
+        torch.library.opcheck(forward, (x.requires_grad_(needs), weight.requires_grad_(needs), indices, *options))
+        for needed in ((True, True), (False, True), (True, False)):
+            torch.library.opcheck(backward, (error, x.detach(), weight.detach(), indices, *options, *needed))
+        result = forward(x.detach(), weight.detach(), indices, *options)
+        fake = forward(x.detach().to("meta"), weight.detach().to("meta"), indices.to("meta"), *options)
+        assert fake.shape == result.shape
+        if dtype != torch.float32:
+            assert result.is_contiguous(memory_format=memory_format)
+            assert fake.stride() == result.stride()

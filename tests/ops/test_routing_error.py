@@ -7,36 +7,36 @@ from definitions import define_routing
 from smoe.ops.routing_error import (
     choice_errors,
     damp_error,
+    end_to_end_gradient,
     routing_gradient,
-    straight_through_gradient,
     wrong_choices,
 )
 
 
 def test_choice_errors_of_a_mean_squared_loss_are_the_prediction_errors():
-    prediction = torch.tensor([[[[1.0, 2.0]], [[3.0, 5.0]]]], requires_grad=True)
-    truth = torch.tensor([[[[1.5, 2.0]], [[3.0, 1.0]]]])
+    prediction = torch.tensor([[[1.0, 2.0], [3.0, 5.0]]], requires_grad=True)
+    truth = torch.tensor([[[1.5, 2.0], [3.0, 1.0]]])
     (error,) = torch.autograd.grad((prediction - truth).pow(2).mean(), prediction)
-    assert choice_errors(error, 1).tolist() == [[[[0.5, 0.0]], [[0.0, 4.0]]]]
+    assert choice_errors(error, 1).tolist() == [[[0.5, 0.0], [0.0, 4.0]]]
     # Two outputs of one expert: (0.5 + 0) / 2 and (0 + 4) / 2.
-    assert choice_errors(error, 2).tolist() == [[[[0.25, 2.0]]]]
+    assert choice_errors(error, 2).tolist() == [[[0.25, 2.0]]]
 
 
 @pytest.mark.parametrize("scale", [0.5, 65536.0, -1.0])
 def test_loss_scale_is_divided_out(scale):
-    error = torch.randn(2, 2, 3, 3)
+    error = torch.randn(2, 2, 9)
     torch.testing.assert_close(choice_errors(error * scale, 1, torch.tensor(scale)), choice_errors(error, 1))
 
 
 def test_choice_errors_are_at_least_float32_and_leave_the_error_alone():
-    error = torch.randn(2, 2, 3, 3).half()
+    error = torch.randn(2, 2, 9).half()
     before = error.clone()
     assert choice_errors(error, 1).dtype == torch.float32
     assert torch.equal(error, before)
 
 
 def test_the_two_tolerances_are_two():
-    errors = torch.tensor([0.0, 0.0, 0.0, 0.0, 2e-5, 2e-3]).reshape(1, 1, 2, 3)
+    errors = torch.tensor([0.0, 0.0, 0.0, 0.0, 2e-5, 2e-3]).reshape(1, 1, 6)
     # The threshold is 0.
     is_wrong, is_damped = wrong_choices(errors, 0.3, (1e-5, 1e-3))
     assert is_wrong.flatten().tolist() == [False] * 4 + [True, True]
@@ -44,7 +44,7 @@ def test_the_two_tolerances_are_two():
 
 
 def test_wrong_means_above_and_not_at_the_threshold():
-    errors = torch.tensor([1.0, 1.0, 1.0]).reshape(1, 1, 1, 3)
+    errors = torch.tensor([1.0, 1.0, 1.0]).reshape(1, 1, 3)
     (is_wrong,) = wrong_choices(errors, 0.3, (0.0,))
     assert not is_wrong.any()
 
@@ -53,49 +53,47 @@ def test_wrong_means_above_and_not_at_the_threshold():
 @pytest.mark.parametrize("num_selected", [1, 2, 3])
 def test_routing_gradient_is_that_of_the_labels(num_selected, per_sample):
     torch.manual_seed(num_selected)
-    error = torch.randn(3, num_selected, 2, 3, dtype=torch.float64)
-    scores = torch.randn(3, 4, 2, 3, dtype=torch.float64)
-    if not per_sample:
-        scores = scores[0]
-    indices = scores.argsort(dim=-3, descending=True).narrow(-3, 0, num_selected)
-    definition = define_routing(error, indices.expand(3, *indices.shape[-3:]), 4)
+    error = torch.randn(3, num_selected, 6, dtype=torch.float64)
+    scores = torch.randn(3 if per_sample else 1, 4, 6, dtype=torch.float64)
+    indices = scores.argsort(dim=1, descending=True)[:, :num_selected].int()
+    definition = define_routing(error, indices.expand(3, -1, -1), 4)
     actual = routing_gradient(scores, indices, definition.is_wrong)
     expected = (scores.sigmoid() - definition.labels) / definition.labels.numel()
-    torch.testing.assert_close(actual, expected if per_sample else expected.sum(dim=0))
+    torch.testing.assert_close(actual, expected if per_sample else expected.sum(dim=0, keepdim=True))
 
 
 def test_labels_are_at_most_one():
-    # Three of four experts wrong: the only unselected one would be told 3.
-    scores, indices = torch.zeros(4, 1, 1), torch.tensor([0, 1, 2]).reshape(3, 1, 1)
-    gradient = routing_gradient(scores, indices, torch.ones(1, 3, 1, 1, dtype=torch.bool))
+    # Three of four experts wrong: the label of the only unselected one would be 3.
+    scores, indices = torch.zeros(1, 4, 1), torch.tensor([0, 1, 2]).reshape(1, 3, 1)
+    gradient = routing_gradient(scores, indices, torch.ones(1, 3, 1, dtype=torch.bool))
     # (sigmoid(0) - label) / 4
     assert gradient.flatten().tolist() == [0.125, 0.125, 0.125, -0.125]
 
 
 def test_nothing_to_classify_with_all_experts_selected():
     with pytest.raises(ValueError, match="all 2 experts are selected"):
-        routing_gradient(torch.zeros(2, 1, 1), torch.tensor([[[0]], [[1]]]), torch.ones(1, 2, 1, 1, dtype=torch.bool))
+        routing_gradient(torch.zeros(1, 2, 1), torch.tensor([[[0], [1]]]), torch.ones(1, 2, 1, dtype=torch.bool))
 
 
-def test_straight_through_adds_the_errors_of_an_expert():
-    scores, indices = torch.zeros(3, 1, 1), torch.tensor([2, 0]).reshape(2, 1, 1)
-    error = torch.tensor([[1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]]).reshape(2, 4, 1, 1)
+def test_end_to_end_adds_the_errors_of_an_expert():
+    scores, indices = torch.zeros(1, 3, 1), torch.tensor([2, 0], dtype=torch.int32).reshape(1, 2, 1)
+    error = torch.tensor([[1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]]).reshape(2, 4, 1)
     # Outputs 0, 1 are expert 2's and outputs 2, 3 expert 0's, in both samples.
-    assert straight_through_gradient(scores, indices, error, 2).flatten().tolist() == [77.0, 0.0, 33.0]
-    per_sample = straight_through_gradient(scores.expand(2, 3, 1, 1), indices.expand(2, 2, 1, 1), error, 2)
+    assert end_to_end_gradient(scores, indices, error, 2).flatten().tolist() == [77.0, 0.0, 33.0]
+    per_sample = end_to_end_gradient(scores.expand(2, 3, 1), indices.expand(2, 2, 1), error, 2)
     assert per_sample.flatten(1).tolist() == [[7.0, 0.0, 3.0], [70.0, 0.0, 30.0]]
 
 
 @pytest.mark.parametrize("damping", [0.0, 0.1, 1.0])
 def test_damping_multiplies_all_outputs_of_a_wrong_choice(damping):
-    error = torch.tensor([1.0, 2.0, 3.0, 4.0]).reshape(1, 4, 1, 1)
-    is_wrong = torch.tensor([False, True]).reshape(1, 2, 1, 1)
+    error = torch.tensor([1.0, 2.0, 3.0, 4.0]).reshape(1, 4, 1)
+    is_wrong = torch.tensor([False, True]).reshape(1, 2, 1)
     damped = damp_error(error, is_wrong, damping, 2)
     torch.testing.assert_close(damped.flatten(), torch.tensor([1.0, 2.0, 3.0 * damping, 4.0 * damping]))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_damped_overflow_stays_visible(value):
-    error = torch.tensor([1.0, value]).reshape(1, 2, 1, 1)
-    damped = damp_error(error, torch.tensor([False, True]).reshape(1, 2, 1, 1), 0.0, 1)
+    error = torch.tensor([1.0, value]).reshape(1, 2, 1)
+    damped = damp_error(error, torch.tensor([False, True]).reshape(1, 2, 1), 0.0, 1)
     assert not damped[0, 1].isfinite().any()

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from definitions import loop_top_experts
-from smoe.ops import top_experts
+from smoe.ops import Routing, top_experts
+from smoe.ops.top_experts import family_members
 
 
 @pytest.mark.parametrize("order", ["score", "index"])
@@ -15,87 +16,123 @@ from smoe.ops import top_experts
 def test_every_number_of_selected_experts(num_experts, ties, order):
     # 17 and more selected experts are found by another method than fewer.
     torch.manual_seed(num_experts)
-    scores = torch.randint(0, 3, (num_experts, 3, 4)).float() if ties else torch.randn(num_experts, 3, 4)
+    scores = torch.randint(0, 3, (1, num_experts, 12)).float() if ties else torch.randn(1, num_experts, 12)
     for num_selected in range(1, num_experts + 1):
-        routing = top_experts(scores, num_selected, order)
-        expected = loop_top_experts(scores, num_selected, order)
-        assert torch.equal(routing.indices, expected)
-        assert torch.equal(routing.weights, scores.gather(0, expected))
+        actual = top_experts(scores, num_selected, order)
+        assert actual.dtype == torch.int32
+        assert torch.equal(actual, loop_top_experts(scores, num_selected, order))
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     num_experts=st.integers(1, 40),
-    grid=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    num_pixels=st.integers(1, 81),
+    num_samples=st.integers(1, 3),
     is_transposed=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
     data=st.data(),
 )
-def test_lower_index_wins_ties_in_any_layout(num_experts, grid, is_transposed, data):
+def test_lower_index_wins_ties_in_any_layout(num_experts, num_pixels, num_samples, is_transposed, dtype, data):
     num_selected = data.draw(st.integers(1, num_experts))
     torch.manual_seed(num_experts)
-    scores = torch.randint(-1, 2, (num_experts, *grid)).float()
+    scores = torch.randint(-1, 2, (num_samples, num_experts, num_pixels)).to(dtype)
     if is_transposed:
         scores = scores.permute(2, 1, 0).contiguous().permute(2, 1, 0)
-    assert torch.equal(top_experts(scores, num_selected).indices, loop_top_experts(scores, num_selected))
+    assert torch.equal(top_experts(scores, num_selected), loop_top_experts(scores, num_selected))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("num_selected", [1, 2, 17])
-def test_equal_scores_give_the_first_experts(num_selected):
+def test_equal_scores_give_the_first_experts(num_selected, dtype):
     # Large enough for vectorised and threaded reductions.
-    indices = top_experts(torch.zeros(20, 64, 64), num_selected).indices
-    assert torch.equal(indices, torch.arange(num_selected)[:, None, None].expand(num_selected, 64, 64))
+    indices = top_experts(torch.zeros(1, 20, 4096, dtype=dtype), num_selected)
+    assert torch.equal(indices[0].long(), torch.arange(num_selected)[:, None].expand(num_selected, 4096))
 
 
 @pytest.mark.parametrize("num_selected", [1, 3, 18])
 def test_each_sample_has_its_own_choice(num_selected):
-    scores = torch.randn(2, 18, 3, 2)
-    routing = top_experts(scores, num_selected)
+    scores = torch.randn(2, 18, 6)
+    indices = top_experts(scores, num_selected)
     for sample in range(2):
-        assert torch.equal(routing.indices[sample], loop_top_experts(scores[sample], num_selected))
+        assert torch.equal(indices[sample], loop_top_experts(scores[sample : sample + 1], num_selected)[0])
 
 
-def test_weights_carry_the_gradient_to_the_selected_scores():
-    scores = torch.tensor([1.0, 3.0, 2.0]).reshape(3, 1, 1).requires_grad_()
-    top_experts(scores, 2).weights.sum().backward()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("num_experts", "num_families"), [(6, 6), (6, 1), (8, 3), (11, 4), (40, 7)])
+def test_families_take_the_best_of_their_own_experts(num_experts, num_families, dtype):
+    torch.manual_seed(num_experts)
+    # Whole numbers, so that there are ties. 37 pixels do not fill the last block of any width.
+    scores = torch.randint(-2, 3, (2, num_experts, 37)).to(dtype)
+    actual = top_experts(scores, num_families, "families")
+    assert actual.dtype == torch.int32
+    size, larger = divmod(num_experts, num_families)
+    start = 0
+    for family in range(num_families):
+        end = start + size + (family < larger)
+        assert family_members(num_experts, num_families)[family].unique().tolist() == list(range(start, end))
+        expected = loop_top_experts(scores[:, start:end], 1)[:, 0] + start
+        assert torch.equal(actual[:, family], expected)
+        start = end
+    assert start == num_experts
+
+
+def test_routing_weights_carry_the_gradient_to_the_selected_scores():
+    scores = torch.tensor([1.0, 3.0, 2.0]).reshape(1, 3, 1).requires_grad_()
+    Routing(top_experts(scores, 2), scores, scores, scores).weights.sum().backward()
     assert scores.grad is not None
     assert scores.grad.flatten().tolist() == [0.0, 1.0, 1.0]
 
 
 def test_scores_are_left_alone():
-    scores = torch.randn(5, 3, 3)
+    scores = torch.randn(1, 5, 9)
     before = scores.clone()
-    top_experts(scores, 3)
+    for order in ("score", "families"):
+        top_experts(scores, 3, order)
     assert torch.equal(scores, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("order", ["score", "families"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_scores_that_cannot_be_ranked_are_refused(value):
-    scores = torch.zeros(3, 2, 2)
-    scores[1, 0, 1] = value
+@pytest.mark.parametrize("num_selected", [1, 2])
+def test_scores_that_cannot_be_ranked_are_refused(num_selected, value, order, dtype):
+    scores = torch.zeros(2, 3, 20, dtype=dtype)
+    scores[1, 1, 19] = value
     scores.requires_grad_()
-    with pytest.raises(ValueError, match=rf"1 of 12 gate scores are not finite, the first, {value}, at \(1, 0, 1\)"):
-        top_experts(scores, 1)
+    message = f"1 of 120 gate scores are not finite, the first, {value}, for expert 1 at pixel 19 of sample 1"
+    with pytest.raises(ValueError, match=message):
+        top_experts(scores, num_selected, order)
 
 
 @pytest.mark.parametrize("num_selected", [0, -1, 4])
 def test_num_selected_out_of_range(num_selected):
     with pytest.raises(ValueError, match=rf"num_selected must be in \[1, 3\], got {num_selected}"):
-        top_experts(torch.zeros(3, 2, 2), num_selected)
+        top_experts(torch.zeros(1, 3, 4), num_selected)
 
 
 def test_wrong_shape_and_order():
     with pytest.raises(ValueError, match=r"got shape \(2, 2\)"):
         top_experts(torch.zeros(2, 2), 1)
-    with pytest.raises(ValueError, match="order must be one of score, index, got 'best'"):
-        top_experts(torch.zeros(3, 2, 2), 1, "best")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"got shape \(1, 3, 2, 2\)"):
+        top_experts(torch.zeros(1, 3, 2, 2), 1)
+    with pytest.raises(ValueError, match="order must be one of score, index, families, got 'best'"):
+        top_experts(torch.zeros(1, 3, 4), 1, "best")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("order", ["score", "families"])
+def test_nothing_to_rank(order):
+    with pytest.raises(ValueError, match=r"num_selected must be in \[1, 0\], got 1"):
+        top_experts(torch.zeros(1, 0, 4), 1, order)
+    assert top_experts(torch.zeros(1, 3, 0), 2, order).shape == (1, 2, 0)
+    assert top_experts(torch.zeros(0, 3, 4), 2, order).shape == (0, 2, 4)
 
 
 @pytest.mark.parametrize(("num_experts", "num_selected"), [(31, 8), (32, 8), (33, 32), (64, 1), (100, 37), (512, 128)])
 @pytest.mark.parametrize("kind", ["random", "ties", "some ties", "zeros of both signs", "wide", "close"])
 def test_banks_large_enough_to_draw_the_best_together(num_experts, num_selected, kind):
     generator = torch.Generator().manual_seed(num_experts)
-    # 5 x 11 pixels do not fill the last block of any width.
-    scores = torch.randn(num_experts, 5, 11, generator=generator)
+    # 55 pixels do not fill the last block of any width.
+    scores = torch.randn(1, num_experts, 55, generator=generator)
     if kind == "ties":
         scores = (2 * scores).round()
     elif kind == "some ties":
@@ -107,5 +144,14 @@ def test_banks_large_enough_to_draw_the_best_together(num_experts, num_selected,
         scores = scores.sign() * torch.exp(40 * scores.abs()).clamp(max=3e38)
     elif kind == "close":
         scores = 1.0 + 2.0**-23 * torch.randint(0, 2 * num_experts, scores.shape, generator=generator)
-    expected = scores.sort(dim=0, descending=True, stable=True).indices[:num_selected]
-    assert torch.equal(top_experts(scores, num_selected).indices, expected)
+    expected = scores.sort(dim=1, descending=True, stable=True).indices[:, :num_selected]
+    assert torch.equal(top_experts(scores, num_selected).long(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["top_experts", "family_experts"])
+def test_operators_are_well_defined_for_compilers(name, dtype):
+    operator = getattr(torch.ops.smoe, name).default
+    for scores in (torch.randn(1, 5, 7, dtype=dtype), torch.randn(7, 5, 2, dtype=dtype).permute(2, 1, 0)):
+        for num_selected in (1, 3, 5):
+            torch.library.opcheck(operator, (scores, num_selected))

@@ -5,14 +5,23 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from definitions import define_routing
-from smoe.ops import RoutingTraining, top_experts, train_routing
+from smoe.ops import ErrorSignal, Routing, top_experts, train_routing
+from smoe.rules import Damping, RoutingClassification
+
+RULE = RoutingClassification(error_quantile=0.3)
+DAMPING = Damping(factor=0.0, error_quantile=0.3)
+
+
+def make_routing(scores: torch.Tensor, num_selected: int) -> Routing:
+    return Routing(top_experts(scores, num_selected), scores, scores, scores)
 
 
 def run(
     scores: torch.Tensor,
     num_selected: int,
     error: torch.Tensor,
-    training: RoutingTraining,
+    rule: RoutingClassification | None = RULE,
+    damping: Damping | None = DAMPING,
     *,
     expert_channels: int = 1,
     loss_scale: float = 1.0,
@@ -20,20 +29,21 @@ def run(
     """Error into the experts, the gate's gradient and the count of non-finite errors, for a given error signal."""
     selected = torch.randn_like(error).requires_grad_()
     leaf = scores.detach().clone().requires_grad_()
-    count = torch.zeros((), dtype=torch.int64)
+    signal = ErrorSignal()
+    signal.set_loss_scale(loss_scale)
     output = train_routing(
         selected,
-        leaf,
-        top_experts(leaf, num_selected).indices,
-        None,
+        make_routing(leaf, num_selected),
         expert_channels=expert_channels,
-        training=training,
-        loss_scale=torch.tensor(loss_scale, dtype=torch.float64),
-        num_nonfinite=count,
+        signal=signal,
+        rule=rule,
+        damping=damping,
     )
     assert torch.equal(output, selected)
-    into_experts, gradient = torch.autograd.grad(output, (selected, leaf), error)
-    return into_experts, gradient, int(count)
+    into_experts, gradient = torch.autograd.grad(
+        output, (selected, leaf), error, allow_unused=True, materialize_grads=True
+    )
+    return into_experts, gradient, int(signal.num_nonfinite)
 
 
 @pytest.mark.parametrize("per_sample", [False, True])
@@ -41,14 +51,14 @@ def run(
 @pytest.mark.parametrize("error_quantile", [0.0, 0.3, 0.7, 1.0])
 def test_any_error_signal(error_quantile, expert_channels, per_sample):
     torch.manual_seed(0)
-    scores = torch.randn(*((2,) if per_sample else ()), 5, 3, 4, dtype=torch.float64)
+    scores = torch.randn(2 if per_sample else 1, 5, 12, dtype=torch.float64)
     error = torch.randn(2, 2 * expert_channels, 3, 4, dtype=torch.float64)
-    training = RoutingTraining(error_quantile=error_quantile, damping=0.25, tolerance=1.0, damping_tolerance=5.0)
-    into_experts, gradient, _ = run(scores, 2, error, training, expert_channels=expert_channels)
-    indices = top_experts(scores, 2).indices.expand(2, 2, 3, 4)
+    rule = RoutingClassification(error_quantile=error_quantile, tolerance=1.0)
+    damping = Damping(factor=0.25, error_quantile=error_quantile, tolerance=5.0)
+    into_experts, gradient, _ = run(scores, 2, error, rule, damping, expert_channels=expert_channels)
     definition = define_routing(
-        error,
-        indices,
+        error.flatten(2),
+        top_experts(scores, 2).expand(2, -1, -1),
         5,
         expert_channels,
         error_quantile=error_quantile,
@@ -56,21 +66,33 @@ def test_any_error_signal(error_quantile, expert_channels, per_sample):
         tolerance=1.0,
         damping_tolerance=5.0,
     )
-    torch.testing.assert_close(into_experts, definition.damped)
+    torch.testing.assert_close(into_experts.flatten(2), definition.damped)
     expected = (scores.sigmoid() - definition.labels) / definition.labels.numel()
-    torch.testing.assert_close(gradient, expected if per_sample else expected.sum(dim=0))
+    torch.testing.assert_close(gradient, expected if per_sample else expected.sum(dim=0, keepdim=True))
+    # Without a rule the gate receives nothing and the experts the same; without damping the reverse.
+    undamped, same_gradient, _ = run(scores, 2, error, rule, None, expert_channels=expert_channels)
+    assert torch.equal(undamped, error)
+    assert torch.equal(same_gradient, gradient)
+    only_damped, no_gradient, _ = run(scores, 2, error, None, damping, expert_channels=expert_channels)
+    assert torch.equal(only_damped, into_experts)
+    assert not no_gradient.any()
+
+
+def test_without_rule_and_damping_the_output_is_returned_as_it_is():
+    selected, scores = torch.randn(2, 1, 9, requires_grad=True), torch.randn(1, 3, 9)
+    output = train_routing(selected, make_routing(scores, 1), expert_channels=1, signal=ErrorSignal())
+    assert output is selected
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("rule", ["rc", "end_to_end"])
-@pytest.mark.parametrize("damping", [None, 0.0, 0.1])
-@pytest.mark.parametrize("num_selected", [1, 3])
-def test_an_error_that_is_not_finite_moves_no_gate_and_is_counted(num_selected, damping, rule, value):
-    scores, error = torch.randn(3, 4, 4), torch.randn(2, num_selected, 4, 4)
+@pytest.mark.parametrize("factor", [None, 0.0, 0.1])
+@pytest.mark.parametrize("num_selected", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_error_that_is_not_finite_moves_no_gate_and_is_counted(dtype, num_selected, factor, value):
+    scores, error = torch.randn(1, 3, 16, dtype=dtype), torch.randn(2, num_selected, 4, 4, dtype=dtype)
     error[1, 0, 2, 3] = value
-    into_experts, gradient, count = run(
-        scores, num_selected, error, RoutingTraining(training_rule=rule, damping=damping)
-    )
+    damping = None if factor is None else Damping(factor=factor, error_quantile=0.3)
+    into_experts, gradient, count = run(scores, num_selected, error, RULE, damping)
     assert gradient.abs().max() == 0
     assert count == 1
     # The experts' optimizer, or a loss scaler, has to see it too.
@@ -78,33 +100,53 @@ def test_an_error_that_is_not_finite_moves_no_gate_and_is_counted(num_selected, 
 
 
 def test_finite_errors_are_not_counted():
-    assert run(torch.randn(3, 4, 4), 1, torch.randn(2, 1, 4, 4), RoutingTraining())[2] == 0
+    assert run(torch.randn(1, 3, 16), 1, torch.randn(2, 1, 4, 4))[2] == 0
 
 
 @pytest.mark.parametrize("scale", [0.5, 65536.0])
 def test_gate_gradient_is_multiplied_by_the_loss_scale(scale):
-    scores, error = torch.randn(3, 4, 4), torch.randn(2, 1, 4, 4)
-    plain = run(scores, 1, error, RoutingTraining())
-    scaled = run(scores, 1, error * scale, RoutingTraining(), loss_scale=scale)
+    scores, error = torch.randn(1, 3, 16), torch.randn(2, 1, 4, 4)
+    plain = run(scores, 1, error)
+    scaled = run(scores, 1, error * scale, loss_scale=scale)
     torch.testing.assert_close(scaled[0], plain[0] * scale)
     torch.testing.assert_close(scaled[1], plain[1] * scale)
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_memory_format_of_the_error_does_not_matter(memory_format):
-    scores, error = torch.randn(5, 4, 4), torch.randn(2, 4, 4, 4)
-    plain = run(scores, 2, error, RoutingTraining(damping=0.1), expert_channels=2)
-    other = run(
-        scores, 2, error.contiguous(memory_format=memory_format), RoutingTraining(damping=0.1), expert_channels=2
-    )
+@pytest.mark.parametrize("factor", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_memory_format_of_the_error_is_kept_and_does_not_matter(dtype, factor):
+    scores, error = torch.randn(1, 5, 16, dtype=dtype), torch.randn(2, 4, 4, 4, dtype=dtype)
+    damping = Damping(factor=factor, error_quantile=0.3)
+    plain = run(scores, 2, error, RULE, damping, expert_channels=2)
+    last = error.contiguous(memory_format=torch.channels_last)
+    other = run(scores, 2, last, RULE, damping, expert_channels=2)
     assert torch.equal(plain[0], other[0])
     assert torch.equal(plain[1], other[1])
+    assert other[0].is_contiguous(memory_format=torch.channels_last)
 
 
-def test_empty_batch_trains_nothing():
-    _, gradient, count = run(torch.randn(3, 4, 4), 1, torch.randn(0, 1, 4, 4), RoutingTraining())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_empty_batch_trains_nothing(dtype):
+    _, gradient, count = run(torch.randn(1, 3, 16, dtype=dtype), 1, torch.randn(0, 1, 4, 4, dtype=dtype))
     assert gradient.abs().max() == 0
     assert count == 0
+
+
+def test_nothing_is_wrong_if_every_expert_is_selected():
+    error = torch.randn(2, 3, 4, 4)
+    into_experts, gradient, _ = run(torch.randn(1, 3, 16), 3, error)
+    assert torch.equal(into_experts, error)
+    assert not gradient.any()
+
+
+def test_two_thresholds_and_another_device_are_refused():
+    selected, routing = torch.randn(2, 1, 9), make_routing(torch.randn(1, 3, 9), 1)
+    with pytest.raises(ValueError, match="one threshold serves rule and damping"):
+        train_routing(
+            selected, routing, expert_channels=1, signal=ErrorSignal(), rule=RULE, damping=Damping(error_quantile=0.5)
+        )
+    with pytest.raises(ValueError, match="error signal is on meta but the experts' output on cpu; move the layer"):
+        train_routing(selected, routing, expert_channels=1, signal=ErrorSignal("meta"), rule=RULE)
 
 
 class _LargestTensor(TorchDispatchMode):
@@ -120,27 +162,42 @@ class _LargestTensor(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("damping", [None, 0.0, 0.1])
-@pytest.mark.parametrize("rule", ["rc", "end_to_end"])
-def test_shared_scores_are_never_repeated_over_the_batch(rule, damping):
-    B, X, E, H, W = 6, 8, 2, 5, 7
-    selected = torch.randn(B, E, H, W, requires_grad=True)
-    scores = torch.randn(X, H, W, requires_grad=True)
+@pytest.mark.parametrize("factor", [None, 0.0, 0.1])
+@pytest.mark.parametrize("rule", [RULE, None])
+def test_shared_scores_are_never_repeated_over_the_batch(rule, factor):
+    B, X, E, P = 6, 8, 2, 35
+    selected = torch.randn(B, E, P, requires_grad=True)
+    scores = torch.randn(1, X, P, requires_grad=True)
+    damping = None if factor is None else Damping(factor=factor, error_quantile=0.3)
     with _LargestTensor() as largest:
         output = train_routing(
-            selected,
-            scores,
-            top_experts(scores, E).indices,
-            None,
-            expert_channels=1,
-            training=RoutingTraining(training_rule=rule, damping=damping),
-            loss_scale=torch.ones((), dtype=torch.float64),
-            num_nonfinite=torch.zeros((), dtype=torch.int64),
+            selected, make_routing(scores, E), expert_channels=1, signal=ErrorSignal(), rule=rule, damping=damping
         )
         output.pow(2).mean().backward()
-    assert scores.grad is not None
+    assert (scores.grad is not None) == (rule is not None)
     # Views of the batch are counted as well. Only the error, its mask and the scores themselves are needed.
-    assert largest.numel == max(B * E * H * W, X * H * W) < B * X * H * W
+    assert largest.numel == max(B * E * P, X * P) < B * X * P
+
+
+def meta_step(rule: RoutingClassification | None, damping: Damping | None, per_sample: bool) -> None:
+    """A backward pass on the meta device, where reading a value raises an error."""
+    scores = torch.randn(4 if per_sample else 1, 6, 40_000, device="meta", requires_grad=True)
+    selected = torch.randn(4, 4, 40_000, device="meta", requires_grad=True)
+    signal = ErrorSignal("meta")
+    signal.set_loss_scale(torch.ones((), device="meta"))
+    routing = make_routing(scores, 2)
+    output = train_routing(selected, routing, expert_channels=2, signal=signal, rule=rule, damping=damping)
+    output.pow(2).mean().backward()
+    assert selected.grad is not None and selected.grad.shape == selected.shape
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+@pytest.mark.parametrize("unit", ["data", "output"])
+def test_no_value_is_read_on_the_host(unit, per_sample):
+    rule = RoutingClassification(error_quantile=0.3, tolerance_unit=unit)
+    damping = Damping(error_quantile=0.3, tolerance_unit=unit)
+    for each, other in ((rule, damping), (rule, None), (None, damping)):
+        meta_step(each, other, per_sample)
 
 
 OPERATOR_OPTIONS = [
@@ -154,35 +211,43 @@ OPERATOR_OPTIONS = [
 
 @pytest.mark.parametrize("options", OPERATOR_OPTIONS)
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "expanded"])
-def test_operator_is_well_defined_for_compilers(layout, options):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_operator_is_well_defined_for_compilers(dtype, layout, options):
     expert_channels = options[0]
-    error = torch.randn(2, 2 * expert_channels, 3, 4)
+    error = torch.randn(2, 2 * expert_channels, 3, 4, dtype=dtype)
     if layout == "channels_last":
         error = error.contiguous(memory_format=torch.channels_last)
     elif layout == "expanded":
         # The gradient of a sum.
-        error = torch.ones(()).expand_as(error)
-    scores = torch.randn(4, 3, 4)
-    indices = top_experts(scores, 2).indices
-    outputs = torch.randn(2, 2 * expert_channels, 3, 4) if not options[1] else None
+        error = torch.ones((), dtype=dtype).expand_as(error)
+    scores = torch.randn(1, 4, 12, dtype=dtype)
+    indices = top_experts(scores, 2)
+    unit = None if options[1] else torch.ones((), dtype=torch.float64)
     scale, count = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
     torch.library.opcheck(
-        torch.ops.smoe.train_routing_backward.default, (error, scores, indices, outputs, scale, count, *options)
+        torch.ops.smoe.train_routing_backward.default, (error.flatten(2), scores, indices, unit, scale, count, *options)
     )
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("kind", "options", "message"),
     [
-        ({"error_quantile": 1.5}, r"error_quantile must be in \[0, 1\], got 1.5"),
-        ({"error_quantile": -0.1}, r"error_quantile must be in \[0, 1\], got -0.1"),
-        ({"damping": 2.0}, r"damping must be in \[0, 1\], or None to leave the error whole, got 2.0"),
-        ({"damping": float("nan")}, "damping must be in .* got nan"),
-        ({"rc_weight": -1.0}, "rc_weight must not be negative, got -1.0"),
-        ({"tolerance": -1e-5}, "tolerance must not be negative, got -1e-05"),
-        ({"damping_tolerance": float("nan")}, "damping_tolerance must not be negative, got nan"),
+        (RoutingClassification, {"error_quantile": 1.5}, r"error_quantile must be in \[0, 1\], got 1.5"),
+        (Damping, {"error_quantile": -0.1}, r"error_quantile must be in \[0, 1\], got -0.1"),
+        (Damping, {"factor": 2.0}, r"factor must be in \[0, 1\], got 2.0"),
+        (Damping, {"factor": float("nan")}, "factor must be in .* got nan"),
+        (RoutingClassification, {"weight": -1.0}, "weight must not be negative, got -1.0"),
+        (RoutingClassification, {"tolerance": -1e-5}, "tolerance must not be negative, got -1e-05"),
+        (Damping, {"tolerance": float("nan")}, "tolerance must not be negative, got nan"),
     ],
 )
-def test_wrong_options_are_refused(options, message):
+def test_wrong_options_are_refused(kind, options, message):
     with pytest.raises(ValueError, match=message):
-        RoutingTraining(**options)
+        kind(**options)
+
+
+def test_the_operator_itself_refuses_indices_that_the_kernel_would_misread():
+    scale, count = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
+    tensors = (torch.zeros(2, 1, 9), torch.zeros(1, 3, 9), torch.zeros(1, 1, 9, dtype=torch.int64), None, scale, count)
+    with pytest.raises(ValueError, match=r"needs int32 indices on cpu, got torch\.int64"):
+        torch.ops.smoe.train_routing_backward(*tensors, *OPERATOR_OPTIONS[0])

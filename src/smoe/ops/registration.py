@@ -2,8 +2,8 @@
 
 Every operator has one schema. Its dense implementation, in plain PyTorch operations, serves every device and dtype. A
 native implementation is registered for the CPU, and another backend would be registered in the same way under its own
-dispatch key. With SMOE_BACKEND=dense in the environment the dense implementations are composite: compilers and
-exporters then see PyTorch's own operations and no operator of this library.
+dispatch key. With SMOE_BACKEND=dense in the environment the dense implementations are called without the dispatcher:
+compilers and exporters then see PyTorch's own operations and no operator of this library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def register_operator(
     native: Callable[..., Any] | None = None,
     gradients: Callable[..., Any] | None = None,
     setup_context: Callable[..., Any] | None = None,
-) -> None:
+) -> Callable[..., Any]:
     """Defines `smoe::NAME` and registers its implementations.
 
     Args:
@@ -44,15 +44,20 @@ def register_operator(
         native: Implementation for the CPU; it calls `dense` where it has no kernel.
         gradients: Backward formula; None if the operator is never differentiated.
         setup_context: Saves what `gradients` needs.
+
+    Returns:
+        The function to call: the operator, or `dense` itself if SMOE_BACKEND=dense is set.
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
     if is_dense_only():
+        # Programs that were exported with the operators can still be run.
         _LIBRARY.impl(name, dense, "CompositeImplicitAutograd")
-        return
+        return dense
     _LIBRARY.impl(name, dense, "CompositeExplicitAutograd")
     if native is not None:
         _LIBRARY.impl(name, native, "CPU")
     torch.library.register_fake(f"smoe::{name}", fake, lib=_LIBRARY)
     if gradients is not None:
         torch.library.register_autograd(f"smoe::{name}", gradients, setup_context=setup_context, lib=_LIBRARY)
+    return getattr(torch.ops.smoe, name).default

@@ -43,8 +43,8 @@ def top_experts(scores: torch.Tensor, num_selected: int, order: Order = "score")
     if order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
     if order == "families":
-        return torch.ops.smoe.family_experts(scores.detach(), num_selected)
-    indices = torch.ops.smoe.top_experts(scores.detach(), num_selected)
+        return _rank_families(scores.detach(), num_selected)
+    indices = _rank(scores.detach(), num_selected)
     return indices.sort(dim=1).values if order == "index" and num_selected > 1 else indices
 
 
@@ -129,8 +129,10 @@ def _fake(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
     return scores.new_empty((scores.shape[0], num_selected, scores.shape[2]), dtype=torch.int32)
 
 
-register_operator("top_experts(Tensor scores, int num_selected) -> Tensor", dense=_dense, native=_native, fake=_fake)
-register_operator(
+_rank = register_operator(
+    "top_experts(Tensor scores, int num_selected) -> Tensor", dense=_dense, native=_native, fake=_fake
+)
+_rank_families = register_operator(
     "family_experts(Tensor scores, int num_selected) -> Tensor",
     dense=_dense_families,
     native=_native_families,

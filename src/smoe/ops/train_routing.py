@@ -74,6 +74,11 @@ def train_routing(
             f"one threshold serves rule and damping: they need the same error_quantile and tolerance_unit, got {rule} "
             f"and {damping}"
         )
+    if signal.loss_scale.device != selected.device:
+        raise ValueError(
+            f"the error signal is on {signal.loss_scale.device} but the experts' output on {selected.device}; move the "
+            "layer with layer.to(device)"
+        )
     # A unit of 1 costs nothing; the size of the output is a pass over it.
     unit = root_mean_square(selected) if shared.tolerance_unit == "output" else None
     options = (
@@ -84,8 +89,9 @@ def train_routing(
         0.0 if rule is None else rule.tolerance,
         0.0 if damping is None else damping.tolerance,
     )
+    scores = routing.scores.detach() if rule is None else routing.scores
     return _TrainRouting.apply(
-        *(selected, routing.scores, routing.indices, unit, signal.loss_scale, signal.num_nonfinite),
+        *(selected, scores, routing.indices, unit, signal.loss_scale, signal.num_nonfinite),
         *(expert_channels, *options),
     )  # type: ignore[return-value]
 
@@ -114,7 +120,7 @@ class _TrainRouting(torch.autograd.Function):
     def backward(ctx, *grad_outputs):
         (error,) = grad_outputs
         scores, indices, unit = ctx.saved_tensors
-        damped, gradient = torch.ops.smoe.train_routing_backward(
+        damped, gradient = _train_routing_backward(
             error.flatten(2),
             scores,
             indices,
@@ -163,7 +169,7 @@ def _dense(
     damping_tolerance: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if not _has_choice(error, scores, indices):
-        return error.clone(), torch.zeros_like(scores)
+        return error.clone(), _no_gradient(scores, trains_gate)
     errors = choice_errors(error, expert_channels, loss_scale)
     # The largest error is NaN if there is one, and takes a twentieth of the time of looking at all of them.
     is_nonfinite = errors.amax().isfinite().logical_not()
@@ -171,7 +177,7 @@ def _dense(
     units = 1.0 if unit is None else unit
     is_wrong, is_damped = wrong_choices(errors, error_quantile, (tolerance * units, damping_tolerance * units))
     damped = None if damping is None else damp_error(error, is_damped, damping, expert_channels)
-    gradient = torch.zeros_like(scores)
+    gradient = _no_gradient(scores, trains_gate=False)
     if trains_gate:
         gradient = routing_gradient(scores, indices, is_wrong).mul_(rc_weight * loss_scale)
         gradient = gradient.masked_fill_(is_nonfinite, 0.0)
@@ -179,6 +185,10 @@ def _dense(
 
 
 def _native(error, scores, indices, unit, loss_scale, num_nonfinite, expert_channels, trains_gate, *numbers):
+    if indices.dtype != torch.int32 or indices.device.type != "cpu":
+        raise ValueError(
+            f"smoe::train_routing_backward needs int32 indices on cpu, got {indices.dtype} on {indices.device}"
+        )
     library = library_for(error, scores) if _has_choice(error, scores, indices) else None
     if library is None:
         arguments = (error, scores, indices, unit, loss_scale, num_nonfinite, expert_channels, trains_gate)
@@ -188,7 +198,7 @@ def _native(error, scores, indices, unit, loss_scale, num_nonfinite, expert_chan
     )
     if is_nonfinite:
         num_nonfinite += 1
-    return _as_promised(error, damped), torch.zeros_like(scores) if gradient is None else gradient
+    return _as_promised(error, damped), _no_gradient(scores, trains_gate) if gradient is None else gradient
 
 
 def _call_kernel(
@@ -245,13 +255,18 @@ def _as_promised(error: torch.Tensor, damped: torch.Tensor | None) -> torch.Tens
     return damped if damped.stride() == error.stride() else torch.empty_like(error).copy_(damped)
 
 
-def _fake(error, scores, *options):
-    del options
-    return torch.empty_like(error), torch.empty_like(scores)
+def _no_gradient(scores: torch.Tensor, trains_gate: bool) -> torch.Tensor:
+    """Zeros, or an empty tensor if the gate is not trained."""
+    return torch.zeros_like(scores) if trains_gate else scores.new_empty(0)
+
+
+def _fake(error, scores, indices, unit, loss_scale, num_nonfinite, expert_channels, trains_gate, *numbers):
+    del indices, unit, loss_scale, num_nonfinite, expert_channels, numbers
+    return torch.empty_like(error), torch.empty_like(scores) if trains_gate else scores.new_empty(0)
 
 
 # One opaque operator: compilers keep it whole, so that the loss scale is read when backward runs.
-register_operator(
+_train_routing_backward = register_operator(
     "train_routing_backward(Tensor error, Tensor scores, Tensor indices, Tensor? unit, Tensor loss_scale, "
     "Tensor(a!) num_nonfinite, int expert_channels, bool trains_gate, float rc_weight, float error_quantile, "
     "float? damping, float tolerance, float damping_tolerance) -> (Tensor, Tensor)",

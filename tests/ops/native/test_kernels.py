@@ -66,7 +66,7 @@ def check(library: NativeLibrary, family: str, case: Case, num_threads: tuple[in
     torch.manual_seed(0)
     grid = output_grid(case.H, case.W, case.stride)
     input, weight = torch.randn(case.B, case.C, case.H, case.W), torch.randn(case.X, case.C, *case.kernel)
-    indices = torch.rand(case.X, *grid).topk(case.E, dim=0).indices
+    indices = torch.rand(1, case.X, grid[0] * grid[1]).topk(case.E, dim=1).indices.int()
     error = torch.randn(case.B, case.E, *grid)
     exact_input, exact_weight = input.double().requires_grad_(), weight.double().requires_grad_()
     output = dense_routed_conv2d(exact_input, exact_weight, indices, stride=case.stride, padding_mode=case.mode)
@@ -86,7 +86,7 @@ def check(library: NativeLibrary, family: str, case: Case, num_threads: tuple[in
             result = torch.full(truth.shape, torch.nan)
             library.call(
                 f"{family}_{direction}",
-                *(ctypes.byref(geometry), *arguments[direction], indices.to(torch.int32).contiguous(), result),
+                *(ctypes.byref(geometry), *arguments[direction], indices.contiguous(), result),
             )
             results.append(result)
         assert torch.equal(*results), f"{direction} of {case} depends on the number of threads"

@@ -1,4 +1,4 @@
-"""The training side by C++ against the Python definitions."""
+"""The kernels of training against the Python definitions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from smoe.ops.native.library import native_library
-from smoe.ops.native.training import native_error_quantile, native_train_routing
 from smoe.ops.routing_error import choice_errors, damp_error, routing_gradient, wrong_choices
+from smoe.ops.train_routing import _call_kernel
 
 LIBRARY = native_library()
 if LIBRARY is None:
@@ -32,8 +32,7 @@ def test_quantile(kind: str, size: int, quantile: float) -> None:
         errors[2, size // 2] = torch.inf
     elif kind == "nan":
         errors[3, size // 3] = torch.nan
-    assert LIBRARY is not None
-    actual = native_error_quantile(LIBRARY, errors, quantile)
+    actual = torch.ops.smoe.error_quantile(errors, quantile)
     for row, value in zip(errors, actual, strict=True):
         ranked = row.double().sort().values
         position = quantile * (size - 1)
@@ -49,8 +48,7 @@ def test_quantile(kind: str, size: int, quantile: float) -> None:
 def test_quantile_of_more_than_two_to_the_24() -> None:
     size = 2**24 + 3
     errors = torch.arange(size, dtype=torch.float32).flip(0).unsqueeze(0) / size
-    assert LIBRARY is not None
-    actual = native_error_quantile(LIBRARY, errors, 0.25)
+    actual = torch.ops.smoe.error_quantile(errors, 0.25)
     assert float(actual) == pytest.approx(0.25, rel=1e-6)
 
 
@@ -62,60 +60,66 @@ def test_quantile_where_the_sample_misleads(size: int) -> None:
     errors[0, places] += 2.0
     errors[1, places] -= 2.0
     errors[2, places] = 0.5
-    assert LIBRARY is not None
     for quantile in (0.0, 0.3, 0.5, 1.0):
-        actual = native_error_quantile(LIBRARY, errors, quantile)
+        actual = torch.ops.smoe.error_quantile(errors, quantile)
         torch.testing.assert_close(actual, errors.double().quantile(quantile, dim=1).float())
 
 
-@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize(("B", "X", "E", "F"), [(1, 5, 2, 1), (1, 4, 3, 2), (3, 300, 2, 1)])
-def test_results_do_not_depend_on_threads(B: int, X: int, E: int, F: int, index_dtype: torch.dtype) -> None:
-    # Large enough for two threads, which share the one sample; odd, so that chunks and registers are not filled.
-    H, W = 131, 151
-    error, scores = torch.randn(B, E * F, H, W), torch.randn(X, H, W)
-    indices = scores.topk(E, dim=0).indices
+def train(
+    error: torch.Tensor,
+    scores: torch.Tensor,
+    indices: torch.Tensor,
+    expert_channels: int,
+    *,
+    loss_scale: float = 1.0,
+    rc_weight: float = 1.0,
+    error_quantile: float = 0.4,
+    damping: float | None = 0.0,
+    tolerance: float = 0.0,
+    damping_tolerance: float = 0.0,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, bool]:
     assert LIBRARY is not None
+    scale = torch.tensor(loss_scale, dtype=torch.float64)
+    return _call_kernel(
+        *(LIBRARY, error, scores, indices, None, scale, expert_channels, True),
+        *(rc_weight, error_quantile, damping, tolerance, damping_tolerance),
+    )
+
+
+@pytest.mark.parametrize(("B", "X", "E", "F"), [(1, 5, 2, 1), (1, 4, 3, 2), (3, 300, 2, 1)])
+def test_results_do_not_depend_on_threads(B: int, X: int, E: int, F: int) -> None:
+    # Large enough for two threads, which share the one sample; odd, so that chunks and registers are not filled.
+    P = 131 * 151
+    error, scores = torch.randn(B, E * F, P), torch.randn(1, X, P)
+    indices = scores.topk(E, dim=1).indices.int()
     results = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        results.append(
-            native_train_routing(
-                *(LIBRARY, error, scores, indices.to(index_dtype), 1.0, F),
-                rc_loss=True,
-                rc_weight=1.0,
-                error_quantile=0.3,
-                damping=0.5,
-                tolerance=1e-3,
-                damping_tolerance=1.0,
-            )
-        )
+        options = {"error_quantile": 0.3, "damping": 0.5, "tolerance": 1e-3, "damping_tolerance": 1.0}
+        results.append(train(error, scores, indices, F, **options))
     torch.set_num_threads(1)
+    first, first_gradient, _ = results[0]
+    assert first is not None and first_gradient is not None
     for damped, gradient, _ in results[1:]:
-        assert torch.equal(damped, results[0][0])
-        assert torch.equal(gradient, results[0][1])
+        assert torch.equal(damped, first)
+        assert torch.equal(gradient, first_gradient)
     is_wrong, is_damped = wrong_choices(choice_errors(error, F), 0.3, (1e-3, 1.0))
-    torch.testing.assert_close(results[0][1], routing_gradient(scores, indices, is_wrong), rtol=2e-6, atol=1e-11)
-    assert torch.equal(results[0][0], damp_error(error, is_damped, 0.5, F))
+    torch.testing.assert_close(first_gradient, routing_gradient(scores, indices, is_wrong), rtol=2e-6, atol=1e-11)
+    assert torch.equal(first, damp_error(error, is_damped, 0.5, F))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("damping", [None, 0.0, 0.1])
-@pytest.mark.parametrize("samples", [(), (5,)], ids=["shared scores", "scores of each sample"])
+@pytest.mark.parametrize("num_samples", [1, 5], ids=["shared scores", "scores of each sample"])
 @pytest.mark.parametrize(("X", "E", "F"), [(3, 1, 1), (6, 2, 1), (5, 4, 1), (7, 3, 2), (4, 1, 3)])
-def test_equals_the_definitions(
-    X: int, E: int, F: int, samples: tuple[int, ...], damping: float | None, threads: int
-) -> None:
-    B, H, W = 5, 7, 9
-    error = torch.randn(B, E * F, H, W) * 1e-3
-    scores = torch.randn(*samples, X, H, W) * 3
-    indices = scores.topk(E, dim=-3).indices
+def test_equals_the_definitions(X: int, E: int, F: int, num_samples: int, damping: float | None, threads: int) -> None:
+    B, P = 5, 63
+    error = torch.randn(B, E * F, P) * 1e-3
+    scores = torch.randn(num_samples, X, P) * 3
+    indices = scores.topk(E, dim=1).indices.int()
     torch.set_num_threads(threads)
-    assert LIBRARY is not None
-    options = {"rc_loss": True, "rc_weight": 0.7, "error_quantile": 0.4, "tolerance": 1e-3, "damping_tolerance": 5e-3}
-    damped, gradient, is_nonfinite = native_train_routing(
-        LIBRARY, error, scores, indices, 16.0, F, damping=damping, **options
-    )
+    options = {"rc_weight": 0.7, "tolerance": 1e-3, "damping_tolerance": 5e-3, "loss_scale": 16.0}
+    damped, gradient, is_nonfinite = train(error, scores, indices, F, damping=damping, **options)
     torch.set_num_threads(1)
 
     errors = choice_errors(error, F, torch.tensor(16.0, dtype=torch.float64))
@@ -131,15 +135,11 @@ def test_equals_the_definitions(
         assert torch.equal(damped, damp_error(error, is_damped, damping, F))
 
 
-@pytest.mark.parametrize("samples", [(), (2,)], ids=["shared scores", "scores of each sample"])
+@pytest.mark.parametrize("num_samples", [1, 2], ids=["shared scores", "scores of each sample"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_errors_that_are_not_finite_are_told(bad: float, samples: tuple[int, ...]) -> None:
-    error, scores = torch.randn(2, 1, 4, 4), torch.randn(*samples, 3, 4, 4)
-    error[1, 0, 2, 2] = bad
-    assert LIBRARY is not None
-    options = {"rc_loss": True, "rc_weight": 1.0, "error_quantile": 0.4, "tolerance": 0.0, "damping_tolerance": 0.0}
-    _, gradient, is_nonfinite = native_train_routing(
-        LIBRARY, error, scores, scores.argmax(-3, keepdim=True), 1.0, 1, damping=0.0, **options
-    )
+def test_errors_that_are_not_finite_are_reported(bad: float, num_samples: int) -> None:
+    error, scores = torch.randn(2, 1, 16), torch.randn(num_samples, 3, 16)
+    error[1, 0, 10] = bad
+    _, gradient, is_nonfinite = train(error, scores, scores.argmax(1, keepdim=True).int(), 1)
     assert is_nonfinite
     assert gradient is not None and gradient.count_nonzero() == 0

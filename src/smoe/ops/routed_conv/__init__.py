@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from smoe.ops.native.library import library_for
 from smoe.ops.padding import output_grid
 from smoe.ops.registration import register_operator
 from smoe.ops.routed_conv.choices import check_choices
-from smoe.ops.routed_conv.dense import dense_routed_conv2d, dense_routed_conv2d_backward
+from smoe.ops.routed_conv.dense import dense_routed_conv2d, dense_routed_conv2d_backward, format_of
 from smoe.ops.routed_conv.native import native_routed_conv2d, native_routed_conv2d_backward
 from smoe.ops.routed_conv.reference import reference_routed_conv2d
 from smoe.options import PADDING_MODES, PaddingMode
@@ -47,9 +48,11 @@ def routed_conv2d(
     _check(input, weight, indices, expert_channels, stride, padding_mode)
     # Checked only where that is free: on an accelerator the host would wait for the device at every layer.
     if check_indices and indices.device.type == "cpu" and not torch.compiler.is_compiling():
-        check_choices(indices, weight.shape[0] // expert_channels, output_grid(*input.shape[2:], stride)[1])
+        check_choices(
+            indices, weight.shape[0] // expert_channels, output_grid(input.shape[2], input.shape[3], stride)[1]
+        )
     input, weight = (_autocast(tensor) for tensor in (input, weight))
-    return torch.ops.smoe.routed_conv2d(input, weight, indices.to(torch.int32), expert_channels, stride, padding_mode)
+    return _routed_conv2d(input, weight, indices.to(torch.int32), expert_channels, stride, padding_mode)
 
 
 def _autocast(tensor: torch.Tensor) -> torch.Tensor:
@@ -91,10 +94,7 @@ def _check(
             f"input and weight need at least one channel, pixel and filter, got shapes {tuple(input.shape)} and "
             f"{tuple(weight.shape)}"
         )
-    if not input.device == weight.device == indices.device:
-        raise ValueError(
-            f"input, weight and indices must be on one device, got {input.device}, {weight.device} and {indices.device}"
-        )
+    _refuse_mixed_devices(input, weight, indices)
     if indices.ndim != 3 or indices.shape[1] < 1 or indices.dtype not in (torch.int64, torch.int32):
         raise ValueError(
             f"indices must be int32 or int64, (1 or B, E, P) with flat pixels, got {indices.dtype} of shape "
@@ -110,18 +110,35 @@ def _check(
         )
 
 
+def _refuse_mixed_devices(input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor) -> None:
+    if not input.device == weight.device == indices.device:
+        raise ValueError(
+            f"input, weight and indices must be on one device, got {input.device}, {weight.device} and {indices.device}"
+        )
+
+
 def _fake(input, weight, indices, expert_channels, stride, padding_mode):
-    del weight, padding_mode
+    del padding_mode
+    _refuse_mixed_devices(input, weight, indices)
     grid = output_grid(input.shape[2], input.shape[3], stride)
-    return input.new_empty(input.shape[0], indices.shape[1] * expert_channels, *grid)
+    output = input.new_empty(input.shape[0], indices.shape[1] * expert_channels, *grid)
+    return output.contiguous(memory_format=_promised_format(input, input, weight))
 
 
 def _fake_backward(error, input, weight, indices, expert_channels, stride, padding_mode, needs_input, needs_weight):
-    del error, indices, expert_channels, stride, padding_mode
-    return (
-        input.new_empty(input.shape if needs_input else (0,)),
-        weight.new_empty(weight.shape if needs_weight else (0,)),
+    del error, expert_channels, stride, padding_mode
+    _refuse_mixed_devices(input, weight, indices)
+    return tuple(
+        torch.empty_like(tensor, memory_format=_promised_format(tensor, input, weight))
+        if is_needed
+        else tensor.new_empty(0)
+        for tensor, is_needed in ((input, needs_input), (weight, needs_weight))
     )
+
+
+def _promised_format(like: torch.Tensor, input: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """The kernels write contiguous tensors; the dense implementation keeps the format of its arguments."""
+    return format_of(like) if library_for(input, weight) is None else torch.contiguous_format
 
 
 def _setup_context(ctx, inputs, output):
@@ -133,7 +150,7 @@ def _setup_context(ctx, inputs, output):
 def _gradients(ctx, error):
     input, weight, indices = ctx.saved_tensors
     needs_input, needs_weight = ctx.needs_input_grad[:2]
-    input_gradient, weight_gradient = torch.ops.smoe.routed_conv2d_backward(
+    input_gradient, weight_gradient = _routed_conv2d_backward(
         error, input, weight, indices, ctx.expert_channels, ctx.stride, ctx.padding_mode, needs_input, needs_weight
     )
     return (
@@ -144,14 +161,14 @@ def _gradients(ctx, error):
 
 
 _OPTIONS = "int expert_channels, int stride, str padding_mode"
-register_operator(
+_routed_conv2d_backward = register_operator(
     f"routed_conv2d_backward(Tensor error, Tensor input, Tensor weight, Tensor indices, {_OPTIONS}, bool needs_input, "
     "bool needs_weight) -> (Tensor, Tensor)",
     dense=dense_routed_conv2d_backward,
     native=native_routed_conv2d_backward,
     fake=_fake_backward,
 )
-register_operator(
+_routed_conv2d = register_operator(
     f"routed_conv2d(Tensor input, Tensor weight, Tensor indices, {_OPTIONS}) -> Tensor",
     dense=dense_routed_conv2d,
     native=native_routed_conv2d,

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from smoe.ops.gather_experts import gather_experts, scatter_experts
-from smoe.ops.padding import wrap_padding
+from smoe.ops.padding import output_grid, unwrap_padding, wrap_padding
 from smoe.options import PaddingMode
 
 
@@ -21,9 +21,13 @@ def dense_routed_conv2d(
     padding_mode: str = "zeros",
 ) -> torch.Tensor:
     """Arguments and result as `smoe.ops.routed_conv2d`; cost and memory follow the whole bank X, not E."""
+    if 0 in input.shape[1:]:
+        # torch's convolution refuses these sizes; a sum over no channels is zero.
+        grid = output_grid(input.shape[2], input.shape[3], stride)
+        return input.new_zeros(input.shape[0], indices.shape[1] * expert_channels, *grid)
     padded, zeros = wrap_padding(input, (weight.shape[2], weight.shape[3]), cast(PaddingMode, padding_mode))
     outputs = F.conv2d(padded, weight, stride=stride, padding=zeros)
-    return gather_experts(outputs, indices, expert_channels)
+    return gather_experts(outputs, indices, expert_channels).contiguous(memory_format=format_of(input))
 
 
 def dense_routed_conv2d_backward(
@@ -37,16 +41,23 @@ def dense_routed_conv2d_backward(
     needs_input: bool,
     needs_weight: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of input and weight; one that is not needed is empty."""
+    """Gradients of input and weight, each in the memory format of its tensor; one that is not needed is empty."""
     everywhere = scatter_experts(error, indices, weight.shape[0] // expert_channels, expert_channels)
-    with torch.enable_grad():
-        # The derivative of the wrapped border is autograd's.
-        leaf = input.detach().requires_grad_(needs_input)
-        padded, zeros = wrap_padding(leaf, (weight.shape[2], weight.shape[3]), cast(PaddingMode, padding_mode))
+    kernel_size, mode = (weight.shape[2], weight.shape[3]), cast(PaddingMode, padding_mode)
+    padded, zeros = wrap_padding(input, kernel_size, mode)
     by_padded, by_weight, _ = torch.ops.aten.convolution_backward(
-        *(everywhere, padded.detach(), weight, None, [stride, stride], list(zeros), [1, 1], False, [0, 0], 1),
+        *(everywhere, padded, weight, None, [stride, stride], list(zeros), [1, 1], False, [0, 0], 1),
         [needs_input, needs_weight, False],
     )
-    if needs_input and padded is not leaf:
-        (by_padded,) = torch.autograd.grad(padded, leaf, by_padded)
-    return by_padded if needs_input else input.new_empty(0), by_weight if needs_weight else weight.new_empty(0)
+    if needs_input:
+        by_padded = unwrap_padding(by_padded, (input.shape[2], input.shape[3]), kernel_size, mode)
+    return (
+        by_padded.contiguous(memory_format=format_of(input)) if needs_input else input.new_empty(0),
+        by_weight.contiguous(memory_format=format_of(weight)) if needs_weight else weight.new_empty(0),
+    )
+
+
+def format_of(tensor: torch.Tensor) -> torch.memory_format:
+    """The memory format of the result that belongs to `(B, C, H, W)`: channels_last if the tensor has it."""
+    is_last = tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+    return torch.channels_last if is_last else torch.contiguous_format

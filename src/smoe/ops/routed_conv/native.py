@@ -71,6 +71,17 @@ def make_problem(
     return Problem(library, geometry, folded)
 
 
+def kernels_for(input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor) -> NativeLibrary | None:
+    """The kernels if they serve these tensors; None otherwise.
+
+    Raises:
+        ValueError: If the kernels would read the indices wrongly.
+    """
+    if indices.dtype != torch.int32 or indices.device.type != "cpu":
+        raise ValueError(f"smoe::routed_conv2d needs int32 indices on cpu, got {indices.dtype} on {indices.device}")
+    return library_for(input, weight)
+
+
 def _fold(library: NativeLibrary, indices: torch.Tensor, expert_channels: int) -> torch.Tensor:
     """The routing with an expert's F outputs as F experts, `(S, E * F, P)`."""
     if expert_channels == 1:
@@ -92,11 +103,13 @@ def native_routed_conv2d(
     padding_mode: str,
 ) -> torch.Tensor:
     """The output on a CPU; `dense_routed_conv2d` where there is no kernel."""
-    library = library_for(input, weight)
+    library = kernels_for(input, weight, indices)
     if library is None:
         return dense_routed_conv2d(input, weight, indices, expert_channels, stride, padding_mode)
     grid = output_grid(input.shape[2], input.shape[3], stride)
     output = input.new_empty(input.shape[0], indices.shape[1] * expert_channels, *grid)
+    if input.numel() == 0:
+        return output.zero_()
     if output.numel():
         problem = make_problem(library, input.shape, weight, indices, expert_channels, stride, padding_mode)
         problem.run("forward", input.contiguous(), weight.contiguous(), output)
@@ -115,12 +128,15 @@ def native_routed_conv2d_backward(
     needs_weight: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of input and weight on a CPU; one that is not needed is empty."""
-    library = library_for(error, input, weight)
+    library = kernels_for(input, weight, indices) if error.dtype == torch.float32 else None
     if library is None:
         options = (expert_channels, stride, padding_mode, needs_input, needs_weight)
         return dense_routed_conv2d_backward(error, input, weight, indices, *options)
-    if error.numel() == 0:
-        return torch.zeros_like(input), torch.zeros_like(weight)
+    if error.numel() == 0 or input.numel() == 0:
+        return (
+            torch.zeros_like(input) if needs_input else input.new_empty(0),
+            torch.zeros_like(weight) if needs_weight else weight.new_empty(0),
+        )
     error, input, weight = error.contiguous(), input.contiguous(), weight.contiguous()
     problem = make_problem(library, input.shape, weight, indices, expert_channels, stride, padding_mode)
     input_gradient = torch.empty_like(input) if needs_input else input.new_empty(0)

@@ -1,0 +1,94 @@
+"""Which implementation runs: the dispatcher, SMOE_BACKEND=dense, and what compilers and exporters see."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from smoe.ops.registration import BACKEND_VARIABLE
+
+OPERATORS = (
+    *("routed_conv2d", "routed_conv2d_backward", "top_experts", "family_experts", "error_quantile"),
+    "train_routing_backward",
+)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_operator_has_one_schema_and_both_implementations(name):
+    assert getattr(torch.ops.smoe, name).overloads() == ["default"]
+    qualified = f"smoe::{name}"
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CPU")
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CompositeExplicitAutograd")
+    assert not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CompositeImplicitAutograd")
+
+
+DENSE = """
+import torch, smoe
+import smoe.ops.native.library as library
+assert library.native_library() is None
+
+torch.manual_seed(0)
+x, target = torch.randn(3, 2, 6, 5), torch.randn(3, 4, 6, 5)
+
+
+def names(graph):
+    return [str(node.target) for node in graph.nodes if node.op == "call_function"]
+
+
+gates = (smoe.TensorGate(6, 2, (6, 5), 2), smoe.ConvGate(2, 6, 2, order="families"))
+for gate in gates:
+    rule = smoe.rules.RoutingClassification(error_quantile=0.3, damping=smoe.rules.Damping(error_quantile=0.3))
+    layer = smoe.SpatialMoE2d(2, 6, 2, gate=gate, expert_channels=2, rule=rule)
+    program = torch.export.export(layer.eval(), (x,))
+    assert any("convolution" in name or "conv2d" in name for name in names(program.graph)), names(program.graph)
+    assert not any("smoe" in name for name in names(program.graph)), names(program.graph)
+    torch.testing.assert_close(program.module()(x), layer(x))
+
+    graphs = []
+
+    def keep(module, inputs):
+        graphs.append(module.graph)
+        return module
+
+    from torch._dynamo.backends.common import aot_autograd
+    from functorch.compile import make_boxed_func
+
+    backend = aot_autograd(fw_compiler=lambda m, i: make_boxed_func(keep(m, i)))
+    layer.train()
+    results = []
+    for function in (layer, torch.compile(layer, backend=backend, fullgraph=True)):
+        layer.zero_grad()
+        output = function(x)
+        torch.nn.functional.mse_loss(output, target).backward()
+        results.append([output.detach(), *(p.grad.clone() for p in layer.parameters())])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+    assert len(graphs) == 2, len(graphs)
+    assert not any("smoe" in name for graph in graphs for name in names(graph))
+
+    # A NaN is refused in eager mode; a compiled layer has plain torch operations only, and ranks it last.
+    broken = x.clone()
+    broken[1, 0, 3, 3] = torch.nan
+    if gate.looks_at_input:
+        try:
+            layer.eval()(broken)
+            raise SystemExit("a NaN was not refused")
+        except ValueError as error:
+            assert "not finite" in str(error)
+        assert torch.compile(layer, backend="aot_eager")(broken).shape == (3, 4, 6, 5)
+        assert program.module()(broken).shape == (3, 4, 6, 5)
+torch.save(layer(x).detach(), __import__("sys").argv[1])
+"""
+
+
+def test_dense_only_gives_compilers_and_exporters_plain_torch_operations(tmp_path):
+    file = tmp_path / "output.pt"
+    environment = {**os.environ, BACKEND_VARIABLE: "dense", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", DENSE, str(file)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert torch.load(file).isfinite().all()
