@@ -1,0 +1,1 @@
+"""SMoE layers on lines, volumes, spheres and graphs."""

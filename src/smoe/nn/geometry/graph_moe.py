@@ -1,0 +1,217 @@
+"""The SMoE layer on the nodes of a graph or mesh: every node learns which experts serve it."""
+
+from __future__ import annotations
+
+import math
+from typing import Unpack
+
+import torch
+
+from smoe.nn.filter_bank import BankOptions, FilterBank
+from smoe.nn.geometry.neighbourhood import Neighbourhood
+from smoe.nn.geometry.node_order import node_order_of
+from smoe.nn.grid_checks import check_positive
+from smoe.ops.graph import Aggregation, check_edges, edge_fingerprints
+from smoe.ops.routed_conv import routed_conv2d
+from smoe.ops.routing import Routing
+
+
+class GraphMoE(FilterBank):
+    """A bank of linear maps of a node's neighbourhood, of which a gate selects some at every node.
+
+    An expert works on the features of the node beside sums over its neighbours,
+    `a(p) = [x(p), sum_q phi_0(q, p) x(q), ..., sum_q phi_D(q, p) x(q)]`, which are computed once for all experts. With
+    one sum the layer is isotropic, as `SAGEConv` of torch_geometric; columns of `edge_attr`, such as the directions of
+    `smoe.edge_directions`, add a sum each.
+
+    The graph is the same for all samples, or at least its nodes are: choices belong to node numbers. The layer takes
+    what convolutions of torch_geometric take, and does not import it.
+
+    Args:
+        in_channels: C, the number of features of a node.
+        num_experts: X, the number of experts in the bank.
+        num_selected: E, the number of experts selected at each node.
+        num_nodes: N, the number of nodes; not needed with a gate that was made for them.
+        aggregation: What divides the sums: nothing (`sum`), the number of edges into the node (`mean`), or the roots of
+            the degrees of both ends, with a self loop at every node (`gcn`).
+        edge_dim: D, the number of columns of `edge_attr`.
+        root: Whether the experts see the features of the node itself apart from the sums.
+        coordinates: Coordinates of the nodes `(N, D)`. Their hash is saved with the gate, and a gate that was saved
+            with others is refused.
+        fixed_graph: Refuse edges that differ from those of the first pass over all nodes, whose hash is saved with the
+            gate. False for graphs whose edges change from sample to sample or are dropped at random.
+        **options: Further arguments as for `SpatialMoE2d`: `expert_channels`, `gate`, `bias`, `local_affine`,
+            `weighted`, `order`, `rule`, `damping`, `device`, `dtype`.
+
+    Example:
+        >>> conv = smoe.GraphMoE(16, num_experts=8, num_selected=2, num_nodes=data.num_nodes)
+        >>> conv(data.x, data.edge_index).shape
+        torch.Size([10242, 2])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_experts: int,
+        num_selected: int,
+        *,
+        num_nodes: int | None = None,
+        aggregation: Aggregation = "mean",
+        edge_dim: int = 0,
+        root: bool = True,
+        coordinates: torch.Tensor | None = None,
+        fixed_graph: bool = True,
+        **options: Unpack[BankOptions],
+    ) -> None:
+        check_positive(in_channels=in_channels)
+        if num_nodes is None and options.get("gate") is None:
+            raise ValueError("give num_nodes, the number of nodes of the graph, or a gate")
+        if num_nodes is not None:
+            check_positive(num_nodes=num_nodes)
+        neighbourhood = Neighbourhood(aggregation, edge_dim, root)
+        spatial_shape = None if num_nodes is None else (num_nodes,)
+        bank_channels = neighbourhood.num_blocks * in_channels
+        super().__init__(bank_channels, num_experts, num_selected, (), spatial_shape, **options)
+        grid = self.gate.spatial_shape
+        if grid is not None and len(grid) != 1:
+            raise ValueError(f"a graph layer needs a gate for (nodes,), got one for {grid}")
+        num_nodes = num_nodes if grid is None else grid[0]
+        if num_nodes is None:
+            raise ValueError(f"give num_nodes: a {type(self.gate).__name__} was made for no number of nodes")
+        self.in_channels = in_channels
+        self.num_nodes = num_nodes
+        self.neighbourhood = neighbourhood
+        self.fixed_graph = fixed_graph
+        order = node_order_of(self.gate)
+        if coordinates is not None:
+            if len(coordinates) != self.num_nodes:
+                raise ValueError(f"the layer has {self.num_nodes} nodes, but there are {len(coordinates)} coordinates")
+            order.note_coordinates(coordinates)
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  # the arguments of graph convolutions
+        self,
+        x: torch.Tensor,
+        edge_index: torch.Tensor,
+        edge_weight: torch.Tensor | None = None,
+        edge_attr: torch.Tensor | None = None,
+        *,
+        node_id: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Features of the nodes to outputs of their experts.
+
+        Args:
+            x: `(N, C)`; `(B, N, C)` for samples that share the edges; or `(B * N, C)` with the edges of B graphs, as
+                batches of torch_geometric have them.
+            edge_index: Source and target of each edge, `(2, M)`, int64. Targets sum over sources; an undirected edge is
+                given in both directions.
+            edge_weight: Factor of each edge, `(M,)`.
+            edge_attr: Further factors of each edge, `(M, D)`; a sum for each column.
+            node_id: Which nodes of the graph `x` has, `(n,)`, where it has some only: `n_id` of a NeighborLoader.
+
+        Returns:
+            Of the shape of `x` with E * F channels; channels `[s * F, (s + 1) * F)` are each node's s-th expert.
+        """
+        self._check(x, node_id)
+        samples = x if x.ndim == 3 else x.reshape(-1, self.num_nodes if node_id is None else len(x), self.in_channels)
+        if node_id is None and self.fixed_graph and not torch.compiler.is_compiling():
+            self._note_edges(edge_index, x.shape[-2])
+        features = self.neighbourhood.features(samples, edge_index, edge_weight, edge_attr, x.shape[-2])
+        routing = self.gate.route(features, self)
+        if node_id is None:
+            output = self.finish(self.respond(features, routing))
+        else:
+            output = self._finish_nodes(self.respond(features, _at_nodes(routing, node_id)), node_id)
+        return output.transpose(1, 2).reshape(*x.shape[:-1], -1)
+
+    def _check(self, x: torch.Tensor, node_id: torch.Tensor | None) -> None:
+        C, N = self.in_channels, self.num_nodes
+        if x.ndim not in (2, 3) or x.shape[-1] != C:
+            raise ValueError(f"x must be (N, {C}), (B, N, {C}) or (B * N, {C}), got shape {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise ValueError(f"x must be floating, got {x.dtype}; convert it with x.float()")
+        if node_id is not None:
+            self._check_node_id(node_id, x.shape[-2])
+        elif x.ndim == 3 and x.shape[1] != N:
+            raise ValueError(f"the layer was made for {N} nodes, got {x.shape[1]}; for a part of them give node_id")
+        elif x.ndim == 2 and len(x) % N:
+            raise ValueError(
+                f"x has {len(x)} nodes, no multiple of the {N} that the layer was made for; for a part of them give "
+                "node_id"
+            )
+
+    def _check_node_id(self, node_id: torch.Tensor, num_given: int) -> None:
+        if node_id.shape != (num_given,) or node_id.dtype != torch.int64:
+            raise ValueError(
+                f"node_id must be ({num_given},), int64, a number for each node of x, got {node_id.dtype} of shape "
+                f"{tuple(node_id.shape)}"
+            )
+        if self.gate.memory is not None:
+            raise ValueError(
+                f"the rule {self.rule} remembers all nodes of a pass and cannot learn from some of them (node_id); use "
+                "rc or straight_through"
+            )
+        if node_id.device.type == "cpu" and not torch.compiler.is_compiling() and len(node_id):
+            low, high = (int(bound) for bound in node_id.aminmax())
+            if low < 0 or high >= self.num_nodes:
+                raise ValueError(f"node_id must be in [0, {self.num_nodes - 1}], got {low} to {high}")
+
+    def _note_edges(self, edge_index: torch.Tensor, num_nodes: int) -> None:
+        """Compares the edges of all samples with those that the gate was made for."""
+        if edge_index.device.type != "cpu" or not self.neighbourhood.is_new(edge_index, num_nodes):
+            return
+        check_edges(edge_index, num_nodes)
+        fingerprints = edge_fingerprints(edge_index, self.num_nodes, num_nodes // self.num_nodes)
+        for fingerprint in fingerprints.unique().tolist():
+            node_order_of(self.gate).note_edges(fingerprint)
+
+    def _finish_nodes(self, output: torch.Tensor, node_id: torch.Tensor) -> torch.Tensor:
+        """As `finish`, for some of the nodes."""
+        if self.affine is None:
+            return self.finish(output)
+        if self.bias is not None and self.bias_owner == "slot":
+            output = output + self.bias.to(output.dtype)[:, None]
+        scale, offset = (part[:, node_id].to(output.dtype) for part in (self.affine.scale, self.affine.offset))
+        return torch.addcmul(offset, output, scale)
+
+    def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Applies the linear maps of each node's experts to the features of its neighbourhood."""
+        rows, columns = _fold(source.shape[2])
+        output = routed_conv2d(
+            source.unflatten(2, (rows, columns)),
+            self.weight[:, :, None, None],
+            indices,
+            expert_channels=self.expert_channels,
+            check_indices=False,
+        )
+        return output.flatten(2)
+
+    def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
+        """Applies linear maps `(O, C')` to the features of all neighbourhoods."""
+        return filters @ source
+
+    def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
+        """The number of nodes."""
+        del input
+        return (self.num_nodes,)
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows."""
+        hood = self.neighbourhood
+        return (
+            f"{self.in_channels}, num_nodes={self.num_nodes}, aggregation={hood.aggregation!r}, "
+            f"edge_dim={hood.edge_dim}, {super().extra_repr()}"
+        )
+
+
+def _at_nodes(routing: Routing, node_id: torch.Tensor) -> Routing:
+    """The routing of some of the nodes."""
+    indices, scores, clean, noisy = (part.index_select(2, node_id) for part in routing[:4])
+    return Routing(indices, scores, clean, noisy, routing.noise_std)
+
+
+def _fold(num_nodes: int) -> tuple[int, int]:
+    """Rows and columns that hold the nodes exactly, as near to a square as can be: the kernels work on rows."""
+    if torch.compiler.is_compiling():  # the number may be a symbol
+        return 1, num_nodes
+    rows = next(rows for rows in range(math.isqrt(num_nodes), 0, -1) if num_nodes % rows == 0)
+    return rows, num_nodes // rows

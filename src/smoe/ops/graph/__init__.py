@@ -1,0 +1,6 @@
+"""Sums over the neighbours of the nodes of a graph, which no expert changes: computed once for all experts."""
+
+from smoe.ops.graph.edges import Aggregation, check_edges, edge_fingerprints
+from smoe.ops.graph.neighbour_features import SparseGraph, neighbour_features
+
+__all__ = ["Aggregation", "SparseGraph", "check_edges", "edge_fingerprints", "neighbour_features"]

@@ -1,0 +1,93 @@
+"""Edges of a graph: what they must look like, their weights, and a number that tells graphs apart."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+
+Aggregation = Literal["mean", "sum", "gcn"]
+AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
+
+# Odd constants with bits spread evenly, as hash functions use them.
+_PRIMES = (-7046029254386353131, -4417276706812531889, 1609587929392839161)
+
+
+def check_edges(edge_index: torch.Tensor, num_nodes: int) -> None:
+    """Refuses edges that are not node numbers. Their range is checked on a CPU only, where that is free.
+
+    Args:
+        edge_index: Source and target of each edge, `(2, M)`, int64.
+        num_nodes: Number of nodes.
+
+    Raises:
+        ValueError: If the shape or dtype is wrong, or a node does not exist.
+    """
+    if edge_index.ndim != 2 or edge_index.shape[0] != 2:
+        raise ValueError(
+            f"edge_index must be (2, M), sources above targets, got shape {tuple(edge_index.shape)}; transpose a list "
+            "of pairs"
+        )
+    if edge_index.dtype != torch.int64:
+        raise ValueError(f"edge_index must hold node numbers as int64, got {edge_index.dtype}; convert it by .long()")
+    if edge_index.device.type != "cpu" or torch.compiler.is_compiling() or edge_index.shape[1] == 0:
+        return
+    low, high = (int(bound) for bound in edge_index.aminmax())
+    if low < 0 or high >= num_nodes:
+        hint = "; do they start at 1? Subtract 1" if (low, high) == (1, num_nodes) else ""
+        raise ValueError(
+            f"edge_index must hold node numbers in [0, {num_nodes - 1}] for {num_nodes} nodes, got {low} to "
+            f"{high}{hint}"
+        )
+
+
+def with_self_loops(edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
+    """Adds a self loop to each node that has none; the edges given come first, in their order."""
+    source, target = edge_index
+    has_loop = torch.zeros(num_nodes, dtype=torch.bool, device=edge_index.device)
+    has_loop[target[source == target]] = True
+    added = (~has_loop).nonzero().flatten()
+    return torch.cat([edge_index, added.expand(2, -1)], dim=1)
+
+
+def edge_factors(
+    edge_index: torch.Tensor, weight: torch.Tensor, num_nodes: int, aggregation: Aggregation
+) -> torch.Tensor:
+    """Factors `(M,)` of the edges in a sum over neighbours; gradients reach `weight`.
+
+    Args:
+        edge_index: `(2, M)`.
+        weight: Weights of the edges, `(M,)`.
+        num_nodes: Number of nodes.
+        aggregation: `sum` keeps the weights; `mean` divides them by the number of edges into the target; `gcn` divides
+            them by the roots of the weighted numbers of edges into source and target. Self loops are the caller's.
+    """
+    target = edge_index[1]
+    if aggregation == "sum":
+        return weight
+    if aggregation == "mean":
+        number = torch.zeros(num_nodes, dtype=weight.dtype, device=weight.device)
+        number = number.index_add(0, target, torch.ones_like(weight))
+        return weight / number.clamp(min=1.0)[target]
+    degree = torch.zeros(num_nodes, dtype=weight.dtype, device=weight.device).index_add(0, target, weight)
+    # A degree of 0 has no root to divide by; its edges count nothing, as in torch_geometric.
+    root = torch.where(degree > 0.0, degree, torch.ones_like(degree)).rsqrt() * (degree > 0.0)
+    return root[edge_index[0]] * weight * root[target]
+
+
+def edge_fingerprints(edge_index: torch.Tensor, num_nodes: int, num_graphs: int = 1) -> torch.Tensor:
+    """A number for the edges of each graph `(num_graphs,)`, int64, whatever their order.
+
+    It changes if nodes are numbered differently, unless the numbering is a symmetry of the graph.
+
+    Args:
+        edge_index: Edges of all graphs `(2, M)`; graph g has the nodes `[g * num_nodes, (g + 1) * num_nodes)`.
+        num_nodes: Number of nodes of each graph.
+        num_graphs: Number of graphs.
+    """
+    source, target = edge_index % num_nodes
+    mixed = (source + 1) * _PRIMES[0] + (target + 1) * _PRIMES[1]
+    mixed = (mixed ^ (mixed >> 29)) * _PRIMES[2]
+    mixed = mixed ^ (mixed >> 32)
+    graph = edge_index[1] // num_nodes
+    return torch.zeros(num_graphs, dtype=torch.int64, device=edge_index.device).index_add_(0, graph, mixed)

@@ -1,0 +1,58 @@
+"""Every expert everywhere in a volume, then a gather. Any device, any dtype."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from smoe.ops.gather_experts import gather_experts, scatter_experts
+
+
+def volume_conv3d(input: torch.Tensor, weight: torch.Tensor, padding_mode: str = "zeros") -> torch.Tensor:
+    """Convolves `(B, C, D, H, W)` with `(O, C, kd, kh, kw)` and keeps the grid."""
+    padded, zeros = _pad(input, weight, padding_mode)
+    return F.conv3d(padded, weight, padding=zeros)
+
+
+def _pad(input: torch.Tensor, weight: torch.Tensor, padding_mode: str) -> tuple[torch.Tensor, tuple[int, int, int]]:
+    depth, rows, columns = (size // 2 for size in weight.shape[2:])
+    if padding_mode == "zeros":
+        return input, (depth, rows, columns)
+    padded = input
+    # By an index: F.pad wraps at most once around.
+    for axis, extra in ((2, depth), (3, rows), (4, columns)):
+        if extra:
+            size = input.shape[axis]
+            padded = padded.index_select(axis, torch.arange(-extra, size + extra, device=input.device) % size)
+    return padded, (0, 0, 0)
+
+
+def dense_routed_conv3d(
+    input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, expert_channels: int, padding_mode: str
+) -> torch.Tensor:
+    """Arguments and result as `smoe.ops.routed_conv3d`; cost and memory follow the whole bank X, not E."""
+    return gather_experts(volume_conv3d(input, weight, padding_mode), indices, expert_channels)
+
+
+def dense_routed_conv3d_backward(
+    error: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    expert_channels: int,
+    padding_mode: str,
+    needs_input: bool,
+    needs_weight: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of input and weight; one that is not needed is empty."""
+    everywhere = scatter_experts(error, indices, weight.shape[0] // expert_channels, expert_channels)
+    with torch.enable_grad():
+        leaf = input.detach().requires_grad_(needs_input)
+        padded, zeros = _pad(leaf, weight, padding_mode)
+    by_padded, by_weight, _ = torch.ops.aten.convolution_backward(
+        *(everywhere, padded.detach(), weight, None, [1, 1, 1], list(zeros), [1, 1, 1], False, [0, 0, 0], 1),
+        [needs_input, needs_weight, False],
+    )
+    if needs_input and padded is not leaf:
+        (by_padded,) = torch.autograd.grad(padded, leaf, by_padded)
+    return by_padded if needs_input else input.new_empty(0), by_weight if needs_weight else weight.new_empty(0)

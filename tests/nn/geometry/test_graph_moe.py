@@ -1,0 +1,232 @@
+"""The graph layer: its definition in loops, batches, parts of a graph, rules, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+
+import smoe
+from definitions import gate_gradient, gate_scores
+from graph_definition import loop_graph_moe, loop_neighbourhood
+from smoe.nn.geometry.graph_moe import GraphMoE
+
+NUM_NODES, C, X, E = 13, 3, 7, 2
+# Directed and repeated edges, a self loop at node 4, and node 12 without any edge.
+EDGES = torch.cat(
+    [torch.randint(0, 12, (2, 29), generator=torch.Generator().manual_seed(0)), torch.tensor([[4, 5, 5], [4, 6, 6]])], 1
+)
+
+
+def make_layer(**options) -> GraphMoE:
+    layer = GraphMoE(C, X, E, num_nodes=NUM_NODES, dtype=torch.float64, **options)
+    if layer.bias is not None:
+        torch.nn.init.normal_(layer.bias)
+    return layer
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "sum", "gcn"])
+@pytest.mark.parametrize("has_weights", [False, True])
+@pytest.mark.parametrize("edge_dim", [0, 2])
+def test_every_gradient_is_that_of_the_loops(aggregation, has_weights, edge_dim):
+    layer = make_layer(aggregation=aggregation, edge_dim=edge_dim, expert_channels=2, rule="frozen")
+    x = torch.randn(NUM_NODES, C, dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(EDGES.shape[1], dtype=torch.float64, requires_grad=True) if has_weights else None
+    attr = torch.randn(EDGES.shape[1], edge_dim, dtype=torch.float64, requires_grad=True) if edge_dim else None
+    output = layer(x, EDGES, weight, attr)
+    features = loop_neighbourhood(x, EDGES, aggregation=aggregation, edge_weight=weight, edge_attr=attr)
+    expected = loop_graph_moe(features, layer.weight, layer.routing().indices, 2)
+    torch.testing.assert_close(output, expected)
+    error = torch.randn_like(output)
+    tensors = [tensor for tensor in (x, layer.weight, weight, attr) if tensor is not None]
+    for actual, wanted in zip(
+        torch.autograd.grad(output, tensors, error), torch.autograd.grad(expected, tensors, error), strict=True
+    ):
+        torch.testing.assert_close(actual, wanted)
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_kernels_are_the_definition_in_float32(root):
+    layer = GraphMoE(C, X, E, num_nodes=NUM_NODES, root=root, rule="frozen")
+    x = torch.randn(4, NUM_NODES, C, requires_grad=True)
+    output = layer(x, EDGES)
+    indices = layer.routing().indices
+    expected = torch.stack(
+        [loop_graph_moe(loop_neighbourhood(sample, EDGES, root=root), layer.weight, indices) for sample in x]
+    )
+    torch.testing.assert_close(output, expected)
+    error = torch.randn_like(output)
+    for actual, wanted in zip(
+        torch.autograd.grad(output, [x, layer.weight], error),
+        torch.autograd.grad(expected, [x, layer.weight], error),
+        strict=True,
+    ):
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_in_a_row_is_a_batch():
+    layer = make_layer(rule="frozen")
+    x = torch.randn(3, NUM_NODES, C, dtype=torch.float64)
+    edges = torch.cat([EDGES + graph * NUM_NODES for graph in range(3)], dim=1)
+    torch.testing.assert_close(layer(x.flatten(0, 1), edges), layer(x, EDGES).flatten(0, 1))
+
+
+def test_some_nodes_are_served_by_their_own_experts():
+    layer = make_layer(rule="frozen", local_affine=True, bias="slot")
+    assert layer.affine is not None
+    torch.nn.init.normal_(layer.affine.scale)
+    x = torch.randn(NUM_NODES, C, dtype=torch.float64)
+    # All sources of the edges into the kept nodes are there.
+    order = torch.randperm(NUM_NODES)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(NUM_NODES)
+    part = layer(x[order], place[EDGES], node_id=order)
+    torch.testing.assert_close(part, layer(x, EDGES)[order])
+
+
+def test_the_gate_learns_from_some_nodes():
+    layer = make_layer(rule="rc")
+    node_id = torch.tensor([3, 9, 1])
+    layer(torch.randn(3, C, dtype=torch.float64), torch.tensor([[0, 1], [1, 2]]), node_id=node_id).sum().backward()
+    touched = gate_gradient(layer).abs().sum(dim=0).nonzero().flatten().tolist()
+    assert touched and set(touched) <= {1, 3, 9}
+
+
+@pytest.mark.parametrize(
+    ("rule", "order"),
+    [
+        ("rc", "score"),
+        ("probe", "score"),
+        ("straight_through", "families"),
+        ("end_to_end", "score"),
+        ("frozen", "score"),
+    ],
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rules_train_as_on_a_grid_without_neighbours(rule, order, weighted):
+    """Without edges, the layer is a grid layer with kernel size 1 and zeros beside each feature."""
+    if rule == "probe" and weighted:
+        pytest.skip("probing needs an unweighted layer")
+    torch.manual_seed(3)
+    graph = GraphMoE(C, X, E, num_nodes=12, root=True, rule=rule, order=order, weighted=weighted, bias=True)
+    grid = smoe.SpatialMoE2d(C, X, E, 1, spatial_shape=(3, 4), rule=rule, order=order, weighted=weighted, bias=True)
+    with torch.no_grad():
+        grid.weight.copy_(graph.weight[:, :C, None, None])
+        gate_scores(grid).copy_(gate_scores(graph).view(X, 3, 4))
+    x = torch.randn(8, 12, C)
+    no_edges = torch.zeros(2, 0, dtype=torch.int64)
+    for _ in range(2):
+        graph.zero_grad()
+        grid.zero_grad()
+        on_graph, on_grid = graph(x, no_edges), grid(x.transpose(1, 2).unflatten(2, (3, 4)).contiguous())
+        torch.testing.assert_close(on_graph, on_grid.flatten(2).transpose(1, 2))
+        on_graph.square().mean().backward()
+        on_grid.square().mean().backward()
+    assert graph.weight.grad is not None and grid.weight.grad is not None
+    torch.testing.assert_close(graph.weight.grad[:, :C], grid.weight.grad[:, :, 0, 0])
+    torch.testing.assert_close(gate_scores(graph), gate_scores(grid).flatten(1))
+    if gate_scores(graph).grad is not None:
+        torch.testing.assert_close(gate_gradient(graph), gate_gradient(grid).flatten(1))
+        assert rule == "frozen" or gate_gradient(graph).abs().sum() > 0
+
+
+def test_edges_changed_in_place_are_noticed():
+    layer = make_layer(rule="frozen", fixed_graph=False)
+    x = torch.randn(NUM_NODES, C, dtype=torch.float64)
+    edges = EDGES.clone()
+    layer(x, edges)
+    edges[0, :5] = 2
+    expected = loop_graph_moe(loop_neighbourhood(x, edges), layer.weight, layer.routing().indices)
+    torch.testing.assert_close(layer(x, edges), expected)
+
+
+def test_copies_and_files():
+    layer = make_layer(rule="rc")
+    x = torch.randn(NUM_NODES, C, dtype=torch.float64)
+    output = layer(x, EDGES)
+    twin = copy.deepcopy(layer)
+    torch.testing.assert_close(twin(x, EDGES), output)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    torch.testing.assert_close(torch.load(file, weights_only=False)(x, EDGES), output)
+    other = make_layer()
+    other.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(other(x, EDGES), output)
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "sum"])
+def test_compiles_and_exports(aggregation):
+    layer = make_layer(rule="frozen", aggregation=aggregation, fixed_graph=False).eval()
+    x = torch.randn(NUM_NODES, C, dtype=torch.float64)
+    expected = layer(x, EDGES)
+    torch.testing.assert_close(torch.compile(layer, backend="eager", fullgraph=True)(x, EDGES), expected)
+    exported = torch.export.export(layer, (x, EDGES))
+    torch.testing.assert_close(exported.module()(x, EDGES), expected)
+
+
+def test_another_order_of_nodes_is_refused():
+    layer = make_layer(rule="frozen")
+    x = torch.randn(NUM_NODES, C, dtype=torch.float64)
+    layer(x, EDGES)
+    layer(x, EDGES[:, torch.randperm(EDGES.shape[1])])  # the order of edges is free
+    swapped = EDGES.clone()
+    swapped[EDGES == 2], swapped[EDGES == 3] = 3, 2
+    with pytest.raises(ValueError, match=r"the edges differ .* smoe\.transfer_gate"):
+        layer(x, swapped)
+    other = make_layer(rule="frozen")
+    other(x, swapped)
+    with pytest.raises(RuntimeError, match="edges of the saved gate have the hash"):
+        other.load_state_dict(layer.state_dict())
+    fresh = make_layer(rule="frozen")
+    fresh.load_state_dict(layer.state_dict())
+    with pytest.raises(ValueError, match="the edges differ"):
+        fresh(x, swapped)
+    make_layer(rule="frozen", fixed_graph=False)(x, swapped)
+
+
+def test_other_coordinates_are_refused():
+    place = torch.randn(NUM_NODES, 3)
+    saved = make_layer(coordinates=place).state_dict()
+    make_layer(coordinates=place.double()).load_state_dict(saved)
+    with pytest.raises(RuntimeError, match="coordinates of the saved gate"):
+        make_layer(coordinates=place.flip(0)).load_state_dict(saved)
+    with pytest.raises(ValueError, match="13 nodes, but there are 12 coordinates"):
+        make_layer(coordinates=place[1:])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"edge_index": EDGES.float()}, r"int64, got torch\.float32; convert it by \.long"),
+        ({"edge_index": EDGES.T}, r"must be \(2, M\), sources above targets, got shape \(32, 2\)"),
+        ({"edge_index": EDGES + 1 + (EDGES == 11)}, r"in \[0, 12\] for 13 nodes, got 1 to 13; do they start at 1\?"),
+        ({"edge_index": EDGES - 1}, r"in \[0, 12\] for 13 nodes, got -1 to"),
+        ({"x": torch.randn(14, C)}, "14 nodes, no multiple of the 13"),
+        ({"x": torch.randn(2, 14, C)}, "made for 13 nodes, got 14"),
+        ({"x": torch.randn(13, C + 1)}, r"x must be \(N, 3\), \(B, N, 3\) or \(B \* N, 3\), got shape \(13, 4\)"),
+        ({"x": torch.ones(13, C, dtype=torch.int64)}, r"must be floating, got torch\.int64"),
+        ({"edge_weight": torch.ones(3)}, r"edge_weight must be \(32,\), got shape \(3,\)"),
+        ({"edge_attr": torch.ones(32, 1)}, r"edge_attr must be None for edge_dim=0, got \(32, 1\)"),
+        ({"x": torch.randn(2, C), "node_id": torch.tensor([1, 13])}, r"node_id must be in \[0, 12\], got 1 to 13"),
+        ({"x": torch.randn(2, C), "node_id": torch.tensor([1])}, r"node_id must be \(2,\), int64"),
+    ],
+)
+def test_bad_input(change, message):
+    layer = GraphMoE(C, X, E, num_nodes=NUM_NODES)
+    with pytest.raises(ValueError, match=message):
+        layer(**{"x": torch.randn(NUM_NODES, C), "edge_index": EDGES} | change)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="give num_nodes"):
+        GraphMoE(C, X, E)
+    with pytest.raises(ValueError, match="aggregation must be one of mean, sum, gcn, got 'max'"):
+        GraphMoE(C, X, E, num_nodes=3, aggregation="max")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"needs a gate for \(nodes,\), got one for \(2, 3\)"):
+        GraphMoE(C, X, E, gate=smoe.TensorGate(X, E, (2, 3)))
+    layer = GraphMoE(C, X, E, num_nodes=NUM_NODES, rule="probe")
+    with pytest.raises(ValueError, match="remembers all nodes of a pass"):
+        layer(torch.randn(1, C), torch.zeros(2, 0, dtype=torch.int64), node_id=torch.tensor([1]))

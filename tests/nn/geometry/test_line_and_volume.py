@@ -1,0 +1,184 @@
+"""The layers on lines and in volumes: their definitions in loops, rules, and what they refuse."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import smoe
+from definitions import gate_gradient, gate_scores
+from smoe.nn.gates import FactorisedGate
+from smoe.nn.geometry.spatial_moe_1d import SpatialMoE1d
+from smoe.nn.geometry.spatial_moe_3d import SpatialMoE3d
+from smoe.ops.routed_conv3d import routed_conv3d, slabs
+
+
+def loop_layer(
+    input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, expert_channels: int, stride: int, mode: str
+) -> torch.Tensor:
+    """Loops over samples, pixels, experts and taps, for any number of axes; `indices` are `(B, E, *grid)`."""
+    grid, kernel = input.shape[2:], weight.shape[2:]
+    experts = weight.unflatten(0, (-1, expert_channels))
+    outputs = []
+    for sample, place in itertools.product(range(len(input)), itertools.product(*map(range, indices.shape[2:]))):
+        for expert in indices[(sample, slice(None), *place)].tolist():
+            total = torch.zeros(expert_channels, dtype=input.dtype)
+            for tap in itertools.product(*map(range, kernel)):
+                at = [p * stride + t - k // 2 for p, t, k in zip(place, tap, kernel, strict=True)]
+                if mode == "circular":
+                    at = [a % size for a, size in zip(at, grid, strict=True)]
+                if all(0 <= a < size for a, size in zip(at, grid, strict=True)):
+                    total = (
+                        total + experts[(expert, slice(None), slice(None), *tap)] @ input[(sample, slice(None), *at)]
+                    )
+            outputs.append(total)
+    stacked = torch.stack(outputs).view(len(input), *indices.shape[2:], indices.shape[1] * expert_channels)
+    return stacked.movedim(-1, 1)
+
+
+def compare(output, expected, tensors, tolerance):
+    torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
+    error = torch.randn_like(output)
+    for actual, wanted in zip(
+        torch.autograd.grad(output, tensors, error), torch.autograd.grad(expected, tensors, error), strict=True
+    ):
+        torch.testing.assert_close(actual, wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("padding_mode", ["zeros", "circular"])
+@pytest.mark.parametrize(("kernel_size", "stride", "expert_channels"), [(3, 1, 1), (5, 2, 2), (1, 1, 1)])
+def test_line(dtype, padding_mode, kernel_size, stride, expert_channels):
+    length = -(-11 // stride)
+    layer = SpatialMoE1d(
+        *(3, 5, 2, kernel_size),
+        stride=stride,
+        padding_mode=padding_mode,
+        spatial_shape=length,
+        expert_channels=expert_channels,
+        rule="frozen",
+        dtype=dtype,
+    )
+    x = torch.randn(2, 3, 11, dtype=dtype, requires_grad=True)
+    indices = layer.routing().indices
+    assert indices.shape == (2, length)
+    expected = loop_layer(x, layer.weight, indices.expand(2, -1, -1), expert_channels, stride, padding_mode)
+    compare(layer(x), expected, [x, layer.weight], 1e-10 if dtype == torch.float64 else 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("padding_mode", ["zeros", "circular"])
+@pytest.mark.parametrize(("kernel_size", "expert_channels"), [((3, 3, 3), 1), ((1, 5, 3), 2), ((5, 1, 1), 1)])
+@pytest.mark.parametrize("slab_bytes", [8 << 20, 1])
+def test_volume(monkeypatch, dtype, padding_mode, kernel_size, expert_channels, slab_bytes):
+    monkeypatch.setattr(slabs, "_SLAB_BYTES", slab_bytes)
+    layer = SpatialMoE3d(
+        *(2, 5, 2, kernel_size),
+        padding_mode=padding_mode,
+        spatial_shape=(4, 3, 5),
+        expert_channels=expert_channels,
+        rule="frozen",
+        dtype=dtype,
+    )
+    x = torch.randn(2, 2, 4, 3, 5, dtype=dtype, requires_grad=True)
+    indices = layer.routing().indices
+    assert indices.shape == (2, 4, 3, 5)
+    expected = loop_layer(x, layer.weight, indices.expand(2, -1, -1, -1, -1), expert_channels, 1, padding_mode)
+    compare(layer(x), expected, [x, layer.weight], 1e-10 if dtype == torch.float64 else 1e-4)
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "circular"])
+def test_volume_with_a_routing_of_each_sample(padding_mode):
+    x = torch.randn(3, 2, 3, 4, 5, requires_grad=True)
+    weight = torch.randn(4, 2, 3, 3, 3, requires_grad=True)
+    indices = torch.randn(3, 4, 60).argsort(dim=1)[:, :2]
+    expected = loop_layer(x, weight, indices.unflatten(2, (3, 4, 5)), 1, 1, padding_mode)
+    compare(routed_conv3d(x, weight, indices, padding_mode=padding_mode), expected, [x, weight], 1e-4)
+
+
+def test_volume_operator():
+    x = torch.randn(2, 2, 3, 4, 5, requires_grad=True)
+    weight = torch.randn(4, 2, 3, 3, 3, requires_grad=True)
+    indices = torch.randn(1, 4, 60).argsort(dim=1)[:, :2].int()
+    torch.library.opcheck(torch.ops.smoe.routed_conv3d.default, (x, weight, indices, 1, "zeros"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "order"),
+    [
+        ("rc", "score"),
+        ("probe", "score"),
+        ("straight_through", "families"),
+        ("end_to_end", "score"),
+        ("frozen", "score"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["line", "volume"])
+def test_rules_train_as_in_the_plane(kind, rule, order):
+    """A line is a plane of one row, and a volume of one slice is a plane."""
+    options = {"rule": rule, "order": order, "bias": True}
+    plane_shape = (1, 12) if kind == "line" else (3, 4)
+    plane_kernel = (1, 3) if kind == "line" else 3
+    plane = smoe.SpatialMoE2d(2, 7, 2, plane_kernel, spatial_shape=plane_shape, **options)
+    axis = 2
+    layer = (
+        SpatialMoE1d(2, 7, 2, spatial_shape=12, **options)
+        if kind == "line"
+        else SpatialMoE3d(2, 7, 2, (1, 3, 3), spatial_shape=(1, 3, 4), **options)
+    )
+    with torch.no_grad():
+        layer.weight.copy_(plane.weight.view_as(layer.weight))
+        gate_scores(layer).copy_(gate_scores(plane).view_as(gate_scores(layer)))
+    x = torch.randn(8, 2, *plane_shape)
+    own = x.squeeze(axis) if kind == "line" else x.unsqueeze(axis)
+    for _ in range(2):
+        layer.zero_grad()
+        plane.zero_grad()
+        output, expected = layer(own), plane(x)
+        torch.testing.assert_close(output.reshape(expected.shape), expected, rtol=1e-4, atol=1e-5)
+        target = torch.ones_like(expected)
+        F.mse_loss(output.reshape(expected.shape), target).backward()
+        F.mse_loss(expected, target).backward()
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(layer.weight.grad.view_as(plane.weight), plane.weight.grad, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(gate_scores(layer).view_as(gate_scores(plane)), gate_scores(plane))
+    if gate_scores(plane).grad is not None:
+        torch.testing.assert_close(
+            gate_gradient(layer).view_as(gate_scores(plane)), gate_gradient(plane), rtol=1e-3, atol=1e-5
+        )
+
+
+def test_gates_and_options_of_every_geometry():
+    gate = FactorisedGate(6, 2, (4, 3, 5), init="smooth")
+    layer = SpatialMoE3d(2, 6, 2, gate=gate, rule="straight_through", weighted=True, local_affine=True, bias="slot")
+    output = layer(torch.randn(2, 2, 4, 3, 5))
+    output.square().mean().backward()
+    assert output.shape == (2, 2, 4, 3, 5)
+    assert gate.embedding.values.grad is not None and gate.embedding.values.grad.abs().sum() > 0
+    prior = smoe.TensorGate.from_prior(torch.arange(12) // 4, 6, 2)
+    assert SpatialMoE1d(1, 6, 2, gate=prior).routing().indices[:, 0].max() < 2
+    torch.testing.assert_close(
+        torch.compile(layer.eval(), backend="eager")(torch.ones(1, 2, 4, 3, 5)), layer(torch.ones(1, 2, 4, 3, 5))
+    )
+    exported = torch.export.export(layer, (torch.ones(1, 2, 4, 3, 5),))
+    torch.testing.assert_close(exported.module()(torch.ones(1, 2, 4, 3, 5)), layer(torch.ones(1, 2, 4, 3, 5)))
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="kernel_size must be odd, so that padding keeps the grid, got 4"):
+        SpatialMoE1d(1, 3, 1, 4, spatial_shape=8)
+    with pytest.raises(ValueError, match="one of zeros, circular on a line, got 'longitude'"):
+        SpatialMoE1d(1, 3, 1, padding_mode="longitude", spatial_shape=8)
+    with pytest.raises(ValueError, match=r"SpatialMoE1d needs a gate for 1 axes, got one for the grid \(2, 3\)"):
+        SpatialMoE1d(1, 3, 1, gate=smoe.TensorGate(3, 1, (2, 3)))
+    with pytest.raises(ValueError, match=r"input must be \(B, 1, L\), got shape \(2, 3, 8\)"):
+        SpatialMoE1d(1, 3, 1, spatial_shape=8)(torch.randn(2, 3, 8))
+    with pytest.raises(ValueError, match=r"got \(3, 2, 3\)"):
+        SpatialMoE3d(1, 3, 1, (3, 2, 3), spatial_shape=(2, 2, 2))
+    with pytest.raises(ValueError, match=r"input must be \(B, 1, D, H, W\), got shape \(1, 1, 4, 4\)"):
+        SpatialMoE3d(1, 3, 1, spatial_shape=(2, 2, 2))(torch.randn(1, 1, 4, 4))
+    with pytest.raises(ValueError, match=r"indices must be \(1 or 1, E, 12\) for a volume of \(2, 2, 3\)"):
+        SpatialMoE3d(1, 3, 1, spatial_shape=(2, 2, 2))(torch.randn(1, 1, 2, 2, 3))

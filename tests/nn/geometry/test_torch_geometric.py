@@ -1,0 +1,94 @@
+"""The graph layer with torch_geometric: in its models, DataLoader batches and NeighborLoader."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    geometric = pytest.importorskip("torch_geometric")
+    from torch_geometric.data import Data
+    from torch_geometric.loader import DataLoader, NeighborLoader
+    from torch_geometric.nn import GCNConv, GraphConv, SAGEConv, Sequential
+    from torch_geometric.utils import k_hop_subgraph
+
+from smoe.nn.geometry.graph_moe import GraphMoE
+
+N, C = 20, 4
+EDGES = torch.randint(0, N, (2, 60), generator=torch.Generator().manual_seed(1))
+
+
+def one_expert(layer: GraphMoE, *blocks: torch.Tensor, bias: torch.Tensor | None = None) -> GraphMoE:
+    with torch.no_grad():
+        layer.weight.copy_(torch.cat(blocks, dim=1))
+        if bias is not None and layer.bias is not None:
+            layer.bias.copy_(bias)
+    return layer
+
+
+def test_with_one_expert_it_is_the_convolutions_of_torch_geometric():
+    x = torch.randn(N, C)
+    weight = torch.rand(EDGES.shape[1])
+    sage = SAGEConv(C, 5)
+    layer = one_expert(
+        GraphMoE(C, 1, 1, num_nodes=N, expert_channels=5, bias=True),
+        sage.lin_r.weight,
+        sage.lin_l.weight,
+        bias=sage.lin_l.bias,
+    )
+    torch.testing.assert_close(layer(x, EDGES), sage(x, EDGES))
+    graph = GraphConv(C, 5)
+    layer = one_expert(
+        GraphMoE(C, 1, 1, num_nodes=N, expert_channels=5, aggregation="sum", bias=True),
+        graph.lin_root.weight,
+        graph.lin_rel.weight,
+        bias=graph.lin_rel.bias,
+    )
+    torch.testing.assert_close(layer(x, EDGES, weight), graph(x, EDGES, weight))
+    gcn = GCNConv(C, 5)
+    layer = one_expert(
+        GraphMoE(C, 1, 1, num_nodes=N, expert_channels=5, aggregation="gcn", root=False, bias=True),
+        gcn.lin.weight,
+        bias=gcn.bias,
+    )
+    torch.testing.assert_close(layer(x, EDGES, weight), gcn(x, EDGES, weight))
+    torch.testing.assert_close(layer(x, EDGES), gcn(x, EDGES))
+
+
+def test_batches_of_a_data_loader():
+    samples = [Data(x=torch.randn(N, C), edge_index=EDGES, y=torch.randn(N, 2)) for _ in range(7)]
+    model = Sequential("x, edge_index", [(GraphMoE(C, 6, 2, num_nodes=N), "x, edge_index -> x")])
+    for batch in DataLoader(samples, batch_size=3):
+        output = model(batch.x, batch.edge_index)
+        assert output.shape == (batch.num_nodes, 2)
+        single = torch.cat([model(sample.x, sample.edge_index) for sample in batch.to_data_list()])
+        torch.testing.assert_close(output, single)
+        (output - batch.y).square().mean().backward()
+
+
+def test_parts_of_a_graph():
+    x = torch.randn(N, C)
+    layer = GraphMoE(C, 6, 2, num_nodes=N).eval()
+    everything = layer(x, EDGES)
+    seeds = torch.tensor([7, 2, 11])
+    node_id, edges, places, _ = k_hop_subgraph(seeds, 1, EDGES, relabel_nodes=True)
+    output = layer(x[node_id], edges, node_id=node_id)
+    torch.testing.assert_close(output[places], everything[seeds])
+
+
+@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")
+def test_a_neighbour_loader():
+    data = Data(x=torch.randn(N, C), edge_index=EDGES)
+    layer = GraphMoE(C, 6, 2, num_nodes=N).eval()
+    everything = layer(data.x, data.edge_index)
+    try:
+        batches = list(NeighborLoader(data, num_neighbors=[-1], batch_size=5))
+    except ImportError as error:
+        pytest.skip(f"NeighborLoader needs pyg-lib or torch-sparse: {error}")
+    for batch in batches:
+        output = layer(batch.x, batch.edge_index, node_id=batch.n_id)
+        seeds = batch.n_id[: batch.batch_size]
+        torch.testing.assert_close(output[: batch.batch_size], everything[seeds])
