@@ -10,8 +10,7 @@ from typing import Any
 
 import tyro
 
-from smoe.cli.main import UsageError
-from smoe.cli.parse import parse
+from smoe.command_line import UsageError, parse
 
 HELP = """usage: smoe bench backends
        smoe bench layer [NAME ...] [--output FILE] [--seconds S]

@@ -8,17 +8,18 @@ import os
 import sys
 from collections.abc import Sequence
 
+from smoe.command_line import UsageError
 from smoe.suggestions import suggest
 
 COMMANDS = {
     "train": "train a recipe",
-    "plan": "say what training a recipe would cost here: parameters, memory, time",
-    "evaluate": "score a trained run, or a file of weather forecasts",
+    "plan": "print what training a recipe would cost here: parameters, memory, time",
+    "evaluate": "score a trained run, or forecasts of other origin",
     "show": "draw what a run learned",
     "reproduce": "train what a table of the paper needs and write it beside the paper's numbers",
     "recipes": "list the recipes",
-    "data": "look at data sets and prepare them for training",
-    "bench": "say which backend is in use; measure layers beside F.conv2d",
+    "data": "describe data sets, fetch them and prepare them for training",
+    "bench": "measure speed, memory and learning of layers; print which backend is in use",
 }
 
 USAGE = """usage: smoe COMMAND ...
@@ -31,25 +32,21 @@ commands:
 examples:
   smoe recipes
   smoe train heat/smoe --seed 0 --output-dir runs/first
-  smoe train heat/smoe --data.num-train-runs 100 --routing.damping None
-  smoe train heat/smoe --output-dir runs/first --resume
+  smoe train heat/smoe --data.num-train-runs 100 --rule "probe(window=4)"
+  smoe train --resume runs/first
   smoe plan weather/smoe --model.filters 16 --model.num-blocks 3
   smoe evaluate runs/first
   smoe show runs/first
   smoe reproduce heat/gates --seeds 3 --jobs 2
   smoe data prepare weather --root ~/weatherbench --output stores/era5
 
-`smoe COMMAND --help` tells more; `smoe train RECIPE --help` lists every field of a recipe.
+`smoe COMMAND --help` explains a command; `smoe train RECIPE --help` lists every field of a recipe.
 With SMOE_TRACEBACK=1 in the environment, errors show where they arose.
 """.format(commands="\n".join(f"  {name:<11}{text}" for name, text in COMMANDS.items()))
 
 
 # What a disk and a path that was typed can do wrong; other errors of the system come from inside.
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
-
-
-class UsageError(Exception):
-    """What was typed cannot be understood."""
 
 
 def main(args: Sequence[str] | None = None) -> int:

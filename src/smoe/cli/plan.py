@@ -1,28 +1,26 @@
-"""`smoe plan`: says what training a recipe would cost here, before it is trained."""
+"""`smoe plan`: prints what training a recipe would cost here, before it is trained."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
-
-from smoe.cli.main import UsageError
-from smoe.cli.parse import parse
-from smoe.experiments.recipes import RECIPES, Recipe, find_recipe
+from smoe.cli.recipe_flags import parse_recipe
+from smoe.command_line import UsageError
+from smoe.experiments.recipe import Recipe
+from smoe.experiments.registry import all_recipes, find_recipe
 
 if TYPE_CHECKING:
     from smoe.experiments.cost import Cost
     from smoe.experiments.dry_task import DryTask
 
-HELP = f"""usage: smoe plan RECIPE [--FIELD VALUE ...]
+HELP = """usage: smoe plan RECIPE [--FIELD VALUE ...]
 
-Says what training a recipe needs: parameters, memory, seconds per step and per epoch on this machine. A few real steps
-are made on random data of the true shape; no data set is needed. Every field of the recipe is a flag, as for
+Prints what training a recipe needs: parameters, memory, seconds per step and per epoch on this machine. A few real
+steps are made on random data of the true shape; no data set is needed. Every field of the recipe is a flag, as for
 `smoe train`.
 
-recipes: {", ".join(RECIPES)}
+recipes: {recipes}
 
 examples:
   smoe plan weather/smoe
@@ -31,33 +29,22 @@ examples:
 """
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Says what training a recipe would cost here; every field of it can be set.
-
-    Attributes:
-        recipe: what would be trained.
-    """
-
-    recipe: Annotated[Recipe, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff]
-
-
 def run(args: list[str]) -> int:
     """Parses, measures, and prints a line for each thing."""
     if args and args[0] in ("-h", "--help"):
-        sys.stdout.write(HELP)
+        sys.stdout.write(HELP.format(recipes=", ".join(all_recipes())))
         return 0
     if not args or args[0].startswith("-"):
-        raise UsageError(f"name a recipe first: smoe plan {next(iter(RECIPES))} (see smoe plan --help)")
+        raise UsageError(f"name a recipe first: smoe plan {next(iter(all_recipes()))} (see smoe plan --help)")
     name = args[0]
-    options = parse(Plan, args[1:], prog=f"smoe plan {name}", default=Plan(find_recipe(name)))
+    recipe = parse_recipe(find_recipe(name), args[1:], prog=f"smoe plan {name}", is_run=False).recipe
 
     # torch is imported from here on only: a typo is answered at once.
     from smoe.experiments.cost import measure_cost
     from smoe.experiments.runs import set_num_threads
 
-    set_num_threads(options.recipe)
-    for line in describe(name, options.recipe, measure_cost(options.recipe)):
+    set_num_threads(recipe)
+    for line in describe(name, recipe, measure_cost(recipe)):
         sys.stdout.write(f"{line}\n")
     return 0
 

@@ -52,7 +52,7 @@ class RunProgress(TerminalBar):
         last = directory.read_history()[-1]
         value = last.get(f"test/{run.recipe.training.monitor}")
         reached = "diverged" if value is None else f"{value:.4f} after {last['epoch']} epochs ({last['stopped']})"
-        self.say(f"{run.label}: {reached}")
+        self.notify(f"{run.label}: {reached}")
         self.on_end()
 
     def look(self) -> None:

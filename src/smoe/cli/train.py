@@ -4,79 +4,89 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import tyro
+from smoe.cli.recipe_flags import parse_recipe
+from smoe.command_line import UsageError
+from smoe.experiments.registry import all_recipes, find_recipe
 
-from smoe.cli.main import UsageError
-from smoe.cli.parse import parse
-from smoe.experiments.recipes import RECIPES, Recipe, find_recipe
+if TYPE_CHECKING:
+    from smoe.experiments.recipe import Recipe
 
-HELP = f"""usage: smoe train RECIPE [--output-dir DIR] [--resume] [--FIELD VALUE ...]
+HELP = """usage: smoe train RECIPE [--output-dir DIR] [--resume] [--FIELD VALUE ...]
+       smoe train path/to/recipe.py [--FIELD VALUE ...]
+       smoe train --resume RUN [--training.max-epochs N] [--FIELD VALUE ...]
 
 Trains a recipe. Every field of the recipe is a flag: `smoe train RECIPE --help` lists them.
 The run directory holds the recipe, versions, metrics.jsonl (a line per epoch) and checkpoints.
-Ctrl-C saves a checkpoint; --resume continues from it as if the run had never stopped.
+Runs are resumable: Ctrl-C saves a checkpoint, and --resume continues from it exactly. A run knows its recipe, so that
+`smoe train --resume RUN` needs no other flag. With a larger --training.max-epochs a run is extended.
 
-recipes: {", ".join(RECIPES)}
+A file of your own defines RECIPE, or a dictionary RECIPES; `smoe train recipe.py:NAME` names one of them.
+
+recipes: {recipes}
 
 examples:
   smoe train heat/smoe --seed 0 --output-dir runs/first
-  smoe train heat/smoe --output-dir runs/first --resume
+  smoe train --resume runs/first
+  smoe train --resume runs/first --training.max-epochs 300
   smoe train weather/smoe --data.store stores/era5 --data.lead-hours 120
   smoe train weather/smoe --data.store stores/era5 --init-from runs/pretrained
-  smoe train heat/smoe --data.num-train-runs 100 --model.num-experts 6 --routing.damping None
+  smoe train heat/smoe --data.num-train-runs 100 --model.num-experts 6 --rule "probe(window=4)"
 """
-
-
-@dataclass(frozen=True)
-class Train:
-    """Trains a recipe; every field of it can be set.
-
-    Attributes:
-        recipe: what to train.
-        output_dir: run directory; runs/RECIPE-SEED if not given.
-        resume: continue the run in the output directory, as if it had never stopped.
-    """
-
-    recipe: Annotated[Recipe, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff]
-    output_dir: Path | None = None
-    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
 
 
 def run(args: list[str]) -> int:
     """Parses, trains, and prints the result beside the paper's."""
     if args and args[0] in ("-h", "--help"):
-        sys.stdout.write(HELP)
+        sys.stdout.write(HELP.format(recipes=", ".join(all_recipes())))
         return 0
+    if len(args) >= 2 and args[0] == "--resume" and not args[1].startswith("-"):
+        return _resume(Path(args[1]), args[2:])
     if not args or args[0].startswith("-"):
-        raise UsageError(f"name a recipe first: smoe train {next(iter(RECIPES))} (see smoe train --help)")
+        first = next(iter(all_recipes()))
+        raise UsageError(f"name a recipe first: smoe train {first} (see smoe train --help)")
     name = args[0]
-    recipe = find_recipe(name)
-    options = parse(Train, args[1:], prog=f"smoe train {name}", default=Train(recipe))
+    options = parse_recipe(find_recipe(name), args[1:], prog=f"smoe train {name}")
+    return _train(name, options.recipe, options.output_dir, resume=options.resume)
 
+
+def _resume(path: Path, args: list[str]) -> int:
+    from smoe.experiments.runs import read_recipe
+    from smoe.training.run_directory import RunDirectory
+
+    name, recipe = read_recipe(RunDirectory(path))
+    options = parse_recipe(recipe, args, prog=f"smoe train --resume {path}")
+    options = replace(options, output_dir=path, resume=True)
+    return _train(name, options.recipe, path, resume=True)
+
+
+def _train(name: str, recipe: Recipe, output_dir: Path | None, *, resume: bool) -> int:
     # torch is imported from here on only: a typo is answered at once.
-    from smoe.cli.report import print_result
+    from smoe.experiments.registry import experiment_of
+    from smoe.experiments.result_table import print_result
     from smoe.experiments.runs import default_output_dir, train
     from smoe.training.devices import leave_processes
     from smoe.training.interruption import Interrupted
     from smoe.training.progress import BarReporter
 
-    output_dir = options.output_dir or default_output_dir(name, options.recipe)
-    # Launchers number the processes of a run in RANK; the first one speaks for all.
+    output_dir = output_dir or default_output_dir(name, recipe)
+    # Launchers number the processes of a run in RANK; the first one prints for all.
     is_first = os.environ.get("RANK", "0") == "0"
-    reporter = BarReporter(options.recipe.training.monitor, is_quiet=not is_first)
+    reporter = BarReporter(recipe.training.monitor, is_quiet=not is_first)
     try:
         with reporter:
-            record = train(name, options.recipe, output_dir, resume=options.resume, reporter=reporter, say=reporter.say)
+            record = train(name, recipe, output_dir, resume=resume, reporter=reporter, notify=reporter.notify)
     except Interrupted as interruption:
-        sys.stderr.write(f"{interruption}; the state is saved, continue with --output-dir {output_dir} --resume\n")
+        sys.stderr.write(f"{interruption}; the state is saved, continue with: smoe train --resume {output_dir}\n")
         return 128 + interruption.signal_number
     leave_processes()
     if not is_first:
         return 0
     test = {key.removeprefix("test/"): value for key, value in record.items() if key.startswith("test/")}
-    print_result(name, "test", test, output_dir, epochs=record["epoch"], seconds=record["total_seconds"])
+    published = experiment_of(recipe).published(name)
+    epochs, seconds = record["epoch"], record["total_seconds"]
+    print_result(name, "test", test, output_dir, published, epochs=epochs, seconds=seconds)
     return 0

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from smoe.experiments.dry_task import DryTask, build_dry_task
-from smoe.experiments.recipes import Recipe
+from smoe.experiments.dry_task import DryTask
+from smoe.experiments.recipe import Recipe
+from smoe.experiments.registry import experiment_of
 from smoe.nn import RoutedLayer, SpatialGate, track_loss_scale
 from smoe.training.devices import make_accelerator
 
@@ -76,7 +77,7 @@ def measure_cost(recipe: Recipe) -> Cost:
     Steps of small batches come first, and larger ones while they are quick; the forward and backward passes of a whole
     batch are taken to be in proportion, the optimiser's step is not.
     """
-    dry = build_dry_task(recipe)
+    dry = experiment_of(recipe).build_dry(recipe)
     meter = _Meter(recipe, dry)
     first, second = meter.saved_bytes(1), meter.saved_bytes(2)
     batch_size = recipe.training.batch_size

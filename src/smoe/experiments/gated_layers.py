@@ -1,49 +1,109 @@
-"""SMoE layers in the networks of recipes: converted from convolutions, and how they start."""
+"""SMoE layers in the networks of recipes: their gates, and convolutions that become SMoE layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from smoe import nn
 from smoe.experiments.gate_options import GateOptions
-from smoe.options import RoutingTraining
+from smoe.experiments.recipe import Recipe
+from smoe.rules import Damping, Rule
 
 Start = Callable[[nn.SpatialMoE2d], None]
+
+
+class Learning(NamedTuple):
+    """How the routing learns.
+
+    Attributes:
+        rule: Rule of the gates.
+        damping: Damping of the experts' error; None for that of the rule.
+    """
+
+    rule: Rule
+    damping: Damping | None
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Learning:
+        """Rule and damping of a recipe."""
+        return cls(recipe.rule, recipe.damping)
+
+
+def make_gate(
+    options: GateOptions,
+    num_experts: int,
+    num_selected: int,
+    grid: tuple[int, int],
+    prior: torch.Tensor | None = None,
+    prior_strength: float = 2.0,
+) -> nn.TensorGate | nn.FactorisedGate:
+    """The gate that the options describe.
+
+    Args:
+        options: Options of a recipe.
+        num_experts: X, the number of experts in the bank.
+        num_selected: E, the number of experts selected at each pixel.
+        grid: Rows and columns.
+        prior: Map of a fraction in [0, 1] that the gate starts with; None for a random start.
+        prior_strength: Strength of the prior.
+    """
+    kind = nn.FactorisedGate if options.gate == "factorised" else nn.TensorGate
+    start: dict[str, Any] = {
+        "init": options.gate_init,
+        "correlation_length": options.correlation_length,
+        "order": options.order,
+    }
+    if options.gate == "factorised":
+        start["rank"] = options.rank
+    if prior is None:
+        return kind(num_experts, num_selected, grid, **start)
+    return kind.from_prior(prior, num_experts, num_selected, prior_strength, **start)
 
 
 def convert_net(
     net: torch.nn.Module,
     gates: GateOptions,
-    routing: RoutingTraining,
+    learning: Learning,
     start: Start,
     *,
     example_input: torch.Tensor,
     share_gates: bool,
+    prior: torch.Tensor | None = None,
+    prior_strength: float = 2.0,
     **options: Any,
 ) -> torch.nn.Module:
-    """The network with its 3x3 convolutions replaced.
+    """The network with its 3x3 convolutions replaced by SMoE layers.
 
     Args:
-        net: of convolutions.
-        gates: of the layers.
-        routing: how it learns.
-        start: draws the weights of a layer.
-        example_input: from which the grids follow.
-        share_gates: one gate for all layers of the same grid and numbers of experts.
-        **options: further ones of `smoe.convert`.
+        net: Network of convolutions.
+        gates: Options of the layers.
+        learning: How the routing learns.
+        start: Draws the weights of a layer.
+        example_input: Input from which the grids follow.
+        share_gates: Whether layers of the same grid and numbers of experts share a gate.
+        prior: Map of a fraction in [0, 1] that the gates start with.
+        prior_strength: Strength of the prior.
+        **options: Further options of `smoe.convert`.
     """
+
+    def gate_of(num_experts: int, num_selected: int, grid: tuple[int, ...]) -> nn.SpatialGate:
+        rows, columns = grid
+        averaged = None if prior is None else torch.nn.functional.adaptive_avg_pool2d(prior[None], (rows, columns))[0]
+        return make_gate(gates, num_experts, num_selected, (rows, columns), averaged, prior_strength)
+
     converted = nn.convert(
         net,
         example_input=example_input,
         num_experts=gates.expert_ratio,
         share_gates=share_gates,
-        gate_init=gates.gate_init,
-        correlation_length=gates.correlation_length,
-        order=gates.order,
-        training=routing,
+        make_gate=gate_of,
+        bias=gates.bias,
+        local_affine=gates.local_affine,
+        rule=learning.rule,
+        damping=learning.damping,
         **options,
     )
     for layer in converted.modules():
@@ -53,7 +113,7 @@ def convert_net(
 
 
 def start_layer(layer: nn.SpatialMoE2d, gates: GateOptions, start: Start) -> None:
-    """Draws the weights of a layer; its gate stays as it is if it is to be random."""
+    """Draws the weights of a layer; a random gate stays as it starts."""
     start(layer)
     if gates.gate == "random":
         layer.gate.requires_grad_(False)

@@ -1,14 +1,14 @@
-"""Results beside the paper's, for people."""
+"""Prints the results of a run beside the paper's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from smoe.experiments.paper import PAPER_RESULTS
+from smoe.experiments.published import PublishedResult
 
 
 def print_result(
@@ -16,20 +16,22 @@ def print_result(
     split: str,
     values: Mapping[str, float],
     output_dir: Path,
+    published: Sequence[PublishedResult] = (),
     *,
     epochs: int | None = None,
     seconds: float | None = None,
 ) -> None:
-    """The metrics of a run on a split; beside the paper's, which are of the test split."""
-    paper = PAPER_RESULTS.get(name) if split == "test" else None
+    """Prints the metrics of a run on a split, on the test split beside the paper's."""
+    paper = {result.metric: result for result in published if split == "test"}
     table = Table(title=f"{name}, {split} split", title_justify="left")
     for header in ("metric", "here", "paper"):
         table.add_column(header, justify="left" if header == "metric" else "right")
     for metric, value in values.items():
-        is_printed = paper is not None and metric == paper.metric
-        table.add_row(metric, format_value(value), f"{paper.mean} ± {paper.spread:g}" if paper and is_printed else "")
+        result = paper.get(metric)
+        table.add_row(metric, format_value(value), "" if result is None else f"{result.mean} ± {result.spread:g}")
     if epochs is not None:
-        table.add_row("epochs", str(epochs), str(paper.epochs) if paper and paper.epochs is not None else "")
+        paper_epochs = next((str(result.epochs) for result in paper.values() if result.epochs is not None), "")
+        table.add_row("epochs", str(epochs), paper_epochs)
     if seconds is not None:
         table.add_row("seconds", f"{seconds:.0f}", "")
     console = Console(highlight=False)

@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from smoe.experiments.build import build_task
+from smoe.experiments.experiment import Notify
 from smoe.experiments.initial_weights import load_initial_weights
-from smoe.experiments.recipes import Recipe, recipe_from_plain, recipe_to_plain
-from smoe.paper.weather.recipes import WeatherRecipe
+from smoe.experiments.migrations import SCHEMA
+from smoe.experiments.open_run import OpenRun
+from smoe.experiments.recipe import Recipe
+from smoe.experiments.recipe_files import recipe_from_plain
+from smoe.experiments.registry import experiment_of
+from smoe.experiments.reproduction.stored_runs import DATA_PLACES
+from smoe.metrics import metric_names
 from smoe.training.checkpoints import CheckpointError, load_checkpoint
-from smoe.training.devices import make_accelerator
-from smoe.training.evaluation import evaluate
 from smoe.training.freed_memory import keep_freed_memory
 from smoe.training.loop import Loop
+from smoe.training.monitor import check_monitor
+from smoe.training.plan import resumable_fields
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import Record, RunDirectory, RunError
-from smoe.training.task import Task
 
 CheckpointName = Literal["best", "last"]
-
-
-@dataclass(frozen=True)
-class OpenRun:
-    """A trained run, with its weights loaded."""
-
-    name: str
-    recipe: Recipe
-    task: Task
-    directory: RunDirectory
-
-    def evaluate(self, split: str) -> dict[str, float]:
-        """The metrics on a split."""
-        plan, task = self.recipe.training, self.task
-        accelerator = make_accelerator(plan)
-        trained = task.model if task.for_evaluation is None else task.for_evaluation(task.model)
-        model = accelerator.prepare(trained)
-        samples, batch_size = task.splits[split], plan.evaluation_batch_size
-        return evaluate(accelerator, model, samples, task.metrics, task.collate, batch_size, plan.num_workers)
 
 
 def train(
@@ -51,62 +36,71 @@ def train(
     *,
     resume: bool = False,
     reporter: Reporter | None = None,
-    say: Callable[[str], None] = print,
+    notify: Notify = print,
 ) -> Record:
     """Trains a recipe and returns its last record.
 
+    What can be refused without data is refused before they are made: a directory that cannot be written or is in use, a
+    recipe that differs from the run's, a metric that does not exist.
+
     Args:
-        name: of the recipe it began as.
-        recipe: resolved.
-        output_dir: the run directory.
-        resume: continue the run that is there.
-        reporter: hears of the progress.
-        say: told what is being made before.
+        name: Name of the recipe it began as.
+        recipe: Resolved recipe.
+        output_dir: Run directory.
+        resume: Continue the run that is there.
+        reporter: Logs the progress of the training.
+        notify: Receives messages about what is being made before the training.
     """
     set_num_threads(recipe)
     keep_freed_memory()
     directory = RunDirectory(output_dir)
-    plain = {"name": name, "recipe": recipe_to_plain(recipe)}
-    directory.check(plain, resume=resume, complete=_complete)
-    # Made before the directory is claimed: a recipe that cannot be built leaves nothing behind.
-    task = build_task(recipe, say=say)
-    has_begun = resume and directory.last_checkpoint.exists()
-    if isinstance(recipe, WeatherRecipe) and recipe.init_from is not None and not has_begun:
-        load_initial_weights(task.model, recipe.init_from)
-        say(f"starting from the best weights of {recipe.init_from}")
-    loop = Loop(task, recipe.training, directory, reporter)
-    loop.accelerator.wait_for_everyone()
-    if loop.accelerator.is_main_process:
-        directory.begin(plain)
-    return loop.fit(resume=resume)
+    directory.check_writable()
+    experiment, plain = experiment_of(recipe), _stored(name, recipe)
+    with directory.lock():
+        may_differ = resumable_fields(recipe.training) | {f"data.{place}" for place in DATA_PLACES}
+        directory.check(plain, resume=resume, complete=_complete, may_differ=may_differ)
+        check_monitor(recipe.training, metric_names(experiment.build_dry(recipe).task.metrics))
+        task = experiment.build(recipe, notify=notify)
+        has_begun = resume and directory.last_checkpoint.exists()
+        if recipe.init_from is not None and not has_begun:
+            load_initial_weights(task.model, recipe.init_from)
+            notify(f"starting from the best weights of {recipe.init_from}")
+        loop = Loop(task, recipe.training, directory, reporter)
+        loop.begin(plain)
+        return loop.fit(resume=resume)
 
 
 def open_run(
-    path: Path,
+    path: Path | str,
     checkpoint: CheckpointName = "best",
     splits: tuple[str, ...] = (),
-    say: Callable[[str], None] = print,
+    notify: Notify = print,
+    data: Mapping[str, Any] | None = None,
 ) -> OpenRun:
     """Builds a run's model again and loads its weights.
 
     Args:
-        path: the run directory.
+        path: Run directory, wherever it was moved.
         checkpoint: `best`, or `last`.
-        splits: data to make; the training split is not needed to evaluate.
-        say: told what is being made.
+        splits: Data to make; the training split is not needed to evaluate.
+        notify: Receives messages about what is being made.
+        data: Fields of the recipe's data to replace, such as `store` where the data were moved.
     """
     directory = RunDirectory(path)
     name, recipe = read_recipe(directory)
+    if data:
+        recipe = replace(recipe, data=replace(recipe.data, **data))
     set_num_threads(recipe)
     file = directory.best_checkpoint if checkpoint == "best" else directory.last_checkpoint
     if checkpoint == "best" and not file.exists():
         raise CheckpointError(f"{path} has no best checkpoint yet: no epoch has ended; try --checkpoint last")
     weights = load_checkpoint(file)["model"]
-    task = build_task(recipe, splits, say)
+    task = experiment_of(recipe).build(recipe, splits, notify)
     try:
         task.model.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(f"the weights of {file} do not fit the recipe beside them: {error}") from error
+    task.model.eval()
     return OpenRun(name, recipe, task, directory)
 
 
@@ -114,18 +108,27 @@ def read_recipe(directory: RunDirectory) -> tuple[str, Recipe]:
     """The name of the recipe that a run began as, and the recipe itself.
 
     Raises:
-        RunError: if the directory holds no run.
+        RunError: If the directory holds no run.
     """
     stored = directory.read_recipe()
     try:
-        return stored["name"], recipe_from_plain(stored["recipe"])
+        return stored["name"], recipe_from_plain(stored["recipe"], stored.get("schema", 1))
     except (KeyError, TypeError) as error:
         raise RunError(f"{directory.recipe_file} is not the recipe of a run: {error}") from error
 
 
+def _stored(name: str, recipe: Recipe) -> dict[str, Any]:
+    return {"name": name, "schema": SCHEMA, "recipe": recipe.plain()}
+
+
 def _complete(stored: dict[str, Any]) -> dict[str, Any]:
-    """What an older version stored, as this one would have: fields that came later have their defaults."""
-    return {"name": stored["name"], "recipe": recipe_to_plain(recipe_from_plain(stored["recipe"]))}
+    """What an earlier version stored, as this one would have stored it."""
+    return _stored(stored["name"], recipe_from_plain(stored["recipe"], stored.get("schema", 1)))
+
+
+def place_fields(recipe: Recipe) -> list[str]:
+    """Fields of the recipe's data that hold where data are kept."""
+    return [field.name for field in fields(recipe.data) if field.name in DATA_PLACES]
 
 
 def set_num_threads(recipe: Recipe) -> None:
@@ -134,6 +137,7 @@ def set_num_threads(recipe: Recipe) -> None:
         torch.set_num_threads(recipe.training.num_threads)
 
 
-def default_output_dir(name: str, recipe: Any) -> Path:
-    """`runs/heat-smoe-0` for seed 0 of heat/smoe."""
-    return Path("runs") / f"{name.replace('/', '-')}-{recipe.seed}"
+def default_output_dir(name: str, recipe: Recipe) -> Path:
+    """`runs/heat-smoe-0` for seed 0 of heat/smoe; of a user's file, the name of the file."""
+    stem = Path(name.partition(":")[0]).stem if name.partition(":")[0].endswith(".py") else name.replace("/", "-")
+    return Path("runs") / f"{stem}-{recipe.seed}"

@@ -8,33 +8,31 @@ from typing import Any
 
 from smoe.experiments.reproduction.report import outcomes
 from smoe.experiments.reproduction.stored_runs import RunStore
-from smoe.experiments.reproduction.tables import Experiment, ResultTable
+from smoe.experiments.reproduction.tables import ResultTable, TableSet
 
 
-def draw_figures(
-    experiment: Experiment, tables: Sequence[ResultTable], store: RunStore, output_dir: Path
-) -> list[Path]:
+def draw_figures(table_set: TableSet, tables: Sequence[ResultTable], store: RunStore, output_dir: Path) -> list[Path]:
     """Draws the validation loss by epoch for each table, and how the routing moved; returns the pictures.
 
     Args:
-        experiment: the tables are of.
-        tables: whose rows to draw.
-        store: of finished runs.
-        output_dir: receives the pictures.
+        table_set: All tables of the experiment.
+        tables: Tables whose rows are drawn.
+        store: Finished runs.
+        output_dir: Folder of the pictures.
     """
-    return [picture for table in tables for picture in _draw_table(experiment, table, store, output_dir)]
+    return [picture for table in tables for picture in _draw_table(table_set, table, store, output_dir)]
 
 
-def _draw_table(experiment: Experiment, table: ResultTable, store: RunStore, folder: Path) -> Iterator[Path]:
+def _draw_table(table_set: TableSet, table: ResultTable, store: RunStore, folder: Path) -> Iterator[Path]:
     from smoe.views import draw_epochs
 
-    found = {row.label: outcomes(experiment, row, store) for row in table.rows}
+    found = {row.label: outcomes(table_set, row, store) for row in table.rows}
     # The first seed of the largest scale that was trained.
     runs = {label: all_of_it[0].results[0] for label, all_of_it in found.items() if all_of_it}
     losses = {label: run["validation"] for label, run in runs.items() if run["validation"]}
     if not losses:
         return
-    name = table.name.partition("/")[2]
+    name = table.short_name
     draw_epochs({"validation loss": losses}, folder / f"{name}.png")
     yield folder / f"{name}.png"
     panels = {

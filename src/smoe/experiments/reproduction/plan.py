@@ -8,21 +8,21 @@ from pathlib import Path
 
 from smoe.experiments.reproduction.run import PlannedRun
 from smoe.experiments.reproduction.stored_runs import RunKey
-from smoe.experiments.reproduction.tables import Experiment, ResultTable, Scale
+from smoe.experiments.reproduction.tables import ResultTable, Scale, TableSet
 
 
 def plan_runs(
-    experiment: Experiment, tables: Sequence[ResultTable], scale: Scale, num_seeds: int, *, data: Path, only: str = ""
+    table_set: TableSet, tables: Sequence[ResultTable], scale: Scale, num_seeds: int, *, data: Path, only: str = ""
 ) -> list[PlannedRun]:
-    """The runs of all rows, each once, all rows' first seed before any second: a stop leaves whole tables.
+    """The runs of all rows, each once; the first seed of all rows comes before any second.
 
     Args:
-        experiment: the tables are of.
-        tables: some rows may stand in several of them.
-        scale: of the data.
-        num_seeds: of each row.
-        data: where the data are kept, which all processes share.
-        only: rows whose label, or whose table's name, contains this.
+        table_set: All tables of the experiment.
+        tables: Tables to make; a row may stand in several of them.
+        scale: Size of the experiment.
+        num_seeds: Number of seeds of each row.
+        data: Place of the data, which all processes share.
+        only: Make only rows whose label, or whose table's name, contains this text.
     """
     planned: dict[RunKey, PlannedRun] = {}
     for seed in range(num_seeds):
@@ -33,7 +33,7 @@ def plan_runs(
                 recipe = scale.recipe(row, seed)
                 # The threads are those of the process that trains it.
                 training = replace(recipe.training, num_threads=None)
-                recipe = experiment.with_data(replace(recipe, training=training), data)
+                recipe = table_set.with_data(replace(recipe, training=training), data)
                 label = f"{table.name}: {row.label}, {scale.name}, seed {seed}"
                 planned.setdefault(RunKey.of(recipe), PlannedRun(recipe, label))
     return list(planned.values())

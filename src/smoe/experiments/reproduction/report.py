@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from smoe.atomic_files import write_atomically
-from smoe.experiments.paper import PaperResult
-from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
-from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
+from smoe.experiments.published import PublishedResult
+from smoe.experiments.reproduction.notes import Notes, runs_of_row, runs_of_table
+from smoe.experiments.reproduction.stored_runs import RunStore
+from smoe.experiments.reproduction.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 
 
 @dataclass(frozen=True)
@@ -45,56 +46,55 @@ class Outcome:
         epochs = [result["best_epoch"] for result in self.results if result["best_epoch"] is not None]
         return statistics.fmean(epochs) if epochs else None
 
-    def differs_from(self, paper: PaperResult) -> bool:
+    def differs_from(self, paper: PublishedResult) -> bool:
         """Whether the means are further apart than both spreads together, and than what printing rounds away."""
         mean = self.mean(paper.metric)
         return mean is None or abs(mean - paper.mean) > self.spread(paper.metric) + paper.spread + 0.05
 
 
-def outcomes(experiment: Experiment, row: Row, store: RunStore) -> list[Outcome]:
+def outcomes(tables: TableSet, row: Row, store: RunStore) -> list[Outcome]:
     """What is stored of a row, the largest scale first."""
-    found: list[Outcome] = []
-    for scale in experiment.scales:
-        results = store.read_all_seeds(RunKey.of(scale.recipe(row, seed=0)).digest)
-        if results:
-            found.append(Outcome(scale, results))
-    return found
+    found = ((scale, store.read_all_seeds(scale.recipe(row, seed=0))) for scale in tables.scales)
+    return [Outcome(scale, results) for scale, results in found if results]
 
 
-def write_report(experiment: Experiment, table: ResultTable, store: RunStore, path: Path) -> None:
+def write_report(tables: TableSet, table: ResultTable, store: RunStore, notes: Notes, path: Path) -> None:
     """Writes a table of what is stored so far as Markdown."""
-    text = markdown(experiment, table, store)
+    text = markdown(tables, table, store, notes)
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def markdown(experiment: Experiment, table: ResultTable, store: RunStore) -> str:
-    """The table as Markdown: a line for each row and scale, and the notes below."""
-    layout = _Layout(experiment, table)
+def markdown(tables: TableSet, table: ResultTable, store: RunStore, notes: Notes) -> str:
+    """The table as Markdown: a line for each row and scale, and the notes about these results below."""
+    layout = _Layout(tables, table)
     lines = [layout.line(cells) for cells in (layout.headings(), ["---"] * len(layout.headings()))]
     for name in table.references:
         reference = store.read_reference(name)
         lines += [] if reference is None else [layout.reference_line(reference)]
-    notes: list[str] = []
+    remarks: list[str] = []
     circumstances: set[str] = set()
     for row in table.rows:
-        found = outcomes(experiment, row, store)
+        found = outcomes(tables, row, store)
         lines += [layout.result_line(row, outcome) for outcome in found or [None]]
         for run in (run for outcome in found for run in outcome.results):
             circumstances.add(f"{run['processor']}, torch {run['torch']}, commit {run['commit']}, {run['date']}")
-        if row.note:
-            notes.append(f"- {row.label}: {row.note}")
+        note = notes.about(table.name, row.label, runs_of_row(tables, row, store))
+        if note:
+            remarks.append(f"- {row.label}: {note}")
         elif found and found[0].scale.is_comparable and any(found[0].differs_from(result) for result in row.paper):
-            notes.append(f"- {row.label}: differs from the paper by more than the spread of both; not explained yet.")
+            remarks.append(f"- {row.label}: differs from the paper by more than the spread of both.")
     source = f" Paper: {table.source}." if table.source else ""
-    scales = "; ".join(f"{scale.name}: {scale.text}" for scale in experiment.scales)
-    legend = f"{experiment.metric_text} *Epochs* are those until the best weights. Scales: {scales}."
+    scales = "; ".join(f"{scale.name}: {scale.text}" for scale in tables.scales)
+    legend = f"{tables.metric_text} *Epochs* are those until the best weights. Scales: {scales}."
+    about_table = notes.about(table.name, None, runs_of_table(tables, table, store))
     parts = [
         [f"# {table.title}"],
         [f"Made by `smoe reproduce {table.name}`.{source}"],
         lines,
         [legend],
-        notes,
+        remarks,
         [table.text] if table.text else [],
+        [about_table] if about_table else [],
         ["Made with:", *(f"- {line}" for line in sorted(circumstances))] if circumstances else [],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
@@ -103,9 +103,9 @@ def markdown(experiment: Experiment, table: ResultTable, store: RunStore) -> str
 class _Layout:
     """The columns of a table: those of the paper only if it prints something in them."""
 
-    def __init__(self, experiment: Experiment, table: ResultTable) -> None:
+    def __init__(self, tables: TableSet, table: ResultTable) -> None:
         self.table = table
-        self.metrics = table.metrics or experiment.metrics
+        self.metrics = table.metrics or tables.metrics
         self.of_paper = {metric.name for metric in self.metrics if any(r.paper_result(metric.name) for r in table.rows)}
         self.has_paper_epochs = any(result.epochs is not None for row in table.rows for result in row.paper)
 

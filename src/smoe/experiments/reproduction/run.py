@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from smoe.experiments.parameter_counts import count_parameters
-from smoe.experiments.recipes import Recipe, recipe_from_plain, recipe_to_plain
-from smoe.experiments.reproduction.stored_runs import DATA_PLACES, RunKey, RunStore, differences
-from smoe.experiments.runs import build_task, train
+from smoe.experiments.recipe import Recipe
+from smoe.experiments.recipe_files import recipe_from_plain
+from smoe.experiments.registry import experiment_of
+from smoe.experiments.reproduction.stored_runs import DATA_PLACES, RunKey, RunStore
+from smoe.experiments.runs import train
 from smoe.training.interruption import Interrupted
 from smoe.training.loop import TrainingDiverged
 from smoe.training.run_directory import Record, RunDirectory
@@ -52,10 +54,10 @@ def train_and_store(planned: PlannedRun, store: RunStore, runs_dir: Path) -> boo
     key = planned.key
     folder = runs_dir / key.name
     # As JSON and back: what is trained is what is stored.
-    recipe = recipe_from_plain(json.loads(json.dumps(recipe_to_plain(planned.recipe))))
+    recipe = recipe_from_plain(json.loads(json.dumps(planned.recipe.plain())))
     directory = RunDirectory(folder)
     try:
-        last = train(key.digest, recipe, folder, resume=True, say=_silence)
+        last = train(key.digest, recipe, folder, resume=True, notify=_silence)
     except Interrupted:
         return False
     except TrainingDiverged as error:
@@ -69,11 +71,10 @@ def _result(recipe: Recipe, last: Record, directory: RunDirectory) -> dict[str, 
     monitor = f"validation/{recipe.training.monitor}"
     # The last record is that of the test.
     history = [epoch for epoch in directory.read_history() if monitor in epoch]
-    parameters, gate_parameters = count_parameters(build_task(recipe, splits=(), say=_silence).model)
+    parameters, gate_parameters = count_parameters(experiment_of(recipe).build(recipe, (), _silence).model)
     environment = json.loads(directory.environment_file.read_text())
     return {
-        "differences": differences(recipe),
-        "recipe": _without_places(recipe_to_plain(recipe)),
+        "recipe": _without_places(recipe.plain()),
         "seed": recipe.seed,
         "parameters": parameters,
         "gate_parameters": gate_parameters,

@@ -1,27 +1,45 @@
-"""Results of finished runs, one small file each, found again by what was trained and not by how it was called."""
+"""Results of finished runs, one JSON file each, found by the full recipe that was trained. Imports no torch."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import typing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from smoe.atomic_files import write_atomically
-from smoe.experiments.recipes import Recipe, to_plain
+from smoe.experiments.migrations import SCHEMA, SchemaError, migrate_recipe
+from smoe.experiments.recipe import Recipe
 
-# Where a recipe's data are kept.
+# Fields that hold where data are kept on somebody's machine.
 DATA_PLACES = ("cache_dir", "store", "root")
 
-# What changes where and how fast a run computes, but not what it computes.
-_WITHOUT_EFFECT = {*DATA_PLACES, "device", "num_threads", "num_workers", "evaluation_batch_size"}
+# Fields that change where and how fast a run computes, but not what it computes.
+WITHOUT_EFFECT = frozenset({*DATA_PLACES, "device", "num_threads", "num_workers", "evaluation_batch_size"})
+
+Plain = dict[str, Any]
 
 
 class StoredRunError(Exception):
     """A stored run that cannot be read."""
+
+
+def identity_of(plain: Plain) -> str:
+    """The recipe without its seed and without fields that have no effect, as one text: equal texts compute the same.
+
+    Args:
+        plain: A full recipe in the current schema.
+    """
+    return json.dumps(_with_effect({name: part for name, part in plain.items() if name != "seed"}), sort_keys=True)
+
+
+def _with_effect(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return {name: _with_effect(part) for name, part in plain.items() if name not in WITHOUT_EFFECT}
+    # 1 and 1.0 are the same number, but different texts.
+    is_whole = isinstance(plain, float) and plain.is_integer() and abs(plain) < 2**53
+    return int(plain) if is_whole else [_with_effect(part) for part in plain] if isinstance(plain, list) else plain
 
 
 @dataclass(frozen=True)
@@ -29,98 +47,107 @@ class RunKey:
     """What was trained, and with which seed.
 
     Attributes:
-        digest: of the recipe's differences from the default one, without the seed.
-        seed: of the run.
+        identity: The full recipe without its seed, as `identity_of` returns it.
+        seed: Seed of the run.
     """
 
-    digest: str
+    identity: str
     seed: int
 
     @classmethod
     def of(cls, recipe: Recipe) -> RunKey:
-        """The key of a recipe. Only what differs from the defaults counts, so a new field does not change old keys."""
-        content = json.dumps(differences(replace(recipe, seed=0)), sort_keys=True)
-        return cls(hashlib.sha256(content.encode()).hexdigest()[:12], recipe.seed)
+        """The key of a recipe."""
+        return cls(identity_of(recipe.plain()), recipe.seed)
+
+    @property
+    def digest(self) -> str:
+        """A short name of the recipe, with the version of its schema."""
+        return hashlib.sha256(f"{SCHEMA}:{self.identity}".encode()).hexdigest()[:12]
 
     @property
     def name(self) -> str:
-        """Of its file and of its run folder."""
+        """Name of the file and of the run folder."""
         return f"{self.digest}-{self.seed}"
-
-
-def differences(value: Any) -> dict[str, Any]:
-    """The fields of a recipe, or of a part of it, that differ from the defaults of its class and matter."""
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
-        part = getattr(value, field.name)
-        default = typing.cast(Any, field.default_factory)() if field.default is dataclasses.MISSING else field.default
-        if field.name in _WITHOUT_EFFECT:
-            continue
-        if dataclasses.is_dataclass(part):
-            inner = differences(part)
-            if type(part) is not type(default):
-                inner = {"type": type(part).__name__, **inner}
-            if inner:
-                found[field.name] = inner
-        elif part != default:
-            found[field.name] = to_plain(part)
-    return found
 
 
 class RunStore:
     """A folder of results.
 
+    A result is found by comparing recipes; the names of the files are for people. Results of earlier versions are read
+    in the form of this one.
+
     Args:
-        folder: made when the first result is written.
+        folder: Folder, made when the first result is written.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._read_files: dict[str, tuple[RunKey, Plain]] = {}
 
-    def path(self, key: RunKey) -> Path:
-        """The file of a run."""
-        return self.folder / f"{key.name}.json"
-
-    def read_all_seeds(self, digest: str) -> list[dict[str, Any]]:
-        """The results of all stored seeds of a recipe, in their order."""
-        seeds = sorted(int(path.stem.partition("-")[2]) for path in self.folder.glob(f"{digest}-*.json"))
-        results = (self.read(RunKey(digest, seed)) for seed in seeds)
-        return [result for result in results if result is not None]
-
-    def has(self, key: RunKey) -> bool:
-        """Whether the run's result is stored."""
-        return self.path(key).exists()
-
-    def read(self, key: RunKey) -> dict[str, Any] | None:
-        """The result of a run; None if it is not stored.
+    def runs(self) -> dict[RunKey, Plain]:
+        """All stored results.
 
         Raises:
-            StoredRunError: if the file is damaged.
+            StoredRunError: If a file is damaged, or two files hold the same run.
         """
-        return self._read(self.path(key))
+        found: dict[RunKey, Plain] = {}
+        names: dict[RunKey, str] = {}
+        for path in sorted(self.folder.glob("*.json")):
+            if path.name.startswith("reference-"):
+                continue
+            if path.name not in self._read_files:
+                self._read_files[path.name] = _read_run(path)
+            key, result = self._read_files[path.name]
+            if key in found:
+                raise StoredRunError(f"{names[key]} and {path.name} in {self.folder} hold the same run; remove one")
+            found[key], names[key] = result, path.name
+        return found
 
-    def write(self, key: RunKey, result: dict[str, Any]) -> None:
+    def read_all_seeds(self, recipe: Recipe) -> list[Plain]:
+        """The results of all stored seeds of a recipe, in their order."""
+        identity = RunKey.of(recipe).identity
+        of_recipe = {key.seed: result for key, result in self.runs().items() if key.identity == identity}
+        return [of_recipe[seed] for seed in sorted(of_recipe)]
+
+    def has(self, key: RunKey) -> bool:
+        """Whether the result of a run is stored."""
+        return key in self.runs()
+
+    def read(self, key: RunKey) -> Plain | None:
+        """The result of a run; None if it is not stored."""
+        return self.runs().get(key)
+
+    def write(self, key: RunKey, result: Plain) -> None:
         """Stores a result, whole or not at all."""
-        self._write(self.path(key), result)
+        _write(self.folder / f"{key.name}.json", {"schema": SCHEMA, **result})
+        self._read_files.pop(f"{key.name}.json", None)
 
-    def read_reference(self, name: str) -> dict[str, Any] | None:
+    def read_reference(self, name: str) -> Plain | None:
         """The result of a forecast that is not trained, with its `label`; None if it is not stored."""
-        return self._read(self.folder / f"reference-{name}.json")
+        path = self.folder / f"reference-{name}.json"
+        return _read(path) if path.exists() else None
 
-    def write_reference(self, name: str, result: dict[str, Any]) -> None:
+    def write_reference(self, name: str, result: Plain) -> None:
         """Stores the result of a forecast that is not trained."""
-        self._write(self.folder / f"reference-{name}.json", result)
+        _write(self.folder / f"reference-{name}.json", result)
 
-    @staticmethod
-    def _read(path: Path) -> dict[str, Any] | None:
-        if not path.exists():
-            return None
-        try:
-            return json.loads(path.read_text())
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise StoredRunError(f"{path} is damaged ({error}); remove it and the run is made again") from error
 
-    @staticmethod
-    def _write(path: Path, result: dict[str, Any]) -> None:
-        text = json.dumps(result, indent=1) + "\n"
-        write_atomically(path, lambda file: file.write(text.encode()))
+def _read_run(path: Path) -> tuple[RunKey, Plain]:
+    result = _read(path)
+    try:
+        plain = migrate_recipe(result["recipe"], result.get("schema", 1))
+        return RunKey(identity_of(plain), plain["seed"]), {**result, "recipe": plain}
+    except (KeyError, TypeError, AttributeError, SchemaError) as error:
+        raise StoredRunError(f"{path} is not a stored run: {type(error).__name__}: {error}") from error
+
+
+def _read(path: Path) -> Plain:
+    try:
+        return json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise StoredRunError(f"{path} is damaged ({error}); remove it and the run is made again") from error
+
+
+def _write(path: Path, result: Plain) -> None:
+    text = json.dumps(result, indent=1) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))

@@ -1,4 +1,4 @@
-"""Tables of results as data: their rows are recipes, with what the paper prints for them. Imports nothing heavy."""
+"""Tables of results as data: their rows are recipes, with what the paper prints for them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from smoe.experiments.paper import PaperResult
-from smoe.experiments.recipes import Recipe
+from smoe.experiments.published import PublishedResult
+from smoe.experiments.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,10 @@ class ShownMetric:
     """A metric of the test split that tables show.
 
     Attributes:
-        name: in the results of a run.
-        heading: before `paper` and `here` in the table's head; empty if it is the only one.
-        decimals: that are printed.
-        is_percentage: of something that is complete at 100: 100.0 is then printed of exactly 100 only.
+        name: Name in the results of a run.
+        heading: Heading before `paper` and `here`; empty if it is the only metric.
+        decimals: Number of decimals that are printed.
+        is_percentage: Whether it is complete at 100: 100.0 is then printed for exactly 100 only.
     """
 
     name: str
@@ -37,24 +37,22 @@ class Row:
     """One line of a table.
 
     Attributes:
-        labels: cells that describe the row, one for each of the table's columns.
-        recipe: what is trained, at paper scale and with seed 0.
-        paper: what the paper prints, for some of the metrics; nothing if it has no such row.
-        note: what a reader of the result should know, above all if it differs from the paper's.
+        labels: Cells that describe the row, one for each of the table's columns.
+        recipe: Recipe to train, at paper scale and with seed 0.
+        paper: Results that the paper prints, for some of the metrics.
     """
 
     labels: tuple[str, ...]
     recipe: Recipe
-    paper: tuple[PaperResult, ...] = ()
-    note: str = ""
+    paper: tuple[PublishedResult, ...] = ()
 
     @property
     def label(self) -> str:
         """The cells as one line."""
         return ", ".join(self.labels)
 
-    def paper_result(self, metric: str) -> PaperResult | None:
-        """What the paper prints of a metric."""
+    def paper_result(self, metric: str) -> PublishedResult | None:
+        """The result that the paper prints for a metric."""
         return next((result for result in self.paper if result.metric == metric), None)
 
 
@@ -63,14 +61,15 @@ class ResultTable:
     """A table.
 
     Attributes:
-        name: on the command line, `heat/gates`.
-        title: what it shows.
-        columns: headings of the rows' labels.
-        rows: its lines.
-        source: where it stands in the paper; empty for a table of our own.
-        text: what is to be said of the whole.
-        references: forecasts that are not trained, to be shown above the rows, by the names of their stored results.
-        metrics: to show instead of the experiment's.
+        name: Name on the command line, such as `heat/gates`.
+        title: Title of the table.
+        columns: Headings of the rows' labels.
+        rows: Lines of the table.
+        source: Place in the paper; empty for a table that the paper does not have.
+        text: Description of the set-up. Statements about results do not belong here, but into the notes that are
+            stored beside the results.
+        references: Names of stored results without training, which are shown above the rows.
+        metrics: Metrics to show instead of those of the whole set of tables.
     """
 
     name: str
@@ -87,41 +86,46 @@ class ResultTable:
             if len(row.labels) != len(self.columns):
                 raise ValueError(f"{self.name}: {row.labels} does not fit the columns {self.columns}")
 
+    @property
+    def short_name(self) -> str:
+        """The name within the experiment, such as `gates`."""
+        return self.name.partition("/")[2]
+
 
 @dataclass(frozen=True)
 class Scale:
     """A size of the experiment.
 
     Attributes:
-        name: on the command line.
-        text: what it means, for the reader of a table.
-        apply: a recipe at paper scale to the same at this one.
-        is_comparable: whether the paper's numbers are of the same data, so that a difference wants an explanation.
+        name: Name on the command line.
+        text: Description for the reader of a table.
+        apply: Turns a recipe at paper scale into the same at this one.
+        is_comparable: Whether the paper's numbers come from the same data, so that a difference matters.
     """
 
     name: str
     text: str
-    # Of recipes of its own experiment.
+    # Takes recipes of its own experiment.
     apply: Callable[[Any], Recipe]
     is_comparable: bool = True
 
     def recipe(self, row: Row, seed: int) -> Recipe:
-        """What is trained for a row with a seed."""
+        """The recipe to train for a row with a seed."""
         return replace(self.apply(row.recipe), seed=seed)
 
 
 @dataclass(frozen=True)
-class Experiment:
+class TableSet:
     """All tables of an experiment.
 
     Attributes:
-        name: first part of its tables' names.
-        metrics: that the tables show.
-        metric_text: what they are, for a reader.
-        tables: in the order of the paper.
-        scales: the sizes it can be run at, the largest first.
-        data_field: of a recipe's data, that says where they are kept.
-        data_folder: where in the folder that a user names a recipe's data are; that folder itself if not given.
+        name: Name of the experiment, the first part of its tables' names.
+        metrics: Metrics that the tables show.
+        metric_text: Description of the metrics.
+        tables: Tables in the order of the paper.
+        scales: Sizes at which the experiment can be run, the largest first.
+        data_field: Field of a recipe's data that holds the place of the data.
+        data_folder: Place of a recipe's data in the folder that a user names; that folder itself if not given.
     """
 
     name: str
@@ -133,16 +137,15 @@ class Experiment:
     data_folder: Callable[[Any, Path], Path] | None = None
 
     def with_data(self, recipe: Recipe, path: Path) -> Recipe:
-        """The recipe with its data kept there."""
-        data: Any = recipe.data
-        path = path if self.data_folder is None else self.data_folder(data, path)
-        return replace(recipe, data=replace(data, **{self.data_field: path}))
+        """The recipe with the place of its data."""
+        path = path if self.data_folder is None else self.data_folder(recipe.data, path)
+        return replace(recipe, data=replace(recipe.data, **{self.data_field: path}))
 
     def select(self, name: str) -> list[ResultTable]:
-        """All tables for the experiment's name, one for its own.
+        """All tables for the experiment's name, one table for its own.
 
         Raises:
-            ValueError: if there is none; with the names.
+            ValueError: If there is none; with the names.
         """
         chosen = [table for table in self.tables if name in (self.name, table.name)]
         if not chosen:
@@ -154,7 +157,7 @@ class Experiment:
         """The scale of that name.
 
         Raises:
-            ValueError: if there is none; with the names.
+            ValueError: If there is none; with the names.
         """
         for scale in self.scales:
             if scale.name == name:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch.utils.data import Dataset
 
-from smoe.experiments.build_optimizer import build_optimizer
+from smoe.experiments.assemble import assemble_task
+from smoe.experiments.experiment import SPLITS, Notify
+from smoe.experiments.gated_layers import Learning
 from smoe.losses import GaussianCRPSLoss
 from smoe.metrics import EECRPS, EfiDates, GaussianCRPS, GaussianSpreadSkill, Metric
 from smoe.paper.ens10.build_model import build_model
@@ -17,25 +19,21 @@ from smoe.paper.ens10.models import EmosModel
 from smoe.paper.ens10.recipes import EnsembleRecipe
 from smoe.paper.ens10.scored_samples import ScoredSamples
 from smoe.paper.ens10.setting import EnsembleSetting, open_store, setting_of
-from smoe.training.routing_warmup import RoutingWarmup
 from smoe.training.task import Task
 
-Progress = Callable[[str], None]
 Samples = EnsembleSamples | ScoredSamples
 
 
-def build_task(
-    recipe: EnsembleRecipe, splits: tuple[str, ...] = ("train", "validation", "test"), say: Progress = print
-) -> Task:
-    """Everything the training loop needs.
+def build_task(recipe: EnsembleRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+    """Makes everything that the training loop needs.
 
     Args:
-        recipe: what to train.
-        splits: the data to open.
-        say: told what is missing.
+        recipe: Recipe to train.
+        splits: Data to open.
+        notify: Receives messages about years that are missing.
     """
     store = open_store(recipe.data)
-    samples = {split: make_split(recipe, store, split, say) for split in splits}
+    samples = {split: make_split(recipe, store, split, notify) for split in splits}
     return make_task(recipe, setting_of(store), samples)
 
 
@@ -52,20 +50,12 @@ def make_task(
         samples: by split.
     """
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe.model, recipe.routing, setting.shape)
-    return Task(
-        model,
-        build_optimizer(model, recipe.optimizer, is_fused=recipe.training.precision != "fp16"),
-        GaussianCRPSLoss(setting.latitude if recipe.weighs_latitudes else None),
-        make_scores(setting),
-        {} if samples is None else samples,
-        EnsembleSamples.collate,
-        recipe.seed,
-        begin_epoch=RoutingWarmup(model, recipe.routing_warmup_epochs).begin_epoch,
-    )
+    model = build_model(recipe.model, Learning.of(recipe), setting.shape)
+    loss = GaussianCRPSLoss(setting.latitude if recipe.weighs_latitudes else None)
+    return assemble_task(recipe, model, loss, make_scores(setting), samples, EnsembleSamples.collate)
 
 
-def make_split(recipe: EnsembleRecipe, store: EnsembleStore, split: str, say: Progress = print) -> Samples:
+def make_split(recipe: EnsembleRecipe, store: EnsembleStore, split: str, notify: Notify = print) -> Samples:
     """The samples of a split, of members for EMOS; with the EFI if the store has one."""
     data = recipe.data
     years = {"train": data.train_years, "validation": data.validation_years, "test": data.test_years}[split]
@@ -73,7 +63,7 @@ def make_split(recipe: EnsembleRecipe, store: EnsembleStore, split: str, say: Pr
     samples = EnsembleSamples(store, years, inputs=inputs)
     missing = [year for year in range(years[0], years[1] + 1) if year not in store.years()]
     if missing:
-        say(
+        notify(
             f"{split}: of the years {years[0]} to {years[1]}, {len(missing)} are not in {store.path}: "
             f"{', '.join(map(str, missing))}"
         )
@@ -81,7 +71,7 @@ def make_split(recipe: EnsembleRecipe, store: EnsembleStore, split: str, say: Pr
         return samples
     scored = ScoredSamples(samples)
     if split != "train" and scored.num_unknown:
-        say(
+        notify(
             f"{split}: {scored.num_unknown} of {len(scored)} forecasts have no extreme forecast index, and the EECRPS "
             "leaves them out"
         )

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from smoe.experiments.gated_layers import convert_net
+from smoe.experiments.gated_layers import Learning, convert_net
 from smoe.models import Emos, UNet
 from smoe.models.unet import start_as_torch
-from smoe.options import RoutingTraining
 from smoe.paper.ens10.models import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
 
 # What ENS-10 scales the members of EMOS by, in m2 s-2 and K.
@@ -33,12 +32,12 @@ class EnsembleShape:
     grid: tuple[int, int]
 
 
-def build_model(model: EnsembleModel, routing: RoutingTraining, shape: EnsembleShape) -> torch.nn.Module:
+def build_model(model: EnsembleModel, learning: Learning, shape: EnsembleShape) -> torch.nn.Module:
     """The model a recipe describes: `(B, C, H, W)`, or the members for EMOS, to `(B, 2, H, W)`.
 
     Args:
         model: the description.
-        routing: how the routing of SMoE layers learns.
+        learning: How the routing of SMoE layers learns.
         shape: of its inputs.
     """
     match model:
@@ -49,7 +48,7 @@ def build_model(model: EnsembleModel, routing: RoutingTraining, shape: EnsembleS
         case UNetModel():
             return _make_unet(model, shape)
         case SpatialMoEUNetModel():
-            return _convert(_make_unet(model, shape), model, routing, shape)
+            return _convert(_make_unet(model, shape), model, learning, shape)
 
 
 def trunk(name: str) -> str:
@@ -61,12 +60,12 @@ def _make_unet(model: UNetModel | SpatialMoEUNetModel, shape: EnsembleShape) -> 
     return UNet(shape.in_channels, filters=model.filters, padding_mode=model.padding_mode)
 
 
-def _convert(net: UNet, model: SpatialMoEUNetModel, routing: RoutingTraining, shape: EnsembleShape) -> torch.nn.Module:
+def _convert(net: UNet, model: SpatialMoEUNetModel, learning: Learning, shape: EnsembleShape) -> torch.nn.Module:
     """The 3x3 convolutions become SMoE layers, with their biases, and start as they did."""
     return convert_net(
         net,
         model,
-        routing,
+        learning,
         lambda layer: start_as_torch(layer.weight, layer.bias),
         example_input=torch.zeros(1, shape.in_channels, *shape.grid),
         share_gates=model.share_gates,

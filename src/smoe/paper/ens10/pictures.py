@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from smoe.experiments.runs import OpenRun
+from smoe.experiments.open_run import OpenRun
 from smoe.paper.ens10.data.variables import TASKS
 from smoe.paper.ens10.verification import store_of, verify
 

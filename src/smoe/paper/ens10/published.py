@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smoe.experiments.paper import PaperResult
+from smoe.experiments.published import PublishedResult
 
 MEMBERS = (5, 10)
 _TABLE = "Table 5"
@@ -42,10 +42,10 @@ _PRINTED = {
 }
 
 
-def paper_results(recipe: str, task: str, members: int) -> tuple[PaperResult, ...]:
+def paper_results(recipe: str, task: str, members: int) -> tuple[PublishedResult, ...]:
     """What the paper prints of a model, a variable and a number of members: CRPS and EECRPS."""
-    results: list[PaperResult] = []
+    results: list[PublishedResult] = []
     for metric in ("crps", "eecrps"):
         mean, spread = _PRINTED[recipe, metric][task][MEMBERS.index(members)]
-        results.append(PaperResult(metric, mean, spread, None, _TABLE))
+        results.append(PublishedResult(metric, mean, spread, None, _TABLE))
     return tuple(results)

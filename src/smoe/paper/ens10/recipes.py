@@ -1,15 +1,16 @@
-"""Recipes of the post-processing of ensembles (paper section 3.3 and its appendix). Imports nothing heavy."""
+"""Recipes of the post-processing of ensembles (paper section 3.3 and its appendix). Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
-from smoe.experiments.optimizers import AdamL2
+from smoe.experiments.optimizers import Adam, SgdMomentum
+from smoe.experiments.recipe import Recipe
 from smoe.experiments.year_ranges import check_year_ranges
-from smoe.options import RoutingTraining
 from smoe.paper.ens10.models import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
+from smoe.rules import RoutingClassification, Rule
 from smoe.training.plan import TrainingPlan
 
 
@@ -52,41 +53,32 @@ ENSEMBLE_TRAINING = TrainingPlan(
     early_stop_patience=10,
     stop_at=None,
 )
-ENSEMBLE_OPTIMIZER = AdamL2(lr=1e-5, l2=0.0)
+ENSEMBLE_OPTIMIZER = Adam(lr=1e-5)
 # The quantile and the damping of the paper's text, as for the weather. The weight of the RC loss lifts the gradient of
 # a gate of 33 million scores, about 1e-8 for each, above Adam's epsilon, which would halve its steps; Adam's steps do
 # not depend on it otherwise, and the gates have no other gradient.
-ENSEMBLE_ROUTING = RoutingTraining(error_quantile=0.7, damping=0.1, rc_weight=1e4)
+ENSEMBLE_RULE = replace(RoutingClassification.paper(), weight=1e4)
 
 
 @dataclass(frozen=True)
-class EnsembleRecipe:
+class EnsembleRecipe(Recipe):
     """Post-processing of an ensemble's forecasts.
 
+    The tolerances of the rule are in units of the loss, those of the data for each unit of a layer's output; see
+    `smoe.ops.routing_error.choice_errors`.
+
     Attributes:
-        data: what is corrected.
-        model: what corrects it.
-        routing: how the routing of SMoE layers learns. The tolerances are in units of the loss here, those of the data
-            for each unit of a layer's output; see `smoe.ops.routing_error.choice_errors`.
-        routing_warmup_epochs: epochs before it begins to; the gates stay as they start, and no error is damped.
-        optimizer: of all parameters.
-        training: batches, schedule and stopping.
-        weighs_latitudes: weigh the loss by the area of the pixels; ENS-10 does not.
-        seed: of the initial weights and of the shuffles.
+        weighs_latitudes: Weigh the loss by the area of the pixels; ENS-10 does not.
     """
+
+    experiment: ClassVar[str] = "ens10"
 
     data: EnsembleData = field(default_factory=EnsembleData)
     model: EnsembleModel = field(default_factory=UNetModel)
-    routing: RoutingTraining = ENSEMBLE_ROUTING
-    routing_warmup_epochs: int = 0
-    optimizer: AdamL2 = ENSEMBLE_OPTIMIZER
+    rule: Rule = ENSEMBLE_RULE
+    optimizer: Adam | SgdMomentum = ENSEMBLE_OPTIMIZER
     training: TrainingPlan = ENSEMBLE_TRAINING
     weighs_latitudes: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.routing_warmup_epochs < 0:
-            raise ValueError(f"routing_warmup_epochs must not be negative, got {self.routing_warmup_epochs}")
 
 
 ENSEMBLE_RECIPES = {

@@ -15,7 +15,7 @@ from smoe.paper.ens10.tables import reference_name, store_folder
 
 
 def store_references(
-    tables: Iterable[ResultTable], scale: Scale, folder: Path, store: RunStore, say: Callable[[str], None]
+    tables: Iterable[ResultTable], scale: Scale, folder: Path, store: RunStore, notify: Callable[[str], None]
 ) -> None:
     """Scores the ensemble of each store that the tables' rows use, on the rows' test years, unless it is stored.
 
@@ -26,7 +26,7 @@ def store_references(
         scale: of the data.
         folder: of the stores.
         store: receives the scores.
-        say: told what is being scored.
+        notify: Receives messages about what is being scored.
     """
     wanted: dict[str, EnsembleData] = {}
     for table in tables:
@@ -42,9 +42,9 @@ def store_references(
             continue
         if not path.exists():
             command = f"smoe data prepare ens10 --output {path} --task {data.task} --members {data.members}"
-            say(f"there is no store {path}: {command} makes it")
+            notify(f"there is no store {path}: {command} makes it")
             continue
-        say(f"scoring the raw ensemble of {path.name}")
+        notify(f"scoring the raw ensemble of {path.name}")
         scores = score_raw_ensemble(open_store(replace(data, store=path)), data.test_years)
         label = f"raw ensemble, {data.members} members, {scale.name}"
         store.write_reference(name, {"label": label, "test": scores})

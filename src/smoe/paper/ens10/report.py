@@ -1,14 +1,19 @@
-"""Scores of corrected ensembles beside the raw one's, and beside the paper's."""
+"""Prints scores of corrected ensembles beside those of the raw one, and beside the paper's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.console import Console
 
-from smoe.cli.weather_report import print_scores
+from smoe.experiments.open_run import OpenRun
 from smoe.paper.ens10.data.store import EnsembleStore
 from smoe.paper.ens10.published import MEMBERS, paper_results
+from smoe.paper.ens10.raw import score_raw_ensemble
+from smoe.paper.ens10.recipes import EnsembleRecipe
+from smoe.paper.ens10.setting import open_store
+from smoe.paper.weather.report import print_scores
 
 _MODELS = {"ens10/emos": "EMOS", "ens10/unet": "U-Net", "ens10/smoe": "SMoE"}
 _LEGEND = (
@@ -17,6 +22,31 @@ _LEGEND = (
     "the mean over; ensemble_, fair_: of the members themselves; rank_: share of the truths with that rank among them. "
     "The paper's are of ENS-10, 2016-2017: they can be compared with a run on these data only."
 )
+
+
+def print_run_scores(run: OpenRun, split: str) -> None:
+    """Scores a run and prints its table."""
+    assert isinstance(run.recipe, EnsembleRecipe)
+    data = run.recipe.data
+    years = {"train": data.train_years, "validation": data.validation_years, "test": data.test_years}[split]
+    store = open_store(data)
+    title = f"{run.name}, {split} split ({years[0]}-{years[1]}): {store.task} from {store.num_members} members"
+    scores = run.evaluate(split)
+    print_ensemble_scores(title, store, score_raw_ensemble(store, years), run.name, scores)
+
+
+def print_store_scores(path: Path, years: tuple[int, int] | None) -> None:
+    """Scores the ensemble of a store and prints its table.
+
+    Args:
+        path: Folder of the store.
+        years: First and last year; those after training if None.
+    """
+    store = EnsembleStore.open(path)
+    after = store.train_years[1] + 1
+    years = years or (after, max(after, store.years()[-1]))
+    title = f"{path.name}, {years[0]}-{years[1]}: {store.task} from {store.num_members} members"
+    print_ensemble_scores(title, store, score_raw_ensemble(store, years))
 
 
 def print_ensemble_scores(

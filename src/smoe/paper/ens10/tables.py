@@ -1,6 +1,6 @@
 """The paper's table of ensemble post-processing, and one of our own on the training of its gates.
 
-Imports nothing heavy.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
-from smoe.options import RoutingTraining
+from smoe.experiments.reproduction.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe.paper.ens10.models import EmosModel, SpatialMoEUNetModel
-from smoe.paper.ens10.notes import NOTES
 from smoe.paper.ens10.published import MEMBERS, paper_results
-from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData, EnsembleRecipe
+from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES, ENSEMBLE_RULE, EnsembleData, EnsembleRecipe
+from smoe.rules import Frozen, Probing, RoutingClassification, Rule
 
 Task = Literal["z500", "t850", "t2m"]
 
@@ -49,7 +48,6 @@ def _variable(task: Task) -> ResultTable:
             (label, f"{members} members"),
             _of(ENSEMBLE_RECIPES[recipe_name], task, members),
             paper_results(recipe_name, task, members),
-            NOTES[name, f"{label}, {members} members"],
         )
         for members in MEMBERS
         for recipe_name, label in _LABELS.items()
@@ -57,26 +55,26 @@ def _variable(task: Task) -> ResultTable:
     references = tuple(reference_name(task, members, scale) for scale in _SCALES for members in MEMBERS)
     title = f"Correcting an ensemble's {_TITLES[task]}"
     return ResultTable(
-        name, title, ("model", "ensemble"), tuple(rows), "Table 5", NOTES[name], references, _metrics(task)
+        name, title, ("model", "ensemble"), tuple(rows), "Table 5", references=references, metrics=_metrics(task)
     )
 
 
-def _smoe(routing: RoutingTraining, gate_lr: float | None = None, **model: Any) -> EnsembleRecipe:
+def _smoe(rule: Rule, gate_lr: float | None = None, **model: Any) -> EnsembleRecipe:
     recipe = ENSEMBLE_RECIPES["ens10/smoe"]
     optimizer = replace(recipe.optimizer, gate_lr=gate_lr)
-    return _of(replace(recipe, model=SpatialMoEUNetModel(**model), routing=routing, optimizer=optimizer), "t850", 10)
+    return _of(replace(recipe, model=SpatialMoEUNetModel(**model), rule=rule, optimizer=optimizer), "t850", 10)
 
 
 def _routing() -> ResultTable:
     name = "ens10/routing"
-    damped, undamped = (RoutingTraining(error_quantile=0.7, damping=damping, rc_weight=1e4) for damping in (0.1, None))
-    frozen = RoutingTraining(rc_weight=0.0, error_quantile=0.7, damping=None)
-    probing = RoutingTraining(training_rule="probe", probe_confidence=2.0)
+    undamped = replace(ENSEMBLE_RULE, damping=None)
+    released = replace(RoutingClassification.released(), weight=ENSEMBLE_RULE.weight)
+    frozen, probing = Frozen(), Probing(confidence=2.0)
     recipes = {
         ("white noise", "frozen", "score"): _smoe(frozen, gate="random"),
-        ("white noise", "q 0.7, damping 0.1", "score"): _smoe(damped),
+        ("white noise", "q 0.7, damping 0.1", "score"): _smoe(ENSEMBLE_RULE),
         ("white noise", "q 0.7, no damping", "score"): _smoe(undamped),
-        ("white noise", "q 0.3, damping 0", "score"): _smoe(RoutingTraining(rc_weight=1e4)),
+        ("white noise", "q 0.3, damping 0", "score"): _smoe(released),
         ("white noise", "q 0.7, no damping, gate at 1e-2", "score"): _smoe(undamped, gate_lr=1e-2),
         ("smooth", "frozen", "score"): _smoe(frozen, gate="random", gate_init="smooth"),
         ("smooth", "q 0.7, no damping", "score"): _smoe(undamped, gate_init="smooth"),
@@ -85,10 +83,10 @@ def _routing() -> ResultTable:
         ("white noise", "probing, 2 standard errors", "score"): _smoe(probing),
         ("smooth", "probing, 2 standard errors", "score"): _smoe(probing, gate_init="smooth"),
     }
-    rows = [Row(labels, recipe, note=NOTES[name, ", ".join(labels)]) for labels, recipe in recipes.items()]
+    rows = [Row(labels, recipe) for labels, recipe in recipes.items()]
     columns = ("gate starts as", "routing learns by", "order")
     return ResultTable(
-        name, "How the gates of a U-Net learn: T850 from ten members", columns, tuple(rows), text=NOTES[name],
+        name, "How the gates of a U-Net learn: T850 from ten members", columns, tuple(rows),
         references=tuple(reference_name("t850", 10, scale) for scale in _SCALES), metrics=_metrics("t850"),
     )  # fmt: skip
 
@@ -120,7 +118,7 @@ def _same(recipe: EnsembleRecipe) -> EnsembleRecipe:
     return recipe
 
 
-ENS10 = Experiment(
+ENS10_TABLES = TableSet(
     name="ens10",
     metrics=_metrics("t850"),
     metric_text=(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smoe.experiments.runs import OpenRun
+from smoe.experiments.open_run import OpenRun
 from smoe.losses.crps import corrected_crps
 from smoe.metrics import MetricSums, PitHistogram
 from smoe.nn.gaussian_head import gaussian_correction

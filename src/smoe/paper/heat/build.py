@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from smoe.experiments.recipes import to_plain
+from smoe.experiments.assemble import assemble_task
+from smoe.experiments.experiment import SPLITS, Notify
+from smoe.experiments.gated_layers import Learning
+from smoe.experiments.plain import to_plain
 from smoe.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
 from smoe.paper.heat.build_model import build_auxiliary_loss, build_model
 from smoe.paper.heat.data import (
@@ -26,42 +29,32 @@ from smoe.paper.heat.data import (
 from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.training.task import Task
 
-Progress = Callable[[str], None]
 
-
-def build_task(
-    recipe: HeatRecipe, splits: tuple[str, ...] = ("train", "validation", "test"), say: Progress = print
-) -> Task:
-    """Everything the training loop needs.
+def build_task(recipe: HeatRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+    """Makes everything that the training loop needs.
 
     Args:
-        recipe: what to train.
-        splits: the data to simulate.
-        say: told what is being made.
+        recipe: Recipe to train.
+        splits: Data to simulate.
+        notify: Receives messages about what is being simulated.
     """
     region_map = make_region_map(recipe.data)
-    data = {split: make_split(recipe.data, region_map, split, say) for split in splits}
+    data = {split: make_split(recipe.data, region_map, split, notify) for split in splits}
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe.model, recipe.routing, region_map, recipe.data.diffusivities)
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # One pass over each parameter: the separate operations take a small model longer than its forward pass. Not with a
-    # loss scaler, whose skipped steps a fused optimizer would hide from accelerate.
-    is_fused = recipe.training.precision == "no"
-    options = recipe.optimizer
-    optimizer = torch.optim.Adam(learning, lr=options.lr, betas=options.betas, eps=options.eps, fused=is_fused)
+    model = build_model(recipe.model, Learning.of(recipe), region_map, recipe.data.diffusivities)
+    options: dict[str, Any] = {"regions": torch.from_numpy(region_map)}
+    balancing_loss = build_auxiliary_loss(recipe.model)
+    if balancing_loss is not None:
+        options["auxiliary_loss"] = balancing_loss
     within = PercentWithin(0.01, 1e-8 * recipe.data.unit, region_map)
-    metrics = [within, MeanSquaredError(), MeanAbsoluteError()]
-    auxiliary_loss = build_auxiliary_loss(recipe.model, recipe.auxiliary)
-    return Task(
+    return assemble_task(
+        recipe,
         model,
-        optimizer,
         F.mse_loss if recipe.loss == "mse" else F.l1_loss,
-        metrics,
+        [within, MeanSquaredError(), MeanAbsoluteError()],
         data,
         HeatPairs.collate,
-        recipe.seed,
-        auxiliary_loss,
-        regions=torch.from_numpy(region_map),
+        **options,
     )
 
 
@@ -72,7 +65,7 @@ def make_region_map(data: HeatDiffusion) -> np.ndarray:
     return grow_region_map(data.spatial_shape, len(data.diffusivities), data.region_seed)
 
 
-def make_split(data: HeatDiffusion, region_map: np.ndarray, split: str, say: Progress = print) -> HeatPairs:
+def make_split(data: HeatDiffusion, region_map: np.ndarray, split: str, notify: Notify = print) -> HeatPairs:
     """Simulates a split, or opens what an earlier run kept in `cache_dir`."""
     num_runs, seed = {
         "train": (data.num_train_runs, data.train_seed),
@@ -89,7 +82,7 @@ def make_split(data: HeatDiffusion, region_map: np.ndarray, split: str, say: Pro
     path = None if data.cache_dir is None else data.cache_dir / f"heat-{split}-{_digest(what_matters)}.npy"
     if path is not None and path.exists():
         return _in_unit(load_frames(path, shape=(num_runs, data.num_steps + 1, *region_map.shape)), data.unit)
-    say(f"simulating {num_runs} runs of {data.num_steps} steps ({split})")
+    notify(f"simulating {num_runs} runs of {data.num_steps} steps ({split})")
     initial_states = draw_initial_states(region_map, num_runs, seed)
     frames = simulate_heat(initial_states, region_map, data.diffusivities, data.num_steps)
     if path is not None:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from smoe import nn
-from smoe.experiments.recipes import to_plain
-from smoe.losses import auxiliary_loss, patch_moe_loss
+from smoe.experiments.gated_layers import Learning
+from smoe.experiments.plain import to_plain
+from smoe.losses import patch_moe_loss
 from smoe.models import ConvNet, FullyConnectedNet, SpatialMoENet, VisionTransformer
-from smoe.options import RoutingTraining
 from smoe.paper.heat.data import diffusion_stencil
 from smoe.paper.heat.models import (
     ConvNetModel,
@@ -25,17 +25,16 @@ from smoe.paper.heat.models import (
     SpatialMoEModel,
     VisionTransformerModel,
 )
-from smoe.paper.heat.recipes import AuxiliaryLosses
 
 
 def build_model(
-    model: HeatModel, routing: RoutingTraining, region_map: np.ndarray, diffusivities: Sequence[float]
+    model: HeatModel, learning: Learning, region_map: np.ndarray, diffusivities: Sequence[float]
 ) -> torch.nn.Module:
     """The network a recipe describes, one field to one field.
 
     Args:
         model: the description.
-        routing: how an SMoE's routing learns.
+        learning: How the routing of an SMoE learns.
         region_map: `(H, W)`; networks that know their grid are made for it, and starts at the truth take it from here.
         diffusivities: of the region types, for starts at the truth.
     """
@@ -44,7 +43,7 @@ def build_model(
     channels_last: dict[str, Any] = {"memory_format": torch.channels_last}
     match model:
         case SpatialMoEModel():
-            return build_spatial_moe(model, routing, region_map, diffusivities)
+            return build_spatial_moe(model, learning, region_map, diffusivities)
         case ConvNetModel():
             net = ConvNet(_layer_maker(model), (1, *model.hidden, 1))
             return net.to(**channels_last) if model.layer == "condconv" else net
@@ -54,7 +53,7 @@ def build_model(
             )
             return layer.to(**channels_last)
         case LocallyConnectedModel():
-            return nn.LocallyConnected2d(1, 1, grid, model.kernel_size)
+            return nn.LocallyConnected2d(1, 1, model.kernel_size, spatial_shape=grid)
         case FullyConnectedModel():
             return FullyConnectedNet(grid)
         case VisionTransformerModel():
@@ -63,20 +62,20 @@ def build_model(
 
 
 def build_spatial_moe(
-    model: SpatialMoEModel, routing: RoutingTraining, region_map: np.ndarray, diffusivities: Sequence[float]
+    model: SpatialMoEModel, learning: Learning, region_map: np.ndarray, diffusivities: Sequence[float]
 ) -> SpatialMoENet:
     """The one-layer SMoE network, random or at the truth."""
     options: dict[str, Any] = {
         "gate": build_gate(model, region_map),
         "weighted": model.weighted,
-        "order": model.order,
-        **to_plain(routing),
+        **learning._asdict(),
     }
     if model.experts == "coordconv":
         experts = nn.CoordConv2d(1, model.num_experts, model.kernel_size)
         layer = nn.SpatialMoE(experts, model.num_experts, model.num_selected, **options)
     else:
-        layer = nn.SpatialMoE2d(1, model.num_experts, model.num_selected, model.kernel_size, **options)
+        bias = False if model.bias == "none" else model.bias
+        layer = nn.SpatialMoE2d(1, model.num_experts, model.num_selected, model.kernel_size, bias=bias, **options)
         if model.experts_start == "true":
             _set_true_experts(layer, diffusivities)
     if model.experts_frozen:
@@ -90,35 +89,36 @@ def build_gate(model: SpatialMoEModel, region_map: np.ndarray) -> nn.SpatialGate
     """The gate a recipe names."""
     num_experts, num_selected = model.num_experts, model.num_selected
     grid = (region_map.shape[0], region_map.shape[1])
-    normalization = model.normalization
+    common: dict[str, Any] = {"normalization": model.normalization, "order": model.order}
     regions = torch.from_numpy(region_map)
 
     def make_tensor_gate() -> nn.TensorGate:
         if model.gate_start == "random":
-            return nn.TensorGate(num_experts, num_selected, grid, init=model.gate_init, normalization=normalization)
-        return nn.TensorGate.from_prior(
-            regions, num_experts, num_selected, init=model.gate_init, normalization=normalization
-        )
+            return nn.TensorGate(num_experts, num_selected, grid, init=model.gate_init, **common)
+        return nn.TensorGate.from_prior(regions, num_experts, num_selected, init=model.gate_init, **common)
 
     makers: Mapping[str, Callable[[], nn.SpatialGate]] = {
         "tensor": make_tensor_gate,
-        "conv": lambda: nn.ConvGate(1, num_experts, num_selected, normalization=normalization),
-        "coordconv": lambda: nn.CoordConvGate(1, num_experts, num_selected, normalization=normalization),
-        "coordconv3": lambda: nn.CoordConv3Gate(1, num_experts, num_selected, normalization=normalization),
-        "lcn": lambda: nn.LocallyConnectedGate(1, num_experts, num_selected, grid, normalization=normalization),
-        "linear": lambda: nn.LinearGate(1, num_experts, num_selected, grid, normalization=normalization),
+        "factorised": lambda: nn.FactorisedGate(
+            num_experts, num_selected, grid, rank=model.rank, init=model.gate_init, **common
+        ),
+        "conv": lambda: nn.ConvGate(1, num_experts, num_selected, **common),
+        "coordconv": lambda: nn.CoordConvGate(1, num_experts, num_selected, **common),
+        "coordconv3": lambda: nn.CoordConv3Gate(1, num_experts, num_selected, **common),
+        "lcn": lambda: nn.LocallyConnectedGate(1, num_experts, num_selected, grid, **common),
+        "linear": lambda: nn.LinearGate(1, num_experts, num_selected, grid, **common),
         "fixed": lambda: nn.FixedGate.from_region_map(regions, num_experts, num_selected),
-        "random": lambda: nn.FixedGate.random(num_experts, num_selected, grid, init=model.gate_init),
+        "random": lambda: nn.FixedGate.random(num_experts, num_selected, grid, init=model.gate_init, order=model.order),
     }
     gate = makers[model.gate]()
     return nn.NoisyGate(gate) if model.gate_noise else gate
 
 
-def build_auxiliary_loss(model: HeatModel, auxiliary: AuxiliaryLosses) -> Callable[[torch.nn.Module], Tensor] | None:
-    """What is added to the loss of a training step, from the network after its forward pass; None for nothing."""
+def build_auxiliary_loss(model: HeatModel) -> Callable[[torch.nn.Module], Tensor] | None:
+    """The balancing losses of a V-MoE, from the network after its forward pass; None for other networks."""
     if isinstance(model, VisionTransformerModel) and model.num_experts is not None:
         return partial(patch_moe_loss, weight=model.auxiliary_weight)
-    return partial(auxiliary_loss, **to_plain(auxiliary)) if auxiliary.is_any else None
+    return None
 
 
 def _layer_maker(model: ConvNetModel) -> Callable[[int, int], torch.nn.Module]:

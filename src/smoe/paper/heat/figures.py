@@ -1,4 +1,4 @@
-"""The figures of the heat experiment, from stored runs."""
+"""The figures of the heat table_set, from stored runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from smoe.experiments.reproduction.report import Outcome, outcomes
 from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
-from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row
+from smoe.experiments.reproduction.tables import ResultTable, Row, TableSet
 from smoe.experiments.runs import open_run
 from smoe.paper.heat.pictures import learned
 from smoe.paper.heat.recipes import HeatDiffusion
@@ -21,12 +21,12 @@ METRIC = "within_1_percent"
 
 
 def draw_figures(
-    experiment: Experiment, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
+    table_set: TableSet, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
 ) -> list[Path]:
     """Draws what the stored runs of the tables allow, and returns the pictures.
 
     Args:
-        experiment: the tables are of.
+        table_set: All tables of the experiment.
         tables: the main table has three figures, that of quantiles and damping one.
         store: of finished runs.
         runs_dir: holds the weights of runs made here; without them the routing is not drawn.
@@ -36,17 +36,17 @@ def draw_figures(
     names = {table.name: table for table in tables}
     if "heat/main" in names:
         rows = names["heat/main"].rows
-        pictures += _draw_routing(experiment, runs_dir, store, output_dir / "routing.png")
-        pictures += _draw_models(experiment, rows, store, output_dir)
+        pictures += _draw_routing(table_set, runs_dir, store, output_dir / "routing.png")
+        pictures += _draw_models(table_set, rows, store, output_dir)
     if "heat/quantile-damping" in names:
-        pictures += _draw_quantile_damping(experiment, store, output_dir / "quantile-damping.png")
+        pictures += _draw_quantile_damping(table_set, store, output_dir / "quantile-damping.png")
     return pictures
 
 
-def _draw_routing(experiment: Experiment, runs_dir: Path, store: RunStore, path: Path) -> Iterator[Path]:
+def _draw_routing(table_set: TableSet, runs_dir: Path, store: RunStore, path: Path) -> Iterator[Path]:
     from smoe.paper.heat.views import draw_routing
 
-    for scale in experiment.scales:
+    for scale in table_set.scales:
         key = RunKey.of(scale.recipe(Row(("SMoE",), SMOE), 0))
         folder = runs_dir / key.name
         if store.has(key) and (folder / "checkpoints" / "best.pt").exists():
@@ -55,10 +55,10 @@ def _draw_routing(experiment: Experiment, runs_dir: Path, store: RunStore, path:
             return
 
 
-def _draw_models(experiment: Experiment, rows: Sequence[Row], store: RunStore, folder: Path) -> Iterator[Path]:
+def _draw_models(table_set: TableSet, rows: Sequence[Row], store: RunStore, folder: Path) -> Iterator[Path]:
     from smoe.views import draw_accuracies, draw_region_accuracies
 
-    found = {row.label: outcomes(experiment, row, store) for row in rows}
+    found = {row.label: outcomes(table_set, row, store) for row in rows}
     first_runs = {label: all_of_it[0].results[0] for label, all_of_it in found.items() if all_of_it}
     curves = {label: [value or 0.0 for value in run["validation"]] for label, run in first_runs.items()}
     if not curves:
@@ -85,11 +85,11 @@ def _by_region(run: dict[str, Any], num_regions: int) -> list[float]:
     return [run["test"][f"within_1_percent/region_{region}"] for region in range(num_regions)]
 
 
-def _draw_quantile_damping(experiment: Experiment, store: RunStore, path: Path) -> Iterator[Path]:
+def _draw_quantile_damping(table_set: TableSet, store: RunStore, path: Path) -> Iterator[Path]:
     from smoe.views import Panel, draw_grids
 
     cells = {
-        (row, column): outcomes(experiment, Row(("",), grid_recipe(quantile, damping)), store)
+        (row, column): outcomes(table_set, Row(("",), grid_recipe(quantile, damping)), store)
         for row, quantile in enumerate(QUANTILES)
         for column, damping in enumerate(DAMPINGS)
     }

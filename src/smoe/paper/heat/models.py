@@ -7,6 +7,8 @@ from typing import Literal
 
 from smoe.options import Combiner, GateInit, Normalization, Order
 
+GateName = Literal["tensor", "factorised", "conv", "coordconv", "coordconv3", "lcn", "linear", "fixed", "random"]
+
 
 @dataclass(frozen=True)
 class SpatialMoEModel:
@@ -25,14 +27,18 @@ class SpatialMoEModel:
         normalization: of the gate's scores.
         gate_noise: disturb the scores while training.
         weighted: multiply the experts' outputs by their scores.
-        order: of the selected experts.
+        order: Order of the selected experts.
+        rank: Numbers for each pixel of a factorised gate.
+        bias: Owner of the biases of the experts' outputs.
     """
 
     num_experts: int = 3
     num_selected: int = 1
     kernel_size: int = 3
     experts: Literal["conv", "coordconv"] = "conv"
-    gate: Literal["tensor", "conv", "coordconv", "coordconv3", "lcn", "linear", "fixed", "random"] = "tensor"
+    gate: Literal["tensor", "factorised", "conv", "coordconv", "coordconv3", "lcn", "linear", "fixed", "random"] = (
+        "tensor"
+    )
     gate_init: GateInit = "kaiming"
     gate_start: Literal["random", "true"] = "random"
     experts_start: Literal["random", "true"] = "random"
@@ -41,6 +47,8 @@ class SpatialMoEModel:
     gate_noise: bool = False
     weighted: bool = False
     order: Order = "score"
+    rank: int = 8
+    bias: Literal["none", "slot", "expert"] = "none"
 
     def __post_init__(self) -> None:
         if self.gate_start == "true" and self.gate != "tensor":

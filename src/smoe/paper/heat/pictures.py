@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from smoe.experiments.paper import PAPER_RESULTS
-from smoe.experiments.runs import OpenRun
+from smoe.experiments.open_run import OpenRun
 from smoe.models import SpatialMoENet
 from smoe.nn import SpatialMoE2d
 from smoe.paper.heat.build import make_region_map
 from smoe.paper.heat.data import diffusion_stencil
 from smoe.paper.heat.models import SpatialMoEModel
+from smoe.paper.heat.published import PUBLISHED
 from smoe.paper.heat.recipes import HeatRecipe
 
 
@@ -50,7 +50,7 @@ def draw_run(run: OpenRun) -> list[Path]:
     history = [record for record in run.directory.read_history() if monitor in record]
     pictures: list[Path] = []
     if history:
-        paper = PAPER_RESULTS.get(run.name)
+        paper = PUBLISHED.get(run.name)
         reference = (f"paper, after {paper.epochs} epochs", paper.mean) if paper else None
         draw_accuracy(history, curve, keys=(monitor,), reference=reference)
         pictures.append(curve)

@@ -1,13 +1,13 @@
-"""Recipes of the heat-diffusion experiment (paper section 3.1). Imports nothing heavy."""
+"""Recipes of the heat-diffusion experiment (paper section 3.1). Imports no torch."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
-from smoe.options import RoutingTraining
+from smoe.experiments.recipe import Recipe
 from smoe.paper.heat.models import (
     ConvNetModel,
     FullyConnectedModel,
@@ -17,6 +17,7 @@ from smoe.paper.heat.models import (
     SpatialMoEModel,
     VisionTransformerModel,
 )
+from smoe.rules import Probing, RoutingClassification, Rule
 from smoe.training.plan import TrainingPlan
 
 
@@ -60,77 +61,47 @@ class HeatDiffusion:
             raise ValueError(f"unit must be positive and finite, got {self.unit}")
 
 
-@dataclass(frozen=True)
-class Adam:
-    """The Adam optimiser.
-
-    Attributes:
-        lr: learning rate.
-        betas: decay of the averages of the gradient and of its square.
-        eps: added to the root of the average square; a gradient must be larger to be followed at full speed.
-    """
-
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-
-
-@dataclass(frozen=True)
-class AuxiliaryLosses:
-    """Losses that spread the work over the experts (paper appendix C).
-
-    Attributes:
-        importance: equal weights for all experts.
-        load: equal numbers of pixels for all experts; needs gate noise.
-        spatial_agreement: the same weights in all samples.
-        weight: factor of their sum.
-    """
-
-    importance: bool = False
-    load: bool = False
-    spatial_agreement: bool = False
-    weight: float = 0.01
-
-    @property
-    def is_any(self) -> bool:
-        """Whether one of them is on."""
-        return self.importance or self.load or self.spatial_agreement
+# The paper's schedule: a tenth of the learning rate after 15 epochs without improvement, the end after 30.
+HEAT_TRAINING = TrainingPlan(
+    batch_size=32,
+    evaluation_batch_size=100,
+    max_epochs=150,
+    monitor="within_1_percent",
+    monitor_mode="max",
+    plateau_patience=15,
+    plateau_factor=0.1,
+    early_stop_patience=30,
+    stop_at=100.0,
+)
 
 
 @dataclass(frozen=True)
-class HeatRecipe:
+class HeatRecipe(Recipe):
     """Heat diffusion over regions of different diffusivity.
 
     Attributes:
-        data: what is learned.
-        model: the network.
-        routing: how the routing of an SMoE learns.
-        auxiliary: further losses of an SMoE's routing.
-        optimizer: of all parameters.
-        training: batches, schedule and stopping.
         loss: `mse`, the mean squared error, or `mae`, the mean absolute error.
-        seed: of the initial weights and of the shuffles.
     """
+
+    experiment: ClassVar[str] = "heat"
 
     data: HeatDiffusion = field(default_factory=HeatDiffusion)
     model: HeatModel = field(default_factory=SpatialMoEModel)
     # As in the released command line; the paper's text (quantile 0.7, damping 0.1) does not reach its own result.
-    routing: RoutingTraining = field(default_factory=RoutingTraining)
-    auxiliary: AuxiliaryLosses = field(default_factory=AuxiliaryLosses)
-    optimizer: Adam = field(default_factory=Adam)
-    training: TrainingPlan = field(default_factory=TrainingPlan)
+    rule: Rule = field(default_factory=RoutingClassification.released)
+    training: TrainingPlan = HEAT_TRAINING
     loss: Literal["mse", "mae"] = "mse"
-    seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.loss not in ("mse", "mae"):
             raise ValueError(f"loss must be mse or mae, got {self.loss!r}")
 
 
 HEAT_RECIPES = {
     # One thread: a second one saves a fifth of a step of one millisecond, and costs tenfold while others use its core.
-    "heat/smoe": HeatRecipe(training=TrainingPlan(num_threads=1)),
-    "heat/smoe-probe": HeatRecipe(routing=RoutingTraining(training_rule="probe"), training=TrainingPlan(num_threads=1)),
+    "heat/smoe": HeatRecipe(training=replace(HEAT_TRAINING, num_threads=1)),
+    "heat/smoe-probe": HeatRecipe(rule=Probing(), training=replace(HEAT_TRAINING, num_threads=1)),
     # 160 parameters: 1 -> 8 -> 1 filters with batch normalisation. The paper's 146 cannot be derived from its text.
     "heat/conv": HeatRecipe(model=ConvNetModel("conv", hidden=(8,))),
     "heat/coordconv": HeatRecipe(model=ConvNetModel("coordconv", hidden=(1,))),
@@ -140,7 +111,7 @@ HEAT_RECIPES = {
     "heat/lrlcn-nd": HeatRecipe(model=LowRankLocalModel("table")),
     "heat/lcn": HeatRecipe(model=LocallyConnectedModel()),
     # The paper's row trained for 250 epochs.
-    "heat/fc": HeatRecipe(model=FullyConnectedModel(), training=TrainingPlan(max_epochs=250)),
+    "heat/fc": HeatRecipe(model=FullyConnectedModel(), training=replace(HEAT_TRAINING, max_epochs=250)),
     "heat/vit": HeatRecipe(model=VisionTransformerModel()),
     "heat/vmoe": HeatRecipe(model=VisionTransformerModel(num_experts=3)),
 }

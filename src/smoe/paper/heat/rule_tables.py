@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from smoe.experiments.optimizers import Adam
 from smoe.experiments.reproduction.tables import ResultTable, Row
-from smoe.options import RoutingTraining
 from smoe.paper.heat.models import ConvNetModel, SpatialMoEModel
-from smoe.paper.heat.notes import NOTES
-from smoe.paper.heat.recipes import Adam, HeatDiffusion, HeatRecipe
+from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
+from smoe.rules import EndToEnd, Probing, RoutingClassification, Rule, StraightThrough
 
-RULES = {
-    "RC, released settings": RoutingTraining(),
-    "RC, the paper's text": RoutingTraining(error_quantile=0.7, damping=0.1),
-    "probing": RoutingTraining(training_rule="probe"),
-    "straight-through": RoutingTraining(training_rule="straight_through"),
-    "end to end": RoutingTraining(training_rule="end_to_end", damping=None),
+RULES: dict[str, Rule] = {
+    "RC, released settings": RoutingClassification.released(),
+    "RC, the paper's text": RoutingClassification.paper(),
+    "probing": Probing(),
+    "straight-through": StraightThrough(share=1.0),
+    "end to end": EndToEnd(),
 }
 UNITS = (1e-3, 1.0, 1e3)
 
@@ -23,11 +23,11 @@ UNITS = (1e-3, 1.0, 1e3)
 def rule_table() -> ResultTable:
     """Every rule, between a gate that never learns and one that knows the regions."""
     name = "heat/rules"
-    rows = [Row(("three", rule), HeatRecipe(routing=routing)) for rule, routing in RULES.items()]
-    undamped = RoutingTraining(damping=None)
+    rows = [Row(("three", label), HeatRecipe(rule=rule)) for label, rule in RULES.items()]
+    undamped = replace(RoutingClassification.released(), damping=None)
     rows += [
-        Row(("three", "random, frozen"), HeatRecipe(model=SpatialMoEModel(gate="random"), routing=undamped)),
-        Row(("three", "knows the regions"), HeatRecipe(model=SpatialMoEModel(gate="fixed"), routing=undamped)),
+        Row(("three", "random, frozen"), HeatRecipe(model=SpatialMoEModel(gate="random"), rule=undamped)),
+        Row(("three", "knows the regions"), HeatRecipe(model=SpatialMoEModel(gate="fixed"), rule=undamped)),
     ]
     others = {
         "six": SpatialMoEModel(num_experts=6),
@@ -35,11 +35,11 @@ def rule_table() -> ResultTable:
         "two of six, summed": SpatialMoEModel(num_experts=6, num_selected=2),
     }
     rows += [
-        Row((experts, rule), HeatRecipe(model=model, routing=RULES[rule]))
+        Row((experts, label), HeatRecipe(model=model, rule=RULES[label]))
         for experts, model in others.items()
-        for rule in ("RC, released settings", "probing")
+        for label in ("RC, released settings", "probing")
     ]
-    return ResultTable(name, "What trains the gate", ("experts", "gate"), tuple(rows), "", NOTES[name])
+    return ResultTable(name, "What trains the gate", ("experts", "gate"), tuple(rows), "")
 
 
 def unit_table() -> ResultTable:
@@ -49,12 +49,12 @@ def unit_table() -> ResultTable:
         Row(
             (f"{unit:g}", rule),
             # An eps far below the gradients of the smallest unit: what differs is the rule, not the optimiser.
-            HeatRecipe(data=HeatDiffusion(unit=unit), routing=RULES[rule], optimizer=Adam(eps=1e-15)),
+            HeatRecipe(data=HeatDiffusion(unit=unit), rule=RULES[rule], optimizer=Adam(eps=1e-15)),
         )
         for unit in UNITS
         for rule in ("RC, released settings", "probing")
     ]
-    return ResultTable(name, "Data in other units", ("data times", "gate"), tuple(rows), "", NOTES[name])
+    return ResultTable(name, "Data in other units", ("data times", "gate"), tuple(rows), "")
 
 
 def loss_table() -> ResultTable:
@@ -64,13 +64,13 @@ def loss_table() -> ResultTable:
         "one 3 x 3 convolution": HeatRecipe(model=ConvNetModel("conv", hidden=())),
         "Convolution": HeatRecipe(model=ConvNetModel("conv", hidden=(8,))),
         "CoordConv": HeatRecipe(model=ConvNetModel("coordconv", hidden=(1,))),
-        "SMoE, no RC loss, no damping": HeatRecipe(routing=RULES["end to end"]),
-        "SMoE, RC loss and damping": HeatRecipe(routing=RULES["RC, released settings"]),
-        "SMoE, probing": HeatRecipe(routing=RULES["probing"]),
+        "SMoE, no RC loss, no damping": HeatRecipe(rule=RULES["end to end"]),
+        "SMoE, RC loss and damping": HeatRecipe(rule=RULES["RC, released settings"]),
+        "SMoE, probing": HeatRecipe(rule=RULES["probing"]),
     }
     rows = [
-        Row((model, kind), replace(recipe, loss=loss), note=NOTES[name, f"{model}, {kind}"])
+        Row((model, kind), replace(recipe, loss=loss))
         for model, recipe in models.items()
         for loss, kind in (("mse", "squared"), ("mae", "absolute"))
     ]
-    return ResultTable(name, "Squared or absolute error", ("model", "loss"), tuple(rows), "", NOTES[name])
+    return ResultTable(name, "Squared or absolute error", ("model", "loss"), tuple(rows), "")

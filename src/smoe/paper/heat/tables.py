@@ -1,31 +1,35 @@
-"""Every heat-diffusion table of the paper, and five of our own (sections 3.1, B and C). Imports nothing heavy."""
+"""Every heat-diffusion table of the paper, and five of our own (sections 3.1, B and C). Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from smoe.experiments.paper import PAPER_RESULTS, PaperResult, heat_result
-from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
-from smoe.options import RoutingTraining
+from smoe.experiments.published import PublishedResult
+from smoe.experiments.recipe import AuxiliaryLosses
+from smoe.experiments.reproduction.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe.paper.heat.models import SpatialMoEModel
-from smoe.paper.heat.notes import NOTES
-from smoe.paper.heat.recipes import HEAT_RECIPES, AuxiliaryLosses, HeatRecipe
+from smoe.paper.heat.published import PUBLISHED, heat_result
+from smoe.paper.heat.recipes import HEAT_RECIPES, HeatRecipe
 from smoe.paper.heat.rule_tables import loss_table, rule_table, unit_table
+from smoe.rules import Damping, EndToEnd, RoutingClassification, Rule
 
 SMOE = HEAT_RECIPES["heat/smoe"]
-END_TO_END = RoutingTraining(training_rule="end_to_end", damping=None)
+RELEASED = RoutingClassification.released()
+# The released code's damping, which belongs to both of its ways to train the gate.
+RELEASED_DAMPING = RELEASED.damping
 
 
-def _smoe(routing: RoutingTraining | None = None, auxiliary: AuxiliaryLosses | None = None, **model) -> HeatRecipe:
+def _smoe(
+    rule: Rule = RELEASED, auxiliary: AuxiliaryLosses | None = None, damping: Damping | None = None, **model
+) -> HeatRecipe:
     return HeatRecipe(
-        model=SpatialMoEModel(**model), routing=routing or RoutingTraining(), auxiliary=auxiliary or AuxiliaryLosses()
+        model=SpatialMoEModel(**model), rule=rule, damping=damping, auxiliary=auxiliary or AuxiliaryLosses()
     )
 
 
-def _row(table: str, labels: str | tuple[str, ...], recipe: HeatRecipe, paper: PaperResult | None = None) -> Row:
+def _row(labels: str | tuple[str, ...], recipe: HeatRecipe, paper: PublishedResult | None = None) -> Row:
     cells = (labels,) if isinstance(labels, str) else labels
-    row = Row(cells, recipe, () if paper is None else (paper,))
-    return replace(row, note=NOTES.get((table, row.label), ""))
+    return Row(cells, recipe, () if paper is None else (paper,))
 
 
 def _mark(is_on: bool) -> str:
@@ -46,8 +50,14 @@ def _main() -> ResultTable:
         "heat/smoe": "SMoE",
     }
     name = "heat/main"
-    rows = [_row(name, label, HEAT_RECIPES[recipe], PAPER_RESULTS[recipe]) for recipe, label in labels.items()]
-    return ResultTable(name, "Heat diffusion: all models", ("model",), tuple(rows), "Figure 3, left", NOTES[name])
+    rows = [_row(label, HEAT_RECIPES[recipe], PUBLISHED[recipe]) for recipe, label in labels.items()]
+    return ResultTable(name, "Heat diffusion: all models", ("model",), tuple(rows), "Figure 3, left")
+
+
+def _training_recipe(*, rc_loss: bool, damped: bool) -> HeatRecipe:
+    if not rc_loss:
+        return _smoe(EndToEnd(), damping=RELEASED_DAMPING if damped else None)
+    return _smoe(RELEASED if damped else replace(RELEASED, damping=None))
 
 
 def _training() -> ResultTable:
@@ -60,78 +70,71 @@ def _training() -> ResultTable:
     }
     rows = [
         _row(
-            name,
             (_mark(rc_loss), _mark(damped)),
-            _smoe(RoutingTraining("rc" if rc_loss else "end_to_end", damping=0.0 if damped else None)),
+            _training_recipe(rc_loss=rc_loss, damped=damped),
             result,
         )
         for (rc_loss, damped), result in paper.items()
     ]
-    return ResultTable(
-        name, "RC loss and expert error damping", ("RC loss", "damping"), tuple(rows), "Table 1", NOTES[name]
-    )
+    return ResultTable(name, "RC loss and expert error damping", ("RC loss", "damping"), tuple(rows), "Table 1")
 
 
 def _gates() -> ResultTable:
     name = "heat/gates"
     rows = [
-        _row(name, "Fully-connected", _smoe(gate="linear"), heat_result(85.2, 5.7)),
-        _row(name, "3 x 3 convolution", _smoe(gate="conv"), heat_result(91.3, 0.3)),
-        _row(name, "3 x 3 CoordConv", _smoe(gate="coordconv"), heat_result(91.5, 0.4)),
-        _row(name, "3 x 3 LCN", _smoe(gate="lcn"), heat_result(96.3, 1.2)),
-        _row(name, "3 x 3 CoordConv x 3", _smoe(gate="coordconv3"), heat_result(91.6, 0.2)),
-        _row(name, "Tensor routing", SMOE, heat_result(100.0)),
+        _row("Fully-connected", _smoe(gate="linear"), heat_result(85.2, 5.7)),
+        _row("3 x 3 convolution", _smoe(gate="conv"), heat_result(91.3, 0.3)),
+        _row("3 x 3 CoordConv", _smoe(gate="coordconv"), heat_result(91.5, 0.4)),
+        _row("3 x 3 LCN", _smoe(gate="lcn"), heat_result(96.3, 1.2)),
+        _row("3 x 3 CoordConv x 3", _smoe(gate="coordconv3"), heat_result(91.6, 0.2)),
+        _row("Tensor routing", SMOE, heat_result(100.0)),
     ]
-    return ResultTable(name, "Gate functions", ("gate",), tuple(rows), "Table 2", NOTES[name])
+    return ResultTable(name, "Gate functions", ("gate",), tuple(rows), "Table 2")
 
 
 def _configurations() -> ResultTable:
     name = "heat/configurations"
     rows = [
-        _row(name, "six experts", _smoe(num_experts=6), heat_result(100.0)),
-        _row(name, "5 x 5 experts", _smoe(kernel_size=5), heat_result(100.0)),
-        _row(name, "two of six experts, summed", _smoe(num_experts=6, num_selected=2), heat_result(100.0)),
+        _row("six experts", _smoe(num_experts=6), heat_result(100.0)),
+        _row("5 x 5 experts", _smoe(kernel_size=5), heat_result(100.0)),
+        _row("two of six experts, summed", _smoe(num_experts=6, num_selected=2), heat_result(100.0)),
     ]
     return ResultTable(
-        name, "When the right configuration is not known", ("configuration",), tuple(rows), "section 3.1", NOTES[name]
+        name, "When the right configuration is not known", ("configuration",), tuple(rows), "section 3.1"
     )
 
 
 def _starts() -> ResultTable:
     name = "heat/starts"
     rows = [
-        _row(name, ("random", "no", "random", "no"), _smoe(END_TO_END), heat_result(91.5, 0.4)),
-        _row(name, ("random", "no", "perfect", "no"), _smoe(END_TO_END, experts_start="true"), heat_result(91.4, 0.4)),
+        _row(("random", "no", "random", "no"), _smoe(EndToEnd()), heat_result(91.5, 0.4)),
+        _row(("random", "no", "perfect", "no"), _smoe(EndToEnd(), experts_start="true"), heat_result(91.4, 0.4)),
         _row(
-            name,
             ("random", "no", "perfect", "yes"),
-            _smoe(END_TO_END, experts_start="true", experts_frozen=True),
+            _smoe(EndToEnd(), experts_start="true", experts_frozen=True),
             heat_result(80.9, 0.2),
         ),
-        _row(name, ("perfect", "no", "random", "no"), _smoe(END_TO_END, gate_start="true"), heat_result(96.0, 0.3)),
-        _row(name, ("perfect", "yes", "random", "no"), _smoe(END_TO_END, gate="fixed"), heat_result(100.0)),
+        _row(("perfect", "no", "random", "no"), _smoe(EndToEnd(), gate_start="true"), heat_result(96.0, 0.3)),
+        _row(("perfect", "yes", "random", "no"), _smoe(EndToEnd(), gate="fixed"), heat_result(100.0)),
         _row(
-            name,
             ("perfect", "no", "perfect", "no"),
-            _smoe(END_TO_END, gate_start="true", experts_start="true"),
+            _smoe(EndToEnd(), gate_start="true", experts_start="true"),
             heat_result(100.0),
         ),
     ]
     columns = ("gate starts", "frozen", "experts start", "frozen")
-    return ResultTable(
-        name, "Starting at the truth, without RC loss and damping", columns, tuple(rows), "Table 6", NOTES[name]
-    )
+    return ResultTable(name, "Starting at the truth, without RC loss and damping", columns, tuple(rows), "Table 6")
 
 
 def _normalization() -> ResultTable:
     name = "heat/normalization"
     rows = [
-        _row(name, "softmax", _smoe(normalization="softmax"), heat_result(100.0)),
-        _row(name, "absolute value", _smoe(normalization="abs"), heat_result(90.2, 0.3)),
-        _row(name, "softmax and absolute value", _smoe(normalization="abs_softmax"), heat_result(100.0)),
-        _row(name, "none", SMOE, heat_result(100.0)),
+        _row("softmax", _smoe(normalization="softmax"), heat_result(100.0)),
+        _row("absolute value", _smoe(normalization="abs"), heat_result(90.2, 0.3)),
+        _row("softmax and absolute value", _smoe(normalization="abs_softmax"), heat_result(100.0)),
+        _row("none", SMOE, heat_result(100.0)),
     ]
-    return ResultTable(name, "Normalisation of the scores", ("normalisation",), tuple(rows), "Table 7", NOTES[name])
+    return ResultTable(name, "Normalisation of the scores", ("normalisation",), tuple(rows), "Table 7")
 
 
 # Importance, load, spatial agreement, noise; the paper's result with the RC loss and damping, and without.
@@ -155,12 +158,12 @@ def _auxiliary(*, rc_loss: bool) -> ResultTable:
     rows: list[Row] = []
     for (importance, load, agreement, noise), with_rc, without_rc in _AUXILIARY:
         recipe = _smoe(
-            RoutingTraining() if rc_loss else END_TO_END,
+            RELEASED if rc_loss else EndToEnd(),
             AuxiliaryLosses(importance, load, agreement),
             gate_noise=noise,
         )
         labels = tuple(_mark(is_on) for is_on in (importance, load, agreement, noise))
-        rows.append(_row(name, labels, recipe, with_rc if rc_loss else without_rc))
+        rows.append(_row(labels, recipe, with_rc if rc_loss else without_rc))
     kind = "with" if rc_loss else "without"
     return ResultTable(
         name,
@@ -168,26 +171,25 @@ def _auxiliary(*, rc_loss: bool) -> ResultTable:
         ("importance", "load", "spatial agreement", "noise"),
         tuple(rows),
         "Table 8" if rc_loss else "Table 9",
-        NOTES[name],
     )
 
 
 def _experts() -> ResultTable:
     name = "heat/experts"
     rows = [
-        _row(name, "Convolution", SMOE, heat_result(100.0)),
-        _row(name, "CoordConv", _smoe(experts="coordconv"), heat_result(96.5, 0.3)),
+        _row("Convolution", SMOE, heat_result(100.0)),
+        _row("CoordConv", _smoe(experts="coordconv"), heat_result(96.5, 0.3)),
     ]
-    return ResultTable(name, "Expert functions", ("experts",), tuple(rows), "Table 10", NOTES[name])
+    return ResultTable(name, "Expert functions", ("experts",), tuple(rows), "Table 10")
 
 
 def _weighted() -> ResultTable:
     name = "heat/weighted"
     rows = [
-        _row(name, "yes", _smoe(weighted=True), heat_result(100.0)),
-        _row(name, "no", SMOE, heat_result(100.0)),
+        _row("yes", _smoe(weighted=True), heat_result(100.0)),
+        _row("no", SMOE, heat_result(100.0)),
     ]
-    return ResultTable(name, "Weighted or not", ("weighted",), tuple(rows), "Table 11", NOTES[name])
+    return ResultTable(name, "Weighted or not", ("weighted",), tuple(rows), "Table 11")
 
 
 SHORT_EPOCHS = 10
@@ -197,19 +199,23 @@ DAMPINGS: tuple[float | None, ...] = (0.0, 0.1, 0.5, None)
 
 def grid_recipe(error_quantile: float, damping: float | None) -> HeatRecipe:
     """A cell of the table of quantiles and damping factors."""
-    return _smoe(RoutingTraining(error_quantile=error_quantile, damping=damping))
+    damped = None if damping is None else Damping(factor=damping, error_quantile=error_quantile)
+    return _smoe(RoutingClassification(error_quantile=error_quantile, damping=damped))
 
 
 def _quantile_damping() -> ResultTable:
     name = "heat/quantile-damping"
     rows = [
-        _row(name, (f"{quantile:g}", "none" if damping is None else f"{damping:g}"), grid_recipe(quantile, damping))
+        _row((f"{quantile:g}", "none" if damping is None else f"{damping:g}"), grid_recipe(quantile, damping))
         for quantile in QUANTILES
         for damping in DAMPINGS
     ]
-    return ResultTable(
-        name, "Error quantile by damping factor", ("error quantile", "damping factor"), tuple(rows), "", NOTES[name]
-    )
+    return ResultTable(name, "Error quantile by damping factor", ("error quantile", "damping factor"), tuple(rows), "")
+
+
+def _with_tolerances(tolerance: float, damping_tolerance: float, unit: str) -> RoutingClassification:
+    damping = Damping(factor=0.0, error_quantile=0.3, tolerance=damping_tolerance, tolerance_unit=unit)
+    return replace(RELEASED, tolerance=tolerance, tolerance_unit=unit, damping=damping)
 
 
 def _tolerances() -> ResultTable:
@@ -220,15 +226,12 @@ def _tolerances() -> ResultTable:
     pairs += [("output", *pair) for pair in ((2e-4, 2e-2), (1e-4, 1e-2), (1e-3, 2e-2), (1e-2, 1e-2))]
     rows = [
         _row(
-            name,
             (unit, f"{tolerance:g}", f"{damping_tolerance:g}"),
-            _smoe(
-                RoutingTraining(tolerance=tolerance, damping_tolerance=damping_tolerance, tolerance_unit=unit)  # type: ignore[arg-type]
-            ),
+            _smoe(_with_tolerances(tolerance, damping_tolerance, unit)),
         )
         for unit, tolerance, damping_tolerance in pairs
     ]
-    return ResultTable(name, "Tolerances", ("unit", "of the RC loss", "of the damping"), tuple(rows), "", NOTES[name])
+    return ResultTable(name, "Tolerances", ("unit", "of the RC loss", "of the damping"), tuple(rows), "")
 
 
 def _small(recipe: HeatRecipe) -> HeatRecipe:
@@ -244,7 +247,7 @@ def _same(recipe: HeatRecipe) -> HeatRecipe:
     return recipe
 
 
-HEAT = Experiment(
+HEAT_TABLES = TableSet(
     name="heat",
     metrics=(ShownMetric("within_1_percent", is_percentage=True),),
     metric_text=(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +10,9 @@ import torch
 
 from smoe import nn
 from smoe.errors import DataError
-from smoe.experiments.build_optimizer import build_sgd
+from smoe.experiments.assemble import assemble_task
+from smoe.experiments.experiment import SPLITS, Notify
+from smoe.experiments.gated_layers import Learning
 from smoe.losses import CrossEntropy
 from smoe.metrics import Accuracy, MeanCrossEntropy, Metric
 from smoe.ops.interpolation import Interpolation
@@ -19,32 +21,28 @@ from smoe.paper.imagenet.data.class_folders import find_class_folders, find_clas
 from smoe.paper.imagenet.data.folder_samples import AugmentedFolderImages, FolderImages
 from smoe.paper.imagenet.recipes import ImageNetData, ImageNetRecipe
 from smoe.paper.images.data.samples import ImageSamples
-from smoe.training.routing_warmup import RoutingWarmup
 from smoe.training.task import Task
 
 NUM_CLASSES = 1000
 NUM_TRAIN_IMAGES = 1_281_167
 NUM_VALIDATION_IMAGES = 50_000
 
-Progress = Callable[[str], None]
 Samples = FolderImages | AugmentedFolderImages
 
 
-def build_task(
-    recipe: ImageNetRecipe, splits: tuple[str, ...] = ("train", "validation", "test"), say: Progress = print
-) -> Task:
-    """Everything the training loop needs.
+def build_task(recipe: ImageNetRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+    """Makes everything that the training loop needs.
 
     Args:
-        recipe: what to train.
-        splits: the images to list.
-        say: told how many there are.
+        recipe: Recipe to train.
+        splits: Images to list.
+        notify: Receives messages about how many there are.
     """
     root = check_root(recipe.data)
     classes = find_classes(root / "train")
     samples = make_splits(recipe, classes, splits)
     for split, images in samples.items():
-        say(f"{split}: {len(images):,} images of {len(classes):,} classes")
+        notify(f"{split}: {len(images):,} images of {len(classes):,} classes")
     return make_task(recipe, len(classes), samples)
 
 
@@ -87,19 +85,17 @@ def make_task(
     """
     data = recipe.data
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe.model, recipe.routing, data.train_size, num_classes)
+    model = build_model(recipe.model, Learning.of(recipe), data.train_size, num_classes)
     knows_grid = any(isinstance(module, (nn.RoutedLayer, nn.LowRankLocal2d)) for module in model.modules())
     is_other_grid = knows_grid and data.crop != data.train_size
     metrics: list[Metric] = [Accuracy((1, 5)), MeanCrossEntropy()]
-    return Task(
+    return assemble_task(
+        recipe,
         model,
-        build_sgd(model, recipe.optimizer),
         CrossEntropy(recipe.label_smoothing),
         metrics,
-        {} if samples is None else samples,
+        samples,
         ImageSamples.collate,
-        recipe.seed,
-        begin_epoch=RoutingWarmup(model, recipe.routing_warmup_epochs).begin_epoch,
         num_repetitions=recipe.augmentation.repetitions,
         for_evaluation=partial(for_size, size=data.crop, mode=data.interpolation) if is_other_grid else None,
     )

@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 
 from smoe import nn
-from smoe.experiments.gated_layers import convert_net, start_layer
-from smoe.experiments.recipes import to_plain
+from smoe.experiments.gated_layers import Learning, convert_net, make_gate, start_layer
 from smoe.models import ResNet
 from smoe.models.resnet import start_as_torchvision
-from smoe.options import RoutingTraining
 from smoe.paper.imagenet.models import (
     AddedSpatialMoEResNet50Model,
     ImageNetModel,
@@ -19,14 +17,14 @@ from smoe.paper.imagenet.models import (
 )
 
 
-def build_model(model: ImageNetModel, routing: RoutingTraining, size: int, num_classes: int) -> torch.nn.Module:
+def build_model(model: ImageNetModel, learning: Learning, size: int, num_classes: int) -> torch.nn.Module:
     """The network a recipe describes.
 
     Experts and bases start as the filters of the convolutions that they stand for, in number and spread of the outputs.
 
     Args:
         model: the description.
-        routing: how the routing of SMoE layers learns.
+        learning: How the routing of SMoE layers learns.
         size: rows and columns of the training images.
         num_classes: logits.
     """
@@ -38,9 +36,9 @@ def build_model(model: ImageNetModel, routing: RoutingTraining, size: int, num_c
         case LowRankLocalResNet50Model():
             return _make_low_rank_local(net, model, size)
         case AddedSpatialMoEResNet50Model():
-            return _add_spatial_moe(net, model, routing, size)
+            return _add_spatial_moe(net, model, learning, size)
         case SpatialMoEResNet50Model():
-            return _convert(net, model, routing, size)
+            return _convert(net, model, learning, size)
 
 
 def _make_low_rank_local(net: ResNet, model: LowRankLocalResNet50Model, size: int) -> ResNet:
@@ -62,19 +60,27 @@ def _make_low_rank_local(net: ResNet, model: LowRankLocalResNet50Model, size: in
     return net
 
 
-def _convert(net: ResNet, model: SpatialMoEResNet50Model, routing: RoutingTraining, size: int) -> torch.nn.Module:
+def _convert(net: ResNet, model: SpatialMoEResNet50Model, learning: Learning, size: int) -> torch.nn.Module:
     example = torch.zeros(1, 3, size, size)
-    return convert_net(net, model, routing, _start, example_input=example, share_gates=model.share_gates)
+    return convert_net(net, model, learning, _start, example_input=example, share_gates=model.share_gates)
 
 
 def _add_spatial_moe(
-    net: ResNet, model: AddedSpatialMoEResNet50Model, routing: RoutingTraining, size: int
+    net: ResNet, model: AddedSpatialMoEResNet50Model, learning: Learning, size: int
 ) -> torch.nn.Module:
     place = {"first": net.relu, "last": net.layer4, "last_3x3": net.layer4[-1].get_submodule("bn2")}[model.position]
     channels, grid = _shape_after(net, place, size)
     num_experts = round(model.expert_ratio * channels)
-    gate = nn.TensorGate(num_experts, channels, grid, init=model.gate_init, correlation_length=model.correlation_length)
-    layer = nn.SpatialMoE2d(channels, num_experts, channels, gate=gate, order=model.order, **to_plain(routing))
+    layer = nn.SpatialMoE2d(
+        channels,
+        num_experts,
+        channels,
+        gate=make_gate(model, num_experts, channels, grid),
+        # Batch normalisation follows, which takes the place of a bias for each channel.
+        bias="expert" if model.bias == "expert" else False,
+        local_affine=model.local_affine,
+        **learning._asdict(),
+    )
     start_layer(layer, model, _start)
     norm, relu = torch.nn.BatchNorm2d(channels), torch.nn.ReLU(inplace=True)
     if model.position == "first":

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from smoe.experiments.paper import PAPER_RESULTS
-from smoe.experiments.runs import OpenRun
+from smoe.experiments.open_run import OpenRun
 from smoe.nn import RoutedLayer, SpatialGate
 from smoe.paper.imagenet.data.crops import MEAN, STD
 from smoe.paper.imagenet.data.folder_samples import FolderImages
+from smoe.paper.imagenet.published import PUBLISHED
 
 _NUM_CLASSES, _IMAGES_OF_CLASS = 10, 10
 
@@ -48,7 +48,7 @@ def _draw_curve(run: OpenRun) -> list[Path]:
     history = [record for record in run.directory.read_history() if record.get(keys[0]) is not None]
     if not history:
         return []
-    paper = PAPER_RESULTS.get(run.name)
+    paper = PUBLISHED.get(run.name)
     path = run.directory.pictures / "accuracy.png"
     draw_accuracy(history, path, keys=keys, reference=("paper, top-1", paper.mean) if paper else None)
     return [path]

@@ -1,4 +1,4 @@
-"""Recipes of ImageNet (paper section 3.4 and its appendix). Imports nothing heavy.
+"""Recipes of ImageNet (paper section 3.4 and its appendix). Imports no torch.
 
 The paper adapts torchvision's recipe for ResNet-50 ("IMAGENET1K_V2"). Both state batch, epochs, learning rate, warm-up,
 momentum, schedule and weight decay; all else is torchvision's.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from smoe.experiments.optimizers import SgdMomentum
-from smoe.options import RoutingTraining
+from smoe.experiments.optimizers import Adam, SgdMomentum
+from smoe.experiments.recipe import Recipe
 from smoe.paper.imagenet.data.augment.options import Augmentation
 from smoe.paper.imagenet.models import (
     AddedSpatialMoEResNet50Model,
@@ -20,7 +20,8 @@ from smoe.paper.imagenet.models import (
     ResNet50Model,
     SpatialMoEResNet50Model,
 )
-from smoe.paper.images.recipes import IMAGE_ROUTING
+from smoe.paper.images.recipes import IMAGE_RULE
+from smoe.rules import Rule
 from smoe.training.plan import TrainingPlan
 
 
@@ -64,6 +65,7 @@ IMAGENET_TRAINING = TrainingPlan(
     evaluation_batch_size=128,
     max_epochs=600,
     monitor="accuracy",
+    monitor_mode="max",
     schedule="cosine",
     warmup_epochs=5,
     warmup_start=0.01,
@@ -76,41 +78,33 @@ IMAGENET_TRAINING = TrainingPlan(
 
 
 @dataclass(frozen=True)
-class ImageNetRecipe:
+class ImageNetRecipe(Recipe):
     """Classification of ImageNet.
 
     Attributes:
-        data: what is classified.
-        augmentation: of the training images.
-        model: the network.
-        routing: how the routing of SMoE layers learns.
-        routing_warmup_epochs: epochs before it begins to; the gates stay as they start, and no error is damped.
-        optimizer: of all parameters.
-        training: batches, schedule and averaging.
-        label_smoothing: share of the target that is spread over all classes.
-        seed: of the initial weights, the shuffles and the augmentations.
+        augmentation: Augmentation of the training images.
+        label_smoothing: Share of the target that is spread over all classes.
     """
 
+    experiment: ClassVar[str] = "imagenet"
+
     data: ImageNetData = field(default_factory=ImageNetData)
-    augmentation: Augmentation = field(default_factory=Augmentation)
     model: ImageNetModel = field(default_factory=ResNet50Model)
-    routing: RoutingTraining = IMAGE_ROUTING
-    routing_warmup_epochs: int = 0
-    optimizer: SgdMomentum = field(default_factory=SgdMomentum)
+    rule: Rule = IMAGE_RULE
+    optimizer: Adam | SgdMomentum = field(default_factory=lambda: SgdMomentum(gate_lr=10.0))
     training: TrainingPlan = IMAGENET_TRAINING
+    augmentation: Augmentation = field(default_factory=Augmentation)
     label_smoothing: float = 0.1
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.routing_warmup_epochs < 0:
-            raise ValueError(f"routing_warmup_epochs must not be negative, got {self.routing_warmup_epochs}")
+        super().__post_init__()
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
 
 
 # As the small classifiers, by measurement (docs/images.md): a smooth start, an order that the training of the gate does
 # not shuffle, no damping. It also survives the interpolation to another grid (docs/imagenet.md). The paper's:
-# --model.gate-init kaiming --model.order score --routing.damping 0.1 --data.interpolation nearest
+# --model.gate-init kaiming --model.order score --damping 0.1 --data.interpolation nearest
 _GATE: dict[str, Any] = {"gate_init": "smooth", "order": "index"}
 
 IMAGENET_RECIPES = {

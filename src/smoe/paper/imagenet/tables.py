@@ -1,14 +1,15 @@
-"""The paper's table of ImageNet (section 3.4). Imports nothing heavy."""
+"""The paper's table of ImageNet (section 3.4). Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from smoe.experiments.paper import PAPER_RESULTS, PaperResult
-from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
-from smoe.options import RoutingTraining
+from smoe.experiments.published import PublishedResult
+from smoe.experiments.reproduction.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe.paper.imagenet.models import SpatialMoEResNet50Model
+from smoe.paper.imagenet.published import PUBLISHED
 from smoe.paper.imagenet.recipes import IMAGENET_RECIPES, ImageNetRecipe
+from smoe.rules import RoutingClassification
 from smoe.training.plan import TrainingPlan
 
 # In the paper's order, with its top-5 accuracies.
@@ -21,23 +22,22 @@ _ROWS = {
     "wide-resnet50": ("Wide ResNet-50-2", 95.74, 0.02),
 }
 _TEXT = (
-    "ImageNet is brought by the user (docs/imagenet.md); nobody trained on it here. The SMoE rows start smooth, in the "
-    "order of the experts' numbers and without damping, by measurements on small classifiers (docs/images.md); the "
-    "last row is the paper's text."
+    "ImageNet has to be provided by the user (docs/imagenet.md). The SMoE rows start smooth, in the order of the "
+    "experts' numbers and without damping (docs/images.md); the last row is the paper's text."
 )
 
 
 def _models() -> ResultTable:
     rows: list[Row] = []
     for name, (label, top5, spread) in _ROWS.items():
-        top1 = PAPER_RESULTS[f"imagenet/{name}"]
-        paper = (top1, PaperResult("top5_accuracy", top5, spread, None, top1.source))
+        top1 = PUBLISHED[f"imagenet/{name}"]
+        paper = (top1, PublishedResult("top5_accuracy", top5, spread, None, top1.source))
         rows.append(Row((label,), IMAGENET_RECIPES[f"imagenet/{name}"], paper))
     recipe = IMAGENET_RECIPES["imagenet/smoe"]
     as_written = replace(
         recipe,
         model=SpatialMoEResNet50Model(),
-        routing=RoutingTraining(error_quantile=0.7, damping=0.1),
+        rule=RoutingClassification.paper(),
         data=replace(recipe.data, interpolation="nearest"),
     )
     paper = next(row.paper for row in rows if row.recipe is recipe)
@@ -62,6 +62,7 @@ def _small(recipe: ImageNetRecipe) -> ImageNetRecipe:
             evaluation_batch_size=100,
             max_epochs=10,
             monitor="accuracy",
+            monitor_mode="max",
             schedule="cosine",
             warmup_epochs=1,
             warmup_start=0.01,
@@ -71,7 +72,7 @@ def _small(recipe: ImageNetRecipe) -> ImageNetRecipe:
     )
 
 
-IMAGENET = Experiment(
+IMAGENET_TABLES = TableSet(
     name="imagenet",
     metrics=(
         ShownMetric("accuracy", "top-1", decimals=2, is_percentage=True),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch.utils.data import Dataset
 
 from smoe.errors import DataError
-from smoe.experiments.build_optimizer import build_optimizer
+from smoe.experiments.assemble import assemble_task
+from smoe.experiments.experiment import SPLITS, Notify
+from smoe.experiments.gated_layers import Learning
 from smoe.losses import CrossEntropy
 from smoe.metrics import Accuracy, ClassErrors, MeanCrossEntropy, Metric
 from smoe.paper.images.build_model import build_model
@@ -16,23 +18,18 @@ from smoe.paper.images.data.catalogue import IMAGE_SETS
 from smoe.paper.images.data.image_files import LabelledImages, read_images
 from smoe.paper.images.data.samples import DrawnImages, ImageSamples, split_training
 from smoe.paper.images.recipes import ImageData, ImageRecipe
-from smoe.training.routing_warmup import RoutingWarmup
 from smoe.training.task import Task
 
-Progress = Callable[[str], None]
 
-
-def build_task(
-    recipe: ImageRecipe, splits: tuple[str, ...] = ("train", "validation", "test"), say: Progress = print
-) -> Task:
-    """Everything the training loop needs.
+def build_task(recipe: ImageRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+    """Makes everything that the training loop needs.
 
     Args:
-        recipe: what to train.
-        splits: the data to read.
-        say: told of files that are not the published ones.
+        recipe: Recipe to train.
+        splits: Data to read.
+        notify: Receives messages about files that are not the published ones.
     """
-    images = make_splits(recipe.data, splits, say)
+    images = make_splits(recipe.data, splits, notify)
     shape = next((split.image_shape for split in images.values()), None)
     samples: dict[str, ImageSamples | DrawnImages] = {**images}
     if "train" in images and recipe.data.images_per_epoch is not None:
@@ -56,28 +53,19 @@ def make_task(
     num_classes = len(image_set.classes)
     metrics: list[Metric] = [Accuracy(), MeanCrossEntropy(), ClassErrors(num_classes)]
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe.model, recipe.routing, image_shape or image_set.image_shape, num_classes)
-    return Task(
-        model,
-        build_optimizer(model, recipe.optimizer, is_fused=recipe.training.precision != "fp16"),
-        CrossEntropy(recipe.label_smoothing),
-        metrics,
-        {} if samples is None else samples,
-        ImageSamples.collate,
-        recipe.seed,
-        begin_epoch=RoutingWarmup(model, recipe.routing_warmup_epochs).begin_epoch,
-    )
+    model = build_model(recipe.model, Learning.of(recipe), image_shape or image_set.image_shape, num_classes)
+    return assemble_task(recipe, model, CrossEntropy(recipe.label_smoothing), metrics, samples, ImageSamples.collate)
 
 
-def make_splits(data: ImageData, splits: tuple[str, ...], say: Progress = print) -> dict[str, ImageSamples]:
+def make_splits(data: ImageData, splits: tuple[str, ...], notify: Notify = print) -> dict[str, ImageSamples]:
     """The samples of each split: the first training images are the validation."""
     image_set = IMAGE_SETS[data.name]
     found: dict[str, LabelledImages] = {}
     if "train" in splits or "validation" in splits:
-        training = read_images(data.name, data.root, "train", verify=data.verify, say=say)
+        training = read_images(data.name, data.root, "train", verify=data.verify, say=notify)
         found |= split_training(training, image_set)
     if "test" in splits:
-        found["test"] = read_images(data.name, data.root, "test", verify=data.verify, say=say)
+        found["test"] = read_images(data.name, data.root, "test", verify=data.verify, say=notify)
     samples = {}
     for split in splits:
         images = found[split]

@@ -7,9 +7,8 @@ import itertools
 import torch
 
 from smoe import nn
-from smoe.experiments.recipes import to_plain
+from smoe.experiments.gated_layers import Learning, make_gate
 from smoe.models import ImageClassifier
-from smoe.options import RoutingTraining
 from smoe.paper.images.models import (
     ConvClassifierModel,
     CoordConvClassifierModel,
@@ -22,13 +21,13 @@ from smoe.paper.images.models import (
 
 
 def build_model(
-    model: ImageModel, routing: RoutingTraining, image_shape: tuple[int, int, int], num_classes: int
+    model: ImageModel, learning: Learning, image_shape: tuple[int, int, int], num_classes: int
 ) -> ImageClassifier:
     """The network a recipe describes.
 
     Args:
         model: the description.
-        routing: how the routing of SMoE layers learns.
+        learning: How the routing of SMoE layers learns.
         image_shape: channels, rows and columns.
         num_classes: N.
     """
@@ -44,7 +43,7 @@ def build_model(
             layers = [nn.GridConv2d(inputs, outputs) for inputs, outputs in pairs]
         case LocalClassifierModel():
             layers = [nn.GridConv2d(inputs, outputs) for inputs, outputs in pairs[:-1]]
-            layers.append(nn.LocallyConnected2d(*pairs[-1], grid))
+            layers.append(nn.LocallyConnected2d(*pairs[-1], spatial_shape=grid))
         case CoordConvClassifierModel():
             layers = [
                 nn.CoordConv2d(*pair) if number == 0 or model.coordinates == "all" else nn.GridConv2d(*pair)
@@ -57,34 +56,33 @@ def build_model(
                 for inputs, outputs in pairs
             ]
         case SpatialMoEClassifierModel():
-            layers = _spatial_moe_layers(model, routing, pairs, grid)
+            layers = _spatial_moe_layers(model, learning, pairs, grid)
     return ImageClassifier(layers, widths, num_classes)
 
 
 def _spatial_moe_layers(
     model: SpatialMoEClassifierModel,
-    routing: RoutingTraining,
+    learning: Learning,
     pairs: list[tuple[int, int]],
     grid: tuple[int, int],
 ) -> list[torch.nn.Module]:
     """SMoE layers on one grid, so that they can share a gate."""
     num_experts = round(model.expert_ratio * model.filters)
 
-    def make_gate() -> nn.TensorGate:
-        gate = nn.TensorGate(
-            num_experts, model.filters, grid, init=model.gate_init, correlation_length=model.correlation_length
-        )
-        return gate.requires_grad_(model.gate != "random")
+    def new_gate() -> nn.SpatialGate:
+        return make_gate(model, num_experts, model.filters, grid).requires_grad_(model.gate != "random")
 
-    shared = make_gate()
+    shared = new_gate()
     return [
         nn.SpatialMoE2d(
             inputs,
             num_experts,
             model.filters,
-            gate=shared if number == 0 or model.share_gates else make_gate(),
-            order=model.order,
-            **to_plain(routing),
+            gate=shared if number == 0 or model.share_gates else new_gate(),
+            # Batch normalisation follows, which takes the place of a bias for each channel.
+            bias="expert" if model.bias == "expert" else False,
+            local_affine=model.local_affine,
+            **learning._asdict(),
         )
         for number, (inputs, _) in enumerate(pairs)
     ]

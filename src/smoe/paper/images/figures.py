@@ -10,7 +10,7 @@ import numpy as np
 
 from smoe.experiments.reproduction.report import Outcome, outcomes
 from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
-from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row
+from smoe.experiments.reproduction.tables import ResultTable, Row, TableSet
 from smoe.experiments.runs import open_run
 from smoe.paper.images.data.catalogue import IMAGE_SETS
 from smoe.paper.images.pictures import draw_routing_of
@@ -18,12 +18,12 @@ from smoe.paper.images.recipes import IMAGE_RECIPES
 
 
 def draw_figures(
-    experiment: Experiment, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
+    table_set: TableSet, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
 ) -> list[Path]:
     """Draws what the stored runs of the tables allow, and returns the pictures.
 
     Args:
-        experiment: the tables are of.
+        table_set: All tables of the experiment.
         tables: those of a set of images have two figures: the errors of each class, and the routing of the SMoE.
         store: of finished runs.
         runs_dir: holds the weights of runs made here; without them the routing is not drawn.
@@ -33,16 +33,16 @@ def draw_figures(
     for table in tables:
         name = table.name.partition("/")[2]
         if name in IMAGE_SETS:
-            pictures += _draw_errors(experiment, table, name, store, output_dir / f"{name}-errors.png")
-            pictures += _draw_routing(experiment, name, store, runs_dir, output_dir)
+            pictures += _draw_errors(table_set, table, name, store, output_dir / f"{name}-errors.png")
+            pictures += _draw_routing(table_set, name, store, runs_dir, output_dir)
     return pictures
 
 
-def _draw_errors(experiment: Experiment, table: ResultTable, name: str, store: RunStore, path: Path) -> Iterator[Path]:
+def _draw_errors(table_set: TableSet, table: ResultTable, name: str, store: RunStore, path: Path) -> Iterator[Path]:
     from smoe.views import Panel, draw_grids
 
     classes = IMAGE_SETS[name].classes
-    found = {row.label: outcomes(experiment, row, store) for row in table.rows}
+    found = {row.label: outcomes(table_set, row, store) for row in table.rows}
     # Not all models were trained at the same scales: the label says which.
     errors = {
         f"{label} ({outcome.scale.name})": _errors(outcome, len(classes))
@@ -61,10 +61,8 @@ def _errors(outcome: Outcome, num_classes: int) -> list[float]:
     return [statistics.fmean(seeds) if seeds else float("nan") for seeds in values]
 
 
-def _draw_routing(
-    experiment: Experiment, name: str, store: RunStore, runs_dir: Path, output_dir: Path
-) -> Iterator[Path]:
-    for scale in experiment.scales:
+def _draw_routing(table_set: TableSet, name: str, store: RunStore, runs_dir: Path, output_dir: Path) -> Iterator[Path]:
+    for scale in table_set.scales:
         key = RunKey.of(scale.recipe(Row(("SMoE",), IMAGE_RECIPES[f"{name}/smoe"]), 0))
         folder = runs_dir / key.name
         if store.has(key) and (folder / "checkpoints" / "best.pt").exists():

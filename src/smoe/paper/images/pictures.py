@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from smoe.errors import DataError
-from smoe.experiments.paper import PAPER_RESULTS
-from smoe.experiments.runs import OpenRun
+from smoe.experiments.open_run import OpenRun
 from smoe.metrics import confusion_matrix
 from smoe.nn import RoutedLayer, SpatialGate
 from smoe.paper.images.data.catalogue import IMAGE_SETS
 from smoe.paper.images.data.samples import ImageSamples
+from smoe.paper.images.published import PUBLISHED
 from smoe.paper.images.recipes import ImageRecipe
 from smoe.training.devices import make_accelerator
 from smoe.training.prediction import predict
@@ -70,7 +70,7 @@ def _draw_curve(run: OpenRun) -> list[Path]:
     history = [record for record in run.directory.read_history() if record.get(key) is not None]
     if not history:
         return []
-    paper = PAPER_RESULTS.get(run.name)
+    paper = PUBLISHED.get(run.name)
     path = run.directory.pictures / "accuracy.png"
     draw_accuracy(history, path, keys=(key,), reference=("paper, on test", paper.mean) if paper else None)
     return [path]

@@ -1,12 +1,13 @@
-"""Recipes of the classification of small images (paper appendix D). Imports nothing heavy."""
+"""Recipes of the classification of small images (paper appendix D). Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
-from smoe.experiments.optimizers import AdamL2
-from smoe.options import RoutingTraining
+from smoe.experiments.optimizers import Adam, SgdMomentum
+from smoe.experiments.recipe import Recipe
 from smoe.paper.images.data.catalogue import ImageSetName
 from smoe.paper.images.models import (
     ConvClassifierModel,
@@ -17,6 +18,7 @@ from smoe.paper.images.models import (
     SpatialMoEClassifierModel,
     WideClassifierModel,
 )
+from smoe.rules import RoutingClassification, Rule
 from smoe.training.plan import TrainingPlan
 
 
@@ -42,40 +44,43 @@ class ImageData:
 
 
 # The paper's standard set-up: Adam, a tenth of the learning rate after 15 epochs without improvement, the end after 30.
-IMAGE_TRAINING = TrainingPlan(batch_size=512, evaluation_batch_size=500, monitor="accuracy")
-IMAGE_OPTIMIZER = AdamL2(lr=1e-3, l2=0.0)
-# Of the SMoE; the other networks have no routing.
-IMAGE_ROUTING = RoutingTraining(error_quantile=0.7, damping=None)
+IMAGE_TRAINING = TrainingPlan(
+    batch_size=512,
+    evaluation_batch_size=500,
+    max_epochs=150,
+    monitor="accuracy",
+    monitor_mode="max",
+    plateau_patience=15,
+    plateau_factor=0.1,
+    early_stop_patience=30,
+    stop_at=100.0,
+)
+IMAGE_OPTIMIZER = Adam(lr=1e-3)
+# The rule of the SMoE; the other networks have no routing.
+IMAGE_RULE = RoutingClassification(error_quantile=0.7)
 
 
 @dataclass(frozen=True)
-class ImageRecipe:
+class ImageRecipe(Recipe):
     """Classification of small images.
 
+    The tolerances of the rule are in units of the loss; see `smoe.ops.routing_error.choice_errors`.
+
     Attributes:
-        data: what is classified.
-        model: the network.
-        routing: how the routing of SMoE layers learns. The tolerances are in units of the loss here; see
-            `smoe.ops.routing_error.choice_errors`.
-        routing_warmup_epochs: epochs before it begins to; the gates stay as they start, and no error is damped.
-        optimizer: of all parameters.
-        training: batches, schedule and stopping.
-        label_smoothing: share of the target that is spread over all classes.
-        seed: of the initial weights and of the shuffles.
+        label_smoothing: Share of the target that is spread over all classes.
     """
+
+    experiment: ClassVar[str] = "images"
 
     data: ImageData = field(default_factory=ImageData)
     model: ImageModel = field(default_factory=ConvClassifierModel)
-    routing: RoutingTraining = field(default_factory=RoutingTraining)
-    routing_warmup_epochs: int = 0
-    optimizer: AdamL2 = IMAGE_OPTIMIZER
+    rule: Rule = field(default_factory=RoutingClassification.released)
+    optimizer: Adam | SgdMomentum = IMAGE_OPTIMIZER
     training: TrainingPlan = IMAGE_TRAINING
     label_smoothing: float = 0.0
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.routing_warmup_epochs < 0:
-            raise ValueError(f"routing_warmup_epochs must not be negative, got {self.routing_warmup_epochs}")
+        super().__post_init__()
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
 
@@ -96,7 +101,7 @@ IMAGE_RECIPES = {
     f"{set_name}/{model_name}": ImageRecipe(
         data=ImageData(name=set_name),
         model=model,
-        routing=IMAGE_ROUTING if isinstance(model, SpatialMoEClassifierModel) else RoutingTraining(),
+        rule=IMAGE_RULE if isinstance(model, SpatialMoEClassifierModel) else RoutingClassification.released(),
     )
     for set_name in _SETS
     for model_name, model in IMAGE_MODELS.items()

@@ -1,18 +1,16 @@
-"""The tables of small images: the paper's two, Fashion-MNIST, and one of our own on routing. Imports nothing heavy."""
+"""The tables of small images: the paper's two, Fashion-MNIST, and one of our own on routing. Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from smoe.experiments.paper import PAPER_RESULTS
-from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
-from smoe.options import RoutingTraining
+from smoe.experiments.reproduction.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe.paper.images.data.catalogue import IMAGE_SETS
 from smoe.paper.images.models import SpatialMoEClassifierModel
-from smoe.paper.images.notes import NOTES
-from smoe.paper.images.recipes import IMAGE_RECIPES, ImageRecipe
-from smoe.training.plan import TrainingPlan
+from smoe.paper.images.published import PUBLISHED
+from smoe.paper.images.recipes import IMAGE_RECIPES, IMAGE_TRAINING, ImageRecipe
+from smoe.rules import EndToEnd, Frozen, Probing, RoutingClassification, Rule
 
 _LABELS = {
     "conv": "convolution",
@@ -25,10 +23,10 @@ _LABELS = {
 }
 
 
-_FROZEN = RoutingTraining(rc_weight=0.0, error_quantile=0.7, damping=None)
-_UNDAMPED = RoutingTraining(error_quantile=0.7, damping=None)
-# The paper's text.
-_DAMPED = RoutingTraining(error_quantile=0.7, damping=0.1)
+_FROZEN = Frozen()
+_UNDAMPED = RoutingClassification(error_quantile=0.7)
+_DAMPED = RoutingClassification.paper()
+_RELEASED = RoutingClassification.released()
 
 
 def _models(set_name: str) -> ResultTable:
@@ -38,20 +36,20 @@ def _models(set_name: str) -> ResultTable:
         recipe_name = f"{set_name}/{model_name.removesuffix('-paper')}"
         recipe = IMAGE_RECIPES[recipe_name]
         if model_name == "smoe-paper":
-            recipe = replace(recipe, model=SpatialMoEClassifierModel(), routing=_DAMPED)
-        paper = (PAPER_RESULTS[recipe_name],) if recipe_name in PAPER_RESULTS else ()
-        rows.append(Row((label,), recipe, paper, NOTES[name, label]))
+            recipe = replace(recipe, model=SpatialMoEClassifierModel(), rule=_DAMPED)
+        paper = (PUBLISHED[recipe_name],) if recipe_name in PUBLISHED else ()
+        rows.append(Row((label,), recipe, paper))
     title = IMAGE_SETS[set_name].title
     source = next((row.paper[0].source for row in rows if row.paper), "")
-    return ResultTable(name, f"Classification of {title}", ("model",), tuple(rows), source, NOTES[name])
+    return ResultTable(name, f"Classification of {title}", ("model",), tuple(rows), source)
 
 
-def _smoe(routing: RoutingTraining, *, gate_lr: float | None = None, **model: Any) -> ImageRecipe:
+def _smoe(rule: Rule, *, gate_lr: float | None = None, **model: Any) -> ImageRecipe:
     recipe = IMAGE_RECIPES["mnist/smoe"]
     return replace(
         recipe,
         model=SpatialMoEClassifierModel(**model),
-        routing=routing,
+        rule=rule,
         optimizer=replace(recipe.optimizer, gate_lr=gate_lr),
     )
 
@@ -63,7 +61,7 @@ def _routing() -> ResultTable:
         ("white noise", "frozen", "score"): _smoe(_FROZEN, gate="random"),
         ("white noise", "q 0.7, no damping", "score"): _smoe(_UNDAMPED),
         ("white noise", "q 0.7, damping 0.1", "score"): _smoe(_DAMPED),
-        ("white noise", "q 0.3, damping 0", "score"): _smoe(RoutingTraining()),
+        ("white noise", "q 0.3, damping 0", "score"): _smoe(_RELEASED),
         ("white noise", "frozen", "index"): _smoe(_FROZEN, gate="random", order="index"),
         ("smooth, 3.5 pixels", "frozen", "score"): _smoe(_FROZEN, gate="random", gate_init="smooth"),
         ("smooth, 3.5 pixels", "frozen", "index"): _smoe(_FROZEN, gate="random", gate_init="smooth", order="index"),
@@ -71,23 +69,21 @@ def _routing() -> ResultTable:
         ("smooth, 7 pixels", "frozen", "index"): _smoe(_FROZEN, gate="random", order="index", **wide),
         ("smooth, 7 pixels", "q 0.7, no damping", "index"): _smoe(_UNDAMPED, order="index", **wide),
         ("smooth, 7 pixels", "q 0.7, damping 0.1", "index"): _smoe(_DAMPED, order="index", **wide),
-        ("smooth, 7 pixels", "q 0.3, damping 0", "index"): _smoe(RoutingTraining(), order="index", **wide),
+        ("smooth, 7 pixels", "q 0.3, damping 0", "index"): _smoe(_RELEASED, order="index", **wide),
         ("smooth, 7 pixels", "q 0.95, no damping", "index"): _smoe(
-            RoutingTraining(error_quantile=0.95, damping=None), order="index", **wide
+            RoutingClassification(error_quantile=0.95), order="index", **wide
         ),
-        ("smooth, 7 pixels", "end to end", "index"): _smoe(
-            RoutingTraining(training_rule="end_to_end", damping=None), order="index", **wide
-        ),
-        ("smooth, 7 pixels", "probing", "score"): _smoe(RoutingTraining(training_rule="probe", damping=None), **wide),
+        ("smooth, 7 pixels", "end to end", "index"): _smoe(EndToEnd(), order="index", **wide),
+        ("smooth, 7 pixels", "probing", "score"): _smoe(Probing(), **wide),
     }
-    rows = [Row(labels, recipe, note=NOTES[name, ", ".join(labels)]) for labels, recipe in recipes.items()]
+    rows = [Row(labels, recipe) for labels, recipe in recipes.items()]
     columns = ("gate starts as", "routing learns by", "order")
-    return ResultTable(name, "How the gate of a classifier learns", columns, tuple(rows), "", NOTES[name])
+    return ResultTable(name, "How the gate of a classifier learns", columns, tuple(rows), "")
 
 
 def _shorten(recipe: ImageRecipe, images_per_epoch: int) -> ImageRecipe:
     """One epoch of batches of 32: with few images to learn from, many small steps."""
-    training = TrainingPlan(batch_size=32, evaluation_batch_size=200, max_epochs=1, monitor="accuracy")
+    training = replace(IMAGE_TRAINING, batch_size=32, evaluation_batch_size=200, max_epochs=1)
     return replace(recipe, data=replace(recipe.data, images_per_epoch=images_per_epoch), training=training)
 
 
@@ -114,7 +110,7 @@ def _same(recipe: ImageRecipe) -> ImageRecipe:
     return recipe
 
 
-IMAGES = Experiment(
+IMAGE_TABLES = TableSet(
     name="images",
     metrics=(ShownMetric("accuracy", decimals=2, is_percentage=True),),
     metric_text="Accuracy on the test images in percent: mean ± standard deviation over the seeds.",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
 
-from smoe.experiments.build_optimizer import build_optimizer
+from smoe.experiments.assemble import assemble_task
+from smoe.experiments.experiment import SPLITS, Notify
+from smoe.experiments.gated_layers import Learning
 from smoe.losses import LatitudeWeightedMSE
 from smoe.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE, MeanLoss, Metric
 from smoe.paper.weather.build_model import build_model
@@ -15,24 +17,19 @@ from smoe.paper.weather.data.samples import WeatherSamples
 from smoe.paper.weather.data.store import WeatherStore
 from smoe.paper.weather.recipes import WeatherRecipe
 from smoe.paper.weather.setting import Setting, open_store, setting_of
-from smoe.training.routing_warmup import RoutingWarmup
 from smoe.training.task import Task
 
-Progress = Callable[[str], None]
 
-
-def build_task(
-    recipe: WeatherRecipe, splits: tuple[str, ...] = ("train", "validation", "test"), say: Progress = print
-) -> Task:
-    """Everything the training loop needs.
+def build_task(recipe: WeatherRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+    """Makes everything that the training loop needs.
 
     Args:
-        recipe: what to train.
-        splits: the data to open.
-        say: told what is missing.
+        recipe: Recipe to train.
+        splits: Data to open.
+        notify: Receives messages about years that are missing.
     """
     store = open_store(recipe.data)
-    samples = {split: make_split(recipe, store, split, say) for split in splits}
+    samples = {split: make_split(recipe, store, split, notify) for split in splits}
     return make_task(recipe, setting_of(recipe.data, store), samples, make_scores(recipe.data.targets, store))
 
 
@@ -51,23 +48,14 @@ def make_task(
         scores: further metrics; the loss is always one.
     """
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe.model, recipe.routing, setting.shape, setting.land)
+    model = build_model(recipe.model, Learning.of(recipe), setting.shape, setting.land)
     loss = LatitudeWeightedMSE(setting.latitude)
-    optimizer = build_optimizer(model, recipe.optimizer, is_fused=recipe.training.precision != "fp16")
-    return Task(
-        model,
-        optimizer,
-        loss,
-        [MeanLoss(loss), *scores],
-        {} if samples is None else samples,
-        WeatherSamples.collate,
-        recipe.seed,
-        begin_epoch=RoutingWarmup(model, recipe.routing_warmup_epochs).begin_epoch,
-        regions=None if setting.land is None else (setting.land > 0.5).int(),
-    )
+    regions = None if setting.land is None else (setting.land > 0.5).int()
+    metrics = [MeanLoss(loss), *scores]
+    return assemble_task(recipe, model, loss, metrics, samples, WeatherSamples.collate, regions=regions)
 
 
-def make_split(recipe: WeatherRecipe, store: WeatherStore, split: str, say: Progress = print) -> WeatherSamples:
+def make_split(recipe: WeatherRecipe, store: WeatherStore, split: str, notify: Notify = print) -> WeatherSamples:
     """The samples of a split. Outside training a continuous lead is fixed at `lead_hours`."""
     data, is_training = recipe.data, split == "train"
     years = {"train": data.train_years, "validation": data.validation_years, "test": data.test_years}[split]
@@ -87,7 +75,7 @@ def make_split(recipe: WeatherRecipe, store: WeatherStore, split: str, say: Prog
     )
     missing = samples.missing_years
     if missing:
-        say(
+        notify(
             f"{split}: of the years {years[0]} to {years[1]}, {len(missing)} are not in {store.path}: "
             f"{', '.join(map(str, missing))}"
         )

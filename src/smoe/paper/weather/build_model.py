@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from smoe import nn
-from smoe.experiments.gated_layers import convert_net, start_layer
-from smoe.experiments.recipes import to_plain
+from smoe.experiments.gated_layers import Learning, convert_net, make_gate, start_layer
+from smoe.experiments.plain import to_plain
 from smoe.models import VisionTransformer, WeatherResNet
 from smoe.models.weather_resnet import ConvBlock, glorot_uniform_
-from smoe.options import RoutingTraining
 from smoe.paper.weather.models import (
     AddedSpatialMoEModel,
     LowRankLocalResNetModel,
@@ -42,13 +41,13 @@ class Shape:
 
 
 def build_model(
-    model: WeatherModel, routing: RoutingTraining, shape: Shape, land: torch.Tensor | None = None
+    model: WeatherModel, learning: Learning, shape: Shape, land: torch.Tensor | None = None
 ) -> torch.nn.Module:
     """The network a recipe describes.
 
     Args:
         model: the description.
-        routing: how the routing of SMoE layers learns.
+        learning: How the routing of SMoE layers learns.
         shape: of its inputs and outputs.
         land: fraction of land `(H, W)`, for the land-sea prior.
     """
@@ -60,9 +59,9 @@ def build_model(
         case LowRankLocalResNetModel():
             return _make_resnet(model, shape, make_conv=partial(_make_low_rank_local, model=model, grid=shape.grid))
         case AddedSpatialMoEModel():
-            return _add_spatial_moe(_make_resnet(model, shape), model, routing, shape, land)
+            return _add_spatial_moe(_make_resnet(model, shape), model, learning, shape, land)
         case SpatialMoEResNetModel():
-            return _convert(_make_resnet(model, shape), model, routing, shape, land)
+            return _convert(_make_resnet(model, shape), model, learning, shape, land)
 
 
 def _make_resnet(model: ResNetModel | LowRankLocalResNetModel | _Gated, shape: Shape, **options: Any) -> WeatherResNet:
@@ -95,13 +94,13 @@ def _make_low_rank_local(
 
 
 def _convert(
-    net: WeatherResNet, model: SpatialMoEResNetModel, routing: RoutingTraining, shape: Shape, land: torch.Tensor | None
+    net: WeatherResNet, model: SpatialMoEResNetModel, learning: Learning, shape: Shape, land: torch.Tensor | None
 ) -> torch.nn.Module:
     """All 3x3 convolutions but the output's become SMoE layers, with their biases."""
     return convert_net(
         net,
         model,
-        routing,
+        learning,
         _start,
         example_input=torch.zeros(1, shape.in_channels, *shape.grid),
         share_gates=model.share_gates,
@@ -112,25 +111,20 @@ def _convert(
 
 
 def _add_spatial_moe(
-    net: WeatherResNet, model: AddedSpatialMoEModel, routing: RoutingTraining, shape: Shape, land: torch.Tensor | None
+    net: WeatherResNet, model: AddedSpatialMoEModel, learning: Learning, shape: Shape, land: torch.Tensor | None
 ) -> torch.nn.Module:
     channels = shape.out_channels if model.position == "output" else model.filters
-    gate_options: dict[str, Any] = {"init": model.gate_init, "correlation_length": model.correlation_length}
-    num_experts, prior = round(model.expert_ratio * channels), _prior(model, land)
-    gate = (
-        nn.TensorGate(num_experts, channels, shape.grid, **gate_options)
-        if prior is None
-        else nn.TensorGate.from_prior(prior, num_experts, channels, model.prior_strength, **gate_options)
-    )
+    num_experts = round(model.expert_ratio * channels)
+    gate = make_gate(model, num_experts, channels, shape.grid, _prior(model, land), model.prior_strength)
     layer = nn.SpatialMoE2d(
         channels,
         num_experts,
         channels,
         padding_mode="longitude",
         gate=gate,
-        bias=True,
-        order=model.order,
-        **to_plain(routing),
+        bias=model.bias,
+        local_affine=model.local_affine,
+        **learning._asdict(),
     )
     start_layer(layer, model, _start)
     # Inside the network's own parts, so that a ReLU at its end stays there.

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.experiments.runs import OpenRun
+from smoe.experiments.open_run import OpenRun
 from smoe.metrics import Metric, MetricSums
 from smoe.paper.weather.data.baselines import Baselines
 from smoe.paper.weather.data.samples import WeatherSamples

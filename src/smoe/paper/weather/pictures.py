@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from smoe.errors import DataError
-from smoe.experiments.runs import OpenRun
+from smoe.experiments.open_run import OpenRun
 from smoe.metrics import LatitudeWeightedRMSE
 from smoe.nn import RoutedLayer, SpatialGate
 from smoe.paper.weather.data.samples import WeatherSamples

@@ -1,13 +1,14 @@
-"""Recipes of the weather experiment (paper section 3.2 and its appendix). Imports nothing heavy."""
+"""Recipes of the weather experiment (paper section 3.2 and its appendix). Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
-from smoe.experiments.optimizers import AdamL2
+from smoe.experiments.optimizers import Adam, SgdMomentum
+from smoe.experiments.recipe import Recipe
 from smoe.experiments.year_ranges import check_year_ranges
-from smoe.options import RoutingTraining
 from smoe.paper.weather.models import (
     AddedSpatialMoEModel,
     LowRankLocalResNetModel,
@@ -16,6 +17,7 @@ from smoe.paper.weather.models import (
     WeatherModel,
     WeatherViTModel,
 )
+from smoe.rules import Frozen, Probing, RoutingClassification, Rule
 from smoe.training.plan import TrainingPlan
 
 
@@ -77,37 +79,23 @@ SMOE_TRAINING = TrainingPlan(
 RASP_TRAINING = replace(
     SMOE_TRAINING, batch_size=32, plateau_patience=1, plateau_factor=0.2, min_lr=1e-5, min_delta=1e-4
 )
-RASP_OPTIMIZER = AdamL2(lr=5e-5)
+# Keras's L2 penalty of both.
+WEATHER_OPTIMIZER = Adam(l2=1e-5)
+RASP_OPTIMIZER = replace(WEATHER_OPTIMIZER, lr=5e-5)
 
 
 @dataclass(frozen=True)
-class WeatherRecipe:
-    """Medium-range weather on the globe.
+class WeatherRecipe(Recipe):
+    """Medium-range weather on the globe."""
 
-    Attributes:
-        data: what is learned.
-        model: the network.
-        routing: how the routing of SMoE layers learns.
-        routing_warmup_epochs: epochs before it begins to; the gates stay as they start, and no error is damped.
-        optimizer: of all parameters.
-        training: batches, schedule and stopping.
-        init_from: folder of a run whose best weights to start from, with a fresh optimiser: fine-tuning.
-        seed: of the initial weights, of the shuffles and of the leads.
-    """
+    experiment: ClassVar[str] = "weather"
 
     data: WeatherData = field(default_factory=WeatherData)
     model: WeatherModel = field(default_factory=ResNetModel)
     # The paper's text; the setting of the heat experiment (0.3, 0.0) would zero most of the error of every layer.
-    routing: RoutingTraining = field(default_factory=lambda: RoutingTraining(error_quantile=0.7, damping=0.1))
-    routing_warmup_epochs: int = 0
-    optimizer: AdamL2 = field(default_factory=AdamL2)
+    rule: Rule = field(default_factory=RoutingClassification.paper)
+    optimizer: Adam | SgdMomentum = WEATHER_OPTIMIZER
     training: TrainingPlan = SMOE_TRAINING
-    init_from: Path | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.routing_warmup_epochs < 0:
-            raise ValueError(f"routing_warmup_epochs must not be negative, got {self.routing_warmup_epochs}")
 
 
 _ROWS = {
@@ -121,15 +109,9 @@ _ROWS = {
     "smoe-last": WeatherRecipe(model=AddedSpatialMoEModel(position="last")),
     "smoe": WeatherRecipe(model=SpatialMoEResNetModel()),
     "smoe-prior": WeatherRecipe(model=SpatialMoEResNetModel(prior="land_sea")),
-    # A choice that cannot change cannot be wrong: nothing is damped.
-    "smoe-random": WeatherRecipe(
-        model=SpatialMoEResNetModel(gate="random"),
-        routing=RoutingTraining(rc_weight=0.0, error_quantile=0.7, damping=None),
-    ),
+    "smoe-random": WeatherRecipe(model=SpatialMoEResNetModel(gate="random"), rule=Frozen()),
     # Not of the paper: on the simulated atmosphere the best way to train the gate of a deep net (docs/probing.md).
-    "smoe-probe": WeatherRecipe(
-        model=SpatialMoEResNetModel(), routing=RoutingTraining(training_rule="probe", probe_confidence=2.0)
-    ),
+    "smoe-probe": WeatherRecipe(model=SpatialMoEResNetModel(), rule=Probing(confidence=2.0)),
 }
 
 # Each row of the paper's table and one of our own, trained as in the paper's appendix and as in Rasp and Thuerey's

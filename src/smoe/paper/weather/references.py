@@ -20,7 +20,7 @@ from smoe.paper.weather.setting import open_store
 
 
 def store_references(
-    tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, say: Callable[[str], None]
+    tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Callable[[str], None]
 ) -> None:
     """Scores what the tables refer to on the forecasts that their rows are tested on, unless it is stored.
 
@@ -29,7 +29,7 @@ def store_references(
         scale: of the data.
         data: the weather store.
         store: receives the scores.
-        say: told what is being scored.
+        notify: Receives messages about what is being scored.
     """
     for table in tables:
         recipe = scale.recipe(table.rows[0], seed=0)
@@ -40,9 +40,9 @@ def store_references(
             raise ValueError(f"{table.name} refers to {', '.join(table.references)}, which are not {', '.join(names)}")
         if all(store.read_reference(reference) for reference in table.references):
             continue
-        say(f"scoring {', '.join(BASELINES)} at {lead_hours} hours")
+        notify(f"scoring {', '.join(BASELINES)} at {lead_hours} hours")
         weather = open_store(replace(recipe.data, store=data))
-        samples = make_split(recipe, weather, "test", say)
+        samples = make_split(recipe, weather, "test", notify)
         for reference, scores in _score(recipe, samples, names).items():
             store.write_reference(reference, {"label": names[reference].capitalize(), "test": scores})
 

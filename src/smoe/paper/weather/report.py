@@ -1,15 +1,23 @@
-"""Scores of forecasts beside those of baselines, and beside what was published."""
+"""Prints scores of forecasts beside those of baselines, and beside what was published."""
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from smoe.experiments.open_run import OpenRun
+from smoe.experiments.score_progress import ScoreProgress
+from smoe.paper.weather.data.store import WeatherStore
 from smoe.paper.weather.data.variables import VARIABLES, parse_channel
+from smoe.paper.weather.evaluate import evaluate_run
 from smoe.paper.weather.published import LEADS_OF_TABLES, PUBLISHED, PUBLISHED_DATA
+from smoe.paper.weather.score_files import score_file
 
 Scores = Mapping[str, float]
 
@@ -19,6 +27,44 @@ _LEGEND = (
     "rmse: root of the mean over times and area; mean_rmse: mean over times of the roots; mae: mean absolute error; "
     "acc: anomaly correlation. All weighted by latitude."
 )
+
+
+def print_run_scores(run: OpenRun, split: str, forecasts: Path | None) -> None:
+    """Scores a run, prints its table, and writes its forecasts if a file is given."""
+    with ScoreProgress() as progress:
+        result = evaluate_run(run, split, forecasts, progress)
+    first, last = result.years
+    broken = [name for name, value in result.scores.items() if not math.isfinite(value)]
+    if broken:
+        path = run.directory.path
+        _warn(f"the forecasts of {path} hold NaN or infinite values: {', '.join(broken)} cannot be computed")
+    title = f"{run.name}, {split} split ({first}-{last}): {result.num_forecasts} forecasts of {result.lead_hours} h"
+    print_scores(title, run.name, result.scores, result.baselines)
+    print_published(run.name, result.lead_hours, result.scores, result.baselines, run.name)
+    if forecasts is not None:
+        _warn(f"forecasts: {forecasts}")
+
+
+def print_file_scores(
+    file: Path, store: Path, targets: tuple[str, ...], train_years: tuple[int, int] | None, skip_nan: bool
+) -> None:
+    """Scores a file of forecasts and prints a table for each lead."""
+    with ScoreProgress() as progress:
+        notices, results = score_file(
+            file, WeatherStore.open(store), targets, train_years, skips_nan=skip_nan, progress=progress
+        )
+    for notice in notices:
+        _warn(f"{file.name}: {notice}")
+    for result in results:
+        for notice in result.notices:
+            _warn(f"{file.name}, {result.lead_hours} h: {notice}")
+        title = f"{file.name}: {result.num_forecasts} forecasts of {result.lead_hours} h"
+        print_scores(title, file.name, result.scores, result.baselines)
+        print_published(file.name, result.lead_hours, result.scores, result.baselines)
+
+
+def _warn(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def print_scores(

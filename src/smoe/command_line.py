@@ -1,0 +1,105 @@
+"""Reads flags into a dataclass by tyro, and shortens its messages to one line. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class UsageError(Exception):
+    """A command that cannot be understood."""
+
+
+def parse(target: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
+    """The dataclass `target` as the flags describe it; `--help` prints and exits.
+
+    Args:
+        target: Class of the options.
+        args: Flags as typed.
+        prog: Command, for the help text.
+        default: Values of the flags that are not given; the class's defaults if None.
+
+    Raises:
+        UsageError: For an unknown flag or a value that does not fit, in one line with a suggestion.
+    """
+    import tyro
+
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    message = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(message):
+            # A recipe's model has the class it has by name; its flags are those of that class.
+            config = (tyro.conf.AvoidSubcommands,)
+            return tyro.cli(target, args=list(args), prog=prog, config=config, registry=_registry(), **options)
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise UsageError(f"{_one_line(message.getvalue())} (see {prog} --help)") from None
+
+
+def _registry() -> Any:
+    """How rules and dampings are written on a command line: in their text forms, such as `probe(window=4)`."""
+    import tyro
+
+    from smoe.rules import Damping, Rule, resolve_damping, resolve_rule
+
+    registry = tyro.constructors.ConstructorRegistry()
+
+    def read(text: str, resolve: Any) -> Any:
+        try:
+            return resolve(text)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+    @registry.primitive_rule
+    def of_rule(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+        if info.type is not Rule:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="RULE",
+            instance_from_str=lambda args: read(args[0], resolve_rule),
+            is_instance=lambda instance: isinstance(instance, Rule),
+            str_from_instance=lambda instance: [str(instance)],
+        )
+
+    @registry.primitive_rule
+    def of_damping(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+        if info.type is not Damping:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="DAMPING",
+            instance_from_str=lambda args: read(args[0], resolve_damping),
+            is_instance=lambda instance: isinstance(instance, Damping),
+            str_from_instance=lambda instance: [str(instance)],
+        )
+
+    return registry
+
+
+def _one_line(message: str) -> str:
+    # tyro draws a box, in colours or plain, of parts between rules: a title, the message, perhaps similar flags.
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", message).translate(str.maketrans("─│╭╮╰╯", "-     "))
+    _, *parts = (" ".join(part.split()) for part in re.split(r"-{4,}", plain))
+    if not parts:
+        return " ".join(plain.split())
+    text = parts[0].rstrip(".")
+    rest = " ".join(parts[1:])
+    similar = re.search(r"Perhaps you meant: (--\S+)", rest)
+    if similar:
+        return f"{text}; did you mean {similar[1]}?"
+    # A required flag with a typo is both missing and unknown; the second message names the mistake.
+    unknown = re.search(r"Unrecognized options: (--[^\s=]+)", rest)
+    meant = difflib.get_close_matches(unknown[1], re.findall(r"--[\w.-]+", text), n=1) if unknown else []
+    if unknown and meant:
+        return f"Unrecognized options: {unknown[1]}; did you mean {meant[0]}?"
+    choice = re.search(r"invalid choice '(.*?)' for .* Expected one of \((.*)\)", text)
+    near = difflib.get_close_matches(choice[1], re.findall(r"'(.*?)'", choice[2]), n=1) if choice else []
+    return f"{text}; did you mean {near[0]}?" if near else text

@@ -1,0 +1,54 @@
+"""Makes the training task of a recipe from its parts: what belongs to no experiment happens here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from smoe.experiments.build_optimizer import build_optimizer
+from smoe.experiments.plain import to_plain
+from smoe.experiments.recipe import Recipe
+from smoe.losses import auxiliary_loss
+from smoe.metrics import Metric
+from smoe.training.batches import Collate
+from smoe.training.routing_warmup import RoutingWarmup
+from smoe.training.task import Task
+
+
+def assemble_task(
+    recipe: Recipe,
+    model: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    metrics: Sequence[Metric],
+    samples: Mapping[str, Dataset[Any]] | None,
+    collate: Collate,
+    **options: Any,
+) -> Task:
+    """The task of a recipe, with its optimiser, its warm-up of the routing and its auxiliary losses.
+
+    Args:
+        recipe: Recipe to train.
+        model: Network.
+        loss: Loss of a prediction and a target.
+        metrics: Metrics of the validation and test splits.
+        samples: Data sets by split; none for a model without data.
+        collate: Makes a batch of samples.
+        **options: Further fields of `Task`.
+    """
+    if recipe.auxiliary.is_any:
+        options["auxiliary_loss"] = partial(auxiliary_loss, **to_plain(recipe.auxiliary))
+    return Task(
+        model,
+        build_optimizer(model, recipe.optimizer, is_fused=recipe.training.precision != "fp16"),
+        loss,
+        metrics,
+        {} if samples is None else samples,
+        collate,
+        recipe.seed,
+        begin_epoch=RoutingWarmup(model, recipe.routing_warmup_epochs).begin_epoch,
+        **options,
+    )

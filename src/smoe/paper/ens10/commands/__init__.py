@@ -1,0 +1,1 @@
+"""Commands of `smoe data` for this experiment."""

@@ -1,0 +1,91 @@
+"""Post-processing of ensembles as an experiment (paper section 3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from smoe.experiments.experiment import SPLITS, DataCommand, EvaluateOptions, Experiment, Notify, ShowOptions
+from smoe.experiments.reproduction.stored_runs import RunStore
+from smoe.experiments.reproduction.tables import ResultTable, Scale, TableSet
+from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleRecipe
+from smoe.paper.ens10.tables import ENS10_TABLES
+
+if TYPE_CHECKING:
+    from smoe.experiments.dry_task import DryTask
+    from smoe.experiments.open_run import OpenRun
+    from smoe.training.task import Task
+
+
+@dataclass(frozen=True)
+class EnsembleScoreOptions:
+    """Scores the ensemble of a store as it is.
+
+    smoe evaluate ens10 --ensemble stores/t850-10 --years 2016 2017
+
+    Attributes:
+        ensemble: Folder that `smoe data prepare ens10` made.
+        years: First and last year, by the dates that forecasts are for; those after training if not given.
+    """
+
+    ensemble: Path
+    years: tuple[int, int] | None = None
+
+
+class EnsembleExperiment(Experiment):
+    """Correction of an ensemble's forecasts, on ENS-10 or a simulated ensemble."""
+
+    name: ClassVar[str] = "ens10"
+    recipe_type = EnsembleRecipe
+    recipes = ENSEMBLE_RECIPES
+    tables: ClassVar[TableSet] = ENS10_TABLES
+    score_options = EnsembleScoreOptions
+    data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
+        ("check", "ens10"): DataCommand("smoe.paper.ens10.commands.check", "ENS-10, preprocessed or as downloaded"),
+        ("prepare", "ens10"): DataCommand(
+            "smoe.paper.ens10.commands.prepare", "--root DATA --output STORE --task z500 [--members 10]"
+        ),
+    }
+
+    def build(self, recipe: EnsembleRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+        """Opens the store and makes the model."""
+        from smoe.paper.ens10.build import build_task
+
+        return build_task(recipe, splits, notify)
+
+    def build_dry(self, recipe: EnsembleRecipe) -> DryTask:
+        """Makes the model, for ENS-10's geopotential if no store is named."""
+        from smoe.paper.ens10.dry import build_dry_task
+
+        return build_dry_task(recipe)
+
+    def evaluate(self, run: OpenRun, options: EvaluateOptions) -> None:
+        """Prints the scores beside those of the raw ensemble and the paper's."""
+        from smoe.paper.ens10.report import print_run_scores
+
+        print_run_scores(run, options.split)
+
+    def score(self, options: EnsembleScoreOptions) -> None:
+        """Scores the ensemble of a store."""
+        from smoe.paper.ens10.report import print_store_scores
+
+        print_store_scores(options.ensemble, options.years)
+
+    def draw(self, run: OpenRun, options: ShowOptions) -> list[Path]:
+        """Draws scores by epoch, calibration beside the raw ensemble's, and maps of the CRPS."""
+        from smoe.paper.ens10.pictures import draw_run
+
+        return draw_run(run, options.split)
+
+    def store_references(
+        self, tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Notify
+    ) -> None:
+        """Scores the raw ensembles."""
+        from smoe.paper.ens10.references import store_references
+
+        store_references(tables, scale, data, store, notify)
+
+
+ENS10 = EnsembleExperiment()

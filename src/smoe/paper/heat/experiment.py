@@ -1,0 +1,68 @@
+"""Heat diffusion as an experiment (paper section 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from smoe.experiments.experiment import SPLITS, Experiment, Notify, ShowOptions
+from smoe.experiments.published import PublishedResult
+from smoe.experiments.reproduction.stored_runs import RunStore
+from smoe.experiments.reproduction.tables import ResultTable, TableSet
+from smoe.paper.heat.published import PUBLISHED
+from smoe.paper.heat.recipes import HEAT_RECIPES, HeatRecipe
+from smoe.paper.heat.tables import HEAT_TABLES
+
+if TYPE_CHECKING:
+    from smoe.experiments.dry_task import DryTask
+    from smoe.experiments.open_run import OpenRun
+    from smoe.training.task import Task
+
+
+class HeatExperiment(Experiment):
+    """Heat diffusing over regions of different diffusivity; the data are simulated."""
+
+    name: ClassVar[str] = "heat"
+    recipe_type = HeatRecipe
+    recipes = HEAT_RECIPES
+    tables: ClassVar[TableSet] = HEAT_TABLES
+    draws_splits: ClassVar[bool] = False
+
+    def build(self, recipe: HeatRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+        """Simulates the data and makes the network."""
+        from smoe.paper.heat.build import build_task
+
+        return build_task(recipe, splits, notify)
+
+    def build_dry(self, recipe: HeatRecipe) -> DryTask:
+        """Makes the network without simulating."""
+        from smoe.paper.heat.dry import build_dry_task
+
+        return build_dry_task(recipe)
+
+    def published(self, recipe_name: str) -> tuple[PublishedResult, ...]:
+        """What the paper prints for a recipe."""
+        return (PUBLISHED[recipe_name],) if recipe_name in PUBLISHED else ()
+
+    def draw(self, run: OpenRun, options: ShowOptions) -> list[Path]:
+        """Draws the accuracy by epoch, and the routing map with the experts."""
+        from smoe.paper.heat.pictures import draw_run
+
+        del options
+        return draw_run(run)
+
+    def draw_tables(
+        self, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
+    ) -> list[Path]:
+        """Draws routing, accuracies, and the grid of quantiles and damping factors."""
+        from smoe.paper.heat.figures import draw_figures
+
+        return draw_figures(self.tables, tables, store, runs_dir, output_dir)
+
+    def default_data(self, runs_dir: Path) -> Path:
+        """The data are simulated and kept beside the runs."""
+        return runs_dir / "data"
+
+
+HEAT = HeatExperiment()

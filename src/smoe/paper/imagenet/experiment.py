@@ -1,0 +1,61 @@
+"""Classification of ImageNet as an experiment (paper section 3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from smoe.experiments.experiment import SPLITS, DataCommand, Experiment, Notify, ShowOptions
+from smoe.experiments.published import PublishedResult
+from smoe.experiments.reproduction.tables import TableSet
+from smoe.paper.imagenet.published import PUBLISHED
+from smoe.paper.imagenet.recipes import IMAGENET_RECIPES, ImageNetRecipe
+from smoe.paper.imagenet.tables import IMAGENET_TABLES
+
+if TYPE_CHECKING:
+    from smoe.experiments.dry_task import DryTask
+    from smoe.experiments.open_run import OpenRun
+    from smoe.training.task import Task
+
+
+class ImageNetExperiment(Experiment):
+    """Classification of class folders of images, which the user provides."""
+
+    name: ClassVar[str] = "imagenet"
+    recipe_type = ImageNetRecipe
+    recipes = IMAGENET_RECIPES
+    tables: ClassVar[TableSet] = IMAGENET_TABLES
+    data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
+        ("check", "imagenet"): DataCommand("smoe.paper.imagenet.commands.check", "class folders, train and val"),
+    }
+
+    def build(self, recipe: ImageNetRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+        """Lists the images and makes the network."""
+        from smoe.paper.imagenet.build import build_task
+
+        return build_task(recipe, splits, notify)
+
+    def build_dry(self, recipe: ImageNetRecipe) -> DryTask:
+        """Makes the network, for the published ImageNet if no folder is named."""
+        from smoe.paper.imagenet.dry import build_dry_task
+
+        return build_dry_task(recipe)
+
+    def published(self, recipe_name: str) -> tuple[PublishedResult, ...]:
+        """What the paper prints for a recipe."""
+        return (PUBLISHED[recipe_name],) if recipe_name in PUBLISHED else ()
+
+    def draw(self, run: OpenRun, options: ShowOptions) -> list[Path]:
+        """Draws accuracies by epoch, and the routing over mean images."""
+        from smoe.paper.imagenet.pictures import draw_run
+
+        return draw_run(run, options.split)
+
+    @property
+    def data_remedy(self) -> str:
+        """ImageNet has to be provided."""
+        return "a folder with train/<class>/*.JPEG and val/<class>/*.JPEG"
+
+
+IMAGENET = ImageNetExperiment()

@@ -1,0 +1,74 @@
+"""Classification of small images as an experiment (paper appendix D)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from smoe.experiments.experiment import SPLITS, DataCommand, Experiment, Notify, ShowOptions
+from smoe.experiments.published import PublishedResult
+from smoe.experiments.reproduction.stored_runs import RunStore
+from smoe.experiments.reproduction.tables import ResultTable, TableSet
+from smoe.paper.images.published import PUBLISHED
+from smoe.paper.images.recipes import IMAGE_RECIPES, ImageRecipe
+from smoe.paper.images.tables import IMAGE_TABLES
+
+if TYPE_CHECKING:
+    from smoe.experiments.dry_task import DryTask
+    from smoe.experiments.open_run import OpenRun
+    from smoe.training.task import Task
+
+
+class ImageExperiment(Experiment):
+    """Classification of MNIST, Fashion-MNIST and CIFAR-10."""
+
+    name: ClassVar[str] = "images"
+    recipe_type = ImageRecipe
+    recipes = IMAGE_RECIPES
+    tables: ClassVar[TableSet] = IMAGE_TABLES
+    data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
+        ("check", "images"): DataCommand("smoe.paper.images.commands.check", "MNIST, Fashion-MNIST, CIFAR-10"),
+        ("fetch", "mnist"): DataCommand("smoe.paper.images.commands.fetch:run_mnist", "70,000 digits, 11.5 MB"),
+        ("fetch", "fashion-mnist"): DataCommand(
+            "smoe.paper.images.commands.fetch:run_fashion_mnist", "70,000 pieces of clothing, 31 MB"
+        ),
+    }
+
+    def build(self, recipe: ImageRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+        """Reads the images and makes the classifier."""
+        from smoe.paper.images.build import build_task
+
+        return build_task(recipe, splits, notify)
+
+    def build_dry(self, recipe: ImageRecipe) -> DryTask:
+        """Makes the classifier for the published images."""
+        from smoe.paper.images.dry import build_dry_task
+
+        return build_dry_task(recipe)
+
+    def published(self, recipe_name: str) -> tuple[PublishedResult, ...]:
+        """What the paper prints for a recipe."""
+        return (PUBLISHED[recipe_name],) if recipe_name in PUBLISHED else ()
+
+    def draw(self, run: OpenRun, options: ShowOptions) -> list[Path]:
+        """Draws the accuracy by epoch, the mistakes, and the routing over the mean image of each class."""
+        from smoe.paper.images.pictures import draw_run
+
+        return draw_run(run, options.split)
+
+    def draw_tables(
+        self, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
+    ) -> list[Path]:
+        """Draws errors by class and the routing."""
+        from smoe.paper.images.figures import draw_figures
+
+        return draw_figures(self.tables, tables, store, runs_dir, output_dir)
+
+    def default_data(self, runs_dir: Path) -> Path:
+        """The folder of `smoe data fetch`."""
+        del runs_dir
+        return Path("data")
+
+
+IMAGES = ImageExperiment()

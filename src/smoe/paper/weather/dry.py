@@ -1,0 +1,48 @@
+"""A task of a weather recipe without its data, for plans made before anything is trained."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from smoe.experiments.dry_task import DryTask
+from smoe.paper.weather.build import make_split, make_task
+from smoe.paper.weather.recipes import WeatherData, WeatherRecipe
+from smoe.paper.weather.setting import USUAL_GRID, open_store, setting_of, usual_setting
+
+
+def build_dry_task(recipe: WeatherRecipe) -> DryTask:
+    """Makes the task without simulating or reading fields."""
+    data = recipe.data
+    if data.store is None:
+        setting = usual_setting(data)
+        num_train = _count_starts(data, data.train_years, data.skip_hours)
+        num_validation = _count_starts(data, data.validation_years, 0)
+        source = f"no store is named: the paper's channels at {USUAL_GRID}, hourly"
+    else:
+        store = open_store(data)
+        setting = setting_of(data, store)
+        num_train, num_validation = (
+            len(make_split(recipe, store, split, _ignore)) for split in ("train", "validation")
+        )
+        source = f"{data.store}: {len(store.channels)} channels at {store.grid.name}, every {store.step_hours} h"
+    shape = setting.shape
+    return DryTask(
+        make_task(recipe, setting),
+        (shape.in_channels, *shape.grid),
+        (shape.out_channels, *shape.grid),
+        num_train,
+        num_validation,
+        source,
+    )
+
+
+def _count_starts(data: WeatherData, years: tuple[int, int], skip_hours: int) -> int:
+    """Number of samples of complete years, hourly unless the recipe says otherwise."""
+    first, last = (np.datetime64(f"{year:04d}-01-01", "h") for year in (years[0], years[1] + 1))
+    lead = data.lead_hours if data.continuous_lead_hours is None else data.continuous_lead_hours[1]
+    num_hours = int((last - first).astype(int)) - skip_hours - max(data.context_hours) - lead
+    return max(num_hours // (data.start_every_hours or 1), 0)
+
+
+def _ignore(_: str) -> None:
+    pass
