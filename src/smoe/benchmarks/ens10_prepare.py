@@ -30,7 +30,7 @@ from smoe.paper.ens10.data.prepare_plan import Preparation
 import xarray, netCDF4
 
 class Silent:
-    def say(self, text): pass
+    def notify(self, text): pass
     def begin(self, total, done): pass
     def advance(self, text): pass
 

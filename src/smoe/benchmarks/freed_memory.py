@@ -38,7 +38,7 @@ def measure(recipe_name: str, num_steps: int, *, is_kept: bool) -> dict[str, flo
     recipe = HEAT_RECIPES[recipe_name]
     with tempfile.TemporaryDirectory() as folder:
         data = replace(recipe.data, num_train_runs=20, cache_dir=Path(folder))
-        task = build_task(replace(recipe, data=data), ("train",), say=lambda _: None)
+        task = build_task(replace(recipe, data=data), ("train",), notify=lambda _: None)
         step = training_step(task, task.model, recipe.training.batch_size)
         for _ in range(3):
             step()

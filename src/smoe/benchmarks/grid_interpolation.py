@@ -17,7 +17,8 @@ from rich.progress import track
 
 import smoe
 from smoe.benchmarks.stored_table import circumstances, write_table
-from smoe.experiments.runs import OpenRun, open_run
+from smoe.experiments.open_run import OpenRun
+from smoe.experiments.runs import open_run
 from smoe.paper.images.data.image_files import LabelledImages, read_images
 from smoe.paper.images.models import SpatialMoEClassifierModel
 from smoe.paper.images.recipes import ImageRecipe
@@ -69,7 +70,7 @@ def main() -> None:
     # Before the first run: what is committed meanwhile is not what runs.
     where = circumstances()
     for path in track(arguments.runs, description="scoring"):
-        run = open_run(path, say=lambda _: None)
+        run = open_run(path, notify=lambda _: None)
         model = run.task.model
         row = {"network": describe(run), f"{_SIZE}": accuracy(model, images[_SIZE], labels)}
         for size in _LARGER:

@@ -27,7 +27,7 @@ def run_seed(seed: int, output_dir: Path) -> dict[str, Any]:
     """Trains one seed and compares what it learned with the truth."""
     recipe = replace(RECIPES["heat/smoe"], seed=seed)
     with BarReporter(recipe.training.monitor) as reporter:
-        record = train("heat/smoe", recipe, output_dir, resume=True, reporter=reporter, say=reporter.say)
+        record = train("heat/smoe", recipe, output_dir, resume=True, reporter=reporter, notify=reporter.notify)
     region_map, stencils, routing_map, experts = learned(open_run(output_dir))
     routing = routing_map[None]
     regions = regions_of_experts(routing, region_map, len(experts))

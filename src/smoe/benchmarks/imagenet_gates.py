@@ -82,9 +82,9 @@ def measure(recipe: ImageNetRecipe, run: Path) -> dict[str, str]:
     from smoe.training.evaluation import evaluate
     from smoe.training.run_directory import RunDirectory
 
-    train("imagenet/smoe", recipe, run, say=lambda _: None)
+    train("imagenet/smoe", recipe, run, notify=lambda _: None)
     history = RunDirectory(run).read_history()
-    opened = open_run(run, "best", say=lambda _: None)
+    opened = open_run(run, "best", notify=lambda _: None)
     assert recipe.data.root is not None
     images = find_class_folders(recipe.data.root / "val")
     model, task = opened.task.model, opened.task

@@ -27,7 +27,7 @@ def information(task: Task) -> float | None:
 
 def measure(path: Path) -> dict[str, Any] | None:
     """One line of the table."""
-    run = open_run(path, say=lambda _: None)
+    run = open_run(path, notify=lambda _: None)
     end = information(run.task)
     if end is None:
         return None

@@ -86,7 +86,7 @@ class NoiseSource(WeatherSource):
 class Silent:
     """Says nothing of the preparation."""
 
-    def say(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Nothing."""
 
     def begin(self, total: int, done: int) -> None:

@@ -62,10 +62,10 @@ def make_splits(data: ImageData, splits: tuple[str, ...], notify: Notify = print
     image_set = IMAGE_SETS[data.name]
     found: dict[str, LabelledImages] = {}
     if "train" in splits or "validation" in splits:
-        training = read_images(data.name, data.root, "train", verify=data.verify, say=notify)
+        training = read_images(data.name, data.root, "train", verify=data.verify, notify=notify)
         found |= split_training(training, image_set)
     if "test" in splits:
-        found["test"] = read_images(data.name, data.root, "test", verify=data.verify, say=notify)
+        found["test"] = read_images(data.name, data.root, "test", verify=data.verify, notify=notify)
     samples = {}
     for split in splits:
         images = found[split]

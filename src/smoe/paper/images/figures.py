@@ -66,7 +66,7 @@ def _draw_routing(table_set: TableSet, name: str, store: RunStore, runs_dir: Pat
         key = RunKey.of(scale.recipe(Row(("SMoE",), IMAGE_RECIPES[f"{name}/smoe"]), 0))
         folder = runs_dir / key.name
         if store.has(key) and (folder / "checkpoints" / "best.pt").exists():
-            run = open_run(folder, splits=("test",), say=_silence)
+            run = open_run(folder, splits=("test",), notify=_silence)
             yield from draw_routing_of(run, "test", output_dir, f"{name}-routing", title=f"{name}/smoe")
             return
 

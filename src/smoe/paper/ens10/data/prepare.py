@@ -67,15 +67,15 @@ def prepare(
     plan, notices = make_plan(source, truth, efi_file, wanted)
     with only_process(output, OUR_FILES):
         for notice in (*source.notices, *truth.notices, *notices):
-            reporter.say(notice)
+            reporter.notify(notice)
         if is_finished(output, plan):
             (output / PREPARATION_FILE).unlink(missing_ok=True)
-            reporter.say(f"{output} holds these forecasts already: nothing to do")
+            reporter.notify(f"{output} holds these forecasts already: nothing to do")
             return EnsembleStore.open(output)
         journal = Journal.open(output, plan)
         _make_room(output, plan, reporter)
         if journal.rows:
-            reporter.say(f"going on: {len(journal.rows)} of {len(plan.starts)} forecasts are written")
+            reporter.notify(f"going on: {len(journal.rows)} of {len(plan.starts)} forecasts are written")
         starts = np.array(plan.starts, "datetime64[D]")
         parts = find_parts(starts, plan.efi_years, plan.shapes[MEMBERS]) if plan.efi == "computed" else []
         num_steps = len(plan.starts) + plan.shapes[NORMALISATION][1] + len(parts)
@@ -101,7 +101,7 @@ def _make_room(output: Path, plan: Plan, reporter: Reporter) -> None:
     sizes = {name: plan.num_bytes(name) for name in plan.shapes}
     remedy = "or prepare without --efi, or from statistics alone"
     room = check_disk(output, sum(sizes.values()), tuple(sizes), remedy)
-    reporter.say(f"{len(plan.starts):,} forecasts, {plan.task}, {plan.num_members} members; {room}")
+    reporter.notify(f"{len(plan.starts):,} forecasts, {plan.task}, {plan.num_members} members; {room}")
     for name, size in sizes.items():
         with (output / name).open("ab") as file:
             try:

@@ -80,7 +80,7 @@ def _describe(name: str, root: Path) -> ImageSetDescription:
         except DataError as error:
             problems.append(f"{part}: {error}")
             try:
-                images = read_images(name, root, part, verify=False, say=_quietly)
+                images = read_images(name, root, part, verify=False, notify=_quietly)
                 facts.append(_summarise(name, part, images))
             except DataError:
                 is_readable = False

@@ -70,7 +70,7 @@ def find_files(name: str, root: Path, part: Part) -> list[Path]:
 
 
 def read_images(
-    name: str, root: Path, part: Part, *, verify: bool = True, say: Callable[[str], None] = print
+    name: str, root: Path, part: Part, *, verify: bool = True, notify: Callable[[str], None] = print
 ) -> LabelledImages:
     """The images of a part of a set.
 
@@ -79,7 +79,7 @@ def read_images(
         root: folder of the files, or one above it; see `find_files`.
         part: `train` or `test`.
         verify: refuse files of the right format that are not the published ones.
-        say: told of files that are not the published ones, without `verify`.
+        notify: Receives messages about files that are not the published ones, without `verify`.
 
     Raises:
         DataError: if they are not there or not as they should be.
@@ -87,9 +87,9 @@ def read_images(
     image_set = find_image_set(name)
     paths = find_files(name, root, part)
     if name == "cifar10":
-        images = _read_cifar10(image_set, paths, part, verify, say)
+        images = _read_cifar10(image_set, paths, part, verify, notify)
     else:
-        images = _read_idx_pair(image_set, paths, part, verify, say)
+        images = _read_idx_pair(image_set, paths, part, verify, notify)
     _check_images(image_set, images, paths, part, verify)
     return images
 
@@ -102,14 +102,14 @@ def _find(folder: Path, file: str) -> Path | None:
 
 
 def _read_idx_pair(
-    image_set: ImageSet, paths: Sequence[Path], part: Part, verify: bool, say: Callable[[str], None]
+    image_set: ImageSet, paths: Sequence[Path], part: Part, verify: bool, notify: Callable[[str], None]
 ) -> LabelledImages:
     arrays: list[np.ndarray] = []
     for path, name, num_dimensions in zip(paths, image_set.files[part], (3, 1), strict=True):
         content = read_content(path)
         # The format first: of a file that is cut off, its length says more than its checksum.
         arrays.append(parse_idx(content, path, num_dimensions))
-        check_published(path, name, content, _CHECKSUMS, image_set.title, verify=verify, say=say)
+        check_published(path, name, content, _CHECKSUMS, image_set.title, verify=verify, notify=notify)
     images, labels = arrays
     if len(images) != len(labels):
         raise DataError(f"{paths[0]} has {len(images):,} images, but {paths[1]} {len(labels):,} labels")
@@ -117,13 +117,13 @@ def _read_idx_pair(
 
 
 def _read_cifar10(
-    image_set: ImageSet, paths: Sequence[Path], part: Part, verify: bool, say: Callable[[str], None]
+    image_set: ImageSet, paths: Sequence[Path], part: Part, verify: bool, notify: Callable[[str], None]
 ) -> LabelledImages:
     names = image_set.files[part]
     if paths[0].name == CIFAR10_ARCHIVE:
         (archive,) = paths
         check_published(
-            archive, archive.name, archive.read_bytes(), _CHECKSUMS, image_set.title, verify=verify, say=say
+            archive, archive.name, archive.read_bytes(), _CHECKSUMS, image_set.title, verify=verify, notify=notify
         )
         contents = read_archive(archive, names)
         paths = [archive / name for name in names]
@@ -139,8 +139,8 @@ def _read_cifar10(
             f"there are {', '.join(map(str, counts))}"
         )
         if verify:
-            raise DataError(f"{text}: get the files again, or, for images of your own, say --data.verify False")
-        say(f"{text}: used as they are")
+            raise DataError(f"{text}: get the files again, or, for images of your own, give --data.verify False")
+        notify(f"{text}: used as they are")
     return images
 
 

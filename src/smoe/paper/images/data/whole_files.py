@@ -36,7 +36,7 @@ def check_published(
     title: str,
     *,
     verify: bool,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> None:
     """Compares a file with the published one.
 
@@ -46,8 +46,8 @@ def check_published(
         content: of the file, not compressed.
         checksums: SHA-256 or MD5, by the titles of sets and the names of their files.
         title: of the set that the file should belong to.
-        verify: refuse another file; otherwise `say` is told of it.
-        say: told.
+        verify: refuse another file; otherwise `notify` receives a message.
+        notify: Receives messages.
 
     Raises:
         DataError: if the file is of another set, or, with `verify`, if it is not the published one.
@@ -63,8 +63,8 @@ def check_published(
             raise DataError(f"{path} is the file of {other}, not of {title}; name the folder of {title}")
     text = f"{path} is not the published {name} of {title} (its checksum begins with {found[:8]}, not {expected[:8]})"
     if verify:
-        raise DataError(f"{text}: get it again, or, for images of your own in this format, say --data.verify False")
-    say(f"{text}: used as it is")
+        raise DataError(f"{text}: get it again, or, for images of your own in this format, give --data.verify False")
+    notify(f"{text}: used as it is")
 
 
 def _digest(content: bytes, like: str) -> str:

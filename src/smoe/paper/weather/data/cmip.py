@@ -51,7 +51,7 @@ class CmipSource(WeatherBenchSource):
 
     def _make_series(self, variable: Variable, pieces: list[Piece]) -> FieldSeries:
         names = (variable.short_name, variable.cmip_name) if variable.cmip_name else (variable.short_name,)
-        return _CmipSeries(variable, pieces, names, self._files, self._expected_grid, self._say)
+        return _CmipSeries(variable, pieces, names, self._files, self._expected_grid, self._notify)
 
     def _constants_file(self) -> Path | None:
         # The archive has no constants on these grids; Rasp and Thuerey take those of ERA5 from beside it.
@@ -60,7 +60,7 @@ class CmipSource(WeatherBenchSource):
             found = self._constants_in(folder)
             if found is not None:
                 if folder != self.path:
-                    self._say("constants are WeatherBench's", found)
+                    self._notify("constants are WeatherBench's", found)
                 return found
         return None
 
@@ -100,7 +100,7 @@ class _CmipSeries(FieldSeries):
         is_converted = ratio > variable.cmip_factor**-0.5
         said = f"in {units!r}" if units else "without units"
         meant = variable.units if is_converted else variable.cmip_units
-        self._say(f"{array.name} is {said}: read as {meant!r} by the size of its values", piece.path)
+        self._notify(f"{array.name} is {said}: read as {meant!r} by the size of its values", piece.path)
         return 1.0 if is_converted else variable.cmip_factor
 
     def _mean_of_first_field(self, array: xr.DataArray, orientation: Orientation, piece: Piece) -> float:

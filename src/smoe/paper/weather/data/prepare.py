@@ -41,7 +41,7 @@ _OUR_FILES = {FIELDS_FILE, CONSTANTS_FILE, METADATA_FILE, PREPARATION_FILE}
 class Reporter(Protocol):
     """Hears how far a preparation has come."""
 
-    def say(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Something worth a line."""
         ...
 
@@ -83,20 +83,20 @@ def prepare(
         # Before hours are spent on the statistics, and before the notices, for constants may be put right too.
         constants = read_constants(source, plan.constants) if existing is None else None
         for notice in (*source.notices, *plan.short_years()):
-            reporter.say(notice)
+            reporter.notify(notice)
         if existing is not None and not plan.years:
             (output / PREPARATION_FILE).unlink(missing_ok=True)
-            reporter.say(f"{output} holds these years already: nothing to do")
+            reporter.notify(f"{output} holds these years already: nothing to do")
             return existing
         journal = Journal.open(output, plan, finished=() if existing is None else existing.years())
         if not journal.has_begun:
             _cut(output / FIELDS_FILE, plan.num_rows_before * plan.bytes_per_row)
         num_channels = len(plan.channels)
         steps = f"{plan.num_new_rows:,} steps of {num_channels} channels in {len(plan.years)} years"
-        reporter.say(f"{steps}; {check_disk(output, plan.num_bytes)}")
+        reporter.notify(f"{steps}; {check_disk(output, plan.num_bytes)}")
         journal.begin()
         if journal.has_begun:
-            reporter.say(f"going on: {len(journal.years)} of {len(plan.years)} years are written")
+            reporter.notify(f"going on: {len(journal.years)} of {len(plan.years)} years are written")
         num_passes = len(plan.statistics_spans) + len(plan.years)
         num_done = len(journal.moments) + len(journal.years)
         reporter.begin(num_passes * num_channels, num_done * num_channels)

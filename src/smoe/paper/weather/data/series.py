@@ -50,7 +50,7 @@ class FieldSeries:
         names: Names that the variable may have inside the files, the first that is there counts.
         files: Opens them.
         grid: What all files must be on; None for any of WeatherBench's. It may be set until a file is opened.
-        say: Told what was put right, and in which file.
+        notify: Receives what was put right, and in which file.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class FieldSeries:
         names: tuple[str, ...],
         files: OpenFiles,
         grid: Grid | None,
-        say: Callable[[str, Path], None],
+        notify: Callable[[str, Path], None],
     ):
         self.variable = variable
         self.pieces = pieces
         self._names = names
         self._files = files
         self.grid = grid
-        self._say = say
+        self._notify = notify
         self._headers: dict[Path, Header] = {}
         self._unreadable: set[Path] = set()
 
@@ -189,15 +189,15 @@ class FieldSeries:
             )
         self._check_promise(piece, time)
         for notice in orientation.notices():
-            self._say(notice, piece.path)
+            self._notify(notice, piece.path)
         usual = (time.name, level_axis, orientation.latitude, orientation.longitude)
         if tuple(dim for dim in array.dims if dim in known) != tuple(dim for dim in usual if dim is not None):
-            self._say(
+            self._notify(
                 f"dimensions are in the order {', '.join(map(str, array.dims))}: read as time, level, lat, lon",
                 piece.path,
             )
         if in_pascal:
-            self._say("levels are in Pa: read as hPa", piece.path)
+            self._notify("levels are in Pa: read as hPa", piece.path)
         factor = self.unit_factor(array, orientation, piece, where)
         return Header(name, orientation, time, level_axis, levels, factor)
 

@@ -193,7 +193,7 @@ class SeriesSource(WeatherSource):
         missing = times[~found]
         is_start = year == self.years[0] and bool((missing < times[0] + LATE_START).all()) and bool(found[-1])
         if series.variable.is_accumulated and is_start:
-            self._say(f"{series.variable.folder} begins {len(missing)} times late: NaN there", series.pieces[0].path)
+            self._notify(f"{series.variable.folder} begins {len(missing)} times late: NaN there", series.pieces[0].path)
             return
         raise DataError(
             f"{series.variable.folder} {year} in {self.path} lacks {len(missing)} of {len(times)} times, the first "
@@ -215,7 +215,7 @@ class SeriesSource(WeatherSource):
         array = self._files.get(path)[name]
         orientation = find_orientation(array, self.grid, where)
         for notice in orientation.notices():
-            self._say(notice, path)
+            self._notify(notice, path)
         extra = [dim for dim in array.dims if dim not in (orientation.latitude, orientation.longitude)]
         if any(array.sizes[dim] > 1 for dim in extra):
             raise DataError(f"{where} has the dimensions {tuple(array.dims)}, expected latitude and longitude only")

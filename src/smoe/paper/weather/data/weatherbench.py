@@ -57,7 +57,7 @@ class WeatherBenchSource(SeriesSource):
         return by_folder.get(directory.name)
 
     def _make_series(self, variable: Variable, pieces: list[Piece]) -> FieldSeries:
-        return FieldSeries(variable, pieces, (variable.short_name,), self._files, self._expected_grid, self._say)
+        return FieldSeries(variable, pieces, (variable.short_name,), self._files, self._expected_grid, self._notify)
 
     def _find_pieces(self, directory: Path) -> list[Piece]:
         pieces = []
@@ -76,7 +76,7 @@ class WeatherBenchSource(SeriesSource):
     def _notice_zip_files(self, directory: Path) -> None:
         archives = sorted(directory.glob("*.zip"))
         if archives:
-            self._say(f"{directory.name} is not unpacked: left out; unzip it there", archives[0])
+            self._notify(f"{directory.name} is not unpacked: left out; unzip it there", archives[0])
 
     @property
     def constant_names(self) -> tuple[str, ...]:

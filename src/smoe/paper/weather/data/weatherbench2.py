@@ -61,7 +61,7 @@ class WeatherBench2Source(SeriesSource):
         series: dict[str, list[FieldSeries]] = {}
         hourly_precipitation = None
         for variable in present:
-            found = _StoreSeries(variable, pieces, (names[variable.folder],), self._files, grid, self._say)
+            found = _StoreSeries(variable, pieces, (names[variable.folder],), self._files, grid, self._notify)
             if variable is HOURLY_PRECIPITATION:
                 hourly_precipitation = found
             else:
