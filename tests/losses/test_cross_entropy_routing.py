@@ -12,7 +12,10 @@ B, C, H, W, N = 6, 5, 4, 3, 7
 
 
 def error_signal() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Outputs of a layer before ReLU, mean and linear map, the gradient at them, and that of each sample's own loss."""
+    """Outputs of a layer before ReLU, mean and linear map, the gradient at them, and that of each sample's own loss.
+
+    All are `(B, C, P)`.
+    """
     generator = torch.Generator().manual_seed(0)
     output = torch.randn(B, C, H, W, generator=generator).requires_grad_()
     weight = torch.randn(N, C, generator=generator)
@@ -20,7 +23,7 @@ def error_signal() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     logits = F.relu(output).mean(dim=(2, 3)) @ weight.T
     (error,) = torch.autograd.grad(CrossEntropy()(logits, labels), output, retain_graph=True)
     (of_samples,) = torch.autograd.grad(F.cross_entropy(logits, labels, reduction="sum"), output)
-    return output.detach(), error, of_samples
+    return output.detach().flatten(2), error.flatten(2), of_samples.flatten(2)
 
 
 def test_the_size_does_not_depend_on_the_batch():

@@ -12,7 +12,7 @@ from smoe import SpatialMoE2d, convert
 from smoe.losses import GaussianCRPSLoss, corrected_crps
 from smoe.models import UNet
 from smoe.ops.routing_error import choice_errors
-from smoe.options import RoutingTraining
+from smoe.rules import RoutingClassification
 
 
 def random_target(num_samples: int = 2, rows: int = 5, columns: int = 8) -> torch.Tensor:
@@ -76,12 +76,12 @@ def test_in_a_hidden_layer_errors_are_sensitivities_of_the_summed_crps() -> None
         assert choice_errors(given.grad, 1)[place].item() == pytest.approx(factor * abs(change.item()), rel=1e-4)
 
 
-def gate_gradients(unit: float, rule: RoutingTraining) -> list[torch.Tensor]:
-    """Of all gates of a small SMoE U-Net whose data are given in another unit."""
+def gate_gradients(unit: float, rule: RoutingClassification) -> list[torch.Tensor]:
+    """Gradients of all gates of a small SMoE U-Net whose data are given in another unit."""
     torch.manual_seed(0)
     net = UNet(3, filters=4)
     example = torch.randn(2, 3, 5, 8)
-    converted = convert(net, example_input=example, num_experts=4.0, training=rule)
+    converted = convert(net, example_input=example, num_experts=4.0, rule=rule)
     GaussianCRPSLoss()(converted(example), (random_target() * unit).float()).backward()
     gates = {id(layer.gate): layer.gate for layer in converted.modules() if isinstance(layer, SpatialMoE2d)}
     gradients = [parameter.grad for gate in gates.values() for parameter in gate.parameters()]
@@ -91,11 +91,11 @@ def gate_gradients(unit: float, rule: RoutingTraining) -> list[torch.Tensor]:
 def test_the_quantile_has_no_unit_but_the_tolerances_have() -> None:
     # A power of two, so that nothing is rounded differently.
     unit = 2.0**10
-    plain = RoutingTraining(error_quantile=0.7, damping=None, tolerance=0.0, damping_tolerance=0.0)
+    plain = RoutingClassification(error_quantile=0.7, tolerance=0.0)
     for one, other in zip(gate_gradients(1.0, plain), gate_gradients(unit, plain), strict=True):
         assert one.abs().max() > 0.0
         assert torch.equal(one, other)
     for tolerance_unit in ("data", "output"):
-        rule = RoutingTraining(error_quantile=0.7, damping=None, tolerance=0.5, tolerance_unit=tolerance_unit)
+        rule = RoutingClassification(error_quantile=0.7, tolerance=0.5, tolerance_unit=tolerance_unit)
         pairs = zip(gate_gradients(1.0, rule), gate_gradients(unit, rule), strict=True)
         assert any(not torch.equal(one, other) for one, other in pairs), tolerance_unit

@@ -14,7 +14,7 @@ def test_is_a_routed_convolution_with_every_filter_everywhere(kernel_size, strid
     layer = GridConv2d(2, 3, kernel_size, stride=stride, padding_mode=padding_mode)
     x = torch.randn(2, 2, 5, 6)
     actual = layer(x)
-    indices = torch.arange(3)[:, None, None].expand(3, *actual.shape[2:])
+    indices = torch.arange(3)[None, :, None].expand(1, 3, actual.shape[2] * actual.shape[3])
     expected = routed_conv2d(x, layer.weight, indices, stride=stride, padding_mode=padding_mode)
     torch.testing.assert_close(actual, expected)
 

@@ -143,7 +143,7 @@ def test_low_rank_layers(combiner: Any, stride: int) -> None:
 
 
 def test_locally_connected_layers() -> None:
-    layer = smoe.LocallyConnected2d(2, 3, (4, 5))
+    layer = smoe.LocallyConnected2d(2, 3, spatial_shape=(4, 5))
     # The same filter everywhere is a convolution, on any grid.
     layer.weight.data = layer.weight[:, :1, :1].expand_as(layer.weight).clone()
     new = smoe.interpolate_grids(layer, example_input=torch.zeros(1, 2, 6, 9))

@@ -1,4 +1,4 @@
-"""A locally connected layer: a convolution whose every pixel has filters of its own."""
+"""A locally connected layer: a convolution in which each pixel has its own filters."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class LocallyConnected2d(nn.Module):
 
     Args:
         in_channels: C.
-        out_channels: filters at each pixel.
-        spatial_shape: rows and columns of the output grid.
-        kernel_size: odd, one number or rows and columns.
-        stride: of both axes.
+        out_channels: Number of filters at each pixel.
+        kernel_size: Size of the kernel, odd: one number, or rows and columns.
+        spatial_shape: Rows and columns of the output grid.
+        stride: Stride of both axes.
         padding_mode: `zeros`, `circular` or `longitude`.
-        device: of the weights.
-        dtype: of the weights.
+        device: Device of the weights.
+        dtype: Data type of the weights.
     """
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        spatial_shape: tuple[int, int],
         kernel_size: int | tuple[int, int] = 3,
         *,
+        spatial_shape: tuple[int, int],
         stride: int = 1,
         padding_mode: PaddingMode = "zeros",
         device: torch.device | str | None = None,
@@ -53,7 +53,7 @@ class LocallyConnected2d(nn.Module):
         fan_in = in_channels * self.kernel_size[0] * self.kernel_size[1]
         shape = (out_channels, *self.spatial_shape, in_channels, *self.kernel_size)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        # Each pixel sees C kh kw values, however large the grid: that is the fan-in.
+        # The fan-in is C kh kw, the number of values that enter an output, whatever the size of the grid.
         bound = math.sqrt(6.0 / fan_in)
         nn.init.uniform_(self.weight, -bound, bound)
 

@@ -124,11 +124,11 @@ class PatchMoE(nn.Module):
         scores = self._score(grouped)
         if self.training:
             self._last_scores = scores
-        # The trailing axis makes the tokens of a group the pixels of a grid of one column.
-        choice = top_experts(scores.noisy.softmax(dim=-1).transpose(1, 2).unsqueeze(3), self.num_selected)
-        indices = choice.indices.squeeze(3)
+        # A group is a sample to `top_experts`, and its tokens are the pixels.
+        probabilities = scores.noisy.softmax(dim=-1).transpose(1, 2)
+        indices = top_experts(probabilities, self.num_selected).long()
         is_served = within_capacity(indices, self.num_experts, self.capacity(group_size))
-        output = self._apply_experts(grouped.flatten(0, 1), indices, choice.weights.squeeze(3), is_served)
+        output = self._apply_experts(grouped.flatten(0, 1), indices, probabilities.gather(1, indices), is_served)
         return output.view(tokens.shape)
 
     def _score(self, grouped: torch.Tensor) -> PatchScores:
@@ -182,7 +182,7 @@ def within_capacity(indices: torch.Tensor, num_experts: int, capacity: int) -> t
     Returns:
         Bool, of the shape of `indices`. First choices come before second ones, and equal choices in token order.
     """
-    in_turn = indices.flatten(1)
+    in_turn = indices.long().flatten(1)
     is_expert = F.one_hot(in_turn, num_experts)
     place = is_expert.cumsum(dim=1).gather(2, in_turn.unsqueeze(2)).squeeze(2)
     return (place <= capacity).view_as(indices)

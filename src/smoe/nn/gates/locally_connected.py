@@ -39,7 +39,7 @@ class LocallyConnectedGate(SpatialGate):
     ) -> None:
         super().__init__(num_experts, num_selected, order=order, normalization=normalization)
         self.local = LocallyConnected2d(
-            in_channels, num_experts, spatial_shape, kernel_size, stride=stride, padding_mode=padding_mode
+            in_channels, num_experts, kernel_size, spatial_shape=spatial_shape, stride=stride, padding_mode=padding_mode
         )
 
     @property
