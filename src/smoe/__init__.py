@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smoe import losses, metrics, nn, ops
+    from smoe import losses, metrics, nn, ops, rules
     from smoe.losses import auxiliary_loss
     from smoe.nn import (
         CondConv2d,
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
         CoordConv2d,
         CoordConv3Gate,
         CoordConvGate,
+        FactorisedGate,
         FixedGate,
         LinearGate,
+        LocalAffine,
         LocallyConnected2d,
         LocallyConnectedGate,
         LowRankLocal2d,
         NoisyGate,
+        PixelEmbedding,
         SpatialGate,
         SpatialMoE,
         SpatialMoE2d,
@@ -42,12 +45,15 @@ __all__ = [
     "CoordConv2d",
     "CoordConv3Gate",
     "CoordConvGate",
+    "FactorisedGate",
     "FixedGate",
     "LinearGate",
+    "LocalAffine",
     "LocallyConnected2d",
     "LocallyConnectedGate",
     "LowRankLocal2d",
     "NoisyGate",
+    "PixelEmbedding",
     "Routing",
     "SpatialGate",
     "SpatialMoE",
@@ -63,10 +69,11 @@ __all__ = [
     "ops",
     "plan_conversion",
     "routed_conv2d",
+    "rules",
     "track_loss_scale",
 ]
 
-_SUBMODULES = ("losses", "metrics", "nn", "ops")
+_SUBMODULES = ("losses", "metrics", "nn", "ops", "rules")
 _HOMES = {"auxiliary_loss": "smoe.losses", "Routing": "smoe.ops", "routed_conv2d": "smoe.ops"}
 
 

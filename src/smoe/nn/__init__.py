@@ -8,16 +8,20 @@ from smoe.nn.gates import (
     ConvGate,
     CoordConv3Gate,
     CoordConvGate,
+    FactorisedGate,
     FixedGate,
     LinearGate,
     LocallyConnectedGate,
     NoisyGate,
+    PixelEmbedding,
     SpatialGate,
     TensorGate,
 )
 from smoe.nn.gaussian_head import gaussian_correction, gaussian_head
 from smoe.nn.grid_conv import GridConv2d
 from smoe.nn.interpolate_grids import interpolate_grids
+from smoe.nn.learning import Learner, Memory, Setting, Step
+from smoe.nn.local_affine import LocalAffine
 from smoe.nn.locally_connected import LocallyConnected2d
 from smoe.nn.loss_scale import track_loss_scale
 from smoe.nn.low_rank_local import LowRankLocal2d
@@ -34,19 +38,26 @@ __all__ = [
     "CoordConv2d",
     "CoordConv3Gate",
     "CoordConvGate",
+    "FactorisedGate",
     "FixedGate",
     "GridConv2d",
+    "Learner",
     "LinearGate",
+    "LocalAffine",
     "LocallyConnected2d",
     "LocallyConnectedGate",
     "LowRankLocal2d",
+    "Memory",
     "NoisyGate",
     "PatchMoE",
+    "PixelEmbedding",
     "RoutedLayer",
+    "Setting",
     "SharedBatchNorm2d",
     "SpatialGate",
     "SpatialMoE",
     "SpatialMoE2d",
+    "Step",
     "TensorGate",
     "convert",
     "gaussian_correction",

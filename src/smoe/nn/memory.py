@@ -32,7 +32,11 @@ class Memory(nn.Module):
         """Forgets everything."""
         for buffer in self.buffers(recurse=False):
             buffer.zero_()
-        self.counters = dict.fromkeys(self.counters, 0)
+        self.start_from(dict.fromkeys(self.counters, 0))
+
+    def start_from(self, counters: dict[str, int]) -> None:
+        """Sets the counters; state that is not saved ends."""
+        self.counters = counters
 
     def on_grid_of(self, num_pixels: int) -> Self:
         """A new memory for another number of pixels; this one, if its buffers do not depend on it."""
@@ -54,17 +58,21 @@ class Memory(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        del local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        del strict, missing_keys, unexpected_keys, error_msgs
         given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
         own = dict(self.named_buffers(recurse=False))
         expected = {name: buffer.shape for name, buffer in own.items()}
         if self.counters:
             expected["counters"] = torch.Size([len(self.counters)])
-        self.restart()
         if {name: value.shape for name, value in given.items()} != expected:
+            self.restart()
             return
+        counters = given.pop("counters").tolist() if self.counters else []
+        self.start_from(dict(zip(self.counters, counters, strict=True)))
+        is_assigned = local_metadata.get("assign_to_params_buffers", False)
         with torch.no_grad():
             for name, buffer in own.items():
-                buffer.copy_(given[name])
-        if self.counters:
-            self.counters = dict(zip(self.counters, given["counters"].tolist(), strict=True))
+                if is_assigned:
+                    setattr(self, name, given[name])
+                else:
+                    buffer.copy_(given[name])

@@ -67,6 +67,7 @@ class RoutedLayer(nn.Module, ABC):
         self._let_learn(self.learner)
         self.register_state_dict_post_hook(_drop_repeated_gate)
         self.register_load_state_dict_pre_hook(_find_repeated_gate)
+        self.register_load_state_dict_post_hook(_leave_meta_device)
 
     @property
     def rule(self) -> Rule:
@@ -239,8 +240,14 @@ class RoutedLayer(nn.Module, ABC):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         # The device only: `.half()` must not round the loss scale.
-        self.signal.to(fn(self.signal.num_nonfinite).device)
+        self._move_signal(fn(self.signal.num_nonfinite).device)
         return self
+
+    def _move_signal(self, device: torch.device) -> None:
+        if self.signal.num_nonfinite.is_meta and device.type != "meta":
+            self.signal = ErrorSignal(device)
+        else:
+            self.signal.to(device)
 
     def __getstate__(self) -> dict[str, object]:
         # The last routing belongs to a graph of the past, which can be neither copied nor pickled.
@@ -279,6 +286,14 @@ def _find_repeated_gate(
     if layer.gate.is_loaded_with(missing_keys, is_here=is_here) and not is_here:
         # The tensors themselves, not detached copies: with `assign=True` the parameters must stay the same objects.
         state_dict.update({prefix + name: value for name, value in layer.gate.state_dict(keep_vars=True).items()})
+
+
+def _leave_meta_device(layer: RoutedLayer, incompatible_keys: object) -> None:
+    """Load hook: a layer that was made on the meta device has been given parameters on another (`assign=True`)."""
+    del incompatible_keys
+    parameter = next(layer.parameters(), None)
+    if parameter is not None:
+        layer._move_signal(parameter.device)
 
 
 def resolve_gate(

@@ -227,15 +227,15 @@ class ProbingMemory(Memory):
     @property
     def is_last_pass(self) -> bool:
         """Whether the pixels decide after this backward pass."""
-        return self.counters["num_passes"] == self.rule.window - 1
+        return self.counters["num_passes"] >= self.rule.window - 1
 
     def on_grid_of(self, num_pixels: int) -> ProbingMemory:
         """A new memory for a gate of another size: what was seen is no field of the new grid."""
         return ProbingMemory(self.rule, self.num_experts, num_pixels, self.evidence.device)
 
-    def restart(self) -> None:
-        """Forgets everything; what was drawn before belongs to another state."""
-        super().restart()
+    def start_from(self, counters: dict[str, int]) -> None:
+        """Sets the counters; a challenge that was drawn before belongs to another state."""
+        super().start_from(counters)
         self._challenge = None
 
     def challenge(self, scores: torch.Tensor, routing: Routing) -> Challenge:

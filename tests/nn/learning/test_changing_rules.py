@@ -1,0 +1,312 @@
+"""From one rule to another: by a state_dict, by assignment between epochs, and with gates that layers share."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import smoe
+from smoe.options import Order
+from smoe.rules import Damping, Probing, RoutingClassification, Rule, resolve_rule
+
+GRID = (5, 6)
+RULES: list[Rule] = [
+    RoutingClassification.released(),
+    *map(resolve_rule, ("rc", "probe(window=2)", "probe(window=3)", "straight_through", "end_to_end", "frozen")),
+]
+PAIRS = list(itertools.permutations(RULES, 2))
+pair_ids = [f"{first}->{second}" for first, second in PAIRS]
+IN_FAMILIES = list(itertools.permutations(("rc", "straight_through", "end_to_end", "frozen"), 2))
+
+
+def make_net(rule: Rule | str, *, is_shared: bool = True, order: Order = "score", seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    gate = smoe.TensorGate(4, 2, GRID, order=order)
+    other = gate if is_shared else smoe.TensorGate(4, 2, GRID, order=order)
+    return nn.Sequential(
+        smoe.SpatialMoE2d(1, 4, 2, gate=gate, rule=rule),
+        nn.Tanh(),
+        smoe.SpatialMoE2d(2, 4, 2, gate=other, rule=rule),
+    )
+
+
+def layers_of(net: nn.Sequential) -> list[smoe.SpatialMoE2d]:
+    return [layer for layer in net if isinstance(layer, smoe.SpatialMoE2d)]
+
+
+def train(net: nn.Module, num_steps: int = 5, *, seed: int = 1, optimizer: torch.optim.Optimizer | None = None) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.5)
+    for _ in range(num_steps):
+        x = torch.randn(4, 1, *GRID, generator=generator)
+        target = torch.randn(4, 2, *GRID, generator=generator)
+        optimizer.zero_grad()
+        F.mse_loss(net(x), target).backward()
+        optimizer.step()
+
+
+def set_rule(net: nn.Sequential, rule: Rule | str) -> None:
+    for layer in layers_of(net):
+        layer.rule = rule
+
+
+def assert_same_state(actual: nn.Module, expected: nn.Module) -> None:
+    states = actual.state_dict(), expected.state_dict()
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[1].items():
+        assert torch.equal(states[0][name], value), name
+
+
+@pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "apart"])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    # Probing with another window takes over what was seen: it is the same memory.
+    [(first, second) for first, second in PAIRS if type(first) is not type(second)],
+    ids=str,
+)
+def test_a_state_dict_loads_into_a_layer_with_another_rule(first: Rule, second: Rule, is_shared: bool) -> None:
+    net, other = make_net(first, is_shared=is_shared), make_net(second, is_shared=is_shared, seed=5)
+    train(net)
+    train(other)  # it has a memory of its own, which is to be forgotten
+    other.load_state_dict(net.state_dict(), strict=True)
+    fresh = make_net(second, is_shared=is_shared, seed=6)
+    taken = dict(net.named_parameters())
+    for name, parameter in fresh.named_parameters():
+        with torch.no_grad():
+            parameter.copy_(taken[name])
+    # Scores and experts are those of the first net, and the memory is that of a layer that has seen nothing.
+    assert_same_state(other, fresh)
+    train(other)
+    train(fresh)
+    assert_same_state(other, fresh)
+
+
+@pytest.mark.parametrize(("first", "second"), IN_FAMILIES)
+def test_rules_of_families_follow_each_other(first: str, second: str) -> None:
+    net = make_net(first, order="families")
+    train(net)
+    other = make_net(second, order="families", seed=5)
+    other.load_state_dict(net.state_dict())
+    set_rule(net, second)
+    for each in (net, other):
+        train(each)
+    assert_same_state(other, net)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_dict_of_the_same_rule_resumes_exactly(rule: Rule, assign: bool) -> None:
+    net, other = make_net(rule), make_net(rule, seed=5)
+    train(net, 5)
+    other.load_state_dict(copy.deepcopy(net.state_dict()), assign=assign)
+    for each in (net, other):
+        train(each, 5, seed=2)
+    assert_same_state(other, net)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_a_state_dict_loads_into_a_net_without_memory_of_its_own(rule: Rule) -> None:
+    """A net made on the meta device takes the tensors of the state_dict."""
+    net = make_net(rule)
+    train(net, 5)
+    with torch.device("meta"):
+        other = make_net(rule)
+    other.load_state_dict(copy.deepcopy(net.state_dict()), assign=True)
+    assert not any(tensor.is_meta for tensor in other.state_dict().values())
+    assert not any(layer.num_nonfinite_errors.is_meta for layer in layers_of(other))
+    for each in (net, other):
+        train(each, 5, seed=2)
+    assert_same_state(other, net)
+
+
+@pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "apart"])
+@pytest.mark.parametrize(("first", "second"), PAIRS, ids=pair_ids)
+def test_a_rule_can_be_changed_between_epochs(first: Rule, second: Rule, is_shared: bool) -> None:
+    net = make_net(first, is_shared=is_shared)
+    train(net)
+    set_rule(net, second)
+    assert [layer.rule for layer in layers_of(net)] == [second, second]
+    fresh = make_net(second, is_shared=is_shared, seed=5)
+    fresh.load_state_dict(net.state_dict())
+    requires = [[parameter.requires_grad for parameter in each.parameters()] for each in (net, fresh)]
+    assert requires[0] == requires[1]
+    for each in (net, fresh):
+        train(each, 7, seed=2)
+    assert_same_state(net, fresh)
+    # And back: nothing of the second rule is left.
+    set_rule(net, first)
+    again = make_net(first, is_shared=is_shared, seed=6)
+    again.load_state_dict(net.state_dict())
+    for each in (net, again):
+        train(each, 3, seed=3)
+    assert_same_state(net, again)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_copy_goes_on_alike_and_apart(rule: Rule, duplicate) -> None:
+    net = make_net(rule)
+    train(net, 3)
+    twin = duplicate(net)
+    before = copy.deepcopy(net.state_dict())
+    train(twin, 5, seed=2)
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    train(net, 5, seed=2)
+    assert_same_state(twin, net)
+    # The copied gate knows the copied learners: the last one that leaves takes the memory along.
+    first, second = layers_of(twin)
+    first.rule = "end_to_end"
+    assert (twin[0].gate.memory is None) == (not isinstance(rule, Probing))
+    second.rule = "end_to_end"
+    assert twin[0].gate.memory is None
+    assert twin[0].gate.get_parameter("scores").requires_grad
+    train(twin, 1)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_accumulated_gradients_are_those_of_the_same_passes(rule: Rule) -> None:
+    net = make_net(rule).double()
+    x, target = torch.randn(4, 1, *GRID).double(), torch.randn(4, 2, *GRID).double()
+    # The order of the passes decides who is tried, so it is kept: two passes, and their gradients added by hand.
+    apart, total = copy.deepcopy(net), {}
+    for half in (slice(0, 2), slice(2, 4)):
+        apart.zero_grad()
+        (smoe.track_loss_scale(F.mse_loss(apart(x[half]), target[half]), apart) / 2).backward()
+        for name, parameter in apart.named_parameters():
+            if parameter.grad is not None:
+                total[name] = total.get(name, 0.0) + parameter.grad
+    for half in (slice(0, 2), slice(2, 4)):
+        (smoe.track_loss_scale(F.mse_loss(net(x[half]), target[half]), net) / 2).backward()
+    found = {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}
+    assert found.keys() == total.keys()
+    for name, value in total.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("saved", ["score", "index", "families"])
+@pytest.mark.parametrize("wanted", ["score", "index", "families"])
+def test_the_order_is_saved_and_another_is_refused(saved: Order, wanted: Order) -> None:
+    net, other = make_net("frozen", order=saved), make_net("frozen", order=wanted)
+    if saved == wanted:
+        other.load_state_dict(net.state_dict())
+        return
+    with pytest.raises(RuntimeError, match=f"order is '{wanted}', but the gate was saved with '{saved}'"):
+        other.load_state_dict(net.state_dict())
+
+
+def test_the_order_of_a_converted_net_is_saved() -> None:
+    model, x = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1)), torch.randn(1, 1, *GRID)
+    by_index, by_score = (
+        smoe.convert(model, example_input=x, start="filters", order=order, rule="rc") for order in ("index", "score")
+    )
+    with pytest.raises(RuntimeError, match="but the gate was saved with 'index'"):
+        by_score.load_state_dict(by_index.state_dict())
+
+
+def test_damping_is_separate_and_off_by_default() -> None:
+    for rule in RULES[1:]:
+        net = make_net(rule)
+        assert {layer.active_damping for layer in layers_of(net)} == {None}, rule
+    first, second = layers_of(make_net(RULES[0]))
+    assert first.damping is None and first.active_damping == Damping(0.0, 0.3)
+    first.rule = "rc"
+    assert first.active_damping is None
+    second.damping = Damping(0.5)
+    assert second.active_damping == Damping(0.5)
+    second.rule = "frozen"
+    assert second.active_damping == Damping(0.5)
+
+
+def test_frozen_damps_nothing() -> None:
+    """The experts' gradients are those of the function that is computed."""
+    net = make_net("frozen").double()
+    x, target = torch.randn(4, 1, *GRID).double(), torch.randn(4, 2, *GRID).double()
+    gradients = []
+    for mode in (True, False):
+        net.train(mode)
+        net.zero_grad()
+        F.mse_loss(net(x), target).backward()
+        gradients.append([layer.weight.grad for layer in layers_of(net)])
+    for ours, plain in zip(*gradients, strict=True):
+        assert ours is not None and plain is not None
+        torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-15)
+
+
+def test_a_frozen_gate_stays_as_it_is_whatever_the_optimiser_remembers() -> None:
+    net = make_net("rc")
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, weight_decay=0.1)
+    train(net, 3, optimizer=optimizer)
+    set_rule(net, "frozen")
+    before = copy.deepcopy(net.state_dict())
+    train(net, 3, optimizer=optimizer)
+    assert torch.equal(net.state_dict()["0.gate.scores"], before["0.gate.scores"])
+    assert not torch.equal(net.state_dict()["0.weight"], before["0.weight"])
+    set_rule(net, "rc")
+    train(net, 1, optimizer=optimizer)
+    assert not torch.equal(net.state_dict()["0.gate.scores"], before["0.gate.scores"])
+
+
+def test_a_gate_learns_while_one_of_its_layers_trains_it() -> None:
+    net = make_net("frozen")
+    first, second = layers_of(net)
+    scores = first.gate.get_parameter("scores")
+    assert not scores.requires_grad
+    second.rule = "rc"
+    assert scores.requires_grad
+    train(net, 1)
+    assert scores.grad is not None and scores.grad.any()
+    second.rule = "probe"
+    assert not scores.requires_grad and first.gate.memory is not None
+    train(net, 1)  # a frozen layer may share the gate of one that probes
+    second.rule = "frozen"
+    assert first.gate.memory is None and not scores.requires_grad
+
+
+def test_a_gate_that_the_user_froze_is_not_freed_by_a_rule() -> None:
+    net = make_net("rc")
+    net[0].gate.requires_grad_(False)
+    for rule in ("frozen", "rc", "probe", "end_to_end"):
+        set_rule(net, rule)
+        assert not net[0].gate.get_parameter("scores").requires_grad
+
+
+def test_a_layer_that_is_gone_leaves_its_gate_to_others() -> None:
+    net = make_net("probe")
+    gate = layers_of(net)[0].gate
+    del net
+    layer = smoe.SpatialMoE2d(1, 4, 2, gate=gate, rule="rc")
+    assert gate.memory is None and gate.get_parameter("scores").requires_grad
+    layer(torch.randn(2, 1, *GRID)).square().mean().backward()
+    assert gate.get_parameter("scores").grad is not None
+
+
+@pytest.fixture
+def _process_group() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_process_group")
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
+@pytest.mark.parametrize("start", ["rc", "frozen"])
+def test_a_wrapped_net_can_wait_and_learn(start: str) -> None:
+    """DistributedDataParallel expects gradients of the same parameters in every pass, so a frozen gate receives zeros."""
+    net = make_net(start)
+    wrapped = DistributedDataParallel(net)
+    scores = layers_of(net)[0].gate.get_parameter("scores")
+    for rule in ("frozen", "rc", "frozen"):
+        set_rule(net, rule)
+        before = scores.detach().clone()
+        train(wrapped, 3)
+        assert scores.grad is not None
+        assert torch.equal(scores, before) == (rule == "frozen")

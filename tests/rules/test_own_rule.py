@@ -1,0 +1,134 @@
+"""A rule of one's own, in one file: its numbers, its learner, and a layer that it trains.
+
+The rule follows the error of a running mean: at each pixel, an expert whose turn it is serves for one pass and keeps the
+pixel if its mean squared error was the smallest so far.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import smoe
+from smoe.nn import Learner, Setting, Step
+from smoe.rules import Rule
+
+GRID = (4, 6)
+
+
+class TakeTurnsLearner(Learner):
+    """Lets the experts of a pixel take turns, and remembers the error of each."""
+
+    rule: TakeTurns
+    errors: torch.Tensor
+
+    def __init__(self, rule: TakeTurns, setting: Setting) -> None:
+        super().__init__(rule, setting, "num_passes")
+        gate = setting.gate
+        if gate.num_selected != 1 or gate.spatial_shape is None:
+            raise ValueError("taking turns needs a gate for a grid that selects one expert")
+        self.register_buffer("errors", torch.zeros(1, gate.num_experts, gate.spatial_shape[0] * gate.spatial_shape[1]))
+
+    def output(self, step: Step) -> torch.Tensor:
+        turn = self.counters["num_passes"] % step.gate.num_experts
+        experts = torch.full_like(step.routing.indices, turn)
+        return _Turn.apply(step.select(step.source, experts), step.routing.scores, self, turn)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class TakeTurns(Rule):
+    """Every expert serves every pixel in turn; the scores follow the errors.
+
+    Attributes:
+        memory: Share of the past that a pass leaves in the errors.
+    """
+
+    memory: float = 0.9
+
+    name: ClassVar[str] = "take_turns"
+    learner: ClassVar[type[Learner]] = TakeTurnsLearner
+
+
+class _Turn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, selected, scores, learner, turn):
+        ctx.learner, ctx.turn = learner, turn
+        ctx.save_for_backward(scores)
+        return selected.detach()
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (error,), (scores,), learner = grad_outputs, ctx.saved_tensors, ctx.learner
+        seen = learner.errors[:, ctx.turn]
+        seen.mul_(learner.rule.memory).add_(error.square().sum(dim=(0, 1)).flatten())
+        learner.counters["num_passes"] += 1
+        return error, scores + learner.errors / (learner.errors.mean() + 1e-30), None, None
+
+
+def make_layer(**options) -> smoe.SpatialMoE2d:
+    torch.manual_seed(0)
+    return smoe.SpatialMoE2d(1, 2, 1, spatial_shape=GRID, order="score", rule=TakeTurns(), **options)
+
+
+def train(layer: smoe.SpatialMoE2d, num_steps: int) -> torch.Tensor:
+    """The left half doubles its input and the right half negates it; returns the routing."""
+    optimizer = torch.optim.SGD([layer.gate.get_parameter("scores")], lr=0.1)
+    factor = torch.tensor([2.0] * 3 + [-1.0] * 3)
+    with torch.no_grad():
+        layer.weight.zero_()
+        layer.weight[:, 0, 1, 1] = torch.tensor([2.0, -1.0])
+    for _ in range(num_steps):
+        x = torch.randn(4, 1, *GRID)
+        optimizer.zero_grad()
+        F.mse_loss(layer(x), factor * x).backward()
+        optimizer.step()
+    return layer.routing().indices[0]
+
+
+def test_it_trains_a_layer() -> None:
+    layer = make_layer()
+    routing = train(layer, 40)
+    assert (routing[:, :3] == 0).all() and (routing[:, 3:] == 1).all()
+    assert layer.learner.counters["num_passes"] == 40
+
+
+def test_it_is_a_rule_like_the_others() -> None:
+    layer = make_layer()
+    train(layer, 3)
+    assert "rule='take_turns'" in repr(layer)
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert twin.rule == TakeTurns() and twin.learner.counters == {"num_passes": 3}
+    resumed = make_layer()
+    resumed.load_state_dict(layer.state_dict())
+    assert resumed.learner.counters == {"num_passes": 3}
+    for rule in ("rc", "probe", "straight_through", "end_to_end", "frozen"):
+        layer.rule = rule
+        other = copy.deepcopy(layer)
+        layer.rule = TakeTurns(0.5)
+        assert layer.learner.counters == {"num_passes": 0}
+        other.load_state_dict(layer.state_dict())
+        layer.load_state_dict(other.state_dict())
+        train(layer, 1)
+
+
+def test_what_it_cannot_train_is_refused_and_the_old_rule_goes_on() -> None:
+    layer = smoe.SpatialMoE2d(1, 4, 2, spatial_shape=GRID, order="score", rule="probe")
+    learner, memory = layer.learner, layer.gate.memory
+    with pytest.raises(ValueError, match="selects one expert"):
+        layer.rule = TakeTurns()
+    assert layer.learner is learner and layer.gate.memory is memory is not None
+
+
+def test_a_rule_without_a_learner_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Nothing(Rule):
+        name: ClassVar[str] = "nothing"
+
+    with pytest.raises(ValueError, match="the rule Nothing names no learner: set its class attribute `learner`"):
+        smoe.SpatialMoE2d(1, 2, 1, spatial_shape=GRID, rule=Nothing())
