@@ -22,7 +22,7 @@ class GateOptions:
         order: Order of the selected experts: `score`, `index`, or `families`.
         rank: Numbers for each pixel of a factorised gate.
         bias: Owner of the biases: `slot`, one for each output channel, where the layer it stands for has them; or
-            `expert`, one for each expert, everywhere.
+            `expert`, one for each expert.
         local_affine: Multiply each output channel by a learned number at each pixel, and add another.
     """
 

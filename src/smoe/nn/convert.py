@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from smoe.nn.conversion_plan import Change, Convolution, ExampleInput, find_grids, plan_conversion, show_name
-from smoe.nn.gates import TensorGate
+from smoe.nn.gates import SpatialGate, TensorGate
 from smoe.nn.grid_conv import GridConv2d
 from smoe.nn.spatial_moe_2d import SpatialMoE2d
-from smoe.options import GateInit, Order, PaddingMode
+from smoe.options import BiasOwner, GateInit, Order, PaddingMode
 from smoe.rules import Damping, Rule, resolve_rule
 
 Start = Literal["random", "filters"]
+MakeGate = Callable[[int, int, tuple[int, ...]], SpatialGate]
 
 
 def convert(
@@ -34,8 +35,11 @@ def convert(
     correlation_length: float | None = None,
     prior: torch.Tensor | None = None,
     prior_strength: float = 2.0,
+    make_gate: MakeGate | None = None,
     start: Start = "random",
     order: Order | None = None,
+    bias: BiasOwner = "expert",
+    local_affine: bool = False,
     rule: Rule | str = "rc",
     damping: Damping | str | float | None = None,
     notify: Callable[[str], None] | None = None,
@@ -61,10 +65,15 @@ def convert(
         prior: Map `(H, W)` of a fraction in [0, 1], such as land: each share of the experts starts as the preference of
             its part. It is averaged to the grids of the layers.
         prior_strength: Strength of the prior, as for `TensorGate.from_prior`; 2 overrules the random start.
+        make_gate: Makes a gate of the number of experts, the number of selected experts and the grid, in place of the
+            gates that the options above describe; it has an order of its own.
         start: `random` experts, or `filters`: each filter becomes a few equal experts, of which the gate selects one at
             each pixel. The converted network then computes what the model computed, and learns on from there.
         order: Order of the experts' outputs, as for `SpatialMoE2d`; None for `score` with random experts and `index`
             with filters, which keep their channels so, or another if the rule does not work with it.
+        bias: Owner of the biases, where the convolution has them: `expert`, so that the routing decides the offset of a
+            pixel too, or `slot`, one for each output channel.
+        local_affine: Give each layer a learned factor and offset at each pixel and channel, as for `SpatialMoE2d`.
         rule: How the gates learn, as for `SpatialMoE2d`.
         damping: Damping of the experts' error, as for `SpatialMoE2d`.
         notify: Called with a report of what was changed and what was left.
@@ -75,6 +84,8 @@ def convert(
     """
     if start not in get_args(Start):
         raise ValueError(f"start must be one of {', '.join(get_args(Start))}, got {start!r}")
+    if make_gate is not None and (start == "filters" or prior is not None):
+        raise ValueError("make_gate decides where the gates start: give it, or start='filters', or a prior")
     if start == "filters" and prior is not None:
         raise ValueError("start='filters' and a prior both decide where the gates start: give one of them")
     plan = plan_conversion(
@@ -97,15 +108,22 @@ def convert(
         bank = (change.spatial_shape, change.num_experts, change.num_selected, old.weight.device, old.weight.dtype)
         return (bank, group) if share_gates else change.name
 
-    gates: dict[object, TensorGate] = {}
+    gates: dict[object, SpatialGate] = {}
     layers = [(change, _convolution(converted, change.name)) for change in plan.changes]
     learning = {gate_key(change, old) for change, old in layers if old.weight.requires_grad}
     for change, old in layers:
         key = gate_key(change, old)
         if key not in gates:
-            gates[key] = _make_gate(change, old.weight, options, prior, prior_strength, start)
+            gates[key] = (
+                _make_gate(change, old.weight, options, prior, prior_strength, start)
+                if make_gate is None
+                else make_gate(change.num_experts, change.num_selected, change.spatial_shape).to(
+                    old.weight.device, old.weight.dtype
+                )
+            )
             gates[key].requires_grad_(key in learning)
-        new = _make_layer(change, old, gates[key], rule, damping)
+        layer_options = {"bias": bias, "local_affine": local_affine, "rule": rule, "damping": damping}
+        new = _make_layer(change, old, gates[key], layer_options)
         if start == "filters":
             _copy_filters(new, old, change)
         converted = _replace(converted, change.name, new.train(old.training))
@@ -169,9 +187,7 @@ def _choose_one_for_each_filter(gate: TensorGate) -> None:
         gate.scores.copy_(scores)
 
 
-def _make_layer(
-    change: Change, old: Convolution, gate: TensorGate, rule: Rule, damping: Damping | str | float | None
-) -> SpatialMoE2d:
+def _make_layer(change: Change, old: Convolution, gate: SpatialGate, options: dict[str, Any]) -> SpatialMoE2d:
     padding_mode: PaddingMode = old.padding_mode  # type: ignore[assignment]
     stride = old.stride if isinstance(old.stride, int) else old.stride[0]
     kernel_rows, kernel_columns = old.kernel_size
@@ -183,9 +199,7 @@ def _make_layer(
         stride=stride,
         padding_mode=padding_mode,
         gate=gate,
-        bias=old.bias is not None,
-        rule=rule,
-        damping=damping,
+        **{**options, "bias": options["bias"] if old.bias is not None else False},
         device=old.weight.device,
         dtype=old.weight.dtype,
     )
@@ -201,7 +215,7 @@ def _copy_filters(new: SpatialMoE2d, old: Convolution, change: Change) -> None:
             new.weight[share] = old.weight[number]
             if new.bias is not None:
                 assert old.bias is not None
-                new.bias[share] = old.bias[number]
+                new.bias[share if new.bias_owner == "expert" else number] = old.bias[number]
 
 
 def _replace(model: nn.Module, name: str, new: nn.Module) -> nn.Module:

@@ -76,7 +76,7 @@ class SeriesSource(WeatherSource):
         of_year = [series for series in ordered if year in series.years] or ordered[:1]
         return next((series for series in of_year if series.can_be_opened(year - 1, year)), of_year[0])
 
-    def _say(self, notice: str, path: Path) -> None:
+    def _notify(self, notice: str, path: Path) -> None:
         if not any(said.startswith(notice) for said in self.notices):
             self.notices.append(f"{notice} (first seen in {path.name})")
 
