@@ -1,0 +1,107 @@
+"""The layer on a HEALPix sphere: its definition by healpy's neighbours, orders of pixels, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import smoe
+from smoe.nn.geometry.healpix_moe import HEALPixMoE
+from smoe.ops.healpix import face_pixels, healpix_coordinates
+from smoe.ops.routing import RoutingMap
+
+healpy = pytest.importorskip("healpy")
+
+# SW, W, NW, N, NE, E, SE, S as taps of a 3 x 3 filter: rows towards the north-west, columns towards the north-east.
+TAPS = [(1, 0), (2, 0), (2, 1), (2, 2), (1, 2), (0, 2), (0, 1), (0, 0)]
+
+
+def loop_layer(x: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, nside: int, F_: int, nest: bool):
+    """Loops over samples, pixels, experts and healpy's neighbours; pixels `(B, C, P)` are in its order."""
+    experts = weight.unflatten(0, (-1, F_))
+    outputs = []
+    for sample in x:
+        for pixel in range(sample.shape[1]):
+            around = healpy.get_all_neighbours(nside, pixel, nest=nest).tolist()
+            for expert in indices[:, pixel].tolist():
+                total = experts[expert, :, :, 1, 1] @ sample[:, pixel]
+                for number, tap in enumerate(TAPS):
+                    beside = [around[number]]
+                    if beside[0] < 0:
+                        beside = [around[number - 1], around[(number + 1) % 8]]
+                    total = total + experts[(expert, slice(None), slice(None), *tap)] @ sample[:, beside].mean(dim=1)
+                outputs.append(total)
+    return torch.stack(outputs).view(len(x), x.shape[2], -1).transpose(1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("order", ["nested", "ring"])
+@pytest.mark.parametrize("expert_channels", [1, 2])
+def test_every_gradient_is_that_of_the_loops(dtype, order, expert_channels):
+    options = {"nside": 2, "pixel_order": order, "expert_channels": expert_channels, "rule": "frozen", "dtype": dtype}
+    layer = HEALPixMoE(2, 5, 2, **options)
+    x = torch.randn(2, 2, 48, dtype=dtype, requires_grad=True)
+    output = layer(x)
+    indices = layer.routing().indices
+    expected = loop_layer(x, layer.weight, indices, 2, expert_channels, order == "nested")
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
+    error = torch.randn_like(output)
+    tensors = [x, layer.weight]
+    for actual, wanted in zip(
+        torch.autograd.grad(output, tensors, error), torch.autograd.grad(expected, tensors, error), strict=True
+    ):
+        torch.testing.assert_close(actual, wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_faces_and_orders_agree():
+    gate = smoe.TensorGate(6, 2, (12, 4, 4))
+    layers = [HEALPixMoE(3, 6, 2, nside=4, pixel_order=order, gate=gate, rule="frozen") for order in ("nested", "ring")]
+    layers[1].load_state_dict(layers[0].state_dict())
+    faces = torch.randn(2, 3, 12, 4, 4)
+    expected = layers[0](faces)
+    assert expected.shape == (2, 2, 12, 4, 4)
+    for layer in layers:
+        pixels = face_pixels(4, layer.pixel_order)
+        flat = torch.empty(2, 3, 192)
+        flat[:, :, pixels] = faces.flatten(2)
+        torch.testing.assert_close(layer(flat)[:, :, pixels], expected.flatten(2))
+        assert (layer.routing().indices[:, pixels] == layer.routing(faces=True).indices.flatten(1)).all()
+
+
+@pytest.mark.parametrize("rule", ["rc", "probe", "straight_through"])
+def test_rules(rule):
+    order = "families" if rule == "straight_through" else "score"
+    layer = HEALPixMoE(2, 6, 2, nside=4, rule=rule, order=order, bias=True)
+    before = RoutingMap(*(part.clone() for part in layer.routing()))
+    optimizer = torch.optim.SGD([p for p in layer.parameters() if p.requires_grad], lr=1.0)
+    x = torch.randn(4, 2, 192)
+    for _ in range(30):
+        optimizer.zero_grad()
+        (layer(x) - 1.0).square().mean().backward()
+        optimizer.step()
+    after = layer.routing()
+    # Probing exchanges the scores of experts; the other rules change them.
+    place = 0 if rule == "probe" else 1
+    assert not torch.equal(after[place], before[place])
+
+
+def test_compiles_and_exports():
+    layer = HEALPixMoE(2, 6, 2, nside=4, rule="frozen").eval()
+    x = torch.randn(1, 2, 192)
+    torch.testing.assert_close(torch.compile(layer, backend="eager")(x), layer(x))
+    torch.testing.assert_close(torch.export.export(layer, (x,)).module()(x), layer(x))
+
+
+def test_bad_input():
+    layer = HEALPixMoE(2, 6, 2, nside=4)
+    with pytest.raises(ValueError, match=r"\(B, 2, 12, 4, 4\) or \(B, 2, 192\), got shape \(1, 2, 48\)"):
+        layer(torch.randn(1, 2, 48))
+    with pytest.raises(ValueError, match="power of two in nested order, got 6"):
+        HEALPixMoE(2, 6, 2, nside=6)
+    with pytest.raises(ValueError, match="pixel_order must be one of nested, ring, got 'rings'"):
+        HEALPixMoE(2, 6, 2, nside=4, pixel_order="rings")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="odd and at most 3 for nside 1, got 5"):
+        HEALPixMoE(2, 6, 2, 5, nside=1)
+    with pytest.raises(ValueError, match="ring order, but pixel_order is 'nested'"):
+        HEALPixMoE(2, 6, 2, nside=4, coordinates=healpix_coordinates(4, "ring"))
