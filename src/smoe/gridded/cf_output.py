@@ -1,0 +1,103 @@
+"""Writes data sets as CF-1.11, to NetCDF or Zarr, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smoe.errors import DataError
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+CONVENTIONS = "CF-1.11"
+
+
+def with_provenance(dataset: xr.Dataset, what: str) -> xr.Dataset:
+    """A data set with `Conventions` and a new first line of its `history`."""
+    line = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {what}"
+    history = str(dataset.attrs.get("history", "")).strip()
+    return dataset.assign_attrs(Conventions=CONVENTIONS, history=f"{line}\n{history}" if history else line)
+
+
+def check_output(path: Path, *, overwrite: bool = False) -> None:
+    """Refuses an output that exists or cannot be written, before anything is computed for it.
+
+    Raises:
+        DataError: With the path and the reason.
+    """
+    if path.suffix not in (".nc", ".nc4", ".zarr"):
+        raise DataError(f"the output {path} must end with .nc or .zarr")
+    if path.exists() and not overwrite:
+        raise DataError(f"{path} exists already: choose another name, or allow it to be replaced")
+    folder = path.parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise DataError(f"{path} cannot be written: {folder} is a file")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise DataError(f"{path} cannot be written: {folder} is read-only for this user")
+
+
+def write_cf(dataset: xr.Dataset, path: Path, *, overwrite: bool = False) -> None:
+    """Writes a data set; a stop at any moment leaves nothing behind under its name.
+
+    Args:
+        dataset: Data set with its attributes.
+        path: File that ends with `.nc`, or folder that ends with `.zarr`.
+        overwrite: Replace what is there.
+
+    Raises:
+        DataError: If the output exists, the folder cannot be written or the disk is full.
+    """
+    check_output(path, overwrite=overwrite)
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{path.suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".zarr":
+            dataset.to_zarr(temporary, mode="w", consolidated=False, encoding=_zarr_encoding(dataset))
+        else:
+            dataset.to_netcdf(temporary, engine="netcdf4", encoding=_netcdf_encoding(dataset))
+        if path.exists():
+            _remove(path)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        _remove(temporary)
+
+
+def write_cf_by_year(dataset: xr.Dataset, path: Path, time: str, *, overwrite: bool = False) -> list[Path]:
+    """Writes one file for each year of a time coordinate: `predicted.nc` becomes `predicted_2016.nc`, ..."""
+    years = dataset[time].dt.year
+    names = sorted({int(year) for year in years.values})
+    paths = [path.with_name(f"{path.stem}_{year:04d}{path.suffix}") for year in names]
+    for each in paths:
+        check_output(each, overwrite=overwrite)
+    for year, each in zip(names, paths, strict=True):
+        write_cf(dataset.isel({str(dataset[time].dims[0]): (years == year).values}), each, overwrite=overwrite)
+    return paths
+
+
+def _netcdf_encoding(dataset: xr.Dataset) -> dict[str, Any]:
+    encoding: dict[str, Any] = {}
+    for name, array in dataset.data_vars.items():
+        if array.dtype.kind == "f" and array.ndim:
+            encoding[str(name)] = {"_FillValue": 9.969209968386869e36, "dtype": "float32", "zlib": True, "complevel": 1}
+    return encoding | {str(name): {"_FillValue": None} for name in dataset.coords if dataset[name].dtype.kind == "f"}
+
+
+def _zarr_encoding(dataset: xr.Dataset) -> dict[str, Any]:
+    # Chunks of fill values are written too: whoever reads them can tell a lost chunk from an empty one.
+    return {str(name): {"write_empty_chunks": True} for name, array in dataset.data_vars.items() if array.ndim}
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

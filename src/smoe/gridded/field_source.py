@@ -1,0 +1,262 @@
+"""Variables of a data set as channels of fields on one grid, read block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smoe.errors import DataError
+from smoe.gridded.cf_axes import Axes, find_axes
+from smoe.gridded.horizontal_grid import HorizontalGrid, Orientation, read_grid
+from smoe.gridded.regional_regrid import Regridding
+from smoe.gridded.time_labels import TimeLabels, read_lead_times, read_times
+from smoe.suggestions import suggest
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One field at each time: a variable, or one level of it.
+
+    Attributes:
+        variable: Name of the variable.
+        units: Units as the file gives them, or an empty text.
+        level: Value of the level; None for a variable without levels.
+        standard_name: CF standard name, or an empty text.
+        is_static: Whether the field is the same at all times.
+    """
+
+    variable: str
+    units: str = ""
+    level: float | None = None
+    standard_name: str = ""
+    is_static: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name with the level, such as `t_850`."""
+        return self.variable if self.level is None else f"{self.variable}_{self.level:g}"
+
+
+class FieldSource:
+    """The variables of a data set, all on one grid.
+
+    The position of a field is that of its time; for forecasts, `start * num_leads + lead`.
+
+    Args:
+        dataset: Data set; chunked variables are read chunk by chunk.
+        variables: Variables to use; all that lie on the grid if None.
+        where: Name of the data in errors, such as `inputs`.
+
+    Attributes:
+        channels: Channels in their order: variables as in the file, levels as in the file.
+        grid: Grid of all of them.
+        orientation: Order of rows and columns in the file.
+        labels: Times; None if nothing depends on time.
+        lead_times: Lead times of forecasts in seconds; None for other fields.
+        axes: Dimensions of the variable with the most of them.
+    """
+
+    def __init__(self, dataset: xr.Dataset, variables: Sequence[str] | None = None, where: str = "inputs") -> None:
+        self.dataset, self.where = dataset, where
+        names = _choose(dataset, variables, where)
+        found = {name: find_axes(dataset[name], f"{name} of {where}") for name in names}
+        self.variable_axes: dict[str, Axes] = found
+        richest = max(names, key=lambda name: dataset[name].ndim)
+        self.axes = found[richest]
+        self.grid, self.orientation = self._one_grid(found)
+        self._file_shape = self.grid.shape
+        self._regridding: Regridding | None = None
+        self.channels = tuple(channel for name in names for channel in self._channels(name))
+        self.labels, self.lead_times = self._times()
+        self._static: dict[str, np.ndarray] = {}
+
+    @property
+    def num_positions(self) -> int:
+        """Number of fields of each channel: times, or start times by lead times; 1 without time."""
+        if self.labels is None:
+            return 1
+        return len(self.labels) * (1 if self.lead_times is None else len(self.lead_times))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all fields in float32."""
+        return 4 * self.num_positions * len(self.channels) * self.grid.shape[0] * self.grid.shape[1]
+
+    @property
+    def time_chunk(self) -> int:
+        """Times that lie in one chunk of the file, at most over all variables; 1 where nothing is chunked."""
+        sizes = [1]
+        for name, axes in self.variable_axes.items():
+            if axes.time is None:
+                continue
+            stored = self.dataset[name].encoding.get("chunksizes") or self.dataset[name].encoding.get("chunks")
+            dims = [str(dim) for dim in self.dataset[name].dims]
+            if stored is not None and len(stored) == len(dims):
+                sizes.append(int(stored[dims.index(axes.time)]))
+        return max(sizes)
+
+    def read(self, positions: np.ndarray) -> np.ndarray:
+        """Reads fields.
+
+        Args:
+            positions: Positions, `(N,)`.
+
+        Returns:
+            float32, rows northwards and columns eastwards, `(N, C, H, W)`.
+        """
+        positions = np.asarray(positions, np.int64)
+        output = np.empty((len(positions), len(self.channels), *self._file_shape), np.float32)
+        channel = 0
+        for name, axes in self.variable_axes.items():
+            values = self._read_variable(name, axes, positions)
+            output[:, channel : channel + values.shape[1]] = values
+            channel += values.shape[1]
+        return output if self._regridding is None else self._regridding(output)
+
+    def regrid_to(self, grid: HorizontalGrid) -> None:
+        """Interpolates all fields that are read from now on to another grid.
+
+        Raises:
+            DataError: If that is not possible between the two grids.
+        """
+        self._regridding = Regridding(self.grid, grid)
+        self.grid = grid
+
+    def _read_variable(self, name: str, axes: Axes, positions: np.ndarray) -> np.ndarray:
+        if axes.time is None:
+            if name not in self._static:
+                self._static[name] = self._load(self.dataset[name], axes, name)
+            return np.broadcast_to(self._static[name], (len(positions), *self._static[name].shape[1:]))
+        num_leads = 1 if self.lead_times is None or axes.lead is None else len(self.lead_times)
+        starts, places = np.unique(positions // num_leads, return_inverse=True)
+        array = self.dataset[name].isel({axes.time: _as_slice(starts)})
+        if axes.lead is None:
+            return self._load(array, axes, name)[places]
+        leads, lead_places = np.unique(positions % num_leads, return_inverse=True)
+        array = array.isel({axes.lead: leads})
+        values = self._load(array, axes, name)
+        return values.reshape(len(starts), len(leads), *values.shape[1:])[places, lead_places]
+
+    def _load(self, array: xr.DataArray, axes: Axes, name: str) -> np.ndarray:
+        """Values as `(times or times * leads, levels, H, W)`."""
+        order = [dim for dim in (axes.time, axes.lead, axes.level, axes.row, axes.column) if dim is not None]
+        try:
+            values = np.asarray(array.transpose(*order).values)
+        except Exception as error:
+            # Each codec behind NetCDF and Zarr has errors of its own.
+            raise DataError(
+                f"{name} of {self.where} cannot be read, the file is damaged or incomplete "
+                f"({type(error).__name__}: {' '.join(str(error).split())}); copy it again"
+            ) from error
+        if values.dtype.kind not in "iufb":
+            raise DataError(f"{name} of {self.where} holds {values.dtype} values, no numbers: leave it out")
+        num_times = 1 if axes.time is None else array.sizes[axes.time]
+        num_leads = 1 if axes.lead is None else array.sizes[axes.lead]
+        num_levels = 1 if axes.level is None else array.sizes[axes.level]
+        values = values.reshape(num_times * num_leads, num_levels, *self._file_shape)
+        return self.orientation_of(name).turn(values.astype(np.float32, copy=False))
+
+    def orientation_of(self, name: str) -> Orientation:
+        """Order of rows and columns of a variable."""
+        return self._orientations[name]
+
+    def _one_grid(self, found: dict[str, Axes]) -> tuple[HorizontalGrid, Orientation]:
+        self._orientations: dict[str, Orientation] = {}
+        first: tuple[str, HorizontalGrid] | None = None
+        for name, axes in found.items():
+            grid, self._orientations[name] = read_grid(self.dataset[name], axes, f"{name} of {self.where}")
+            if first is None:
+                first = (name, grid)
+                continue
+            difference = first[1].difference(grid)
+            if difference is not None:
+                raise DataError(
+                    f"{first[0]} and {name} of {self.where} are on different grids, {difference}; leave one out"
+                )
+        assert first is not None
+        return first[1], self._orientations[first[0]]
+
+    def _channels(self, name: str) -> list[Channel]:
+        array, axes = self.dataset[name], self.variable_axes[name]
+        common: dict[str, Any] = {
+            "units": str(array.attrs.get("units", "")),
+            "standard_name": str(array.attrs.get("standard_name", "")),
+            "is_static": axes.time is None,
+        }
+        if axes.level is None:
+            return [Channel(name, **common)]
+        has_values = axes.level in array.coords and array[axes.level].dtype.kind in "iuf"
+        levels = np.asarray(array[axes.level].values if has_values else np.arange(array.sizes[axes.level]), np.float64)
+        if len(np.unique(levels)) < len(levels):
+            raise DataError(
+                f"{name} of {self.where} holds a level twice: {', '.join(f'{level:g}' for level in levels)}"
+            )
+        return [Channel(name, level=float(level), **common) for level in levels]
+
+    def _times(self) -> tuple[TimeLabels | None, np.ndarray | None]:
+        labels: TimeLabels | None = None
+        lead_times: np.ndarray | None = None
+        first = ""
+        for name, axes in self.variable_axes.items():
+            if axes.time is None:
+                continue
+            where = f"{axes.time_coordinate or axes.time} of {name} in {self.where}"
+            if axes.time_coordinate is None:
+                raise DataError(f"{where} has no dates: add a time coordinate")
+            found = read_times(self.dataset[name][axes.time_coordinate].values, where)
+            if not len(found):
+                raise DataError(f"{name} of {self.where} has no time at all")
+            leads = None
+            if axes.lead_coordinate is not None:
+                coordinate = self.dataset[name][axes.lead_coordinate]
+                leads = read_lead_times(coordinate.values, str(coordinate.attrs.get("units", "")), where)
+            if labels is None:
+                labels, lead_times, first = found, leads, name
+            elif not (
+                np.array_equal(found.seconds, labels.seconds)
+                and found.calendar == labels.calendar
+                and np.array_equal(leads, lead_times)  # type: ignore[arg-type]
+            ):
+                raise DataError(
+                    f"{first} and {name} of {self.where} have different times: give them in separate data sets, which "
+                    "are aligned by time, or leave one out"
+                )
+        return labels, lead_times
+
+
+def _choose(dataset: xr.Dataset, variables: Sequence[str] | None, where: str) -> list[str]:
+    if variables is not None:
+        for name in variables:
+            if name not in dataset.data_vars:
+                known = [str(known) for known in dataset.data_vars]
+                raise DataError(f"{where} has no variable {name!r}; {suggest(name, known)}")
+        return list(variables)
+    bounds = {str(coordinate.attrs["bounds"]) for coordinate in dataset.coords.values() if "bounds" in coordinate.attrs}
+    bounds |= {str(coordinate.encoding.get("bounds")) for coordinate in dataset.coords.values()}
+    usable = [
+        str(name)
+        for name, array in dataset.data_vars.items()
+        if name not in bounds
+        and array.dtype.kind in "iufb"
+        and array.ndim >= 2
+        and not str(name).lower().startswith(("bounds_", "bnds_"))
+        and not str(name).lower().endswith(("_bnds", "_bounds"))
+    ]
+    if not usable:
+        raise DataError(
+            f"{where} has no variable on a grid: it holds {', '.join(map(str, dataset.variables)) or 'nothing'}"
+        )
+    return usable
+
+
+def _as_slice(positions: np.ndarray) -> slice | np.ndarray:
+    """A slice where the positions are contiguous, which all readers read fastest."""
+    if len(positions) and positions[-1] - positions[0] + 1 == len(positions):
+        return slice(int(positions[0]), int(positions[-1]) + 1)
+    return positions

@@ -1,0 +1,225 @@
+"""Fields of many times, in memory or in a memory-mapped file, with what is missing in them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smoe.errors import DataError
+from smoe.gridded.checked_json import read_checked_json, write_checked_json
+from smoe.gridded.field_source import Channel, FieldSource
+
+_FORMAT, _VERSION = "smoe field table", 1
+
+Progress = Callable[[int, int], None]
+"""Called with the number of fields that are ready and the number of all."""
+
+
+@dataclass(frozen=True)
+class FieldTable:
+    """Fields of some positions of a source.
+
+    Attributes:
+        channels: Channels, in the order of the source.
+        positions: Position in the source of each row, ascending, `(N,)`.
+        values: Channels that depend on time, float32, `(N, C', H, W)`; an array or a memory map.
+        static: Channels that do not, float32, `(C - C', H, W)`.
+        num_missing: Number of missing values of each row and channel, `(N, C)`.
+        always_missing: Pixels without a value at any row, `(C, H, W)`.
+        ever_missing: Pixels without a value at some row, `(C, H, W)`.
+    """
+
+    channels: tuple[Channel, ...]
+    positions: np.ndarray
+    values: np.ndarray
+    static: np.ndarray
+    num_missing: np.ndarray
+    always_missing: np.ndarray
+    ever_missing: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def has_steady_gaps(self) -> np.ndarray:
+        """Whether the missing pixels of each channel are the same at all rows, `(C,)`."""
+        return (self.always_missing == self.ever_missing).all(axis=(1, 2))
+
+    def rows_of(self, positions: np.ndarray) -> np.ndarray:
+        """Row of each position, which must be in the table."""
+        return np.searchsorted(self.positions, positions)
+
+    def fields(self, rows: np.ndarray) -> np.ndarray:
+        """All channels of some rows, float32, `(n, C, H, W)`."""
+        if not len(self.static):
+            return np.ascontiguousarray(self.values[rows])
+        is_static = np.asarray([channel.is_static for channel in self.channels])
+        output = np.empty((len(rows), len(self.channels), *self.values.shape[2:]), np.float32)
+        output[:, ~is_static] = self.values[rows]
+        output[:, is_static] = self.static
+        return output
+
+
+def collect_fields(
+    source: FieldSource,
+    positions: np.ndarray,
+    *,
+    folder: Path | None = None,
+    block_bytes: int = 1 << 28,
+    progress: Progress | None = None,
+) -> FieldTable:
+    """Reads fields into memory, or streams them into a file that is mapped into memory.
+
+    Args:
+        source: Where the fields come from.
+        positions: Positions to read; each is read once.
+        folder: Folder of the file. A stream that was stopped goes on from the last block. None: memory.
+        block_bytes: Most bytes that are read at once.
+        progress: Called after each block.
+
+    Raises:
+        DataError: If a value is infinite, a file cannot be read, or the disk is too small.
+    """
+    positions = np.unique(np.asarray(positions, np.int64))
+    channels = source.channels
+    is_static = np.asarray([channel.is_static for channel in channels], dtype=bool)
+    shape = (len(positions), int((~is_static).sum()), *source.grid.shape)
+    static = np.empty((0, *source.grid.shape), np.float32)
+    if is_static.any():
+        static = source.read(positions[:1])[0, is_static]
+        _check_finite(static[None], [c for c in channels if c.is_static], source, positions[:1])
+    if folder is None:
+        values, done = np.empty(shape, np.float32), 0
+        write = values.__setitem__
+    else:
+        stream = _Stream(folder, shape, _plan(source, positions, shape))
+        values, done = stream.values, stream.done
+        write = stream.write
+    gaps = _Gaps(shape[1:])
+    step = block_rows(source, block_bytes)
+    for first in range(0, done, step):
+        gaps.add(np.asarray(values[first : min(first + step, done)]))
+    for first in range(done, len(positions), step):
+        chosen = positions[first : first + step]
+        block = source.read(chosen)
+        block = block[:, ~is_static] if is_static.any() else block
+        _check_finite(block, [c for c in channels if not c.is_static], source, chosen)
+        gaps.add(block)
+        write(slice(first, first + len(chosen)), block)
+        if progress is not None:
+            progress(first + len(chosen), len(positions))
+    always, ever, counts = gaps.of_all_channels(is_static, static)
+    return FieldTable(channels, positions, values, static, counts, always, ever)
+
+
+def block_rows(source: FieldSource, block_bytes: int) -> int:
+    """Rows that are read at once: as many as fit, whole chunks of the file if several of these fit."""
+    row_bytes = 4 * len(source.channels) * source.grid.shape[0] * source.grid.shape[1]
+    # Reading and converting holds the block about twice.
+    rows = max(1, block_bytes // (2 * row_bytes))
+    per_start = 1 if source.lead_times is None else len(source.lead_times)
+    chunk = source.time_chunk * per_start
+    return rows // chunk * chunk if rows > chunk else rows
+
+
+class _Gaps:
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.always, self.ever = np.ones(shape, dtype=bool), np.zeros(shape, dtype=bool)
+        self.counts: list[np.ndarray] = []
+
+    def add(self, block: np.ndarray) -> None:
+        missing = np.isnan(block)
+        self.always &= missing.all(axis=0)
+        self.ever |= missing.any(axis=0)
+        self.counts.append(missing.sum(axis=(2, 3)).astype(np.int32))
+
+    def of_all_channels(self, is_static: np.ndarray, static: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        dynamic = np.concatenate(self.counts) if self.counts else np.zeros((0, len(self.always)), np.int32)
+        always = np.zeros((len(is_static), *self.always.shape[1:]), dtype=bool)
+        always[~is_static] = self.always
+        ever = always.copy()
+        ever[~is_static] = self.ever
+        always[is_static] = ever[is_static] = np.isnan(static)
+        counts = np.zeros((len(dynamic), len(is_static)), np.int32)
+        counts[:, ~is_static] = dynamic
+        counts[:, is_static] = np.isnan(static).sum(axis=(1, 2))
+        return always, ever, counts
+
+
+def _check_finite(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
+    # A sum is not finite if any value is not; only then is it worth looking for the place.
+    with np.errstate(invalid="ignore", over="ignore"):
+        infinite = np.isinf(block)
+    if not infinite.any():
+        return
+    row, channel = (int(place[0]) for place in np.nonzero(infinite.any(axis=(2, 3))))
+    raise DataError(
+        f"{channels[channel].name} of {source.where} has {int(infinite[row, channel].sum())} infinite values"
+        f"{describe_position(source, int(positions[row]), channels[channel])}: correct the file or mark them as missing"
+    )
+
+
+def describe_position(source: FieldSource, position: int, channel: Channel | None = None) -> str:
+    """The time of a position as ` at 2016-01-01`, or nothing for fields without time."""
+    if source.labels is None or (channel is not None and channel.is_static):
+        return ""
+    num_leads = 1 if source.lead_times is None else len(source.lead_times)
+    return f" at {source.labels.text(int(source.labels.seconds[position // num_leads]))}"
+
+
+def _plan(source: FieldSource, positions: np.ndarray, shape: tuple[int, ...]) -> dict[str, Any]:
+    times = b"" if source.labels is None else source.labels.seconds.tobytes()
+    origin = source.dataset.encoding.get("source")
+    changed = os.stat(origin).st_mtime_ns if isinstance(origin, str) and os.path.exists(origin) else None
+    return {
+        "channels": [channel.name for channel in source.channels],
+        "grid": source.grid.hash,
+        "positions": hashlib.sha256(positions.tobytes() + times).hexdigest(),
+        "shape": list(shape),
+        "changed": changed,
+    }
+
+
+class _Stream:
+    """The file of a table that is being written, and the number of rows that have reached the disk."""
+
+    def __init__(self, folder: Path, shape: tuple[int, ...], plan: dict[str, Any]) -> None:
+        self._data, self._journal, self._plan = folder / "fields.f32", folder / "fields.json", plan
+        num_bytes = 4 * int(np.prod(shape, dtype=np.int64))
+        self.done = self._find_done(num_bytes)
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        if not self.done and num_bytes > free:
+            raise DataError(
+                f"{folder} has {free / 1e9:.1f} GB free, fields need {num_bytes / 1e9:.1f} GB: choose another folder"
+            )
+        if not self.done:
+            with self._data.open("wb") as file:
+                file.truncate(num_bytes)
+        self.values = np.memmap(self._data, np.float32, "r", shape=shape) if num_bytes else np.empty(shape, np.float32)
+        self._row_bytes = num_bytes // max(shape[0], 1)
+
+    def _find_done(self, num_bytes: int) -> int:
+        if not self._journal.is_file() or not self._data.is_file() or self._data.stat().st_size != num_bytes:
+            return 0
+        try:
+            content = read_checked_json(self._journal, _FORMAT, _VERSION)
+        except DataError:
+            return 0
+        return int(content["done"]) if content["plan"] == self._plan else 0
+
+    def write(self, rows: slice, block: np.ndarray) -> None:
+        # Written, not mapped: mapped pages that wait for the disk would count as memory of the process.
+        with self._data.open("r+b") as file:
+            file.seek(rows.start * self._row_bytes)
+            file.write(np.ascontiguousarray(block, np.float32).data)
+            file.flush()
+            os.fsync(file.fileno())
+        write_checked_json(self._journal, {"plan": self._plan, "done": rows.stop}, _FORMAT, _VERSION)

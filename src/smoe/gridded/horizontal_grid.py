@@ -1,0 +1,263 @@
+"""Any horizontal grid: global or regional, of latitudes and longitudes, rotated, projected or curvilinear."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from smoe.errors import DataError
+from smoe.gridded.cf_axes import Axes
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+GridKind = Literal["latitude-longitude", "rotated", "projected", "curvilinear", "indexed"]
+
+# Files keep coordinates in float32 or with the rounding of a regridding program.
+_TOLERANCE_STEPS = 0.02
+
+
+@dataclass(frozen=True)
+class HorizontalGrid:
+    """Points of a grid in a fixed order: rows from south to north, columns eastwards.
+
+    Attributes:
+        kind: `latitude-longitude`; `rotated`, degrees of a rotated pole; `projected`, other coordinates of rows and
+            columns; `curvilinear`, latitude and longitude of each pixel; `indexed`, no coordinates.
+        shape: Rows and columns.
+        rows: Coordinate of the rows `(H,)`, or latitude of each pixel `(H, W)`; empty for an indexed grid.
+        columns: Coordinate of the columns `(W,)`, or longitude of each pixel `(H, W)`.
+        closes_circle: Whether the first column is the eastern neighbour of the last one.
+    """
+
+    kind: GridKind
+    shape: tuple[int, int]
+    rows: np.ndarray = field(repr=False)
+    columns: np.ndarray = field(repr=False)
+    closes_circle: bool
+
+    @property
+    def hash(self) -> str:
+        """Number of the grid, from its coordinates with three decimals of their step."""
+        digest = hashlib.sha256(f"{self.kind} {self.shape}".encode())
+        for values in (self.rows, self.columns):
+            if values.size:
+                digest.update(np.rint(np.asarray(values, np.float64) * 1000.0).astype(np.int64).tobytes())
+        return digest.hexdigest()[:16]
+
+    def difference(self, other: HorizontalGrid) -> str | None:
+        """In which way another grid differs, both described; None if they are the same."""
+        reason = None
+        if self.kind != other.kind or self.shape != other.shape:
+            reason = "they differ in kind or size"
+        else:
+            for name, ours, theirs in (("rows", self.rows, other.rows), ("columns", self.columns, other.columns)):
+                distance = _largest_distance(ours, theirs, is_circular=name == "columns" and self.kind != "projected")
+                if distance > _TOLERANCE_STEPS * _step(ours):
+                    reason = f"their {name} differ by up to {distance:g}"
+                    break
+        return None if reason is None else f"{self.describe()} against {other.describe()}: {reason}"
+
+    def describe(self) -> str:
+        """Size and extent, such as `40 x 60 latitude-longitude, rows 35 to 54.5, columns -10 to 19.5`."""
+        text = f"{self.shape[0]} x {self.shape[1]} {self.kind}"
+        if not self.rows.size:
+            return text
+        closed = ", all around the globe" if self.closes_circle else ""
+        return (
+            f"{text}, rows {self.rows.min():g} to {self.rows.max():g}, columns {self.columns.min():g} to "
+            f"{self.columns.max():g}{closed}"
+        )
+
+    def area_weights(self) -> np.ndarray | None:
+        """Area of each pixel, `(H, W)`, of mean 1; None for a grid that has no latitudes."""
+        if self.kind in ("latitude-longitude", "rotated"):
+            areas = np.repeat(np.cos(np.deg2rad(self.rows))[:, None], self.shape[1], axis=1)
+            # A row at a pole has a cosine of 0 but for rounding.
+            areas = np.maximum(areas, 0.0)
+        elif self.kind == "curvilinear" and min(self.shape) > 1:
+            areas = _cell_areas(self.rows, self.columns)
+        else:
+            return None
+        return areas / areas.mean()
+
+
+@dataclass(frozen=True)
+class Orientation:
+    """How a file orders rows and columns beside the fixed order of its grid.
+
+    Attributes:
+        row_order: Position in the file of each row of the grid, `(H,)`.
+        column_order: Position in the file of each column, `(W,)`.
+    """
+
+    row_order: np.ndarray
+    column_order: np.ndarray
+
+    def turn(self, fields: np.ndarray) -> np.ndarray:
+        """Fields `(..., H, W)` in the order of the file, brought to the order of the grid."""
+        if not _is_identity(self.row_order):
+            fields = fields[..., self.row_order, :]
+        return fields if _is_identity(self.column_order) else fields[..., self.column_order]
+
+    def turn_back(self, fields: np.ndarray) -> np.ndarray:
+        """Fields `(..., H, W)` in the order of the grid, brought to the order of the file."""
+        return fields[..., np.argsort(self.row_order), :][..., np.argsort(self.column_order)]
+
+
+def read_grid(array: xr.DataArray, axes: Axes, where: str) -> tuple[HorizontalGrid, Orientation]:
+    """Reads the grid of a field and the order that its file has.
+
+    Args:
+        array: Field with its coordinates.
+        axes: Dimensions of the field.
+        where: Name of the field in errors.
+
+    Raises:
+        DataError: If coordinates are missing in part, not finite, out of range or repeated.
+    """
+    shape = (array.sizes[axes.row], array.sizes[axes.column])
+    as_they_are = Orientation(np.arange(shape[0]), np.arange(shape[1]))
+    if axes.latitude is not None and array[axes.latitude].ndim == 2:
+        assert axes.longitude is not None
+        latitude = _pixels(array, axes.latitude, axes)
+        longitude = _pixels(array, axes.longitude, axes)
+        _check_values(latitude, f"{axes.latitude} of {where}", limit=90.0)
+        _check_values(longitude, f"{axes.longitude} of {where}", limit=720.0)
+        closes = _pixels_close_circle(longitude)
+        return HorizontalGrid("curvilinear", shape, latitude, np.mod(longitude, 360.0), closes), as_they_are
+    rows, columns = _coordinate(array, axes.row), _coordinate(array, axes.column)
+    if rows is None or columns is None:
+        if rows is not None or columns is not None:
+            missing = axes.row if rows is None else axes.column
+            raise DataError(f"{where} has no coordinate along {missing!r}, but one along the other axis: add it")
+        return HorizontalGrid("indexed", shape, np.empty(0), np.empty(0), False), as_they_are
+    is_geographic = axes.latitude is not None and axes.longitude is not None
+    is_rotated = array[axes.column].attrs.get("standard_name") == "grid_longitude" or axes.column == "rlon"
+    kind: GridKind = "latitude-longitude" if is_geographic else "rotated" if is_rotated else "projected"
+    _check_values(rows, f"{axes.row} of {where}", limit=90.0 if kind != "projected" else None)
+    _check_values(columns, f"{axes.column} of {where}", limit=720.0 if kind != "projected" else None)
+    row_order = np.argsort(rows, kind="stable")
+    rows = rows[row_order]
+    _check_distinct(rows, f"{axes.row} of {where}")
+    closes = False
+    if kind == "projected":
+        column_order = np.argsort(columns, kind="stable")
+        columns = columns[column_order]
+    else:
+        columns, column_order, closes = _eastwards(columns, f"{axes.column} of {where}")
+    _check_distinct(columns, f"{axes.column} of {where}")
+    return HorizontalGrid(kind, shape, rows, columns, closes), Orientation(row_order, column_order)
+
+
+def _eastwards(longitude: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Longitudes eastwards from the widest gap, or from 0 where there is none; their order; whether they close."""
+    # What lies a rounding below 0 is 0.
+    turned = np.mod(longitude + 1e-4, 360.0) - 1e-4
+    order = np.argsort(turned, kind="stable")
+    ascending = turned[order]
+    if len(ascending) < 2:
+        return longitude.copy(), order, False
+    steps = np.diff(np.append(ascending, ascending[0] + 360.0))
+    typical = float(np.median(steps))
+    if steps.min() < 0.01 * typical:
+        place = int(np.argmin(steps))
+        raise DataError(
+            f"{where} has the longitude {ascending[place]:g} twice, as in files with a cyclic column: drop one of them"
+        )
+    if steps.max() <= 1.5 * typical:
+        return ascending, order, True
+    first = (int(np.argmax(steps)) + 1) % len(ascending)
+    order = np.roll(order, -first)
+    regional = turned[order]
+    regional = np.where(regional < regional[0], regional + 360.0, regional)
+    # East of 180 and not across the date line, files mostly count from -180.
+    return (regional - 360.0 if regional[0] > 180.0 and regional[-1] > 360.0 else regional), order, False
+
+
+def _pixels_close_circle(longitude: np.ndarray) -> bool:
+    if longitude.shape[1] < 4:
+        return False
+    steps = np.abs(np.mod(np.diff(longitude, axis=1) + 180.0, 360.0) - 180.0)
+    seam = np.abs(np.mod(longitude[:, 0] - longitude[:, -1] + 180.0, 360.0) - 180.0)
+    # An overlap of columns, as ORCA grids have, is no seam of one step.
+    ratio = np.median(seam) / max(float(np.median(steps)), 1e-9)
+    covers = np.median(steps.sum(axis=1) + seam) > 300.0
+    return bool(covers and 0.5 <= ratio <= 1.5)
+
+
+def _cell_areas(latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
+    """Areas on the unit sphere, from the vectors between neighbouring pixels."""
+    phi, lam = np.deg2rad(latitude), np.deg2rad(longitude)
+    points = np.stack([np.cos(phi) * np.cos(lam), np.cos(phi) * np.sin(lam), np.sin(phi)], axis=-1)
+    return np.linalg.norm(np.cross(_to_neighbours(points, 0), _to_neighbours(points, 1)), axis=-1)
+
+
+def _to_neighbours(points: np.ndarray, axis: int) -> np.ndarray:
+    """The shorter of the vectors to the next and from the previous pixel; the longer may cross a fold of the grid."""
+    steps = np.diff(points, axis=axis)
+    first, last = np.take(steps, [0], axis=axis), np.take(steps, [-1], axis=axis)
+    onwards, before = np.concatenate([steps, last], axis=axis), np.concatenate([first, steps], axis=axis)
+    is_shorter = np.linalg.norm(onwards, axis=-1) <= np.linalg.norm(before, axis=-1)
+    return np.where(is_shorter[..., None], onwards, before)
+
+
+def _pixels(array: xr.DataArray, name: str, axes: Axes) -> np.ndarray:
+    return np.asarray(array[name].transpose(axes.row, axes.column).values, np.float64)
+
+
+def _coordinate(array: xr.DataArray, dimension: str) -> np.ndarray | None:
+    if dimension not in array.coords or array[dimension].dtype.kind not in "iuf":
+        return None
+    return np.asarray(array[dimension].values, np.float64)
+
+
+def _check_values(values: np.ndarray, where: str, *, limit: float | None) -> None:
+    if not np.isfinite(values).all():
+        raise DataError(f"{where} has {int((~np.isfinite(values)).sum())} values that are not finite")
+    if limit is not None and np.abs(values).max() > limit + 1e-6:
+        raise DataError(
+            f"{where} has the value {values.flat[np.argmax(np.abs(values))]:g}, outside of {limit:g} degrees"
+        )
+
+
+def _check_distinct(values: np.ndarray, where: str) -> None:
+    repeated = np.flatnonzero(np.diff(values) == 0.0)
+    if len(repeated):
+        raise DataError(f"{where} has the value {values[repeated[0]]:g} twice: drop one of them")
+
+
+def _is_identity(order: np.ndarray) -> bool:
+    return bool((order == np.arange(len(order))).all())
+
+
+def _largest_distance(ours: np.ndarray, theirs: np.ndarray, *, is_circular: bool) -> float:
+    if not ours.size or ours.shape != theirs.shape:
+        return 0.0 if ours.shape == theirs.shape else np.inf
+    distance = ours - theirs
+    if is_circular:
+        distance = np.mod(distance + 180.0, 360.0) - 180.0
+    return float(np.abs(distance).max())
+
+
+def _step(values: np.ndarray) -> float:
+    if not values.size or values.shape[-1] < 2:
+        return 1.0
+    axis = 0 if values.ndim == 2 and values.shape[0] > 1 else -1
+    steps = np.abs(np.diff(values, axis=axis))
+    steps = np.minimum(steps, np.abs(360.0 - steps)) if values.ndim == 2 else steps
+    return max(float(np.median(steps)), 1e-6)
+
+
+def to_plain(grid: HorizontalGrid) -> dict[str, Any]:
+    """What JSON keeps of a grid; its coordinates are kept beside it."""
+    return {
+        "kind": grid.kind,
+        "shape": list(grid.shape),
+        "closes_circle": grid.closes_circle,
+        "hash": grid.hash,
+        "description": grid.describe(),
+    }

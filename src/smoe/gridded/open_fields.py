@@ -1,0 +1,140 @@
+"""Opens what a user names as data: xarray objects, NetCDF, GRIB and Zarr, one file or many."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smoe.errors import DataError
+from smoe.gridded.field_source import FieldSource
+from smoe.gridded.open_files import damage_as_data_error, import_xarray
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Data = Any
+"""A `xarray.Dataset` or `DataArray`, a path or pattern of paths, or several of these, which are merged."""
+
+
+def open_fields(data: Data, where: str = "inputs") -> xr.Dataset:
+    """Opens data without reading more than their coordinates.
+
+    Args:
+        data: A data set, an array with a name, a path such as `inputs.zarr` or `t2m_*.nc`, or a list of these.
+        where: Name of the data in errors.
+
+    Raises:
+        DataError: If a file is missing, damaged or of an unknown kind.
+    """
+    xr = import_xarray()
+    if isinstance(data, xr.Dataset):
+        return data
+    if isinstance(data, xr.DataArray):
+        if data.name is None:
+            raise DataError(f"{where} is a DataArray without a name: give it one by .rename('t2m')")
+        return data.to_dataset()
+    if isinstance(data, (str, Path)):
+        return _open_path(str(data), where)
+    if isinstance(data, Sequence):
+        if not data:
+            raise DataError(f"{where} names no data")
+        parts = [open_fields(part, where) for part in data]
+        if len(parts) == 1:
+            return parts[0]
+        try:
+            return xr.merge(parts, join="exact", combine_attrs="drop_conflicts", compat="no_conflicts")
+        except ValueError as error:
+            raise DataError(
+                f"the parts of {where} do not fit together ({' '.join(str(error).split())}): give them on one grid and "
+                "with the same times"
+            ) from error
+    raise DataError(f"{where} must be an xarray object or a path, got {type(data).__name__}")
+
+
+def _open_path(text: str, where: str) -> xr.Dataset:
+    paths = [Path(text)]
+    if not paths[0].exists() and glob.has_magic(text):
+        paths = [Path(found) for found in sorted(glob.glob(text))]
+        if not paths:
+            raise DataError(f"no file matches {text!r}, which {where} names")
+    return _open_one(paths[0]) if len(paths) == 1 else _join([_open_one(path) for path in paths], text)
+
+
+def _join(parts: list[xr.Dataset], text: str) -> xr.Dataset:
+    """Files with the same variables follow each other in time; others are merged."""
+    xr = import_xarray()
+    groups: dict[frozenset[str], list[xr.Dataset]] = {}
+    for part in parts:
+        groups.setdefault(frozenset(map(str, part.data_vars)), []).append(part)
+    joined = []
+    try:
+        for group in groups.values():
+            source = FieldSource(group[0], where=text)
+            time = source.axes.time
+            if len(group) > 1 and time is None:
+                raise DataError(f"{len(group)} files of {text!r} have the same variables but no time dimension")
+            along: Any = group[0] if len(group) == 1 else xr.concat(
+                group, dim=time, data_vars="minimal", coords="minimal", compat="override", join="exact",
+                combine_attrs="drop_conflicts",
+            )  # fmt: skip
+            joined.append(along)
+        return joined[0] if len(joined) == 1 else xr.merge(joined, join="exact", combine_attrs="drop_conflicts")
+    except DataError:
+        raise
+    except ValueError as error:
+        raise DataError(
+            f"the {len(parts)} files of {text!r} do not fit together ({' '.join(str(error).split())})"
+        ) from error
+
+
+def _open_one(path: Path) -> xr.Dataset:
+    xr = import_xarray()
+    chunks = {} if _has_dask() else None
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    with damage_as_data_error(path):
+        if path.is_dir():
+            if not any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zmetadata")):
+                raise DataError(
+                    f"{path} is a folder but no Zarr group: name a file, a Zarr store or a pattern of files"
+                )
+            _check_zarr(path)
+            return xr.open_zarr(path, chunks=chunks, decode_timedelta=False, consolidated=_is_consolidated(path))
+        if path.suffix in (".grib", ".grib2", ".grb", ".grb2"):
+            return xr.open_dataset(path, engine="cfgrib", chunks=chunks, decode_timedelta=False)
+        from smoe.gridded.netcdf_integrity import check_netcdf_file
+
+        check_netcdf_file(path)
+        return xr.open_dataset(path, engine="netcdf4", chunks=chunks, cache=False, decode_timedelta=False)
+
+
+def _check_zarr(path: Path) -> None:
+    import zarr
+
+    from smoe.gridded.zarr_integrity import check_zarr_array
+
+    group = zarr.open_group(path, mode="r")
+    for name, array in group.arrays():
+        if len(array.shape) >= 2:
+            check_zarr_array(path, name)
+
+
+def _is_consolidated(path: Path) -> bool:
+    # Otherwise xarray warns that it must look for the metadata of each array.
+    if (path / ".zmetadata").exists():
+        return True
+    try:
+        return "consolidated_metadata" in json.loads((path / "zarr.json").read_text())
+    except (OSError, json.JSONDecodeError):
+        return False
+
+
+def _has_dask() -> bool:
+    try:
+        import dask.array  # noqa: F401
+    except ModuleNotFoundError:
+        return False
+    return True

@@ -1,0 +1,235 @@
+"""Times as numbers of a calendar: the labels that inputs and targets are aligned by."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from smoe.errors import DataError
+
+_UNITS = "seconds since 1970-01-01"
+_SAME_CALENDARS = {
+    "gregorian": "standard",
+    "proleptic_gregorian": "standard",
+    "365_day": "noleap",
+    "366_day": "all_leap",
+}
+_SECONDS = {"s": 1, "sec": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hr": 3600, "hour": 3600,
+            "d": 86400, "day": 86400, "w": 604800, "week": 604800}  # fmt: skip
+_MONTHS = {"M": 1, "mo": 1, "month": 1, "Y": 12, "y": 12, "yr": 12, "year": 12}
+
+
+@dataclass(frozen=True)
+class TimeLabels:
+    """Times of a coordinate, in the order of the file.
+
+    Attributes:
+        seconds: Seconds since 1970 in the calendar, int64, `(T,)`.
+        calendar: CF name of the calendar; `standard` includes NumPy's dates.
+        is_cftime: Whether the coordinate holds cftime dates.
+    """
+
+    seconds: np.ndarray
+    calendar: str = "standard"
+    is_cftime: bool = False
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def text(self, seconds: int) -> str:
+        """A time as `2016-01-01` or `2016-01-01T06:00`."""
+        return show_time(seconds, self.calendar)
+
+    def months(self, seconds: np.ndarray) -> np.ndarray:
+        """Number of the calendar month of each time, counted from the year 0."""
+        return np.asarray([date.year * 12 + date.month - 1 for date in _dates(seconds, self.calendar)], np.int64)
+
+    def shifted(self, seconds: np.ndarray, lead: Lead) -> np.ndarray:
+        """Times after a lead; months keep the day of the month, as far as the month has it."""
+        if not lead.months:
+            return seconds + lead.seconds
+        return np.asarray([_add_months(date, lead.months) for date in _dates(seconds, self.calendar)], np.int64)
+
+    def coordinate(self, seconds: np.ndarray) -> np.ndarray:
+        """Times as the file has them: NumPy's dates, or those of cftime."""
+        if not self.is_cftime:
+            return np.asarray(seconds, "datetime64[s]").astype("datetime64[ns]")
+        return _dates(seconds, self.calendar)
+
+
+def read_times(values: np.ndarray, where: str) -> TimeLabels:
+    """Reads a time coordinate.
+
+    Args:
+        values: Dates of NumPy or cftime, `(T,)`.
+        where: Name of the coordinate in errors.
+
+    Raises:
+        DataError: For numbers without a date, missing times and times that occur twice.
+    """
+    values = np.atleast_1d(np.asarray(values))
+    if values.dtype.kind == "M":
+        if np.isnat(values).any():
+            raise DataError(f"{where} has {int(np.isnat(values).sum())} missing times (NaT): drop these")
+        labels = TimeLabels(values.astype("datetime64[s]").astype(np.int64))
+    elif values.dtype.kind == "O" and len(values) and hasattr(values[0], "calendar"):
+        import cftime
+
+        calendars = {_SAME_CALENDARS.get(str(date.calendar), str(date.calendar)) for date in values}
+        if len(calendars) > 1:
+            raise DataError(f"{where} mixes the calendars {', '.join(sorted(calendars))}: convert it to one of them")
+        numbers = cftime.date2num(values, _UNITS, calendar=values[0].calendar)
+        labels = TimeLabels(np.rint(np.asarray(numbers, np.float64)).astype(np.int64), calendars.pop(), True)
+    else:
+        raise DataError(
+            f"{where} holds no dates but {values.dtype} values such as {values[0] if len(values) else '(none)'}: give "
+            "it units such as 'hours since 1970-01-01'"
+        )
+    unique, counts = np.unique(labels.seconds, return_counts=True)
+    if len(unique) < len(labels):
+        first = int(unique[counts > 1][0])
+        raise DataError(
+            f"{where} has {len(labels) - len(unique)} duplicate times, the first {labels.text(first)}: drop them, for "
+            "example by dataset.drop_duplicates('time')"
+        )
+    return labels
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Time from an input to its target: seconds, or calendar months."""
+
+    seconds: int = 0
+    months: int = 0
+
+    def __str__(self) -> str:
+        """Text that `parse_lead` reads."""
+        if self.months:
+            return f"{self.months} months"
+        for unit, length in (("D", 86400), ("h", 3600), ("min", 60)):
+            if self.seconds % length == 0:
+                return f"{self.seconds // length}{unit}"
+        return f"{self.seconds}s"
+
+    @property
+    def nominal_seconds(self) -> int:
+        """Length in seconds, with months of 30 days."""
+        return self.seconds + self.months * 30 * 86400
+
+
+def parse_lead(lead: Any) -> Lead:
+    """Reads a lead time: text such as `3D`, `6h`, `1 month` or `1 year`, a timedelta, or None for no lead.
+
+    Raises:
+        DataError: If it cannot be read or is negative.
+    """
+    if lead is None:
+        return Lead()
+    if isinstance(lead, Lead):
+        return lead
+    if isinstance(lead, (np.timedelta64,)) or hasattr(lead, "total_seconds"):
+        seconds = int(np.timedelta64(lead).astype("timedelta64[s]").astype(np.int64))
+        return _checked(Lead(seconds), lead)
+    match = re.fullmatch(r"\s*(-?\d+)\s*([A-Za-z]+?)s?\s*", str(lead))
+    if match is None and str(lead).strip() == "0":
+        return Lead()
+    if match is not None:
+        number, unit = int(match[1]), match[2]
+        months = _MONTHS.get(unit, _MONTHS.get(unit.lower()) if len(unit) > 1 else None)
+        if months is not None:
+            return _checked(Lead(months=number * months), lead)
+        if unit.lower() in _SECONDS:
+            return _checked(Lead(number * _SECONDS[unit.lower()]), lead)
+    raise DataError(f"lead must be a time such as '6h', '3D' or '1 month', got {lead!r}")
+
+
+def _checked(lead: Lead, given: Any) -> Lead:
+    if lead.seconds < 0 or lead.months < 0:
+        raise DataError(f"lead must not be negative, got {given!r}")
+    return lead
+
+
+def read_lead_times(values: np.ndarray, units: str, where: str) -> np.ndarray:
+    """Reads the lead times of forecasts.
+
+    Args:
+        values: Time differences, or numbers in `units`.
+        units: Units of numbers, such as `hours`.
+        where: Name of the coordinate in errors.
+
+    Returns:
+        Seconds, int64.
+    """
+    values = np.atleast_1d(np.asarray(values))
+    if values.dtype.kind == "m":
+        return values.astype("timedelta64[s]").astype(np.int64)
+    unit = units.strip().lower().removesuffix("s") or "?"
+    if values.dtype.kind not in "iuf" or unit not in _SECONDS:
+        raise DataError(f"{where} has lead times in {units!r}: give them in hours, days, minutes or seconds")
+    return np.rint(values.astype(np.float64) * _SECONDS[unit]).astype(np.int64)
+
+
+def regular_step(seconds: np.ndarray) -> int | None:
+    """The step that all distances are multiples of, if it occurs most often; None for times without one."""
+    steps = np.diff(np.sort(seconds))
+    if not len(steps):
+        return None
+    lengths, counts = np.unique(steps, return_counts=True)
+    step = int(lengths[np.argmax(counts)])
+    return step if (steps % step == 0).all() else None
+
+
+def show_time(seconds: int, calendar: str) -> str:
+    """A time as `2016-01-01` or `2016-01-01T06:00`."""
+    date = _dates(np.asarray([seconds]), calendar)[0]
+    text = date.strftime("%Y-%m-%d").strip().replace(" ", "0")
+    return text if (date.hour, date.minute, date.second) == (0, 0, 0) else f"{text}T{date.hour:02d}:{date.minute:02d}"
+
+
+def parse_date(text: str, calendar: str) -> tuple[int, int]:
+    """Reads `2016`, `2016-03`, `2016-03-01` or `2016-03-01T06`: its first second and the first one after it.
+
+    Raises:
+        DataError: If it is no date of the calendar.
+    """
+    import cftime
+
+    match = re.fullmatch(
+        r"(-?\d{1,4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[T ](\d{1,2})(?::(\d{2})(?::(\d{2})(?:\.\d+)?)?)?)?)?)?", text.strip()
+    )
+    if match is None:
+        raise DataError(f"{text!r} is no date: write 2016, 2016-03, 2016-03-01 or 2016-03-01T06")
+    year, month, day, hour, minute, second = (None if part is None else int(part) for part in match.groups())
+    assert year is not None
+    try:
+        start = cftime.datetime(
+            year, month or 1, day or 1, hour or 0, minute or 0, second or 0, calendar=calendar, has_year_zero=True
+        )
+    except ValueError as error:
+        raise DataError(f"{text!r} is no date of the {calendar} calendar: {error}") from None
+    first = int(cftime.date2num(start, _UNITS, calendar=calendar, has_year_zero=True))
+    if month is None:
+        return first, _add_months(start, 12)
+    if day is None:
+        return first, _add_months(start, 1)
+    return first, first + (86400 if hour is None else 3600 if minute is None else 60 if second is None else 1)
+
+
+def _dates(seconds: np.ndarray, calendar: str) -> np.ndarray:
+    import cftime
+
+    return np.asarray(
+        cftime.num2date(np.asarray(seconds, np.int64), _UNITS, calendar=calendar, only_use_cftime_datetimes=True)
+    )
+
+
+def _add_months(date: Any, count: int) -> int:
+    import cftime
+
+    year, month = divmod(date.year * 12 + date.month - 1 + count, 12)
+    first = date.replace(day=1, year=year, month=month + 1)
+    moved = first.replace(day=min(date.day, first.daysinmonth))
+    return int(cftime.date2num(moved, _UNITS, calendar=date.calendar))
