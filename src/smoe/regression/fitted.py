@@ -1,0 +1,148 @@
+"""All that a fitted regressor consists of, and what new inputs must have to be predicted from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from smoe.errors import DataError
+from smoe.gridded.field_source import Channel, FieldSource
+from smoe.gridded.horizontal_grid import HorizontalGrid
+from smoe.regression.layout import OutputLayout
+from smoe.regression.nets import NetShape, Regression, count_parameters
+from smoe.regression.options import RegressorOptions
+from smoe.regression.statistics import Statistics
+from smoe.suggestions import suggest
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted regressor.
+
+    Attributes:
+        options: Options that it was fitted with.
+        net: Trained net.
+        plain: Plain net of the same size, if one was fitted beside it.
+        shape: What the nets are made for.
+        has_own_net: Whether the net is a module of the user's own.
+        input_channels: Channels of the inputs, static ones among them.
+        target_channels: Channels of the targets.
+        grid: Grid of both.
+        layout: Layout of predictions.
+        statistics: Statistics of the training part.
+        static: Values of the static inputs, `(C', H, W)`.
+        input_mask: Pixels where inputs had no value at any time, `(C, H, W)`.
+        lead_scale: Seconds that the channel of lead times is divided by; None without such a channel.
+        calendar: Calendar of the times.
+        periods: Periods of the splits, as text.
+        records: Records of the training of `model` and `plain`, epoch by epoch.
+    """
+
+    options: RegressorOptions
+    net: Regression
+    plain: Regression | None
+    shape: NetShape
+    has_own_net: bool
+    input_channels: tuple[Channel, ...]
+    target_channels: tuple[Channel, ...]
+    grid: HorizontalGrid
+    layout: OutputLayout
+    statistics: Statistics
+    static: np.ndarray
+    input_mask: np.ndarray
+    lead_scale: float | None
+    calendar: str
+    periods: Mapping[str, str]
+    records: Mapping[str, list[dict[str, Any]]]
+
+    @property
+    def dynamic_variables(self) -> list[str]:
+        """Names of the input variables that depend on time."""
+        return list(dict.fromkeys(channel.variable for channel in self.input_channels if not channel.is_static))
+
+    @property
+    def pixel_weights(self) -> np.ndarray:
+        """Weight of each pixel in the scores, `(H, W)`."""
+        weights = self.grid.area_weights() if self.options.area_weights else None
+        return np.ones(self.grid.shape) if weights is None else weights
+
+    def describe(self) -> str:
+        """Net, targets and grid in one line."""
+        net = "own net" if self.has_own_net else self.options.net
+        targets = ", ".join(channel.name for channel in self.target_channels)
+        lead = f", lead {self.options.lead}" if self.options.lead else ""
+        return f"{net} of {count_parameters(self.net)} parameters for {targets}{lead} on {self.grid.describe()}"
+
+    def best_validation(self, which: str) -> float | None:
+        """Best validation of the `model` or the `plain` net."""
+        values = [record["validation/loss"] for record in self.records.get(which, []) if "validation/loss" in record]
+        finite = [value for value in values if value is not None and np.isfinite(value)]
+        return min(finite) if finite else None
+
+    def worse_than_plain(self) -> str | None:
+        """A warning if the plain net of the same size is better on the validation part."""
+        ours, plain = self.best_validation("model"), self.best_validation("plain")
+        if ours is None or plain is None or ours <= plain:
+            return None
+        return (
+            f"the model is worse on validation than a plain net of the same size ({ours:.4g} against {plain:.4g}): the "
+            "location may not matter for these data, or the training needs more samples or epochs"
+        )
+
+
+def check_inputs(fitted: Fitted, dataset: xr.Dataset) -> FieldSource:
+    """Opens new inputs and compares them with those of the training.
+
+    Raises:
+        DataError: If a variable, level, unit, calendar or the grid differs.
+    """
+    known = [str(name) for name in dataset.data_vars]
+    needed = fitted.dynamic_variables
+    for name in needed:
+        if name not in known:
+            targets = {channel.variable for channel in fitted.target_channels}
+            hint = "; are these the targets?" if targets & set(known) and not set(needed) & set(known) else ""
+            raise DataError(f"the inputs have no variable {name!r}; {suggest(name, known)}{hint}")
+    source = FieldSource(dataset, needed, "inputs")
+    expected = [channel for channel in fitted.input_channels if not channel.is_static]
+    for ours, theirs in zip(expected, source.channels, strict=False):
+        if ours.name != theirs.name:
+            raise DataError(f"the inputs have {theirs.name} where the model was fitted with {ours.name}")
+        if ours.units != theirs.units:
+            raise DataError(
+                f"{ours.name} is in {theirs.units or '(no units)'!r}, but the model was fitted in "
+                f"{ours.units or '(no units)'!r}: convert it"
+            )
+    if len(source.channels) != len(expected):
+        raise DataError(
+            f"the inputs have {len(source.channels)} channels ({', '.join(c.name for c in source.channels)}), the "
+            f"model was fitted with {len(expected)} ({', '.join(c.name for c in expected)})"
+        )
+    difference = fitted.grid.difference(source.grid)
+    if difference is not None:
+        if not fitted.options.regrid:
+            raise DataError(
+                f"the inputs are on another grid than the model (hash {source.grid.hash} against {fitted.grid.hash}), "
+                f"{difference}; regrid them, or move the model by smoe.interpolate_grids"
+            )
+        source.regrid_to(fitted.grid)
+    if source.labels is not None and source.labels.calendar != fitted.calendar:
+        raise DataError(f"the inputs are in the calendar {source.labels.calendar}, the model in {fitted.calendar}")
+    if fitted.lead_scale is not None and source.lead_times is None:
+        raise DataError("the model was fitted with forecasts of several lead times; the inputs have none")
+    return source
+
+
+def run_net(net: Regression, inputs: np.ndarray) -> np.ndarray:
+    """Outputs of a net for normalised inputs `(N, C, H, W)`, on the net's device."""
+    device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
+    net.eval()
+    with torch.no_grad():
+        return net(torch.from_numpy(inputs).to(device)).float().cpu().numpy()

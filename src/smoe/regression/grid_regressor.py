@@ -1,0 +1,324 @@
+"""A location-aware regression model for data on a grid: xarray in, xarray out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from smoe.errors import DataError
+from smoe.gridded.cf_output import with_provenance
+from smoe.gridded.open_fields import Data, open_fields
+from smoe.gridded.open_files import import_xarray
+from smoe.regression.fitted import Fitted, check_inputs
+from smoe.regression.fitting import train_net
+from smoe.regression.layout import OutputLayout
+from smoe.regression.nets import (
+    NetShape,
+    Regression,
+    count_shared_parameters,
+    make_net,
+    make_plain_net,
+    start_values,
+    wrap_own_net,
+)
+from smoe.regression.objectives import GridObjective, start_output
+from smoe.regression.options import NetName, RegressorOptions
+from smoe.regression.prediction import iterate_predictions, predict_dataset
+from smoe.regression.preparation import Prepared, prepare
+from smoe.regression.routing_map import routing_map
+from smoe.regression.scores import ScoreTable
+from smoe.regression.scoring import score_samples
+from smoe.training.progress import BarReporter, Reporter
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+# Values of all training inputs up to which a plain net is fitted beside the model by default.
+_SMALL_DATA = 50_000_000
+
+
+class GridRegressor:
+    """Predicts gridded targets from gridded inputs by a net of SMoE layers, which learn what to do where.
+
+    Args:
+        net: `layer`, `resnet` or `unet`, or a module of your own that turns `(B, C, H, W)` into `(B, K, H, W)`.
+        progress: Show a progress bar and a line for each epoch.
+        **options: Further fields of `RegressorOptions`, such as `lead="3D"`.
+
+    Example:
+        >>> model = smoe.GridRegressor(lead="3D")
+        >>> model.fit(x, y, validation=slice("2016", "2016"))
+        >>> predicted = model.predict(x_new)
+    """
+
+    def __init__(self, net: NetName | nn.Module = "resnet", *, progress: bool = True, **options: Any) -> None:
+        self._own_net: nn.Module | None = None
+        if isinstance(net, nn.Module):
+            self._own_net = net
+            self.options = RegressorOptions(**options)
+        else:
+            self.options = RegressorOptions(net=net, **options)
+        self._shows_progress = progress
+        self._fitted: Fitted | None = None
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether `fit` or `load` gave the model its weights."""
+        return self._fitted is not None
+
+    @property
+    def fitted(self) -> Fitted:
+        """All that was learned.
+
+        Raises:
+            DataError: Before `fit`.
+        """
+        if self._fitted is None:
+            raise DataError("the model is not fitted yet: call fit, or load one")
+        return self._fitted
+
+    @property
+    def net(self) -> Regression:
+        """The net, in evaluation mode; normalised inputs to normalised outputs."""
+        return self.fitted.net
+
+    def fit(
+        self,
+        x: Data,
+        y: Data,
+        *,
+        train: Any = None,
+        validation: Any = None,
+        test: Any = None,
+        input_variables: Sequence[str] | None = None,
+        target_variables: Sequence[str] | None = None,
+        run_dir: str | Path | None = None,
+        resume: bool = False,
+        notify: Callable[[str], None] | None = None,
+    ) -> GridRegressor:
+        """Learns to predict `y` from `x`.
+
+        Args:
+            x: Inputs: an xarray Dataset or DataArray, a path, or a list of these.
+            y: Targets.
+            train: Period to learn from, such as `slice("1979", "2015")` or `"1979:2015"`; all that the others leave.
+            validation: Period that decides when to stop; the last part of the times if None.
+            test: Period to keep out; `score` reads it from `self.fitted.periods`.
+            input_variables: Variables of `x` to use; all on the grid if None.
+            target_variables: Variables of `y` to predict; all if None.
+            run_dir: Folder of the record, the checkpoints and of data that do not fit into memory; a temporary one if
+                None.
+            resume: Continue the training in `run_dir`.
+            notify: Called with lines that are worth reading; printed with the progress bar if None.
+
+        Returns:
+            The model itself.
+
+        Raises:
+            DataError: If the data cannot be used, with the reason.
+        """
+        reporter = self._reporter()
+        notify = notify or reporter.notify
+        folder = None if run_dir is None else Path(run_dir)
+        prepared = prepare(
+            x,
+            y,
+            self.options,
+            {"train": train, "validation": validation, "test": test},
+            input_variables=input_variables,
+            target_variables=target_variables,
+            cache=None if folder is None else folder / "fields",
+            notify=notify,
+        )
+        xr = import_xarray()
+        self._fitted = self._train(prepared, isinstance(y, xr.DataArray), folder, resume, reporter, notify)
+        return self
+
+    def _train(
+        self,
+        prepared: Prepared,
+        is_array: bool,
+        folder: Path | None,
+        resume: bool,
+        reporter: BarReporter,
+        notify: Callable[[str], None],
+    ) -> Fitted:
+        options = self.options
+        shape = net_shape(prepared, options)
+        torch.manual_seed(options.seed)
+        net = wrap_own_net(self._own_net, shape) if self._own_net is not None else build_net(shape, options)
+        objective = make_objective(prepared, options)
+        num_values = len(prepared.splits["train"]) * shape.in_channels * shape.grid[0] * shape.grid[1]
+        compares = options.compare == "yes" or (options.compare == "auto" and num_values <= _SMALL_DATA)
+        plain = None
+        recipe = {"options": asdict(options), "inputs": [c.name for c in prepared.inputs.channels]}
+        records = {}
+        with reporter:
+            logged = self._tracked(reporter, folder)
+            records["model"] = train_net(
+                net, prepared.splits, objective, options, reporter=logged, recipe=recipe,
+                run_dir=None if folder is None else folder / "training", resume=resume,
+            )  # fmt: skip
+            if compares:
+                notify("fitting a plain net of the same size, to compare with")
+                torch.manual_seed(options.seed)
+                name: NetName = options.net if self._own_net is None else "resnet"
+                plain = make_plain_net(
+                    name, shape, num_blocks=options.num_blocks, num_parameters=count_shared_parameters(net)
+                )
+                records["plain"] = train_net(
+                    plain, prepared.splits, objective, options, reporter=reporter, recipe=recipe,
+                    run_dir=None if folder is None else folder / "training-plain", resume=resume,
+                )  # fmt: skip
+        fitted = Fitted(
+            options=options,
+            net=net,
+            plain=plain,
+            shape=shape,
+            has_own_net=self._own_net is not None,
+            input_channels=prepared.inputs.channels,
+            target_channels=prepared.targets.channels,
+            grid=prepared.targets.grid,
+            layout=OutputLayout.of(prepared.targets, is_array=is_array),
+            statistics=prepared.statistics,
+            static=prepared.splits["train"].inputs.static,
+            input_mask=prepared.splits["train"].inputs.always_missing,
+            lead_scale=prepared.lead_scale,
+            calendar=prepared.splits["train"].pairs.calendar,
+            periods={name: str(period) for name, period in prepared.periods.items()},
+            records=records,
+        )
+        warning = fitted.worse_than_plain()
+        if warning is not None:
+            notify(warning)
+        return fitted
+
+    def predict(self, x: Data) -> Any:
+        """Predicts from new inputs.
+
+        Args:
+            x: Inputs with the variables, units and grid of the training; further variables are not used.
+
+        Returns:
+            Predictions with the names, units, coordinates and attributes of the targets: a DataArray if `fit` was given
+            one and nothing was added to it, else a Dataset.
+
+        Raises:
+            DataError: If variables, units or the grid differ, with the difference.
+        """
+        fitted = self.fitted
+        source = check_inputs(fitted, open_fields(x, "inputs"))
+        dataset = predict_dataset(fitted, source)
+        dataset = with_provenance(dataset, f"predicted by smoe.GridRegressor ({fitted.describe()})")
+        if fitted.layout.is_array and len(dataset.data_vars) == 1:
+            return dataset[next(iter(dataset.data_vars))]
+        return dataset
+
+    def predict_blocks(self, x: Data) -> Iterator[xr.Dataset]:
+        """Predicts from new inputs that are larger than memory: one data set for each block of times."""
+        fitted = self.fitted
+        yield from iterate_predictions(fitted, check_inputs(fitted, open_fields(x, "inputs")))
+
+    def score(self, x: Data, y: Data, period: Any = None) -> ScoreTable:
+        """Scores predictions beside simple ones: persistence, climatology, the map of mean errors and a plain net.
+
+        Args:
+            x: Inputs.
+            y: Targets.
+            period: Only samples in this period, such as `"2017:2018"`.
+
+        Returns:
+            A table that `print` shows; `table.value("model", "t2m")` is one of its numbers.
+        """
+        return score_samples(self.fitted, x, y, period)
+
+    def routing_map(self, gate: str | int = 0, slot: int | None = 0) -> xr.DataArray:
+        """Which expert serves which pixel.
+
+        Args:
+            gate: Name or number of a gate; those of several layers may be shared.
+            slot: Which of the experts that a pixel selects; None for all of them, in a dimension `slot`.
+
+        Returns:
+            Numbers of experts, with the attributes `flag_values` and `flag_meanings`.
+        """
+        return routing_map(self.fitted, gate, slot)
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Writes the model to a folder: `model.safetensors` and `config.json`.
+
+        Args:
+            path: Folder.
+            overwrite: Replace a model that is there.
+        """
+        from smoe.regression.model_files import save_model
+
+        save_model(self.fitted, Path(path), overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | Path, *, net: nn.Module | None = None, progress: bool = True) -> GridRegressor:
+        """Reads a model from a folder. No code of the folder is run.
+
+        Args:
+            path: Folder.
+            net: The module itself, if the model was fitted with one of your own.
+            progress: Show progress in a later `fit`.
+        """
+        from smoe.regression.model_files import load_model
+
+        fitted = load_model(Path(path), net)
+        model = cls(net if net is not None else fitted.options.net, progress=progress)
+        model.options = replace(fitted.options)
+        model._fitted = fitted
+        return model
+
+    def _reporter(self) -> BarReporter:
+        return BarReporter("loss", is_quiet=not self._shows_progress)
+
+    def _tracked(self, reporter: Reporter, folder: Path | None) -> Reporter:
+        if self.options.log_with is None:
+            return reporter
+        from smoe.training.tracking import TrackedReporter
+
+        return TrackedReporter(reporter, self.options.log_with, folder or Path("smoe-logs"), asdict(self.options))
+
+    def __repr__(self) -> str:
+        state = self._fitted.describe() if self._fitted is not None else "not fitted"
+        return f"GridRegressor({state})"
+
+
+def net_shape(prepared: Prepared, options: RegressorOptions) -> NetShape:
+    """What the net is made for."""
+    num_targets = len(prepared.targets.channels)
+    return NetShape(
+        in_channels=len(prepared.inputs.channels) + (prepared.lead_scale is not None),
+        out_channels=num_targets * options.outputs_per_target,
+        grid=prepared.targets.grid.shape,
+        closes_circle=prepared.targets.grid.closes_circle,
+        start=start_values(start_output(options.objective, options.quantiles), num_targets),
+    )
+
+
+def build_net(shape: NetShape, options: RegressorOptions) -> Regression:
+    """The net that the options name."""
+    return make_net(
+        options.net,
+        shape,
+        filters=options.filters,
+        num_blocks=options.num_blocks,
+        num_experts=options.num_experts,
+        local_affine=options.local_affine,
+    )
+
+
+def make_objective(prepared: Prepared, options: RegressorOptions) -> GridObjective:
+    """The objective, with the areas of the grid where they count."""
+    weights = prepared.targets.grid.area_weights() if options.area_weights else None
+    tensor = None if weights is None else torch.from_numpy(weights.astype(np.float32))
+    return GridObjective(options.objective, tensor, options.quantiles if options.objective == "quantiles" else ())

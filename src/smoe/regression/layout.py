@@ -1,0 +1,190 @@
+"""What predictions look like: names, dimensions, coordinates, units and attributes of the targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smoe.gridded.field_source import FieldSource
+from smoe.gridded.horizontal_grid import Orientation
+from smoe.gridded.open_files import import_xarray
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+# Attributes that name other variables, which are not written.
+_DROPPED = ("bounds", "ancillary_variables", "cell_measures", "coordinates")
+
+
+@dataclass(frozen=True)
+class OutputLayout:
+    """Layout of predictions, from the targets of the training.
+
+    Attributes:
+        variables: Name, number of levels (0 for none), dimensions without time, and attributes of each target.
+        coordinates: Dimensions, values and attributes of each coordinate that does not depend on time.
+        mappings: Attributes of grid mapping variables.
+        time: Name of the time dimension and attributes of its coordinate.
+        orientation: Order of rows and columns.
+        attributes: Attributes of the data set.
+        is_array: Whether a single array was given.
+    """
+
+    variables: tuple[tuple[str, int, tuple[str, ...], dict[str, Any]], ...]
+    coordinates: dict[str, tuple[tuple[str, ...], np.ndarray, dict[str, Any]]]
+    mappings: dict[str, dict[str, Any]]
+    time: tuple[str, dict[str, Any]]
+    orientation: Orientation
+    attributes: dict[str, Any]
+    is_array: bool
+
+    @classmethod
+    def of(cls, source: FieldSource, *, is_array: bool) -> OutputLayout:
+        """The layout of a source of targets."""
+        dataset = source.dataset
+        variables, mappings, names = [], {}, []
+        for name, axes in source.variable_axes.items():
+            dims = tuple(dim for dim in (axes.level, axes.row, axes.column) if dim is not None)
+            levels = 0 if axes.level is None else dataset.sizes[axes.level]
+            variables.append((name, levels, dims, plain_attributes(dataset[name].attrs)))
+            mapping = dataset[name].attrs.get("grid_mapping") or dataset[name].encoding.get("grid_mapping")
+            if mapping in dataset.variables:
+                mappings[str(mapping)] = plain_attributes(dataset[mapping].attrs)
+                variables[-1][3].setdefault("grid_mapping", str(mapping))
+            names += [str(each) for each in dataset[name].coords]
+        coordinates = {}
+        for name in dict.fromkeys(names):
+            array = dataset[name]
+            if source.axes.time in array.dims or array.dtype.kind not in "iufUSb" or name in mappings:
+                continue
+            dims = tuple(str(dim) for dim in array.dims)
+            coordinates[name] = (dims, np.asarray(array.values), plain_attributes(array.attrs))
+        assert source.axes.time is not None
+        time = source.axes.time_coordinate or source.axes.time
+        first = next(iter(source.variable_axes))
+        return cls(
+            tuple(variables),
+            coordinates,
+            mappings,
+            (source.axes.time, plain_attributes(dataset[time].attrs)),
+            source.orientation_of(first),
+            plain_attributes(dataset.attrs),
+            is_array,
+        )
+
+    def build(
+        self,
+        values: np.ndarray,
+        sample_coordinates: dict[str, tuple[tuple[str, ...], np.ndarray, dict[str, Any]]],
+        sample_dims: tuple[str, ...],
+        sample_shape: tuple[int, ...],
+        *,
+        quantiles: tuple[float, ...] | None = None,
+        has_spread: bool = False,
+    ) -> xr.Dataset:
+        """Makes a data set of predictions.
+
+        Args:
+            values: Predictions `(N, K, n, H, W)` in the order of the grid.
+            sample_coordinates: Coordinates of the samples.
+            sample_dims: Dimensions that the samples make.
+            sample_shape: Their sizes.
+            quantiles: Quantiles that the n numbers are.
+            has_spread: Whether the n numbers are mean and spread.
+        """
+        xr = import_xarray()
+        turned = self.orientation.turn_back(values)
+        arrays: dict[str, Any] = {}
+        channel = 0
+        for name, num_levels, dims, attributes in self.variables:
+            part = turned[:, channel : channel + max(num_levels, 1)]
+            channel += max(num_levels, 1)
+            attributes = {key: value for key, value in attributes.items() if key not in _DROPPED}
+            if has_spread:
+                arrays[name] = self._variable(part[:, :, 0], sample_dims, sample_shape, num_levels, dims, attributes)
+                spread = {"long_name": f"standard deviation of {name}", "units": attributes.get("units", "")}
+                spread |= {"grid_mapping": attributes["grid_mapping"]} if "grid_mapping" in attributes else {}
+                arrays[f"{name}_spread"] = self._variable(
+                    part[:, :, 1], sample_dims, sample_shape, num_levels, dims, spread
+                )
+            elif quantiles is not None:
+                stacked = [
+                    self._variable(part[:, :, number], sample_dims, sample_shape, num_levels, dims, attributes)[1]
+                    for number in range(len(quantiles))
+                ]
+                at = len(sample_dims)
+                arrays[name] = ((*sample_dims, "quantile", *dims), np.stack(stacked, axis=at), attributes)
+            else:
+                arrays[name] = self._variable(part[:, :, 0], sample_dims, sample_shape, num_levels, dims, attributes)
+        for name, attributes in self.mappings.items():
+            arrays[name] = ((), np.int32(0), attributes)
+        coordinates: dict[str, Any] = {
+            name: (dims, array, {key: value for key, value in attributes.items() if key not in _DROPPED})
+            for name, (dims, array, attributes) in self.coordinates.items()
+        }
+        if quantiles is not None:
+            coordinates["quantile"] = (("quantile",), np.asarray(quantiles), {"long_name": "quantile", "units": "1"})
+        return xr.Dataset(arrays, coords=coordinates | sample_coordinates, attrs=dict(self.attributes))
+
+    @staticmethod
+    def _variable(
+        values: np.ndarray,
+        sample_dims: tuple[str, ...],
+        sample_shape: tuple[int, ...],
+        num_levels: int,
+        dims: tuple[str, ...],
+        attributes: dict[str, Any],
+    ) -> tuple[tuple[str, ...], np.ndarray, dict[str, Any]]:
+        shape = (*sample_shape, *((num_levels,) if num_levels else ()), *values.shape[-2:])
+        return (*sample_dims, *dims), values.reshape(shape), dict(attributes)
+
+    def to_plain(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """What JSON keeps, and the arrays beside it."""
+        arrays = {f"layout.{name}": np.atleast_1d(values) for name, (_, values, _) in self.coordinates.items()
+                  if values.dtype.kind in "iuf"}  # fmt: skip
+        arrays["layout.row_order"] = self.orientation.row_order
+        arrays["layout.column_order"] = self.orientation.column_order
+        plain = {
+            "variables": [[name, levels, list(dims), attributes] for name, levels, dims, attributes in self.variables],
+            "coordinates": {
+                name: [list(dims), None if values.dtype.kind in "iuf" else values.astype(str).tolist(), attributes]
+                for name, (dims, values, attributes) in self.coordinates.items()
+            },
+            "mappings": self.mappings,
+            "time": list(self.time),
+            "attributes": self.attributes,
+            "is_array": self.is_array,
+        }
+        return plain, arrays
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any], arrays: dict[str, np.ndarray]) -> OutputLayout:
+        """The inverse of `to_plain`."""
+        coordinates = {}
+        for name, (dims, values, attributes) in plain["coordinates"].items():
+            array = arrays[f"layout.{name}"] if values is None else np.asarray(values)
+            coordinates[name] = (tuple(dims), array if dims or values is not None else array.reshape(()), attributes)
+        return cls(
+            tuple((name, levels, tuple(dims), attributes) for name, levels, dims, attributes in plain["variables"]),
+            coordinates,
+            plain["mappings"],
+            (plain["time"][0], plain["time"][1]),
+            Orientation(arrays["layout.row_order"], arrays["layout.column_order"]),
+            plain["attributes"],
+            plain["is_array"],
+        )
+
+
+def plain_attributes(attributes: Any) -> dict[str, Any]:
+    """Attributes as plain values; arrays become lists."""
+    plain = {}
+    for key, value in dict(attributes).items():
+        if isinstance(value, np.generic):
+            value = value.item()
+        elif isinstance(value, np.ndarray):
+            value = value.tolist()
+        if isinstance(value, (str, int, float, list)) and not isinstance(value, bool):
+            plain[str(key)] = value
+    return plain

@@ -1,0 +1,206 @@
+"""A fitted regressor as two files: `model.safetensors` with all numbers and `config.json` with all words."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from smoe import __version__
+from smoe.atomic_files import write_atomically
+from smoe.errors import DataError
+from smoe.gridded.field_source import Channel
+from smoe.gridded.horizontal_grid import HorizontalGrid, to_plain
+from smoe.regression.fitted import Fitted
+from smoe.regression.layout import OutputLayout
+from smoe.regression.nets import NetShape, Regression, count_shared_parameters, make_net, make_plain_net, wrap_own_net
+from smoe.regression.options import RegressorOptions
+from smoe.regression.statistics import Statistics
+
+FORMAT, VERSION = "smoe-grid-regressor", 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether a folder holds a fitted regressor."""
+    try:
+        return json.loads((path / CONFIG).read_text()).get("format") == FORMAT
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
+    """Writes a fitted regressor; each file is whole or not there.
+
+    Raises:
+        DataError: If the folder holds a model already, or cannot be written.
+    """
+    from safetensors.torch import save
+
+    if path.exists() and not path.is_dir():
+        raise DataError(f"{path} is a file: choose a folder for the model")
+    if (path / CONFIG).exists() and not overwrite:
+        raise DataError(f"{path} holds a model already: choose another folder, or set overwrite=True")
+    layout, layout_arrays = fitted.layout.to_plain()
+    arrays = {f"statistics.{name}": getattr(fitted.statistics, name) for name in Statistics.names()}
+    arrays |= layout_arrays | {"grid.rows": fitted.grid.rows, "grid.columns": fitted.grid.columns}
+    arrays |= {"static": fitted.static, "input_mask": fitted.input_mask}
+    tensors = {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}
+    for prefix, net in (("net", fitted.net), ("plain", fitted.plain)):
+        if net is not None:
+            state = net.state_dict()
+            tensors |= {f"{prefix}.{name}": tensor.detach().cpu().clone() for name, tensor in state.items()}
+    config = {
+        "format": FORMAT,
+        "version": VERSION,
+        "smoe": __version__,
+        "description": fitted.describe(),
+        "options": asdict(fitted.options),
+        "net": {**asdict(fitted.shape), "is_own": fitted.has_own_net},
+        "plain_parameters": None if fitted.plain is None else count_shared_parameters(fitted.net),
+        "inputs": [asdict(channel) for channel in fitted.input_channels],
+        "targets": [asdict(channel) for channel in fitted.target_channels],
+        "grid": to_plain(fitted.grid),
+        "layout": layout,
+        "lead_scale": fitted.lead_scale,
+        "calendar": fitted.calendar,
+        "periods": dict(fitted.periods),
+        "records": dict(fitted.records),
+    }
+    text = json.dumps(_without_nan(config), indent=1, allow_nan=False) + "\n"
+    try:
+        write_atomically(path / WEIGHTS, lambda file: file.write(save(tensors, {"format": "pt"})))
+        write_atomically(path / CONFIG, lambda file: file.write(text.encode()))
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def load_model(path: Path, own_net: nn.Module | None = None) -> Fitted:
+    """Reads what `save_model` wrote.
+
+    Raises:
+        DataError: If a file is missing, damaged or of another kind.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    config = _read_config(path)
+    try:
+        tensors = load((path / WEIGHTS).read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"{path} has no {WEIGHTS}") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise DataError(f"{path / WEIGHTS} is damaged: {error}") from error
+    try:
+        return _build(config, tensors, own_net, path)
+    except (KeyError, TypeError, IndexError) as error:
+        raise DataError(f"{path / CONFIG} is no config of a fitted model: {type(error).__name__} {error}") from error
+    except RuntimeError as error:
+        raise DataError(f"the weights in {path} do not fit its config: {' '.join(str(error).split())}") from error
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not (path / CONFIG).is_file():
+        raise DataError(f"{path} is no folder of a fitted model: it has no {CONFIG}")
+    try:
+        config = json.loads((path / CONFIG).read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path / CONFIG} is damaged: {error}") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise DataError(f"{path / CONFIG} is no config of a fitted model")
+    if config.get("version") != VERSION:
+        raise DataError(
+            f"{path / CONFIG} has version {config.get('version')} of the format, this smoe reads version {VERSION}"
+        )
+    return config
+
+
+def _build(config: dict[str, Any], tensors: dict[str, torch.Tensor], own_net: nn.Module | None, path: Path) -> Fitted:
+    options = RegressorOptions(**{**config["options"], "quantiles": tuple(config["options"]["quantiles"])})
+    described = dict(config["net"])
+    is_own = described.pop("is_own")
+    shape = NetShape(**{**described, "grid": tuple(described["grid"]), "start": tuple(described["start"])})
+    if is_own and own_net is None:
+        raise DataError(f"{path} was fitted with a net of its user's own: give it as load(path, net=...)")
+    net = wrap_own_net(own_net, shape) if is_own and own_net is not None else _make(shape, options)
+    net.load_state_dict(_of(tensors, "net."))
+    plain: Regression | None = None
+    if config["plain_parameters"] is not None:
+        name = "resnet" if is_own else options.net
+        plain = make_plain_net(name, shape, num_blocks=options.num_blocks, num_parameters=config["plain_parameters"])
+        plain.load_state_dict(_of(tensors, "plain."))
+        plain.eval()
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items() if not name.startswith(("net.", "plain."))}
+    grid = config["grid"]
+    found = HorizontalGrid(
+        grid["kind"], tuple(grid["shape"]), arrays["grid.rows"], arrays["grid.columns"], grid["closes_circle"]
+    )
+    if found.hash != grid["hash"]:
+        raise DataError(f"{path}: the hash of its grid is {found.hash}, the config has {grid['hash']}")
+    return Fitted(
+        options=options,
+        net=net.eval(),
+        plain=plain,
+        shape=shape,
+        has_own_net=is_own,
+        input_channels=tuple(Channel(**channel) for channel in config["inputs"]),
+        target_channels=tuple(Channel(**channel) for channel in config["targets"]),
+        grid=found,
+        layout=OutputLayout.from_plain(config["layout"], arrays),
+        statistics=Statistics(**{name: arrays[f"statistics.{name}"] for name in Statistics.names()}),
+        static=arrays["static"],
+        input_mask=arrays["input_mask"],
+        lead_scale=config["lead_scale"],
+        calendar=config["calendar"],
+        periods=config["periods"],
+        records=config["records"],
+    )
+
+
+def _make(shape: NetShape, options: RegressorOptions) -> Regression:
+    return make_net(
+        options.net,
+        shape,
+        filters=options.filters,
+        num_blocks=options.num_blocks,
+        num_experts=options.num_experts,
+        local_affine=options.local_affine,
+    )
+
+
+def _of(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN and no infinity; they are written as null."""
+    if isinstance(value, dict):
+        return {str(key): _without_nan(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(each) for each in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value
+
+
+def check_folder(path: Path) -> None:
+    """Refuses a folder that cannot hold a new model, before anything is fitted.
+
+    Raises:
+        DataError: If it is a file, holds a model already or cannot be written.
+    """
+    if path.exists() and not path.is_dir():
+        raise DataError(f"{path} is a file: choose a folder")
+    if (path / CONFIG).exists():
+        raise DataError(f"{path} holds a model already: choose another folder")
+    folder = path
+    while not folder.exists():
+        folder = folder.parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise DataError(f"{path} cannot be written: {folder} is read-only for this user")

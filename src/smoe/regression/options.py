@@ -1,0 +1,120 @@
+"""How a regressor is made and fitted. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from smoe.suggestions import suggest
+
+NetName = Literal["layer", "resnet", "unet"]
+NET_NAMES: tuple[NetName, ...] = get_args(NetName)
+
+Objective = Literal["mse", "mae", "quantiles", "gaussian"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+
+Normalisation = Literal["channel", "pixel"]
+NORMALISATIONS: tuple[Normalisation, ...] = get_args(Normalisation)
+
+Missing = Literal["refuse", "drop", "fill"]
+MISSING: tuple[Missing, ...] = get_args(Missing)
+
+Tracker = Literal["tensorboard", "mlflow", "wandb"]
+
+
+@dataclass(frozen=True)
+class RegressorOptions:
+    """Options of a `GridRegressor`.
+
+    Attributes:
+        lead: Time from an input to its target, such as `3D`, `6h`, `1 month`; None for inputs and targets of the same
+            time, and for forecasts that have lead times of their own.
+        net: `layer`, one SMoE layer; `resnet`, residual blocks; `unet`, a U-Net.
+        filters: Filters of the convolutions; of a `layer`, the experts selected at each pixel.
+        num_blocks: Residual blocks of a `resnet`.
+        num_experts: Experts for each filter.
+        local_affine: End with a learned scale and offset for each pixel and target.
+        objective: `mse`, `mae`, `quantiles`, or `gaussian` for mean and spread by the CRPS.
+        quantiles: Quantiles of the objective `quantiles`, ascending.
+        residual: Predict the difference from the input variable that the target continues: the one with the same name,
+            or the same standard name, and units. `auto` does so where there is one.
+        normalisation: Mean and spread of each `channel` over all pixels, or of each `pixel`.
+        area_weights: Weigh pixels by their area in the objective and the scores, where the grid has latitudes.
+        missing: What becomes of values that are missing at some times only: `refuse` them, `drop` their times, or
+            `fill` inputs with the pixel's mean and leave targets out of the objective. Pixels without a value at any
+            time, such as land in a field of the sea, are masked in any case.
+        regrid: Interpolate the inputs to the grid of the targets where they differ.
+        learning_rate: Learning rate of Adam at the start.
+        batch_size: Samples of a training step.
+        max_epochs: Most epochs.
+        patience: Epochs without a better validation after which the training ends.
+        validation_share: Share of the times, the last ones, that validate if no period is given.
+        compare: Fit a plain net of the same size and budget beside the model; `auto` does so for small data.
+        max_memory_gb: Data larger than this are streamed into a memory-mapped file; None: half of the free memory.
+        seed: Seed of weights and shuffles.
+        device: `auto` takes an accelerator if there is one.
+        num_threads: Threads of torch on a CPU; None leaves torch's choice.
+        num_workers: Processes that read batches ahead.
+        log_with: Package that records the training, through accelerate; None records nothing.
+    """
+
+    lead: str | None = None
+    net: NetName = "resnet"
+    filters: int = 16
+    num_blocks: int = 2
+    num_experts: float = 4.0
+    local_affine: bool = True
+    objective: Objective = "mse"
+    quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)
+    residual: Literal["auto", "yes", "no"] = "auto"
+    normalisation: Normalisation = "pixel"
+    area_weights: bool = True
+    missing: Missing = "refuse"
+    regrid: bool = False
+    learning_rate: float = 3e-3
+    batch_size: int = 16
+    max_epochs: int = 60
+    patience: int = 10
+    validation_share: float = 0.2
+    compare: Literal["auto", "yes", "no"] = "auto"
+    max_memory_gb: float | None = None
+    seed: int = 0
+    device: Literal["auto", "cpu"] = "auto"
+    num_threads: int | None = None
+    num_workers: int = 0
+    log_with: Tracker | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("net", NET_NAMES),
+            ("objective", OBJECTIVES),
+            ("normalisation", NORMALISATIONS),
+            ("missing", MISSING),
+            ("residual", ("auto", "yes", "no")),
+            ("compare", ("auto", "yes", "no")),
+        ):
+            value = getattr(self, name)
+            if value not in known:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(known)}, got {value!r}; {suggest(str(value), known)}"
+                )
+        for name in ("filters", "num_blocks", "batch_size", "max_epochs", "patience"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.num_experts >= 1.0:
+            raise ValueError(
+                f"num_experts is the number of experts for each filter, at least 1, got {self.num_experts}"
+            )
+        if not self.quantiles or not all(0.0 < q < 1.0 for q in self.quantiles):
+            raise ValueError(f"quantiles must lie between 0 and 1, got {self.quantiles}")
+        if list(self.quantiles) != sorted(set(self.quantiles)):
+            raise ValueError(f"quantiles must ascend, got {self.quantiles}")
+        if not 0.0 < self.validation_share < 1.0:
+            raise ValueError(f"validation_share must lie between 0 and 1, got {self.validation_share}")
+        if not self.learning_rate > 0.0:
+            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+
+    @property
+    def outputs_per_target(self) -> int:
+        """Numbers that the net gives for each target: one, the quantiles, or mean and spread."""
+        return {"quantiles": len(self.quantiles), "gaussian": 2}.get(self.objective, 1)

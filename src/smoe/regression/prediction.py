@@ -1,0 +1,160 @@
+"""Predictions of a fitted regressor in the units and the layout of its targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from smoe.errors import DataError
+from smoe.gridded.field_source import FieldSource
+from smoe.gridded.field_table import describe_position
+from smoe.gridded.time_labels import parse_lead
+from smoe.regression.fitted import Fitted, run_net
+from smoe.regression.nets import Regression
+from smoe.regression.objectives import split_gaussian
+from smoe.regression.preparation import lead_channel, memory_limit
+from smoe.regression.samples import with_lead
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_BATCH = 32
+
+
+def all_channels(fitted: Fitted, dynamic: np.ndarray) -> np.ndarray:
+    """Inputs `(N, C, H, W)` of the channels that depend on time and those that the model keeps."""
+    if not len(fitted.static):
+        return dynamic
+    is_static = np.asarray([channel.is_static for channel in fitted.input_channels])
+    inputs = np.empty((len(dynamic), len(is_static), *dynamic.shape[2:]), np.float32)
+    inputs[:, ~is_static], inputs[:, is_static] = dynamic, fitted.static
+    return inputs
+
+
+def predict_values(fitted: Fitted, net: Regression, inputs: np.ndarray, leads: np.ndarray | None = None) -> np.ndarray:
+    """Predictions in the units of the targets.
+
+    Args:
+        fitted: Fitted regressor.
+        net: Its net, or the plain one beside it.
+        inputs: All channels in their units, `(N, C, H, W)`.
+        leads: Channel of lead times, `(N,)`.
+
+    Returns:
+        `(N, K, n, H, W)`: n is 1, the quantiles in ascending order, or mean and spread. NaN where targets have none.
+    """
+    statistics, options = fitted.statistics, fitted.options
+    normalised = with_lead(statistics.normalise_inputs(inputs), leads, range(len(inputs)))
+    output = run_net(net, normalised)
+    num_targets = len(fitted.target_channels)
+    if options.objective == "gaussian":
+        mean, std = (part.numpy() for part in split_gaussian(torch.from_numpy(output)))
+        values = np.stack([statistics.denormalise(mean[:, :, None], inputs)[:, :, 0], std * statistics.target_std], 2)
+    else:
+        output = output.reshape(len(output), num_targets, -1, *output.shape[2:])
+        values = statistics.denormalise(np.sort(output, axis=2), inputs)
+    values[:, ~statistics.target_mask[:, None].repeat(values.shape[2], axis=1)] = np.nan
+    return values
+
+
+def central(fitted: Fitted, values: np.ndarray) -> np.ndarray:
+    """The single best number of predictions `(N, K, n, H, W)`: the mean, or the quantile nearest to the median."""
+    if fitted.options.objective != "quantiles":
+        return values[:, :, 0]
+    return values[:, :, int(np.argmin(np.abs(np.asarray(fitted.options.quantiles) - 0.5)))]
+
+
+def read_inputs(fitted: Fitted, source: FieldSource, positions: np.ndarray) -> np.ndarray:
+    """Inputs of some positions, with gaps checked against the policy.
+
+    Raises:
+        DataError: If values are missing where the training had them, and the policy is not to fill.
+    """
+    inputs = all_channels(fitted, source.read(positions))
+    if np.isinf(inputs).any():
+        row, channel = (int(place[0]) for place in np.nonzero(np.isinf(inputs).any(axis=(2, 3))))
+        raise DataError(
+            f"{fitted.input_channels[channel].name} has infinite values"
+            f"{describe_position(source, int(positions[row]))}: correct them"
+        )
+    if fitted.options.missing != "fill":
+        gaps = np.isnan(inputs) & ~fitted.input_mask
+        if gaps.any():
+            row, channel = (int(place[0]) for place in np.nonzero(gaps.any(axis=(2, 3))))
+            raise DataError(
+                f"{fitted.input_channels[channel].name} has {int(gaps[row, channel].sum())} missing values"
+                f"{describe_position(source, int(positions[row]))} where the training had values: fill them, or fit "
+                "the model with missing='fill'"
+            )
+    return inputs
+
+
+def iterate_predictions(fitted: Fitted, source: FieldSource) -> Iterator[xr.Dataset]:
+    """Predictions for all times of a source, a block of times at once."""
+    num_leads = 1 if source.lead_times is None else len(source.lead_times)
+    row_bytes = 4 * len(fitted.input_channels) * source.grid.shape[0] * source.grid.shape[1] * num_leads
+    step = max(1, memory_limit(fitted.options) // (16 * row_bytes)) * num_leads
+    for first in range(0, source.num_positions, step):
+        yield _predict_positions(fitted, source, np.arange(first, min(first + step, source.num_positions)))
+
+
+def predict_dataset(fitted: Fitted, source: FieldSource) -> xr.Dataset:
+    """Predictions for all times of a source."""
+    return _predict_positions(fitted, source, np.arange(source.num_positions))
+
+
+def _predict_positions(fitted: Fitted, source: FieldSource, positions: np.ndarray) -> xr.Dataset:
+    leads = lead_channel(positions, source.lead_times, fitted.lead_scale)
+    parts = []
+    for first in range(0, len(positions), _BATCH):
+        chosen = slice(first, first + _BATCH)
+        inputs = read_inputs(fitted, source, positions[chosen])
+        parts.append(predict_values(fitted, fitted.net, inputs, None if leads is None else leads[chosen]))
+    coordinates, dims, shape = _sample_coordinates(fitted, source, positions)
+    options = fitted.options
+    dataset = fitted.layout.build(
+        np.concatenate(parts),
+        coordinates,
+        dims,
+        shape,
+        quantiles=options.quantiles if options.objective == "quantiles" else None,
+        has_spread=options.objective == "gaussian",
+    )
+    if options.missing == "fill":
+        dataset.attrs["smoe_missing_inputs"] = "replaced by the mean of the pixel in the training period"
+    return dataset
+
+
+def _sample_coordinates(
+    fitted: Fitted, source: FieldSource, positions: np.ndarray
+) -> tuple[dict[str, Any], tuple[str, ...], tuple[int, ...]]:
+    """Coordinates, dimensions and sizes that the samples make."""
+    name, attributes = fitted.layout.time
+    attributes = {key: value for key, value in attributes.items() if key not in ("bounds", "units", "calendar")}
+    labels = source.labels
+    if labels is None:
+        return {}, (), ()
+    if source.lead_times is None:
+        seconds = labels.shifted(labels.seconds[positions], parse_lead(fitted.options.lead))
+        return {name: ((name,), labels.coordinate(seconds), attributes)}, (name,), (len(positions),)
+    num_leads = len(source.lead_times)
+    starts = np.unique(positions // num_leads)
+    begin, lead = source.axes.time or "init_time", source.axes.lead or source.axes.lead_coordinate or "lead_time"
+    seconds = labels.seconds[starts]
+    coordinates: dict[str, Any] = {
+        begin: ((begin,), labels.coordinate(seconds), {"standard_name": "forecast_reference_time"})
+    }
+    hours = source.lead_times / 3600.0
+    lead_attributes = {"standard_name": "forecast_period", "units": "hours"}
+    if source.axes.lead is None:
+        coordinates[lead] = ((), hours[0], lead_attributes)
+        valid = labels.coordinate(seconds + source.lead_times[0])
+        coordinates["valid_time"] = ((begin,), valid, {"standard_name": "time"})
+        return coordinates, (begin,), (len(starts),)
+    coordinates[lead] = ((lead,), hours, lead_attributes)
+    valid = labels.coordinate((seconds[:, None] + source.lead_times).ravel()).reshape(len(starts), num_leads)
+    coordinates["valid_time"] = ((begin, lead), valid, {"standard_name": "time"})
+    return coordinates, (begin, lead), (len(starts), num_leads)

@@ -1,0 +1,265 @@
+"""From two data sets to samples: grids compared, times aligned, periods split, gaps checked, statistics gathered."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smoe.errors import DataError
+from smoe.gridded.alignment import Pairs, pair_by_time
+from smoe.gridded.field_source import FieldSource
+from smoe.gridded.field_table import FieldTable, Progress, collect_fields
+from smoe.gridded.gap_policy import check_gaps, has_gap
+from smoe.gridded.open_fields import open_fields
+from smoe.gridded.periods import Period, check_apart, parse_period, remaining_samples, samples_in, split_off_last
+from smoe.gridded.time_labels import parse_lead
+from smoe.regression.options import RegressorOptions
+from smoe.regression.samples import GridSamples
+from smoe.regression.statistics import Statistics, find_references, gather_statistics
+
+_FEWEST_SAMPLES = 2
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data that are ready for training.
+
+    Attributes:
+        inputs: Source of the inputs.
+        targets: Source of the targets.
+        splits: Samples named `train`, `validation` and `test`, if there is one.
+        periods: The periods of the splits but `train`, and of `train` if it was given.
+        statistics: Statistics of the training samples.
+        lead_scale: Seconds that the channel of lead times is divided by; None without such a channel.
+    """
+
+    inputs: FieldSource
+    targets: FieldSource
+    splits: Mapping[str, GridSamples]
+    periods: Mapping[str, Period]
+    statistics: Statistics
+    lead_scale: float | None
+
+
+def _ignore(text: str) -> None:
+    del text
+
+
+def open_sources(
+    x: Any, y: Any, options: RegressorOptions, input_variables: Any = None, target_variables: Any = None
+) -> tuple[FieldSource, FieldSource]:
+    """Opens inputs and targets and compares their grids.
+
+    Raises:
+        DataError: If the grids differ and `regrid` is off, or inputs and targets look swapped.
+    """
+    inputs = FieldSource(open_fields(x, "inputs"), input_variables, "inputs")
+    targets = FieldSource(open_fields(y, "targets"), target_variables, "targets")
+    if targets.lead_times is not None:
+        raise DataError(
+            "the targets are forecasts with start and lead times: targets have a valid time only; were inputs and "
+            "targets swapped?"
+        )
+    if targets.labels is None or inputs.labels is None:
+        which = "targets" if targets.labels is None else "inputs"
+        raise DataError(f"the {which} have no time dimension: a regressor learns from many times")
+    if any(channel.is_static for channel in targets.channels):
+        static = next(channel.name for channel in targets.channels if channel.is_static)
+        raise DataError(f"the target {static} does not depend on time: give it among the inputs, or leave it out")
+    for source in (inputs, targets):
+        assert source.labels is not None
+        if len(source.labels) < _FEWEST_SAMPLES:
+            raise DataError(f"the {source.where} have one time step only: a regressor learns from many times")
+    difference = inputs.grid.difference(targets.grid)
+    if difference is not None:
+        if not options.regrid:
+            raise DataError(
+                f"inputs and targets are on different grids, {difference}; regrid one of them, or set regrid"
+            )
+        inputs.regrid_to(targets.grid)
+    return inputs, targets
+
+
+def pair_sources(inputs: FieldSource, targets: FieldSource, options: RegressorOptions) -> Pairs:
+    """Aligns inputs and targets by time."""
+    assert inputs.labels is not None
+    assert targets.labels is not None
+    lead = parse_lead(options.lead)
+    if inputs.lead_times is None:
+        return pair_by_time(inputs.labels, targets.labels, lead)
+    pairs = pair_by_time(inputs.labels, targets.labels, parse_lead(None), lead_times=inputs.lead_times)
+    if options.lead is None:
+        return pairs
+    has_lead = inputs.lead_times[pairs.inputs % len(inputs.lead_times)] == lead.seconds
+    if not has_lead.any():
+        known = ", ".join(f"{seconds / 3600:g}h" for seconds in inputs.lead_times)
+        raise DataError(f"the forecasts have no lead time {options.lead}, but {known}")
+    return pairs.select(has_lead)
+
+
+def split_pairs(
+    pairs: Pairs, given: Mapping[str, Any], options: RegressorOptions
+) -> tuple[dict[str, Pairs], dict[str, Period]]:
+    """Samples of `train`, `validation` and, if it is given, `test`; contiguous and at least the lead apart.
+
+    Args:
+        pairs: All samples.
+        given: Periods by name, or None: the last share of the times validates, what remains trains.
+        options: Options with the lead and the share.
+
+    Raises:
+        DataError: If periods overlap, or one holds too few samples.
+    """
+    first, last = int(min(pairs.starts.min(), pairs.valid.min())), int(max(pairs.starts.max(), pairs.valid.max()))
+    periods = {
+        name: parse_period(period, pairs.calendar, first, last) for name, period in given.items() if period is not None
+    }
+    if "validation" not in periods:
+        usable = samples_in(pairs.starts, pairs.valid, periods["train"]) if "train" in periods else None
+        if usable is None:
+            usable = remaining_samples(pairs.starts, pairs.valid, periods)
+        if not usable.any():
+            raise DataError("no sample is left to validate with: give the period validation")
+        periods["validation"] = split_off_last(
+            pairs.starts[usable], pairs.valid[usable], options.validation_share, pairs.calendar
+        )
+        if "train" in periods:
+            periods["train"] = Period(periods["train"].start, periods["validation"].start, pairs.calendar)
+    check_apart(periods)
+    chosen = {name: samples_in(pairs.starts, pairs.valid, period) for name, period in periods.items()}
+    if "train" not in chosen:
+        # Targets before and inputs after the other periods: none of their times is learned from.
+        chosen["train"] = remaining_samples(pairs.starts, pairs.valid, periods)
+    splits = {name: pairs.select(which) for name, which in chosen.items()}
+    for name, split in splits.items():
+        if len(split) < (_FEWEST_SAMPLES if name == "train" else 1):
+            where = f" ({periods[name]})" if name in periods else ""
+            raise DataError(
+                f"{name}{where} holds {len(split)} samples of {len(pairs)}, which lie from {_span(pairs)}: choose a "
+                "longer period"
+            )
+    return splits, periods
+
+
+def _span(pairs: Pairs) -> str:
+    return str(Period(int(pairs.starts.min()), int(pairs.valid.max()) + 1, pairs.calendar))
+
+
+def prepare(
+    x: Any,
+    y: Any,
+    options: RegressorOptions,
+    periods: Mapping[str, Any],
+    *,
+    input_variables: Any = None,
+    target_variables: Any = None,
+    cache: Path | None = None,
+    notify: Callable[[str], None] = _ignore,
+    progress: Progress | None = None,
+) -> Prepared:
+    """Makes samples of inputs and targets.
+
+    Args:
+        x: Inputs, as `open_fields` takes them.
+        y: Targets.
+        options: Options of the regressor.
+        periods: Periods by name, or None.
+        input_variables: Variables to use; all on the grid if None.
+        target_variables: Variables to predict; all if None.
+        cache: Folder for data that do not fit into memory; a temporary one if None.
+        notify: Called with what is worth a line.
+        progress: Called after each block that was read.
+
+    Raises:
+        DataError: If the data cannot be used, with the reason.
+    """
+    inputs, targets = open_sources(x, y, options, input_variables, target_variables)
+    reference = find_references(inputs.channels, targets.channels, options.residual)
+    pairs = pair_sources(inputs, targets, options)
+    splits, found_periods = split_pairs(pairs, periods, options)
+    used = np.unique(np.concatenate([split.inputs for split in splits.values()]))
+    used_targets = np.unique(np.concatenate([split.targets for split in splits.values()]))
+    folders = _folders(inputs, targets, len(used), len(used_targets), options, cache, notify)
+    limit = memory_limit(options)
+    tables: list[FieldTable] = []
+    for source, positions, folder in ((inputs, used, folders[0]), (targets, used_targets, folders[1])):
+        _warn_of_large_chunks(source, limit, notify)
+        block = max(1, limit // 8)
+        table = collect_fields(source, positions, folder=folder, block_bytes=block, progress=progress)
+        check_gaps(table, source, options.missing)
+        tables.append(table)
+    if options.missing == "drop":
+        splits = {name: _without_gaps(split, *tables) for name, split in splits.items()}
+        for name, split in splits.items():
+            if not len(split):
+                raise DataError(f"every sample of {name} has missing values: set missing to 'fill', or mend the data")
+    statistics = gather_statistics(*tables, splits["train"], reference, options.normalisation)  # type: ignore[misc]
+    leads = inputs.lead_times
+    scale = float(leads.max()) if leads is not None and len(leads) > 1 and options.lead is None else None
+    samples = {
+        name: GridSamples(*tables, split, statistics, lead_channel(split.inputs, leads, scale))  # type: ignore[misc]
+        for name, split in splits.items()
+    }
+    return Prepared(inputs, targets, samples, found_periods, statistics, scale)
+
+
+def lead_channel(positions: np.ndarray, lead_times: np.ndarray | None, scale: float | None) -> np.ndarray | None:
+    """Lead time of each sample in units of the longest, for forecasts of several lead times."""
+    if scale is None:
+        return None
+    assert lead_times is not None
+    return lead_times[positions % len(lead_times)] / scale
+
+
+def memory_limit(options: RegressorOptions) -> int:
+    """Bytes that data may take in memory."""
+    if options.max_memory_gb is not None:
+        return int(options.max_memory_gb * 1e9)
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        available = 8 << 30
+    return available // 2
+
+
+def _folders(
+    inputs: FieldSource,
+    targets: FieldSource,
+    num_inputs: int,
+    num_targets: int,
+    options: RegressorOptions,
+    cache: Path | None,
+    notify: Callable[[str], None],
+) -> tuple[Path | None, Path | None]:
+    needed = inputs.num_bytes * num_inputs // inputs.num_positions
+    needed += targets.num_bytes * num_targets // targets.num_positions
+    limit = memory_limit(options)
+    if needed <= limit:
+        return None, None
+    folder = Path(tempfile.mkdtemp(prefix="smoe-fields-")) if cache is None else cache
+    notify(
+        f"the fields take {needed / 1e9:.2f} GB, more than the {limit / 1e9:.2f} GB of memory for them: they are "
+        f"streamed into {folder}, which needs as much disk"
+    )
+    return folder / "inputs", folder / "targets"
+
+
+def _warn_of_large_chunks(source: FieldSource, limit: int, notify: Callable[[str], None]) -> None:
+    pixels = source.grid.shape[0] * source.grid.shape[1]
+    chunk = 4 * source.time_chunk * pixels * len(source.channels)
+    if chunk > limit // 4:
+        notify(
+            f"one chunk of the {source.where} holds {source.time_chunk} times, {chunk / 1e9:.2f} GB: reading it needs "
+            "as much memory; rewrite the file with fewer times in a chunk"
+        )
+
+
+def _without_gaps(pairs: Pairs, inputs: FieldTable, targets: FieldTable) -> Pairs:
+    is_bad = has_gap(inputs)[inputs.rows_of(pairs.inputs)] | has_gap(targets)[targets.rows_of(pairs.targets)]
+    return pairs.select(~is_bad)

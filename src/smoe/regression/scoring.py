@@ -1,0 +1,111 @@
+"""Scores samples by the model, the plain net and simple predictions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from smoe.errors import DataError
+from smoe.gridded.field_source import FieldSource
+from smoe.gridded.open_fields import open_fields
+from smoe.gridded.periods import parse_period, samples_in
+from smoe.gridded.time_labels import TimeLabels
+from smoe.losses.crps import gaussian_crps
+from smoe.regression.fitted import Fitted, check_inputs
+from smoe.regression.prediction import central, predict_values, read_inputs
+from smoe.regression.preparation import lead_channel, pair_sources
+from smoe.regression.scores import ErrorSums, ScoreTable, make_table, weighted_means
+
+_BATCH = 32
+
+
+def score_samples(fitted: Fitted, x: Any, y: Any, period: Any = None) -> ScoreTable:
+    """Scores of all samples that inputs and targets make, or of those in a period.
+
+    Raises:
+        DataError: If inputs or targets are not those of the model, or no sample is left.
+    """
+    inputs = check_inputs(fitted, open_fields(x, "inputs"))
+    targets = _check_targets(fitted, y)
+    pairs = pair_sources(inputs, targets, fitted.options)
+    if period is not None:
+        first, last = int(pairs.starts.min()), int(pairs.valid.max())
+        chosen = samples_in(pairs.starts, pairs.valid, parse_period(period, pairs.calendar, first, last))
+        if not chosen.any():
+            raise DataError(f"no sample lies in the period {period}")
+        pairs = pairs.select(chosen)
+    statistics = fitted.statistics
+    months = TimeLabels(pairs.valid, pairs.calendar).months(pairs.valid) % 12
+    leads = lead_channel(pairs.inputs, inputs.lead_times, fitted.lead_scale)
+    is_forecast = inputs.lead_times is not None or (fitted.options.lead is None)
+    sums: dict[str, ErrorSums] = {}
+    for first in range(0, len(pairs), _BATCH):
+        chosen = slice(first, first + _BATCH)
+        before = read_inputs(fitted, inputs, pairs.inputs[chosen])
+        truth = targets.read(pairs.targets[chosen])
+        truth[:, ~statistics.target_mask] = np.nan
+        lead = None if leads is None else leads[chosen]
+        for name, net in (("model", fitted.net), ("plain net of the same size", fitted.plain)):
+            if net is not None:
+                values = predict_values(fitted, net, before, lead)
+                each = sums.setdefault(name, ErrorSums())
+                each.add(central(fitted, values), truth, fitted.pixel_weights)
+                probabilistic = _objective_errors(fitted, values, truth)
+                if probabilistic is not None:
+                    each.objective.append(weighted_means(probabilistic, truth, fitted.pixel_weights))
+        for name, prediction in _simple_predictions(fitted, before, months[chosen], is_forecast=is_forecast).items():
+            sums.setdefault(name, ErrorSums()).add(prediction, truth, fitted.pixel_weights)
+    objective = {"gaussian": "CRPS", "quantiles": "pinball"}.get(fitted.options.objective)
+    names = tuple(channel.name for channel in fitted.target_channels)
+    return make_table(sums, names, tuple(channel.units for channel in fitted.target_channels), objective)
+
+
+def _simple_predictions(
+    fitted: Fitted, inputs: np.ndarray, months: np.ndarray, *, is_forecast: bool
+) -> dict[str, np.ndarray]:
+    statistics = fitted.statistics
+    climatology = statistics.climatology
+    is_monthly = len(climatology) > 1
+    found = {
+        f"climatology ({'monthly' if is_monthly else 'mean'})": climatology[months]
+        if is_monthly
+        else np.repeat(climatology, len(inputs), axis=0)
+    }
+    if (statistics.reference >= 0).all():
+        references = statistics.references(inputs)
+        found["raw input" if is_forecast else "persistence"] = references
+        found["input + map of mean errors"] = references + statistics.mean_error
+    return found
+
+
+def _objective_errors(fitted: Fitted, values: np.ndarray, truth: np.ndarray) -> np.ndarray | None:
+    if fitted.options.objective == "gaussian":
+        mean, std = (torch.from_numpy(np.ascontiguousarray(values[:, :, part])) for part in (0, 1))
+        return gaussian_crps(mean, std, torch.from_numpy(truth)).numpy()
+    if fitted.options.objective == "quantiles":
+        levels = np.asarray(fitted.options.quantiles, np.float32)[:, None, None]
+        below = truth[:, :, None] - values
+        return np.maximum(levels * below, (levels - 1.0) * below).mean(axis=2)
+    return None
+
+
+def _check_targets(fitted: Fitted, y: Any) -> FieldSource:
+    dataset = open_fields(y, "targets")
+    variables = list(dict.fromkeys(channel.variable for channel in fitted.target_channels))
+    targets = FieldSource(dataset, variables, "targets")
+    ours = [(channel.name, channel.units) for channel in fitted.target_channels]
+    theirs = [(channel.name, channel.units) for channel in targets.channels]
+    if ours != theirs:
+        raise DataError(f"the targets are {_list(theirs)}, the model predicts {_list(ours)}: convert them")
+    if targets.labels is None:
+        raise DataError("the targets have no time dimension")
+    difference = fitted.grid.difference(targets.grid)
+    if difference is not None:
+        raise DataError(f"the targets are on another grid than the model, {difference}")
+    return targets
+
+
+def _list(channels: list[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} in {units or '(no units)'}" for name, units in channels)
