@@ -34,16 +34,16 @@ unit: $(READY)
 
 # The five seeds of the headline (about 15 minutes on two cores); stored in results/heat.
 headline: $(READY)
-	$(BIN)/python benchmarks/heat_headline.py
+	$(BIN)/smoe bench heat-headline
 
-# Every speed and memory table of benchmarks/results (about 15 minutes).
+# Every speed and memory table of results/bench (about 15 minutes).
 bench: $(READY)
-	$(BIN)/python benchmarks/heat_step.py --threads 1
-	$(BIN)/python benchmarks/heat_step.py --threads 2
+	$(BIN)/smoe bench heat-step --threads 1
+	$(BIN)/smoe bench heat-step --threads 2
 	$(BIN)/smoe bench layer
 	$(BIN)/smoe bench local
 	$(BIN)/smoe bench memory
-	$(BIN)/python benchmarks/weather_samples.py
+	$(BIN)/smoe bench weather-samples
 
 # An atmosphere in WeatherBench's layout, in data/simulated: YEARS years of 2 to 5 minutes and 0.46 GB each, one thread.
 # In an environment of its own (1.5 GB), because it needs JAX; a run that was stopped goes on. See simulation/README.md.

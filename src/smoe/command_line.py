@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import io
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -43,6 +44,19 @@ def parse(target: type[T], args: Sequence[str], *, prog: str, default: T | None 
         raise UsageError(f"{_one_line(message.getvalue())} (see {prog} --help)") from None
 
 
+def parse_nothing(args: Sequence[str] | None, *, prog: str, text: str) -> None:
+    """Reads the flags of a command that has none; `--help` prints the text and exits.
+
+    Raises:
+        UsageError: If there are any.
+    """
+    for arg in args or ():
+        if arg in ("-h", "--help"):
+            sys.stdout.write(f"usage: {prog}\n\n{text.strip()}\n")
+            raise SystemExit(0)
+        raise UsageError(f"{prog} takes no argument, got {arg!r}")
+
+
 def _registry() -> Any:
     """How rules and dampings are written on a command line: in their text forms, such as `probe(window=4)`."""
     import tyro
@@ -71,14 +85,15 @@ def _registry() -> Any:
 
     @registry.primitive_rule
     def of_damping(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-        if info.type is not Damping:
+        # A recipe without a damping of its own has None there, which is written as `none`.
+        if info.type not in (Damping, Damping | None):
             return None
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
             metavar="DAMPING",
             instance_from_str=lambda args: read(args[0], resolve_damping),
-            is_instance=lambda instance: isinstance(instance, Damping),
-            str_from_instance=lambda instance: [str(instance)],
+            is_instance=lambda instance: instance is None or isinstance(instance, Damping),
+            str_from_instance=lambda instance: ["none" if instance is None else str(instance)],
         )
 
     return registry

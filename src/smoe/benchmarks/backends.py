@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 
+from smoe.command_line import parse_nothing
 from smoe.ops.native.library import BACKEND_VARIABLE, INSTRUCTION_SETS, native_library, why_not
 
 
@@ -25,3 +27,10 @@ def describe_backends() -> list[tuple[str, str]]:
     rest = "everything else: other devices and dtypes" if used else "everything"
     lines.append(("dense", f"used for {rest} (all experts everywhere, then a gather)"))
     return lines
+
+
+def main(args: list[str] | None = None) -> None:
+    """Prints a line for each backend."""
+    parse_nothing(args, prog="smoe bench backends", text=__doc__ or "")
+    for name, state in describe_backends():
+        sys.stdout.write(f"{name:<18}{state}\n")

@@ -1,7 +1,7 @@
 """Measures the memory that the preparation of an ENS-10 store takes at full size, 361 x 720.
 
-Run: python benchmarks/ens10_prepare.py [--folder DIR]. It writes ten forecasts with their members (1.6 GB) there for
-the time it runs, a few minutes. Prints the table and stores it in benchmarks/results.
+Run: smoe bench ens10-prepare [--folder DIR]. It writes ten forecasts with their members (1.6 GB) there for
+the time it runs, a few minutes. Prints the table and stores it in results/bench.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ def measure(root: Path, output: Path, members: int) -> dict[str, object]:
     }
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     """Writes the forecasts, prepares them from members and from statistics, and stores the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("smoe bench ens10-prepare", description=__doc__)
     parser.add_argument("--folder", type=Path, default=None)
-    options = parser.parse_args()
+    options = parser.parse_args(args)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         root = Path(folder) / "ens10"
         start = time.perf_counter()
@@ -111,7 +111,7 @@ def main() -> None:
         "construction it does not grow with the number of forecasts; ten were measured. Other work ran beside it, so "
         "the seconds are an upper bound."
     )
-    command = "python benchmarks/ens10_prepare.py"
+    command = "smoe bench ens10-prepare"
     path = Path(__file__).parent / "results" / "ens10_prepare.md"
     print(write_table(path, "Preparing ENS-10 at full size", command, _COLUMNS, rows, notes))
 

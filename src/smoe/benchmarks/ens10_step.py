@@ -1,7 +1,7 @@
 """Times one training step of ENS-10's U-Nets and takes its peak memory, each in a process of its own.
 
-Run: python benchmarks/ens10_step.py [--rows 361] [--columns 720] [--batch-size 1] [--steps 2] [--threads 2] [--dense].
-Prints the table and stores it in benchmarks/results.
+Run: smoe bench ens10-step [--rows 361] [--columns 720] [--batch-size 1] [--steps 2] [--threads 2] [--dense].
+Prints the table and stores it in results/bench.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def step(kind: str, arguments: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     """Measures and stores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("smoe bench ens10-step", description=__doc__)
     parser.add_argument("--rows", type=int, default=361)
     parser.add_argument("--columns", type=int, default=720)
     parser.add_argument("--batch-size", type=int, default=1)
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--dense", action="store_true", help="also the dense backend, which takes long and much memory")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "ens10_step.md")
     parser.add_argument("--kind", choices=list(KINDS), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     if arguments.kind is not None:
         print(json.dumps(step(arguments.kind, arguments)))
         return
@@ -157,7 +157,7 @@ def main() -> None:
         write_table(
             arguments.output,
             "A training step of ENS-10's U-Nets",
-            f"python benchmarks/ens10_step.py {flags}{' --dense' if arguments.dense else ''}",
+            f"smoe bench ens10-step {flags}{' --dense' if arguments.dense else ''}",
             columns,
             rows,
             f"Batch {arguments.batch_size} of 14 x {arguments.rows} x {arguments.columns}, random data, float32: "

@@ -1,6 +1,6 @@
 """Takes the processor time and page faults of heat's training steps, with freed memory kept and given back.
 
-Run: python benchmarks/freed_memory.py [--steps 100]. Prints the table and stores it in benchmarks/results. Each way has
+Run: smoe bench freed-memory [--steps 100]. Prints the table and stores it in results/bench. Each way has
 a process of its own; processor time is taken because it depends little on what else runs.
 """
 
@@ -53,12 +53,12 @@ def measure(recipe_name: str, num_steps: int, *, is_kept: bool) -> dict[str, flo
     }
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     """Measures and stores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("smoe bench freed-memory", description=__doc__)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--kind", help="for the benchmark itself: a recipe, and whether memory is kept")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     if arguments.kind:
         recipe, way = arguments.kind.split(", ")
         print(json.dumps(measure(recipe, arguments.steps, is_kept=way == _KEPT)))
@@ -87,7 +87,7 @@ def main() -> None:
         write_table(
             Path(__file__).parent / "results" / "freed_memory.md",
             "Memory that a step frees, kept for the next",
-            f"python benchmarks/freed_memory.py --steps {arguments.steps}",
+            f"smoe bench freed-memory --steps {arguments.steps}",
             columns,
             rows,
             f"Means of {arguments.steps} training steps of 32 samples on one thread, each way in a process of its own. "

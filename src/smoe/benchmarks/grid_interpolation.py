@@ -1,7 +1,7 @@
 """Scores trained runs on MNIST at their own size and at larger ones, with their gates interpolated.
 
-Run: python benchmarks/grid_interpolation.py --data FOLDER RUN [RUN ...]. FOLDER holds MNIST's files, each RUN is one of
-`smoe train mnist/...`. Prints the table and stores it in benchmarks/results.
+Run: smoe bench grid-interpolation --data FOLDER RUN [RUN ...]. FOLDER holds MNIST's files, each RUN is one of
+`smoe train mnist/...`. Prints the table and stores it in results/bench.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def describe(run: OpenRun) -> str:
     return f"SMoE, {recipe.model.filters} filters, {start}, {recipe.model.order} order, {learns}"
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     """Measures and stores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("smoe bench grid-interpolation", description=__doc__)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--data", type=Path, required=True, help="folder of MNIST's files")
     parser.add_argument("--images", type=int, default=1000, help="test images to score")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "grid_interpolation.md")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     torch.set_num_threads(1)
     found = read_images("mnist", arguments.data, "test")
     labels = torch.from_numpy(found.labels[: arguments.images].astype(np.int64))
@@ -83,7 +83,7 @@ def main() -> None:
         write_table(
             arguments.output,
             "Gates interpolated to larger images",
-            f"python benchmarks/grid_interpolation.py --data FOLDER --images {arguments.images} RUN ...",
+            f"smoe bench grid-interpolation --data FOLDER --images {arguments.images} RUN ...",
             [*columns, "processor", "torch", "commit", "date"],
             rows,
             f"Percentage of the first {arguments.images} test images of MNIST that are classified right, at the size "

@@ -1,6 +1,6 @@
 """Trains heat/smoe at paper scale for several seeds and stores what each reached.
 
-Run: python benchmarks/heat_headline.py [--seeds 5]. A run that is stored is skipped and an interrupted one continued.
+Run: smoe bench heat-headline [--seeds 5]. A run that is stored is skipped and an interrupted one continued.
 The table is results/heat/headline.md, written anew after each run.
 """
 
@@ -44,14 +44,14 @@ def run_seed(seed: int, output_dir: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     """Trains and stores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("smoe bench heat-headline", description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--runs", type=Path, default=Path("runs/headline"), help="where the runs are kept")
     parser.add_argument("--table", type=Path, default=Path("results/heat/headline.md"))
     parser.add_argument("--note", default="", help="what else a reader of the table must know")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     rows: list[dict[str, Any]] = []
     for seed in range(arguments.seeds):
         rows.append({**run_seed(seed, arguments.runs / str(seed)), **circumstances()})

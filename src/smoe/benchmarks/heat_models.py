@@ -1,6 +1,6 @@
 """Times a training step of every model of the heat tables, each by turns with that of the paper's SMoE.
 
-Run: python benchmarks/heat_models.py [--seconds 5]. Prints the table and stores it in benchmarks/results.
+Run: smoe bench heat-models [--seconds 5]. Prints the table and stores it in results/bench.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def several_steps(task: Task, batch_size: int) -> Callable[[], None]:
     return steps
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     """Measures and stores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("smoe bench heat-models", description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="for each model")
     parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()  # as `smoe train` does
     num_samples = HeatDiffusion().num_train_runs * HeatDiffusion().num_steps
@@ -93,7 +93,7 @@ def main() -> None:
         write_table(
             Path(__file__).parent / "results" / "heat_models.md",
             "A training step of every model of the heat tables",
-            f"python benchmarks/heat_models.py --seconds {arguments.seconds:g} --threads {arguments.threads}",
+            f"smoe bench heat-models --seconds {arguments.seconds:g} --threads {arguments.threads}",
             columns,
             rows,
             f"Medians; batch 32 of 64 x 64, {arguments.threads} thread(s), each model by turns with the paper's SMoE "

@@ -1,6 +1,6 @@
 """Times a training step of heat/smoe, native and dense, beside the same step of a plain convolution, by turns.
 
-Run: python benchmarks/heat_step.py [--steps 600]. Prints the table and stores it in benchmarks/results.
+Run: smoe bench heat-step [--steps 600]. Prints the table and stores it in results/bench.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def measure(steps: Mapping[str, Callable[[], None]], num_steps: int, description
     return times
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     """Measures and stores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("smoe bench heat-step", description=__doc__)
     parser.add_argument("--steps", type=int, default=600, help="steps of each kind; medians are reported")
     parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     torch.set_num_threads(arguments.threads)
 
     recipe = HEAT_RECIPES["heat/smoe"]
@@ -121,7 +121,7 @@ def main() -> None:
         write_table(
             Path(__file__).parent / "results" / f"heat_step_{arguments.threads}_threads.md",
             "A training step of heat/smoe",
-            f"python benchmarks/heat_step.py --threads {arguments.threads}",
+            f"smoe bench heat-step --threads {arguments.threads}",
             columns,
             rows,
             f"Batch {batch_size} of 64 x 64, {arguments.steps} steps of each kind, in one process, by turns of "

@@ -1,7 +1,7 @@
 """Measures on small nets what trains the gate of a classifier, and what its rule takes for wrong.
 
-Run: python benchmarks/image_routing.py [--data data] [--steps 300] [--only WORD], after `smoe data fetch mnist`. Prints
-the table and stores it in benchmarks/results.
+Run: smoe bench image-routing [--data data] [--steps 300] [--only WORD], after `smoe data fetch mnist`. Prints
+the table and stores it in results/bench.
 """
 
 from __future__ import annotations
@@ -185,14 +185,14 @@ def _wrong_shares(task: Task, layers: list[RoutedLayer], samples: ImageSamples) 
     return active, inactive
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     """Measures and stores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("smoe bench image-routing", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of `smoe data fetch`")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "image_routing.md")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     torch.set_num_threads(1)
     samples = make_splits(ImageData(root=arguments.data), ("train", "validation"))
     chosen = [case for case in cases() if arguments.only in case.label]
@@ -205,7 +205,7 @@ def main() -> None:
         write_table(
             arguments.output,
             "What trains the gate of a classifier",
-            f"python benchmarks/image_routing.py --steps {arguments.steps}",
+            f"smoe bench image-routing --steps {arguments.steps}",
             shown,
             rows,
             f"MNIST, nets of three layers of {_FILTERS} filters ({_FILTERS} of {2 * _FILTERS} experts, one gate), "

@@ -1,7 +1,7 @@
 """How fast gates move under SGD, and what their interpolation to larger images costs: a small ResNet on Fashion-MNIST.
 
-Run: python benchmarks/imagenet_gates.py --data FOLDER [--images 4000] [--epochs 5]. FOLDER holds the files of
-Fashion-MNIST, as `smoe data fetch fashion-mnist` gets them. Prints the table and stores it in benchmarks/results.
+Run: smoe bench imagenet-gates --data FOLDER [--images 4000] [--epochs 5]. FOLDER holds the files of
+Fashion-MNIST, as `smoe data fetch fashion-mnist` gets them. Prints the table and stores it in results/bench.
 """
 
 from __future__ import annotations
@@ -113,14 +113,14 @@ def measure(recipe: ImageNetRecipe, run: Path) -> dict[str, str]:
     }
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     """Measures and stores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("smoe bench imagenet-gates", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of Fashion-MNIST's files")
     parser.add_argument("--images", type=int, default=4000)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "imagenet_gates.md")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     cases: list[tuple[dict[str, str], ImageNetModel, float | None]] = [
         ({"gate starts as": "no gate: ResNet", "order": "-", "gate lr": "-"}, ResNet50Model(**_SMALL), None)
     ]
@@ -143,7 +143,7 @@ def main() -> None:
         write_table(
             arguments.output,
             "Gates under SGD, and taken to larger images",
-            f"python benchmarks/imagenet_gates.py --data FOLDER {flags}",
+            f"smoe bench imagenet-gates --data FOLDER {flags}",
             columns,
             rows,
             f"A ResNet of four blocks and 16 filters, SGD at 0.1 with momentum 0.9, batches of 64, cosine, "

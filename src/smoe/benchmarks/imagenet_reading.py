@@ -1,6 +1,6 @@
 """Times what it takes to read and augment one ImageNet-sized JPEG, step by step, on one thread.
 
-Run: python benchmarks/imagenet_reading.py [--images 40]. Prints the table and stores it in benchmarks/results.
+Run: smoe bench imagenet-reading [--images 40]. Prints the table and stores it in results/bench.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def milliseconds(call: Callable[[int], object], numbers: Sequence[int]) -> float
     return statistics.median(times)
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     """Measures and stores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("smoe bench imagenet-reading", description=__doc__)
     parser.add_argument("--images", type=int, default=40)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "imagenet_reading.md")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     torch.set_num_threads(1)
     numbers = range(arguments.images)
     options = Augmentation()
@@ -90,7 +90,7 @@ def main() -> None:
         write_table(
             arguments.output,
             "Reading and augmenting an image",
-            f"python benchmarks/imagenet_reading.py --images {arguments.images}",
+            f"smoe bench imagenet-reading --images {arguments.images}",
             ["step", "ms an image", "processor", "torch", "commit", "date"],
             rows,
             f"Made-up photographs of {_SIZE[0]} x {_SIZE[1]} pixels, JPEG of quality 90, {kilobytes:.0f} kB; median "

@@ -1,8 +1,8 @@
 """Times one full-size training step of ResNet-50 and its variants and takes its peak memory, each in its own process.
 
-Run: python benchmarks/imagenet_step.py [--batch-size 16] [--size 176] [--rounds 3] [--steps 2] [--threads 1]. The kinds
+Run: smoe bench imagenet-step [--batch-size 16] [--size 176] [--rounds 3] [--steps 2] [--threads 1]. The kinds
 take turns, round by round, so that what disturbs the machine disturbs all of them. Prints the table and stores it in
-benchmarks/results.
+results/bench.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def step(kind: str, batch_size: int, size: int, num_steps: int, num_threads: int
     return {"seconds": min(seconds[1:]), "peak MB": status("VmHWM") - before, "parameters": parameters}
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     """Measures and stores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("smoe bench imagenet-step", description=__doc__)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--size", type=int, default=176, help="rows and columns of the images")
     parser.add_argument("--rounds", type=int, default=3, help="times that all kinds are measured, in turns")
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="all variants of the paper, not the two that matter most")
     parser.add_argument("--output", type=Path, help="file of the table; one for each size of batch and image if none")
     parser.add_argument("--kind", choices=list(KINDS), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     if arguments.kind is not None:
         numbers = step(arguments.kind, *(getattr(arguments, name) for name in _NUMBERS))
         print(json.dumps(numbers))
@@ -112,7 +112,7 @@ def main() -> None:
         write_table(
             arguments.output or Path(__file__).parent / "results" / name,
             "A training step of ResNet-50 and its variants",
-            f"python benchmarks/imagenet_step.py {flags}",
+            f"smoe bench imagenet-step {flags}",
             columns,
             rows,
             f"{arguments.batch_size} images of {arguments.size} x {arguments.size}, random data, float32: forward, "

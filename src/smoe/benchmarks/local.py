@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from smoe.benchmarks.stored_table import circumstances
+from smoe.benchmarks.stored_table import circumstances, origin, write_table
 from smoe.benchmarks.timing import interleaved_medians
 from smoe.ops.local_conv import local_conv2d, unfolded_local_conv2d
 
@@ -56,3 +58,16 @@ def measure(name: str, *, seconds: float = 2.0) -> dict[str, Any]:
         "ratio": f"{twice['ours'] / twice['unfold']:.2f}",
         **circumstances(),
     }
+
+
+def main(args: list[str] | None = None) -> None:
+    """Measures every configuration, prints the table and stores it."""
+    from rich.progress import track
+
+    from smoe.command_line import parse_nothing
+
+    parse_nothing(args, prog="smoe bench local", text=__doc__ or "")
+    rows = [measure(name) for name in track(CONFIGURATIONS, description="measuring")]
+    title = "The locally connected layer beside unfold, multiply, sum"
+    notes = f"One thread, interleaved, medians. {origin(rows[-1])}"
+    sys.stdout.write(write_table(Path("results/bench/local.md"), title, "smoe bench local", COLUMNS, rows, notes))

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from smoe.benchmarks.stored_table import circumstances
+from smoe.benchmarks.stored_table import circumstances, origin, write_table
 
 # ENS-10's grid: B, C, X, E, H, W.
 SHAPE = (1, 32, 128, 32, 361, 720)
@@ -118,6 +118,22 @@ def status(name: str) -> float:
 def reset_peak() -> None:
     """Lets Linux forget the peak of this process so far."""
     Path("/proc/self/clear_refs").write_text("5")
+
+
+def main(args: list[str] | None = None) -> None:
+    """Measures every way, prints the table and stores it."""
+    from smoe.command_line import parse_nothing
+
+    parse_nothing(args, prog="smoe bench memory", text=__doc__ or "")
+    rows = measure()
+    title = "Peak memory of a training step, B=1, C=32, X=128, E=32, 361 x 720"
+    notes = (
+        "Peak of the resident memory above what the process had before it made its tensors (the input, the bank, the "
+        "routing), three steps, one thread. Large tensors have mappings of their own, so that memory which was freed "
+        "does not count; the last columns are without that: the heap keeps holes, which differ from run to run. The "
+        f"gate is its scores and, once it exists, their gradient. {origin(rows[-1])}"
+    )
+    sys.stdout.write(write_table(Path("results/bench/memory.md"), title, "smoe bench memory", COLUMNS, rows, notes))
 
 
 if __name__ == "__main__":

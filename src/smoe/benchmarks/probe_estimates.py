@@ -1,6 +1,6 @@
 """Compares what probing estimates with what really happens when one pixel changes its expert, layer by layer.
 
-Run: python benchmarks/probe_estimates.py RUN [--swaps 40] [--samples 32], where RUN is a folder of `smoe train`. Each
+Run: smoe bench probe-estimates RUN [--swaps 40] [--samples 32], where RUN is a folder of `smoe train`. Each
 layer of the trained net is taken alone: at random pixels one selected expert is exchanged for one that is not, and the
 loss of the batch computed again. Prints the table and stores it, with a picture, in results/probing.
 """
@@ -67,14 +67,14 @@ def real_changes(layer: RoutedLayer, loss: Loss, challenge: Challenge, pixels: n
     return np.array(changes)
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     """Measures and stores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("smoe bench probe-estimates", description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--swaps", type=int, default=40, help="exchanges of each layer")
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--name", default="estimates", help="of the stored table and picture")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     opened = open_run(arguments.run, splits=("validation",))
     task, rng = opened.task, np.random.default_rng(0)
     # Double precision: one pixel changes the loss in its last digits.
@@ -117,7 +117,7 @@ def main() -> None:
     draw(points, folder / f"{arguments.name}.png")
     notes = f"{opened.name}, {arguments.swaps} exchanges of each layer, {arguments.samples} validation samples, "
     notes += ", ".join(f"{key} {value}" for key, value in circumstances().items()) + "."
-    command = f"python benchmarks/probe_estimates.py RUN --swaps {arguments.swaps} --samples {arguments.samples}"
+    command = f"smoe bench probe-estimates RUN --swaps {arguments.swaps} --samples {arguments.samples}"
     title = "Estimated and real change of the loss when a pixel changes its expert"
     print(write_table(folder / f"{arguments.name}.md", title, command, list(rows[0]), rows, notes))
 

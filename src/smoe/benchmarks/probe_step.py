@@ -1,6 +1,6 @@
 """Times a training step of one layer by the rule that trains its gate: probing, RC with and without damping, none.
 
-Run: python benchmarks/probe_step.py [--seconds 10]. Prints the table and stores it in benchmarks/results.
+Run: smoe bench probe-step [--seconds 10]. Prints the table and stores it in results/bench.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def training_steps(shape: tuple[int, int, int, tuple[int, int], int], rule: Rout
     return steps
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     """Measures and stores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("smoe bench probe-step", description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="for each shape")
     parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     torch.set_num_threads(arguments.threads)
     rows = []
     for name, shape in track(SHAPES.items(), description="measuring"):
@@ -83,7 +83,7 @@ def main() -> None:
     where = circumstances()
     notes = ", ".join(f"{key} {value}" for key, value in where.items()) + f", {arguments.threads} threads."
     path = Path(__file__).parent / "results" / "probe_step.md"
-    command = "python benchmarks/probe_step.py"
+    command = "smoe bench probe-step"
     print(write_table(path, "A training step by the rule of the gate", command, list(rows[0]), rows, notes))
 
 

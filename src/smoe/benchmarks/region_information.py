@@ -1,7 +1,7 @@
 """How much trained gates say of known regions (land and sea, or heat's three) at the start and at the end of training.
 
-Run: python benchmarks/region_information.py RUN [RUN ...], where RUN is a folder of `smoe train` or `smoe reproduce`.
-Runs without a gate of the regions' grid are left out. Prints the table and stores it in benchmarks/results.
+Run: smoe bench region-information RUN [RUN ...], where RUN is a folder of `smoe train` or `smoe reproduce`.
+Runs without a gate of the regions' grid are left out. Prints the table and stores it in results/bench.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ def measure(path: Path) -> dict[str, Any] | None:
     }
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     """Measures and stores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("smoe bench region-information", description=__doc__)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--name", default="region_information", help="of the stored table")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     rows = [row for row in map(measure, arguments.runs) if row is not None]
     notes = ", ".join(f"{key} {value}" for key, value in circumstances().items()) + "."
     path = Path(__file__).parent / "results" / f"{arguments.name}.md"
-    command = "python benchmarks/region_information.py RUN [RUN ...]"
+    command = "smoe bench region-information RUN [RUN ...]"
     title = "What the routing says of known regions"
     print(write_table(path, title, command, list(rows[0]), rows, notes))
 

@@ -1,6 +1,6 @@
 """How far one stencil for all pixels goes on heat diffusion: of least squares, of least absolute error, each region's.
 
-Run: python benchmarks/single_stencil.py [--runs 6]. Prints the table and stores it in benchmarks/results.
+Run: smoe bench single-stencil [--runs 6]. Prints the table and stores it in results/bench.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def least_absolute(inputs: np.ndarray, targets: np.ndarray, start: np.ndarray) -
     return stencil
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     """Measures and stores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("smoe bench single-stencil", description=__doc__)
     parser.add_argument("--runs", type=int, default=6, help="of the test split")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     data = HeatDiffusion(num_test_runs=arguments.runs)
     region_map = make_region_map(data)
     pairs = make_split(data, region_map, "test")
@@ -54,7 +54,7 @@ def main() -> None:
         f"{arguments.runs} test runs, " + ", ".join(f"{key} {value}" for key, value in circumstances().items()) + "."
     )
     path = Path(__file__).parent / "results" / "single_stencil.md"
-    command = f"python benchmarks/single_stencil.py --runs {arguments.runs}"
+    command = f"smoe bench single-stencil --runs {arguments.runs}"
     print(write_table(path, "One stencil for all pixels", command, list(rows[0]), rows, notes))
 
 

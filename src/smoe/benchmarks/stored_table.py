@@ -1,4 +1,4 @@
-"""Writes a table with what it takes to believe it: machine, commit, versions, date."""
+"""Writes a table with machine, commit, versions and date."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def circumstances() -> dict[str, Any]:
         "commit": git_commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
+
+
+def origin(row: Mapping[str, Any]) -> str:
+    """Machine, versions and date of a row, as one sentence."""
+    return f"{row['processor']}, torch {row['torch']}, commit {row['commit']}, {row['date']}."
 
 
 def write_table(

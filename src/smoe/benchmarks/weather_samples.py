@@ -1,7 +1,7 @@
 """Counts the samples per second that a weather store gives, beside those that a training step takes.
 
-Run: python benchmarks/weather_samples.py [--folder DIR]. It writes a store of 0.46 GB there for the time it runs (two
-minutes). Prints the table and stores it in benchmarks/results.
+Run: smoe bench weather-samples [--folder DIR]. It writes a store of 0.46 GB there for the time it runs (two
+minutes). Prints the table and stores it in results/bench.
 """
 
 from __future__ import annotations
@@ -144,14 +144,14 @@ def seconds_per_step(num_steps: int) -> list[float]:
     return times[1:]
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     """Measures and stores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("smoe bench weather-samples", description=__doc__)
     parser.add_argument("--folder", type=Path, default=None, help="where the store is written; the system's by default")
     parser.add_argument("--passes", type=int, default=7, help="over the year, of each kind; medians are reported")
     parser.add_argument("--steps", type=int, default=3, help="training steps; the median is reported")
     parser.add_argument("--threads", type=int, default=1, help="of the training steps")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     torch.set_num_threads(arguments.threads)
 
     rates: dict[tuple[int, bool], list[float]] = {}
@@ -184,7 +184,7 @@ def main() -> None:
         write_table(
             Path(__file__).parent / "results" / "weather_samples.md",
             "Samples of a weather store beside a training step",
-            "python benchmarks/weather_samples.py",
+            "smoe bench weather-samples",
             columns,
             rows,
             "Inputs of 117 channels (38 at 3 times, 3 constants) and 3 targets on 32 x 64, 1 MB a sample, drawn at "

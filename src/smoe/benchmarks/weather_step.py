@@ -1,7 +1,7 @@
 """Times one training step of the full-size weather networks and takes its peak memory, each in a process of its own.
 
-Run: python benchmarks/weather_step.py [--batch-size 64] [--steps 2] [--threads 2]. Prints the table and stores it in
-benchmarks/results.
+Run: smoe bench weather-step [--batch-size 64] [--steps 2] [--threads 2]. Prints the table and stores it in
+results/bench.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def step(kind: str, batch_size: int, num_steps: int, num_threads: int) -> dict[s
     return {"seconds": min(seconds[1:]), "peak MB": status("VmHWM") - before, "parameters": parameters}
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     """Measures and stores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("smoe bench weather-step", description=__doc__)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=2, help="steps after one to warm up; the quickest counts")
     parser.add_argument("--threads", type=int, default=2)
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--without-wide", action="store_true", help="leave out the widest net, half of the time")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "weather_step.md")
     parser.add_argument("--kind", choices=list(KINDS), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     if arguments.kind is not None:
         print(json.dumps(step(arguments.kind, arguments.batch_size, arguments.steps, arguments.threads)))
         return
@@ -105,7 +105,7 @@ def main() -> None:
         write_table(
             arguments.output,
             "A training step of the full-size weather networks",
-            f"python benchmarks/weather_step.py {flags}{' --dense' if arguments.dense else ''}",
+            f"smoe bench weather-step {flags}{' --dense' if arguments.dense else ''}",
             columns,
             rows,
             f"Batch {arguments.batch_size} of 117 x 32 x 64, random data, float32: forward, latitude-weighted loss, "

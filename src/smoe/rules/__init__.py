@@ -60,6 +60,7 @@ def resolve_damping(damping: Damping | str | float | None) -> Damping | None:
     if damping.strip().lower() == "none":
         return None
     try:
-        return Damping(factor=float(damping))
+        factor = float(damping)
     except ValueError:
         return from_text(damping, {Damping.name: Damping}, "damping")
+    return Damping(factor=factor)
