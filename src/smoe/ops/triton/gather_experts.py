@@ -1,0 +1,97 @@
+"""Picking channels of the bank's outputs at each pixel, and putting them back, on a GPU.
+
+Both are one pass with int32 indices, in the memory format of their argument. The transpose writes every element once:
+the channels of a pixel are distinct, so that each place has at most one source and nothing is added.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from smoe.ops.triton.launch import ceil_div, device_of
+
+CHANNELS_PER_PROGRAM = 32
+PIXELS_PER_PROGRAM = 64
+
+
+@triton.jit
+def pick_kernel(
+    values,
+    sources,
+    result,
+    num_channels,
+    num_pixels,
+    source_sample_stride,
+    value_sample_stride,
+    value_channel_stride,
+    value_pixel_stride,
+    source_channel_stride,
+    source_pixel_stride,
+    result_sample_stride,
+    result_channel_stride,
+    result_pixel_stride,
+    CHANNELS: tl.constexpr,
+    PIXELS: tl.constexpr,
+):
+    """`result[sample, channel, pixel] = values[sample, sources[channel, pixel], pixel]`, 0 for a negative source."""
+    pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    sample = tl.program_id(2)
+    is_here = (channels < num_channels)[:, None] & (pixels < num_pixels)[None, :]
+    source = tl.load(
+        sources
+        + sample * source_sample_stride
+        + channels[:, None] * source_channel_stride
+        + pixels[None, :] * source_pixel_stride,
+        mask=is_here,
+        other=-1,
+    )
+    value = tl.load(
+        values + sample * value_sample_stride + source * value_channel_stride + pixels[None, :] * value_pixel_stride,
+        mask=source >= 0,
+        other=0.0,
+    )
+    tl.store(
+        result
+        + sample * result_sample_stride
+        + channels[:, None] * result_channel_stride
+        + pixels[None, :] * result_pixel_stride,
+        value,
+        mask=is_here,
+    )
+
+
+def triton_gather_channels(values: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:
+    """`(B, N, P)` at channels `(1 or B, M, P)`: `(B, M, P)`, in the memory format of the values."""
+    return _pick(values, channels.to(torch.int32), channels.shape[1])
+
+
+def triton_scatter_channels(values: torch.Tensor, channels: torch.Tensor, num_channels: int) -> torch.Tensor:
+    """`(B, M, P)` to its channels `(1 or B, M, P)` in zeros `(B, num_channels, P)`, in the format of the values."""
+    shape = (channels.shape[0], num_channels, channels.shape[2])
+    slots = torch.full(shape, -1, dtype=torch.int32, device=channels.device)
+    numbers = torch.arange(channels.shape[1], dtype=torch.int32, device=channels.device)
+    slots.scatter_(1, channels.long(), numbers[:, None].expand(channels.shape))
+    return _pick(values, slots, num_channels)
+
+
+def _pick(values: torch.Tensor, sources: torch.Tensor, num_channels: int) -> torch.Tensor:
+    num_samples, _, num_pixels = values.shape
+    if values.stride(1) == 1 and num_pixels > 1 and not values.is_contiguous():
+        result = values.new_empty(num_samples, num_pixels, num_channels).transpose(1, 2)
+    else:
+        result = values.new_empty(num_samples, num_channels, num_pixels)
+    if result.numel() == 0:
+        return result
+    grid = (ceil_div(num_pixels, PIXELS_PER_PROGRAM), ceil_div(num_channels, CHANNELS_PER_PROGRAM), num_samples)
+    source_sample_stride = sources.stride(0) if sources.shape[0] > 1 else 0
+    blocks: dict[str, int] = {"CHANNELS": CHANNELS_PER_PROGRAM, "PIXELS": PIXELS_PER_PROGRAM}
+    with device_of(values):
+        pick_kernel[grid](
+            *(values, sources, result, num_channels, num_pixels, source_sample_stride, *values.stride()),
+            *(sources.stride(1), sources.stride(2), *result.stride()),
+            **blocks,
+        )
+    return result

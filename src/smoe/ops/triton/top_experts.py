@@ -1,0 +1,89 @@
+"""Ranking on a GPU: the rank of an expert is the number of experts before it, counted.
+
+X comparisons for each expert and pixel are little work for a GPU, need no sorting network and no keys, and put ties in
+the order of the definition.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from smoe.ops.triton.launch import ceil_div, device_of
+
+EXPERTS_PER_PROGRAM = 32
+PIXELS_PER_PROGRAM = 32
+
+
+@triton.jit
+def rank_kernel(scores, indices, num_experts, num_selected, num_pixels, EXPERTS: tl.constexpr, PIXELS: tl.constexpr):
+    """Writes the experts of one block whose rank is below `num_selected` to `indices[sample, rank, pixel]`."""
+    pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    experts = tl.program_id(1) * EXPERTS + tl.arange(0, EXPERTS)
+    sample = tl.program_id(2)
+    row = scores + sample * num_experts * num_pixels
+    is_here = (experts < num_experts)[:, None] & (pixels < num_pixels)[None, :]
+    own = tl.load(row + experts[:, None] * num_pixels + pixels[None, :], mask=is_here, other=float("-inf"))
+    own = tl.where(own == own, own, float("-inf"))  # a NaN ranks last
+    rank = tl.zeros((EXPERTS, PIXELS), dtype=tl.int32)
+    for other in range(num_experts):
+        score = tl.load(row + other * num_pixels + pixels, mask=pixels < num_pixels, other=float("-inf"))
+        score = tl.where(score == score, score, float("-inf"))[None, :]
+        is_before = (score > own) | ((score == own) & (other < experts)[:, None])
+        rank += is_before.to(tl.int32)
+    tl.store(
+        indices + (sample * num_selected + rank) * num_pixels + pixels[None, :],
+        tl.broadcast_to(experts[:, None], (EXPERTS, PIXELS)),
+        mask=is_here & (rank < num_selected),
+    )
+
+
+@triton.jit
+def family_kernel(scores, indices, num_experts, num_families, num_pixels, PIXELS: tl.constexpr):
+    """Writes the best expert of one family to `indices[sample, family, pixel]`; the lower number wins a tie."""
+    pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    family = tl.program_id(1)
+    sample = tl.program_id(2)
+    size = num_experts // num_families
+    larger = num_experts % num_families
+    first = family * size + tl.minimum(family, larger)
+    last = first + size + tl.where(family < larger, 1, 0)
+    row = scores + sample * num_experts * num_pixels
+    best = tl.full((PIXELS,), float("-inf"), dtype=scores.dtype.element_ty)
+    chosen = tl.zeros((PIXELS,), dtype=tl.int32) + first
+    for expert in range(first, last):
+        score = tl.load(row + expert * num_pixels + pixels, mask=pixels < num_pixels, other=float("-inf"))
+        is_better = score > best  # false for a NaN
+        best = tl.where(is_better, score, best)
+        chosen = tl.where(is_better, expert, chosen)
+    tl.store(indices + (sample * num_families + family) * num_pixels + pixels, chosen, mask=pixels < num_pixels)
+
+
+def triton_top_experts(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    """The experts with the highest scores `(S, E, P)` int32, the best first, from scores `(S, X, P)`."""
+    if num_selected == 1:
+        return triton_family_experts(scores, 1)
+    scores = scores.contiguous()
+    num_samples, num_experts, num_pixels = scores.shape
+    indices = torch.empty(num_samples, num_selected, num_pixels, dtype=torch.int32, device=scores.device)
+    if indices.numel():
+        grid = (ceil_div(num_pixels, PIXELS_PER_PROGRAM), ceil_div(num_experts, EXPERTS_PER_PROGRAM), num_samples)
+        sizes: dict[str, int] = {"EXPERTS": EXPERTS_PER_PROGRAM, "PIXELS": PIXELS_PER_PROGRAM}
+        with device_of(scores):
+            rank_kernel[grid](scores, indices, num_experts, num_selected, num_pixels, **sizes)
+    return indices
+
+
+def triton_family_experts(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    """The best expert of each of E families `(S, E, P)` int32, from scores `(S, X, P)`."""
+    scores = scores.contiguous()
+    num_samples, num_experts, num_pixels = scores.shape
+    indices = torch.empty(num_samples, num_selected, num_pixels, dtype=torch.int32, device=scores.device)
+    if indices.numel():
+        pixels = 4 * PIXELS_PER_PROGRAM
+        grid = (ceil_div(num_pixels, pixels), num_selected, num_samples)
+        sizes: dict[str, int] = {"PIXELS": pixels}
+        with device_of(scores):
+            family_kernel[grid](scores, indices, num_experts, num_selected, num_pixels, **sizes)
+    return indices
