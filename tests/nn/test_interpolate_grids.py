@@ -29,7 +29,9 @@ def smooth_scores(num_experts: int, height: int, width: int) -> torch.Tensor:
 
 def layer_with(scores: torch.Tensor, num_selected: int = 2, **options: Any) -> smoe.SpatialMoE2d:
     num_experts, height, width = scores.shape
-    layer = smoe.SpatialMoE2d(3, num_experts, num_selected, spatial_shape=(height, width), **options)
+    layer = smoe.SpatialMoE2d(
+        3, num_experts, num_selected, spatial_shape=(height, width), order="score", rule=RC, **options
+    )
     assert isinstance(layer.gate, smoe.TensorGate)
     layer.gate.scores.data = scores
     return layer
@@ -163,6 +165,35 @@ def test_gates_of_other_kinds() -> None:
         assert new.gate.spatial_shape in ((6, 6), None)
         assert new(x).shape == (1, 2, 6, 6)
         assert set(layer.state_dict()) == set(new.state_dict())
+
+
+def test_factorised_gates_share_their_embedding_on_the_new_grid() -> None:
+    torch.manual_seed(0)
+    embedding = smoe.PixelEmbedding(3, (4, 4), init="kaiming")
+    first, second = (smoe.FactorisedGate(num_experts, 2, embedding=embedding) for num_experts in (4, 6))
+    net = nn.Sequential(
+        smoe.SpatialMoE2d(3, 4, 2, gate=first, rule="straight_through"),
+        smoe.SpatialMoE2d(2, 6, 2, gate=second, rule="straight_through"),
+    )
+    new = smoe.interpolate_grids(net, example_input=torch.zeros(1, 3, 8, 9))
+    assert new[0].gate.embedding is new[1].gate.embedding
+    expected = F.interpolate(embedding.values[None], (8, 9), mode="bilinear", align_corners=False)[0]
+    torch.testing.assert_close(new[0].gate.embedding.values, expected)
+    assert torch.equal(new[1].gate.keys, second.keys)
+    assert new(torch.randn(2, 3, 8, 9)).shape == (2, 2, 8, 9)
+
+
+def test_local_affine_maps_are_interpolated() -> None:
+    layer = layer_with(torch.randn(4, 3, 3), local_affine=True)
+    assert layer.affine is not None
+    with torch.no_grad():
+        layer.affine.scale.normal_()
+        layer.affine.offset.normal_()
+    new = smoe.interpolate_grids(layer, example_input=torch.zeros(1, 3, 6, 5))
+    for name, field in layer.affine.named_parameters():
+        expected = F.interpolate(field[None], (6, 5), mode="bilinear", align_corners=False)[0]
+        torch.testing.assert_close(new.affine.get_parameter(name), expected)
+    assert new(torch.randn(2, 3, 6, 5)).shape[2:] == (6, 5)
 
 
 def test_a_gate_that_learns_by_probing_goes_on_on_its_new_grid() -> None:

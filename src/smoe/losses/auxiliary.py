@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from smoe.losses.squared_variation import squared_variation
-from smoe.nn.gates.gate import SpatialGate
-from smoe.nn.gates.normalization import normalize_scores
+from smoe.nn.gates.gate import SpatialGate, normalize_scores
 from smoe.nn.routed_layer import RoutedLayer
 from smoe.ops.routing import Routing
 from smoe.options import Normalization
@@ -25,7 +24,7 @@ def importance_loss(weights: torch.Tensor) -> torch.Tensor:
     """Squared coefficient of variation of the experts' importances, their weights summed over samples and pixels.
 
     Args:
-        weights: Normalised routing weights `(1 or B, X, P)`. Raw scores will not do: their mean may be 0.
+        weights: Normalised routing weights `(1 or B, X, P)`; not raw scores, whose mean may be 0.
     """
     return squared_variation(_sum_per_expert(weights))
 
@@ -107,11 +106,11 @@ def auxiliary_loss(
     of the RC loss. A gate shared by several layers that does not look at its input counts once.
 
     Args:
-        model: holds SMoE layers.
-        importance: add the importance loss of the normalised (softmax) weights.
-        load: add the load loss; every gate must be a `NoisyGate`.
-        spatial_agreement: add the spatial agreement loss.
-        weight: factor of the whole.
+        model: Model with SMoE layers.
+        importance: Add the importance loss of the normalised (softmax) weights.
+        load: Add the load loss; every gate must be a `NoisyGate`.
+        spatial_agreement: Add the spatial agreement loss.
+        weight: Factor of the sum.
     """
     if not (importance or load or spatial_agreement):
         raise ValueError("choose at least one of importance, load, spatial_agreement")

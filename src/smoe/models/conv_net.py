@@ -13,8 +13,8 @@ class ConvNet(nn.Module):
     """Layers one after another, with batch normalisation and ReLU between them and neither after the last.
 
     Args:
-        make_layer: makes a layer of the given numbers of input and output channels.
-        channels: of the input, of each hidden layer and of the output; at least two numbers.
+        make_layer: Makes a layer from the numbers of its input and output channels.
+        channels: Numbers of channels of the input, of each hidden layer and of the output; at least two numbers.
     """
 
     def __init__(self, make_layer: Callable[[int, int], nn.Module], channels: Sequence[int]) -> None:

@@ -16,8 +16,8 @@ class Emos(nn.Module):
     `torch.nn.Linear`.
 
     Args:
-        num_members: M.
-        value_range: physical values that become 0 and 1.
+        num_members: M, the number of members of the ensemble.
+        value_range: Physical values that become 0 and 1.
     """
 
     def __init__(self, num_members: int, value_range: tuple[float, float] = (0.0, 1.0)) -> None:

@@ -1,4 +1,4 @@
-"""One fully connected layer on a grid: every pixel sees every other (paper section 3.1)."""
+"""One fully connected layer on a grid: every pixel depends on every other (paper section 3.1)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class FullyConnectedNet(nn.Module):
     """One field to one field of the same grid, without bias.
 
     Args:
-        spatial_shape: rows and columns of the grid.
+        spatial_shape: Rows and columns of the grid.
     """
 
     def __init__(self, spatial_shape: tuple[int, int]) -> None:

@@ -15,9 +15,9 @@ class ImageClassifier(nn.Module):
     """Layers with batch normalisation and ReLU after each, the mean over all pixels, and a linear map to the classes.
 
     Args:
-        layers: that are applied one after the other, `(B, C, H, W)` to `(B, C', H', W')`.
-        channels: that each layer returns.
-        num_classes: N.
+        layers: Layers from `(B, C, H, W)` to `(B, C', H', W')`, applied one after the other.
+        channels: Number of output channels of each layer.
+        num_classes: N, the number of classes.
     """
 
     def __init__(self, layers: Sequence[nn.Module], channels: Sequence[int], num_classes: int) -> None:

@@ -22,8 +22,8 @@ def start_as_torchvision(weight: torch.Tensor, out_channels: int) -> None:
     """Draws kernels from a normal distribution of variance 2 / fan-out.
 
     Args:
-        weight: kernels `(N, C, rows, columns)`; several of them may serve one output channel, as experts and bases do.
-        out_channels: output channels of the layer, which set the fan-out.
+        weight: Kernels `(N, C, rows, columns)`; several of them may serve one output channel, as experts and bases do.
+        out_channels: Number of output channels of the layer, which sets the fan-out.
     """
     nn.init.normal_(weight, std=math.sqrt(2.0 / (out_channels * weight.shape[2] * weight.shape[3])))
 
@@ -32,10 +32,10 @@ class Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolutions, each with batch normalisation, added to the input.
 
     Args:
-        in_channels: of the input.
-        filters: a quarter of the output channels.
-        width: channels of the 3x3 convolution.
-        stride: of the 3x3 convolution, and of the projection of the input that a change of shape needs.
+        in_channels: Number of channels of the input.
+        filters: A quarter of the number of output channels.
+        width: Number of channels of the 3x3 convolution.
+        stride: Stride of the 3x3 convolution, and of the projection of the input that a change of shape needs.
     """
 
     def __init__(self, in_channels: int, filters: int, width: int, stride: int = 1) -> None:
@@ -68,10 +68,11 @@ class ResNet(nn.Module):
     With 1000 classes it has 25,557,032 parameters, as `wide_resnet50_2` 68,883,240.
 
     Args:
-        num_blocks: of each stage; (3, 4, 6, 3) is ResNet-50.
-        num_classes: logits.
-        filters: of the first convolution; each stage has twice those of the one before.
-        width_factor: channels of the 3x3 convolutions, as a multiple of the stage's filters; 2 is Wide ResNet-50-2.
+        num_blocks: Number of blocks of each stage; (3, 4, 6, 3) is ResNet-50.
+        num_classes: Number of logits.
+        filters: Number of filters of the first convolution; each stage has twice as many as the one before.
+        width_factor: Number of channels of the 3x3 convolutions as a multiple of the stage's filters; 2 is Wide
+            ResNet-50-2.
     """
 
     def __init__(

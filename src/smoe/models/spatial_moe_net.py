@@ -14,7 +14,7 @@ class SpatialMoENet(nn.Module):
     With one expert of one output per pixel the sum is the output itself.
 
     Args:
-        layer: an SMoE layer.
+        layer: The SMoE layer.
     """
 
     def __init__(self, layer: RoutedLayer) -> None:

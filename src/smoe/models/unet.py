@@ -26,10 +26,10 @@ class UNetBlock(nn.Module):
     """Two times: a 3x3 convolution, batch normalisation and ReLU.
 
     Args:
-        in_channels: of its input.
-        hidden: filters of the first convolution.
-        out_channels: filters of the second.
-        padding_mode: of both.
+        in_channels: Number of channels of the input.
+        hidden: Number of filters of the first convolution.
+        out_channels: Number of filters of the second convolution.
+        padding_mode: Padding mode of both convolutions.
     """
 
     def __init__(self, in_channels: int, hidden: int, out_channels: int, padding_mode: PaddingMode) -> None:
@@ -56,9 +56,9 @@ class UNet(nn.Module):
     ENS-10, which moves the lower levels' rows by half a pixel.
 
     Args:
-        in_channels: fields it sees.
-        out_channels: numbers for each pixel.
-        filters: of the first level.
+        in_channels: Number of input fields.
+        out_channels: Number of outputs for each pixel.
+        filters: Number of filters of the first level.
         padding_mode: `zeros`, as in ENS-10; `longitude` joins the first and the last column in convolutions and
             upsampling, a difference to ENS-10 that leaves no seam in the fields.
     """

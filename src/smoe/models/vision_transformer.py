@@ -18,17 +18,17 @@ class VisionTransformer(nn.Module):
     norm, another linear map makes the pixels of the patch.
 
     Args:
-        in_channels: channels of the input.
-        out_channels: channels of the output.
-        spatial_shape: rows and columns of the grid, multiples of `patch_size`.
-        patch_size: rows and columns of a patch.
-        width: of the tokens; a multiple of 4 and of `num_heads`.
-        num_heads: of the attention.
-        depth: number of blocks.
-        hidden: width between the two linear layers of a feed-forward network.
-        num_experts: experts in every block; without, every block has one feed-forward network.
-        num_selected: experts chosen for each token.
-        capacity_factor: of the experts, see `PatchMoE`; each sample is a group of its own.
+        in_channels: Number of channels of the input.
+        out_channels: Number of channels of the output.
+        spatial_shape: Rows and columns of the grid, multiples of `patch_size`.
+        patch_size: Rows and columns of a patch.
+        width: Width of the tokens, a multiple of 4 and of `num_heads`.
+        num_heads: Number of heads of the attention.
+        depth: Number of blocks.
+        hidden: Width between the two linear layers of a feed-forward network.
+        num_experts: Number of experts in every block; None for one feed-forward network in every block.
+        num_selected: Number of experts selected for each token.
+        capacity_factor: Capacity factor of the experts, see `PatchMoE`; each sample is a group of its own.
     """
 
     position: torch.Tensor
@@ -90,9 +90,9 @@ class TransformerBlock(nn.Module):
     """Attention and then a feed-forward layer, each after a layer norm and in a residual branch.
 
     Args:
-        width: D, of the tokens.
-        num_heads: of the attention.
-        feed_forward: tokens `(B, N, D)` to `(B, N, D)`.
+        width: D, the width of the tokens.
+        num_heads: Number of heads of the attention.
+        feed_forward: Module from tokens `(B, N, D)` to `(B, N, D)`.
     """
 
     def __init__(self, width: int, num_heads: int, feed_forward: nn.Module) -> None:
@@ -112,8 +112,8 @@ class SelfAttention(nn.Module):
     """Multi-head attention of every token to all tokens of its sample, with biases.
 
     Args:
-        width: D, of the tokens; a multiple of `num_heads`.
-        num_heads: heads, of `D / num_heads` channels each.
+        width: D, the width of the tokens, a multiple of `num_heads`.
+        num_heads: Number of heads, each with `D / num_heads` channels.
     """
 
     def __init__(self, width: int, num_heads: int) -> None:
@@ -145,9 +145,9 @@ def sine_cosine_position(rows: int, columns: int, width: int) -> torch.Tensor:
     then the cosines of `place / 10000 ** (4 i / width)`, i from 0 to `width / 4 - 1`.
 
     Args:
-        rows: of the grid of patches.
-        columns: of the grid of patches.
-        width: number of channels, a multiple of 4.
+        rows: Rows of the grid of patches.
+        columns: Columns of the grid of patches.
+        width: Number of channels, a multiple of 4.
 
     Returns:
         `(rows * columns, width)`, in the default dtype.

@@ -20,8 +20,8 @@ def glorot_uniform_(weight: torch.Tensor, out_channels: int) -> None:
     """Draws convolution kernels as Keras does: uniform within sqrt(6 / (fan-in + fan-out)).
 
     Args:
-        weight: kernels `(N, C, rows, columns)`; several of them may serve one output channel, as experts and bases do.
-        out_channels: output channels of the layer, which set the fan-out.
+        weight: Kernels `(N, C, rows, columns)`; several of them may serve one output channel, as experts and bases do.
+        out_channels: Number of output channels of the layer, which sets the fan-out.
     """
     in_channels, rows, columns = weight.shape[1:]
     bound = math.sqrt(6.0 / (rows * columns * (in_channels + out_channels)))
@@ -39,15 +39,15 @@ class ConvBlock(nn.Module):
     """A convolution, LeakyReLU of slope 0.3, batch normalisation and dropout, in this order.
 
     Args:
-        conv: `(B, C, H, W)` to `(B, channels, H, W)`.
-        channels: of its output.
-        dropout: probability that a value is set to zero in training.
+        conv: Module from `(B, C, H, W)` to `(B, channels, H, W)`.
+        channels: Number of channels of its output.
+        dropout: Probability that a value is set to zero in training.
     """
 
     def __init__(self, conv: nn.Module, channels: int, dropout: float) -> None:
         super().__init__()
         self.conv = conv
-        # In place: the sign of the output tells that of the input, and the convolution does not look at its output.
+        # In place: the sign of the input follows from that of the output, and the convolution does not need its output.
         self.activation = nn.LeakyReLU(0.3, inplace=True)
         # Keras's momentum 0.99 is what the running mean keeps; torch's is what is new in it.
         self.norm = SharedBatchNorm2d(channels, eps=1e-3, momentum=0.01)
@@ -62,8 +62,8 @@ class ResidualBlock(nn.Module):
     """Two blocks whose output is added to their input; nothing after the sum.
 
     Args:
-        first: block that keeps the number of channels.
-        second: another one.
+        first: Block that keeps the number of channels.
+        second: Another such block.
     """
 
     def __init__(self, first: nn.Module, second: nn.Module) -> None:
@@ -82,14 +82,14 @@ class WeatherResNet(nn.Module):
     With 117 inputs and 3 outputs it has 6,355,587 parameters; with 256 filters 23,917,827.
 
     Args:
-        in_channels: fields of all context times, and constants.
-        out_channels: fields to forecast.
-        filters: of every convolution but the last.
-        num_blocks: residual blocks, of two convolutions each.
-        stem_kernel_size: of the first convolution.
-        dropout: of every block.
-        positive: end with a ReLU, for precipitation.
-        make_conv: makes the convolutions of the residual blocks; `globe_conv` if None.
+        in_channels: Number of fields of all context times, and of constants.
+        out_channels: Number of fields to forecast.
+        filters: Number of filters of every convolution but the last.
+        num_blocks: Number of residual blocks with two convolutions each.
+        stem_kernel_size: Kernel size of the first convolution.
+        dropout: Dropout of every block.
+        positive: End with a ReLU, for precipitation.
+        make_conv: Makes the convolutions of the residual blocks; `globe_conv` if None.
     """
 
     def __init__(

@@ -28,10 +28,10 @@ class Change:
     """A convolution that becomes an SMoE layer.
 
     Attributes:
-        name: of the module in the network.
-        spatial_shape: rows and columns of its output grid.
-        num_experts: X, experts of the new layer.
-        num_selected: E, filters of the old one.
+        name: Name of the module in the network.
+        spatial_shape: Rows and columns of its output grid.
+        num_experts: X, the number of experts of the new layer.
+        num_selected: E, the number of filters of the convolution.
     """
 
     name: str
@@ -45,8 +45,8 @@ class ConversionPlan:
     """What a conversion changes, and what it leaves and why.
 
     Attributes:
-        changes: in the order of the network's modules.
-        left: reasons by the names of the convolutions that stay.
+        changes: Changes in the order of the network's modules.
+        left: For each convolution that stays, by name, the reason.
     """
 
     changes: tuple[Change, ...] = ()
@@ -73,16 +73,16 @@ def plan_conversion(
     """Finds what `convert` would change, without changing anything.
 
     Args:
-        model: is run once on the example, in evaluation mode, to find the grids.
-        example_input: of the size the network is made for. A tuple holds several positional arguments of its forward,
-            a dictionary keyword arguments.
-        kernel_size: convert convolutions of this size only; None for any odd one.
-        num_experts: a fraction (2.0) is the ratio of experts to filters, an integer the number of experts.
-        names: convert modules whose name matches this pattern only, as in `blocks.*.conv2`.
-        predicate: convert a module only if this is true of its name and itself.
+        model: Network to convert. It is run once on the example, in evaluation mode, to find the grids.
+        example_input: Input of the size the network is made for. A tuple holds several positional arguments of its
+            forward, a dictionary keyword arguments.
+        kernel_size: Size of the convolutions to convert; None for any odd size.
+        num_experts: A fraction (2.0) is the ratio of experts to filters, an integer the number of experts.
+        names: Pattern of the names of modules to convert, such as `blocks.*.conv2`.
+        predicate: Condition on the name and the module.
 
     Raises:
-        ValueError: if the kernel size is even, or the number of experts is none.
+        ValueError: If the kernel size is even, or `num_experts` is neither a ratio nor a number of experts.
     """
     wanted_size = None if kernel_size is None else check_kernel_size(kernel_size)
     _check_num_experts(num_experts)
@@ -114,7 +114,7 @@ def plan_conversion(
 
 
 def show_name(name: str) -> str:
-    """The name of a module as a reader knows it; the network itself has none."""
+    """The name of a module for messages; the network itself has the empty name."""
     return name or "the model itself"
 
 

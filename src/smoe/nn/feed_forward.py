@@ -14,10 +14,10 @@ class FeedForward(nn.Module):
     Weights start Glorot-uniform and biases at zero, as in the vision transformer.
 
     Args:
-        width: of the tokens.
-        hidden: width between the two linear layers.
-        device: of the weights.
-        dtype: of the weights.
+        width: Width of the tokens.
+        hidden: Width between the two linear layers.
+        device: Device of the weights.
+        dtype: Dtype of the weights.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""From two numbers of a network to a normal distribution, relative to the ensemble (paper section 3.3, ENS-10)."""
+"""Turns two outputs of a network into a normal distribution, relative to the ensemble (paper section 3.3, ENS-10)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 
 
 def gaussian_correction(output: torch.Tensor, spread: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How far to move the ensemble's mean, and the new spread.
+    """The change of the ensemble's mean, and the new spread.
 
     Args:
-        output: `(B, 2, H, W)`, o0 and o1.
-        spread: s, standard deviation of the ensemble, in physical units, `(B, H, W)`.
+        output: Outputs o0 and o1, `(B, 2, H, W)`.
+        spread: Standard deviation s of the ensemble, in physical units, `(B, H, W)`.
 
     Returns:
         `o0 * s` and `exp(o1) * s`, both `(B, H, W)`, in float32 at least. Where the ensemble has no spread, both are 0:
@@ -30,9 +30,9 @@ def gaussian_head(output: torch.Tensor, mean: torch.Tensor, spread: torch.Tensor
     An output of zeros gives the ensemble's own mean and spread.
 
     Args:
-        output: `(B, 2, H, W)`, o0 and o1.
-        mean: m, of the ensemble, in physical units, `(B, H, W)`.
-        spread: s, its standard deviation, of the same shape.
+        output: Outputs o0 and o1, `(B, 2, H, W)`.
+        mean: Mean m of the ensemble, in physical units, `(B, H, W)`.
+        spread: Standard deviation s of the ensemble, of the same shape.
 
     Returns:
         Mean and standard deviation, both `(B, H, W)`.

@@ -1,4 +1,4 @@
-"""What a layer on a grid can be made with, checked at construction, and what it can be given."""
+"""Checks of the arguments and inputs of layers on a grid."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Takes a network whose layers know where they are to images of another size (the trap of paper section 3.4).
+"""Adapts a network whose layers depend on the place to images of another size (paper section 3.4).
 
 The published recipe trains on crops of 176 pixels and evaluates at 224: gates and tables made for 44 x 44 pixels meet
-56 x 56. A convolution does not notice; these layers refuse. Here their fields are interpolated.
+56 x 56. A convolution works on both; these layers refuse another grid. Here their fields are interpolated.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 
 from smoe.nn.combiners import RowsAndColumns, Table
 from smoe.nn.conversion_plan import ExampleInput, run_example, show_name
-from smoe.nn.gates import FixedGate, LocallyConnectedGate, NoisyGate, SpatialGate, TensorGate
+from smoe.nn.gates import FactorisedGate, FixedGate, LocallyConnectedGate, NoisyGate, SpatialGate, TensorGate
 from smoe.nn.locally_connected import LocallyConnected2d
 from smoe.nn.low_rank_local import LowRankLocal2d
 from smoe.nn.routed_layer import RoutedLayer
@@ -30,20 +30,21 @@ _WITH_GRID = (RoutedLayer, LowRankLocal2d, LocallyConnected2d)
 def interpolate_grids(model: Network, *, example_input: ExampleInput, mode: Interpolation = "linear") -> Network:
     """A copy of the network for inputs of the example's size: each field of a layer is interpolated to its new grid.
 
-    Fields are the scores of tensor and fixed gates, the combining weights and spatial biases of LRLCN, and the filters
-    of LCN. The experts of a pixel are then chosen by its interpolated scores, so there are as many distinct ones as
-    before; with `nearest`, each pixel has those of the nearest pixel of the old grid, in their order. An axis that
-    the layer's padding wraps is interpolated around. Layers whose grid is the same are left as they are. Parameters
-    of the copy are new: an optimiser of the model does not know them.
+    Fields are the scores of tensor and fixed gates, the pixel embeddings of factorised gates, local affine maps, the
+    combining weights and spatial biases of LRLCN, and the filters of LCN. The experts of a pixel are then selected by
+    its interpolated scores, so there are as many distinct ones as before; with `nearest`, each pixel has those of the
+    nearest pixel of the old grid, in their order. An axis that the layer's padding wraps is interpolated around. Layers
+    whose grid is the same are left as they are. Parameters of the copy are new and need an optimiser of their own.
 
     Args:
-        model: is left as it is.
-        example_input: of the new size; a tuple holds several positional arguments, a dictionary keyword arguments.
+        model: Network to adapt; it is not changed.
+        example_input: Input of the new size. A tuple holds several positional arguments, a dictionary keyword
+            arguments.
         mode: `linear` between the centres of pixels, or `nearest`. Linear suits fields that are smooth; scores of white
             noise it mixes into choices that no pixel was trained with.
 
     Raises:
-        ValueError: if a layer cannot be interpolated, is not reached by the example, or would need two grids; or if
+        ValueError: If a layer cannot be interpolated, is not reached by the example, or would need two grids; or if
             its field is not finite.
     """
     new = copy.deepcopy(model)
@@ -56,7 +57,7 @@ def interpolate_grids(model: Network, *, example_input: ExampleInput, mode: Inte
         name = show_name(names[module])
         input = args[0] if args else kwargs["input"]
         grid = _grid_of(module, input)
-        holder = module.gate if isinstance(module, RoutedLayer) else module
+        holder = _holder(module)
         known = made_for.setdefault(holder, (grid, name))
         if known[0] != grid:
             raise ValueError(
@@ -72,13 +73,18 @@ def interpolate_grids(model: Network, *, example_input: ExampleInput, mode: Inte
         for hook in hooks:
             hook.remove()
     missed = [
-        show_name(name)
-        for module, name in names.items()
-        if (module.gate if isinstance(module, RoutedLayer) else module) not in made_for and _has_grid(module)
+        show_name(name) for module, name in names.items() if _holder(module) not in made_for and _has_grid(module)
     ]
     if missed:
-        raise ValueError(f"the example input does not reach {', '.join(missed)}: what grid it is to have is unknown")
+        raise ValueError(f"the example input does not reach {', '.join(missed)}: its new grid is unknown")
     return new
+
+
+def _holder(layer: nn.Module) -> nn.Module:
+    """The module whose field decides the grid of a layer; several layers may share it."""
+    if not isinstance(layer, RoutedLayer):
+        return layer
+    return layer.gate.embedding if isinstance(layer.gate, FactorisedGate) else layer.gate
 
 
 def _grid_of(layer: nn.Module, input: torch.Tensor) -> tuple[int, int]:
@@ -103,6 +109,9 @@ def _resize(layer: nn.Module, grid: tuple[int, int], mode: Interpolation, name: 
     wraps = (padding_mode == "circular", padding_mode in ("circular", "longitude"))
     if isinstance(layer, RoutedLayer):
         _resize_gate(layer.gate, grid, mode, wraps, name)
+        if isinstance(layer, SpatialMoE2d) and layer.affine is not None:
+            layer.affine.scale = _interpolated(layer.affine.scale, grid, mode, wraps, name)
+            layer.affine.offset = _interpolated(layer.affine.offset, grid, mode, wraps, name)
     elif isinstance(layer, LowRankLocal2d):
         for maps in (layer.combiner, layer.spatial_bias):
             if isinstance(maps, Table):
@@ -132,6 +141,9 @@ def _resize_gate(
     elif isinstance(gate, TensorGate):
         gate.scores = _interpolated(gate.scores, grid, mode, wraps, name)
         gate.restart_memory(grid[0] * grid[1])
+    elif isinstance(gate, FactorisedGate):
+        # Gates may share the embedding; the first one resizes it.
+        gate.embedding.values = _interpolated(gate.embedding.values, grid, mode, wraps, name)
     elif isinstance(gate, FixedGate):
         scores = interpolate_grid(_checked(gate.scores, name), grid, mode=mode, wraps=wraps)
         gate.scores = scores.to(gate.scores.dtype)

@@ -23,7 +23,7 @@ from smoe.rules import Damping, Rule, resolve_damping, resolve_rule
 class RoutedLayer(nn.Module, ABC):
     """A layer whose gate selects experts at each pixel and learns inside the layer's backward pass.
 
-    In training mode the error signal that reaches the layer trains the gate as its rule says. In evaluation mode the
+    In training mode the error signal that reaches the layer trains the gate by the layer's rule. In evaluation mode the
     gradients are those of the function that is computed.
 
     Args:
@@ -213,7 +213,7 @@ class RoutedLayer(nn.Module, ABC):
     def restart_expert(
         self, expert: torch.Tensor, source: torch.Tensor, is_due: torch.Tensor, generator: torch.Generator
     ) -> None:
-        """Makes an expert a slightly changed copy of another, if the layer knows where its experts are.
+        """Makes an expert a slightly changed copy of another, if single experts of the layer can be told apart.
 
         Args:
             expert: Number of the expert to start anew, a scalar.

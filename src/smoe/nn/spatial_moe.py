@@ -79,7 +79,7 @@ class SpatialMoE(RoutedLayer):
 
     @torch.no_grad()
     def candidate_products(self, source: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-        """As its base says, from the outputs of all experts."""
+        """See `RoutedLayer`; computed from the outputs of all experts."""
         members = family_members(self.num_experts, self.num_selected, device=source.device)
         outputs = source.flatten(2).unflatten(1, (-1, self.expert_channels))
         flat_error = error.flatten(2)

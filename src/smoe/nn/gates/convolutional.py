@@ -17,11 +17,11 @@ class NetworkGate(SpatialGate):
     """A gate whose scores `(B, X, H, W)` a small network computes from the input.
 
     Args:
-        in_channels: C of the layer's input.
-        num_experts: X, experts in the bank.
-        num_selected: E, experts to choose at each pixel.
-        kernel_size: odd.
-        stride: the layer's.
+        in_channels: C, the number of channels of the layer's input.
+        num_experts: X, the number of experts in the bank.
+        num_selected: E, the number of experts to select at each pixel.
+        kernel_size: Odd size of the kernels.
+        stride: Stride of the layer.
         padding_mode: `zeros`, `circular` or `longitude`.
         order: Order of the selected experts: `score` or `index`.
         normalization: `none`, `softmax`, `abs` or `abs_softmax`.
@@ -46,10 +46,10 @@ class NetworkGate(SpatialGate):
     def make_network(
         self, in_channels: int, kernel_size: int | tuple[int, int], stride: int, padding_mode: PaddingMode
     ) -> nn.Module:
-        """The network, with `num_experts` outputs."""
+        """Makes the network, with `num_experts` outputs."""
 
     def raw_scores(self, input: torch.Tensor | None) -> torch.Tensor:
-        """What the network says of the input."""
+        """The network applied to the input."""
         return self.network(input)
 
 

@@ -37,8 +37,8 @@ class FixedGate(SpatialGate):
         With as many experts as regions, which is the default, pixels of region r use expert r.
 
         Args:
-            region_map: `(*grid)` integers from 0 up.
-            num_experts: X, experts in the bank.
+            region_map: Region numbers `(*grid)`, integers from 0 up.
+            num_experts: X, the number of experts in the bank.
             num_selected: E, at most a region's share of the experts.
         """
         region_map = torch.as_tensor(region_map)

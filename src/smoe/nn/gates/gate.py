@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from smoe.nn.gates.normalization import normalize_scores
 from smoe.nn.gates.shared_ranking import SharedRanking
 from smoe.nn.memory import Memory
 from smoe.ops.routing import Routing
@@ -268,6 +267,15 @@ class SpatialGate(nn.Module, ABC):
         """The numbers that `repr` shows."""
         text = f"num_experts={self.num_experts}, num_selected={self.num_selected}, order={self.order!r}"
         return text if self.normalization == "none" else f"{text}, normalization={self.normalization!r}"
+
+
+def normalize_scores(scores: torch.Tensor, normalization: Normalization) -> torch.Tensor:
+    """Normalises `(1 or B, X, P)` over the experts; `abs_softmax` takes the absolute value first."""
+    if normalization in ("abs", "abs_softmax"):
+        scores = scores.abs()
+    if normalization in ("softmax", "abs_softmax"):
+        scores = scores.softmax(dim=1)
+    return scores
 
 
 def _has_process_group() -> bool:

@@ -1,4 +1,4 @@
-"""A fully connected gate, as in most mixtures of experts: every score sees the whole input."""
+"""A fully connected gate, as in most mixtures of experts: every score depends on the whole input."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class LinearGate(SpatialGate):
     It has `C * H_in * W_in * X * H * W` weights: 50 million on the 64 x 64 grid of the heat experiment.
 
     Args:
-        in_channels: C of the layer's input.
-        num_experts: X, experts in the bank.
-        num_selected: E, experts to choose at each pixel.
-        spatial_shape: rows and columns of the layer's output grid.
-        input_shape: rows and columns of its input, if they differ (stride).
+        in_channels: C, the number of channels of the layer's input.
+        num_experts: X, the number of experts in the bank.
+        num_selected: E, the number of experts to select at each pixel.
+        spatial_shape: Rows and columns of the layer's output grid.
+        input_shape: Rows and columns of its input, if they differ (stride).
         order: Order of the selected experts: `score` or `index`.
         normalization: `none`, `softmax`, `abs` or `abs_softmax`.
     """
@@ -49,7 +49,7 @@ class LinearGate(SpatialGate):
         return self._spatial_shape
 
     def raw_scores(self, input: torch.Tensor | None) -> torch.Tensor:
-        """What the linear layer says of the whole input."""
+        """The linear layer applied to the whole input."""
         assert input is not None
         if tuple(input.shape[2:]) != self.input_shape:
             raise ValueError(

@@ -13,12 +13,12 @@ class LocallyConnectedGate(SpatialGate):
     """Scores `(B, X, H, W)` from a locally connected layer without bias.
 
     Args:
-        in_channels: C of the layer's input.
-        num_experts: X, experts in the bank.
-        num_selected: E, experts to choose at each pixel.
-        spatial_shape: rows and columns of the layer's output grid.
-        kernel_size: odd.
-        stride: the layer's.
+        in_channels: C, the number of channels of the layer's input.
+        num_experts: X, the number of experts in the bank.
+        num_selected: E, the number of experts to select at each pixel.
+        spatial_shape: Rows and columns of the layer's output grid.
+        kernel_size: Odd size of the kernels.
+        stride: Stride of the layer.
         padding_mode: `zeros`, `circular` or `longitude`.
         order: Order of the selected experts: `score` or `index`.
         normalization: `none`, `softmax`, `abs` or `abs_softmax`.
@@ -48,5 +48,5 @@ class LocallyConnectedGate(SpatialGate):
         return self.local.spatial_shape
 
     def raw_scores(self, input: torch.Tensor | None) -> torch.Tensor:
-        """What each pixel's own filters say of the input."""
+        """The locally connected layer applied to the input."""
         return self.local(input)

@@ -8,13 +8,13 @@ from smoe.nn.gates.gate import SpatialGate
 
 
 class NoisyGate(SpatialGate):
-    """Adds independent normal noise to another gate's scores while training; silent in evaluation.
+    """Adds independent normal noise to the scores of another gate in training mode, and none in evaluation mode.
 
     Every sample draws its own noise, so the routing of a noisy tensor gate differs between samples while it trains.
 
     Args:
-        gate: the gate to disturb; its normalisation is applied after the noise.
-        std: standard deviation; 1 / num_experts if None.
+        gate: Gate whose scores receive the noise; its normalisation is applied after the noise.
+        std: Standard deviation of the noise; 1 / num_experts if None.
     """
 
     def __init__(self, gate: SpatialGate, std: float | None = None) -> None:
@@ -29,19 +29,19 @@ class NoisyGate(SpatialGate):
 
     @property
     def spatial_shape(self) -> tuple[int, ...] | None:
-        """That of the disturbed gate."""
+        """Grid of the gate that receives the noise."""
         return self.gate.spatial_shape
 
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
-        """The disturbed gate's scores, before the noise."""
+        """Scores of the gate before the noise."""
         return self.gate.raw_scores(input)
 
     def score_sources(self) -> tuple[torch.Tensor, ...] | None:
-        """Those of the disturbed gate."""
+        """Parameters of the gate that receives the noise."""
         return self.gate.score_sources()
 
     def add_noise(self, clean: torch.Tensor, input: torch.Tensor | None) -> tuple[torch.Tensor, float]:
-        """The scores with noise of their own for each sample of the input."""
+        """The scores with independent noise for each sample of the input."""
         if not self.training or input is None:
             return clean, 0.0
         shape = (input.shape[0], *clean.shape[1:])

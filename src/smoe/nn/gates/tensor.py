@@ -23,13 +23,14 @@ class TensorGate(SpatialGate):
     """A learned tensor of scores `(X, *grid)`, shared by all samples.
 
     Args:
-        num_experts: X, experts in the bank.
-        num_selected: E, experts to choose at each pixel.
+        num_experts: X, the number of experts in the bank.
+        num_selected: E, the number of experts to select at each pixel.
         spatial_shape: Sizes of the layer's output grid, such as rows and columns, or a number of nodes.
-        expert_channels: F, outputs per expert; it sets the spread of the start.
-        init: `kaiming`: uniform within sqrt(3 X / (E F)). `paper`: uniform within 3 X / (E F), the bound the paper
-            prints. `smooth`: random fields of the same spread as `kaiming`, so that neighbouring pixels start with
-            the same experts. `uniform`: all scores 0, so that ties select the first experts everywhere.
+        expert_channels: F, the number of outputs per expert; it sets the spread of the start.
+        init: Start of the scores. `kaiming`: uniform within sqrt(3 X / (E F)). `paper`: uniform within 3 X / (E F), the
+            bound that the paper prints. `smooth`: random fields of the same spread as `kaiming`, so that neighbouring
+            pixels start with the same experts. `uniform`: all scores 0, so that ties select the first experts
+            everywhere.
         correlation_length: Correlation length of the smooth fields, in pixels; an eighth of the shorter side if None.
         order: Order of the selected experts: `score` or `index`.
         normalization: `none`, `softmax`, `abs` or `abs_softmax`.
@@ -81,13 +82,13 @@ class TensorGate(SpatialGate):
 
         Args:
             groups: Map `(*grid)` of group numbers, or of a fraction in [0, 1] such as land; see `expert_membership`.
-            num_experts: X, experts in the bank.
-            num_selected: E, experts to choose at each pixel.
-            strength: of the preference, in units of the largest score of the random start (with `kaiming`, its
+            num_experts: X, the number of experts in the bank.
+            num_selected: E, the number of experts to select at each pixel.
+            strength: Strength of the preference, in units of the largest score of the random start (with `kaiming`, its
                 bound). From 2 on, a pixel's own share starts above all other experts; towards 0 the prior fades into
                 the random start.
-            expert_channels: F, outputs per expert.
-            **options: further arguments of `TensorGate`.
+            expert_channels: F, the number of outputs per expert.
+            **options: Further arguments of `TensorGate`.
         """
         if not strength >= 0.0:
             raise ValueError(f"strength must not be negative, got {strength}")

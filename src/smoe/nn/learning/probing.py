@@ -1,10 +1,10 @@
 """Probing: a gate learns by trying, at every pixel, experts that are not selected.
 
-The routing-classification loss says that a choice was wrong, not which one would have been right. Probing evaluates one
-more expert at every pixel and estimates from the error signal what it would have done to the loss
-(`smoe.ops.probe_routing`). After a window of backward passes, each pixel exchanges its incumbent for the challenger if
-that lowers the loss, and meets the next. No quantile, no tolerance, no damping: only signs and ratios decide, so the
-unit of the data has no effect.
+The routing classification loss shows that a choice was wrong, but not which one would have been right. Probing
+evaluates one more expert at every pixel, the challenger, and estimates from the error signal what it would have done to
+the loss (`smoe.ops.probe_routing`). After a window of backward passes, each pixel exchanges the selected expert for the
+challenger if that lowers the loss, and meets the next challenger. No quantile, no tolerance, no damping: only signs and
+ratios decide, so the unit of the data has no effect.
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ class ProbingLearner(Learner):
         slots: torch.Tensor,
         disturbance: Disturbance | None,
     ) -> None:
-        """Adds what one backward pass says about the challenge to the gate's memory.
+        """Adds what follows from one backward pass for the challenge to the gate's memory.
 
         Args:
-            memory: The gate's.
+            memory: Memory of the gate.
             step: The forward pass.
             error: Error signal `(B, E * F, P)`.
             difference: Challenger's minus incumbent's output, `(B, F, P)`.
@@ -128,7 +128,7 @@ class ProbingLearner(Learner):
         """
         # An empty batch takes part too: the other processes wait for it.
         seen = observe(error, difference, slots, disturbance, step.signal.loss_scale)
-        # Once in a window is enough to know who carries the most error.
+        # Once in a window is enough to find the experts that carry the most error.
         parts = [*seen]
         if memory.is_last_pass:
             parts.append(memory.costs_of(error, step.expert_channels) / step.signal.loss_scale**2)
@@ -210,7 +210,7 @@ class ProbingMemory(Memory):
         # Decisions so far, and backward passes in this window.
         super().__init__(rule, "num_windows", "num_passes")
         self.num_experts = num_experts
-        # The estimated change of the loss by each pixel's exchange, and the squares that say how uncertain it is.
+        # The estimated change of the loss by each pixel's exchange, and the squares that show how uncertain it is.
         self.register_buffer("evidence", torch.zeros(num_pixels, device=device))
         self.register_buffer("squares", torch.zeros(num_pixels, device=device))
         # How much error each expert's pixels carry.
@@ -239,11 +239,11 @@ class ProbingMemory(Memory):
         self._challenge = None
 
     def challenge(self, scores: torch.Tensor, routing: Routing) -> Challenge:
-        """Who is tried where in this window.
+        """Challengers and incumbents of this window.
 
         Args:
-            scores: The gate's parameter.
-            routing: The experts it selects.
+            scores: Parameter of the gate.
+            routing: Experts that it selects.
         """
         decided_by = (scores.data_ptr(), scores._version)
         if self._challenge is not None and decided_by != self._decided_by:
@@ -282,7 +282,7 @@ class ProbingMemory(Memory):
         """Ends the window if it is time; called when a backward pass is complete, once for each layer.
 
         Args:
-            scores: The gate's, `(X, *grid)`; changed in place where pixels decide for another expert.
+            scores: Parameter of the gate, `(X, *grid)`; changed in place where pixels decide for another expert.
         """
         if not self._banks:
             return
