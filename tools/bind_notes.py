@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from smoe.experiments.registry import find_experiment
-from smoe.experiments.reproduction.notes import Note, Notes
-from smoe.experiments.reproduction.stored_runs import RunStore
+from smoe.experiments.result_tables.notes import Note, Notes
+from smoe.experiments.result_tables.stored_runs import RunStore
 
 
 def unbound_notes(name: str, folder: Path) -> list[Note]:

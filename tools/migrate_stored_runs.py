@@ -14,7 +14,7 @@ from pathlib import Path
 
 from smoe.atomic_files import write_atomically
 from smoe.experiments.migrations import SCHEMA
-from smoe.experiments.reproduction.stored_runs import RunStore
+from smoe.experiments.result_tables.stored_runs import RunStore
 
 # A description of the recipe by its differences from class defaults, which version 1 stored beside it.
 _OBSOLETE = ("differences",)

@@ -6,7 +6,8 @@ import os
 import sys
 
 from smoe.command_line import parse_nothing
-from smoe.ops.native.library import BACKEND_VARIABLE, INSTRUCTION_SETS, native_library, why_not
+from smoe.ops.native.library import INSTRUCTION_SETS, native_library, why_not
+from smoe.ops.registration import BACKEND_VARIABLE
 
 
 def describe_backends() -> list[tuple[str, str]]:

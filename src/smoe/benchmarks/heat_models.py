@@ -17,7 +17,7 @@ from rich.progress import track
 
 from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.benchmarks.timing import interleaved_medians
-from smoe.experiments.reproduction.stored_runs import RunKey
+from smoe.experiments.result_tables.stored_runs import RunKey
 from smoe.paper.heat.build import build_task
 from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.paper.heat.tables import HEAT, SMOE

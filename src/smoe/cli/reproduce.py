@@ -13,9 +13,9 @@ import tyro
 from smoe.command_line import UsageError, parse
 from smoe.experiments.experiment import Experiment
 from smoe.experiments.registry import EXPERIMENTS, all_experiments, find_experiment
-from smoe.experiments.reproduction.notes import Notes
-from smoe.experiments.reproduction.stored_runs import RunStore
-from smoe.experiments.reproduction.tables import ResultTable
+from smoe.experiments.result_tables.notes import Notes
+from smoe.experiments.result_tables.stored_runs import RunStore
+from smoe.experiments.result_tables.tables import ResultTable
 from smoe.suggestions import suggest
 
 HELP = """usage: smoe reproduce TABLE [TABLE ...] [--seeds N] [--scale small|paper] [--jobs N] [--store DIR] [--dry-run]
@@ -134,8 +134,8 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
     # torch is imported from here on only: a typo is answered at once.
     from smoe.cli.reproduce_progress import RunProgress
     from smoe.experiments.reproduction.plan import plan_runs
-    from smoe.experiments.reproduction.report import markdown, write_report
     from smoe.experiments.reproduction.workers import make_runs
+    from smoe.experiments.result_tables.report import markdown, write_report
 
     store, notes = RunStore(output_dir / "runs"), Notes.read(output_dir)
     data = data or Path()

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from smoe.experiments.published import PublishedResult
 from smoe.experiments.recipe import Recipe
-from smoe.experiments.reproduction.tables import ResultTable, Scale, TableSet
+from smoe.experiments.result_tables.tables import ResultTable, Scale, TableSet
 
 if TYPE_CHECKING:
     from smoe.experiments.dry_task import DryTask
     from smoe.experiments.open_run import OpenRun
-    from smoe.experiments.reproduction.stored_runs import RunStore
+    from smoe.experiments.result_tables.stored_runs import RunStore
     from smoe.training.task import Task
 
 SPLITS = ("train", "validation", "test")
@@ -136,7 +136,7 @@ class Experiment(ABC):
         self, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
     ) -> list[Path]:
         """Draws the figures of tables from stored runs and returns the pictures."""
-        from smoe.experiments.reproduction.figures import draw_figures
+        from smoe.experiments.result_tables.figures import draw_figures
 
         del runs_dir
         return draw_figures(self.tables, tables, store, output_dir)

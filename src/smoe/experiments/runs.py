@@ -16,7 +16,7 @@ from smoe.experiments.open_run import OpenRun
 from smoe.experiments.recipe import Recipe
 from smoe.experiments.recipe_files import recipe_from_plain
 from smoe.experiments.registry import experiment_of
-from smoe.experiments.reproduction.stored_runs import DATA_PLACES
+from smoe.experiments.result_tables.stored_runs import DATA_PLACES
 from smoe.metrics import metric_names
 from smoe.training.checkpoints import CheckpointError, load_checkpoint
 from smoe.training.freed_memory import keep_freed_memory

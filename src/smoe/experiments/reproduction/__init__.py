@@ -1,1 +1,1 @@
-"""Tables of results: which runs they need, training those that are missing, and writing them beside the paper's."""
+"""Which runs tables need, and training those that are missing."""

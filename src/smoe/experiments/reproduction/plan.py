@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from smoe.experiments.reproduction.run import PlannedRun
-from smoe.experiments.reproduction.stored_runs import RunKey
-from smoe.experiments.reproduction.tables import ResultTable, Scale, TableSet
+from smoe.experiments.result_tables.stored_runs import RunKey
+from smoe.experiments.result_tables.tables import ResultTable, Scale, TableSet
 
 
 def plan_runs(

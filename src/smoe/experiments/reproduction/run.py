@@ -15,7 +15,7 @@ from smoe.experiments.parameter_counts import count_parameters
 from smoe.experiments.recipe import Recipe
 from smoe.experiments.recipe_files import recipe_from_plain
 from smoe.experiments.registry import experiment_of
-from smoe.experiments.reproduction.stored_runs import DATA_PLACES, RunKey, RunStore
+from smoe.experiments.result_tables.stored_runs import DATA_PLACES, RunKey, RunStore
 from smoe.experiments.runs import train
 from smoe.training.interruption import Interrupted
 from smoe.training.loop import TrainingDiverged

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from smoe.experiments.reproduction.run import PlannedRun, train_and_store
-from smoe.experiments.reproduction.stored_runs import RunStore
+from smoe.experiments.result_tables.stored_runs import RunStore
 from smoe.training.run_directory import RunError
 
 _SECONDS_BETWEEN_LOOKS = 0.5

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from smoe.experiments.experiment import SPLITS, DataCommand, EvaluateOptions, Experiment, Notify, ShowOptions
-from smoe.experiments.reproduction.stored_runs import RunStore
-from smoe.experiments.reproduction.tables import ResultTable, Scale, TableSet
+from smoe.experiments.result_tables.stored_runs import RunStore
+from smoe.experiments.result_tables.tables import ResultTable, Scale, TableSet
 from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleRecipe
 from smoe.paper.ens10.tables import ENS10_TABLES
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from smoe.experiments.reproduction.stored_runs import RunStore
-from smoe.experiments.reproduction.tables import ResultTable, Scale
+from smoe.experiments.result_tables.stored_runs import RunStore
+from smoe.experiments.result_tables.tables import ResultTable, Scale
 from smoe.paper.ens10.raw import score_raw_ensemble
 from smoe.paper.ens10.recipes import EnsembleData, EnsembleRecipe
 from smoe.paper.ens10.setting import open_store

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from smoe.experiments.experiment import SPLITS, Experiment, Notify, ShowOptions
 from smoe.experiments.published import PublishedResult
-from smoe.experiments.reproduction.stored_runs import RunStore
-from smoe.experiments.reproduction.tables import ResultTable, TableSet
+from smoe.experiments.result_tables.stored_runs import RunStore
+from smoe.experiments.result_tables.tables import ResultTable, TableSet
 from smoe.paper.heat.published import PUBLISHED
 from smoe.paper.heat.recipes import HEAT_RECIPES, HeatRecipe
 from smoe.paper.heat.tables import HEAT_TABLES

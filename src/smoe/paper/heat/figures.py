@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from smoe.experiments.reproduction.report import Outcome, outcomes
-from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
-from smoe.experiments.reproduction.tables import ResultTable, Row, TableSet
+from smoe.experiments.result_tables.report import Outcome, outcomes
+from smoe.experiments.result_tables.stored_runs import RunKey, RunStore
+from smoe.experiments.result_tables.tables import ResultTable, Row, TableSet
 from smoe.experiments.runs import open_run
 from smoe.paper.heat.pictures import learned
 from smoe.paper.heat.recipes import HeatDiffusion

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from smoe.experiments.optimizers import Adam
-from smoe.experiments.reproduction.tables import ResultTable, Row
+from smoe.experiments.result_tables.tables import ResultTable, Row
 from smoe.paper.heat.models import ConvNetModel, SpatialMoEModel
 from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.rules import EndToEnd, Probing, RoutingClassification, Rule, StraightThrough

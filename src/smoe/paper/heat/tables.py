@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from smoe.experiments.published import PublishedResult
 from smoe.experiments.recipe import AuxiliaryLosses
-from smoe.experiments.reproduction.tables import ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe.paper.heat.models import SpatialMoEModel
 from smoe.paper.heat.published import PUBLISHED, heat_result
 from smoe.paper.heat.recipes import HEAT_RECIPES, HeatRecipe

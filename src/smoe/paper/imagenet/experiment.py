@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from smoe.experiments.experiment import SPLITS, DataCommand, Experiment, Notify, ShowOptions
 from smoe.experiments.published import PublishedResult
-from smoe.experiments.reproduction.tables import TableSet
+from smoe.experiments.result_tables.tables import TableSet
 from smoe.paper.imagenet.published import PUBLISHED
 from smoe.paper.imagenet.recipes import IMAGENET_RECIPES, ImageNetRecipe
 from smoe.paper.imagenet.tables import IMAGENET_TABLES

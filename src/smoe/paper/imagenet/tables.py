@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from smoe.experiments.published import PublishedResult
-from smoe.experiments.reproduction.tables import ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe.paper.imagenet.models import SpatialMoEResNet50Model
 from smoe.paper.imagenet.published import PUBLISHED
 from smoe.paper.imagenet.recipes import IMAGENET_RECIPES, ImageNetRecipe

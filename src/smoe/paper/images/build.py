@@ -60,6 +60,10 @@ def make_task(
 def make_splits(data: ImageData, splits: tuple[str, ...], notify: Notify = print) -> dict[str, ImageSamples]:
     """The samples of each split: the first training images are the validation."""
     image_set = IMAGE_SETS[data.name]
+    if not splits:
+        return {}
+    if data.root is None:
+        raise DataError(f"no images are named: give the folder of {image_set.title} as --data.root FOLDER")
     found: dict[str, LabelledImages] = {}
     if "train" in splits or "validation" in splits:
         training = read_images(data.name, data.root, "train", verify=data.verify, notify=notify)

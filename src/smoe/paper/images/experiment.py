@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from smoe.experiments.experiment import SPLITS, DataCommand, Experiment, Notify, ShowOptions
 from smoe.experiments.published import PublishedResult
-from smoe.experiments.reproduction.stored_runs import RunStore
-from smoe.experiments.reproduction.tables import ResultTable, TableSet
+from smoe.experiments.result_tables.stored_runs import RunStore
+from smoe.experiments.result_tables.tables import ResultTable, TableSet
 from smoe.paper.images.published import PUBLISHED
 from smoe.paper.images.recipes import IMAGE_RECIPES, ImageRecipe
 from smoe.paper.images.tables import IMAGE_TABLES

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe.experiments.reproduction.report import Outcome, outcomes
-from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
-from smoe.experiments.reproduction.tables import ResultTable, Row, TableSet
+from smoe.experiments.result_tables.report import Outcome, outcomes
+from smoe.experiments.result_tables.stored_runs import RunKey, RunStore
+from smoe.experiments.result_tables.tables import ResultTable, Row, TableSet
 from smoe.experiments.runs import open_run
 from smoe.paper.images.data.catalogue import IMAGE_SETS
 from smoe.paper.images.pictures import draw_routing_of

@@ -28,13 +28,13 @@ class ImageData:
 
     Attributes:
         name: of the set.
-        root: folder of its files, or one above it, such as that of all `smoe data fetch` got.
+        root: Folder of its files, or one above it, such as that of all `smoe data fetch` got; None in stored results.
         verify: refuse files of the right format that are not the published ones.
         images_per_epoch: an epoch is so many of the training images, drawn anew each time; None for all of them.
     """
 
     name: ImageSetName = "mnist"
-    root: Path = Path("data")
+    root: Path | None = Path("data")
     verify: bool = True
     images_per_epoch: int | None = None
 

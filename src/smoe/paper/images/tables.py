@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from smoe.experiments.reproduction.tables import ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe.paper.images.data.catalogue import IMAGE_SETS
 from smoe.paper.images.models import SpatialMoEClassifierModel
 from smoe.paper.images.published import PUBLISHED

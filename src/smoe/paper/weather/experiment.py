@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 from smoe.command_line import UsageError
 from smoe.experiments.experiment import SPLITS, DataCommand, EvaluateOptions, Experiment, Notify, ShowOptions
 from smoe.experiments.published import PublishedResult
-from smoe.experiments.reproduction.stored_runs import RunStore
-from smoe.experiments.reproduction.tables import ResultTable, Scale, TableSet
+from smoe.experiments.result_tables.stored_runs import RunStore
+from smoe.experiments.result_tables.tables import ResultTable, Scale, TableSet
 from smoe.paper.weather.recipes import WEATHER_RECIPES, WeatherRecipe
 from smoe.paper.weather.tables import WEATHER_TABLES, published_results
 

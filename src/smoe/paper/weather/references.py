@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe.experiments.reproduction.stored_runs import RunStore
-from smoe.experiments.reproduction.tables import ResultTable, Scale
+from smoe.experiments.result_tables.stored_runs import RunStore
+from smoe.experiments.result_tables.tables import ResultTable, Scale
 from smoe.paper.weather.build import make_split
 from smoe.paper.weather.data.baselines import BASELINES, Baselines
 from smoe.paper.weather.data.samples import WeatherSamples

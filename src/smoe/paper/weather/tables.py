@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from smoe.experiments.published import PublishedResult
-from smoe.experiments.reproduction.tables import ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe.paper.weather.models import ResNetModel, SpatialMoEResNetModel, WeatherViTModel
 from smoe.paper.weather.published import PUBLISHED
 from smoe.paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from smoe.atomic_files import write_atomically
-from smoe.experiments.reproduction.stored_runs import RunStore, StoredRunError, identity_of
-from smoe.experiments.reproduction.tables import ResultTable, Row, TableSet
+from smoe.experiments.result_tables.stored_runs import RunStore, StoredRunError, identity_of
+from smoe.experiments.result_tables.tables import ResultTable, Row, TableSet
 
 FILE = "notes.json"
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from smoe.atomic_files import write_atomically
 from smoe.experiments.published import PublishedResult
-from smoe.experiments.reproduction.notes import Notes, runs_of_row, runs_of_table
-from smoe.experiments.reproduction.stored_runs import RunStore
-from smoe.experiments.reproduction.tables import ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe.experiments.result_tables.notes import Notes, runs_of_row, runs_of_table
+from smoe.experiments.result_tables.stored_runs import RunStore
+from smoe.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from smoe.experiments.reproduction.report import outcomes
-from smoe.experiments.reproduction.stored_runs import RunStore
-from smoe.experiments.reproduction.tables import ResultTable, TableSet
+from smoe.experiments.result_tables.report import outcomes
+from smoe.experiments.result_tables.stored_runs import RunStore
+from smoe.experiments.result_tables.tables import ResultTable, TableSet
 
 
 def draw_figures(table_set: TableSet, tables: Sequence[ResultTable], store: RunStore, output_dir: Path) -> list[Path]:

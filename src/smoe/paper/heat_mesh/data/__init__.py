@@ -1,0 +1,1 @@
+"""Graphs on which heat diffuses, their region maps, and the simulation."""
