@@ -15,12 +15,13 @@ gate = smoe.TensorGate.from_prior(land_fraction, num_experts=16, num_selected=8)
 def smoe_layer(in_channels: int) -> smoe.SpatialMoE2d:
     """An SMoE layer on a globe: longitude wraps."""
     return smoe.SpatialMoE2d(
-        in_channels, num_experts=16, num_selected=8, gate=gate, padding_mode="longitude", damping=None
+        in_channels, num_experts=16, num_selected=8, gate=gate, padding_mode="longitude", rule="rc"
     )
 
 
+layer = smoe_layer(3)
 net = torch.nn.Sequential(
-    smoe_layer(3),
+    layer,
     torch.nn.BatchNorm2d(8),
     torch.nn.LeakyReLU(),
     smoe_layer(8),
@@ -37,6 +38,6 @@ for _ in range(20):
     optimizer.zero_grad()
 
 print(f"loss {loss.item():.3f}; {sum(p.numel() for p in net.parameters())} parameters, the gate counted once")
-print(f"experts at a land pixel: {sorted(gate().scores[:, 16, 32].topk(8).indices.tolist())}")
-print(f"experts at a sea pixel:  {sorted(gate().scores[:, 0, 0].topk(8).indices.tolist())}")
+print(f"experts at a land pixel: {sorted(layer.routing().indices[:, 16, 32].tolist())}")
+print(f"experts at a sea pixel:  {sorted(layer.routing().indices[:, 0, 0].tolist())}")
 print(f"largest change of a score: {(gate.scores - before).abs().max():.3f}")

@@ -155,8 +155,9 @@ def run_example(model: nn.Module, example_input: ExampleInput) -> None:
             else:
                 model(example_input)
     finally:
+        # Parents come first, so that each module ends with its own mode.
         for module, mode in was_training.items():
-            module.training = mode
+            module.train(mode)
 
 
 def _check_num_experts(num_experts: float) -> None:

@@ -96,7 +96,7 @@ class TensorGate(SpatialGate):
         gate = cls(num_experts, num_selected, tuple(groups.shape), expert_channels, **options)
         membership = expert_membership(groups, num_experts, num_selected if gate.order == "families" else 1)
         with torch.no_grad():
-            gate.scores += strength * gate.scores.abs().max() * membership.to(gate.scores)
+            gate.scores.add_(strength * gate.scores.abs().max() * membership.to(gate.scores))
         return gate
 
     @property
