@@ -125,7 +125,7 @@ class FactorisedGate(SpatialGate):
                 rank, spatial_shape, init=init, correlation_length=correlation_length, device=device, dtype=dtype
             )
             with torch.no_grad():
-                embedding.values *= _START / scale
+                embedding.values.mul_(_START / scale)
         elif spatial_shape is not None and tuple(spatial_shape) != embedding.spatial_shape:
             raise ValueError(
                 f"the embedding was made for a grid of {embedding.spatial_shape}, but spatial_shape is "
