@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import warnings
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,10 @@ def write_cf(dataset: xr.Dataset, path: Path, *, overwrite: bool = False) -> Non
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".zarr":
-            dataset.to_zarr(temporary, mode="w", consolidated=False, encoding=_zarr_encoding(dataset))
+            with warnings.catch_warnings():
+                # Zarr 3 has no consolidated metadata in its specification yet, but readers look for them.
+                warnings.filterwarnings("ignore", message="Consolidated metadata")
+                dataset.to_zarr(temporary, mode="w", consolidated=True, encoding=_zarr_encoding(dataset))
         else:
             dataset.to_netcdf(temporary, engine="netcdf4", encoding=_netcdf_encoding(dataset))
         if path.exists():

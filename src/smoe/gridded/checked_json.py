@@ -45,3 +45,8 @@ def read_checked_json(path: Path, format: str, version: int) -> dict[str, Any]:
     if not isinstance(content, dict) or checksum(content) != whole.get("checksum"):
         raise DataError(f"{path} was edited or damaged: its checksum does not fit; {remedy}")
     return content
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Names of the entries in which two dictionaries differ."""
+    return [name for name in new if checksum({"": old.get(name)}) != checksum({"": new[name]})]

@@ -156,7 +156,8 @@ def read_grid(array: xr.DataArray, axes: Axes, where: str) -> tuple[HorizontalGr
 def _eastwards(longitude: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray, bool]:
     """Longitudes eastwards from the widest gap, or from 0 where there is none; their order; whether they close."""
     # What lies a rounding below 0 is 0.
-    turned = np.mod(longitude + 1e-4, 360.0) - 1e-4
+    turned = np.mod(longitude, 360.0)
+    turned = np.where(turned > 360.0 - 1e-4, turned - 360.0, turned)
     order = np.argsort(turned, kind="stable")
     ascending = turned[order]
     if len(ascending) < 2:

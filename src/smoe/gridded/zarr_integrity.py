@@ -50,6 +50,8 @@ def check_zarr_array(store: Path, name: str, *, may_begin_late: int = 0) -> None
             continue
         if not sizes.get(key):
             missing.append(f"{name}/{key}")
+        elif array.shards is None and _uses_blosc(array):
+            _check_blosc_length(folder / key, sizes[key])
         elif array.shards is not None:
             missing += [f"{name}/{key} inner chunk {i}" for i in _absent_in_shard(array, folder / key, position)]
     if missing:
@@ -58,6 +60,19 @@ def check_zarr_array(store: Path, name: str, *, may_begin_late: int = 0) -> None
             "which would read as fill values; copy the store again, or, if its writer left out chunks of fill values, "
             "write it with write_empty_chunks=True"
         )
+
+
+def _uses_blosc(array: Any) -> bool:
+    return any("blosc" in type(codec).__name__.lower() for codec in array.compressors)
+
+
+def _check_blosc_length(path: Path, length: int) -> None:
+    """Compares the length in the header of a Blosc chunk with the file: a short one would crash the library."""
+    with path.open("rb") as file:
+        header = file.read(16)
+    declared = struct.unpack("<I", header[12:16])[0] if len(header) == 16 else 16
+    if length < declared:
+        raise DataError(f"{path} is truncated: it declares {declared} bytes and has {length}; copy the store again")
 
 
 def _positions(shape: tuple[int, ...], chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import numcodecs
+import numpy as np
+import pytest
+import xarray as xr
+from zarr.codecs import BloscCodec
+
+from gridded_files import regional, times
+from smoe.errors import DataError
+from smoe.gridded.cf_output import check_output, with_provenance, write_cf, write_cf_by_year
+from smoe.gridded.field_moments import FieldMoments
+from smoe.gridded.field_source import FieldSource
+from smoe.gridded.field_table import block_rows, collect_fields
+from smoe.gridded.gap_policy import check_gaps, has_gap
+from smoe.gridded.open_fields import open_fields
+
+
+def forecasts() -> xr.Dataset:
+    values = np.random.default_rng(1).normal(size=(4, 3, 2, 3)).astype(np.float32)
+    coords = {
+        "init_time": times(4),
+        "lead_time": ("lead_time", [0, 24, 48], {"units": "hours"}),
+        "lat": [10.0, 20.0],
+        "lon": [0.0, 1.0, 2.0],
+    }
+    return xr.Dataset({"t2m": (("init_time", "lead_time", "lat", "lon"), values, {"units": "K"})}, coords=coords)
+
+
+def test_levels_and_static_fields_become_channels_in_one_order() -> None:
+    small = regional(4)
+    levels = np.random.default_rng(2).normal(size=(4, 2, 3, 5)).astype(np.float32)
+    # North to south, and with the dimensions in another order than the other variables.
+    small["t"] = (("time", "level", "lat", "lon"), levels)
+    small = small.assign_coords(level=("level", [850.0, 500.0], {"units": "hPa"}))
+    small["height"] = (("lon", "lat"), np.arange(15.0).reshape(5, 3))
+    turned = small.isel(lat=slice(None, None, -1))
+    source = FieldSource(turned)
+    assert [channel.name for channel in source.channels] == ["t2m", "t_850", "t_500", "height"]
+    assert [channel.is_static for channel in source.channels] == [False, False, False, True]
+    read = source.read(np.array([2, 0]))
+    np.testing.assert_array_equal(read[:, 0], small["t2m"].values[[2, 0]])
+    np.testing.assert_array_equal(read[:, 1:3], levels[[2, 0]])
+    np.testing.assert_array_equal(read[:, 3], np.broadcast_to(small["height"].values.T, (2, 3, 5)))
+    table = collect_fields(source, np.array([3, 1, 1]), block_bytes=1)
+    assert table.positions.tolist() == [1, 3] and table.values.shape == (2, 3, 3, 5) and len(table.static) == 1
+    np.testing.assert_array_equal(table.fields(table.rows_of(np.array([3]))), source.read(np.array([3])))
+
+
+def test_forecasts_are_read_by_start_and_lead() -> None:
+    dataset = forecasts()
+    source = FieldSource(dataset)
+    assert source.num_positions == 12
+    positions = np.array([11, 0, 4, 5])
+    expected = dataset["t2m"].values.reshape(12, 1, 2, 3)[positions]
+    np.testing.assert_array_equal(source.read(positions), expected)
+
+
+@pytest.mark.parametrize("kind", ["nc", "zarr", "many"])
+def test_files_of_each_kind_give_the_same_fields(tmp_path: Path, kind: str) -> None:
+    small = regional(6)
+    if kind == "nc":
+        small.to_netcdf(tmp_path / "a.nc")
+        data: object = tmp_path / "a.nc"
+    elif kind == "zarr":
+        small.chunk(time=2).to_zarr(tmp_path / "a.zarr", consolidated=False)
+        data = str(tmp_path / "a.zarr")
+    else:
+        small.isel(time=slice(3, 6)).to_netcdf(tmp_path / "a1.nc")
+        small.isel(time=slice(0, 3)).to_netcdf(tmp_path / "a2.nc")
+        data = str(tmp_path / "a?.nc")
+    dataset = open_fields(data)
+    source = FieldSource(dataset)
+    assert source.labels is not None
+    order = np.argsort(source.labels.seconds)
+    np.testing.assert_array_equal(source.read(order)[:, 0], small["t2m"].values)
+    dataset.close()
+
+
+def test_a_stopped_stream_goes_on_from_its_last_block(tmp_path: Path) -> None:
+    small = regional(10)
+    small["t2m"][7, 0, 0] = np.nan
+    whole = collect_fields(FieldSource(small), np.arange(10))
+    source = FieldSource(small)
+    row_bytes = 2 * 4 * 15
+    assert block_rows(source, 3 * row_bytes) == 3
+    read: list[int] = []
+
+    def stop_after_two_blocks(done: int, total: int) -> None:
+        read.append(done)
+        if len(read) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect_fields(
+            source, np.arange(10), folder=tmp_path, block_bytes=3 * row_bytes, progress=stop_after_two_blocks
+        )
+    again: list[int] = []
+    table = collect_fields(
+        source, np.arange(10), folder=tmp_path, block_bytes=3 * row_bytes, progress=lambda done, _: again.append(done)
+    )
+    assert read == [3, 6] and again == [9, 10]
+    assert isinstance(table.values, np.memmap)
+    np.testing.assert_array_equal(table.values, whole.values)
+    np.testing.assert_array_equal(table.num_missing, whole.num_missing)
+    np.testing.assert_array_equal(table.ever_missing, whole.ever_missing)
+    # Other times make another table: nothing of the old one is taken over.
+    other = collect_fields(source, np.arange(5), folder=tmp_path, block_bytes=3 * row_bytes)
+    np.testing.assert_array_equal(other.values, whole.values[:5])
+
+
+def test_steady_masks_are_kept_and_other_gaps_refused() -> None:
+    small = regional(5)
+    small["t2m"][:, 1, 2] = np.nan
+    source = FieldSource(small)
+    table = collect_fields(source, np.arange(5), block_bytes=1)
+    check_gaps(table, source, "refuse")
+    assert table.always_missing.sum() == 1 and table.has_steady_gaps.all() and not has_gap(table).any()
+    small["t2m"][3, 0, :2] = np.nan
+    table = collect_fields(source, np.arange(5), block_bytes=1)
+    with pytest.raises(DataError, match=r"t2m of inputs has 2 missing values at 2001-01-04 .* at 1 of 5 times"):
+        check_gaps(table, source, "refuse")
+    check_gaps(table, source, "drop")
+    assert has_gap(table).tolist() == [False, False, False, True, False]
+    small["t2m"][:] = np.nan
+    with pytest.raises(DataError, match="t2m of inputs has no value at all"):
+        check_gaps(collect_fields(source, np.arange(5)), source, "fill")
+
+
+def test_infinite_values_are_refused_with_variable_time_and_count() -> None:
+    small = regional(5)
+    small["t2m"][2, 0, :2] = np.inf
+    with pytest.raises(DataError, match="t2m of inputs has 2 infinite values at 2001-01-03"):
+        collect_fields(FieldSource(small), np.arange(5))
+
+
+def test_moments_of_blocks_are_those_of_all() -> None:
+    values = (50000.0 + np.random.default_rng(0).normal(size=(17, 2, 3, 5))).astype(np.float32)
+    values[3, 0, 1, 1] = np.nan
+    values[:, 1, 2, 2] = np.nan
+    moments = FieldMoments.empty((2, 3, 5))
+    for first in range(0, 17, 4):
+        moments.add(values[first : first + 4])
+    exact = values.astype(np.float64)
+    mean, std = moments.by_channel()
+    np.testing.assert_allclose(mean, np.nanmean(exact, axis=(0, 2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(std, np.nanstd(exact, axis=(0, 2, 3)), rtol=1e-9)
+    pixel_mean, pixel_std = moments.by_pixel()
+    assert np.isnan(pixel_mean[1, 2, 2]) and np.isnan(pixel_mean).sum() == 1
+    is_there = ~np.isnan(pixel_mean)
+    np.testing.assert_allclose(pixel_std[is_there], np.nanstd(exact[:, is_there], axis=0), rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda d: d.rename(t2m="x")[[]], "no variable on a grid"),
+        (lambda d: d.assign(u=d.t2m.isel(lat=slice(0, 2)).rename(lat="latitude")), "different grids"),
+        (lambda d: d.assign(u=d.t2m.isel(time=slice(0, 2)).rename(time="valid_time")), "different times"),
+    ],
+)
+def test_variables_that_do_not_go_together_are_refused(make: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        FieldSource(make(regional(4)))  # type: ignore[operator]
+
+
+def test_a_misspelt_variable_gets_a_suggestion() -> None:
+    with pytest.raises(DataError, match="inputs has no variable 't2n'; did you mean 't2m'"):
+        FieldSource(regional(3), ["t2n"])
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("is_blosc", [False, True])
+@pytest.mark.parametrize("damage", ["truncated", "missing", "empty"])
+def test_a_damaged_chunk_is_refused(tmp_path: Path, damage: str, version: int, is_blosc: bool) -> None:
+    small = regional(8, 20, 30)
+    path = tmp_path / "a.zarr"
+    codec = BloscCodec() if version == 3 else numcodecs.Blosc()
+    encoding = {"t2m": {"compressors": (codec,)}} if is_blosc else None
+    small.chunk(time=2).to_zarr(path, consolidated=False, zarr_format=version, encoding=encoding)  # type: ignore[call-overload]
+    chunks = sorted(
+        file for file in (path / "t2m").rglob("*") if file.is_file() and not file.name.startswith((".z", "zarr"))
+    )
+    assert len(chunks) == 4
+    if damage == "missing":
+        chunks[1].unlink()
+    else:
+        chunks[1].write_bytes(chunks[1].read_bytes()[: 500 if damage == "truncated" else 0])
+    with pytest.raises(DataError, match="t2m"):
+        collect_fields(FieldSource(open_fields(path)), np.arange(8))
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.nc"
+    regional(8, 20, 30).to_netcdf(path)
+    path.write_bytes(path.read_bytes()[:9000])
+    with pytest.raises(DataError, match=r"a\.nc"):
+        collect_fields(FieldSource(open_fields(path)), np.arange(8))
+    with pytest.raises(DataError, match="does not exist"):
+        open_fields(tmp_path / "b.nc")
+    with pytest.raises(DataError, match="no file matches"):
+        open_fields(str(tmp_path / "c*.nc"))
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_output_is_whole_or_not_there(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"out{suffix}"
+    small = with_provenance(regional(4).assign_attrs(history="earlier"), "made by a test")
+    write_cf(small, path)
+    back = xr.open_dataset(path, engine="netcdf4" if suffix == ".nc" else "zarr", decode_timedelta=False)
+    xr.testing.assert_equal(back[["t2m"]].load(), small)
+    assert back.attrs["Conventions"] == "CF-1.11" and back.attrs["history"].endswith("made by a test\nearlier")
+    back.close()
+    with pytest.raises(DataError, match="exists already"):
+        write_cf(small, path)
+    write_cf(small, path, overwrite=True)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    broken = tmp_path / f"broken{suffix}"
+    lazy = small.copy()
+    lazy["t2m"] = xr.apply_ufunc(stop, small["t2m"].chunk(time=2), dask="parallelized", output_dtypes=[np.float32])
+    with pytest.raises(Stop):
+        write_cf(lazy, broken)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_years_become_files(tmp_path: Path) -> None:
+    small = regional(4)
+    small = small.assign_coords(time=np.array(["2001-06-01", "2002-06-01", "2002-07-01", "2003-01-01"], "M8[ns]"))
+    paths = write_cf_by_year(small, tmp_path / "p.nc", "time")
+    assert [path.name for path in paths] == ["p_2001.nc", "p_2002.nc", "p_2003.nc"]
+    with xr.open_dataset(paths[1]) as part:
+        np.testing.assert_array_equal(part["t2m"].values, small["t2m"].values[1:3])
+
+
+def test_an_output_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="must end with"):
+        check_output(tmp_path / "out.txt")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="is a file"):
+        check_output(tmp_path / "file" / "out.nc")
+    folder = tmp_path / "readonly"
+    folder.mkdir()
+    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    # A superuser may write to the folder nevertheless, but nobody below /proc.
+    unwritable = Path("/proc/smoe") if os.access(folder, os.W_OK) else folder
+    with pytest.raises(DataError, match=r"out\.nc cannot be written"):
+        write_cf(regional(2), unwritable / "out.nc")
