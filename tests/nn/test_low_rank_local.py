@@ -277,7 +277,7 @@ def test_wrong_input(shape, combiner):
 
 def test_combining_weights_of_no_input():
     assert smoe.LowRankLocal2d(1, 1, spatial_shape=(4, 5)).combining_weights().shape == (3, 4, 5)
-    with pytest.raises(ValueError, match="looks at its input"):
+    with pytest.raises(ValueError, match=r"needs an input \(B, C, H, W\), got None"):
         smoe.LowRankLocal2d(1, 1, combiner="input").combining_weights()
 
 

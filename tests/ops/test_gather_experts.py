@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from smoe.ops import gather_experts
 from smoe.ops.gather_experts import scatter_experts
@@ -73,7 +74,7 @@ def test_backward_adds_nothing():
     gathered = gather_experts(outputs.requires_grad_(), indices)
     names: list[str] = []
 
-    class Names(torch.utils._python_dispatch.TorchDispatchMode):
+    class Names(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             names.append(func.name())
             return func(*args, **(kwargs or {}))

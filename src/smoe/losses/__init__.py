@@ -1,4 +1,4 @@
-"""Losses of the routing (RC, the auxiliary ones, V-MoE's), of fields on a globe, of ensembles, of classifiers."""
+"""Losses for routing (RC, auxiliary, V-MoE), fields on a globe, ensembles and classifiers."""
 
 from smoe.losses.auxiliary import auxiliary_loss, importance_loss, load_loss, spatial_agreement_loss
 from smoe.losses.classification import CrossEntropy

@@ -10,12 +10,12 @@ from torch import nn
 class CrossEntropy(nn.Module):
     """The mean cross-entropy over a batch.
 
-    At the logits its gradient, times the samples, is `softmax(logits) - target`: at most 1, and near 0 for a sample
-    that is classified right with confidence. For what this means for routing classification see
+    Its gradient at the logits, times the number of samples, is `softmax(logits) - target`: at most 1, and near 0 for a
+    sample that is classified correctly with confidence. For the consequences for routing classification see
     `smoe.ops.routing_error.choice_errors`.
 
     Args:
-        label_smoothing: share of the target that is spread evenly over all classes.
+        label_smoothing: Share of the target that is spread evenly over all classes.
     """
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
@@ -25,18 +25,18 @@ class CrossEntropy(nn.Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """A scalar.
+        """Returns the loss, a scalar.
 
         Args:
-            prediction: logits `(B, N)`.
-            target: classes `(B,)`, integers; or probabilities `(B, N)`, such as those of mixed images.
+            prediction: Logits `(B, N)`.
+            target: Classes `(B,)`, integers; or probabilities `(B, N)`, such as those of mixed images.
         """
         check_classes(prediction, target)
         return F.cross_entropy(prediction, target, label_smoothing=self.label_smoothing)
 
 
 def check_classes(prediction: torch.Tensor, target: torch.Tensor) -> None:
-    """Refuses what are not logits `(B, N)` with integer classes `(B,)` or probabilities `(B, N)`."""
+    """Raises a ValueError unless these are logits `(B, N)` and integer classes `(B,)` or probabilities `(B, N)`."""
     is_index = target.ndim == 1 and not target.is_floating_point()
     is_share = target.ndim == 2 and target.is_floating_point() and target.shape == prediction.shape
     if prediction.ndim != 2 or len(target) != len(prediction) or not (is_index or is_share):

@@ -1,7 +1,7 @@
 """The continuous ranked probability score of a normal distribution and of an ensemble (paper section 3.3).
 
-It is the integral over all thresholds of the squared difference between the forecast's distribution function and the
-step at the truth; in the units of the data, and the absolute error of a forecast without spread.
+The score is the integral over all thresholds of the squared difference between the forecast's distribution function and
+the step at the truth. It has the units of the data and equals the absolute error for a forecast without spread.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ def gaussian_crps(mean: torch.Tensor, std: torch.Tensor, truth: torch.Tensor) ->
 
     Without spread it is `|truth - mean|`, the limit. The derivatives are written out, `1 - 2 Phi(z)` by the mean and
     `2 phi(z) - 1 / sqrt(pi)` by the spread: both are bounded, where those of the single terms overflow for a small
-    spread. The score does not change if mean and truth are shifted alike: give both less a large common value.
+    spread. The score does not change if mean and truth are shifted by the same amount: subtract a large
+    common value from both to keep the precision.
 
     Args:
-        mean: of the forecast.
-        std: of the forecast, not negative, of the same shape.
-        truth: of the same shape.
+        mean: Mean of the forecast.
+        std: Standard deviation of the forecast, not negative, of the same shape.
+        truth: Truth, of the same shape.
     """
     if not mean.shape == std.shape == truth.shape:
         raise ValueError(
@@ -61,7 +62,7 @@ class _GaussianCRPS(torch.autograd.Function):
 
 
 def standardise(difference: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
-    """`difference / std`; 0 where there is no difference, however narrow the distribution. NaN stays NaN."""
+    """Returns `difference / std`, or 0 where the difference is 0, however narrow the distribution. NaN stays NaN."""
     return torch.where(difference == 0.0, difference, difference / std)
 
 
@@ -72,13 +73,13 @@ def _by_std(z: torch.Tensor) -> torch.Tensor:
 def ensemble_crps(members: torch.Tensor, truth: torch.Tensor, *, fair: bool = False) -> torch.Tensor:
     """CRPS of an ensemble, `mean_i |x_i - y| - sum_ij |x_i - x_j| / (2 M^2)`, at each pixel.
 
-    This is the score of the step function that the members make. `fair` divides by `2 M (M - 1)` instead: the expected
-    score of infinitely many members of which these are a sample, so that ensembles of 5 and 10 can be compared.
+    This is the score of the empirical distribution of the members. `fair` divides by `2 M (M - 1)` instead, which gives
+    the expected score of infinitely many members of which these are a sample: ensembles of 5 and 10 can be compared.
 
     Args:
-        members: `(B, M, ...)`; `fair` needs two at least.
+        members: `(B, M, ...)`; `fair` needs at least two.
         truth: `(B, ...)`.
-        fair: correct for the number of members.
+        fair: Correct for the number of members.
 
     Returns:
         `(B, ...)`. A fair score may be negative.
@@ -103,14 +104,15 @@ class GaussianCRPSLoss(nn.Module):
     """The mean CRPS of the corrected ensemble over samples and pixels.
 
     The prediction is the network's raw output; the head (`gaussian_head`) is applied here, because it needs the
-    ensemble, which the network does not see in physical units.
+    ensemble in physical units, which the network does not receive.
 
     At the network's output its gradient, times the number of pixels, is `-s (2 Phi(z) - 1)` by o0 and
-    `std (2 phi(z) - 1 / sqrt(pi))` by o1: bounded by the spread, however large the miss. For what this means for
+    `std (2 phi(z) - 1 / sqrt(pi))` by o1: bounded by the spread, however large the miss. For the consequences for
     routing classification see `smoe.ops.routing_error.choice_errors`.
 
     Args:
-        latitude: of the rows, in degrees, to weigh them by their area; None, as in ENS-10, weighs all pixels alike.
+        latitude: Latitudes of the rows, in degrees, to weigh them by their area; None, as in ENS-10, weighs all pixels
+            equally.
     """
 
     weights: torch.Tensor | None
@@ -121,12 +123,12 @@ class GaussianCRPSLoss(nn.Module):
         self.register_buffer("weights", weights, persistent=False)
 
     def forward(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """A scalar.
+        """Returns the loss, a scalar.
 
         Args:
             prediction: `(B, 2, H, W)`.
-            target: `(B, 3, H, W)`: truth, mean and spread of the ensemble in physical units. Further channels are not
-                looked at.
+            target: `(B, 3, H, W)`: truth, mean and spread of the ensemble in physical units. Further channels are
+                ignored.
         """
         crps = corrected_crps(prediction, target)
         if self.weights is None:
@@ -149,5 +151,5 @@ def corrected_crps(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tens
         )
     truth, mean, spread = target[:, 0], target[:, 1], target[:, 2]
     shift, std = gaussian_correction(prediction, spread)
-    # Relative to the ensemble's mean: a geopotential of 50,000 would leave the correction four digits.
+    # Relative to the ensemble's mean: next to a geopotential of 50,000 the correction would keep four digits only.
     return gaussian_crps(shift, std, truth - mean)

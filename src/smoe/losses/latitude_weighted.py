@@ -1,4 +1,4 @@
-"""The squared error of fields on a globe, where rows near the poles cover less of it (WeatherBench)."""
+"""The squared error of fields on a globe, weighted by the area of the rows (WeatherBench)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def latitude_weights(latitude: Sequence[float] | np.ndarray) -> torch.Tensor:
     """Weights `cos(lat) / mean(cos(lat))` of the rows.
 
     Args:
-        latitude: Of each row, in degrees, `(H,)`.
+        latitude: Latitude of each row, in degrees, `(H,)`.
 
     Returns:
-        float64, of mean 1, `(H,)`.
+        Weights `(H,)` with mean 1, float64.
     """
     degrees = torch.as_tensor(np.asarray(latitude, dtype=np.float64))
     if degrees.ndim != 1 or len(degrees) == 0:
@@ -32,7 +32,7 @@ class LatitudeWeightedMSE(nn.Module):
     """The mean over samples, channels and pixels of the squared error times the weight of its row.
 
     Args:
-        latitude: of the rows, in degrees.
+        latitude: Latitudes of the rows, in degrees.
     """
 
     weights: torch.Tensor
@@ -42,7 +42,7 @@ class LatitudeWeightedMSE(nn.Module):
         self.register_buffer("weights", latitude_weights(latitude)[:, None], persistent=False)
 
     def forward(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """A scalar from two `(B, C, H, W)`, in float32 at least."""
+        """Returns the loss of two tensors `(B, C, H, W)`, a scalar in at least float32."""
         if prediction.shape != target.shape or prediction.ndim != 4 or prediction.shape[2] != len(self.weights):
             raise ValueError(
                 f"prediction and target must be (B, C, {len(self.weights)}, W), got {tuple(prediction.shape)} and "

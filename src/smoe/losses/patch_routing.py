@@ -25,7 +25,7 @@ def patch_importance_loss(scores: torch.Tensor) -> torch.Tensor:
 def patch_load_loss(clean: torch.Tensor, noisy: torch.Tensor, num_selected: int, noise_std: float) -> torch.Tensor:
     """Variation of the experts' loads, the mean over a group of the probability of being chosen.
 
-    That is the probability that the expert, its noise drawn anew, exceeds the smallest logit that was chosen. The
+    That is the probability that the expert, its noise drawn anew, exceeds the smallest score that was chosen. The
     gradient goes through that threshold too, as in V-MoE.
 
     Args:

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 def routing_labels(
     indices: torch.Tensor, is_correct: torch.Tensor, num_experts: int, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Which experts should have been chosen.
+    """Labels of the experts at each pixel.
 
-    A rightly chosen expert has the label 1, a wrongly chosen one 0. An expert not chosen has 1 / (X - E) for each wrong
-    choice at its pixel, at most 1.
+    A correctly chosen expert has the label 1, a wrongly chosen one 0. An expert that is not chosen has 1 / (X - E) for
+    each wrong choice at its pixel, at most 1.
 
     Args:
         indices: Selected experts `(1 or B, E, P)`.

@@ -1,4 +1,4 @@
-"""How much of each base is used at each pixel of a low-rank local layer (Elsayed et al., 2020)."""
+"""The weight of each base at each pixel of a low-rank local layer (Elsayed et al., 2020)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DILATIONS = (1, 2, 4, 8)
 
 
 def normalize_combination(logits: torch.Tensor, normalization: CombinerNormalization) -> torch.Tensor:
-    """Normalises over the bases, the third axis from the end: to the sum 1, to the L2 norm 1, or not."""
+    """Normalises over the bases, the third axis from the end: to the sum 1, to the L2 norm 1, or not at all."""
     if normalization == "softmax":
         return logits.softmax(dim=-3)
     if normalization == "norm":
@@ -26,11 +26,11 @@ class RowsAndColumns(nn.Module):
     """Maps `(num_maps, H, W)` that are a number for each row plus a number for each column.
 
     Args:
-        num_maps: maps.
+        num_maps: Number of maps.
         spatial_shape: H and W.
-        start: the value of every map at the start, half of it in the rows.
-        device: of the numbers.
-        dtype: of the numbers.
+        start: Value of every map at the start, half of it in the rows.
+        device: Device of the parameters.
+        dtype: Data type of the parameters.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RowsAndColumns(nn.Module):
         self.columns = nn.Parameter(torch.full((num_maps, width), start / 2, device=device, dtype=dtype))
 
     def forward(self) -> torch.Tensor:
-        """The maps."""
+        """Returns the maps."""
         return self.rows[:, :, None] + self.columns[:, None, :]
 
 
@@ -68,28 +68,29 @@ class Table(nn.Module):
         self.table = nn.Parameter(torch.full((num_maps, *spatial_shape), start, device=device, dtype=dtype))
 
     def forward(self) -> torch.Tensor:
-        """The maps."""
+        """Returns the maps."""
         return self.table
 
 
 class InputCombiner(nn.Module):
-    """A small network that reads the combination `(B, K, H', W')` off the input, at several scales.
+    """A small network that computes the combination `(B, K, H', W')` from the input, at several scales.
 
-    The input is projected to K channels, and those are seen as they are, as their mean over the grid, and through a
-    depthwise 3x3 convolution without padding for each dilation. All is resized to the output grid, and three 1x1
-    convolutions, with a ReLU and a sigmoid between, make the K logits of it.
+    The input is projected to K channels. These, their mean over the grid, and the result of a depthwise 3x3 convolution
+    without padding for each dilation are resized to the output grid. Three 1x1 convolutions, with a ReLU and a sigmoid
+    between, turn them into the K logits.
 
-    A convolution of dilation d needs 2 d + 1 rows and columns. The branches are fixed at construction, since the next
-    convolution counts their channels: an input too small for one of them is refused. For a grid below 17, name the
-    dilations that fit, `dilations=fitting_dilations(grid)`; the authors' code leaves out the same ones.
+    A convolution of dilation d needs 2 d + 1 rows and columns. The branches are fixed at construction, because they
+    decide the channels of the next convolution: an input too small for one of them is refused. For a grid below 17,
+    pass the dilations that fit, `dilations=fitting_dilations(grid)`; the authors' code leaves out the same ones.
 
     Args:
         in_channels: C.
         spatial_rank: K.
-        dilations: of the depthwise convolutions; may be empty.
-        bias: of every convolution. The authors' code has biases; the counts in the SMoE paper leave them out.
-        device: of the weights.
-        dtype: of the weights.
+        dilations: Dilations of the depthwise convolutions; may be empty.
+        bias: Use a bias in every convolution. The authors' code has biases; the counts in the SMoE paper leave them
+            out.
+        device: Device of the weights.
+        dtype: Data type of the weights.
     """
 
     def __init__(
@@ -128,11 +129,11 @@ class InputCombiner(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def forward(self, input: torch.Tensor, grid: tuple[int, int] | None = None) -> torch.Tensor:
-        """Logits of the combination.
+        """Returns the logits of the combination.
 
         Args:
-            input: of the layer, `(B, C, H, W)`.
-            grid: H' and W' of the layer's output; the input's if None.
+            input: Input of the layer, `(B, C, H, W)`.
+            grid: H' and W' of the layer's output; those of the input if None.
         """
         check_input(input, self.reduce.in_channels)
         height, width = input.shape[2:]
@@ -151,7 +152,7 @@ class InputCombiner(nn.Module):
 
 
 def fitting_dilations(spatial_shape: tuple[int, int]) -> tuple[int, ...]:
-    """Those of the dilations 1, 2, 4 and 8 whose 3x3 kernel fits in an input grid of rows and columns."""
+    """Returns the dilations out of 1, 2, 4 and 8 whose 3x3 kernel fits in an input grid of rows and columns."""
     return tuple(dilation for dilation in DILATIONS if 2 * dilation + 1 <= min(spatial_shape))
 
 

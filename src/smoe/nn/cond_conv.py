@@ -17,18 +17,18 @@ class CondConv2d(nn.Module):
     """`(B, C, H, W)` to `(B, out_channels, ceil(H / stride), ceil(W / stride))`, without bias.
 
     The kernel of a sample is the sum of all experts' kernels, each times the sigmoid of its score; the scores are a
-    linear function, with bias, of the sample's mean over the grid. So a kernel depends on what the sample holds, never
-    on where it is applied.
+    linear function, with bias, of the sample's mean over the grid. So a kernel depends on the values of the sample,
+    never on the place where it is applied.
 
     Args:
         in_channels: C.
-        out_channels: filters of each expert.
-        kernel_size: odd, one number or rows and columns.
-        num_experts: kernels to mix.
-        stride: of both axes.
+        out_channels: Number of filters of each expert.
+        kernel_size: Size of the kernel, odd: one number, or rows and columns.
+        num_experts: Number of kernels to mix.
+        stride: Stride of both axes.
         padding_mode: `zeros`, `circular` or `longitude`.
-        device: of the weights.
-        dtype: of the weights.
+        device: Device of the weights.
+        dtype: Data type of the weights.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CondConv2d(nn.Module):
         self.router = nn.Linear(in_channels, num_experts, device=device, dtype=dtype)
 
     def mixing_weights(self, input: torch.Tensor) -> torch.Tensor:
-        """How much of each expert is in a sample's kernel, `(B, num_experts)`, each in (0, 1)."""
+        """Returns the weights of the experts in each sample's kernel, `(B, num_experts)`, each in (0, 1)."""
         return torch.sigmoid(self.router(input.mean(dim=(2, 3))))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ class CondConv2d(nn.Module):
         return output.reshape(B, out_channels, *output.shape[2:])
 
     def extra_repr(self) -> str:
-        """The numbers that `repr` shows."""
+        """Returns the arguments that `repr` shows."""
         in_channels, out_channels = self.weight.shape[1], self.weight.shape[0] // self.num_experts
         return (
             f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, num_experts={self.num_experts}, "

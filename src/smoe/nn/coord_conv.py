@@ -1,4 +1,4 @@
-"""CoordConv: a convolution that is told where it is (Liu et al., 2018)."""
+"""CoordConv: a convolution whose input has the coordinates of each pixel appended (Liu et al., 2018)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def append_coordinates(input: torch.Tensor, with_radius: bool = False) -> torch.
 
     Args:
         input: `(B, C, H, W)`.
-        with_radius: append the distance from the centre of the grid too.
+        with_radius: Append the distance from the centre of the grid too.
 
     Returns:
         `(B, C + 2, H, W)`, or `C + 3`.
@@ -39,13 +39,13 @@ class CoordConv2d(nn.Module):
 
     Args:
         in_channels: C.
-        out_channels: filters.
-        kernel_size: odd, one number or rows and columns.
-        stride: of both axes.
+        out_channels: Number of filters.
+        kernel_size: Size of the kernel, odd: one number, or rows and columns.
+        stride: Stride of both axes.
         padding_mode: `zeros`, `circular` or `longitude`.
-        with_radius: append the distance from the centre too.
-        device: of the weights.
-        dtype: of the weights.
+        with_radius: Append the distance from the centre of the grid too.
+        device: Device of the weights.
+        dtype: Data type of the weights.
     """
 
     def __init__(
@@ -74,5 +74,5 @@ class CoordConv2d(nn.Module):
         )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`(B, C, H, W)` to `(B, out_channels, H', W')`."""
+        """Maps `(B, C, H, W)` to `(B, out_channels, H', W')`."""
         return self.conv(append_coordinates(input, self.with_radius))

@@ -1,4 +1,4 @@
-"""A convolution that keeps its grid, with the borders of a map: the gates' and experts' building block."""
+"""A convolution that keeps its grid, with the borders of a map; gates and networks are made of it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from smoe.options import PaddingMode
 class GridConv2d(nn.Module):
     """`(B, C, H, W)` to `(B, out_channels, ceil(H / stride), ceil(W / stride))`.
 
-    `torch.nn.Conv2d` cannot wrap one axis only, which data on a globe need.
+    Unlike `torch.nn.Conv2d`, it can wrap one axis only, which data on a globe need.
 
     Args:
         in_channels: C.
-        out_channels: filters.
-        kernel_size: odd, one number or rows and columns.
-        stride: of both axes.
+        out_channels: Number of filters.
+        kernel_size: Size of the kernel, odd: one number, or rows and columns.
+        stride: Stride of both axes.
         padding_mode: `zeros`, `circular` or `longitude`.
-        bias: add a learned number to each output channel. It starts at 0.
-        device: of the weights.
-        dtype: of the weights.
+        bias: Add a learned number to each output channel. It starts at 0.
+        device: Device of the weights.
+        dtype: Data type of the weights.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class GridConv2d(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_channels, device=device, dtype=dtype)) if bias else None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Convolves."""
+        """Convolves the input."""
         return grid_conv2d(input, self.weight, self.bias, stride=self.stride, padding_mode=self.padding_mode)
 
     def extra_repr(self) -> str:
-        """The numbers that `repr` shows."""
+        """Returns the arguments that `repr` shows."""
         out_channels, in_channels = self.weight.shape[:2]
         return (
             f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "

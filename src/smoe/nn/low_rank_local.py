@@ -24,28 +24,29 @@ from smoe.options import COMBINER_NORMALIZATIONS, COMBINERS, Combiner, CombinerN
 class LowRankLocal2d(nn.Module):
     """`(B, C, H, W)` to `(B, out_channels, H', W')`; the grid is kept at stride 1.
 
-    The output at a pixel is the sum over k of a_k there times base convolution k there. There is no bias, unless a
-    spatial one is asked for. Every combiner but `input` starts with equal weights: the layer starts as a convolution.
+    The output at a pixel is the sum over k of the weight a_k times the output of base convolution k at this pixel.
+    There is no bias unless `spatial_bias` is set. Every combiner but `input` starts with equal weights, so that the
+    layer starts as a convolution.
 
-    With the combiner `input`, a `spatial_shape` also chooses the dilations of its network: those that fit in the
-    smallest input with that output grid. Without it all four are there, and a grid below 17 is refused.
+    With the combiner `input`, `spatial_shape` also decides the dilations of its network: those that fit in the smallest
+    input with that output grid. Without it the network has all four, and a grid below 17 is refused.
 
     Args:
         in_channels: C.
-        out_channels: filters of each base.
-        kernel_size: odd, one number or rows and columns.
-        spatial_rank: K, bases.
-        combiner: where a comes from: `rows_and_columns`, a number for each row plus one for each column; `table`, a
-            number for each pixel; `input`, a network that sees the input.
-        spatial_shape: rows and columns of the output grid; only the combiner `input` can do without.
-        normalization: of a over the bases: `softmax`, `norm` (L2) or `none`.
-        spatial_bias: add a bias that all filters share, from 0: a row plus a column for `rows_and_columns`, otherwise a
-            number for each pixel. Needs `spatial_shape`.
-        combiner_bias: biases in the network of the combiner `input`.
-        stride: of both axes.
+        out_channels: Number of filters of each base.
+        kernel_size: Size of the kernel, odd: one number, or rows and columns.
+        spatial_rank: K, the number of bases.
+        combiner: Source of the weights a: `rows_and_columns`, a number for each row plus one for each column; `table`,
+            a number for each pixel; `input`, a network of the input.
+        spatial_shape: Rows and columns of the output grid; optional for the combiner `input` only.
+        normalization: Normalisation of a over the bases: `softmax`, `norm` (L2) or `none`.
+        spatial_bias: Add a bias that all filters share and that starts at 0: a row plus a column for
+            `rows_and_columns`, otherwise a number for each pixel. Needs `spatial_shape`.
+        combiner_bias: Use biases in the network of the combiner `input`.
+        stride: Stride of both axes.
         padding_mode: `zeros`, `circular` or `longitude`.
-        device: of the weights.
-        dtype: of the weights.
+        device: Device of the weights.
+        dtype: Data type of the weights.
     """
 
     def __init__(
@@ -112,25 +113,25 @@ class LowRankLocal2d(nn.Module):
             self.spatial_bias = maps(1, self.spatial_shape, 0.0, device=device, dtype=dtype)
 
     def combining_weights(self, input: torch.Tensor | None = None) -> torch.Tensor:
-        """How much of each base is used where: `(K, H', W')`, or `(B, K, H', W')` for the combiner `input`.
+        """Returns the weights a: `(K, H', W')`, or `(B, K, H', W')` for the combiner `input`.
 
         Args:
-            input: `(B, C, H, W)`; only the combiner `input` looks at it.
+            input: `(B, C, H, W)`; needed only by the combiner `input`.
         """
         if not isinstance(self.combiner, InputCombiner):
             return normalize_combination(self.combiner(), self.normalization)
         if input is None:
-            raise ValueError("combiner='input' looks at its input: give it one, (B, C, H, W)")
+            raise ValueError("combiner='input' needs an input (B, C, H, W), got None")
         grid = output_grid(input.shape[2], input.shape[3], self.stride)
         return normalize_combination(self.combiner(input, grid), self.normalization)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Convolves with every base, and combines the results pixel by pixel."""
+        """Convolves with every base and combines the results pixel by pixel."""
         check_input(input, self.weight.shape[1])
         if self.spatial_shape is not None:
             check_output_grid(input, self.stride, self.spatial_shape)
         bases = grid_conv2d(input, self.weight, stride=self.stride, padding_mode=self.padding_mode)
-        # As torch's convolutions, the layer returns the type it convolved in, lower than its own under autocast.
+        # As torch's convolutions do, the layer returns the dtype of its convolution, which autocast may lower.
         weights = self.combining_weights(input).to(bases.dtype).unsqueeze(-3)
         # One base after the other: with 64 filters 1.5 times as fast as a product with all and its sum, because nothing
         # K times the output is written. `einsum` is slower than both.
@@ -141,7 +142,7 @@ class LowRankLocal2d(nn.Module):
         return output if self.spatial_bias is None else output + self.spatial_bias().to(output.dtype)
 
     def extra_repr(self) -> str:
-        """The numbers that `repr` shows."""
+        """Returns the arguments that `repr` shows."""
         in_channels, out_channels = self.weight.shape[1], self.weight.shape[0] // self.spatial_rank
         return (
             f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, spatial_rank={self.spatial_rank}, "

@@ -1,4 +1,4 @@
-"""A convolution that keeps its grid, fast also for the few channels of the smallest nets."""
+"""A convolution that keeps its grid and is fast for few channels too."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from smoe.ops.padding import output_grid, wrap_padding
 from smoe.ops.routed_conv import routed_conv2d
 from smoe.options import PaddingMode
 
-# Taps x channels x filters up to which the kernels of tiny SMoE layers take a third of the time of `F.conv2d` in any
-# memory format, and a tenth in the usual one (32 samples of 64 x 64, forward and backward, one thread).
+# Number of weights up to which the kernels of tiny SMoE layers take at most a third of the time of `F.conv2d`, and a
+# tenth for contiguous tensors (32 samples of 64 x 64, forward and backward, one thread).
 _TINY = 96
 
 
@@ -32,7 +32,7 @@ def grid_conv2d(
         input: `(B, C, H, W)`.
         weight: `(out_channels, C, kh, kw)` with odd `kh` and `kw`.
         bias: `(out_channels,)`, added to each pixel.
-        stride: of both axes; the output grid has `ceil(H / stride) x ceil(W / stride)` pixels.
+        stride: Stride of both axes; the output grid has `ceil(H / stride) x ceil(W / stride)` pixels.
         padding_mode: `zeros`, `circular` (both axes wrap) or `longitude` (the width wraps, zeros on the height).
     """
     if _is_tiny(input, weight):
@@ -48,7 +48,7 @@ def grid_conv2d(
 
 
 def _is_tiny(input: torch.Tensor, weight: torch.Tensor) -> bool:
-    # A batch of few samples is over before the routing is laid out; autocast leaves float32.
+    # For few samples the indices cost more than they save; under autocast the convolution is not in float32.
     is_batch = input.ndim == 4 and input.shape[0] >= 4
     is_eager = not torch.is_autocast_enabled("cpu")
     return weight.numel() <= _TINY and is_batch and is_eager and library_for(input, weight) is not None

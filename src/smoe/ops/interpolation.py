@@ -1,4 +1,4 @@
-"""Fields on a grid, interpolated to the pixels of another grid over the same area."""
+"""Interpolates fields to another grid over the same area."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def interpolate_axis(
     """Interpolates along one axis, between the centres of pixels.
 
     Pixels are cells that divide the same length: the centre of pixel i of n is at (i + 1/2) / n. Beyond the outermost
-    centres the field is constant, or goes round if the axis wraps. This is `F.interpolate` with
-    `align_corners=False`, for any axis and borders. The same size returns the field as it is.
+    centres the field is constant, or periodic if the axis wraps. This is `F.interpolate` with `align_corners=False`,
+    for any axis and both borders. With the same size the field itself is returned.
 
     Args:
-        field: floating, of any shape.
-        size: pixels to have along the axis.
-        dim: the axis.
+        field: Floating-point tensor of any shape.
+        size: New number of pixels along the axis.
+        dim: Axis to interpolate along.
         mode: `linear`, or `nearest`, which takes the lower of two pixels equally near.
-        wraps: the axis is a circle, such as longitude.
+        wraps: Whether the axis is a circle, such as longitude.
     """
     if mode not in get_args(Interpolation):
         raise ValueError(f"mode must be one of {', '.join(get_args(Interpolation))}, got {mode!r}")
@@ -32,7 +32,7 @@ def interpolate_axis(
     old_size = field.shape[dim]
     if size == old_size:
         return field
-    # In double precision: a sum of rounded thirds would put a pixel on the wrong side of a half.
+    # In double precision, because a rounded centre could fall on the wrong side of a half.
     centre = (torch.arange(size, dtype=torch.float64, device=field.device) + 0.5) * (old_size / size) - 0.5
     below = centre.floor() if mode == "linear" else (centre - 0.5).ceil()
     weight = (centre - below if mode == "linear" else torch.zeros_like(centre)).to(field.dtype)
@@ -53,10 +53,10 @@ def interpolate_grid(
     """Interpolates fields `(..., H, W)` to `(..., *grid)`: rows, then columns. See `interpolate_axis`.
 
     Args:
-        field: floating.
-        grid: rows and columns to have.
-        mode: `linear` (bilinear, that is) or `nearest`.
-        wraps: whether the rows and the columns go round.
+        field: Floating-point tensor.
+        grid: New numbers of rows and columns.
+        mode: `linear`, which is bilinear here, or `nearest`.
+        wraps: Whether the rows and the columns are periodic.
     """
     rows = interpolate_axis(field, grid[0], -2, mode=mode, wraps=wraps[0])
     return interpolate_axis(rows, grid[1], -1, mode=mode, wraps=wraps[1])

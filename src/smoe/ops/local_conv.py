@@ -1,4 +1,4 @@
-"""The locally connected operation: a convolution whose every pixel has filters of its own."""
+"""The locally connected operation: a convolution in which each pixel has its own filters."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from smoe.options import PaddingMode
 def local_conv2d(
     input: torch.Tensor, weight: torch.Tensor, *, stride: int = 1, padding_mode: PaddingMode = "zeros"
 ) -> torch.Tensor:
-    """Applies each pixel's own filters; gradients reach `input` and `weight`. Padding keeps the grid at stride 1.
+    """Applies the filters of each pixel. Gradients reach `input` and `weight`. Padding keeps the grid at stride 1.
 
     Args:
         input: `(B, C, H, W)`.
         weight: `(O, H', W', C, kh, kw)` for the output grid, with odd `kh` and `kw`.
-        stride: of both axes.
+        stride: Stride of both axes.
         padding_mode: `zeros`, `circular` (both axes wrap) or `longitude` (the width wraps, zeros on the height).
 
     Returns:
@@ -42,7 +42,7 @@ def local_conv2d(
 def unfolded_local_conv2d(
     input: torch.Tensor, weight: torch.Tensor, *, stride: int = 1, padding_mode: PaddingMode = "zeros"
 ) -> torch.Tensor:
-    """The definition: unfold the patches, multiply, sum. Any device, any dtype; arguments as `local_conv2d`."""
+    """Unfolds the patches, multiplies and sums: any device, any dtype. Arguments as `local_conv2d`."""
     out_channels, height, width, _, *kernel_size = weight.shape
     padded, zeros = wrap_padding(input, (kernel_size[0], kernel_size[1]), padding_mode)
     patches = F.unfold(padded, tuple(kernel_size), padding=zeros, stride=stride)

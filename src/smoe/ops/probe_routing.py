@@ -1,4 +1,4 @@
-"""What an expert that is not selected would do to the loss: the arithmetic of probing. Pixels are flat.
+"""The arithmetic of probing: the effect on the loss of an expert that is not selected. Pixels are flat.
 
 At each pixel a *challenger* is evaluated beside the selected experts and compared with one of them, the *incumbent*.
 With the difference d between their outputs and the error signal g, the gradient of the loss at the layer's output, the
@@ -19,7 +19,7 @@ _DISTURBANCE = 0.5
 
 
 class Challenge(NamedTuple):
-    """Who challenges whom, at each pixel.
+    """The pair of challenger and incumbent at each pixel.
 
     Attributes:
         experts: Challengers `(1, 1, P)`, int32; none of them is selected at its pixel.
@@ -129,7 +129,7 @@ def disturb(selected: torch.Tensor, difference: torch.Tensor, slots: torch.Tenso
 
 
 class Observation(NamedTuple):
-    """What one backward pass says about the challenge.
+    """The measurements of one backward pass.
 
     Attributes:
         slopes: g d, summed over the samples, `(P,)`; zero where the output was disturbed.

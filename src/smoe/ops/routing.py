@@ -8,7 +8,7 @@ import torch
 
 
 class Routing(NamedTuple):
-    """What a gate decided in one forward pass.
+    """The decision of a gate in one forward pass.
 
     The first dimension has size 1 if all samples share the routing, and size B if each sample has its own. Pixels are
     flat: a grid of H x W has P = H * W.
@@ -37,7 +37,7 @@ class RoutingMap(NamedTuple):
     """The decision of a gate in the shape of its grid, for users and pictures.
 
     Attributes:
-        indices: Selected experts, `(E, *grid)`, or `(B, E, *grid)` if the gate looks at its input; int64.
+        indices: Selected experts, `(E, *grid)`, or `(B, E, *grid)` if the gate depends on its input; int64.
         weights: Their scores, of the same shape.
     """
 

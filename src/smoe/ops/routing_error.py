@@ -12,7 +12,7 @@ from smoe.ops.error_quantile import error_quantile
 
 
 def choice_errors(error: torch.Tensor, expert_channels: int, loss_scale: torch.Tensor | float = 1.0) -> torch.Tensor:
-    """How far off each choice was, in the units of the data if the loss is a mean-squared error.
+    """Error of each choice, in the units of the data if the loss is a mean-squared error.
 
     A mean-squared loss over N elements has the gradient 2/N (prediction - truth), so |error| N/2 is the prediction
     error. For other losses and deeper layers it is a scaled proxy of it.

@@ -18,7 +18,7 @@ from smoe.rules import Damping, RoutingClassification
 
 
 class ErrorSignal:
-    """What a layer shares with its backward passes; both tensors live on the device of the layer.
+    """State that a layer shares with its backward passes; both tensors are on the device of the layer.
 
     Attributes:
         loss_scale: Factor of the loss before its backward, a float64 scalar that is read when backward runs.

@@ -12,7 +12,7 @@ from smoe.ops import routed_conv2d
 from smoe.ops.native.library import native_library
 from smoe.ops.padding import output_grid
 from smoe.ops.routed_conv import reference_routed_conv2d
-from smoe.options import PADDING_MODES, PaddingMode
+from smoe.options import PADDING_MODES, Order, PaddingMode
 
 if native_library() is None:
     pytest.skip("the kernels are not built here; smoe bench backends says why", allow_module_level=True)
@@ -184,7 +184,8 @@ def test_a_nan_in_a_compiled_or_exported_layer_is_refused() -> None:
     input = torch.randn(2, 2, 6, 6)
     broken = input.clone()
     broken[1, 0, 3, 3] = torch.nan
-    for order, num_selected in (("score", 1), ("score", 3), ("families", 2)):
+    cases: list[tuple[Order, int]] = [("score", 1), ("score", 3), ("families", 2)]
+    for order, num_selected in cases:
         gate = smoe.ConvGate(2, 6, num_selected, order=order)
         layer = smoe.SpatialMoE2d(2, 6, num_selected, gate=gate).eval()
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

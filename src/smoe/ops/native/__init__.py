@@ -1,4 +1,4 @@
-"""The C++ kernels: finding them, calling them, and saying why they are not used."""
+"""The library of C++ kernels: how it is found, called, and why it may not be used."""
 
 from smoe.ops.native.library import NativeLibrary, has_library, native_library
 

@@ -1,7 +1,7 @@
 """Opens the shared library of kernels that suits this processor.
 
-Nothing is opened at import: the first layer that runs does it. torch must be loaded before, so that its OpenMP runtime
-serves the kernels too and one pool of threads is shared.
+The library is opened by the first operator that runs, not at import. torch must be loaded before it, so that its OpenMP
+runtime serves the kernels too and one pool of threads is shared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from smoe.ops.registration import is_dense_only
 
-# From the fastest to the one that runs anywhere, with the names torch gives to what a processor can do.
+# From the fastest build to the one that runs anywhere, each with the CPU capabilities (torch's names) that can run it.
 INSTRUCTION_SETS = {"avx512": ("AVX512",), "avx2": ("AVX512", "AVX2"), "portable": None}
 INSTRUCTION_SET_VARIABLE = "SMOE_INSTRUCTION_SET"
 LIBRARY_DIR_VARIABLE = "SMOE_LIBRARY_DIR"
@@ -40,8 +40,8 @@ class NativeLibrary:
     """An opened library.
 
     Attributes:
-        instruction_set: what it was built for.
-        functions: its C functions.
+        instruction_set: Instruction set that it was built for.
+        functions: Its C functions.
     """
 
     instruction_set: str
@@ -51,14 +51,14 @@ class NativeLibrary:
         """Calls a function that returns 0; tensors are passed by their address.
 
         Raises:
-            MemoryError: if the kernel could not get the memory it works in.
+            MemoryError: If the kernel could not allocate its memory.
         """
         converted = [
             ctypes.c_void_p(argument.data_ptr()) if isinstance(argument, torch.Tensor) else argument
             for argument in arguments
         ]
         if getattr(self.functions, name)(*converted):
-            raise MemoryError(f"the kernel {name} found no memory to work in")
+            raise MemoryError(f"the kernel {name} could not allocate its memory; use a smaller batch")
 
 
 def _library_file(instruction_set: str) -> Path | None:
@@ -71,7 +71,7 @@ def _library_file(instruction_set: str) -> Path | None:
 
 
 def why_not(instruction_set: str) -> str | None:
-    """Why a build of the kernels cannot be used here, or None."""
+    """The reason why a build of the kernels cannot be used here, or None."""
     capabilities = INSTRUCTION_SETS[instruction_set]
     capability = torch.backends.cpu.get_cpu_capability()
     if _library_file(instruction_set) is None:
@@ -104,7 +104,7 @@ def library_for(*tensors: torch.Tensor) -> NativeLibrary | None:
 
 @torch.compiler.assume_constant_result
 def has_library() -> bool:
-    """Whether there are kernels for this processor; compilers take the answer as a constant."""
+    """Whether there are kernels for this processor; compilers treat the result as a constant."""
     return native_library() is not None
 
 

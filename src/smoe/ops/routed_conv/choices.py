@@ -1,4 +1,4 @@
-"""Whether a routing names experts that exist, each at most once at a pixel."""
+"""Checks that the experts of a routing exist and are distinct at each pixel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from smoe.ops.native.library import native_library
 
 
 def check_choices(indices: torch.Tensor, num_experts: int, width: int) -> None:
-    """Refuses a routing that the kernels must not be given.
+    """Raises an error for a routing that the kernels cannot take.
 
     Args:
         indices: Selected experts `(S, E, P)`, integers on a CPU.
@@ -18,7 +18,7 @@ def check_choices(indices: torch.Tensor, num_experts: int, width: int) -> None:
         width: Columns of the grid, for the place in the message.
 
     Raises:
-        ValueError: If an expert is out of range, or is named twice at a pixel; with the place.
+        ValueError: If an expert is out of range or selected twice at a pixel. The message gives the place.
     """
     for sample, routing in enumerate(indices):
         problem = _find_problem(routing, num_experts)

@@ -1,4 +1,4 @@
-"""The routed convolution by the C++ kernels: which kernel serves which shape."""
+"""The routed convolution by the C++ kernels, and which kernel serves which shape."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Problem:
     indices: torch.Tensor
 
     def family(self, direction: Direction) -> str:
-        """The fastest family for the shape. Nothing else decides, so that a run can be repeated bit by bit."""
+        """The fastest family for the shape. It depends on the shape only, so that a run can be repeated bit by bit."""
         geometry = self.geometry
         taps = geometry.kernel_height * geometry.kernel_width
         if taps * geometry.channels * geometry.selected <= (64 if geometry.batch < 4 else 96):
             return PIXEL
-        # A bank with filters for every pixel has no lists worth the name.
+        # In a bank with filters for each pixel, the list of pixels of an expert is too short.
         has_lists = geometry.experts <= 8192
         smallest_batch = {"forward": 7, "input_gradient": 12, "weight_gradient": 6}[direction]
         return LIST if has_lists and (geometry.selected < 4 or geometry.batch < smallest_batch) else BATCH
@@ -60,7 +60,7 @@ def make_problem(
     stride: int,
     padding_mode: str,
 ) -> Problem:
-    """Describes the problem to the kernels, for a routing `(1 or B, E, P)`."""
+    """Describes a routed convolution with a routing `(1 or B, E, P)` for the kernels."""
     B, C, H, W = input_shape
     folded = _fold(library, indices.contiguous(), expert_channels)
     geometry = Geometry(
