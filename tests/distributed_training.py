@@ -15,6 +15,8 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import smoe
+from smoe.rules import Probing, RoutingClassification
+from smoe.training.routing_warmup import RoutingWarmup
 
 NUM_STEPS, GLOBAL_BATCH, PROBING_BATCH = 4, 6, 4
 
@@ -26,19 +28,33 @@ def make_net() -> nn.Module:
     return nn.Sequential(
         smoe.SpatialMoE2d(1, 4, 2, gate=gate),
         nn.Tanh(),
-        smoe.SpatialMoE2d(2, 4, 2, gate=gate, damping=0.1),
+        smoe.SpatialMoE2d(2, 4, 2, gate=gate, damping="damping(factor=0.1)"),
         nn.Tanh(),
         smoe.SpatialMoE2d(2, 4, 2, gate=smoe.ConvGate(2, 4, 2), weighted=True),
     ).double()
 
 
 def make_probing_net() -> nn.Sequential:
-    """Two layers that share a gate that learns by probing."""
+    """Two layers that share a gate, which learns by probing."""
     torch.manual_seed(0)
     gate = smoe.TensorGate(4, 2, (6, 7))
-    options = {"gate": gate, "training_rule": "probe", "probe_window": 2}
+    rule = Probing(window=2)
     return nn.Sequential(
-        smoe.SpatialMoE2d(1, 4, 2, **options), nn.Tanh(), smoe.SpatialMoE2d(2, 4, 2, **options)
+        smoe.SpatialMoE2d(1, 4, 2, gate=gate, rule=rule), nn.Tanh(), smoe.SpatialMoE2d(2, 4, 2, gate=gate, rule=rule)
+    ).double()
+
+
+def make_warmed_net() -> nn.Sequential:
+    """Two layers on a shared gate, and one with a gate of its own."""
+    torch.manual_seed(0)
+    gate = smoe.TensorGate(4, 2, (6, 7))
+    rule = RoutingClassification.paper()
+    return nn.Sequential(
+        smoe.SpatialMoE2d(1, 4, 2, gate=gate, rule=rule),
+        nn.Tanh(),
+        smoe.SpatialMoE2d(2, 4, 2, gate=gate, rule=rule),
+        nn.Tanh(),
+        smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(6, 7), rule=rule),
     ).double()
 
 
@@ -49,6 +65,21 @@ def make_data() -> tuple[torch.Tensor, torch.Tensor]:
         torch.randn(*shape, 1, 6, 7, dtype=torch.float64, generator=generator),
         torch.randn(*shape, 2, 6, 7, dtype=torch.float64, generator=generator),
     )
+
+
+def train_warmed(net: nn.Module, warmup: RoutingWarmup, samples: slice) -> torch.Tensor:
+    """Two epochs of warm-up and one after it; returns the scores of the third layer's gate after the warm-up."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=2.0, momentum=0.9)
+    scores = torch.empty(0)
+    for epoch in (1, 2, 3):
+        warmup.begin_epoch(epoch)
+        for x, target in zip(*make_data(), strict=True):
+            optimizer.zero_grad()
+            F.mse_loss(net(x[samples]), target[samples]).backward()
+            optimizer.step()
+        if epoch == 2:
+            scores = next(value.clone() for name, value in net.state_dict().items() if name.endswith("4.gate.scores"))
+    return scores
 
 
 def train(net: nn.Module, samples: slice) -> None:
@@ -84,6 +115,13 @@ def train_share(rank: int, num_processes: int, directory: Path) -> None:
     net = DistributedDataParallel(make_probing_net())
     train(net, slice(rank * share, (rank + 1) * share))
     torch.save(net.module.state_dict(), directory / f"probing-{rank}.pt")
+
+    warmed = make_warmed_net()
+    # As the loop does: the warm-up belongs to the model, and begins when it is wrapped.
+    warmup, net = RoutingWarmup(warmed, 2), DistributedDataParallel(warmed)
+    share = GLOBAL_BATCH // num_processes
+    before = train_warmed(net, warmup, slice(rank * share, (rank + 1) * share))
+    torch.save({**warmed.state_dict(), "before": before}, directory / f"warmed-{rank}.pt")
 
     # An error that is not finite in one process is counted there, and still after the next forward pass.
     layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,12 +14,13 @@ from torch import nn
 from smoe import NoisyGate, SpatialMoE2d, TensorGate
 from smoe.metrics import MeanSquaredError, PercentWithin
 from smoe.paper.heat.data import HeatPairs
-from smoe.training.checkpoints import load_checkpoint
+from smoe.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from smoe.training.interruption import Interrupted
 from smoe.training.loop import Loop, TrainingDiverged
+from smoe.training.monitor import MonitorError
 from smoe.training.plan import TrainingPlan
 from smoe.training.progress import SilentReporter
-from smoe.training.run_directory import Record, RunDirectory
+from smoe.training.run_directory import Record, RunDirectory, RunError
 from smoe.training.task import Task
 
 PLAN = TrainingPlan(
@@ -237,3 +239,180 @@ def test_begin_epoch_is_called_before_every_epoch(tmp_path: Path) -> None:
     resumed.begin_epoch = begun.append
     Loop(resumed, PLAN, RunDirectory(tmp_path)).fit(resume=True)
     assert begun == [2, 3, 4]
+
+
+class NaNAfter(StopAfter):
+    """Spoils a weight after so many steps, and sends the signal two steps later."""
+
+    def __init__(self, model: nn.Module, num_steps: int) -> None:
+        super().__init__(num_steps + 2)
+        self.model = model
+
+    def step(self, loss: float | None) -> None:
+        super().step(loss)
+        if self.remaining == 2:
+            with torch.no_grad():
+                next(parameter for parameter in self.model.parameters() if parameter.ndim == 4).fill_(torch.nan)
+
+
+def test_an_interrupt_after_a_nan_keeps_the_last_finite_state(tmp_path: Path) -> None:
+    task, run = make_task(), RunDirectory(tmp_path)
+    task.splits = {**task.splits, "train": HeatPairs(torch.rand(20, 8, 6, 5).numpy())}
+    with pytest.raises(TrainingDiverged, match=r"the loss became nan in epoch 1, by batch 12; .*before epoch 1;"):
+        Loop(task, PLAN, run, NaNAfter(task.model, 10)).fit()
+    stored = load_checkpoint(run.last_checkpoint)
+    assert (stored["epoch"], stored["next_batch"]) == (1, 0)
+    assert all(value.isfinite().all() for value in stored["model"].values())
+
+
+def test_the_message_states_what_is_stored(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+
+    def long_task() -> Task:
+        task = make_task()
+        frames = torch.rand(20, 8, 6, 5, generator=torch.Generator().manual_seed(0))
+        task.splits = {**task.splits, "train": HeatPairs(frames.numpy())}
+        return task
+
+    with pytest.raises(Interrupted):
+        Loop(long_task(), PLAN, run, StopAfter(7)).fit()
+    task = long_task()
+    with pytest.raises(TrainingDiverged, match=r"last\.pt holds the state after batch 7 of epoch 1; lower"):
+        Loop(task, PLAN, run, NaNAfter(task.model, 10)).fit(resume=True)
+    stored = load_checkpoint(run.last_checkpoint)
+    assert (stored["epoch"], stored["next_batch"]) == (1, 7)
+
+
+class SpoiledAtTheEnd(SilentReporter):
+    """Spoils a weight after the last step of an epoch, when its loss is known to be finite."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def step(self, loss: float | None) -> None:
+        if loss is not None:
+            with torch.no_grad():
+                next(iter(self.model.parameters())).fill_(torch.inf)
+
+
+def test_weights_that_are_not_finite_after_the_last_step_are_not_stored(tmp_path: Path) -> None:
+    task, run = make_task(), RunDirectory(tmp_path)
+    with pytest.raises(TrainingDiverged, match="the weights are not finite after batch 3 of epoch 1"):
+        Loop(task, PLAN, run, SpoiledAtTheEnd(task.model)).fit()
+    assert all(value.isfinite().all() for value in load_checkpoint(run.last_checkpoint)["model"].values())
+    assert not run.best_checkpoint.exists()
+
+
+def test_a_buffer_that_was_never_finite_does_not_matter(tmp_path: Path) -> None:
+    task = make_task()
+    task.model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    assert Loop(task, replace(PLAN, max_epochs=1), RunDirectory(tmp_path)).fit()["epoch"] == 1
+
+
+def test_seconds_of_an_epoch_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A clock that advances by one second for each look at it.
+    now = iter(range(10_000))
+    monkeypatch.setattr("smoe.training.loop.time.perf_counter", lambda: float(next(now)))
+    whole, killed = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")
+    Loop(make_task(), PLAN, whole).fit()
+
+    class Killed(Exception):
+        pass
+
+    class KillAfter(StopAfter):
+        def step(self, loss: float | None) -> None:
+            self.remaining -= 1
+            if self.remaining == 0:
+                raise Killed
+
+    # After the first batch of the second epoch: the state is that of the end of the first.
+    with pytest.raises(Killed):
+        Loop(make_task(), PLAN, killed, KillAfter(4)).fit()
+    Loop(make_task(), PLAN, killed).fit(resume=True)
+    assert killed.read_history() == whole.read_history()
+
+
+def test_a_run_is_extended_as_if_it_had_been_longer_from_the_start(tmp_path: Path) -> None:
+    long, short = RunDirectory(tmp_path / "long"), RunDirectory(tmp_path / "short")
+    expected = Loop(make_task(), PLAN, long).fit()
+    Loop(make_task(), replace(PLAN, max_epochs=2), short).fit()
+    assert short.read_history()[-1]["stopped"] == "2 epochs done"
+    torch.manual_seed(12345)
+    last = Loop(make_task(), PLAN, short).fit(resume=True)
+    assert without_times([last]) == without_times([expected])
+    assert without_times(short.read_history()) == without_times(long.read_history())
+    for name in ("best", "last"):
+        ours, theirs = (load_checkpoint(run.checkpoints / f"{name}.pt")["model"] for run in (short, long))
+        assert all(torch.equal(ours[key], value) for key, value in theirs.items()), name
+    with pytest.raises(Interrupted):
+        Loop(make_task(), PLAN, RunDirectory(tmp_path / "third"), StopAfter(11)).fit()
+    with pytest.raises(RunError, match="has 3 epochs already, but max_epochs is 2"):
+        Loop(make_task(), replace(PLAN, max_epochs=2), RunDirectory(tmp_path / "third")).fit(resume=True)
+
+
+def test_a_misspelt_monitor_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(MonitorError, match=r"monitor is 'whitin_1_percent', .* did you mean 'within_1_percent'\?"):
+        Loop(make_task(), replace(PLAN, monitor="whitin_1_percent"), RunDirectory(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_loss_can_be_monitored_without_a_metric(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    task = make_task()
+    last = Loop(task, TrainingPlan(batch_size=4, max_epochs=2, device="cpu"), run).fit()
+    # A mean-squared loss.
+    assert last["test/loss"] == pytest.approx(last["test/mse"])
+    assert [record["validation/loss"] for record in run.read_history()[:-1]] == pytest.approx(
+        [record["validation/mse"] for record in run.read_history()[:-1]]
+    )
+
+
+def test_a_second_loop_in_the_same_directory_is_refused(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    with run.lock(), pytest.raises(RunError, match=f"process {os.getpid()} trains in"):
+        Loop(make_task(), PLAN, RunDirectory(tmp_path)).fit()
+    assert not run.last_checkpoint.exists()
+
+
+def test_a_directory_that_vanishes_ends_the_run_in_one_line(tmp_path: Path) -> None:
+    class Vanish(SilentReporter):
+        def end_epoch(self, record: Record, *, is_best: bool) -> None:
+            shutil.rmtree(tmp_path / "run")
+
+    with pytest.raises(CheckpointError, match=r"best\.pt could not be written: No such file or directory; [^\n]*$"):
+        Loop(make_task(), PLAN, RunDirectory(tmp_path / "run"), Vanish()).fit()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_something_else_is_refused_in_one_line(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for state in ({"model": 3}, {"model": {}}, {}):
+        save_checkpoint(run.last_checkpoint, state)
+        with pytest.raises(CheckpointError, match=r"last\.pt is of another run or version: [^\n]*$"):
+            Loop(make_task(), PLAN, run).fit(resume=True)
+
+
+def test_each_epoch_records_what_the_routing_is_worth(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    Loop(make_task(), PLAN, run).fit()
+    for record in run.read_history()[:-1]:
+        assert 0.0 < record["routing/certainty"] < 1.0
+        assert record["routing/gain"] < 1.0
+        assert "routing/damped" not in record
+    assert "routing/gain" not in run.read_history()[-1]
+
+
+def test_a_gate_that_does_not_learn_is_reported_once(tmp_path: Path) -> None:
+    messages: list[str] = []
+
+    class Notes(SilentReporter):
+        def notify(self, text: str) -> None:
+            messages.append(text)
+
+    task, run = make_task(), RunDirectory(tmp_path)
+    assert isinstance(task.model, SpatialMoE2d)
+    task.optimizer = torch.optim.Adam([task.model.weight], lr=1e-2)
+    Loop(task, replace(PLAN, max_epochs=5), run, Notes()).fit()
+    dead = [text for text in messages if "has changed none of its choices since the start" in text]
+    assert len(dead) == 1
+    assert [("warnings" in record) for record in run.read_history()][:4] == [False, False, True, False]

@@ -1,17 +1,43 @@
 from __future__ import annotations
 
+import signal
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from smoe import SpatialMoE2d, TensorGate
+from smoe.rules import Damping, Frozen, Probing, RoutingClassification
+from smoe.training.checkpoints import load_checkpoint
+from smoe.training.interruption import Interrupted
+from smoe.training.loop import Loop
 from smoe.training.routing_warmup import RoutingWarmup
+from smoe.training.run_directory import RunDirectory
+from smoe.training.task import Task
+from training.test_loop import PLAN, StopAfter, make_task, without_times
+
+PAPER = RoutingClassification.paper()
 
 
-def make_net() -> nn.Sequential:
+def make_net(rule: RoutingClassification | Probing = PAPER) -> nn.Sequential:
+    """Two layers on one gate, one with a damping of its own, and a third that owns its gate."""
     torch.manual_seed(0)
     gate = TensorGate(4, 2, (5, 6))
-    return nn.Sequential(SpatialMoE2d(1, 4, 2, gate=gate), nn.Tanh(), SpatialMoE2d(2, 4, 2, gate=gate, damping=0.1))
+    return nn.Sequential(
+        SpatialMoE2d(1, 4, 2, gate=gate, rule=rule),
+        nn.Tanh(),
+        SpatialMoE2d(2, 4, 2, gate=gate, rule=rule, damping=Damping(factor=0.5)),
+        nn.Tanh(),
+        SpatialMoE2d(2, 4, 2, spatial_shape=(5, 6), rule=rule),
+    )
+
+
+def layer(net: nn.Sequential, place: int) -> SpatialMoE2d:
+    found = net[place]
+    assert isinstance(found, SpatialMoE2d)
+    return found
 
 
 def gradients(net: nn.Sequential) -> dict[str, torch.Tensor]:
@@ -25,27 +51,67 @@ def test_the_routing_waits_and_the_experts_learn_undamped() -> None:
     net, expected = make_net(), make_net()
     warmup = RoutingWarmup(net, num_epochs=2)
     always = gradients(net)
-    warmup.begin_epoch(2)
+    for epoch in (1, 2):
+        warmup.begin_epoch(epoch)
     paused = gradients(net)
-    # Several processes expect a gradient of every parameter.
-    assert not paused["0.gate.scores"].any()
+    assert not any("gate" in name for name in paused)
     # In evaluation mode gradients are those of the function computed.
     whole = gradients(expected.eval())
-    torch.testing.assert_close(paused["0.weight"], whole["0.weight"])
-    torch.testing.assert_close(paused["2.weight"], whole["2.weight"])
+    for name in ("0.weight", "2.weight", "4.weight"):
+        torch.testing.assert_close(paused[name], whole[name])
     assert not torch.equal(paused["0.weight"], always["0.weight"])
     warmup.begin_epoch(3)
     after = gradients(net)
-    assert after["0.gate.scores"].any()
+    assert after["0.gate.scores"].any() and after["4.gate.scores"].any()
+    assert after.keys() == always.keys()
     for name, gradient in always.items():
         torch.testing.assert_close(after[name], gradient)
+
+
+def test_a_shared_memory_starts_at_the_end_of_the_warm_up() -> None:
+    net, plain = make_net(Probing(window=2)), make_net(Probing(window=2))
+    layer(net, 2).damping = layer(plain, 2).damping = None
+    warmup = RoutingWarmup(net, num_epochs=1)
+    warmup.begin_epoch(1)
+    gradients(net)
+    assert isinstance(layer(net, 0).rule, Frozen) and layer(net, 0).gate.memory is None
+    warmup.begin_epoch(2)
+    warmup.begin_epoch(3)
+    assert layer(net, 0).gate.memory is layer(net, 2).gate.memory is not None
+    for _ in range(3):
+        gradients(net)
+        gradients(plain)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(net.state_dict()[name], value), name
 
 
 def test_a_paused_layer_still_counts_errors_that_are_not_finite() -> None:
     net = make_net()
     RoutingWarmup(net, num_epochs=1).begin_epoch(1)
     (net(torch.randn(1, 1, 5, 6)) * torch.inf).sum().backward()
-    assert int(net[2].num_nonfinite_errors) == 1  # type: ignore[arg-type]
+    assert int(layer(net, 4).num_nonfinite_errors) == 1
+
+
+def warm_task(rule: str) -> Task:
+    task = make_task(rule=rule)
+    task.begin_epoch = RoutingWarmup(task.model, 2).begin_epoch
+    return task
+
+
+@pytest.mark.parametrize("num_steps", [2, 3, 5, 6, 8])
+@pytest.mark.parametrize("rule", ["rc", "straight_through"])
+def test_a_run_is_resumed_within_the_warm_up_and_after_it(tmp_path: Path, num_steps: int, rule: str) -> None:
+    plan = replace(PLAN, monitor="loss", monitor_mode="min")
+    whole, stopped = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "stopped")
+    Loop(warm_task(rule), plan, whole).fit()
+    with pytest.raises(Interrupted):
+        Loop(warm_task(rule), plan, stopped, StopAfter(num_steps, signal.SIGTERM)).fit()
+    Loop(warm_task(rule), plan, stopped).fit(resume=True)
+    assert without_times(stopped.read_history()) == without_times(whole.read_history())
+    theirs, ours = load_checkpoint(whole.last_checkpoint)["model"], load_checkpoint(stopped.last_checkpoint)["model"]
+    assert all(torch.equal(ours[key], value) for key, value in theirs.items())
+    # Three batches to an epoch, two epochs of warm-up.
+    assert [record["routing/changed"] > 0 for record in whole.read_history()[:2]] == [False, False]
 
 
 def test_negative_epochs() -> None:

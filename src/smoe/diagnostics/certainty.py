@@ -10,6 +10,8 @@ from smoe.ops.routing import Routing
 from smoe.ops.top_experts import family_members
 from smoe.rules import StraightThrough
 
+_PIXELS_AT_ONCE = 1 << 16
+
 
 def routing_certainty(routing: Routing, *, families: bool, temperature: float = 1.0) -> float:
     """Returns how far the selected experts are ahead of their strongest rivals, in [0, 1].
@@ -23,16 +25,19 @@ def routing_certainty(routing: Routing, *, families: bool, temperature: float = 
         families: Whether the gate selects one expert of each family.
         temperature: Temperature of the softmax.
     """
-    scores, indices = routing.scores.detach().double(), routing.indices.long()
-    selected = scores.gather(1, indices)
-    others = scores.scatter(1, indices, -torch.inf)
-    if families:
-        members = family_members(scores.shape[1], indices.shape[1], device=scores.device)
-        rivals = others[:, members].amax(dim=2)
-    else:
-        rivals = others.amax(dim=1, keepdim=True)
-    # Without a rival the margin is infinite.
-    return float(torch.tanh((selected - rivals).clamp(min=0.0) / (2.0 * temperature)).mean())
+    num_experts, num_selected = routing.scores.shape[1], routing.indices.shape[1]
+    members = family_members(num_experts, num_selected, device=routing.scores.device) if families else None
+    total = 0.0
+    # In pieces: a gate of many experts on a large grid has scores of gigabytes.
+    pieces = (part.split(_PIXELS_AT_ONCE, dim=2) for part in (routing.scores.detach(), routing.indices))
+    for scores, indices in zip(*pieces, strict=True):
+        chosen = indices.long()
+        others = scores.scatter(1, chosen, -torch.inf)
+        rivals = others.amax(dim=1, keepdim=True) if members is None else others[:, members].amax(dim=2)
+        # Without a rival the margin is infinite.
+        margins = (scores.gather(1, chosen) - rivals).clamp(min=0.0)
+        total += float(torch.tanh(margins / (2.0 * temperature)).sum(dtype=torch.float64))
+    return total / routing.indices.numel()
 
 
 def layer_certainty(layer: RoutedLayer, input: Tensor | None = None) -> float:

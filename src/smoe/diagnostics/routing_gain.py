@@ -62,14 +62,14 @@ def on_commonest_experts(routing: Routing) -> Routing:
     commonest of the experts that are left.
     """
     num_experts = routing.scores.shape[1]
-    slots = routing.indices.long().transpose(0, 1).flatten(1)
-    counts = torch.zeros(len(slots), num_experts, dtype=torch.long, device=slots.device)
-    counts.scatter_add_(1, slots, torch.ones_like(slots))
+    is_free = torch.ones(num_experts, dtype=torch.long, device=routing.indices.device)
     commonest: list[Tensor] = []
-    for count in counts:
+    for slot in routing.indices.unbind(1):
+        # One more than the count of each expert that is free; 0 for the others.
+        counts = (slot.flatten().bincount(minlength=num_experts) + 1) * is_free
         # `max` returns the first of equal values.
-        expert = count.max(dim=0, keepdim=True).indices
+        expert = counts.max(dim=0, keepdim=True).indices
         commonest.append(expert)
-        counts.index_fill_(1, expert, -1)
+        is_free.index_fill_(0, expert, 0)
     indices = torch.cat(commonest).to(routing.indices.dtype)[None, :, None]
     return routing._replace(indices=indices.expand_as(routing.indices).contiguous())

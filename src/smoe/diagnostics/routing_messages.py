@@ -28,7 +28,8 @@ def damped_too_much(name: str, share: float) -> str:
 
 def worthless_routing(gain: float) -> str:
     """Returns the warning about a routing that could be left out."""
+    worth = f"removes {gain:.1%}" if gain >= 0.0 else f"adds {-gain:.1%}"
     return (
-        f"the routing removes {100 * gain:.2g} % of the loss: the model is as good with every pixel on its commonest "
-        "expert; try rule='straight_through', more epochs or fewer experts, or use plain convolutions"
+        f"the routing {worth} of the loss: the model is as good with every pixel on its commonest expert; try "
+        "rule='straight_through', more epochs or fewer experts, or use plain convolutions"
     )

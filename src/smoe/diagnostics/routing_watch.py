@@ -86,10 +86,11 @@ class RoutingWatch:
             gain: Share of the loss that the routing removes; None or NaN if it is not known.
         """
         if gain is not None and gain < routing_messages.WORTHLESS:
-            self._warn("worthless", routing_messages.worthless_routing(gain))
+            # Not once in a training: a run that is extended ends again.
+            self._new.append(routing_messages.worthless_routing(gain))
 
     def new_warnings(self) -> list[str]:
-        """Returns the warnings since the last call. Each is given once in a training."""
+        """Returns the warnings since the last call. Each gate and layer is warned of once in a training."""
         new, self._new = self._new, []
         return new
 

@@ -17,7 +17,7 @@ def keep_freed_memory() -> bool:
     """Asks glibc not to return the end of its heap to the system; elsewhere, or if the environment sets it, nothing.
 
     A small net frees nearly all its memory at the end of a step. glibc gives that back, and the next step pays for each
-    page again: up to a third of its time (benchmarks/results/freed_memory.md).
+    page again: up to a third of its time (results/bench/freed_memory.md).
 
     Returns:
         Whether it was done.

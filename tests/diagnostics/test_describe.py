@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from smoe.diagnostics import RoutingWatch, describe
+from smoe.nn import ConvGate, SpatialMoE2d, TensorGate
+from smoe.rules import RoutingClassification
+
+
+def make_net() -> nn.Sequential:
+    gate = TensorGate(4, 2, (5, 6))
+    return nn.Sequential(
+        SpatialMoE2d(1, 4, 2, gate=gate),
+        SpatialMoE2d(2, 4, 2, gate=gate, rule=RoutingClassification.released()),
+        SpatialMoE2d(2, 3, 1, gate=ConvGate(2, 3, 1)),
+    )
+
+
+def first_layer(net: nn.Sequential) -> SpatialMoE2d:
+    layer = net[0]
+    assert isinstance(layer, SpatialMoE2d)
+    return layer
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(3, 1, 5, 6), torch.randn(3, 1, 5, 6)
+
+
+def test_a_shared_gate_is_described_once() -> None:
+    net = make_net()
+    report = describe(net)
+    shared, looking = report.gates
+    assert shared.layers == ("0", "1") and shared.grid == (5, 6)
+    assert shared.num_used == first_layer(net).routing().indices.unique().numel()
+    assert shared.certainty is not None and 0.0 < shared.certainty < 1.0
+    assert (shared.changed, shared.damped) == (None, None)
+    assert (looking.grid, looking.num_used, looking.certainty) == (None, None, None)
+    assert report.gain is None and report.warnings == ()
+    assert str(report).splitlines()[0].startswith("TensorGate of 0, 1: 5 x 6, 2 of 4 experts, rule rc, 4 in use, cert")
+
+
+def test_a_batch_tells_what_the_routing_is_worth() -> None:
+    net = make_net().train()
+    before = copy.deepcopy(net.state_dict())
+    report = describe(net, F.mse_loss, *batch())
+    shared, looking = report.gates
+    assert report.gain is not None and looking.num_used is not None and looking.certainty is not None
+    # The first layer damps nothing, the second nearly all above the quantile of 0.3.
+    assert shared.damped is not None and 0.5 < shared.damped <= 0.75
+    assert any("damping silences" in text and "in 1:" in text for text in report.warnings)
+    assert "of the errors damped" in str(report) and "of the loss:" in str(report)
+    assert net.training and all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert all(parameter.grad is None for parameter in net.parameters())
+    with pytest.raises(ValueError, match="must be given together"):
+        describe(net, F.mse_loss)
+
+
+def test_changes_since_an_earlier_report() -> None:
+    net = make_net()
+    start = describe(net)
+    unchanged = describe(net, since=start)
+    assert unchanged.gates[0].changed == 0.0
+    assert [text for text in unchanged.warnings if "the gate of 0 has changed none of its choices" in text]
+    with torch.no_grad():
+        scores = first_layer(net).gate.get_parameter("scores")
+        scores.copy_(-scores)
+    # The two best experts of four become the two worst.
+    changed = describe(net, since=start)
+    assert changed.gates[0].changed == 1.0 and changed.warnings == ()
+    assert "100.0% changed" in str(changed)
+
+
+def test_a_frozen_gate_may_stay_as_it_is() -> None:
+    layer = SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4), rule="frozen")
+    assert describe(layer, since=describe(layer)).warnings == ()
+
+
+def test_a_routing_that_is_worth_nothing_is_warned_of() -> None:
+    gate = TensorGate(4, 2, (5, 6), order="families", init="uniform")
+    with torch.no_grad():
+        gate.scores.zero_()
+    net = SpatialMoE2d(1, 4, 2, gate=gate, rule="straight_through")
+    report = describe(net, F.mse_loss, torch.randn(2, 1, 5, 6), torch.randn(2, 2, 5, 6))
+    assert report.gates[0].num_used == 2
+    assert any(text.startswith("the routing removes 0.0% of the loss") for text in report.warnings)
+
+
+def test_a_model_without_layers() -> None:
+    assert str(describe(nn.Conv2d(1, 1, 1))) == "the model has no SMoE layers"
+
+
+def test_a_watch_warns_of_each_layer_once_and_continues_from_its_state() -> None:
+    net, (x, target) = make_net(), batch()
+    watch = RoutingWatch(net)
+    texts: list[list[str]] = []
+    for _ in range(5):
+        values = watch.observe(net)
+        measured = watch.measure(net, F.mse_loss, x, target)
+        assert "routing/certainty" in values and "routing/damped" in measured
+        texts.append(watch.new_warnings())
+        state = watch.state_dict()
+        watch = RoutingWatch(net)
+        watch.load_state_dict(state)
+    assert [len(found) for found in texts] == [0, 0, 2, 0, 0]
+    assert "has changed none" in texts[2][0] and "damping silences" in texts[2][1]
+    watch.finish(0.5)
+    assert watch.new_warnings() == []
+    watch.finish(-0.1)
+    assert watch.new_warnings()[0].startswith("the routing adds 10.0% of the loss")
+
+
+def test_a_model_without_gates_has_nothing_to_watch() -> None:
+    conv = nn.Conv2d(1, 1, 1)
+    watch = RoutingWatch(conv)
+    assert watch.observe(conv) == watch.measure(conv, F.mse_loss, *batch()) == {}
+
+
+def test_diagnostics_import_no_matplotlib() -> None:
+    program = "import sys, smoe.diagnostics; assert not {'matplotlib', 'accelerate', 'rich'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
