@@ -6,18 +6,21 @@ import pytest
 import torch
 
 from smoe import SpatialMoE2d
+from smoe.experiments.gated_layers import Learning
+from smoe.experiments.optimizers import Adam
 from smoe.experiments.parameter_counts import count_parameters
 from smoe.models import Emos
-from smoe.options import RoutingTraining
 from smoe.paper.ens10.build_model import EnsembleShape, build_model, trunk
 from smoe.paper.ens10.models import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
 from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData, EnsembleRecipe
+from smoe.rules import Damping, RoutingClassification
 
+LEARNING = Learning(RoutingClassification.released(), None)
 SMALL_SHAPE = EnsembleShape("t850", 5, 14, (9, 8))
 
 
-def build_small(model: EnsembleModel, rule: RoutingTraining | None = None) -> torch.nn.Module:
-    return build_model(model, RoutingTraining() if rule is None else rule, SMALL_SHAPE)
+def build_small(model: EnsembleModel, learning: Learning = LEARNING) -> torch.nn.Module:
+    return build_model(model, learning, SMALL_SHAPE)
 
 
 def moe_layers(model: torch.nn.Module) -> dict[str, SpatialMoE2d]:
@@ -75,10 +78,10 @@ def test_experts_start_like_the_convolutions_they_replace() -> None:
 
 
 def test_all_layers_hold_the_rule_of_the_recipe() -> None:
-    rule = RoutingTraining(error_quantile=0.6, damping=None, tolerance_unit="output")
-    layers = moe_layers(build_small(SpatialMoEUNetModel(filters=4, converts_head=True, order="index"), rule))
+    learning = Learning(RoutingClassification(error_quantile=0.6, tolerance_unit="output"), Damping(factor=0.3))
+    layers = moe_layers(build_small(SpatialMoEUNetModel(filters=4, converts_head=True, order="index"), learning))
     assert len(layers) == 13
-    assert all(layer.routing_training == rule and layer.order == "index" for layer in layers.values())
+    assert all((layer.rule, layer.damping) == learning and layer.order == "index" for layer in layers.values())
 
 
 def test_a_random_gate_does_not_learn() -> None:
@@ -94,15 +97,16 @@ def test_longitude_padding_reaches_the_experts() -> None:
 
 def test_emos_scales_by_the_range_of_its_task() -> None:
     for task, low in {"z500": 48_200.0, "t850": 240.0, "t2m": 218.0}.items():
-        model = build_model(EmosModel(), RoutingTraining(), EnsembleShape(task, 10, 14, (9, 8)))
+        model = build_model(EmosModel(), LEARNING, EnsembleShape(task, 10, 14, (9, 8)))
         assert isinstance(model, Emos) and (model.num_members, model.low) == (10, low)
     with pytest.raises(ValueError, match="EMOS knows the range of z500, t850, t2m, not of 'tp'"):
-        build_model(EmosModel(), RoutingTraining(), EnsembleShape("tp", 10, 14, (9, 8)))
+        build_model(EmosModel(), LEARNING, EnsembleShape("tp", 10, 14, (9, 8)))
 
 
 def test_the_training_is_the_papers() -> None:
     for name, batch_size in {"ens10/unet": 8, "ens10/smoe": 8, "ens10/emos": 1}.items():
         recipe = ENSEMBLE_RECIPES[name]
+        assert isinstance(recipe.optimizer, Adam)
         assert (recipe.optimizer.lr, recipe.optimizer.l2, recipe.training.max_epochs) == (1e-5, 0.0, 10)
         assert recipe.training.batch_size == batch_size
         # Neither the schedule nor the stopping can come in before.
@@ -113,7 +117,9 @@ def test_the_routing_gradient_of_a_full_size_gate_is_seen_by_adam() -> None:
     # A choice that is half right, in a gate of 128 x 361 x 720 scores.
     gradient = 0.5 / (128 * 361 * 720)
     steps = []
-    for weight in (1.0, ENSEMBLE_RECIPES["ens10/smoe"].routing.rc_weight):
+    rule = ENSEMBLE_RECIPES["ens10/smoe"].rule
+    assert isinstance(rule, RoutingClassification)
+    for weight in (1.0, rule.weight):
         score = torch.nn.Parameter(torch.zeros(1))
         score.grad = torch.tensor([gradient * weight])
         torch.optim.Adam([score], lr=1.0).step()

@@ -35,12 +35,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with open_ens10(root, "t850", 10) as source:
         prepare(source, root, folder / "store", Preparation(train_years=(1998, 1998)), Silent())
     data = EnsembleData(folder / "store", (1998, 1998), (1999, 1999), (2000, 2000))
-    train("ens10/unet", tiny_recipe("ens10/unet", data=data), folder / "run", say=quietly)
+    train("ens10/unet", tiny_recipe("ens10/unet", data=data), folder / "run", notify=quietly)
     return folder / "run"
 
 
 def test_the_raw_ensemble_is_verified_as_its_normal_distribution(run: Path) -> None:
-    opened = open_run(run, splits=("test",), say=quietly)
+    opened = open_run(run, splits=("test",), notify=quietly)
     raw, corrected = verify(opened, "test")
     store = EnsembleStore.open(run.parent / "store")
     rows = [row for row, date in enumerate(store.valid_dates) if str(date).startswith("2000")]
@@ -82,7 +82,7 @@ def test_evaluate_stands_beside_the_raw_ensemble_and_the_paper(
 
 def test_an_ensemble_without_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = run.parent / "store"
-    assert main(["evaluate", "--ensemble", str(store), "--years", "2000", "2000"]) == 0
+    assert main(["evaluate", "ens10", "--ensemble", str(store), "--years", "2000", "2000"]) == 0
     text = capsys.readouterr().out
     assert "store, 2000-2000: t850 from 10 members" in text
     assert "fair_ensemble_crps" in text

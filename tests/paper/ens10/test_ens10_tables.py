@@ -11,17 +11,18 @@ from memory_source import Silent
 from smoe.cli.main import main
 from smoe.errors import DataError
 from smoe.experiments.reproduction.plan import plan_runs
-from smoe.experiments.reproduction.report import markdown
 from smoe.experiments.reproduction.run import train_and_store
-from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
-from smoe.experiments.reproduction.tables import Scale
+from smoe.experiments.result_tables.notes import Notes
+from smoe.experiments.result_tables.report import markdown
+from smoe.experiments.result_tables.stored_runs import RunKey, RunStore
+from smoe.experiments.result_tables.tables import Scale
 from smoe.paper.ens10.data.open_ens10 import open_ens10
 from smoe.paper.ens10.data.prepare import prepare
 from smoe.paper.ens10.data.prepare_plan import Preparation
 from smoe.paper.ens10.recipes import EnsembleData, EnsembleRecipe
 from smoe.paper.ens10.references import store_references
 from smoe.paper.ens10.setting import open_store
-from smoe.paper.ens10.tables import ENS10, store_folder
+from smoe.paper.ens10.tables import ENS10_TABLES, store_folder
 
 YEARS = {"train_years": (1998, 1998), "validation_years": (1999, 1999), "test_years": (2000, 2000)}
 
@@ -43,17 +44,17 @@ def tiny_scale(name: str = "small") -> Scale:
         kind = {"EmosModel": "emos", "UNetModel": "unet"}.get(type(recipe.model).__name__, "smoe")
         tiny = tiny_recipe(f"ens10/{kind}")
         data = replace(recipe.data, **YEARS)
-        return replace(tiny, data=data, routing=recipe.routing)
+        return replace(tiny, data=data, rule=recipe.rule)
 
     return Scale(name, "tiny", shrink, is_comparable=False)
 
 
 def test_rows_are_distinct_and_say_what_the_paper_says() -> None:
-    for scale in ENS10.scales:
-        for table in ENS10.tables:
+    for scale in ENS10_TABLES.scales:
+        for table in ENS10_TABLES.tables:
             keys = [RunKey.of(scale.recipe(row, 0)) for row in table.rows]
             assert len(set(keys)) == len(keys), table.name
-    z500, t850, t2m, routing = ENS10.tables
+    z500, t850, t2m, routing = ENS10_TABLES.tables
     printed = {row.label: [result.mean for result in row.paper] for table in (z500, t2m) for row in table.rows[-1:]}
     assert printed == {"SMoE U-Net, 10 members": [0.594, 0.190]}
     assert [[result.mean for result in row.paper] for row in z500.rows[:2]] == [[79.12, 29.21], [76.54, 27.78]]
@@ -63,7 +64,7 @@ def test_rows_are_distinct_and_say_what_the_paper_says() -> None:
 
 
 def test_each_row_finds_its_own_store() -> None:
-    planned = plan_runs(ENS10, [ENS10.tables[0]], ENS10.scale("small"), 1, data=Path("stores"))
+    planned = plan_runs(ENS10_TABLES, [ENS10_TABLES.tables[0]], ENS10_TABLES.scale("small"), 1, data=Path("stores"))
     found = {str(run.recipe.data.store) for run in planned}  # pyright: ignore[reportAttributeAccessIssue]
     assert found == {"stores/z500-5", "stores/z500-10"}
     assert len({run.key for run in planned}) == 6
@@ -79,7 +80,7 @@ def test_a_store_of_another_task_or_number_of_members_is_refused(stores: Path) -
 
 
 def test_a_table_is_trained_and_stands_beside_the_raw_ensemble(stores: Path, tmp_path: Path) -> None:
-    table, scale, store = ENS10.tables[1], tiny_scale(), RunStore(tmp_path / "runs")
+    table, scale, store = ENS10_TABLES.tables[1], tiny_scale(), RunStore(tmp_path / "runs")
     said: list[str] = []
     store_references([table], scale, stores, store, said.append)
     assert [text for text in said if "scoring" in text] == ["scoring the raw ensemble of t850-10"]
@@ -87,10 +88,10 @@ def test_a_table_is_trained_and_stands_beside_the_raw_ensemble(stores: Path, tmp
     said.clear()
     store_references([table], scale, stores, store, said.append)
     assert not any("scoring" in text for text in said)
-    for run in plan_runs(ENS10, [table], scale, 1, data=stores, only="10 members"):
+    for run in plan_runs(ENS10_TABLES, [table], scale, 1, data=stores, only="10 members"):
         assert train_and_store(run, store, tmp_path / "folders")
-    experiment = replace(ENS10, scales=(scale,))
-    lines = [line for line in markdown(experiment, table, store).splitlines() if line.startswith("|")]
+    experiment = replace(ENS10_TABLES, scales=(scale,))
+    lines = [line for line in markdown(experiment, table, store, Notes()).splitlines() if line.startswith("|")]
     raw = next(line for line in lines if "raw ensemble, 10 members, small" in line)
     assert float(raw.split("|")[5]) > 0.0
     trained = [line for line in lines if "| 10 members |" in line]

@@ -14,14 +14,14 @@ from ens10_files import write_ens10
 from memory_ensemble import GRID, make_ensemble, tiny_recipe
 from memory_source import Silent
 from smoe.errors import DataError
-from smoe.experiments.dry_task import build_dry_task
-from smoe.experiments.optimizers import AdamL2
+from smoe.experiments.optimizers import Adam
 from smoe.experiments.runs import open_run, train
 from smoe.losses import GaussianCRPSLoss
 from smoe.paper.ens10.build import build_task, make_split, make_task
 from smoe.paper.ens10.data.open_ens10 import open_ens10
 from smoe.paper.ens10.data.prepare import prepare
 from smoe.paper.ens10.data.prepare_plan import Preparation
+from smoe.paper.ens10.dry import build_dry_task
 from smoe.paper.ens10.raw import score_raw_ensemble
 from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData
 from smoe.paper.ens10.setting import setting_of
@@ -63,8 +63,8 @@ def test_a_run_on_a_prepared_store_is_opened_again(tmp_path: Path) -> None:
         prepare(source, root, tmp_path / "store", Preparation(train_years=(1998, 1998)), Silent())
     data = EnsembleData(tmp_path / "store", (1998, 1998), (1999, 1999), (2000, 2000))
     recipe = tiny_recipe("ens10/smoe", data=data)
-    record = train("ens10/smoe", recipe, tmp_path / "run", say=quietly)
-    opened = open_run(tmp_path / "run", splits=("test",), say=quietly)
+    record = train("ens10/smoe", recipe, tmp_path / "run", notify=quietly)
+    opened = open_run(tmp_path / "run", splits=("test",), notify=quietly)
     assert opened.recipe == recipe
     assert opened.evaluate("test")["crps"] == record["test/crps"]
     dry = build_dry_task(recipe)
@@ -73,7 +73,7 @@ def test_a_run_on_a_prepared_store_is_opened_again(tmp_path: Path) -> None:
 
 def test_a_bias_is_learned() -> None:
     # The ensemble is too cold by half a kelvin: the U-Net must find it.
-    task = make_tiny_task("ens10/smoe", optimizer=AdamL2(lr=1e-2, l2=0.0))
+    task = make_tiny_task("ens10/smoe", optimizer=Adam(lr=1e-2, l2=0.0))
     input, target = task.splits["train"].__getitems__(list(range(4)))  # type: ignore[attr-defined]
     losses = []
     for _ in range(25):
@@ -86,7 +86,7 @@ def test_a_bias_is_learned() -> None:
 
 
 def test_the_optimizer_has_a_group_for_the_gates() -> None:
-    task = make_tiny_task("ens10/smoe", optimizer=AdamL2(lr=1e-5, l2=0.0, gate_lr=1e-2))
+    task = make_tiny_task("ens10/smoe", optimizer=Adam(lr=1e-5, l2=0.0, gate_lr=1e-2))
     settings = {group["name"]: (group["lr"], group["weight_decay"]) for group in task.optimizer.param_groups}
     assert settings == {"kernels": (1e-5, 0.0), "others": (1e-5, 0.0), "gates": (1e-2, 0.0)}
 

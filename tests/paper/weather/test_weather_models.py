@@ -6,22 +6,24 @@ import pytest
 import torch
 
 from smoe import SpatialMoE2d, nn
-from smoe.experiments.build_optimizer import parameter_groups
-from smoe.experiments.optimizers import AdamL2
+from smoe.experiments.build_optimizer import adam_groups
+from smoe.experiments.gated_layers import Learning
+from smoe.experiments.optimizers import Adam
 from smoe.experiments.parameter_counts import count_parameters
 from smoe.nn import RoutedLayer
-from smoe.options import RoutingTraining
 from smoe.paper.weather.build_model import Shape, build_model
 from smoe.paper.weather.models import AddedSpatialMoEModel, SpatialMoEResNetModel, WeatherModel
 from smoe.paper.weather.recipes import WEATHER_RECIPES
+from smoe.rules import Damping, RoutingClassification
 from tiny_weather import tiny_recipe
 
+LEARNING = Learning(RoutingClassification.released(), None)
 PAPER_SHAPE = Shape(117, 3, (32, 64))
 SMALL_SHAPE = Shape(6, 3, (4, 6))
 
 
 def build_small(model: WeatherModel, land: torch.Tensor | None = None) -> torch.nn.Module:
-    return build_model(model, RoutingTraining(), SMALL_SHAPE, land)
+    return build_model(model, LEARNING, SMALL_SHAPE, land)
 
 
 def moe_layers(model: torch.nn.Module) -> list[SpatialMoE2d]:
@@ -43,7 +45,7 @@ def moe_layers(model: torch.nn.Module) -> list[SpatialMoE2d]:
 )
 def test_parameters_of_the_paper(name: str, expected: tuple[int, int]) -> None:
     recipe = WEATHER_RECIPES[name]
-    assert count_parameters(build_model(recipe.model, recipe.routing, PAPER_SHAPE)) == expected
+    assert count_parameters(build_model(recipe.model, Learning.of(recipe), PAPER_SHAPE)) == expected
 
 
 def test_only_3x3_convolutions_of_blocks_are_converted_and_one_gate_serves_all() -> None:
@@ -77,7 +79,7 @@ def test_the_prior_parts_land_and_sea() -> None:
 
 def test_a_random_gate_does_not_learn() -> None:
     model = build_small(SpatialMoEResNetModel(filters=4, num_blocks=1, gate="random"))
-    groups = parameter_groups(model, AdamL2())
+    groups = adam_groups(model, Adam())
     assert [group["name"] for group in groups] == ["kernels", "others"]
     model(torch.randn(2, 6, 4, 6)).square().mean().backward()
     assert moe_layers(model)[0].gate.scores.grad is None  # type: ignore[union-attr]
@@ -110,7 +112,7 @@ def test_precipitation_is_positive_also_behind_an_added_layer() -> None:
 def test_the_decay_is_kerass_penalty() -> None:
     torch.manual_seed(0)
     model = build_small(SpatialMoEResNetModel(filters=4, num_blocks=1))
-    groups = {group["name"]: group for group in parameter_groups(model, AdamL2(l2=1e-2, gate_lr=0.5))}
+    groups = {group["name"]: group for group in adam_groups(model, Adam(l2=1e-2, gate_lr=0.5))}
     kernels = {id(module.weight) for module in model.modules() if isinstance(module, (nn.GridConv2d, SpatialMoE2d))}
     assert {id(parameter) for parameter in groups["kernels"]["params"]} == kernels
     assert len(kernels) == 4
@@ -128,7 +130,8 @@ def test_the_decay_is_kerass_penalty() -> None:
 
 
 def test_all_layers_hold_the_rule_of_the_recipe() -> None:
-    rule = RoutingTraining(error_quantile=0.6, damping=None)
+    learning = Learning(RoutingClassification(error_quantile=0.6), Damping(factor=0.3))
     for model in (SpatialMoEResNetModel(filters=4, num_blocks=1), AddedSpatialMoEModel(filters=4, num_blocks=1)):
-        built = build_model(model, rule, SMALL_SHAPE)
-        assert all(layer.routing_training == rule for layer in built.modules() if isinstance(layer, RoutedLayer))
+        built = build_model(model, learning, SMALL_SHAPE)
+        layers = [layer for layer in built.modules() if isinstance(layer, RoutedLayer)]
+        assert layers and all((layer.rule, layer.damping) == learning for layer in layers)

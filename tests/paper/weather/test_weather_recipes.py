@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from smoe.experiments.optimizers import AdamL2
-from smoe.experiments.recipes import RECIPES, RecipeError, recipe_from_plain, recipe_to_plain, to_plain
-from smoe.paper.heat.recipes import HeatRecipe
+from smoe.experiments.optimizers import Adam
+from smoe.experiments.plain import RecipeError
+from smoe.experiments.recipe_files import recipe_from_plain
+from smoe.experiments.registry import all_recipes
 from smoe.paper.weather.models import SpatialMoEResNetModel
 from smoe.paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe
 
@@ -25,7 +26,7 @@ def test_the_two_ways_of_training_are_the_two_papers() -> None:
     ("make", "message"),
     [
         (lambda: WeatherData(train_years=(2001, 2000)), "train_years must be the first and the last year"),
-        (lambda: AdamL2(lr=-1.0), "lr must not be negative, got -1"),
+        (lambda: Adam(lr=-1.0), "lr must not be negative, got -1"),
         (lambda: SpatialMoEResNetModel(expert_ratio=0.5), "expert_ratio must be at least 1"),
         (lambda: SpatialMoEResNetModel(correlation_length=3.0), "belongs to gate_init='smooth'"),
         (lambda: WeatherRecipe(routing_warmup_epochs=-1), "routing_warmup_epochs must not be negative"),
@@ -36,13 +37,14 @@ def test_options_that_make_no_sense(make: Any, message: str) -> None:
         make()
 
 
-@pytest.mark.parametrize("name", list(RECIPES))
+@pytest.mark.parametrize("name", list(all_recipes()))
 def test_every_recipe_survives_json(name: str) -> None:
-    recipe = RECIPES[name]
-    assert recipe_from_plain(json.loads(json.dumps(recipe_to_plain(recipe)))) == recipe
+    recipe = all_recipes()[name]
+    assert recipe_from_plain(json.loads(json.dumps(recipe.plain()))) == recipe
 
 
-def test_a_stored_recipe_without_a_class_is_of_the_heat_experiment() -> None:
-    assert recipe_from_plain(to_plain(HeatRecipe(seed=4))) == HeatRecipe(seed=4)
-    with pytest.raises(RecipeError, match="no 'OceanRecipe' among HeatRecipe, WeatherRecipe, EnsembleRecipe"):
-        recipe_from_plain({"type": "OceanRecipe"})
+def test_an_experiment_that_does_not_exist_is_named() -> None:
+    with pytest.raises(RecipeError, match="there is no experiment named 'ocean'; there are heat, weather, ens10"):
+        recipe_from_plain({"experiment": "ocean"})
+    with pytest.raises(RecipeError, match="not a recipe: KeyError: 'experiment'"):
+        recipe_from_plain({"data": {}})

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from smoe.cli.weather_report import print_published, print_scores
+from smoe.paper.weather.report import print_published, print_scores
 
 
 def narrow_console() -> tuple[Console, io.StringIO]:

@@ -14,8 +14,8 @@ import xarray as xr
 
 from smoe.cli.main import main
 from smoe.errors import DataError
-from smoe.experiments.recipes import RECIPES
-from smoe.experiments.runs import OpenRun, open_run, train
+from smoe.experiments.open_run import OpenRun
+from smoe.experiments.runs import open_run, train
 from smoe.nn import ConvGate, SpatialMoE2d
 from smoe.paper.weather.data.baselines import Baselines, week_of_year
 from smoe.paper.weather.data.store import WeatherStore
@@ -23,6 +23,7 @@ from smoe.paper.weather.data.truth import Truth
 from smoe.paper.weather.evaluate import RunScores, evaluate_run
 from smoe.paper.weather.pictures import layer_inputs
 from smoe.paper.weather.published import PUBLISHED
+from smoe.paper.weather.recipes import WEATHER_RECIPES
 from smoe.paper.weather.score_files import score_file
 from smoe.paper.weather.scores import score_baselines
 from tiny_weather import GRID, SOURCE, make_store, tiny_recipe
@@ -42,8 +43,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     # Several batches in the test.
     plan = replace(recipe.training, evaluation_batch_size=8)
     recipe = replace(recipe, data=replace(recipe.data, targets=TARGETS, test_every_hours=6), training=plan)
-    train("weather/smoe", recipe, folder / "run", say=quietly)
-    return open_run(folder / "run", splits=("test",), say=quietly)
+    train("weather/smoe", recipe, folder / "run", notify=quietly)
+    return open_run(folder / "run", splits=("test",), notify=quietly)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +188,7 @@ def test_channels_that_cannot_be_scored_are_named(store: WeatherStore, evaluated
 def test_published_rows_are_those_of_the_paper() -> None:
     rows = {row.recipe: row for row in PUBLISHED if row.recipe is not None}
     ours = {"weather/smoe-probe"}
-    assert {*rows, *ours} == {name for name in RECIPES if name.startswith("weather/") and not name.endswith("-rasp")}
+    assert {*rows, *ours} == {name for name in WEATHER_RECIPES if not name.endswith("-rasp")}
     assert rows["weather/smoe-prior"].rmse == {
         ("z_500", 72): 270, ("z_500", 120): 525, ("t_850", 72): 1.66, ("t_850", 120): 2.60
     }  # fmt: skip
@@ -212,7 +213,7 @@ def test_the_command_line(
     for text in ("rmse_z_500", "weekly", "acc_tp", "(this recipe)", "278 ± 2", "ERA5, 2017-2018", "simulated"):
         assert text in printed.out
     data = ["--data.store", str(run.directory.path.parent / "store")]
-    assert main(["evaluate", "--file", str(output), *data, "--data.train-years", "2000", "2000"]) == 0
+    assert main(["evaluate", "weather", "--file", str(output), *data, "--data.train-years", "2000", "2000"]) == 0
     printed = capsys.readouterr()
     assert "rmse_z_500" in printed.out and "t2m is not scored" in printed.err
     assert main(["show", folder]) == 0

@@ -8,21 +8,22 @@ import pytest
 import torch
 
 from smoe.cli.main import main
-from smoe.experiments.reproduction.figures import draw_figures
 from smoe.experiments.reproduction.plan import plan_runs
-from smoe.experiments.reproduction.report import markdown
-from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
-from smoe.experiments.reproduction.tables import Row, Scale
+from smoe.experiments.result_tables.figures import draw_figures
+from smoe.experiments.result_tables.notes import Notes
+from smoe.experiments.result_tables.report import markdown
+from smoe.experiments.result_tables.stored_runs import RunKey, RunStore
+from smoe.experiments.result_tables.tables import Row, Scale
 from smoe.paper.weather.build import make_task
 from smoe.paper.weather.references import store_references
 from smoe.paper.weather.setting import usual_setting
-from smoe.paper.weather.tables import WEATHER
+from smoe.paper.weather.tables import WEATHER_TABLES
 from tiny_weather import make_store, tiny_recipe
 
-SMALL = WEATHER.scale("small")
+SMALL = WEATHER_TABLES.scale("small")
 ROWS = [
     pytest.param(row, id=f"{table.name}: {row.label}")
-    for table in WEATHER.tables
+    for table in WEATHER_TABLES.tables
     if table.name != "weather/5-days"
     for row in table.rows
 ]
@@ -45,9 +46,9 @@ def test_every_row_takes_a_training_step_at_the_small_scale(row: Row) -> None:
 
 
 def test_the_rows_are_distinct_recipes_and_say_what_the_paper_says() -> None:
-    three_days, five_days, routing = WEATHER.tables
-    for scale in WEATHER.scales:
-        for table in WEATHER.tables:
+    three_days, five_days, routing = WEATHER_TABLES.tables
+    for scale in WEATHER_TABLES.scales:
+        for table in WEATHER_TABLES.tables:
             keys = [RunKey.of(scale.recipe(row, 0)) for row in table.rows]
             assert len(set(keys)) == len(keys), table.name
     values = {row.label: [result.mean for result in row.paper] for row in three_days.rows}
@@ -83,15 +84,15 @@ def test_tables_show_untrained_forecasts_from_the_same_data(tmp_path: Path) -> N
         return replace(recipe, data=replace(tiny.data, lead_hours=recipe.data.lead_hours))
 
     scale = Scale("tiny", "a toy", shrink, is_comparable=False)
-    store, table = RunStore(tmp_path / "runs"), WEATHER.tables[0]
+    store, table = RunStore(tmp_path / "runs"), WEATHER_TABLES.tables[0]
     said: list[str] = []
     store_references([table], scale, data, store, said.append)
     assert len(said) == 1
     store_references([table], scale, data, store, said.append)
     assert len(said) == 1, "what is stored is not made again"
-    experiment = replace(WEATHER, scales=(scale,))
+    experiment = replace(WEATHER_TABLES, scales=(scale,))
     store.write(RunKey.of(scale.recipe(table.rows[0], 0)), _result(400.0))
-    lines = markdown(experiment, table, store).splitlines()
+    lines = markdown(experiment, table, store, Notes()).splitlines()
     assert any(line.startswith("| Persistence | 0 |") for line in lines)
     assert any(line.startswith("| Weekly climatology | 0 |") for line in lines)
     assert "| R&T ResNet | 10+5 | 316 | 400 | 1.80 | 2.00 | 1 | tiny | 2 | 3 |" in lines

@@ -10,7 +10,7 @@ import torch
 
 from smoe import SpatialMoE2d
 from smoe.errors import DataError
-from smoe.experiments.optimizers import AdamL2
+from smoe.experiments.optimizers import Adam
 from smoe.experiments.runs import open_run, train
 from smoe.losses import latitude_weights
 from smoe.paper.weather.build import build_task
@@ -39,9 +39,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ROWS)
 def test_every_recipe_trains_and_is_opened_again(name: str, store: Path, tmp_path: Path) -> None:
     recipe = tiny_recipe(name, store)
-    record = train(name, recipe, tmp_path / "run", say=quietly)
+    record = train(name, recipe, tmp_path / "run", notify=quietly)
     assert {"test/loss", "test/rmse_z_500", "test/mae_t_850"} <= set(record)
-    opened = open_run(tmp_path / "run", splits=("test",), say=quietly)
+    opened = open_run(tmp_path / "run", splits=("test",), notify=quietly)
     assert opened.recipe == recipe
     assert opened.evaluate("test") == {
         key.removeprefix("test/"): value for key, value in record.items() if key.startswith("test/")
@@ -49,7 +49,7 @@ def test_every_recipe_trains_and_is_opened_again(name: str, store: Path, tmp_pat
 
 
 def test_a_batch_is_learned_by_heart(store: Path) -> None:
-    recipe = tiny_recipe("weather/smoe", store, optimizer=AdamL2(lr=1e-2))
+    recipe = tiny_recipe("weather/smoe", store, optimizer=Adam(lr=1e-2))
     task = build_task(replace(recipe, model=replace(recipe.model, filters=8)), ("train",), quietly)
     input, target = task.splits["train"].__getitems__(list(range(4)))  # type: ignore[attr-defined]
     losses = []
@@ -70,7 +70,7 @@ def test_the_prior_comes_from_the_store(store: Path) -> None:
 
 
 def test_the_optimizer_of_a_task_has_the_groups(store: Path) -> None:
-    recipe = tiny_recipe("weather/smoe", store, optimizer=AdamL2(lr=1e-3, gate_lr=1e-2))
+    recipe = tiny_recipe("weather/smoe", store, optimizer=Adam(lr=1e-3, gate_lr=1e-2))
     groups = build_task(recipe, (), quietly).optimizer.param_groups
     settings = {group["name"]: (group["lr"], group["weight_decay"]) for group in groups}
     assert settings == {"kernels": (1e-3, 2e-5), "others": (1e-3, 0.0), "gates": (1e-2, 0.0)}
@@ -83,7 +83,7 @@ def test_the_routing_waits_for_its_warm_up(store: Path, tmp_path: Path) -> None:
     longer = replace(recipe, training=replace(recipe.training, max_epochs=2))
     scores = []
     for name, each in (("waited", waited), ("longer", longer)):
-        train("weather/smoe", each, tmp_path / name, say=quietly)
+        train("weather/smoe", each, tmp_path / name, notify=quietly)
         model = load_checkpoint(RunDirectory(tmp_path / name).last_checkpoint)["model"]
         scores.append(next(value for key, value in model.items() if key.endswith("gate.scores")))
     assert torch.equal(scores[0], start)
@@ -92,10 +92,10 @@ def test_the_routing_waits_for_its_warm_up(store: Path, tmp_path: Path) -> None:
 
 def test_fine_tuning_starts_from_the_best_weights(store: Path, tmp_path: Path) -> None:
     recipe = tiny_recipe("weather/smoe", store)
-    train("weather/smoe", recipe, tmp_path / "first", say=quietly)
+    train("weather/smoe", recipe, tmp_path / "first", notify=quietly)
     # A learning rate of zero leaves the weights as they were loaded; the running means of the norms move on.
-    still = replace(recipe, init_from=tmp_path / "first", optimizer=AdamL2(lr=0.0), seed=1)
-    train("weather/smoe", still, tmp_path / "second", say=quietly)
+    still = replace(recipe, init_from=tmp_path / "first", optimizer=Adam(lr=0.0), seed=1)
+    train("weather/smoe", still, tmp_path / "second", notify=quietly)
     first, second = (
         load_checkpoint(RunDirectory(tmp_path / name).best_checkpoint)["model"] for name in ("first", "second")
     )
@@ -104,17 +104,17 @@ def test_fine_tuning_starts_from_the_best_weights(store: Path, tmp_path: Path) -
 
 
 def test_weights_of_another_network_are_refused_by_name(store: Path, tmp_path: Path) -> None:
-    train("weather/rt", tiny_recipe("weather/rt", store), tmp_path / "first", say=quietly)
+    train("weather/rt", tiny_recipe("weather/rt", store), tmp_path / "first", notify=quietly)
     recipe = tiny_recipe("weather/rt", store, init_from=tmp_path / "first")
     wider = replace(recipe, model=replace(recipe.model, filters=5))
     with pytest.raises(CheckpointError, match=r"stem.conv.weight is \(4, 18, 7, 7\) in that run and \(5, 18, 7, 7\)"):
-        train("weather/rt", wider, tmp_path / "second", say=quietly)
+        train("weather/rt", wider, tmp_path / "second", notify=quietly)
     deeper = replace(recipe, model=replace(recipe.model, num_blocks=2))
     with pytest.raises(CheckpointError, match=r"blocks.1.first.conv.weight is not there in that run"):
-        train("weather/rt", deeper, tmp_path / "second", say=quietly)
+        train("weather/rt", deeper, tmp_path / "second", notify=quietly)
     nowhere = replace(recipe, init_from=tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"nowhere, which holds no best weights"):
-        train("weather/rt", nowhere, tmp_path / "second", say=quietly)
+        train("weather/rt", nowhere, tmp_path / "second", notify=quietly)
     assert not (tmp_path / "second").exists()
 
 
@@ -122,10 +122,10 @@ def test_a_continuous_lead_is_a_channel_and_evaluated_at_one_lead(store: Path, t
     recipe = tiny_recipe("weather/rt", store)
     data = replace(recipe.data, continuous_lead_hours=(6, 48), lead_hours=24)
     recipe = replace(recipe, data=data)
-    task = build_task(recipe, say=quietly)
+    task = build_task(recipe, notify=quietly)
     assert len({float(task.splits["train"][index][0][-1, 0, 0]) for index in range(10)}) > 1
     assert float(task.splits["test"][0][0][-1, 0, 0]) == pytest.approx(0.24)
-    assert "test/rmse_z_500" in train("weather/rt", recipe, tmp_path / "run", say=quietly)
+    assert "test/rmse_z_500" in train("weather/rt", recipe, tmp_path / "run", notify=quietly)
 
 
 def test_bfloat16(store: Path, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_bfloat16(store: Path, tmp_path: Path) -> None:
             "weather/smoe",
             replace(recipe, training=replace(recipe.training, precision="bf16")),
             tmp_path / "run",
-            say=quietly,
+            notify=quietly,
         )
     assert 0.5 < record["test/loss"] < 5.0
 
@@ -152,7 +152,7 @@ def test_the_loss_is_weighted_by_the_latitudes_of_the_store(store: Path) -> None
 
 def test_data_that_are_not_there(store: Path) -> None:
     with pytest.raises(DataError, match="make a store with `smoe data prepare weather`"):
-        build_task(tiny_recipe("weather/rt", None), say=quietly)
+        build_task(tiny_recipe("weather/rt", None), notify=quietly)
     recipe = tiny_recipe("weather/rt", store)
     said: list[str] = []
     build_task(replace(recipe, data=replace(recipe.data, train_years=(1999, 2000))), ("train",), said.append)
@@ -161,10 +161,10 @@ def test_data_that_are_not_there(store: Path) -> None:
 
 def test_a_run_of_an_older_version_is_resumed(store: Path, tmp_path: Path) -> None:
     recipe = tiny_recipe("weather/rt", store)
-    train("weather/rt", recipe, tmp_path / "run", say=quietly)
+    train("weather/rt", recipe, tmp_path / "run", notify=quietly)
     file = tmp_path / "run" / "recipe.json"
     stored = json.loads(file.read_text())
     # Fields that it did not have yet.
     del stored["recipe"]["init_from"], stored["recipe"]["training"]["num_workers"]
     file.write_text(json.dumps(stored))
-    assert "test/loss" in train("weather/rt", recipe, tmp_path / "run", resume=True, say=quietly)
+    assert "test/loss" in train("weather/rt", recipe, tmp_path / "run", resume=True, notify=quietly)

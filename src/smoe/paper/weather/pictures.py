@@ -13,9 +13,9 @@ from smoe.errors import DataError
 from smoe.experiments.open_run import OpenRun
 from smoe.metrics import LatitudeWeightedRMSE
 from smoe.nn import RoutedLayer, SpatialGate
+from smoe.paper.atmosphere.variables import VARIABLES, parse_channel
 from smoe.paper.weather.data.samples import WeatherSamples
 from smoe.paper.weather.data.truth import Truth
-from smoe.paper.weather.data.variables import VARIABLES, parse_channel
 from smoe.paper.weather.evaluate import samples_of
 from smoe.training.devices import make_accelerator
 

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from smoe.experiments.open_run import OpenRun
 from smoe.experiments.score_progress import ScoreProgress
+from smoe.paper.atmosphere.variables import VARIABLES, parse_channel
 from smoe.paper.weather.data.store import WeatherStore
-from smoe.paper.weather.data.variables import VARIABLES, parse_channel
 from smoe.paper.weather.evaluate import evaluate_run
 from smoe.paper.weather.published import LEADS_OF_TABLES, PUBLISHED, PUBLISHED_DATA
 from smoe.paper.weather.score_files import score_file

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from smoe.errors import DataError
+from smoe.paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
 from smoe.paper.weather.build_model import Shape
 from smoe.paper.weather.data.grids import GRIDS
 from smoe.paper.weather.data.store import WeatherStore
-from smoe.paper.weather.data.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
 from smoe.paper.weather.recipes import WeatherData
 
 USUAL_GRID = "5.625deg"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smoe.paper.weather.data.preparation_checks import describe_size
+from smoe.gridded.disk_space import describe_size
 from smoe.paper.weather.data.store import WeatherStore
 
 

@@ -28,7 +28,7 @@ class Listener:
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def say(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         self.said.append(text)
 
     def begin(self, total: int, done: int) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from smoe.paper.atmosphere.variables import VARIABLES
 from smoe.paper.weather.data import GRIDS, LEVELS, DataError, open_source
-from smoe.paper.weather.data.variables import VARIABLES
 from weather_files import (
     constant_field,
     data_array,
@@ -90,7 +90,7 @@ def test_calendar_without_real_dates_is_refused(tmp_path, calendar):
 
 
 def test_cftime_dates_of_a_real_calendar_are_read(tmp_path):
-    from smoe.paper.weather.data.time_axis import read_time_axis
+    from smoe.paper.atmosphere.time_axis import read_time_axis
 
     times = times_of_year(0, 3, 6, "1850-01-01T06")
     array = data_array("t", times, GRID).convert_calendar("standard", use_cftime=True)

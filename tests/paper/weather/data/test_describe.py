@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from smoe.cli.data_check import run
-from smoe.cli.main import UsageError, main
+from smoe.cli.main import main
+from smoe.command_line import UsageError
+from smoe.paper.atmosphere.variables import LEVELS
+from smoe.paper.weather.commands.check import run
 from smoe.paper.weather.data import DataError
 from smoe.paper.weather.data.describe import describe
-from smoe.paper.weather.data.variables import LEVELS
 from weather_files import times_of_year, write_cmip, write_netcdf, write_weatherbench
 
 

@@ -10,8 +10,8 @@ import pytest
 import xarray as xr
 
 from smoe.gridded.regrid import regrid
+from smoe.paper.atmosphere.variables import VARIABLES
 from smoe.paper.weather.data import GRIDS, DataError, open_source
-from smoe.paper.weather.data.variables import VARIABLES
 from weather_files import times_of_year, write_netcdf
 
 SAMPLE = Path(os.environ.get("SMOE_ERA5_SAMPLE", Path(__file__).parents[4] / "data/era5-sample/era5-levels-members.nc"))

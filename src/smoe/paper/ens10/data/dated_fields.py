@@ -10,12 +10,12 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.open_files import OpenFiles, damage_as_data_error
+from smoe.paper.atmosphere.axes import find_levels
+from smoe.paper.atmosphere.units import check_units
+from smoe.paper.atmosphere.variables import Variable
 from smoe.paper.ens10.data.dates import read_dates
 from smoe.paper.ens10.data.field_checks import check_fields
 from smoe.paper.ens10.data.global_grid import GlobalGrid, find_global_grid, turn
-from smoe.paper.weather.data.axes import find_levels
-from smoe.paper.weather.data.units import check_units
-from smoe.paper.weather.data.variables import Variable
 
 if TYPE_CHECKING:
     import xarray as xr

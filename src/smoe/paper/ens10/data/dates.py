@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smoe.errors import DataError
+from smoe.paper.atmosphere.axes import TIME_NAMES, find_axis
+from smoe.paper.atmosphere.time_axis import as_minutes
 from smoe.paper.ens10.data.variables import LEAD_DAYS
-from smoe.paper.weather.data.axes import TIME_NAMES, find_axis
-from smoe.paper.weather.data.time_axis import as_minutes
 
 if TYPE_CHECKING:
     import xarray as xr

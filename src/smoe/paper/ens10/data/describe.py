@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from smoe.errors import DataError
+from smoe.gridded.year_ranges import describe_years
 from smoe.paper.ens10.data.dated_fields import DatedFields
 from smoe.paper.ens10.data.dates import LEAD, years_of
 from smoe.paper.ens10.data.open_ens10 import open_efi, open_ens10, open_truth
@@ -16,7 +17,6 @@ from smoe.paper.ens10.data.prepare_plan import Preparation, make_plan
 from smoe.paper.ens10.data.skill import check_skill
 from smoe.paper.ens10.data.source import EnsembleSource
 from smoe.paper.ens10.data.variables import NUM_MEMBERS, TASKS, EnsembleTask
-from smoe.paper.weather.data.series import describe_years
 
 Progress = Callable[[int, int, str], None]
 

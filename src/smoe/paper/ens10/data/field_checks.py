@@ -6,8 +6,8 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.grid import Grid
-from smoe.paper.weather.data.plausible import check_plausible
-from smoe.paper.weather.data.variables import Variable
+from smoe.paper.atmosphere.plausible import check_plausible
+from smoe.paper.atmosphere.variables import Variable
 
 # Land is 29 % of the globe and up to a third of the points of a coarse grid; lakes and ice may have values or not.
 _MAX_LAND_SHARE = 0.6

@@ -9,7 +9,7 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.grid import Grid
-from smoe.paper.weather.data.axes import LATITUDE_NAMES, LONGITUDE_NAMES, Orientation, find_axis, find_orientation
+from smoe.paper.atmosphere.axes import LATITUDE_NAMES, LONGITUDE_NAMES, Orientation, find_axis, find_orientation
 
 if TYPE_CHECKING:
     import xarray as xr

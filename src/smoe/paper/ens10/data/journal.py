@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from smoe.errors import DataError
-from smoe.gridded.checked_json import checksum, read_checked_json, write_checked_json
+from smoe.gridded.checked_json import checksum, differences, read_checked_json, write_checked_json
 from smoe.paper.ens10.data.store_format import FORMAT, METADATA_FILE, PREPARATION_FILE, VERSION, Metadata, Plan
-from smoe.paper.weather.data.journal import differences
 
 
 class Journal:

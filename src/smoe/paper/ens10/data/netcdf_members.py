@@ -6,13 +6,13 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.open_files import damage_as_data_error, open_netcdf
+from smoe.paper.atmosphere.axes import find_levels
+from smoe.paper.atmosphere.time_axis import as_minutes
+from smoe.paper.atmosphere.units import check_units
 from smoe.paper.ens10.data.dates import LEAD
 from smoe.paper.ens10.data.global_grid import GlobalGrid, find_global_grid, turn
 from smoe.paper.ens10.data.member_files import MemberFile, OpenMembers, check_numbers
 from smoe.paper.ens10.data.variables import EnsembleTask, EnsembleVariable
-from smoe.paper.weather.data.axes import find_levels
-from smoe.paper.weather.data.time_axis import as_minutes
-from smoe.paper.weather.data.units import check_units
 
 
 class NetcdfMembers(OpenMembers):

@@ -8,6 +8,7 @@ from typing import Literal
 from smoe.errors import DataError
 from smoe.gridded.grid import Grid
 from smoe.gridded.open_files import OpenFiles, open_netcdf
+from smoe.paper.atmosphere.variables import Variable
 from smoe.paper.ens10.data.dated_fields import DatedFields
 from smoe.paper.ens10.data.global_grid import GlobalGrid
 from smoe.paper.ens10.data.member_files import find_member_files
@@ -15,7 +16,6 @@ from smoe.paper.ens10.data.member_source import MemberSource
 from smoe.paper.ens10.data.preprocessed_source import PreprocessedSource, statistics_file
 from smoe.paper.ens10.data.source import EnsembleSource
 from smoe.paper.ens10.data.variables import NUM_MEMBERS, TASKS, EnsembleTask, TaskName
-from smoe.paper.weather.data.variables import Variable
 
 _EFI = Variable("efi", "efi", "1", (-1.2, 1.2), varies=False, unit_names=("", "dimensionless"))
 

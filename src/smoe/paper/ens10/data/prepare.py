@@ -10,6 +10,9 @@ from typing import Literal
 import numpy as np
 
 from smoe.errors import DataError
+from smoe.gridded.disk_space import check_disk
+from smoe.gridded.field_files import DTYPE, crc32_of_rows
+from smoe.gridded.preparation_progress import PreparationReporter
 from smoe.gridded.store_folder import only_process
 from smoe.paper.ens10.data.dated_fields import DatedFields
 from smoe.paper.ens10.data.dates import LEAD, years_of
@@ -33,9 +36,6 @@ from smoe.paper.ens10.data.store_format import (
     Metadata,
     Plan,
 )
-from smoe.paper.weather.data.preparation_checks import check_disk
-from smoe.paper.weather.data.prepare import Reporter
-from smoe.paper.weather.data.store_format import DTYPE, crc32_of_rows
 
 
 def prepare(
@@ -43,7 +43,7 @@ def prepare(
     root: Path,
     output: Path,
     wanted: Preparation,
-    reporter: Reporter,
+    reporter: PreparationReporter,
     truth_root: Path | None = None,
 ) -> EnsembleStore:
     """Writes a store, or goes on with one that was not finished.
@@ -97,7 +97,7 @@ def prepare(
     return EnsembleStore.open(output)
 
 
-def _make_room(output: Path, plan: Plan, reporter: Reporter) -> None:
+def _make_room(output: Path, plan: Plan, reporter: PreparationReporter) -> None:
     sizes = {name: plan.num_bytes(name) for name in plan.shapes}
     remedy = "or prepare without --efi, or from statistics alone"
     room = check_disk(output, sum(sizes.values()), tuple(sizes), remedy)
@@ -112,7 +112,12 @@ def _make_room(output: Path, plan: Plan, reporter: Reporter) -> None:
 
 
 def _write_forecasts(
-    source: EnsembleSource, truth: DatedFields, plan: Plan, output: Path, journal: Journal, reporter: Reporter
+    source: EnsembleSource,
+    truth: DatedFields,
+    plan: Plan,
+    output: Path,
+    journal: Journal,
+    reporter: PreparationReporter,
 ) -> None:
     row_of = {start: row for row, start in enumerate(plan.starts)}
     for block in source.blocks():
@@ -144,7 +149,7 @@ def _write_forecast(forecast: Forecast, truth: DatedFields, output: Path, row: i
     return crc32
 
 
-def _write_normalisation(plan: Plan, output: Path, journal: Journal, reporter: Reporter) -> None:
+def _write_normalisation(plan: Plan, output: Path, journal: Journal, reporter: PreparationReporter) -> None:
     years = years_of(np.array(plan.starts, "datetime64[D]") + LEAD)
     first, last = plan.train_years
     is_used = (years >= first) & (years <= last) if plan.normalisation == "training" else np.ones(len(years), bool)
@@ -172,7 +177,7 @@ def _copy_efi(efi_file: DatedFields, plan: Plan, output: Path) -> None:
     efi.flush()
 
 
-def _write_efi(plan: Plan, parts: list[Part], output: Path, journal: Journal, reporter: Reporter) -> None:
+def _write_efi(plan: Plan, parts: list[Part], output: Path, journal: Journal, reporter: PreparationReporter) -> None:
     if not any(part.name in journal.steps for part in parts):
         unknown = np.full(plan.shapes[EFI][1:], np.nan, DTYPE).tobytes()
         with (output / EFI).open("r+b") as file:

@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 
 from smoe.errors import DataError
+from smoe.gridded.year_ranges import describe_years
 from smoe.paper.ens10.data.dated_fields import DatedFields
 from smoe.paper.ens10.data.dates import LEAD, years_of
 from smoe.paper.ens10.data.source import EnsembleSource
 from smoe.paper.ens10.data.store_format import EfiOrigin, Plan, StatisticsYears
-from smoe.paper.weather.data.series import describe_years
 
 DEFAULT_TRAIN_YEARS = (1998, 2015)
 

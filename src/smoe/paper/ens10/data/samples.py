@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from smoe.errors import DataError
+from smoe.gridded.year_ranges import describe_years
 from smoe.paper.ens10.data.dates import years_of
 from smoe.paper.ens10.data.store import EnsembleStore, NormalisedInputs
-from smoe.paper.weather.data.series import describe_years
 
 
 class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):

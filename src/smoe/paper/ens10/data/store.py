@@ -11,6 +11,7 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.checked_json import read_checked_json
+from smoe.gridded.field_files import DTYPE, crc32_of_rows
 from smoe.gridded.grid import Grid
 from smoe.paper.ens10.data.normalisation import normalise
 from smoe.paper.ens10.data.store_format import (
@@ -26,7 +27,6 @@ from smoe.paper.ens10.data.store_format import (
     Metadata,
 )
 from smoe.paper.ens10.data.variables import LEAD_DAYS, TASKS
-from smoe.paper.weather.data.store_format import DTYPE, crc32_of_rows
 
 
 class NormalisedInputs:

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from smoe.errors import DataError
 from smoe.gridded.checked_json import read_checked_json, write_checked_json
+from smoe.gridded.field_files import DTYPE
 from smoe.paper.ens10.data.variables import NUM_MEMBERS, TASKS, TaskName
-from smoe.paper.weather.data.store_format import DTYPE
 
 FORMAT = "smoe ensemble store"
 VERSION = 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from smoe.paper.weather.data.plausible import plausible_bounds
-from smoe.paper.weather.data.variables import VARIABLES, Variable
+from smoe.paper.atmosphere.plausible import plausible_bounds
+from smoe.paper.atmosphere.variables import VARIABLES, Variable
 
 LEAD_DAYS = 2
 """From the start of a forecast to the time that it is for: 48 hours."""

@@ -93,7 +93,10 @@ def icosphere(num_subdivisions: int = 4) -> Domain:
     distance = np.linalg.norm(np.array(points)[:, None] - np.array(points)[None], axis=2)
     near = (distance > 0) & (distance < 1.1)
     triangles = [
-        (a, b, c) for a in range(12) for b in range(a + 1, 12) for c in range(b + 1, 12)
+        (a, b, c)
+        for a in range(12)
+        for b in range(a + 1, 12)
+        for c in range(b + 1, 12)
         if near[a, b] and near[b, c] and near[a, c]
     ]
     for _ in range(num_subdivisions):

@@ -83,7 +83,7 @@ def print_description(found: Description, quick: bool, console: Console) -> None
     """The description for people: facts, a table of variables, what hinders, and the verdict last."""
     from rich.table import Table
 
-    from smoe.paper.weather.data.series import describe_years
+    from smoe.gridded.year_ranges import describe_years
 
     rows, columns = found.grid.shape
     console.print(f"{found.path}: {found.kind}, {found.grid.name} ({rows} x {columns}), every {found.step_hours} h")

@@ -9,7 +9,7 @@ from typing import Literal
 
 from smoe.command_line import UsageError, parse
 from smoe.errors import DataError
-from smoe.paper.weather.data.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, check_constant_name, parse_channel
+from smoe.paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, check_constant_name, parse_channel
 
 
 @dataclass(frozen=True)

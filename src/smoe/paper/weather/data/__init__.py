@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from smoe.errors import DataError
 from smoe.gridded.grid import Grid
-from smoe.paper.weather.data.grids import GRIDS
-from smoe.paper.weather.data.open_source import open_source
-from smoe.paper.weather.data.source import WeatherSource
-from smoe.paper.weather.data.variables import (
+from smoe.paper.atmosphere.variables import (
     DEFAULT_CONSTANTS,
     DEFAULT_INPUTS,
     LEVELS,
@@ -19,6 +16,9 @@ from smoe.paper.weather.data.variables import (
     Variable,
     parse_channel,
 )
+from smoe.paper.weather.data.grids import GRIDS
+from smoe.paper.weather.data.open_source import open_source
+from smoe.paper.weather.data.source import WeatherSource
 
 __all__ = [
     "DEFAULT_CONSTANTS",

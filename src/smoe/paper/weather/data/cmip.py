@@ -13,12 +13,12 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.open_files import damage_as_data_error
-from smoe.paper.weather.data.axes import Orientation, find_levels
-from smoe.paper.weather.data.plausible import standard_height
+from smoe.paper.atmosphere.axes import Orientation, find_levels
+from smoe.paper.atmosphere.plausible import standard_height
+from smoe.paper.atmosphere.time_axis import TimeAxis
+from smoe.paper.atmosphere.units import canonical_units, check_units
+from smoe.paper.atmosphere.variables import STANDARD_GRAVITY, VARIABLES, Variable
 from smoe.paper.weather.data.series import FieldSeries, Piece
-from smoe.paper.weather.data.time_axis import TimeAxis
-from smoe.paper.weather.data.units import canonical_units, check_units
-from smoe.paper.weather.data.variables import STANDARD_GRAVITY, VARIABLES, Variable
 from smoe.paper.weather.data.weatherbench import WeatherBenchSource
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.grid import Grid
+from smoe.paper.atmosphere.time_axis import describe_short_year
+from smoe.paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, Channel, parse_channel
 from smoe.paper.weather.data.open_source import Kind, open_source
 from smoe.paper.weather.data.series import FieldSeries, describe_years
 from smoe.paper.weather.data.series_source import LATE_START, SeriesSource
-from smoe.paper.weather.data.time_axis import describe_short_year
-from smoe.paper.weather.data.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, Channel, parse_channel
 
 DEFAULT_YEARS = range(1979, 2019)
 """Years of the paper: 1979-2015 for training, 2016 for validation, 2017 and 2018 for the test."""

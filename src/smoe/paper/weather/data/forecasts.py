@@ -14,9 +14,9 @@ from smoe.gridded.grid import Grid
 from smoe.gridded.netcdf_integrity import check_netcdf_file
 from smoe.gridded.open_files import damage_as_data_error, import_xarray
 from smoe.gridded.zarr_integrity import check_zarr_array
-from smoe.paper.weather.data.axes import LEVEL_NAMES, Orientation, find_levels, find_orientation
-from smoe.paper.weather.data.units import check_units
-from smoe.paper.weather.data.variables import VARIABLES, Variable, parse_channel
+from smoe.paper.atmosphere.axes import LEVEL_NAMES, Orientation, find_levels, find_orientation
+from smoe.paper.atmosphere.units import check_units
+from smoe.paper.atmosphere.variables import VARIABLES, Variable, parse_channel
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from smoe.errors import DataError
-from smoe.gridded.checked_json import checksum
+from smoe.gridded.checked_json import differences
 from smoe.gridded.statistics import Moments
 from smoe.paper.weather.data.prepare_plan import Plan
 from smoe.paper.weather.data.store_format import PREPARATION_FILE, NaNPolicy, StoredYear, read_json, write_json
@@ -96,8 +96,3 @@ class Journal:
 def _gives_the_same(old: NaNPolicy, new: NaNPolicy) -> bool:
     """Whether what was done without a refusal under the old policy is what the new one would have done."""
     return old == "refuse" or (old, new) == ("zero-tisr", "zero")
-
-
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Names of what two plans do not share."""
-    return [name for name in new if checksum({"": old.get(name)}) != checksum({"": new[name]})]

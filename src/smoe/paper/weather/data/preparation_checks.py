@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 from smoe.errors import DataError
-from smoe.paper.weather.data.series import describe_years
+from smoe.gridded.year_ranges import describe_years
+from smoe.paper.atmosphere.variables import parse_channel
 from smoe.paper.weather.data.source import WeatherSource
 from smoe.paper.weather.data.store import WeatherStore
-from smoe.paper.weather.data.store_format import FIELDS_FILE, NaNPolicy
-from smoe.paper.weather.data.variables import parse_channel
+from smoe.paper.weather.data.store_format import NaNPolicy
 
 
 def check_names(source: WeatherSource, channels: tuple[str, ...], constants: tuple[str, ...]) -> None:
@@ -103,42 +100,6 @@ def check_same_statistics(existing: WeatherStore, statistics_from: WeatherStore)
             f"{existing.path} was not normalised with the statistics of {statistics_from.path}: leave out "
             "--statistics-from, or prepare a new store"
         )
-
-
-def check_disk(
-    output: Path,
-    num_bytes: int,
-    files: tuple[str, ...] = (FIELDS_FILE,),
-    remedy: str = "fewer --years or --channels, or a larger --step-hours",
-) -> str:
-    """Returns what a store of this size takes, in words.
-
-    Args:
-        output: the store's folder.
-        num_bytes: of its files when they are whole.
-        files: their names; what they take already is not needed again.
-        remedy: what makes the store smaller.
-
-    Raises:
-        DataError: if the disk has less.
-    """
-    paths = [output / name for name in files if (output / name).is_file()]
-    # What is allocated, and not the size: a file can have a size without the room.
-    present = min(sum(path.stat().st_blocks * 512 for path in paths), num_bytes)
-    needed = num_bytes - present
-    free = shutil.disk_usage(output).free
-    size, room = describe_size(num_bytes), describe_size(free)
-    if needed > free:
-        raise DataError(
-            f"the store takes {size}, of which {describe_size(needed)} are not there yet, and the disk of {output} has "
-            f"{room} free: choose another disk, {remedy}"
-        )
-    return f"the store takes {size} ({room} are free)"
-
-
-def describe_size(num_bytes: int) -> str:
-    """In GB, or in MB where that would be a small fraction."""
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _words(value: object) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from smoe.errors import DataError
+from smoe.gridded.disk_space import check_disk
+from smoe.gridded.field_files import DTYPE, crc32_of_rows
+from smoe.gridded.preparation_progress import PreparationReporter
 from smoe.gridded.statistics import STEPS_PER_PIECE, transform
 from smoe.gridded.store_folder import only_process
 from smoe.paper.weather.data.journal import Journal
-from smoe.paper.weather.data.preparation_checks import check_disk
 from smoe.paper.weather.data.prepare_plan import Plan, Preparation, make_plan
 from smoe.paper.weather.data.prepare_statistics import (
     begin_metadata,
@@ -25,40 +26,23 @@ from smoe.paper.weather.data.source import WeatherSource
 from smoe.paper.weather.data.store import WeatherStore
 from smoe.paper.weather.data.store_format import (
     CONSTANTS_FILE,
-    DTYPE,
     FIELDS_FILE,
     METADATA_FILE,
     PREPARATION_FILE,
     Metadata,
     StoredYear,
-    crc32_of_rows,
 )
 from smoe.paper.weather.data.year_spans import YearSpan, read_span
 
+_SMALLER = "fewer --years or --channels, or a larger --step-hours"
 _OUR_FILES = {FIELDS_FILE, CONSTANTS_FILE, METADATA_FILE, PREPARATION_FILE}
-
-
-class Reporter(Protocol):
-    """Hears how far a preparation has come."""
-
-    def notify(self, text: str) -> None:
-        """Something worth a line."""
-        ...
-
-    def begin(self, total: int, done: int) -> None:
-        """So many channels of years are to be read, of which some were read before."""
-        ...
-
-    def advance(self, text: str) -> None:
-        """One more is done; `text` says which."""
-        ...
 
 
 def prepare(
     source: WeatherSource,
     output: Path,
     wanted: Preparation,
-    reporter: Reporter,
+    reporter: PreparationReporter,
     statistics_from: WeatherStore | None = None,
 ) -> WeatherStore:
     """Writes a store, goes on with one that was not finished, or adds later years to a finished one.
@@ -93,7 +77,7 @@ def prepare(
             _cut(output / FIELDS_FILE, plan.num_rows_before * plan.bytes_per_row)
         num_channels = len(plan.channels)
         steps = f"{plan.num_new_rows:,} steps of {num_channels} channels in {len(plan.years)} years"
-        reporter.notify(f"{steps}; {check_disk(output, plan.num_bytes)}")
+        reporter.notify(f"{steps}; {check_disk(output, plan.num_bytes, (FIELDS_FILE,), _SMALLER)}")
         journal.begin()
         if journal.has_begun:
             reporter.notify(f"going on: {len(journal.years)} of {len(plan.years)} years are written")
@@ -131,7 +115,7 @@ def _write_year(
     path: Path,
     span: YearSpan,
     first_row: int,
-    reporter: Reporter,
+    reporter: PreparationReporter,
 ) -> StoredYear:
     """Writes the rows of a year and waits until they are on the disk."""
     num_filled: dict[str, int] = {}

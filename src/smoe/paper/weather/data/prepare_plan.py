@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from smoe.errors import DataError
+from smoe.gridded.field_files import DTYPE
+from smoe.paper.atmosphere.time_axis import describe_short_year
+from smoe.paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
 from smoe.paper.weather.data.preparation_checks import (
     check_names,
     check_same_options,
@@ -16,9 +19,7 @@ from smoe.paper.weather.data.preparation_checks import (
 )
 from smoe.paper.weather.data.source import WeatherSource
 from smoe.paper.weather.data.store import WeatherStore
-from smoe.paper.weather.data.store_format import DTYPE, NaNPolicy
-from smoe.paper.weather.data.time_axis import describe_short_year
-from smoe.paper.weather.data.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
+from smoe.paper.weather.data.store_format import NaNPolicy
 from smoe.paper.weather.data.year_spans import YearSpan, find_span
 
 DEFAULT_STATISTICS_YEARS = (1979, 2015)

@@ -11,12 +11,13 @@ import numpy as np
 
 from smoe.atomic_files import write_atomically
 from smoe.errors import DataError
+from smoe.gridded.field_files import DTYPE
 from smoe.gridded.statistics import Moments, add_year
 from smoe.paper.weather.data.journal import Journal
 from smoe.paper.weather.data.prepare_plan import Plan
 from smoe.paper.weather.data.source import WeatherSource
 from smoe.paper.weather.data.store import WeatherStore
-from smoe.paper.weather.data.store_format import DTYPE, Metadata
+from smoe.paper.weather.data.store_format import Metadata
 from smoe.paper.weather.data.year_spans import read_span
 
 

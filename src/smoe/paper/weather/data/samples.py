@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from smoe.errors import DataError
 from smoe.gridded.sample_times import check_hours, find_starts
-from smoe.paper.weather.data.series import describe_years
+from smoe.gridded.year_ranges import describe_years
 from smoe.paper.weather.data.store import WeatherStore
 
 LEAD_CHANNEL = "lead_hours/100"

@@ -12,10 +12,11 @@ import numpy as np
 from smoe.errors import DataError
 from smoe.gridded.grid import Grid
 from smoe.gridded.open_files import OpenFiles, damage_as_data_error
-from smoe.paper.weather.data.axes import Orientation, find_levels, find_orientation
-from smoe.paper.weather.data.time_axis import TimeAxis, read_time_axis
-from smoe.paper.weather.data.units import check_units
-from smoe.paper.weather.data.variables import Variable
+from smoe.gridded.year_ranges import describe_years
+from smoe.paper.atmosphere.axes import Orientation, find_levels, find_orientation
+from smoe.paper.atmosphere.time_axis import TimeAxis, read_time_axis
+from smoe.paper.atmosphere.units import check_units
+from smoe.paper.atmosphere.variables import Variable
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -222,14 +223,3 @@ class FieldSeries:
         """What to multiply the file's values with; here they must be in the variable's units."""
         check_units(self.variable, array.attrs.get("units"), where)
         return 1.0
-
-
-def describe_years(years: tuple[int, ...]) -> str:
-    """Years as ranges: `1979-1981, 1983`."""
-    parts: list[list[int]] = []
-    for year in years:
-        if parts and parts[-1][1] == year - 1:
-            parts[-1][1] = year
-        else:
-            parts.append([year, year])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts) or "none"

@@ -10,11 +10,11 @@ import numpy as np
 from smoe.errors import DataError
 from smoe.gridded.grid import Grid
 from smoe.gridded.open_files import OpenFiles, damage_as_data_error
-from smoe.paper.weather.data.axes import find_orientation
-from smoe.paper.weather.data.plausible import check_plausible
+from smoe.paper.atmosphere.axes import find_orientation
+from smoe.paper.atmosphere.plausible import check_plausible
+from smoe.paper.atmosphere.variables import VARIABLES, Channel, Variable, parse_channel
 from smoe.paper.weather.data.series import FieldSeries, Header, describe_years
 from smoe.paper.weather.data.source import WeatherSource
-from smoe.paper.weather.data.variables import VARIABLES, Channel, Variable, parse_channel
 
 # Accumulated variables of ERA5 begin seven hours after the others. One day is what training leaves out at the start.
 LATE_START = np.timedelta64(24, "h")

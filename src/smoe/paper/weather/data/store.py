@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from smoe.errors import DataError
+from smoe.gridded.field_files import DTYPE, crc32_of_rows
 from smoe.gridded.grid import Grid
 from smoe.gridded.statistics import Values, transform, undo_transform
 from smoe.paper.weather.data.store_format import (
     CONSTANTS_FILE,
-    DTYPE,
     FIELDS_FILE,
     METADATA_FILE,
     PREPARATION_FILE,
     Metadata,
-    crc32_of_rows,
     read_json,
 )
 from smoe.suggestions import suggest

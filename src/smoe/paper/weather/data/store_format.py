@@ -8,7 +8,6 @@ they have come.
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,16 +16,14 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.checked_json import checksum, read_checked_json, write_checked_json
+from smoe.gridded.field_files import DTYPE
 
 FORMAT = "smoe weather store"
 VERSION = 1
-DTYPE = np.dtype("<f4")
 FIELDS_FILE = "fields.f32"
 CONSTANTS_FILE = "constants.f32"
 METADATA_FILE = "store.json"
 PREPARATION_FILE = "preparation.json"
-
-_BYTES_PER_PIECE = 1 << 24
 
 NaNPolicy = Literal["refuse", "zero-tisr", "zero", "mean"]
 
@@ -123,20 +120,6 @@ class Metadata:
             return cls(**plain, years=years)
         except (TypeError, KeyError) as error:
             raise DataError(f"{folder / METADATA_FILE} lacks what version {VERSION} holds ({error})") from error
-
-
-def crc32_of_rows(path: Path, offset: int, num_bytes: int) -> int:
-    """Checksum of a part of the fields' file, read in pieces."""
-    crc = 0
-    with path.open("rb") as file:
-        file.seek(offset)
-        while num_bytes:
-            piece = file.read(min(num_bytes, _BYTES_PER_PIECE))
-            if not piece:
-                raise DataError(f"{path} ends {num_bytes:,} bytes too early")
-            crc = zlib.crc32(piece, crc)
-            num_bytes -= len(piece)
-    return crc
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

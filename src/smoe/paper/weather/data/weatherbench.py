@@ -10,11 +10,11 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.open_files import OpenFiles, open_netcdf
+from smoe.paper.atmosphere.variables import CONSTANTS, HOURLY_PRECIPITATION, VARIABLES, Variable, check_constant_name
 from smoe.paper.weather.data.constants import check_constant, grid_constant
 from smoe.paper.weather.data.grids import GRIDS
 from smoe.paper.weather.data.series import FieldSeries, Piece
 from smoe.paper.weather.data.series_source import SeriesSource
-from smoe.paper.weather.data.variables import CONSTANTS, HOURLY_PRECIPITATION, VARIABLES, Variable, check_constant_name
 
 YEAR_FILE = re.compile(r"(?P<stem>.+?)(?:hPa)?_(?P<year>[0-9]{4})_[0-9.]+deg\.nc")
 

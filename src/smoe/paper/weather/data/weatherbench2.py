@@ -10,12 +10,8 @@ import numpy as np
 from smoe.errors import DataError
 from smoe.gridded.open_files import OpenFiles, damage_as_data_error, import_xarray
 from smoe.gridded.zarr_integrity import check_zarr_array
-from smoe.paper.weather.data.constants import check_constant, grid_constant
-from smoe.paper.weather.data.grids import GRIDS
-from smoe.paper.weather.data.series import FieldSeries, Piece
-from smoe.paper.weather.data.series_source import SeriesSource
-from smoe.paper.weather.data.time_axis import read_time_axis
-from smoe.paper.weather.data.variables import (
+from smoe.paper.atmosphere.time_axis import read_time_axis
+from smoe.paper.atmosphere.variables import (
     CONSTANTS,
     HOURLY_PRECIPITATION,
     STANDARD_GRAVITY,
@@ -23,6 +19,10 @@ from smoe.paper.weather.data.variables import (
     Variable,
     check_constant_name,
 )
+from smoe.paper.weather.data.constants import check_constant, grid_constant
+from smoe.paper.weather.data.grids import GRIDS
+from smoe.paper.weather.data.series import FieldSeries, Piece
+from smoe.paper.weather.data.series_source import SeriesSource
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -20,7 +20,7 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.grid import Grid
-from smoe.paper.weather.data.variables import VARIABLES, parse_channel
+from smoe.paper.atmosphere.variables import VARIABLES, parse_channel
 
 DIMENSIONS = ("init_time", "lead_time", "lat", "lon")
 ENDINGS = (".nc", ".zarr")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from smoe.errors import DataError
+from smoe.paper.atmosphere.variables import VARIABLES, parse_channel
 from smoe.paper.weather.data.missing_values import replace_missing
 from smoe.paper.weather.data.source import WeatherSource
 from smoe.paper.weather.data.store_format import NaNPolicy
-from smoe.paper.weather.data.variables import VARIABLES, parse_channel
 
 # Where a record begins, sums over past hours are not defined yet: in WeatherBench they start at 07 h of 1979, and the
 # sums over 6 hours 5 hours later. Rasp & Thuerey leave out the first 24 h.

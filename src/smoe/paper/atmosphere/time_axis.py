@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.paper.weather.data.axes import TIME_NAMES, find_axis
+from smoe.paper.atmosphere.axes import TIME_NAMES, find_axis
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -7,7 +7,7 @@ from math import log
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.paper.weather.data.variables import STANDARD_GRAVITY, Variable
+from smoe.paper.atmosphere.variables import STANDARD_GRAVITY, Variable
 
 
 def check_plausible(fields: np.ndarray, variable: Variable, level: int | None, times: np.ndarray, where: str) -> None:

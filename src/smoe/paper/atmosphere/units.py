@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from smoe.errors import DataError
-from smoe.paper.weather.data.variables import Variable
+from smoe.paper.atmosphere.variables import Variable
 
 
 def canonical_units(text: str) -> str:
