@@ -50,7 +50,7 @@ def top_experts(scores: torch.Tensor, num_selected: int, order: Order = "score")
 
 def _dense(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
     if scores.device.type == "cpu" and not torch.compiler.is_compiling():
-        _refuse_nonfinite(scores)
+        refuse_nonfinite(scores)
     scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     # `max` returns the first of equal values and a stable sort keeps their order: the lower index wins in both.
     # (`argmax` does too, but takes twenty times as long on a CPU.)
@@ -80,7 +80,7 @@ def _repeated_max(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
 
 def _dense_families(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
     if scores.device.type == "cpu" and not torch.compiler.is_compiling():
-        _refuse_nonfinite(scores)
+        refuse_nonfinite(scores)
     scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     # A family smaller than the largest repeats its first expert, which changes no maximum.
     members = family_members(scores.shape[1], num_selected, device=scores.device)
@@ -121,7 +121,7 @@ def _call_kernel(
         found = ctypes.c_int64(0)
         library.call(name, sample, *sizes, ranked, ctypes.byref(found), num_threads())
         if found.value:
-            _refuse_nonfinite(scores)
+            refuse_nonfinite(scores)
     return indices
 
 
@@ -140,7 +140,12 @@ _rank_families = register_operator(
 )
 
 
-def _refuse_nonfinite(scores: torch.Tensor) -> None:
+def refuse_nonfinite(scores: torch.Tensor) -> None:
+    """Raises a ValueError with the place of the first score that is not finite, if there is one.
+
+    Args:
+        scores: Scores `(S, X, P)`.
+    """
     is_bad = scores.isfinite().logical_not()
     if is_bad.any():
         sample, expert, pixel = is_bad.nonzero()[0].tolist()
