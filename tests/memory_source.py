@@ -79,14 +79,14 @@ class MemorySource(WeatherSource):
 
 
 class Silent:
-    """Hears of a preparation and keeps what it was told."""
+    """Keeps the messages of a preparation."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.steps: list[str] = []
         self.total = 0
 
-    def say(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         self.lines.append(text)
 
     def begin(self, total: int, done: int) -> None:

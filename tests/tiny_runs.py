@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from smoe.experiments.reproduction.run import PlannedRun
-from smoe.experiments.reproduction.stored_runs import RunStore
 from smoe.experiments.reproduction.workers import make_runs
-from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
-from smoe.training.plan import TrainingPlan
+from smoe.experiments.result_tables.stored_runs import RunStore
+from smoe.paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
 
 
 class Silent:
@@ -32,7 +32,7 @@ class Silent:
 def tiny_runs(num_seeds: int, max_epochs: int) -> list[PlannedRun]:
     """Runs of a few seconds or, with many epochs, of minutes."""
     data = HeatDiffusion(spatial_shape=(9, 7), num_steps=10, num_train_runs=20, num_validation_runs=2, num_test_runs=2)
-    plan = TrainingPlan(max_epochs=max_epochs, early_stop_patience=max_epochs, stop_at=None, device="cpu")
+    plan = replace(HEAT_TRAINING, max_epochs=max_epochs, early_stop_patience=max_epochs, stop_at=None, device="cpu")
     return [PlannedRun(HeatRecipe(data=data, training=plan, seed=seed), f"seed {seed}") for seed in range(num_seeds)]
 
 

@@ -155,9 +155,9 @@ def test_every_recipe_lists_the_fields_of_its_own_model(capsys: pytest.CaptureFi
 
 
 def test_layers_of_another_run_than_weather_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from smoe.experiments.recipes import RECIPES, recipe_to_plain
+    from smoe.experiments.recipes import RECIPES
 
-    stored = {"name": "ens10/unet", "recipe": recipe_to_plain(RECIPES["ens10/unet"])}
+    stored = {"name": "ens10/unet", "recipe": RECIPES["ens10/unet"].plain()}
     (tmp_path / "recipe.json").write_text(json.dumps(stored))
     code, error = complaint(capsys, "show", str(tmp_path), "--layers", "block")
     assert code == 2 and "--layers are for weather runs" in error and "a run of ens10/unet" in error

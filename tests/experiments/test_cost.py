@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from smoe.experiments.cost import count_parts, measure_cost
-from smoe.experiments.dry_task import build_dry_task
 from smoe.models import WeatherResNet
 from smoe.paper.heat.recipes import HEAT_RECIPES, HeatDiffusion
+from smoe.paper.weather.dry import build_dry_task
 from smoe.paper.weather.recipes import WEATHER_RECIPES, WeatherData
 from tiny_weather import make_store, tiny_recipe
 

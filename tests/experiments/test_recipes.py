@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from smoe.experiments.recipes import RecipeError, find_recipe, from_plain, to_plain
+from smoe.experiments.plain import RecipeError, from_plain, to_plain
+from smoe.experiments.registry import find_recipe
 from smoe.paper.heat.models import SpatialMoEModel
 from smoe.paper.heat.recipes import HEAT_RECIPES, HeatDiffusion, HeatRecipe
+from smoe.rules import Damping, Probing, RoutingClassification
 
 
 def test_the_headline_recipe_is_the_paper_scale_one() -> None:
@@ -19,22 +21,23 @@ def test_the_headline_recipe_is_the_paper_scale_one() -> None:
     assert (data.num_validation_runs, data.validation_seed) == (20, 546981)
     assert (data.num_test_runs, data.test_seed) == (20, 865124)
     assert recipe.model == SpatialMoEModel(num_experts=3, num_selected=1, gate="tensor")
-    assert (recipe.routing.error_quantile, recipe.routing.damping) == (0.3, 0.0)
-    assert (recipe.routing.tolerance, recipe.routing.damping_tolerance) == (1e-5, 1e-3)
+    damping = Damping(factor=0.0, error_quantile=0.3, tolerance=1e-3)
+    assert recipe.rule == RoutingClassification(error_quantile=0.3, tolerance=1e-5, damping=damping)
+    assert recipe.damping is None
     assert recipe.optimizer.lr == 1e-3 and recipe.training.batch_size == 32
     assert (recipe.training.plateau_patience, recipe.training.early_stop_patience) == (15, 30)
 
 
 def test_a_recipe_survives_json() -> None:
     recipe = HeatRecipe(data=HeatDiffusion(region_map=Path("map.npy"), diffusivities=(0.1, 0.2)), seed=3)
-    recipe = replace(recipe, routing=replace(recipe.routing, damping=None))
+    recipe = replace(recipe, rule=Probing(window=3), damping=Damping(0.2))
     assert from_plain(HeatRecipe, json.loads(json.dumps(to_plain(recipe)))) == recipe
 
 
 def test_a_field_of_another_version_is_refused() -> None:
     plain = to_plain(HeatRecipe())
     plain["data"]["colour"] = "red"
-    with pytest.raises(RecipeError, match="HeatDiffusion has no field colour"):
+    with pytest.raises(RecipeError, match="data has no field 'colour'"):
         from_plain(HeatRecipe, plain)
 
 

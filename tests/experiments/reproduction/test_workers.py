@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from smoe.experiments.reproduction.run import train_and_store
-from smoe.experiments.reproduction.stored_runs import RunStore
 from smoe.experiments.reproduction.workers import _only_one, make_runs
+from smoe.experiments.result_tables.stored_runs import RunStore
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.run_directory import RunError
 from tiny_runs import Silent, tiny_runs
@@ -87,7 +87,7 @@ def test_a_stop_loses_nothing(whole: Path, tmp_path: Path, number: signal.Signal
     assert not store.has(long.key)
 
     assert start(tmp_path, "stopped").wait(timeout=300) == 0
-    assert without_time(store.path(long.key)) == without_time(whole / store.path(long.key).name)
+    assert without_time(store.folder / f"{long.key.name}.json") == without_time(whole / f"{long.key.name}.json")
 
 
 def test_a_killed_process_is_told_and_not_waited_for(tmp_path: Path) -> None:

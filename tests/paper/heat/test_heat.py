@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 import torch
 
+from smoe.experiments.gated_layers import Learning
 from smoe.experiments.runs import default_output_dir, open_run, train
-from smoe.options import RoutingTraining
 from smoe.paper.heat.build import build_task, make_region_map, make_split
 from smoe.paper.heat.build_model import build_gate, build_model
 from smoe.paper.heat.models import ConvNetModel, SpatialMoEModel
 from smoe.paper.heat.pictures import draw_run, learned
-from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
+from smoe.paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
+from smoe.rules import RoutingClassification
 from smoe.training.checkpoints import CheckpointError
-from smoe.training.plan import TrainingPlan
 from smoe.training.run_directory import RunDirectory, RunError
 
 SMALL = HeatRecipe(
     data=HeatDiffusion(spatial_shape=(9, 7), num_steps=10, num_train_runs=20, num_validation_runs=2, num_test_runs=2),
-    training=TrainingPlan(max_epochs=2, device="cpu"),
+    training=replace(HEAT_TRAINING, max_epochs=2, device="cpu"),
 )
 
 
@@ -31,12 +31,12 @@ def quietly(_: str) -> None:
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("run")
-    train("heat/smoe", SMALL, path, say=quietly)
+    train("heat/smoe", SMALL, path, notify=quietly)
     return path
 
 
 def test_a_run_can_be_opened_and_scores_as_it_did(small_run: Path) -> None:
-    run = open_run(small_run, splits=("test",), say=quietly)
+    run = open_run(small_run, splits=("test",), notify=quietly)
     assert run.recipe == SMALL and run.name == "heat/smoe"
     stored = RunDirectory(small_run).read_history()[-1]
     assert {f"test/{name}": value for name, value in run.evaluate("test").items()} == {
@@ -51,7 +51,7 @@ def test_pictures_are_drawn(small_run: Path) -> None:
 
 
 def test_a_baseline_has_a_curve_but_no_routing(tmp_path: Path) -> None:
-    train("heat/conv", replace(SMALL, model=ConvNetModel()), tmp_path, say=quietly)
+    train("heat/conv", replace(SMALL, model=ConvNetModel()), tmp_path, notify=quietly)
     run = open_run(tmp_path)
     assert [picture.name for picture in draw_run(run)] == ["accuracy.png"]
     with pytest.raises(ValueError, match="this run has ConvNet"):
@@ -70,13 +70,13 @@ def test_what_was_learned_is_what_is_drawn(small_run: Path) -> None:
 
 def test_a_run_is_not_overwritten_by_another(small_run: Path) -> None:
     with pytest.raises(RunError, match="holds a run already"):
-        train("heat/smoe", SMALL, small_run, say=quietly)
+        train("heat/smoe", SMALL, small_run, notify=quietly)
 
 
 def test_a_recipe_that_cannot_be_built_leaves_nothing(tmp_path: Path) -> None:
     unstable = replace(SMALL, data=replace(SMALL.data, diffusivities=(0.1, 0.2, 0.3)))
     with pytest.raises(ValueError, match=r"diffusivity of region type 2 must be in \[0, 0.25\].* got 0.3"):
-        train("heat/smoe", unstable, tmp_path / "run", say=quietly)
+        train("heat/smoe", unstable, tmp_path / "run", notify=quietly)
     assert not (tmp_path / "run").exists()
 
 
@@ -87,10 +87,10 @@ def test_a_missing_best_checkpoint_is_explained(small_run: Path, tmp_path: Path)
 
 
 def test_the_same_seed_trains_the_same_run(small_run: Path, tmp_path: Path) -> None:
-    train("heat/smoe", SMALL, tmp_path, say=quietly)
+    train("heat/smoe", SMALL, tmp_path, notify=quietly)
     ours, theirs = (torch.load(path / "checkpoints" / "last.pt")["model"] for path in (tmp_path, small_run))
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-    train("heat/smoe", replace(SMALL, seed=1), tmp_path / "other", say=quietly)
+    train("heat/smoe", replace(SMALL, seed=1), tmp_path / "other", notify=quietly)
     other = torch.load(tmp_path / "other" / "checkpoints" / "last.pt")["model"]
     assert not torch.equal(other["layer.weight"], theirs["layer.weight"])
 
@@ -119,7 +119,7 @@ def test_a_region_map_comes_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("experts", ["conv", "coordconv"])
 def test_every_gate_and_expert_takes_a_step(gate: str, experts: str) -> None:
     model = SpatialMoEModel(gate=gate, experts=experts, num_experts=6, num_selected=2, gate_noise=gate == "tensor")  # type: ignore[arg-type]
-    task = build_task(replace(SMALL, model=model), splits=("test",), say=quietly)
+    task = build_task(replace(SMALL, model=model), splits=("test",), notify=quietly)
     input, target = task.splits["test"].__getitems__([0, 1, 2])  # type: ignore[attr-defined]
     prediction = task.model(input)
     assert prediction.shape == target.shape
@@ -132,7 +132,9 @@ def test_every_gate_and_expert_takes_a_step(gate: str, experts: str) -> None:
 
 def test_parameter_counts_of_the_paper() -> None:
     region_map = make_region_map(HeatDiffusion())
-    model = build_model(SpatialMoEModel(), RoutingTraining(), region_map, HeatDiffusion().diffusivities)
+    model = build_model(
+        SpatialMoEModel(), Learning(RoutingClassification.released(), None), region_map, HeatDiffusion().diffusivities
+    )
     counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
     assert counts == {"layer.weight": 27, "layer.gate.scores": 12288}
     for gate, count in {"conv": 27, "coordconv": 81, "coordconv3": 255, "lcn": 110592}.items():

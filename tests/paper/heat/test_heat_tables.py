@@ -7,21 +7,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smoe.experiments.build import build_task
+from smoe.experiments.gated_layers import Learning
 from smoe.experiments.parameter_counts import count_parameters
+from smoe.experiments.recipe import AuxiliaryLosses
 from smoe.models import SpatialMoENet
 from smoe.nn import SpatialMoE2d
-from smoe.options import RoutingTraining
-from smoe.paper.heat.build import make_region_map
+from smoe.paper.heat.build import build_task, make_region_map
 from smoe.paper.heat.build_model import build_model
 from smoe.paper.heat.data import diffusion_stencil
 from smoe.paper.heat.models import SpatialMoEModel
-from smoe.paper.heat.recipes import HEAT_RECIPES, AuxiliaryLosses, HeatDiffusion, HeatRecipe
-from smoe.paper.heat.tables import HEAT
+from smoe.paper.heat.recipes import HEAT_RECIPES, HeatDiffusion, HeatRecipe
+from smoe.paper.heat.tables import HEAT_TABLES
+from smoe.rules import EndToEnd, RoutingClassification
 
 # Twenty pixels: patches of four divide it, and the largest dilation of the low-rank combiner fits.
 TINY = HeatDiffusion(spatial_shape=(20, 20), num_steps=4, num_train_runs=2, num_validation_runs=1, num_test_runs=1)
-ROWS = {f"{table.name}: {row.label}": row for table in HEAT.tables for row in table.rows}
+ROWS = {f"{table.name}: {row.label}": row for table in HEAT_TABLES.tables for row in table.rows}
 
 
 def quietly(_: str) -> None:
@@ -30,7 +31,7 @@ def quietly(_: str) -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_takes_a_step(name: str) -> None:
-    task = build_task(replace(ROWS[name].recipe, data=TINY), splits=("train",), say=quietly)
+    task = build_task(replace(ROWS[name].recipe, data=TINY), splits=("train",), notify=quietly)
     input, target = task.splits["train"].__getitems__(list(range(8)))  # type: ignore[attr-defined]
     learning = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
     before = [parameter.detach().clone() for parameter in learning]
@@ -64,22 +65,22 @@ def test_every_row_takes_a_step(name: str) -> None:
     }.items(),
 )
 def test_parameters_of_the_main_table(recipe: str, counts: tuple[int, int]) -> None:
-    assert count_parameters(build_task(HEAT_RECIPES[recipe], splits=(), say=quietly).model) == counts
+    assert count_parameters(build_task(HEAT_RECIPES[recipe], splits=(), notify=quietly).model) == counts
 
 
 def test_every_row_of_the_paper_has_its_number() -> None:
     ours = {"heat/quantile-damping", "heat/tolerances", "heat/rules", "heat/units", "heat/losses"}
-    for table in HEAT.tables:
+    for table in HEAT_TABLES.tables:
         assert all((not row.paper) == (table.name in ours) for row in table.rows), table.name
-    numbers = {table.name: len(table.rows) for table in HEAT.tables}
+    numbers = {table.name: len(table.rows) for table in HEAT_TABLES.tables}
     assert numbers["heat/main"] == 10 and numbers["heat/gates"] == 6 and numbers["heat/starts"] == 6
     assert numbers["heat/auxiliary"] == numbers["heat/auxiliary-end-to-end"] == 11
 
 
 def test_the_table_of_losses_trains_each_model_by_both() -> None:
-    (table,) = HEAT.select("heat/losses")
+    (table,) = HEAT_TABLES.select("heat/losses")
     for row in table.rows:
-        task = build_task(replace(row.recipe, data=TINY), splits=(), say=quietly)  # type: ignore[arg-type]
+        task = build_task(replace(row.recipe, data=TINY), splits=(), notify=quietly)  # type: ignore[arg-type]
         kind = {"squared": 4.0, "absolute": 2.0}[row.labels[1]]
         assert float(task.loss(torch.tensor([3.0]), torch.tensor([1.0]))) == kind, row.label
     with pytest.raises(ValueError, match="loss must be mse or mae, got 'huber'"):
@@ -88,8 +89,8 @@ def test_the_table_of_losses_trains_each_model_by_both() -> None:
 
 def test_a_true_start_is_exact() -> None:
     model = SpatialMoEModel(gate_start="true", experts_start="true")
-    recipe = HeatRecipe(data=TINY, model=model, routing=RoutingTraining(training_rule="end_to_end", damping=None))
-    task = build_task(recipe, splits=("test",), say=quietly)
+    recipe = HeatRecipe(data=TINY, model=model, rule=EndToEnd())
+    task = build_task(recipe, splits=("test",), notify=quietly)
     input, target = task.splits["test"].__getitems__([0, 1, 2])  # type: ignore[attr-defined]
     torch.testing.assert_close(task.model(input), target, rtol=1e-5, atol=1e-6)
 
@@ -97,7 +98,7 @@ def test_a_true_start_is_exact() -> None:
 def test_true_experts_fill_their_regions_share_of_a_larger_bank() -> None:
     region_map = make_region_map(TINY)
     model = SpatialMoEModel(num_experts=7, kernel_size=5, gate_start="true", experts_start="true")
-    net = build_model(model, RoutingTraining(), region_map, TINY.diffusivities)
+    net = build_model(model, Learning(RoutingClassification.released(), None), region_map, TINY.diffusivities)
     assert isinstance(net, SpatialMoENet) and isinstance(net.layer, SpatialMoE2d)
     weight = net.layer.weight.detach()
     for expert, region in enumerate((0, 0, 0, 1, 1, 2, 2)):
@@ -111,7 +112,7 @@ def test_true_experts_fill_their_regions_share_of_a_larger_bank() -> None:
 
 def test_frozen_experts_stay() -> None:
     model = SpatialMoEModel(experts_start="true", experts_frozen=True)
-    task = build_task(HeatRecipe(data=TINY, model=model), splits=(), say=quietly)
+    task = build_task(HeatRecipe(data=TINY, model=model), splits=(), notify=quietly)
     assert {name for name, parameter in task.model.named_parameters() if parameter.requires_grad} == {
         "layer.gate.scores"
     }
@@ -133,7 +134,7 @@ def test_starts_that_do_not_exist_are_refused(options: dict[str, object], messag
 
 def test_auxiliary_losses_are_added_in_training() -> None:
     recipe = HeatRecipe(data=TINY, auxiliary=AuxiliaryLosses(importance=True, weight=3.0))
-    task = build_task(recipe, splits=("train",), say=quietly)
+    task = build_task(recipe, splits=("train",), notify=quietly)
     assert task.auxiliary_loss is not None
     input, _ = task.splits["train"].__getitems__([0])  # type: ignore[attr-defined]
     task.model.train()
@@ -143,12 +144,12 @@ def test_auxiliary_losses_are_added_in_training() -> None:
     per_expert = weights.sum(dim=(1, 2))
     expected = 3.0 * per_expert.var(correction=0) / per_expert.mean() ** 2
     torch.testing.assert_close(task.auxiliary_loss(task.model), expected)
-    assert build_task(HeatRecipe(data=TINY), splits=(), say=quietly).auxiliary_loss is None
+    assert build_task(HeatRecipe(data=TINY), splits=(), notify=quietly).auxiliary_loss is None
 
 
 def test_scales_differ_in_data_and_length_alone() -> None:
     row = ROWS["heat/main: ViT"]
-    paper, small, short = (HEAT.scale(name).recipe(row, 3) for name in ("paper", "small", "short"))
+    paper, small, short = (HEAT_TABLES.scale(name).recipe(row, 3) for name in ("paper", "small", "short"))
     assert paper == replace(row.recipe, seed=3)
     assert small == replace(paper, data=replace(paper.data, num_train_runs=250))
     assert short == replace(small, training=replace(small.training, max_epochs=10))

@@ -16,12 +16,12 @@ import smoe
 from image_folders import write_folders
 from smoe.cli import main
 from smoe.errors import DataError
-from smoe.experiments.build import build_task
-from smoe.experiments.build_optimizer import build_sgd
+from smoe.experiments.build_optimizer import build_optimizer
+from smoe.experiments.gated_layers import Learning
 from smoe.experiments.optimizers import SgdMomentum
-from smoe.experiments.recipes import recipe_from_plain, recipe_to_plain
+from smoe.experiments.recipe_files import recipe_from_plain
 from smoe.experiments.runs import open_run, train
-from smoe.paper.imagenet.build import make_task
+from smoe.paper.imagenet.build import build_task, make_task
 from smoe.paper.imagenet.build_model import build_model
 from smoe.paper.imagenet.data.augment.options import Augmentation
 from smoe.paper.imagenet.models import AddedSpatialMoEResNet50Model, SpatialMoEResNet50Model
@@ -67,14 +67,14 @@ def quietly(_: str) -> None:
 
 @pytest.mark.parametrize("name", ["resnet50", "wide-resnet50", "lrlcn", "smoe-first", "smoe-last", "smoe"])
 def test_every_recipe_trains_and_is_evaluated_at_another_size(root: Path, tmp_path: Path, name: str) -> None:
-    last = train(f"imagenet/{name}", small(name, root), tmp_path / "run", say=quietly)
+    last = train(f"imagenet/{name}", small(name, root), tmp_path / "run", notify=quietly)
     history = RunDirectory(tmp_path / "run").read_history()
     assert [record["epoch"] for record in history] == [1, 2, 3, 3]
     assert [record["learning_rate"] for record in history[:3]] == pytest.approx([0.0005, 0.05, 0.025])
     assert all(0.0 < record["train/loss"] < 5.0 for record in history[:3])
     # Three classes: the right one is always among the first five.
     assert last["test/top5_accuracy"] == 100.0
-    opened = open_run(tmp_path / "run", splits=("test",), say=quietly)
+    opened = open_run(tmp_path / "run", splits=("test",), notify=quietly)
     values = opened.evaluate("test")
     assert values["cross_entropy"] == pytest.approx(last["test/cross_entropy"], rel=1e-5)
     assert values["accuracy"] == last["test/accuracy"]
@@ -83,10 +83,12 @@ def test_every_recipe_trains_and_is_evaluated_at_another_size(root: Path, tmp_pa
 @pytest.mark.parametrize("num_steps", [1, 2])
 def test_a_stopped_run_ends_as_if_it_never_stopped(root: Path, tmp_path: Path, num_steps: int) -> None:
     recipe = small("smoe", root)
-    train("imagenet/smoe", recipe, tmp_path / "whole", say=quietly)
+    train("imagenet/smoe", recipe, tmp_path / "whole", notify=quietly)
     with pytest.raises(Interrupted):
-        train("imagenet/smoe", recipe, tmp_path / "stopped", reporter=StopAfter(num_steps, signal.SIGINT), say=quietly)
-    train("imagenet/smoe", recipe, tmp_path / "stopped", resume=True, say=quietly)
+        train(
+            "imagenet/smoe", recipe, tmp_path / "stopped", reporter=StopAfter(num_steps, signal.SIGINT), notify=quietly
+        )
+    train("imagenet/smoe", recipe, tmp_path / "stopped", resume=True, notify=quietly)
     runs = [RunDirectory(tmp_path / name) for name in ("whole", "stopped")]
     assert without_times(runs[1].read_history()) == without_times(runs[0].read_history())
     models = [torch.load(run.best_checkpoint)["model"] for run in runs]
@@ -104,7 +106,7 @@ def test_the_net_learns_what_is_there(root: Path, tmp_path: Path) -> None:
         optimizer=SgdMomentum(lr=0.1, gate_lr=5.0),
         training=replace(TRAINING, batch_size=15, part_size=None, max_epochs=10, early_stop_patience=10),
     )
-    train("imagenet/smoe", recipe, tmp_path / "run", say=quietly)
+    train("imagenet/smoe", recipe, tmp_path / "run", notify=quietly)
     history = RunDirectory(tmp_path / "run").read_history()
     # The smoothed labels of three classes leave 0.29; a guess has log(3) = 1.1.
     assert history[0]["train/loss"] > 0.9
@@ -116,25 +118,25 @@ def test_half_precision_is_evaluated_as_it_is_stored(root: Path, tmp_path: Path,
     """What accelerate wraps around the model in training must not leak into the copy that is evaluated."""
     recipe = small("smoe", root)
     training = replace(TRAINING, precision="bf16", average_every=average_every, max_epochs=2)
-    last = train("imagenet/smoe", replace(recipe, training=training), tmp_path / "run", say=quietly)
-    values = open_run(tmp_path / "run", splits=("test",), say=quietly).evaluate("test")
+    last = train("imagenet/smoe", replace(recipe, training=training), tmp_path / "run", notify=quietly)
+    values = open_run(tmp_path / "run", splits=("test",), notify=quietly).evaluate("test")
     assert values["cross_entropy"] == pytest.approx(last["test/cross_entropy"], rel=1e-3)
 
 
 def test_splits(root: Path) -> None:
     recipe = small("resnet50", root)
     said: list[str] = []
-    task = build_task(recipe, say=said.append)
+    task = build_task(recipe, notify=said.append)
     assert {split: len(samples) for split, samples in task.splits.items()} == {  # type: ignore[arg-type]
         "train": 15, "validation": 3, "test": 6,
     }  # fmt: skip
     assert said[0] == "train: 15 images of 3 classes"
     everything = replace(recipe, data=replace(recipe.data, held_out_per_class=0))
-    task = build_task(everything, say=quietly)
+    task = build_task(everything, notify=quietly)
     assert len(task.splits["train"]) == 18  # type: ignore[arg-type]
     assert task.splits["validation"] is task.splits["test"]
-    assert build_task(recipe, splits=(), say=quietly).splits == {}
-    assert list(build_task(everything, splits=("validation",), say=quietly).splits) == ["validation"]
+    assert build_task(recipe, splits=(), notify=quietly).splits == {}
+    assert list(build_task(everything, splits=("validation",), notify=quietly).splits) == ["validation"]
 
 
 def test_a_plain_net_needs_no_other_one_for_evaluation() -> None:
@@ -161,7 +163,7 @@ def test_published_numbers_of_parameters() -> None:
     for name, number in expected.items():
         recipe = IMAGENET_RECIPES[f"imagenet/{name}"]
         with torch.device("meta"):
-            model = build_model(recipe.model, recipe.routing, 176, 1000)
+            model = build_model(recipe.model, Learning.of(recipe), 176, 1000)
         assert sum(parameter.numel() for parameter in model.parameters()) == number, name
 
 
@@ -172,7 +174,7 @@ def test_published_numbers_of_parameters() -> None:
 def test_added_layers(position: Any, layer: str, shape: tuple[int, ...]) -> None:
     recipe = small("smoe-first", None)
     assert isinstance(recipe.model, AddedSpatialMoEResNet50Model)
-    model = build_model(replace(recipe.model, position=position), recipe.routing, 32, 3)
+    model = build_model(replace(recipe.model, position=position), Learning.of(recipe), 32, 3)
     added = model.get_submodule(layer)
     assert isinstance(added, smoe.SpatialMoE2d)
     assert isinstance(added.gate, smoe.TensorGate)
@@ -187,7 +189,7 @@ def test_experts_start_as_the_filters_did() -> None:
     """Twice as many experts are no reason for smaller ones: half of them are chosen."""
     torch.manual_seed(0)
     recipe = small("smoe", None)
-    model = build_model(replace(recipe.model, filters=16), recipe.routing, 32, 3)
+    model = build_model(replace(recipe.model, filters=16), Learning.of(recipe), 32, 3)
     layers = [layer for layer in model.modules() if isinstance(layer, smoe.SpatialMoE2d)]
     assert len(layers) == 4
     for layer in layers:
@@ -196,8 +198,8 @@ def test_experts_start_as_the_filters_did() -> None:
 
 def test_groups_of_the_optimizer() -> None:
     recipe = small("smoe", None)
-    model = build_model(recipe.model, recipe.routing, 32, 3)
-    optimizer = build_sgd(model, SgdMomentum(lr=0.5, weight_decay=2e-5, gate_lr=50.0))
+    model = build_model(recipe.model, Learning.of(recipe), 32, 3)
+    optimizer = build_optimizer(model, SgdMomentum(lr=0.5, weight_decay=2e-5, gate_lr=50.0))
     groups = {group["name"]: group for group in optimizer.param_groups}
     assert {name: (group["lr"], group["weight_decay"], group["momentum"]) for name, group in groups.items()} == {
         "weights": (0.5, 2e-5, 0.9), "norms": (0.5, 0.0, 0.9), "gates": (50.0, 0.0, 0.9),
@@ -210,8 +212,8 @@ def test_groups_of_the_optimizer() -> None:
     # The bias of the last layer decays, as in torchvision.
     assert {"fc.bias", "fc.weight", "layer1.0.conv2.weight"} <= {names[id(p)] for p in groups["weights"]["params"]}
     assert sum(len(group["params"]) for group in groups.values()) == len(names)
-    frozen = build_model(replace(recipe.model, gate="random"), recipe.routing, 32, 3)
-    assert [group["name"] for group in build_sgd(frozen, SgdMomentum()).param_groups] == ["weights", "norms"]
+    frozen = build_model(replace(recipe.model, gate="random"), Learning.of(recipe), 32, 3)
+    assert [group["name"] for group in build_optimizer(frozen, SgdMomentum()).param_groups] == ["weights", "norms"]
 
 
 def test_recipes_are_the_published_one() -> None:
@@ -236,7 +238,7 @@ def test_recipes_are_the_published_one() -> None:
 @pytest.mark.parametrize("name", IMAGENET_RECIPES)
 def test_recipes_survive_a_file(name: str) -> None:
     recipe = IMAGENET_RECIPES[name]
-    assert recipe_from_plain(json.loads(json.dumps(recipe_to_plain(recipe)))) == recipe
+    assert recipe_from_plain(json.loads(json.dumps(recipe.plain()))) == recipe
 
 
 @pytest.mark.parametrize(
@@ -257,7 +259,7 @@ def test_refusals(make: Callable[[], object], message: str) -> None:
 
 def test_images_must_be_named() -> None:
     with pytest.raises(DataError, match=r"give the folder that holds train and val as --data.root FOLDER"):
-        build_task(IMAGENET_RECIPES["imagenet/smoe"], say=quietly)
+        build_task(IMAGENET_RECIPES["imagenet/smoe"], notify=quietly)
 
 
 def test_the_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from smoe.experiments.cost import measure_cost
+from smoe.experiments.gated_layers import Learning
 from smoe.experiments.parameter_counts import count_parameters
-from smoe.experiments.recipes import RECIPES, recipe_from_plain, recipe_to_plain
+from smoe.experiments.recipe_files import recipe_from_plain
+from smoe.experiments.registry import all_recipes
 from smoe.models import ImageClassifier
 from smoe.nn import RoutedLayer, TensorGate
-from smoe.options import RoutingTraining
 from smoe.paper.images.build import make_task
 from smoe.paper.images.build_model import build_model
 from smoe.paper.images.models import (
@@ -22,7 +23,9 @@ from smoe.paper.images.models import (
     WideClassifierModel,
 )
 from smoe.paper.images.recipes import IMAGE_MODELS, IMAGE_RECIPES, ImageData, ImageRecipe
+from smoe.rules import RoutingClassification
 
+LEARNING = Learning(RoutingClassification.released(), None)
 # Norms of three layers of 64, and the linear map.
 _NORMS, _HEAD = 3 * 2 * 64, 64 * 10 + 10
 
@@ -57,7 +60,7 @@ def test_one_gate_for_all_layers():
     assert len(set(gates)) == 1
     assert isinstance(gates[0], TensorGate)
     assert (gates[0].num_experts, gates[0].num_selected, gates[0].spatial_shape) == (128, 64, (32, 32))
-    apart = build_model(SpatialMoEClassifierModel(filters=4, share_gates=False), RoutingTraining(), (1, 6, 6), 10)
+    apart = build_model(SpatialMoEClassifierModel(filters=4, share_gates=False), LEARNING, (1, 6, 6), 10)
     assert len({module.gate for module in apart.modules() if isinstance(module, RoutedLayer)}) == 3
 
 
@@ -94,7 +97,7 @@ def test_coordinates_once_or_always():
     channels = {}
     for coordinates in ("image", "all"):
         described = CoordConvClassifierModel(filters=4, coordinates=coordinates)
-        model = build_model(described, RoutingTraining(), (1, 6, 6), 10)
+        model = build_model(described, LEARNING, (1, 6, 6), 10)
         channels[coordinates] = [weight.shape[1] for weight in model.parameters() if weight.ndim == 4]
     assert channels == {"image": [3, 4, 4], "all": [3, 6, 6]}
 
@@ -106,15 +109,15 @@ def test_sees_where():
     shifted = images.roll((3, 3), (2, 3))
     torch.manual_seed(0)
     for name, is_blind in (("conv", True), ("lcn", False), ("coordconv", False), ("smoe", False)):
-        model = build_model(replace(IMAGE_MODELS[name], filters=8), RoutingTraining(), (1, 16, 16), 10).eval()
+        model = build_model(replace(IMAGE_MODELS[name], filters=8), LEARNING, (1, 16, 16), 10).eval()
         with torch.no_grad():
             assert torch.allclose(model(images), model(shifted), atol=1e-5) == is_blind, name
 
 
 def test_recipes_as_plain_values():
     for name, recipe in IMAGE_RECIPES.items():
-        assert recipe_from_plain(recipe_to_plain(recipe)) == recipe
-        assert RECIPES[name].data.name == name.partition("/")[0]  # type: ignore[union-attr]
+        assert recipe_from_plain(recipe.plain()) == recipe
+        assert all_recipes()[name].data.name == name.partition("/")[0]  # type: ignore[union-attr]
 
 
 def test_cost_of_a_classifier():

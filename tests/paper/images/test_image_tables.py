@@ -8,52 +8,54 @@ import pytest
 
 from image_files import write_idx_set
 from smoe.cli import main
-from smoe.experiments.paper import PAPER_RESULTS
 from smoe.experiments.reproduction.plan import plan_runs
-from smoe.experiments.reproduction.report import markdown, percent
 from smoe.experiments.reproduction.run import train_and_store
-from smoe.experiments.reproduction.stored_runs import RunKey, RunStore
-from smoe.experiments.reproduction.tables import Scale
+from smoe.experiments.result_tables.notes import Notes
+from smoe.experiments.result_tables.report import markdown, percent
+from smoe.experiments.result_tables.stored_runs import RunKey, RunStore
+from smoe.experiments.result_tables.tables import Scale
 from smoe.paper.images.figures import draw_figures
 from smoe.paper.images.models import SpatialMoEClassifierModel
+from smoe.paper.images.published import PUBLISHED
 from smoe.paper.images.recipes import IMAGE_RECIPES, ImageRecipe
-from smoe.paper.images.tables import IMAGES
+from smoe.paper.images.tables import IMAGE_TABLES
+from smoe.rules import RoutingClassification
 
 
 def test_the_papers_rows():
-    table = IMAGES.select("images/mnist")[0]
+    table = IMAGE_TABLES.select("images/mnist")[0]
     paper = {row.label: row.paper[0].mean for row in table.rows}
     assert paper["convolution"] == 98.86
     assert paper["SMoE"] == paper["SMoE, white noise, score order"] == 99.54
     assert len(table.rows) == 7
     # Of Fashion-MNIST the paper says nothing.
-    assert not any(row.paper for row in IMAGES.select("images/fashion-mnist")[0].rows)
+    assert not any(row.paper for row in IMAGE_TABLES.select("images/fashion-mnist")[0].rows)
 
 
 def test_the_papers_smoe():
-    row = next(row for row in IMAGES.select("images/cifar10")[0].rows if "white noise" in row.label)
+    row = next(row for row in IMAGE_TABLES.select("images/cifar10")[0].rows if "white noise" in row.label)
     assert isinstance(row.recipe, ImageRecipe)
     assert row.recipe.model == SpatialMoEClassifierModel()
-    assert (row.recipe.routing.error_quantile, row.recipe.routing.damping) == (0.7, 0.1)
+    assert row.recipe.rule == RoutingClassification.paper() and row.recipe.damping is None
 
 
 def test_rows_are_told_apart():
-    for table in IMAGES.tables:
-        for scale in IMAGES.scales:
+    for table in IMAGE_TABLES.tables:
+        for scale in IMAGE_TABLES.scales:
             keys = [RunKey.of(scale.recipe(row, 0)) for row in table.rows]
             assert len(set(keys)) == len(keys), (table.name, scale.name)
 
 
 def test_the_recipe_is_a_row_of_the_routing():
     # Measured once, shown in both tables.
-    keys = {RunKey.of(row.recipe) for row in IMAGES.select("images/routing")[0].rows}
+    keys = {RunKey.of(row.recipe) for row in IMAGE_TABLES.select("images/routing")[0].rows}
     assert RunKey.of(IMAGE_RECIPES["mnist/smoe"]) in keys
 
 
 @pytest.mark.parametrize(("name", "num_images"), [("small", 25_600), ("trial", 9_600), ("mini", 12_000)])
 def test_scales_are_equal_for_all(name, num_images):
-    scale = IMAGES.scale(name)
-    recipes = [scale.recipe(row, 0) for table in IMAGES.tables for row in table.rows]
+    scale = IMAGE_TABLES.scale(name)
+    recipes = [scale.recipe(row, 0) for table in IMAGE_TABLES.tables for row in table.rows]
     budgets = {(recipe.data.images_per_epoch, recipe.training) for recipe in recipes}  # type: ignore[union-attr]
     assert len(budgets) == 1
     assert next(iter(budgets))[0] == num_images
@@ -69,8 +71,8 @@ def test_two_decimals():
 
 def test_markdown_beside_the_paper(tmp_path):
     store = RunStore(tmp_path)
-    table = IMAGES.select("images/mnist")[0]
-    recipe = IMAGES.scale("trial").recipe(table.rows[0], 0)
+    table = IMAGE_TABLES.select("images/mnist")[0]
+    recipe = IMAGE_TABLES.scale("trial").recipe(table.rows[0], 0)
     store.write(
         RunKey.of(recipe),
         {
@@ -78,9 +80,9 @@ def test_markdown_beside_the_paper(tmp_path):
             "processor": "a processor", "torch": "2", "commit": "c", "date": "d",
         },
     )  # fmt: skip
-    text = markdown(IMAGES, table, store)
+    text = markdown(IMAGE_TABLES, table, store, Notes())
     assert "| convolution | 75338 | 98.86 ± 0.02 | 91.24 | 1 | trial | 1 | 70 |" in text
-    assert PAPER_RESULTS["mnist/wide"].source in text
+    assert PUBLISHED["mnist/wide"].source in text
 
 
 def test_dry_run(tmp_path, capsys):
@@ -98,14 +100,14 @@ def test_a_table_from_nothing(tmp_path):
         data = replace(recipe.data, verify=False)
         return replace(recipe, model=replace(recipe.model, filters=4), data=data, training=training)
 
-    experiment = replace(IMAGES, scales=(Scale("tiny", "a test", shrink, is_comparable=False),))
+    experiment = replace(IMAGE_TABLES, scales=(Scale("tiny", "a test", shrink, is_comparable=False),))
     (table,) = experiment.select("images/mnist")
     store, runs_dir = RunStore(tmp_path / "results"), tmp_path / "runs"
     planned = plan_runs(experiment, [table], experiment.scales[0], 1, data=root, only="smoe")
     assert len(planned) == 2
     for run in planned:
         assert train_and_store(run, store, runs_dir)
-    text = markdown(experiment, table, store)
+    text = markdown(experiment, table, store, Notes())
     assert text.count("| tiny |") == 2
     pictures = draw_figures(experiment, [table], store, runs_dir, tmp_path)
     assert pictures == [tmp_path / "mnist-errors.png", tmp_path / "mnist-routing.png"]

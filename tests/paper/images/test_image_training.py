@@ -11,12 +11,12 @@ from image_files import write_cifar10, write_idx_set
 from smoe.cli import main
 from smoe.errors import DataError
 from smoe.experiments.runs import open_run, train
-from smoe.options import RoutingTraining
 from smoe.paper.images.build import build_task
 from smoe.paper.images.data.samples import DrawnImages
 from smoe.paper.images.models import ConvClassifierModel, CoordConvClassifierModel, SpatialMoEClassifierModel
 from smoe.paper.images.pictures import confusion_of, mean_images
 from smoe.paper.images.recipes import IMAGE_RECIPES, ImageData, ImageRecipe
+from smoe.rules import RoutingClassification
 from smoe.training.plan import TrainingPlan
 
 FAST = TrainingPlan(batch_size=20, evaluation_batch_size=50, max_epochs=2, monitor="accuracy", device="cpu")
@@ -39,9 +39,9 @@ def test_learns_where_the_row_is(mnist, tmp_path):
     # The class is the place of a bright row: coordinates tell it at once.
     recipe = small_recipe(mnist, CoordConvClassifierModel(filters=16), max_epochs=10)
     recipe = replace(recipe, optimizer=replace(recipe.optimizer, lr=2e-2))
-    last = train("mnist/coordconv", recipe, tmp_path / "run", say=silently)
+    last = train("mnist/coordconv", recipe, tmp_path / "run", notify=silently)
     assert last["test/accuracy"] > 50.0
-    opened = open_run(tmp_path / "run", splits=("test",), say=silently)
+    opened = open_run(tmp_path / "run", splits=("test",), notify=silently)
     assert opened.evaluate("test")["accuracy"] == pytest.approx(last["test/accuracy"])
     errors = [last[f"test/error/class_{number}"] for number in range(10)]
     # Five images of each class.
@@ -52,7 +52,7 @@ def test_learns_where_the_row_is(mnist, tmp_path):
 
 
 def test_the_splits(mnist):
-    task = build_task(small_recipe(mnist, ConvClassifierModel(filters=2)), say=silently)
+    task = build_task(small_recipe(mnist, ConvClassifierModel(filters=2)), notify=silently)
     assert [len(task.splits[name]) for name in ("train", "validation", "test")] == [276, 24, 50]  # type: ignore[arg-type]
     images, labels = task.splits["test"].__getitems__(range(10))  # type: ignore[attr-defined]
     assert images.shape == (10, 1, 28, 28)
@@ -63,7 +63,7 @@ def test_the_splits(mnist):
 def test_epochs_of_some_images(mnist):
     recipe = small_recipe(mnist, ConvClassifierModel(filters=2))
     recipe = replace(recipe, data=replace(recipe.data, images_per_epoch=40))
-    samples = build_task(recipe, ("train",), say=silently).splits["train"]
+    samples = build_task(recipe, ("train",), notify=silently).splits["train"]
     assert isinstance(samples, DrawnImages)
     assert len(samples) == 40
     drawn = []
@@ -75,23 +75,21 @@ def test_epochs_of_some_images(mnist):
     # Each at most once.
     assert len({image.numpy().tobytes() for image in drawn[0]}) == 40
     with pytest.raises(ValueError, match="an epoch must have 1 to 276 images, got 277"):
-        build_task(replace(recipe, data=replace(recipe.data, images_per_epoch=277)), ("train",), say=silently)
+        build_task(replace(recipe, data=replace(recipe.data, images_per_epoch=277)), ("train",), notify=silently)
 
 
 def test_resumes_as_if_never_stopped(mnist, tmp_path):
     recipe = small_recipe(mnist, SpatialMoEClassifierModel(filters=4))
-    recipe = replace(
-        recipe, data=replace(recipe.data, images_per_epoch=60), routing=RoutingTraining(error_quantile=0.7, damping=0.1)
-    )
-    whole = train("mnist/smoe", recipe, tmp_path / "whole", say=silently)
+    recipe = replace(recipe, data=replace(recipe.data, images_per_epoch=60), rule=RoutingClassification.paper())
+    whole = train("mnist/smoe", recipe, tmp_path / "whole", notify=silently)
     one = replace(recipe, training=replace(recipe.training, max_epochs=1))
-    train("mnist/smoe", one, tmp_path / "parts", say=silently)
+    train("mnist/smoe", one, tmp_path / "parts", notify=silently)
     # A run of one epoch is at its end; that of two is not.
     state = torch.load(tmp_path / "parts" / "checkpoints" / "last.pt", weights_only=True)
     state["is_finished"], state["history"] = False, state["history"][:-1]
     torch.save(state, tmp_path / "parts" / "checkpoints" / "last.pt")
     (tmp_path / "parts" / "recipe.json").write_text((tmp_path / "whole" / "recipe.json").read_text())
-    parts = train("mnist/smoe", recipe, tmp_path / "parts", resume=True, say=silently)
+    parts = train("mnist/smoe", recipe, tmp_path / "parts", resume=True, notify=silently)
     assert parts["test/cross_entropy"] == whole["test/cross_entropy"]
 
 
@@ -111,7 +109,7 @@ def test_cifar10_end_to_end(tmp_path, name, capsys):
 
 def test_show(mnist, tmp_path, capsys):
     recipe = small_recipe(mnist, SpatialMoEClassifierModel(filters=4), max_epochs=1)
-    train("mnist/smoe", recipe, tmp_path / "run", say=silently)
+    train("mnist/smoe", recipe, tmp_path / "run", notify=silently)
     assert main(["show", str(tmp_path / "run")]) == 0
     pictures = [tmp_path / "run" / "pictures" / f"{name}.png" for name in ("accuracy", "confusion", "routing")]
     assert capsys.readouterr().out.split() == [str(path) for path in pictures]
@@ -120,7 +118,7 @@ def test_show(mnist, tmp_path, capsys):
 
 
 def test_mean_images(mnist):
-    task = build_task(small_recipe(mnist, ConvClassifierModel(filters=2)), ("test",), say=silently)
+    task = build_task(small_recipe(mnist, ConvClassifierModel(filters=2)), ("test",), notify=silently)
     means = mean_images(task.splits["test"], 10)  # type: ignore[arg-type]
     assert means.shape == (10, 28, 28)
     # The bright row of class 3 is the ninth.
@@ -130,4 +128,4 @@ def test_mean_images(mnist):
 
 def test_without_files(tmp_path):
     with pytest.raises(DataError, match=r"`smoe data fetch mnist` gets them"):
-        build_task(ImageRecipe(data=ImageData(root=tmp_path)), say=silently)
+        build_task(ImageRecipe(data=ImageData(root=tmp_path)), notify=silently)

@@ -25,7 +25,7 @@ from smoe.paper.images.data.samples import ImageSamples, split_training
 def test_finds_and_reads_a_set_of_ones_own(tmp_path, folder, compressed):
     write_idx_set(tmp_path / folder, 20, 10, compressed=compressed)
     said = []
-    found = read_images("mnist", tmp_path, "test", verify=False, say=said.append)
+    found = read_images("mnist", tmp_path, "test", verify=False, notify=said.append)
     images, labels = draw_images(10, (28, 28), seed=4)
     np.testing.assert_array_equal(found.images, images[:, None])
     np.testing.assert_array_equal(found.labels, labels)
@@ -79,7 +79,7 @@ def test_images_and_labels_fit(tmp_path, images, labels, message):
     for name, values in zip(IDX_FILES["train"], (images, labels), strict=True):
         (tmp_path / name).write_bytes(idx_bytes(values))
     with pytest.raises(DataError, match=message):
-        read_images("mnist", tmp_path, "train", verify=False, say=lambda _: None)
+        read_images("mnist", tmp_path, "train", verify=False, notify=lambda _: None)
 
 
 def test_cifar10_by_hand(tmp_path):
@@ -95,7 +95,7 @@ def test_cifar10_by_hand(tmp_path):
 def test_cifar10_of_ones_own(tmp_path):
     write_cifar10(tmp_path / "cifar-10-batches-bin", 10)
     said = []
-    found = read_images("cifar10", tmp_path, "train", verify=False, say=said.append)
+    found = read_images("cifar10", tmp_path, "train", verify=False, notify=said.append)
     assert found.images.shape == (50, 3, 32, 32)
     np.testing.assert_array_equal(found.images[10:20], draw_images(10, (3, 32, 32), seed=1)[0])
     assert "are 5,000 of each class, but there are 5, 5" in said[0]
@@ -113,7 +113,7 @@ def test_cifar10_from_its_archive(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"is not the published cifar-10-binary.tar.gz of CIFAR-10"):
         read_images("cifar10", tmp_path, "test")
     with pytest.raises(DataError, match=r"does not hold data_batch_1.bin"):
-        read_images("cifar10", tmp_path, "train", verify=False, say=lambda _: None)
+        read_images("cifar10", tmp_path, "train", verify=False, notify=lambda _: None)
     digest = hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest()
     monkeypatch.setitem(image_files._CHECKSUMS, "CIFAR-10", {archive.name: digest})
     monkeypatch.setitem(

@@ -1,0 +1,58 @@
+"""The stored results of this repository: every run has its row, every table is fresh, every note is bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tools.bind_notes import main as check_notes
+
+from smoe.experiments.migrations import SCHEMA
+from smoe.experiments.recipe_files import recipe_from_plain
+from smoe.experiments.registry import find_experiment
+from smoe.experiments.result_tables.notes import Notes
+from smoe.experiments.result_tables.report import markdown
+from smoe.experiments.result_tables.stored_runs import RunKey, RunStore
+
+RESULTS = Path(__file__).parents[3] / "results"
+NAMES = [name for name in ("heat", "weather", "ens10", "images") if (RESULTS / name / "runs").is_dir()]
+
+
+def test_there_are_results() -> None:
+    assert NAMES == ["heat", "weather", "ens10", "images"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_stored_run_belongs_to_a_row_and_its_recipe_can_be_rebuilt(name: str) -> None:
+    tables, runs = find_experiment(name).tables, RunStore(RESULTS / name / "runs").runs()
+    of_rows = {
+        RunKey.of(scale.recipe(row, 0)).identity
+        for table in tables.tables
+        for row in table.rows
+        for scale in tables.scales
+    }
+    assert len(runs) >= 20
+    for key, result in runs.items():
+        assert key.identity in of_rows, key.name
+        recipe = recipe_from_plain(result["recipe"])
+        assert RunKey.of(recipe) == key and recipe.experiment == name
+        # Stored in the current schema, under the name of its key.
+        assert result["schema"] == SCHEMA and (RESULTS / name / "runs" / f"{key.name}.json").is_file()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_table_is_stale(name: str) -> None:
+    folder, tables = RESULTS / name, find_experiment(name).tables
+    store, notes = RunStore(folder / "runs"), Notes.read(folder)
+    for table in tables.tables:
+        path = folder / f"{table.short_name}.md"
+        assert path.read_text() == markdown(tables, table, store, notes), f"make it again: smoe reproduce {table.name}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_note_speaks_about_what_is_stored(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(RESULTS.parent)
+    assert check_notes([name, "--check"]) == 0
+    assert capsys.readouterr().out == ""
