@@ -20,6 +20,7 @@ from smoe.nn.gates import (
 from smoe.nn.gaussian_head import gaussian_correction, gaussian_head
 from smoe.nn.grid_conv import GridConv2d
 from smoe.nn.interpolate_grids import interpolate_grids
+from smoe.nn.learned_channels import LearnedChannels
 from smoe.nn.learning import Learner, Memory, Setting, Step
 from smoe.nn.local_affine import LocalAffine
 from smoe.nn.locally_connected import LocallyConnected2d
@@ -41,6 +42,7 @@ __all__ = [
     "FactorisedGate",
     "FixedGate",
     "GridConv2d",
+    "LearnedChannels",
     "Learner",
     "LinearGate",
     "LocalAffine",

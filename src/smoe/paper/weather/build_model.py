@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,10 @@ from smoe import nn
 from smoe.experiments.gated_layers import Learning, convert_net, make_gate, start_layer
 from smoe.experiments.plain import to_plain
 from smoe.models import VisionTransformer, WeatherResNet
-from smoe.models.weather_resnet import ConvBlock, glorot_uniform_
+from smoe.models.weather_resnet import ConvBlock, globe_conv, glorot_uniform_
 from smoe.paper.weather.models import (
     AddedSpatialMoEModel,
+    LocatedResNetModel,
     LowRankLocalResNetModel,
     ResNetModel,
     SpatialMoEResNetModel,
@@ -23,6 +24,7 @@ from smoe.paper.weather.models import (
 )
 
 _Gated = AddedSpatialMoEModel | SpatialMoEResNetModel
+_AnyResNet = ResNetModel | LocatedResNetModel | LowRankLocalResNetModel | _Gated
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ def build_model(
             return VisionTransformer(shape.in_channels, shape.out_channels, shape.grid, **to_plain(model))
         case ResNetModel():
             return _make_resnet(model, shape)
+        case LocatedResNetModel():
+            return _make_located(model, shape)
         case LowRankLocalResNetModel():
             return _make_resnet(model, shape, make_conv=partial(_make_low_rank_local, model=model, grid=shape.grid))
         case AddedSpatialMoEModel():
@@ -64,7 +68,7 @@ def build_model(
             return _convert(_make_resnet(model, shape), model, learning, shape, land)
 
 
-def _make_resnet(model: ResNetModel | LowRankLocalResNetModel | _Gated, shape: Shape, **options: Any) -> WeatherResNet:
+def _make_resnet(model: _AnyResNet, shape: Shape, **options: Any) -> WeatherResNet:
     return WeatherResNet(
         shape.in_channels,
         shape.out_channels,
@@ -74,6 +78,18 @@ def _make_resnet(model: ResNetModel | LowRankLocalResNetModel | _Gated, shape: S
         positive=model.positive,
         **options,
     )
+
+
+def _make_located(model: LocatedResNetModel, shape: Shape) -> torch.nn.Module:
+    def make_conv(in_channels: int, out_channels: int) -> torch.nn.Module:
+        conv = globe_conv(in_channels, out_channels)
+        return torch.nn.Sequential(conv, nn.LocalAffine(out_channels, shape.grid)) if model.local_affine else conv
+
+    if not model.learned_channels:
+        return _make_resnet(model, shape, make_conv=make_conv)
+    seen = replace(shape, in_channels=shape.in_channels + model.learned_channels)
+    appended = nn.LearnedChannels(model.learned_channels, shape.grid)
+    return torch.nn.Sequential(appended, _make_resnet(model, seen, make_conv=make_conv))
 
 
 def _make_low_rank_local(

@@ -45,6 +45,20 @@ class ResNetModel(_ResNetSize):
 
 
 @dataclass(frozen=True)
+class LocatedResNetModel(_ResNetSize):
+    """The ResNet with the simplest ways to know the place, as baselines.
+
+    Attributes:
+        local_affine: Multiply each output of the blocks' convolutions by a learned number at each pixel, and add
+            another.
+        learned_channels: Number of learned fields that are appended to the input.
+    """
+
+    local_affine: bool = False
+    learned_channels: int = 0
+
+
+@dataclass(frozen=True)
 class LowRankLocalResNetModel(_ResNetSize):
     """The ResNet with the 3x3 convolutions of its blocks as low-rank locally connected layers (LRLCN).
 
@@ -100,4 +114,11 @@ class WeatherViTModel:
     hidden: int = 4096
 
 
-WeatherModel = ResNetModel | LowRankLocalResNetModel | AddedSpatialMoEModel | SpatialMoEResNetModel | WeatherViTModel
+WeatherModel = (
+    ResNetModel
+    | LocatedResNetModel
+    | LowRankLocalResNetModel
+    | AddedSpatialMoEModel
+    | SpatialMoEResNetModel
+    | WeatherViTModel
+)
