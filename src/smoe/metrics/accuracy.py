@@ -17,7 +17,7 @@ class Accuracy(Metric):
     sample with a logit that is not a number counts as wrong.
 
     Args:
-        top: numbers of most likely classes to look at.
+        top: Numbers of most likely classes that are compared with the true one.
     """
 
     def __init__(self, top: Sequence[int] = (1,)) -> None:
@@ -30,8 +30,8 @@ class Accuracy(Metric):
         """Return the right samples and all samples, for each number.
 
         Args:
-            prediction: logits `(B, N)`.
-            target: classes `(B,)`.
+            prediction: Logits `(B, N)`.
+            target: Classes `(B,)`.
         """
         rank = class_ranks(prediction, target)
         right = [torch.count_nonzero(rank < number) for number in self.top]
@@ -48,7 +48,7 @@ class ClassErrors(Metric):
     """Percentage of wrong samples of each class, as `error/class_0` and so on; a class without samples has none.
 
     Args:
-        num_classes: N.
+        num_classes: N, the number of classes.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -81,11 +81,11 @@ class ClassErrors(Metric):
 
 
 def class_ranks(prediction: Tensor, target: Tensor) -> Tensor:
-    """How many classes are more likely than the true one, `(B,)`; N for a sample with a logit that is not a number.
+    """Return how many classes are more likely than the true one, `(B,)`; N for a sample with a NaN among its logits.
 
     Args:
-        prediction: logits `(B, N)`.
-        target: classes `(B,)`, from 0 to N - 1.
+        prediction: Logits `(B, N)`.
+        target: Classes `(B,)`, from 0 to N - 1.
     """
     if prediction.ndim != 2 or target.shape != prediction.shape[:1] or target.is_floating_point():
         raise ValueError(
@@ -104,12 +104,12 @@ def class_ranks(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def confusion_matrix(predicted: Tensor, target: Tensor, num_classes: int) -> Tensor:
-    """How many samples of each class (rows) were taken for each class (columns), `(N, N)` int64.
+    """Return how many samples of each class (rows) were predicted as each class (columns), `(N, N)` int64.
 
     Args:
-        predicted: classes `(B,)`.
-        target: true classes `(B,)`.
-        num_classes: N.
+        predicted: Predicted classes `(B,)`.
+        target: True classes `(B,)`.
+        num_classes: N, the number of classes.
     """
     if predicted.shape != target.shape or predicted.ndim != 1:
         raise ValueError(f"both must be (B,), got {tuple(predicted.shape)} and {tuple(target.shape)}")

@@ -25,10 +25,10 @@ class AnomalyCorrelation(LatitudeWeightedScore):
 
     Args:
         channel_names: Channels of prediction and target, in their order.
-        latitude: Of each row, in degrees, `(H,)`.
+        latitude: Latitude of each row in degrees, `(H,)`.
         scales: Standard deviation that each channel was divided by.
-        climatology: In physical units, `(C, H, W)`.
-        offsets: Mean that was taken from each channel before.
+        climatology: Climatology in physical units, `(C, H, W)`.
+        offsets: Mean that was subtracted from each channel before it was scaled.
         inverses: See `LatitudeWeightedScore`.
     """
 

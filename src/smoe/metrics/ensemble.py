@@ -22,8 +22,8 @@ class EnsembleCRPS(ProbabilisticScore):
     """Mean CRPS of the members, as `ensemble_crps` or `fair_ensemble_crps`.
 
     Args:
-        fair: correct for the number of members, see `smoe.losses.ensemble_crps`.
-        latitude: as for every score.
+        fair: Correct for the number of members; see `smoe.losses.ensemble_crps`.
+        latitude: Latitude of each row in degrees, `(H,)`; see `ProbabilisticScore`.
     """
 
     def __init__(self, *, fair: bool = False, latitude: Sequence[float] | np.ndarray | None = None) -> None:
@@ -71,8 +71,8 @@ class RankHistogram(ProbabilisticScore):
     of k + 1 ranks and counts as `1 / (k + 1)` for each of them.
 
     Args:
-        num_members: M.
-        latitude: as for every score.
+        num_members: M, the number of members.
+        latitude: Latitude of each row in degrees, `(H,)`; see `ProbabilisticScore`.
     """
 
     def __init__(self, num_members: int, latitude: Sequence[float] | np.ndarray | None = None) -> None:

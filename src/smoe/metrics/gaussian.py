@@ -32,8 +32,8 @@ class GaussianCRPS(ProbabilisticScore):
 class EECRPS(ProbabilisticScore):
     """Extreme event weighted CRPS, the mean of `|EFI| * CRPS`, as `eecrps`.
 
-    Dates without an EFI, whose map is NaN throughout, do not count (`EfiDates` tells how many do); NaN at some pixels
-    of a map makes the score NaN. If no date has one the score is NaN.
+    Dates without an EFI, whose map is NaN throughout, do not count (`EfiDates` counts those that do); NaN at some
+    pixels of a map makes the score NaN. If no date has one the score is NaN.
     """
 
     score_names = ("eecrps",)
@@ -93,8 +93,8 @@ class PitHistogram(ProbabilisticScore):
     overconfident. It is to a distribution what the rank histogram is to an ensemble. A part holds its lower border.
 
     Args:
-        num_bins: parts.
-        latitude: as for every score.
+        num_bins: Number of parts.
+        latitude: Latitude of each row in degrees, `(H,)`; see `ProbabilisticScore`.
     """
 
     def __init__(self, num_bins: int = 11, latitude: Sequence[float] | np.ndarray | None = None) -> None:
@@ -117,13 +117,13 @@ class PitHistogram(ProbabilisticScore):
 
 
 def has_efi(target: Tensor) -> Tensor:
-    """Whether each sample of a target `(B, 4, H, W)` has an EFI, at some pixel at least, `(B,)`."""
+    """Return whether each sample of a target `(B, 4, H, W)` has an EFI at one pixel at least, `(B,)`."""
     efi = target[:, 3]
     return ~efi.isnan().all(dim=(1, 2)) if efi.numel() else torch.zeros(len(efi), dtype=torch.bool)
 
 
 def spread_skill_ratio(variance: float, squared_error: float) -> float:
-    """The root of `variance / squared_error`; infinite without error."""
+    """Return the root of `variance / squared_error`; infinite without error."""
     if squared_error == 0.0:
         return math.inf
     return math.sqrt(variance / squared_error)

@@ -20,16 +20,16 @@ Inverse = Callable[[Tensor], Tensor]
 
 
 class LatitudeWeightedScore(Metric):
-    """What the scores of fields on the globe share: row weights, and the way from normalised to physical values.
+    """The base of scores of fields on the globe: row weights, and physical values from normalised ones.
 
     A prediction or target that is not a number makes the score of its channel not a number.
 
     Args:
         channel_names: Channels of prediction and target, such as `z_500`, in their order.
-        latitude: Of each row, in degrees, `(H,)`.
+        latitude: Latitude of each row in degrees, `(H,)`.
         scales: Standard deviation that each channel was divided by; 1 where the values are physical already.
-        inverses: By channel name, for those that were not only shifted and scaled (precipitation, after a logarithm):
-            the whole way from normalised to physical values. The channel's scale is then not used.
+        inverses: Functions from normalised to physical values, by channel name, for channels that were not only
+            shifted and scaled, such as the logarithm of precipitation. The scale of such a channel is not used.
     """
 
     prefix: str

@@ -19,8 +19,8 @@ class MeanCrossEntropy(Metric):
         """Return the sum over the samples, and their number.
 
         Args:
-            prediction: logits `(B, N)`.
-            target: classes `(B,)`, or probabilities `(B, N)`.
+            prediction: Logits `(B, N)`.
+            target: Classes `(B,)`, or probabilities `(B, N)`.
         """
         check_classes(prediction, target)
         # A sum of many in float32 would lose digits.

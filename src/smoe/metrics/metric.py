@@ -1,4 +1,4 @@
-"""What a metric is: statistics of each pixel, summed over everything, and a reduction of the sums."""
+"""The base class of metrics: statistics of each pixel, their sums over all batches, and a reduction of the sums."""
 
 from __future__ import annotations
 

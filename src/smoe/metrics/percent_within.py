@@ -27,10 +27,10 @@ class PercentWithin(Metric):
         """Name the metric after its tolerance, `within_1_percent` for 0.01.
 
         Args:
-            tolerance: Relative to the target.
-            absolute_tolerance: Added to it, for targets close to zero.
-            region_map: Types 0, ..., n - 1, `(H, W)`. Each type is reported too, as
-                `within_1_percent/region_0` and so on.
+            tolerance: Tolerance relative to the target.
+            absolute_tolerance: Tolerance that is added, for targets close to zero.
+            region_map: Region types 0, ..., n - 1, `(H, W)`. Each type is reported too, as `within_1_percent/region_0`
+                and so on.
         """
         for name, value in (("tolerance", tolerance), ("absolute_tolerance", absolute_tolerance)):
             if not 0.0 <= value < math.inf:

@@ -1,4 +1,4 @@
-"""What the scores of probabilistic forecasts on a grid share: shapes, and means over pixels with and without area."""
+"""The base of scores of probabilistic forecasts on a grid: shapes, and means over pixels with and without area."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ProbabilisticScore(Metric):
     A value that is not a number makes the score not a number.
 
     Args:
-        latitude: of each row, in degrees, `(H,)`: rows count by their area, and `_weighted` is added to the names.
-            None, as in ENS-10: all pixels count alike.
+        latitude: Latitude of each row in degrees, `(H,)`: rows count by their area, and `_weighted` is added to the
+            names. None, as in ENS-10: all pixels count alike.
     """
 
     score_names: tuple[str, ...]
@@ -36,8 +36,8 @@ class ProbabilisticScore(Metric):
         Args:
             prediction: `(B, num_channels, H, W)`.
             target: `(B, at least num_target_channels, H, W)`, on the same grid.
-            num_target_channels: that the score looks at.
-            num_channels: of the prediction; None for any number.
+            num_target_channels: Number of channels of the target that the score needs.
+            num_channels: Number of channels of the prediction; None for any number.
         """
         channels = "M" if num_channels is None else str(num_channels)
         is_pair = prediction.ndim == target.ndim == 4 and prediction.shape[0] == target.shape[0]

@@ -1,4 +1,4 @@
-"""Devices, precision and processes, which accelerate carries."""
+"""Devices, precision and processes, by means of accelerate."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from smoe.training.plan import TrainingPlan
 
 
 def make_accelerator(plan: TrainingPlan) -> Accelerator:
-    """An accelerator as the plan asks for, whatever an earlier run of this process had asked for."""
-    # accelerate keeps the first accelerator's precision for all later ones, and refuses another.
+    """Returns an accelerator for a plan, whatever an earlier run of this process used."""
+    # accelerate keeps the precision of the first accelerator for all later ones, and refuses another.
     AcceleratorState._reset_state()
     return Accelerator(cpu=plan.device == "cpu", mixed_precision=plan.precision)
 
 
 def leave_processes() -> None:
-    """Ends the group of processes a launcher began, once their work is done and nothing of it is held any more.
+    """Ends the group of processes that a launcher started. Call it when their work is done and its objects are deleted.
 
-    A thread of the group may still hold a tensor of the last broadcast: if the interpreter ends before it does, the
-    process aborts after all its work was done.
+    A thread of the group may still hold a tensor of the last broadcast. If the interpreter ended before this thread,
+    the process would abort after all its work was done.
     """
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return

@@ -24,7 +24,17 @@ def evaluate(
     batch_size: int,
     num_workers: int = 0,
 ) -> dict[str, float]:
-    """Returns the values of all metrics. Leaves the model in evaluation mode."""
+    """Returns the values of all metrics over all processes. The model stays in evaluation mode.
+
+    Args:
+        accelerator: Accelerator of the run.
+        model: Model on the accelerator's device.
+        samples: Data set of inputs and targets, with a length.
+        metrics: Metrics to compute.
+        collate: Makes a batch from what the data set returns for a list of indices.
+        batch_size: Number of samples of a batch.
+        num_workers: Number of processes that read ahead.
+    """
     sums = MetricSums(metrics, accelerator.device)
     for prediction, target in predict(
         model,
@@ -41,5 +51,5 @@ def evaluate(
 
 
 def sum_over_processes(accelerator: Accelerator, tensor: Tensor) -> Tensor:
-    """Returns the sum of every process's tensor, on all of them."""
+    """Returns the sum of a tensor over all processes, to every one of them."""
     return cast(Tensor, accelerator.reduce(tensor, reduction="sum"))

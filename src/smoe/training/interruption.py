@@ -8,7 +8,11 @@ from typing import Self
 
 
 class Interruption:
-    """While active, the first SIGINT or SIGTERM is noted in `signal_number`; a second SIGINT interrupts at once."""
+    """Records the first SIGINT or SIGTERM in `signal_number` while it is active; a second SIGINT interrupts at once.
+
+    Attributes:
+        signal_number: Number of the signal; None before one was received.
+    """
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -19,7 +23,7 @@ class Interruption:
             try:
                 self._previous[number] = signal.signal(number, self._note)
             except ValueError:
-                # Only the main thread may handle signals; elsewhere they keep their meaning.
+                # Only the main thread may handle signals; in others they keep their meaning.
                 break
         return self
 
@@ -35,7 +39,7 @@ class Interruption:
 
 
 class Interrupted(Exception):
-    """Training stopped by a signal, after its state was saved."""
+    """Training was stopped by a signal, after its state was stored."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}")

@@ -1,4 +1,4 @@
-"""The learning rate from epoch to epoch: lowered on a plateau, or along half a wave after a warm-up."""
+"""Schedules of the learning rate: lowered on a plateau, or along half a cosine wave after a warm-up."""
 
 from __future__ import annotations
 
@@ -15,23 +15,28 @@ class Schedule(Protocol):
     """Sets the learning rate of every parameter group after each epoch."""
 
     def step(self, monitored: float, /) -> None:
-        """An epoch has ended, with this value of the monitored metric."""
+        """Called after an epoch with the value of the monitored metric."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
+        """Returns what a resumed run needs."""
         ...
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Goes on from `state_dict`."""
+        """Continues from a `state_dict`."""
         ...
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> Schedule:
-    """The schedule of a plan, for an optimiser with the learning rates it is to start with, or to warm up to."""
+    """Returns the schedule of a plan.
+
+    Args:
+        optimizer: Optimiser with the learning rates of the start, or of the end of a warm-up.
+        plan: Plan of the run.
+    """
     if plan.schedule == "cosine":
         return CosineSchedule(optimizer, plan)
-    # Without a margin of the plan's own, torch's: a hundredth of a percent.
+    # Without a margin in the plan, torch's own: a hundredth of a percent.
     margin: dict[str, Any] = {"threshold": plan.min_delta, "threshold_mode": "abs"} if plan.min_delta > 0.0 else {}
     return ReduceLROnPlateau(
         optimizer,
@@ -44,10 +49,10 @@ def make_schedule(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> Sched
 
 
 class CosineSchedule:
-    """A rise in equal steps from a share of the learning rate to all of it, then half a wave down to the lowest.
+    """Raises the learning rate in equal steps from a share of it, then lowers it along half a cosine wave.
 
-    A function of the number of epochs alone: torch's own, which change the rate from one epoch to the next, take a run
-    that is resumed at the end of an epoch for a mistake.
+    The rate depends on the number of epochs only. (torch's schedules change the rate from one epoch to the next, and
+    warn about a run that is resumed at the end of an epoch.)
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> None:
@@ -57,17 +62,17 @@ class CosineSchedule:
         self._set()
 
     def step(self, monitored: float, /) -> None:
-        """An epoch has ended, whatever the monitored metric."""
+        """Called after an epoch; the monitored metric has no effect."""
         del monitored
         self._num_epochs += 1
         self._set()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
+        """Returns what a resumed run needs."""
         return {"num_epochs": self._num_epochs}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Goes on from `state_dict`."""
+        """Continues from a `state_dict`."""
         self._num_epochs = state["num_epochs"]
         self._set()
 

@@ -1,4 +1,4 @@
-"""What the training loop trains: a model, its optimizer and loss, its data and its metrics."""
+"""What the training loop trains: a model, its optimiser and loss, its data and its metrics."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from smoe.training.batches import Collate
 
 @dataclass
 class Task:
-    """What is trained on what.
+    """A model, its optimiser and loss, its data and its metrics.
 
     Attributes:
-        model: input to prediction.
-        optimizer: of the model's parameters.
-        loss: prediction and target to a scalar.
-        metrics: evaluated on the validation split after each epoch and on the test split at the end.
-        splits: data sets named `train`, `validation` and `test`; a sample is an input and a target.
-        collate: makes a batch of what the data set returns for a list of indices.
-        seed: of the shuffles.
-        auxiliary_loss: of the model after its forward pass, added to the loss of each training step.
-        begin_epoch: called with the number of an epoch, from 1, before its first batch; also where a resumed run goes
-            on within one.
-        num_repetitions: copies of each training sample in a batch, for samples that are drawn anew each time; see
-            `ShuffledBatches`.
-        for_evaluation: makes the model to evaluate of one with the trained weights, such as one for larger images; a
+        model: Model that turns inputs into predictions.
+        optimizer: Optimiser of the model's parameters.
+        loss: Function of prediction and target that returns a scalar.
+        metrics: Metrics of the validation split after each epoch and of the test split at the end.
+        splits: Data sets named `train`, `validation` and `test`; a sample is an input and a target.
+        collate: Makes a batch from what the data set returns for a list of indices.
+        seed: Seed of the shuffles.
+        auxiliary_loss: Function of the model after its forward pass, added to the loss of each training step.
+        begin_epoch: Called with the number of an epoch, from 1, before its first batch; also where a resumed run
+            continues within an epoch.
+        num_repetitions: Number of copies of each training sample in a batch, for samples that are drawn anew each time;
+            see `ShuffledBatches`.
+        for_evaluation: Makes the model to evaluate from one with the trained weights, such as one for larger images; a
             new one each time.
-        regions: number of the known region of each pixel `(H, W)`, such as land or sea, which the routing is compared
-            with.
+        regions: Number of the known region of each pixel `(H, W)`, such as land or sea, with which the routing is
+            compared.
     """
 
     model: nn.Module
