@@ -18,7 +18,8 @@ from rich.progress import track
 
 from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.nn import GridConv2d, track_loss_scale
-from smoe.ops.native.library import BACKEND_VARIABLE, native_library
+from smoe.ops.native.library import native_library
+from smoe.ops.registration import BACKEND_VARIABLE
 from smoe.paper.heat.build import build_task
 from smoe.paper.heat.recipes import HEAT_RECIPES
 from smoe.training.task import Task
