@@ -176,10 +176,12 @@ def test_factorised_gates_share_their_embedding_on_the_new_grid() -> None:
         smoe.SpatialMoE2d(2, 6, 2, gate=second, rule="straight_through"),
     )
     new = smoe.interpolate_grids(net, example_input=torch.zeros(1, 3, 8, 9))
-    assert new[0].gate.embedding is new[1].gate.embedding
+    gates = [layer.gate for layer in new if isinstance(layer, smoe.SpatialMoE2d)]
+    assert isinstance(gates[0], smoe.FactorisedGate) and isinstance(gates[1], smoe.FactorisedGate)
+    assert gates[0].embedding is gates[1].embedding
     expected = F.interpolate(embedding.values[None], (8, 9), mode="bilinear", align_corners=False)[0]
-    torch.testing.assert_close(new[0].gate.embedding.values, expected)
-    assert torch.equal(new[1].gate.keys, second.keys)
+    torch.testing.assert_close(gates[0].embedding.values, expected)
+    assert torch.equal(gates[1].keys, second.keys)
     assert new(torch.randn(2, 3, 8, 9)).shape == (2, 2, 8, 9)
 
 
@@ -190,6 +192,7 @@ def test_local_affine_maps_are_interpolated() -> None:
         layer.affine.scale.normal_()
         layer.affine.offset.normal_()
     new = smoe.interpolate_grids(layer, example_input=torch.zeros(1, 3, 6, 5))
+    assert new.affine is not None
     for name, field in layer.affine.named_parameters():
         expected = F.interpolate(field[None], (6, 5), mode="bilinear", align_corners=False)[0]
         torch.testing.assert_close(new.affine.get_parameter(name), expected)

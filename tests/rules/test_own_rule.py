@@ -1,7 +1,7 @@
-"""A rule of one's own, in one file: its numbers, its learner, and a layer that it trains.
+"""A rule of a user's own in one file: its numbers, its learner, and a layer that it trains.
 
-The rule follows the error of a running mean: at each pixel, an expert whose turn it is serves for one pass and keeps the
-pixel if its mean squared error was the smallest so far.
+The experts take turns: each serves all pixels for one backward pass. The learner remembers the squared error of each
+expert at each pixel, and the scores receive a gradient that makes the expert with the smallest error the best.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class TakeTurnsLearner(Learner):
         self.register_buffer("errors", torch.zeros(1, gate.num_experts, gate.spatial_shape[0] * gate.spatial_shape[1]))
 
     def output(self, step: Step) -> torch.Tensor:
+        """The output of the expert whose turn it is."""
         turn = self.counters["num_passes"] % step.gate.num_experts
         experts = torch.full_like(step.routing.indices, turn)
         return _Turn.apply(step.select(step.source, experts), step.routing.scores, self, turn)  # type: ignore[return-value]

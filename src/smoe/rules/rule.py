@@ -122,13 +122,13 @@ def from_text(text: str, kinds: dict[str, type[Any]], what: str) -> Any:
         call = ast.parse(f"f({arguments}", mode="eval").body
         assert isinstance(call, ast.Call)
         assert not call.args
-        values = {keyword.arg: _value(keyword.value, text) for keyword in call.keywords}
+        values = {str(keyword.arg): _value(keyword.value, text) for keyword in call.keywords}
     except (SyntaxError, AssertionError) as error:
         raise ValueError(f"{what} {text!r} must be written as {name}(field=value, ...)") from error
     known = [field.name for field in dataclasses.fields(kind)]
     for field in values:
         if field not in known:
-            raise ValueError(f"{what} {name!r} has no field {field!r}; {suggest(str(field), known)}")
+            raise ValueError(f"{what} {name!r} has no field {field!r}; {suggest(field, known)}")
     return kind(**values)
 
 

@@ -273,10 +273,11 @@ def test_a_gate_learns_while_one_of_its_layers_trains_it() -> None:
 
 def test_a_gate_that_the_user_froze_is_not_freed_by_a_rule() -> None:
     net = make_net("rc")
-    net[0].gate.requires_grad_(False)
+    gate = layers_of(net)[0].gate
+    gate.requires_grad_(False)
     for rule in ("frozen", "rc", "probe", "end_to_end"):
         set_rule(net, rule)
-        assert not net[0].gate.get_parameter("scores").requires_grad
+        assert not gate.get_parameter("scores").requires_grad
 
 
 def test_a_layer_that_is_gone_leaves_its_gate_to_others() -> None:
@@ -300,7 +301,7 @@ def _process_group() -> Iterator[None]:
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 @pytest.mark.parametrize("start", ["rc", "frozen"])
 def test_a_wrapped_net_can_wait_and_learn(start: str) -> None:
-    """DistributedDataParallel expects gradients of the same parameters in every pass, so a frozen gate receives zeros."""
+    """DistributedDataParallel expects gradients of the same parameters in every pass: a frozen gate receives zeros."""
     net = make_net(start)
     wrapped = DistributedDataParallel(net)
     scores = layers_of(net)[0].gate.get_parameter("scores")
@@ -310,3 +311,18 @@ def test_a_wrapped_net_can_wait_and_learn(start: str) -> None:
         train(wrapped, 3)
         assert scores.grad is not None
         assert torch.equal(scores, before) == (rule == "frozen")
+
+
+@pytest.mark.usefixtures("_process_group")
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
+def test_a_wrapped_net_that_probes_can_wait() -> None:
+    """No optimiser changes the scores meanwhile, whatever it does to parameters without a gradient."""
+    net = make_net("probe(window=2)")
+    wrapped, scores = DistributedDataParallel(net), layers_of(net)[0].gate.get_parameter("scores")
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, weight_decay=0.1)
+    for rule in ("frozen", "probe(window=2)"):
+        set_rule(net, rule)
+        before = scores.detach().clone()
+        train(wrapped, 4, optimizer=optimizer)
+        assert torch.equal(scores, before) == (rule == "frozen")
+        assert not scores.requires_grad

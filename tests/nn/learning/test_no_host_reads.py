@@ -149,4 +149,4 @@ if __name__ == "__main__":
     for case in CASES:
         found = count_reads(make_net(*CASES[case]))
         assert found.reads == [], (case, found.reads)
-        print(case)
+        sys.stdout.write(f"{case}\n")

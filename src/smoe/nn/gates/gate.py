@@ -109,8 +109,8 @@ class SpatialGate(nn.Module, ABC):
         def rank() -> torch.Tensor:
             return top_experts(scores, self.num_selected, self.order)
 
-        sources = None if reader is None or noise_std > 0.0 else self.score_sources()
-        indices = rank() if sources is None else self._ranking.get(sources, reader, rank)
+        sources = self.score_sources() if noise_std == 0.0 else None
+        indices = rank() if sources is None or reader is None else self._ranking.get(sources, reader, rank)
         routing = Routing(indices, scores, clean, noisy, noise_std)
         return routing if self._replacement is None else self._replacement(routing)
 
@@ -179,7 +179,8 @@ class SpatialGate(nn.Module, ABC):
         if self.memory is not None and all(learner.rule != self.memory.rule for learner in self._learners):
             self.memory = None
         is_held = len(self._learners) > 0 and not any(self._learners.values())
-        is_held = is_held and (self.memory is not None or not _has_process_group())
+        # Parameters that waited before go on waiting: the wrapper does not know them.
+        is_held = is_held and (self.memory is not None or len(self._held) > 0 or not _has_process_group())
         if is_held:
             names = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
             self._held += names

@@ -90,7 +90,7 @@ class ProbingLearner(Learner):
         return ProbingMemory(self.rule, gate.num_experts, gate.scores[0].numel(), gate.scores.device)
 
     @torch.compiler.disable  # what it does depends on counters, and it changes the gate from within backward
-    def output(self, step: Step) -> torch.Tensor:
+    def output(self, step: Step) -> torch.Tensor:  # type: ignore[override]
         """The selected experts' outputs; in backward, the gate learns what the challengers would have done."""
         gate = step.gate
         if gate.num_selected == gate.num_experts:
