@@ -34,6 +34,8 @@ examples:
   smoe data check ~/weatherbench
   smoe data prepare weather --root ~/weatherbench --output stores/era5
   smoe data prepare weather --root ~/weatherbench --output stores/era5-6h --step-hours 6
+  smoe data prepare weather --root ~/cmip --kind cmip --years 1850 2014 --output stores/cmip \\
+      --statistics-from stores/era5
   smoe data prepare ens10 --root ~/ens10 --output stores/z500 --task z500 --members 10
 
 `smoe data SUBCOMMAND NAME --help` lists every option.

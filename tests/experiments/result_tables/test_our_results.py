@@ -10,7 +10,7 @@ from tools.bind_notes import main as check_notes
 from smoe.experiments.migrations import SCHEMA
 from smoe.experiments.recipe_files import recipe_from_plain
 from smoe.experiments.registry import find_experiment
-from smoe.experiments.result_tables.notes import Notes
+from smoe.experiments.result_tables.notes import Notes, runs_of_table
 from smoe.experiments.result_tables.report import markdown
 from smoe.experiments.result_tables.stored_runs import RunKey, RunStore
 
@@ -46,6 +46,9 @@ def test_no_table_is_stale(name: str) -> None:
     store, notes = RunStore(folder / "runs"), Notes.read(folder)
     for table in tables.tables:
         path = folder / f"{table.short_name}.md"
+        if not path.exists():
+            assert not runs_of_table(tables, table, store), f"make {path}: smoe reproduce {table.name}"
+            continue
         assert path.read_text() == markdown(tables, table, store, notes), f"make it again: smoe reproduce {table.name}"
 
 

@@ -10,7 +10,7 @@ import pytest
 from smoe.experiments.published import PublishedResult
 from smoe.experiments.recipe import Recipe
 from smoe.experiments.reproduction.plan import plan_runs
-from smoe.experiments.result_tables.notes import Notes
+from smoe.experiments.result_tables.notes import Note, Notes, runs_of_row
 from smoe.experiments.result_tables.report import markdown, outcomes, percent
 from smoe.experiments.result_tables.stored_runs import RunKey, RunStore
 from smoe.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet

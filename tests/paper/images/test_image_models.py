@@ -9,6 +9,7 @@ import torch
 
 from smoe.experiments.cost import measure_cost
 from smoe.experiments.gated_layers import Learning
+from smoe.experiments.optimizers import Adam
 from smoe.experiments.parameter_counts import count_parameters
 from smoe.experiments.recipe_files import recipe_from_plain
 from smoe.experiments.registry import all_recipes
@@ -83,14 +84,18 @@ def test_a_fixed_gate_stays():
     task = make_task(recipe, (1, 8, 8))
     gate = next(module.gate for module in task.model.modules() if isinstance(module, RoutedLayer))
     assert not any(parameter.requires_grad for parameter in gate.parameters())
-    assert [group["name"] for group in task.optimizer.param_groups] == ["kernels", "others"]
+    learning = {id(parameter) for group in task.optimizer.param_groups for parameter in group["params"]}
+    assert learning == {id(parameter) for parameter in task.model.parameters()} - set(map(id, gate.parameters()))
+    recipe = replace(recipe, optimizer=Adam(l2=1e-5, gate_lr=1e-2))
+    groups = make_task(recipe, (1, 8, 8)).optimizer.param_groups
+    assert [group["name"] for group in groups] == ["kernels", "others"]
 
 
 def test_gates_have_a_learning_rate_of_their_own():
     recipe = IMAGE_RECIPES["mnist/smoe"]
     recipe = replace(recipe, optimizer=replace(recipe.optimizer, gate_lr=0.1))
     groups = {group["name"]: group["lr"] for group in make_task(recipe).optimizer.param_groups}
-    assert groups == {"kernels": 1e-3, "others": 1e-3, "gates": 0.1}
+    assert groups == {"others": 1e-3, "gates": 0.1, "kernels": 1e-3}
 
 
 def test_coordinates_once_or_always():

@@ -26,6 +26,7 @@ from smoe.paper.weather.published import PUBLISHED
 from smoe.paper.weather.recipes import WEATHER_RECIPES
 from smoe.paper.weather.score_files import score_file
 from smoe.paper.weather.scores import score_baselines
+from smoe.training.checkpoints import load_checkpoint, save_checkpoint
 from tiny_weather import GRID, SOURCE, make_store, tiny_recipe
 
 TARGETS = ("z_500", "t_850", "tp")
@@ -169,9 +170,9 @@ def test_nan_is_refused_or_left_out_but_never_scored(
 def test_a_run_that_forecasts_nan_says_so(run: OpenRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(shutil.copytree(run.directory.path, tmp_path / "run"))
     file = folder / "checkpoints" / "best.pt"
-    state = torch.load(file)
+    state = load_checkpoint(file)
     state["model"]["head.bias"][1] = float("nan")
-    torch.save(state, file)
+    save_checkpoint(file, state)
     assert main(["evaluate", str(folder)]) == 0
     said = capsys.readouterr().err
     assert "hold NaN or infinite values: loss, rmse_t_850" in said and "rmse_z_500" not in said
@@ -199,7 +200,7 @@ def test_published_rows_are_those_of_the_paper() -> None:
 def test_recipes_are_listed_with_the_papers_scores(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("weather/smoe-prior ")]
-    assert lines[0].endswith("Paper: RMSE at 72 and 120 h, Z500 270 and 525 m2 s-2, T850 1.66 and 2.60 K.")
+    assert lines[0].endswith("Paper: 270 ± 1.9 (rmse_z_500, Table 3, 72 h), 1.66 ± 0.02 (rmse_t_850, Table 3, 72 h).")
 
 
 def test_the_command_line(
@@ -239,15 +240,17 @@ def test_gates_that_look_at_their_input_see_what_the_layer_sees() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "give either a run directory, --file"),
-        (("RUN", "--file", "x.nc"), "give either a run directory, --file"),
-        (("--file", "x.nc"), "--file needs --data.store"),
-        (("--file", "x.nc", "--data.store", "STORE"), "no forecasts in x.nc"),
-        (("--file", "x.nc", "--data.store", "RUN"), "there is no weather store in"),
+        (("--file", "x.nc"), "give a run directory or an experiment first"),
+        (("RUN", "--file", "x.nc"), "Unrecognized options: --file"),
+        (("weather", "--data.store", "STORE"), "--file"),
+        (("weather", "--file", "x.nc"), "--file needs --data.store"),
+        (("weather", "--file", "x.nc", "--data.store", "STORE"), "no forecasts in x.nc"),
+        (("weather", "--file", "x.nc", "--data.store", "RUN"), "there is no weather store in"),
+        (("RUN", "--data.store", "RUN"), "there is no weather store in"),
         (("RUN", "--forecasts", "x.grib"), "written as .nc or .zarr, got x.grib"),
-        (("RUN", "--skip-nan"), "belong to --file"),
+        (("RUN", "--skip-nan"), "Unrecognized options: --skip-nan"),
         (("show", "RUN", "--init-times", "2002-01-04T01"), "no forecast starts at 2002-01-04T01; the nearest"),
-        (("show", "RUN", "--init-times", "yesterday"), "'yesterday' is no time"),
+        (("show", "RUN", "--init-times", "yesterday"), "write a time as 2018-01-15T00"),
         (("show", "RUN", "--layers", "stem"), "no SMoE layer of"),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from smoe.cli.main import main
+from smoe.experiments.recipe import Recipe
 from smoe.experiments.reproduction.plan import plan_runs
 from smoe.experiments.result_tables.figures import draw_figures
 from smoe.experiments.result_tables.notes import Notes
@@ -46,7 +47,7 @@ def test_every_row_takes_a_training_step_at_the_small_scale(row: Row) -> None:
 
 
 def test_the_rows_are_distinct_recipes_and_say_what_the_paper_says() -> None:
-    three_days, five_days, routing = WEATHER_TABLES.tables
+    three_days, five_days, routing = WEATHER_TABLES.tables[:3]
     for scale in WEATHER_TABLES.scales:
         for table in WEATHER_TABLES.tables:
             keys = [RunKey.of(scale.recipe(row, 0)) for row in table.rows]
@@ -59,9 +60,11 @@ def test_the_rows_are_distinct_recipes_and_say_what_the_paper_says() -> None:
     assert RunKey.of(three_days.rows[6].recipe) == RunKey.of(routing.rows[1].recipe)
 
 
-def _result(rmse: float) -> dict[str, Any]:
+def _result(recipe: Recipe, rmse: float) -> dict[str, Any]:
     shares = [0.2, 0.1]
     return {
+        "recipe": recipe.plain(),
+        "seed": recipe.seed,
         "test": {"rmse_z_500": rmse, "rmse_t_850": rmse / 200},
         "parameters": 10,
         "gate_parameters": 5,
@@ -91,7 +94,8 @@ def test_tables_show_untrained_forecasts_from_the_same_data(tmp_path: Path) -> N
     store_references([table], scale, data, store, said.append)
     assert len(said) == 1, "what is stored is not made again"
     experiment = replace(WEATHER_TABLES, scales=(scale,))
-    store.write(RunKey.of(scale.recipe(table.rows[0], 0)), _result(400.0))
+    recipe = scale.recipe(table.rows[0], 0)
+    store.write(RunKey.of(recipe), _result(recipe, 400.0))
     lines = markdown(experiment, table, store, Notes()).splitlines()
     assert any(line.startswith("| Persistence | 0 |") for line in lines)
     assert any(line.startswith("| Weekly climatology | 0 |") for line in lines)

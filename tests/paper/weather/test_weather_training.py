@@ -49,7 +49,7 @@ def test_every_recipe_trains_and_is_opened_again(name: str, store: Path, tmp_pat
 
 
 def test_a_batch_is_learned_by_heart(store: Path) -> None:
-    recipe = tiny_recipe("weather/smoe", store, optimizer=Adam(lr=1e-2))
+    recipe = tiny_recipe("weather/smoe", store, optimizer=Adam(lr=1e-2, l2=1e-5))
     task = build_task(replace(recipe, model=replace(recipe.model, filters=8)), ("train",), quietly)
     input, target = task.splits["train"].__getitems__(list(range(4)))  # type: ignore[attr-defined]
     losses = []
@@ -70,7 +70,7 @@ def test_the_prior_comes_from_the_store(store: Path) -> None:
 
 
 def test_the_optimizer_of_a_task_has_the_groups(store: Path) -> None:
-    recipe = tiny_recipe("weather/smoe", store, optimizer=Adam(lr=1e-3, gate_lr=1e-2))
+    recipe = tiny_recipe("weather/smoe", store, optimizer=Adam(lr=1e-3, l2=1e-5, gate_lr=1e-2))
     groups = build_task(recipe, (), quietly).optimizer.param_groups
     settings = {group["name"]: (group["lr"], group["weight_decay"]) for group in groups}
     assert settings == {"kernels": (1e-3, 2e-5), "others": (1e-3, 0.0), "gates": (1e-2, 0.0)}
@@ -94,7 +94,7 @@ def test_fine_tuning_starts_from_the_best_weights(store: Path, tmp_path: Path) -
     recipe = tiny_recipe("weather/smoe", store)
     train("weather/smoe", recipe, tmp_path / "first", notify=quietly)
     # A learning rate of zero leaves the weights as they were loaded; the running means of the norms move on.
-    still = replace(recipe, init_from=tmp_path / "first", optimizer=Adam(lr=0.0), seed=1)
+    still = replace(recipe, init_from=tmp_path / "first", optimizer=Adam(lr=0.0, l2=1e-5), seed=1)
     train("weather/smoe", still, tmp_path / "second", notify=quietly)
     first, second = (
         load_checkpoint(RunDirectory(tmp_path / name).best_checkpoint)["model"] for name in ("first", "second")
@@ -164,7 +164,15 @@ def test_a_run_of_an_older_version_is_resumed(store: Path, tmp_path: Path) -> No
     train("weather/rt", recipe, tmp_path / "run", notify=quietly)
     file = tmp_path / "run" / "recipe.json"
     stored = json.loads(file.read_text())
-    # Fields that it did not have yet.
-    del stored["recipe"]["init_from"], stored["recipe"]["training"]["num_workers"]
-    file.write_text(json.dumps(stored))
+    # As version 1 wrote it: the class's name, the routing in one field, and without fields that came later.
+    old = {"type": "WeatherRecipe", **stored["recipe"]}
+    for name in ("experiment", "rule", "damping", "auxiliary", "init_from"):
+        del old[name]
+    del old["training"]["num_workers"], old["optimizer"]["type"], old["optimizer"]["eps"]
+    old["routing"] = {
+        "rc_loss": True, "rc_weight": 1.0, "error_quantile": 0.7, "damping": 0.1, "tolerance": 1e-5,
+        "damping_tolerance": 1e-3, "tolerance_unit": "data",
+    }  # fmt: skip
+    file.write_text(json.dumps({"name": stored["name"], "recipe": old}))
+    assert open_run(tmp_path / "run").recipe == recipe
     assert "test/loss" in train("weather/rt", recipe, tmp_path / "run", resume=True, notify=quietly)

@@ -35,7 +35,7 @@ def test_finds_and_reads_a_set_of_ones_own(tmp_path, folder, compressed):
 
 def test_refuses_what_is_not_published(tmp_path):
     write_idx_set(tmp_path, 20, 10)
-    with pytest.raises(DataError, match=r"train-images-idx3-ubyte is not the published .* say --data.verify False"):
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte is not the published .* give --data.verify False"):
         read_images("mnist", tmp_path, "train")
 
 
