@@ -16,6 +16,8 @@ COMMANDS = {
     "plan": "print what training a recipe would cost here: parameters, memory, time",
     "evaluate": "score a trained run, or forecasts of other origin",
     "show": "draw what a run learned",
+    "fit": "fit a location-aware model to gridded data of your own",
+    "predict": "predict from new data by a model that smoe fit made",
     "reproduce": "train what a table of the paper needs and write it beside the paper's numbers",
     "recipes": "list the recipes",
     "data": "describe data sets, fetch them and prepare them for training",

@@ -1,4 +1,4 @@
-"""What a person sees while the runs of a table train."""
+"""A progress bar for the runs of a table."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class RunProgress(TerminalBar):
     """A bar over all runs with the time left, and a line for each that is under way.
 
     Args:
-        num_runs: in all.
-        num_stored: of them, before.
-        on_end: called when a run has been stored.
+        num_runs: Number of runs in all.
+        num_stored: Number of runs that were stored before.
+        on_end: Called when a run has been stored.
     """
 
     def __init__(self, num_runs: int, num_stored: int, on_end: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ class RunProgress(TerminalBar):
         )
 
     def end(self, run: PlannedRun) -> None:
-        """Moves the bar and says what the run reached."""
+        """Advances the bar and prints what the run reached."""
         task, directory = self._lines.pop(run.key.name)
         self._bar.remove_task(task)
         self._bar.advance(self._all)
@@ -56,7 +56,7 @@ class RunProgress(TerminalBar):
         self.on_end()
 
     def look(self) -> None:
-        """Reads how far the runs under way have come."""
+        """Shows how far the runs under way have come."""
         if not self.console.is_terminal:
             return
         for task, directory in self._lines.values():

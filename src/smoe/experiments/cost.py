@@ -1,4 +1,4 @@
-"""What training a recipe costs on this machine: parameters, memory and time, from a few real steps on random data."""
+"""The cost of training a recipe on this machine: parameters, memory and time, from a few real steps."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Parameters:
     """Numbers of parameters.
 
     Attributes:
-        experts: of the experts of SMoE layers, with the biases of their outputs.
-        gates: of the gates.
-        rest: of all else.
+        experts: Parameters of the experts of SMoE layers, biases included.
+        gates: Parameters of the gates.
+        rest: All other parameters.
     """
 
     experts: int
@@ -35,24 +35,24 @@ class Parameters:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """All parameters."""
         return self.experts + self.gates + self.rest
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a recipe needs.
+    """The cost of training a recipe.
 
     Attributes:
-        dry_task: what was measured.
-        parameters: counted.
-        weight_bytes: of parameters and buffers.
-        gradient_bytes: of the learning parameters' gradients.
-        optimizer_bytes: of the optimiser's state, after a step.
-        activation_bytes: what the forward pass of a batch, or of a part of it, keeps for the backward pass.
-        step_seconds: of a training step of the recipe's batch.
-        validation_seconds: of the validation split, forward only.
-        measured_batch_size: of the batches that were timed; the rest is in proportion.
+        dry_task: Task that was measured.
+        parameters: Numbers of parameters.
+        weight_bytes: Bytes of parameters and buffers.
+        gradient_bytes: Bytes of the gradients of parameters that learn.
+        optimizer_bytes: Bytes of the optimiser's state after a step.
+        activation_bytes: Bytes that the forward pass of a batch, or of a part of it, keeps for the backward pass.
+        step_seconds: Seconds of a training step of the recipe's batch.
+        validation_seconds: Seconds of the validation split, forward only.
+        measured_batch_size: Size of the batches that were timed; the rest is in proportion.
     """
 
     dry_task: DryTask
@@ -67,7 +67,7 @@ class Cost:
 
     @property
     def total_bytes(self) -> int:
-        """What must fit at once, without the working space of single operations."""
+        """Bytes that are needed at once, without the working space of single operations."""
         return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
 
 
@@ -123,7 +123,7 @@ class _Meter:
         self.model, self.optimizer = self.accelerator.prepare(dry.task.model, dry.task.optimizer)
 
     def saved_bytes(self, batch_size: int) -> int:
-        """What a forward pass in training keeps for the backward pass, beside the parameters."""
+        """Bytes that a forward pass in training keeps for the backward pass, beside the parameters."""
         known = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
         saved: dict[int, int] = {}
 
@@ -141,7 +141,7 @@ class _Meter:
         return sum(saved.values())
 
     def step_seconds(self, batch_size: int) -> tuple[float, float]:
-        """Of forward and backward passes, and of the optimiser's step: the quickest after one to warm up."""
+        """Seconds of forward and backward passes, and of the optimiser's step: the quickest after one to warm up."""
         self.model.train()
         input, target = self._batch(batch_size)
         passes, updates = [], []
@@ -156,7 +156,7 @@ class _Meter:
         return min(passes[1:]), min(updates[1:])
 
     def forward_seconds(self, batch_size: int) -> float:
-        """Of a forward pass in evaluation."""
+        """Seconds of a forward pass in evaluation."""
         self.model.eval()
         input, _ = self._batch(batch_size)
         times = []
@@ -168,7 +168,7 @@ class _Meter:
         return times[-1]
 
     def optimizer_bytes(self) -> int:
-        """Of the optimiser's state."""
+        """Bytes of the optimiser's state."""
         state = self.dry.task.optimizer.state.values()
         return sum(_num_bytes(value) for entry in state for value in entry.values() if isinstance(value, torch.Tensor))
 

@@ -1,4 +1,4 @@
-"""Starts a model from the weights of another run: fine-tuning after pretraining."""
+"""Loads the weights of another run as a start, for fine-tuning after pretraining."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def load_initial_weights(model: nn.Module, run: Path) -> None:
     """Loads the best weights of a run.
 
     Raises:
-        CheckpointError: if it has none, or if they do not fit, naming the first parameter that does not.
+        CheckpointError: If it has none, or if they do not fit, with the first parameter that does not.
     """
     file = RunDirectory(run).best_checkpoint
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""Parameters of a model, as the paper counts them: those of the gates apart."""
+"""Numbers of parameters as the paper counts them: those of the gates apart."""
 
 from __future__ import annotations
 

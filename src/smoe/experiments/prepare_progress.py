@@ -1,4 +1,4 @@
-"""What a person sees while a store is prepared."""
+"""A progress bar for the preparation of a store."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ class PrepareProgress(TerminalBar):
         self._bar.reset(self._task, total=total, completed=done, visible=True)
 
     def advance(self, text: str) -> None:
-        """Moves the bar and says what is under way; in a log file, a line for each year."""
+        """Advances the bar and shows the part under way; in a log file, a line for each year."""
         self._bar.update(self._task, advance=1, description=text)

@@ -21,6 +21,7 @@ EXPERIMENTS = {
     "ens10": "smoe.paper.ens10.experiment:ENS10",
     "images": "smoe.paper.images.experiment:IMAGES",
     "imagenet": "smoe.paper.imagenet.experiment:IMAGENET",
+    "heat-mesh": "smoe.paper.heat_mesh.experiment:HEAT_MESH",
 }
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while forecasts are made and scored."""
+"""A progress bar for making and scoring forecasts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from smoe.training.terminal_bar import TerminalBar
 
 
 class ScoreProgress(TerminalBar):
-    """A bar for each part of the work; called with what is done, how much of it, and of how much."""
+    """A bar for each part of the work; called with the part, how much of it is done, and of how much."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -22,7 +22,7 @@ class ScoreProgress(TerminalBar):
         self._text = ""
 
     def __call__(self, text: str, done: int, total: int) -> None:
-        """Moves the bar, or starts one for another part."""
+        """Advances the bar, or starts one for another part."""
         if text != self._text:
             self._text = text
             self._bar.reset(self._task, total=total, description=text, visible=True)

@@ -6,11 +6,11 @@ from typing import Any
 
 
 def check_year_ranges(data: Any, names: tuple[str, ...] = ("train_years", "validation_years", "test_years")) -> None:
-    """Refuses ranges whose first year is after their last.
+    """Checks that the first year of each range is not after the last.
 
     Args:
-        data: that has them as attributes.
-        names: of the attributes.
+        data: Object with the ranges as attributes.
+        names: Names of the attributes.
     """
     for name in names:
         first, last = getattr(data, name)

@@ -30,8 +30,8 @@ class PlannedRun:
     """A run that is to be made.
 
     Attributes:
-        recipe: with its seed, at its scale.
-        label: what a person calls it.
+        recipe: Recipe with its seed, at its scale.
+        label: Name for people.
     """
 
     recipe: Recipe
@@ -39,17 +39,17 @@ class PlannedRun:
 
     @property
     def key(self) -> RunKey:
-        """Under which it is stored."""
+        """Key under which it is stored."""
         return RunKey.of(self.recipe)
 
 
 def train_and_store(planned: PlannedRun, store: RunStore, runs_dir: Path) -> bool:
-    """Trains, or goes on where an earlier call was stopped; returns whether the run came to its end.
+    """Trains, or continues where an earlier call was stopped; returns whether the run came to its end.
 
     Args:
-        planned: what to train.
-        store: receives the result.
-        runs_dir: holds the run's folder while it trains, and its best weights afterwards.
+        planned: Run to make.
+        store: Store of the result.
+        runs_dir: Folder of the run's folder, with its best weights afterwards.
     """
     key = planned.key
     folder = runs_dir / key.name

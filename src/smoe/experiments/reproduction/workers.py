@@ -1,7 +1,7 @@
-"""Makes planned runs in several processes, so that a stop at any moment loses nothing that was computed.
+"""Makes planned runs in several processes. Runs are resumable at any moment.
 
-Each process trains one run at a time and stores it itself. A run that is stopped leaves its checkpoint, and the next
-call goes on from there.
+Each process trains one run at a time and stores it itself. A run that is stopped leaves its checkpoint, from which the
+next call continues.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class Watcher(Protocol):
-    """Hears of the runs."""
+    """Reports the progress of the runs."""
 
     def begin(self, run: PlannedRun, folder: Path) -> None:
-        """A run begins, or goes on."""
+        """Reports that a run begins, or continues."""
         ...
 
     def end(self, run: PlannedRun) -> None:
-        """A run is stored."""
+        """Reports that a run is stored."""
         ...
 
     def look(self) -> None:
-        """Some time has passed."""
+        """Updates what is shown; called every half second."""
         ...
 
 
@@ -48,15 +48,15 @@ def make_runs(
     """Trains and stores all planned runs, in their order; returns whether all came to their end.
 
     Args:
-        planned: without those that are stored.
-        store: receives the results.
-        runs_dir: holds the folders of the runs.
-        jobs: number of processes.
-        num_threads: of each process.
-        watcher: hears of the runs.
+        planned: Runs to make, without those that are stored.
+        store: Store of the results.
+        runs_dir: Folder of the runs' folders.
+        jobs: Number of processes.
+        num_threads: Threads of each process.
+        watcher: Reports the progress.
 
     Raises:
-        RunError: if a process was killed.
+        RunError: If a process was killed.
     """
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
@@ -128,7 +128,7 @@ def _only_one(runs_dir: Path) -> Iterator[None]:
     """Keeps a second call from training the same runs at the same time.
 
     Raises:
-        RunError: if another process is at work in the folder.
+        RunError: If another process makes runs in the folder.
     """
     runs_dir.mkdir(parents=True, exist_ok=True)
     try:

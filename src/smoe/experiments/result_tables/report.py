@@ -19,19 +19,19 @@ class Outcome:
     """What the stored seeds of a row reached at a scale.
 
     Attributes:
-        scale: of the data.
-        results: stored runs, by seed.
+        scale: Size of the experiment.
+        results: Stored runs, by seed.
     """
 
     scale: Scale
     results: list[dict[str, Any]]
 
     def values(self, metric: str) -> list[float]:
-        """Of each run that did not diverge."""
+        """Values of the runs that did not diverge."""
         return [run["test"][metric] for run in self.results if metric in run["test"]]
 
     def mean(self, metric: str) -> float | None:
-        """Over the seeds."""
+        """Mean over the seeds."""
         values = self.values(metric)
         return statistics.fmean(values) if values else None
 
@@ -110,7 +110,7 @@ class _Layout:
         self.has_paper_epochs = any(result.epochs is not None for row in table.rows for result in row.paper)
 
     def headings(self) -> list[str]:
-        """The head."""
+        """The headings of the columns."""
         numbers = [
             metric.column(kind)
             for metric in self.metrics
@@ -121,7 +121,7 @@ class _Layout:
         return [*self.table.columns, "parameters", *numbers, "seeds", "scale", *epochs, "s per run"]
 
     def result_line(self, row: Row, outcome: Outcome | None) -> str:
-        """A row at a scale; without an outcome, what the paper says of it."""
+        """The line of a row at a scale; without an outcome, with the paper's numbers only."""
         numbers: list[str] = []
         for metric in self.metrics:
             numbers += [_paper(row, metric)] if metric.name in self.of_paper else []
@@ -141,7 +141,7 @@ class _Layout:
         )
 
     def reference_line(self, reference: dict[str, Any]) -> str:
-        """A forecast that was not trained."""
+        """The line of a forecast that was not trained."""
         labels = [reference["label"], *[""] * (len(self.table.columns) - 1)]
         numbers: list[str] = []
         for metric in self.metrics:
@@ -157,7 +157,7 @@ class _Layout:
 
 
 def percent(mean: float, spread: float | None = None, decimals: int = 1) -> str:
-    """`91.3 ± 0.2`; 100.0 is said of exactly 100 only."""
+    """`91.3 ± 0.2`; 100.0 is printed for exactly 100 only."""
     text = f"{mean:.{decimals}f}"
     if text.startswith("100") and mean < 100.0:
         # Rounded down, with as many digits as it takes.
