@@ -66,6 +66,6 @@ def test_training_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     calls: list[bool] = []
     monkeypatch.setattr("smoe.experiments.runs.keep_freed_memory", lambda: calls.append(True))
     data = HeatDiffusion(spatial_shape=(8, 8), num_steps=4, num_train_runs=2, num_validation_runs=1, num_test_runs=1)
-    plan = TrainingPlan(max_epochs=1, batch_size=8, monitor="within_1_percent", device="cpu")
-    train("heat/smoe", HeatRecipe(data=data, training=plan), tmp_path / "run", say=lambda _: None)
+    plan = TrainingPlan(max_epochs=1, batch_size=8, monitor="within_1_percent", monitor_mode="max", device="cpu")
+    train("heat/smoe", HeatRecipe(data=data, training=plan), tmp_path / "run", notify=lambda _: None)
     assert calls == [True]

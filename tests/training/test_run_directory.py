@@ -21,9 +21,12 @@ _HOLDER = """
 import os, sys, time
 from smoe.training.run_directory import RunDirectory
 with RunDirectory(sys.argv[1]).lock():
+    ready, begun = os.pipe()
     if os.fork() == 0:
+        os.write(begun, b".")
         time.sleep(5)
         os._exit(0)
+    os.read(ready, 1)
     print("locked", flush=True)
     time.sleep(30)
 """
@@ -154,10 +157,11 @@ def test_a_second_process_is_refused_and_a_kill_leaves_no_lock(tmp_path: Path) -
     finally:
         os.kill(holder.pid, signal.SIGKILL)
         holder.wait()
+        if holder.stdout is not None:
+            holder.stdout.close()
     # At once, although a process that the killed one had forked is alive.
     with run.lock():
         assert [path.name for path in run.path.iterdir()] == [".lock"]
-    holder.stdout.close()
 
 
 def test_a_lock_of_the_same_process_is_refused_too_but_may_be_taken_twice(tmp_path: Path) -> None:
