@@ -94,36 +94,56 @@ class _NeighbourFeatures(torch.autograd.Function):
         features = x.new_empty(S, (root + len(values)) * C, N)
         if root:
             features[:, :C] = x.transpose(1, 2)
-        nodes = x.reshape(-1, graph.num_nodes, C)
+        columns = _to_columns(x, graph.num_nodes)
         for k in range(len(values)):
-            matrix = graph.matrix(values, k)
-            sums = torch.stack([matrix @ sample for sample in nodes]) if len(nodes) > 1 else (matrix @ nodes[0])[None]
-            features[:, (root + k) * C : (root + k + 1) * C] = sums.view(S, N, C).transpose(1, 2)
+            sums = graph.matrix(values, k) @ columns
+            features[:, (root + k) * C : (root + k + 1) * C] = _channels_first(sums, x.shape)
         # The node features are needed for the gradient of the values only.
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, values)
-        ctx.graph, ctx.root, ctx.sizes = graph, root, (S, N, C)
+        ctx.graph, ctx.root, ctx.shape = graph, root, x.shape
         return features
 
     @staticmethod
     def backward(ctx, *grad_outputs):
         (error,) = grad_outputs
         x, values = ctx.saved_tensors
-        graph, root, (S, N, C) = ctx.graph, ctx.root, ctx.sizes
-        by_node = by_value = None
-        if ctx.needs_input_grad[0]:
-            own = error[:, :C].transpose(1, 2).contiguous() if root else error.new_zeros(S, N, C)
-            by_node = own.view(-1, graph.num_nodes, C)
-        if ctx.needs_input_grad[1]:
-            by_value = torch.zeros_like(values)
+        graph, root, shape = ctx.graph, ctx.root, ctx.shape
+        C = shape[2]
+        total = None
+        by_value = torch.zeros_like(values) if ctx.needs_input_grad[1] else None
         for k in range(len(values)):
-            block = error[:, (root + k) * C : (root + k + 1) * C].transpose(1, 2).contiguous()
-            block = block.view(-1, graph.num_nodes, C)
-            if by_node is not None:
-                matrix = graph.matrix(values, k, transposed=True)
-                for sample, part in zip(by_node, block, strict=True):
-                    sample += matrix @ part
+            block = error[:, (root + k) * C : (root + k + 1) * C].transpose(1, 2)
+            columns = _to_columns(block, graph.num_nodes)
+            if ctx.needs_input_grad[0]:
+                part = graph.matrix(values, k, transposed=True) @ columns
+                total = part if total is None else total.add_(part)
             if by_value is not None:
                 source, target = graph.edge_index
-                for sample, part in zip(x.view(-1, graph.num_nodes, C), block, strict=True):
-                    by_value[k] += (sample[source] * part[target]).sum(dim=1)
-        return None if by_node is None else by_node.view(S, N, C), by_value, None, None
+                nodes = _to_columns(x, graph.num_nodes)
+                by_value[k] = (nodes[source] * columns[target]).sum(dim=1)
+        by_node = None
+        if total is not None:
+            by_node = _from_columns(total, shape)
+            by_node = by_node + error[:, :C].transpose(1, 2) if root else by_node.contiguous()
+        return by_node, by_value, None, None
+
+
+def _to_columns(x: torch.Tensor, num_nodes: int) -> torch.Tensor:
+    """Node values `(S, N, C)` as a matrix with a row for each node of the graph; samples that share it side by side."""
+    S, N, C = x.shape
+    if num_nodes == S * N:
+        return x.reshape(num_nodes, C)
+    return x.permute(1, 0, 2).reshape(N, S * C)
+
+
+def _from_columns(columns: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The inverse of `_to_columns`."""
+    S, N, C = shape
+    if len(columns) == S * N:
+        return columns.view(S, N, C)
+    return columns.view(N, S, C).permute(1, 0, 2)
+
+
+def _channels_first(columns: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The matrix of `_to_columns` as `(S, C, N)`."""
+    return _from_columns(columns, shape).transpose(1, 2)

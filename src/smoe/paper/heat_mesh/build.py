@@ -85,7 +85,13 @@ def make_split(data: MeshDiffusion, regions: np.ndarray, split: str, notify: Not
     domain = make_domain(data.domain)
     path = None
     if data.cache_dir is not None:
-        content = [data.domain, list(data.rates), data.num_steps, num_runs, hashlib.sha256(regions.tobytes()).hexdigest()]
+        content = [
+            data.domain,
+            list(data.rates),
+            data.num_steps,
+            num_runs,
+            hashlib.sha256(regions.tobytes()).hexdigest(),
+        ]
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
         path = data.cache_dir / f"heat-mesh-{split}-{digest}.npy"
     if path is not None and path.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class SageNet(nn.Module):
         except ImportError as error:
             raise ImportError("this baseline is torch_geometric's SAGEConv; pip install torch-geometric") from error
         sizes = (1 + node_features, *hidden, 1)
-        self.layers = nn.ModuleList([SAGEConv(*pair) for pair in zip(sizes, sizes[1:], strict=False)])
+        self.layers = nn.ModuleList([SAGEConv(*pair) for pair in itertools.pairwise(sizes)])
         self.features = nn.Parameter(0.1 * torch.randn(num_nodes, node_features))
         self.register_buffer("edges", edges, persistent=False)
 

@@ -81,7 +81,7 @@ def smoe(domain: DomainName) -> MeshRecipe:
 
 def straight_through(domain: DomainName) -> MeshRecipe:
     """The same with a factorised gate that learns by the straight-through gradient."""
-    return replace(smoe(domain), model=_FAMILIES, rule=StraightThrough(), optimizer=Adam(lr=3e-3))
+    return replace(smoe(domain), model=_FAMILIES, rule=StraightThrough(share=1.0), optimizer=Adam(lr=3e-3))
 
 
 def plain(domain: DomainName) -> MeshRecipe:

@@ -57,7 +57,7 @@ MESH_TABLES = TableSet(
         ),
     ),
     scales=(
-        Scale("full", "50 training runs of 40 steps", _same, is_comparable=False),
+        Scale("paper", "50 training runs of 40 steps", _same, is_comparable=False),
         Scale("small", "4 training runs of 8 steps, two epochs", _small, is_comparable=False),
     ),
     data_field="cache_dir",

@@ -68,6 +68,4 @@ def _as_images(values: np.ndarray) -> dict[str, np.ndarray]:
         if len(values) % columns:
             return {"": values[None]}
         return {f", rows of {columns}": values.reshape(-1, columns)}
-    return {
-        f", middle of axis {axis}": values.take(size // 2, axis=axis) for axis, size in enumerate(values.shape)
-    }
+    return {f", middle of axis {axis}": values.take(size // 2, axis=axis) for axis, size in enumerate(values.shape)}
