@@ -8,8 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from smoe.version import __version__
+
 if TYPE_CHECKING:
-    from smoe import losses, metrics, nn, ops, rules
+    from smoe import diagnostics, losses, metrics, nn, ops, rules
+    from smoe.diagnostics import describe
+    from smoe.experiments.loading import load
     from smoe.losses import auxiliary_loss
     from smoe.nn import (
         CondConv2d,
@@ -36,8 +40,8 @@ if TYPE_CHECKING:
         track_loss_scale,
     )
     from smoe.ops import Routing, routed_conv2d
+    from smoe.regression import GridRegressor
 
-__version__ = "0.1.0"
 
 __all__ = [
     "CondConv2d",
@@ -47,6 +51,7 @@ __all__ = [
     "CoordConvGate",
     "FactorisedGate",
     "FixedGate",
+    "GridRegressor",
     "LinearGate",
     "LocalAffine",
     "LocallyConnected2d",
@@ -62,7 +67,10 @@ __all__ = [
     "__version__",
     "auxiliary_loss",
     "convert",
+    "describe",
+    "diagnostics",
     "interpolate_grids",
+    "load",
     "losses",
     "metrics",
     "nn",
@@ -73,8 +81,15 @@ __all__ = [
     "track_loss_scale",
 ]
 
-_SUBMODULES = ("losses", "metrics", "nn", "ops", "rules")
-_HOMES = {"auxiliary_loss": "smoe.losses", "Routing": "smoe.ops", "routed_conv2d": "smoe.ops"}
+_SUBMODULES = ("diagnostics", "losses", "metrics", "nn", "ops", "rules")
+_HOMES = {
+    "auxiliary_loss": "smoe.losses",
+    "describe": "smoe.diagnostics",
+    "GridRegressor": "smoe.regression",
+    "load": "smoe.experiments.loading",
+    "Routing": "smoe.ops",
+    "routed_conv2d": "smoe.ops",
+}
 
 
 def __getattr__(name: str) -> object:

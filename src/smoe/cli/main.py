@@ -75,7 +75,7 @@ def _run(args: list[str]) -> int:
         _print(USAGE)
         return 0 if args else 2
     if args[0] == "--version":
-        from smoe import __version__
+        from smoe.version import __version__
 
         _print(f"smoe {__version__}\n")
         return 0

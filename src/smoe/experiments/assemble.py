@@ -11,9 +11,10 @@ from torch.utils.data import Dataset
 
 from smoe.experiments.build_optimizer import build_optimizer
 from smoe.experiments.plain import to_plain
-from smoe.experiments.recipe import Recipe
+from smoe.experiments.recipe import AuxiliaryLosses, Recipe
 from smoe.losses import auxiliary_loss
 from smoe.metrics import Metric
+from smoe.nn import NoisyGate, RoutedLayer
 from smoe.training.batches import Collate
 from smoe.training.routing_warmup import RoutingWarmup
 from smoe.training.task import Task
@@ -40,6 +41,7 @@ def assemble_task(
         **options: Further fields of `Task`.
     """
     if recipe.auxiliary.is_any:
+        _check_auxiliary(recipe.auxiliary, model)
         options["auxiliary_loss"] = partial(auxiliary_loss, **to_plain(recipe.auxiliary))
     return Task(
         model,
@@ -52,3 +54,14 @@ def assemble_task(
         begin_epoch=RoutingWarmup(model, recipe.routing_warmup_epochs).begin_epoch,
         **options,
     )
+
+
+def _check_auxiliary(auxiliary: AuxiliaryLosses, model: nn.Module) -> None:
+    """Refuses losses that the model cannot have before any data are made."""
+    name = type(model).__name__
+    gates = [module.gate for module in model.modules() if isinstance(module, RoutedLayer)]
+    if not gates:
+        raise ValueError(f"auxiliary losses need SMoE layers, but {name} has none")
+    without_noise = next((gate for gate in gates if not isinstance(gate, NoisyGate)), None)
+    if auxiliary.load and without_noise is not None:
+        raise ValueError(f"auxiliary.load needs gates with noise, but {name} has a {type(without_noise).__name__}")

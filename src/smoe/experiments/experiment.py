@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -13,6 +13,8 @@ from smoe.experiments.recipe import Recipe
 from smoe.experiments.result_tables.tables import ResultTable, Scale, TableSet
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from smoe.experiments.dry_task import DryTask
     from smoe.experiments.open_run import OpenRun
     from smoe.experiments.result_tables.stored_runs import RunStore
@@ -115,6 +117,12 @@ class Experiment(ABC):
 
         values = run.evaluate(options.split)
         print_result(run.name, options.split, values, run.directory.path, self.published(run.name))
+
+    def predict(self, run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields predictions and truths of a split in physical units, batch by batch; here, as the network has them."""
+        from smoe.training.prediction import predict_split
+
+        return predict_split(run.task, run.recipe.training, split)
 
     def score(self, options: Any) -> None:
         """Scores forecasts of other origin and prints a table; see `score_options`."""

@@ -1,9 +1,24 @@
-"""Location-aware regression on a user's own gridded data: from two data sets to predictions and a routing map."""
+"""Location-aware regression on a user's own gridded data: from two data sets to predictions and a routing map.
+
+The names below are loaded on first use: the options alone import no torch.
+"""
 
 from __future__ import annotations
 
-from smoe.regression.grid_regressor import GridRegressor
-from smoe.regression.options import RegressorOptions
-from smoe.regression.scores import ScoreTable
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from smoe.regression.grid_regressor import GridRegressor
+    from smoe.regression.options import RegressorOptions
+    from smoe.regression.scores import ScoreTable
 
 __all__ = ["GridRegressor", "RegressorOptions", "ScoreTable"]
+
+_HOMES = {"GridRegressor": "grid_regressor", "RegressorOptions": "options", "ScoreTable": "scores"}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"smoe.regression.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'smoe.regression' has no attribute {name!r}")

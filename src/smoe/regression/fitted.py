@@ -12,6 +12,7 @@ import torch
 from smoe.errors import DataError
 from smoe.gridded.field_source import Channel, FieldSource
 from smoe.gridded.horizontal_grid import HorizontalGrid
+from smoe.gridded.periods import Period
 from smoe.regression.layout import OutputLayout
 from smoe.regression.nets import NetShape, Regression, count_parameters
 from smoe.regression.options import RegressorOptions
@@ -42,6 +43,7 @@ class Fitted:
         lead_scale: Seconds that the channel of lead times is divided by; None without such a channel.
         calendar: Calendar of the times.
         periods: Periods of the splits, as text.
+        bounds: First second of each of them, and the first one after it.
         records: Records of the training of `model` and `plain`, epoch by epoch.
     """
 
@@ -60,6 +62,7 @@ class Fitted:
     lead_scale: float | None
     calendar: str
     periods: Mapping[str, str]
+    bounds: Mapping[str, tuple[int, int]]
     records: Mapping[str, list[dict[str, Any]]]
 
     @property
@@ -79,6 +82,16 @@ class Fitted:
         targets = ", ".join(channel.name for channel in self.target_channels)
         lead = f", lead {self.options.lead}" if self.options.lead else ""
         return f"{net} of {count_parameters(self.net)} parameters for {targets}{lead} on {self.grid.describe()}"
+
+    def period_of(self, which: str) -> Period:
+        """Period of a split, such as `test`.
+
+        Raises:
+            DataError: If there is none of that name.
+        """
+        if which not in self.bounds:
+            raise DataError(f"the model has no period {which!r}; {suggest(which, self.bounds)}")
+        return Period(*self.bounds[which], self.calendar)
 
     def best_validation(self, which: str) -> float | None:
         """Best validation of the `model` or the `plain` net."""

@@ -192,6 +192,7 @@ class GridRegressor:
             lead_scale=prepared.lead_scale,
             calendar=prepared.splits["train"].pairs.calendar,
             periods={name: str(period) for name, period in prepared.periods.items()},
+            bounds={name: (period.start, period.stop) for name, period in prepared.periods.items()},
             records=records,
         )
         warning = fitted.worse_than_plain()

@@ -14,7 +14,8 @@ from smoe.gridded.open_files import import_xarray
 if TYPE_CHECKING:
     import xarray as xr
 
-# Attributes that name other variables, which are not written.
+# What holds for the targets of the training only, and attributes that name variables that are not written.
+_OF_THE_TARGETS = ("forecast_period", "forecast_reference_time")
 _DROPPED = ("bounds", "ancillary_variables", "cell_measures", "coordinates")
 
 
@@ -58,6 +59,8 @@ class OutputLayout:
         for name in dict.fromkeys(names):
             array = dataset[name]
             if source.axes.time in array.dims or array.dtype.kind not in "iufUSb" or name in mappings:
+                continue
+            if array.attrs.get("standard_name") in _OF_THE_TARGETS:
                 continue
             dims = tuple(str(dim) for dim in array.dims)
             coordinates[name] = (dims, np.asarray(array.values), plain_attributes(array.attrs))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from smoe import __version__
+from smoe.version import __version__
 from smoe.atomic_files import write_atomically
 from smoe.errors import DataError
 from smoe.gridded.field_source import Channel
@@ -71,6 +71,7 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
         "lead_scale": fitted.lead_scale,
         "calendar": fitted.calendar,
         "periods": dict(fitted.periods),
+        "bounds": {name: list(bounds) for name, bounds in fitted.bounds.items()},
         "records": dict(fitted.records),
     }
     text = json.dumps(_without_nan(config), indent=1, allow_nan=False) + "\n"
@@ -159,6 +160,7 @@ def _build(config: dict[str, Any], tensors: dict[str, torch.Tensor], own_net: nn
         lead_scale=config["lead_scale"],
         calendar=config["calendar"],
         periods=config["periods"],
+        bounds={name: (start, stop) for name, (start, stop) in config["bounds"].items()},
         records=config["records"],
     )
 

@@ -141,6 +141,8 @@ def gather_statistics(
     channel_means = of_inputs.by_channel()[0][:, None, None]
     input_mean, input_std = _mean_and_std(of_inputs, normalisation)
     target_mean, target_std = _mean_and_std(of_errors, normalisation)
+    # A target that is its reference and a constant has no spread beside it.
+    target_std = np.maximum(target_std, 1e-3 * of_targets.by_channel()[1][:, None, None])
     mean_error = np.where((reference >= 0)[:, None, None], of_errors.by_pixel()[0], np.nan)
     return Statistics(
         input_mean=input_mean.astype(np.float32),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -14,6 +14,8 @@ from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleRecipe
 from smoe.paper.ens10.tables import ENS10_TABLES
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from smoe.experiments.dry_task import DryTask
     from smoe.experiments.open_run import OpenRun
     from smoe.training.task import Task
@@ -66,6 +68,15 @@ class EnsembleExperiment(Experiment):
         from smoe.paper.ens10.report import print_run_scores
 
         print_run_scores(run, options.split)
+
+    def predict(self, run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields mean and standard deviation `(B, 2, H, W)` and the truth `(B, H, W)`, in physical units."""
+        import torch
+
+        from smoe.nn.gaussian_head import gaussian_head
+
+        for output, target in super().predict(run, split):
+            yield torch.stack(gaussian_head(output, target[:, 1], target[:, 2]), dim=1), target[:, 0]
 
     def score(self, options: EnsembleScoreOptions) -> None:
         """Scores the ensemble of a store."""

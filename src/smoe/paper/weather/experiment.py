@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -16,6 +16,8 @@ from smoe.paper.weather.recipes import WEATHER_RECIPES, WeatherRecipe
 from smoe.paper.weather.tables import WEATHER_TABLES, published_results
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from smoe.experiments.dry_task import DryTask
     from smoe.experiments.open_run import OpenRun
     from smoe.training.task import Task
@@ -122,6 +124,23 @@ class WeatherExperiment(Experiment):
         from smoe.paper.weather.report import print_run_scores
 
         print_run_scores(run, options.split, options.forecasts)
+
+    def predict(self, run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields forecasts and truths of a split in physical units."""
+        import torch
+
+        from smoe.paper.weather.evaluate import samples_of
+
+        samples, _ = samples_of(run, split)
+        for batch in super().predict(run, split):
+            prediction, truth = (
+                torch.stack(
+                    [samples.store.to_physical(name, part[:, number]) for number, name in enumerate(samples.targets)],
+                    dim=1,
+                )
+                for part in batch
+            )
+            yield prediction, truth
 
     def score(self, options: WeatherScoreOptions) -> None:
         """Scores a file of forecasts."""

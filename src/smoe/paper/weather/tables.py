@@ -44,8 +44,9 @@ def published_results(recipe_name: str, lead_hours: int) -> tuple[PublishedResul
     row = next((row for row in PUBLISHED if row.recipe == recipe_name.removesuffix("-rasp")), None)
     if row is None:
         return ()
+    source = f"Table 3, {lead_hours} h"
     return tuple(
-        PublishedResult(metric, row.rmse[channel, lead_hours], row.spread[channel, lead_hours], None, "Table 3")
+        PublishedResult(metric, row.rmse[channel, lead_hours], row.spread[channel, lead_hours], None, source)
         for metric, channel in ((_Z, "z_500"), (_T, "t_850"))
     )
 
