@@ -198,3 +198,17 @@ def test_an_input_of_integers_is_refused(dtype):
     for gate in (layer.gate, smoe.ConvGate(1, 3, 1)):
         with pytest.raises(ValueError, match=f"SpatialMoE2d needs a floating-point input, got {dtype}"):
             smoe.SpatialMoE2d(1, 3, 1, gate=gate, rule=RC)(x)
+
+
+@pytest.mark.parametrize("gate", ["tensor", "conv"])
+@pytest.mark.parametrize("expert_channels", [1, 2])
+def test_transforms_of_functions_in_evaluation(expert_channels, gate):
+    torch.manual_seed(0)
+    one = smoe.TensorGate(3, 2, (4, 5)) if gate == "tensor" else smoe.ConvGate(1, 3, 2)
+    layer = smoe.SpatialMoE2d(1, 3, 2, gate=one, expert_channels=expert_channels, rule=RC, bias=True).eval()
+    x = torch.randn(2, 1, 4, 5)
+    expected = torch.autograd.functional.jacobian(layer, x)
+    torch.testing.assert_close(torch.func.jacrev(layer)(x), expected)
+    loss, gradient = torch.func.grad_and_value(lambda x: layer(x).square().sum())(x)[::-1]
+    torch.testing.assert_close(loss, layer(x).square().sum())
+    torch.testing.assert_close(gradient, 2 * torch.einsum("bchw,bchwBCHW->BCHW", layer(x), expected))

@@ -15,7 +15,7 @@ from smoe.nn.grid_checks import (
 )
 from smoe.ops.grid_conv import grid_conv2d
 from smoe.ops.padding import output_grid
-from smoe.ops.routed_conv import routed_conv2d
+from smoe.ops.routed_conv import dense_routed_conv2d, routed_conv2d
 from smoe.options import BiasOwner, Order, PaddingMode
 from smoe.rules import Damping, Rule
 
@@ -67,11 +67,11 @@ class SpatialMoE2d(FilterBank):
         padding_mode: PaddingMode = "zeros",
         gate: SpatialGate | None = None,
         spatial_shape: tuple[int, int] | None = None,
-        bias: bool | BiasOwner = False,
+        bias: bool | BiasOwner | None = None,
         local_affine: bool = False,
         weighted: bool = False,
         order: Order | None = None,
-        rule: Rule | str = "rc",
+        rule: Rule | str | None = None,
         damping: Damping | str | float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -109,6 +109,11 @@ class SpatialMoE2d(FilterBank):
 
     def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""
+        if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+            # The transforms of torch.func need PyTorch's own operations.
+            return dense_routed_conv2d(
+                source, self.weight, indices, self.expert_channels, self.stride, self.padding_mode
+            )
         return routed_conv2d(
             source,
             self.weight,
