@@ -10,7 +10,7 @@ import numpy as np
 
 from smoe.gridded.grid import Grid
 from smoe.paper.ens10.data.store import EnsembleStore
-from smoe.paper.ens10.models import EmosModel
+from smoe.paper.ens10.model_options import EmosModel
 from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData, EnsembleRecipe
 
 # An odd number of rows with both poles, as ENS-10 has, and a multiple of 4 columns.

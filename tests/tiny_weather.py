@@ -10,7 +10,7 @@ from memory_source import MemorySource, Silent
 from smoe.gridded.grid import Grid
 from smoe.paper.weather.data.prepare import prepare
 from smoe.paper.weather.data.prepare_plan import Preparation
-from smoe.paper.weather.models import WeatherViTModel
+from smoe.paper.weather.model_options import WeatherViTModel
 from smoe.paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe
 
 # Even numbers of rows and columns, for the patches of a transformer.

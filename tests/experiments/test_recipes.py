@@ -8,7 +8,7 @@ import pytest
 
 from smoe.experiments.plain import RecipeError, from_plain, to_plain
 from smoe.experiments.registry import find_recipe
-from smoe.paper.heat.models import SpatialMoEModel
+from smoe.paper.heat.model_options import SpatialMoEModel
 from smoe.paper.heat.recipes import HEAT_RECIPES, HeatDiffusion, HeatRecipe
 from smoe.rules import Damping, Probing, RoutingClassification
 

@@ -20,7 +20,7 @@ from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.experiments.open_run import OpenRun
 from smoe.experiments.runs import open_run
 from smoe.paper.images.data.image_files import LabelledImages, read_images
-from smoe.paper.images.models import SpatialMoEClassifierModel
+from smoe.paper.images.model_options import SpatialMoEClassifierModel
 from smoe.paper.images.recipes import ImageRecipe
 
 _SIZE = 28

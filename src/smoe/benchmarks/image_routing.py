@@ -20,7 +20,7 @@ from smoe.ops.routing_error import choice_errors, wrong_choices
 from smoe.options import RoutingTraining
 from smoe.paper.images.build import make_splits, make_task
 from smoe.paper.images.data.samples import ImageSamples
-from smoe.paper.images.models import (
+from smoe.paper.images.model_options import (
     ConvClassifierModel,
     CoordConvClassifierModel,
     ImageModel,

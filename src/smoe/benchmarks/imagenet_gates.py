@@ -20,7 +20,7 @@ from smoe.experiments.optimizers import SgdMomentum
 from smoe.paper.imagenet.data.augment.options import Augmentation
 from smoe.paper.imagenet.data.class_folders import find_class_folders
 from smoe.paper.imagenet.data.folder_samples import FolderImages
-from smoe.paper.imagenet.models import ImageNetModel, ResNet50Model, SpatialMoEResNet50Model
+from smoe.paper.imagenet.model_options import ImageNetModel, ResNet50Model, SpatialMoEResNet50Model
 from smoe.paper.imagenet.recipes import IMAGENET_RECIPES, ImageNetData, ImageNetRecipe
 from smoe.paper.images.data.image_files import read_images
 

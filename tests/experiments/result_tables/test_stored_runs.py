@@ -9,7 +9,7 @@ import pytest
 
 from smoe.experiments.recipe import Recipe
 from smoe.experiments.result_tables.stored_runs import RunKey, RunStore, StoredRunError
-from smoe.paper.heat.models import SpatialMoEModel
+from smoe.paper.heat.model_options import SpatialMoEModel
 from smoe.paper.heat.recipes import HeatRecipe
 from smoe.rules import Damping, Probing
 

@@ -11,7 +11,7 @@ from smoe.experiments.optimizers import Adam
 from smoe.experiments.parameter_counts import count_parameters
 from smoe.models import Emos
 from smoe.paper.ens10.build_model import EnsembleShape, build_model, trunk
-from smoe.paper.ens10.models import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
+from smoe.paper.ens10.model_options import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
 from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData, EnsembleRecipe
 from smoe.rules import Damping, RoutingClassification
 

@@ -11,7 +11,7 @@ from smoe.experiments.gated_layers import Learning
 from smoe.experiments.runs import default_output_dir, open_run, train
 from smoe.paper.heat.build import build_task, make_region_map, make_split
 from smoe.paper.heat.build_model import build_gate, build_model
-from smoe.paper.heat.models import ConvNetModel, SpatialMoEModel
+from smoe.paper.heat.model_options import ConvNetModel, SpatialMoEModel
 from smoe.paper.heat.pictures import draw_run, learned
 from smoe.paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
 from smoe.rules import RoutingClassification

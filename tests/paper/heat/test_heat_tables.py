@@ -15,7 +15,7 @@ from smoe.nn import SpatialMoE2d
 from smoe.paper.heat.build import build_task, make_region_map
 from smoe.paper.heat.build_model import build_model
 from smoe.paper.heat.data import diffusion_stencil
-from smoe.paper.heat.models import SpatialMoEModel
+from smoe.paper.heat.model_options import SpatialMoEModel
 from smoe.paper.heat.recipes import HEAT_RECIPES, HeatDiffusion, HeatRecipe
 from smoe.paper.heat.tables import HEAT_TABLES
 from smoe.rules import EndToEnd, RoutingClassification

@@ -24,7 +24,7 @@ from smoe.experiments.runs import open_run, train
 from smoe.paper.imagenet.build import build_task, make_task
 from smoe.paper.imagenet.build_model import build_model
 from smoe.paper.imagenet.data.augment.options import Augmentation
-from smoe.paper.imagenet.models import AddedSpatialMoEResNet50Model, SpatialMoEResNet50Model
+from smoe.paper.imagenet.model_options import AddedSpatialMoEResNet50Model, SpatialMoEResNet50Model
 from smoe.paper.imagenet.recipes import IMAGENET_RECIPES, IMAGENET_TRAINING, ImageNetData, ImageNetRecipe
 from smoe.training.interruption import Interrupted
 from smoe.training.run_directory import RunDirectory

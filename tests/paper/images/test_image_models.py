@@ -17,7 +17,7 @@ from smoe.models import ImageClassifier
 from smoe.nn import RoutedLayer, TensorGate
 from smoe.paper.images.build import make_task
 from smoe.paper.images.build_model import build_model
-from smoe.paper.images.models import (
+from smoe.paper.images.model_options import (
     CoordConvClassifierModel,
     LowRankLocalClassifierModel,
     SpatialMoEClassifierModel,

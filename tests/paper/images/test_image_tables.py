@@ -15,7 +15,7 @@ from smoe.experiments.result_tables.report import markdown, percent
 from smoe.experiments.result_tables.stored_runs import RunKey, RunStore
 from smoe.experiments.result_tables.tables import Scale
 from smoe.paper.images.figures import draw_figures
-from smoe.paper.images.models import SpatialMoEClassifierModel
+from smoe.paper.images.model_options import SpatialMoEClassifierModel
 from smoe.paper.images.published import PUBLISHED
 from smoe.paper.images.recipes import IMAGE_RECIPES, ImageRecipe
 from smoe.paper.images.tables import IMAGE_TABLES

@@ -13,7 +13,7 @@ from smoe.errors import DataError
 from smoe.experiments.runs import open_run, train
 from smoe.paper.images.build import build_task
 from smoe.paper.images.data.samples import DrawnImages
-from smoe.paper.images.models import ConvClassifierModel, CoordConvClassifierModel, SpatialMoEClassifierModel
+from smoe.paper.images.model_options import ConvClassifierModel, CoordConvClassifierModel, SpatialMoEClassifierModel
 from smoe.paper.images.pictures import confusion_of, mean_images
 from smoe.paper.images.recipes import IMAGE_RECIPES, IMAGE_TRAINING, ImageData, ImageRecipe
 from smoe.rules import RoutingClassification

@@ -12,7 +12,7 @@ from smoe.experiments.optimizers import Adam
 from smoe.experiments.parameter_counts import count_parameters
 from smoe.nn import RoutedLayer
 from smoe.paper.weather.build_model import Shape, build_model
-from smoe.paper.weather.models import AddedSpatialMoEModel, SpatialMoEResNetModel, WeatherModel
+from smoe.paper.weather.model_options import AddedSpatialMoEModel, SpatialMoEResNetModel, WeatherModel
 from smoe.paper.weather.recipes import WEATHER_RECIPES
 from smoe.rules import Damping, RoutingClassification
 from tiny_weather import tiny_recipe

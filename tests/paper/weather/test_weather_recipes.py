@@ -9,7 +9,7 @@ from smoe.experiments.optimizers import Adam
 from smoe.experiments.plain import RecipeError
 from smoe.experiments.recipe_files import recipe_from_plain
 from smoe.experiments.registry import all_recipes
-from smoe.paper.weather.models import SpatialMoEResNetModel
+from smoe.paper.weather.model_options import SpatialMoEResNetModel
 from smoe.paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe
 
 

@@ -15,7 +15,7 @@ from smoe.metrics import EECRPS, EfiDates, GaussianCRPS, GaussianSpreadSkill, Me
 from smoe.paper.ens10.build_model import build_model
 from smoe.paper.ens10.data.samples import EnsembleSamples
 from smoe.paper.ens10.data.store import EnsembleStore
-from smoe.paper.ens10.models import EmosModel
+from smoe.paper.ens10.model_options import EmosModel
 from smoe.paper.ens10.recipes import EnsembleRecipe
 from smoe.paper.ens10.scored_samples import ScoredSamples
 from smoe.paper.ens10.setting import EnsembleSetting, open_store, setting_of

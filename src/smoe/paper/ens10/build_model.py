@@ -9,7 +9,7 @@ import torch
 from smoe.experiments.gated_layers import Learning, convert_net
 from smoe.models import Emos, UNet
 from smoe.models.unet import start_as_torch
-from smoe.paper.ens10.models import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
+from smoe.paper.ens10.model_options import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
 
 # What ENS-10 scales the members of EMOS by, in m2 s-2 and K.
 VALUE_RANGES = {"z500": (48_200.0, 58_000.0), "t850": (240.0, 299.0), "t2m": (218.0, 304.0)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from smoe.experiments.dry_task import DryTask
 from smoe.paper.ens10.build import make_split, make_task
-from smoe.paper.ens10.models import EmosModel
+from smoe.paper.ens10.model_options import EmosModel
 from smoe.paper.ens10.recipes import EnsembleRecipe
 from smoe.paper.ens10.setting import open_store, setting_of, usual_setting
 

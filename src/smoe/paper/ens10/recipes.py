@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from smoe.experiments.optimizers import Adam, SgdMomentum
 from smoe.experiments.recipe import Recipe
 from smoe.experiments.year_ranges import check_year_ranges
-from smoe.paper.ens10.models import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
+from smoe.paper.ens10.model_options import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
 from smoe.rules import RoutingClassification, Rule
 from smoe.training.plan import TrainingPlan
 

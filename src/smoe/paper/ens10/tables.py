@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from smoe.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
-from smoe.paper.ens10.models import EmosModel, SpatialMoEUNetModel
+from smoe.paper.ens10.model_options import EmosModel, SpatialMoEUNetModel
 from smoe.paper.ens10.published import MEMBERS, paper_results
 from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES, ENSEMBLE_RULE, EnsembleData, EnsembleRecipe
 from smoe.rules import Frozen, Probing, RoutingClassification, Rule

@@ -16,7 +16,7 @@ from smoe.experiments.plain import to_plain
 from smoe.losses import patch_moe_loss
 from smoe.models import ConvNet, FullyConnectedNet, SpatialMoENet, VisionTransformer
 from smoe.paper.heat.data import diffusion_stencil
-from smoe.paper.heat.models import (
+from smoe.paper.heat.model_options import (
     ConvNetModel,
     FullyConnectedModel,
     HeatModel,

@@ -12,7 +12,7 @@ from smoe.models import SpatialMoENet
 from smoe.nn import SpatialMoE2d
 from smoe.paper.heat.build import make_region_map
 from smoe.paper.heat.data import diffusion_stencil
-from smoe.paper.heat.models import SpatialMoEModel
+from smoe.paper.heat.model_options import SpatialMoEModel
 from smoe.paper.heat.published import PUBLISHED
 from smoe.paper.heat.recipes import HeatRecipe
 

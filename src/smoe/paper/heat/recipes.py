@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from smoe.experiments.recipe import Recipe
-from smoe.paper.heat.models import (
+from smoe.paper.heat.model_options import (
     ConvNetModel,
     FullyConnectedModel,
     HeatModel,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from smoe.experiments.optimizers import Adam
 from smoe.experiments.result_tables.tables import ResultTable, Row
-from smoe.paper.heat.models import ConvNetModel, SpatialMoEModel
+from smoe.paper.heat.model_options import ConvNetModel, SpatialMoEModel
 from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.rules import EndToEnd, Probing, RoutingClassification, Rule, StraightThrough
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from smoe.experiments.published import PublishedResult
 from smoe.experiments.recipe import AuxiliaryLosses
 from smoe.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
-from smoe.paper.heat.models import SpatialMoEModel
+from smoe.paper.heat.model_options import SpatialMoEModel
 from smoe.paper.heat.published import PUBLISHED, heat_result
 from smoe.paper.heat.recipes import HEAT_RECIPES, HeatRecipe
 from smoe.paper.heat.rule_tables import loss_table, rule_table, unit_table

@@ -16,7 +16,7 @@ from smoe.nn.geometry.healpix_moe import HEALPixMoE
 from smoe.nn.geometry.spatial_moe_1d import SpatialMoE1d
 from smoe.nn.geometry.spatial_moe_3d import SpatialMoE3d
 from smoe.paper.heat_mesh.data.domains import Domain
-from smoe.paper.heat_mesh.models import MeshModel, MeshMoEModel, SageModel
+from smoe.paper.heat_mesh.model_options import MeshModel, MeshMoEModel, SageModel
 
 
 class MeshNet(nn.Module):

@@ -11,7 +11,7 @@ from smoe.diagnostics import regions_of_experts
 from smoe.experiments.open_run import OpenRun
 from smoe.paper.heat_mesh.build import make_domain, make_regions
 from smoe.paper.heat_mesh.build_model import MeshNet
-from smoe.paper.heat_mesh.models import MeshMoEModel
+from smoe.paper.heat_mesh.model_options import MeshMoEModel
 from smoe.paper.heat_mesh.recipes import MeshRecipe
 
 

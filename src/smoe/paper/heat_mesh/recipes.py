@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from smoe.experiments.optimizers import Adam, SgdMomentum
 from smoe.experiments.recipe import Recipe
-from smoe.paper.heat_mesh.models import MeshModel, MeshMoEModel, PlainModel, SageModel
+from smoe.paper.heat_mesh.model_options import MeshModel, MeshMoEModel, PlainModel, SageModel
 from smoe.rules import Probing, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
 

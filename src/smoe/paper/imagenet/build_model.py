@@ -8,7 +8,7 @@ from smoe import nn
 from smoe.experiments.gated_layers import Learning, convert_net, make_gate, start_layer
 from smoe.models import ResNet
 from smoe.models.resnet import start_as_torchvision
-from smoe.paper.imagenet.models import (
+from smoe.paper.imagenet.model_options import (
     AddedSpatialMoEResNet50Model,
     ImageNetModel,
     LowRankLocalResNet50Model,

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from smoe.experiments.optimizers import Adam, SgdMomentum
 from smoe.experiments.recipe import Recipe
 from smoe.paper.imagenet.data.augment.options import Augmentation
-from smoe.paper.imagenet.models import (
+from smoe.paper.imagenet.model_options import (
     AddedSpatialMoEResNet50Model,
     ImageNetModel,
     LowRankLocalResNet50Model,

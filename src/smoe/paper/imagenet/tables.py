@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from smoe.experiments.published import PublishedResult
 from smoe.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
-from smoe.paper.imagenet.models import SpatialMoEResNet50Model
+from smoe.paper.imagenet.model_options import SpatialMoEResNet50Model
 from smoe.paper.imagenet.published import PUBLISHED
 from smoe.paper.imagenet.recipes import IMAGENET_RECIPES, ImageNetRecipe
 from smoe.rules import RoutingClassification

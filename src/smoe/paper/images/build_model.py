@@ -9,7 +9,7 @@ import torch
 from smoe import nn
 from smoe.experiments.gated_layers import Learning, make_gate
 from smoe.models import ImageClassifier
-from smoe.paper.images.models import (
+from smoe.paper.images.model_options import (
     ConvClassifierModel,
     CoordConvClassifierModel,
     ImageModel,

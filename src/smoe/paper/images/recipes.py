@@ -9,7 +9,7 @@ from typing import ClassVar
 from smoe.experiments.optimizers import Adam, SgdMomentum
 from smoe.experiments.recipe import Recipe
 from smoe.paper.images.data.catalogue import ImageSetName
-from smoe.paper.images.models import (
+from smoe.paper.images.model_options import (
     ConvClassifierModel,
     CoordConvClassifierModel,
     ImageModel,

@@ -7,7 +7,7 @@ from typing import Any
 
 from smoe.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe.paper.images.data.catalogue import IMAGE_SETS
-from smoe.paper.images.models import SpatialMoEClassifierModel
+from smoe.paper.images.model_options import SpatialMoEClassifierModel
 from smoe.paper.images.published import PUBLISHED
 from smoe.paper.images.recipes import IMAGE_RECIPES, IMAGE_TRAINING, ImageRecipe
 from smoe.rules import EndToEnd, Frozen, Probing, RoutingClassification, Rule

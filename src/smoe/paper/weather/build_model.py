@@ -13,7 +13,7 @@ from smoe.experiments.gated_layers import Learning, convert_net, make_gate, star
 from smoe.experiments.plain import to_plain
 from smoe.models import VisionTransformer, WeatherResNet
 from smoe.models.weather_resnet import ConvBlock, globe_conv, glorot_uniform_
-from smoe.paper.weather.models import (
+from smoe.paper.weather.model_options import (
     AddedSpatialMoEModel,
     LocatedResNetModel,
     LowRankLocalResNetModel,

@@ -9,7 +9,7 @@ from typing import ClassVar
 from smoe.experiments.optimizers import Adam, SgdMomentum
 from smoe.experiments.recipe import Recipe
 from smoe.experiments.year_ranges import check_year_ranges
-from smoe.paper.weather.models import (
+from smoe.paper.weather.model_options import (
     AddedSpatialMoEModel,
     LowRankLocalResNetModel,
     ResNetModel,

@@ -7,7 +7,7 @@ from typing import Any
 
 from smoe.experiments.published import PublishedResult
 from smoe.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
-from smoe.paper.weather.models import (
+from smoe.paper.weather.model_options import (
     LocatedResNetModel,
     LowRankLocalResNetModel,
     ResNetModel,
