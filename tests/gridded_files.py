@@ -12,6 +12,11 @@ def times(count: int, start: str = "2001-01-01", step: str = "D") -> np.ndarray:
     return (np.datetime64(start) + np.arange(count) * np.timedelta64(1, step)).astype("datetime64[ns]")
 
 
+def cosines(latitude: xr.DataArray) -> xr.DataArray:
+    """Weights of the rows of a regular grid."""
+    return xr.DataArray(np.cos(np.deg2rad(latitude.values)), dims=latitude.dims, coords=latitude.coords)
+
+
 def regional(
     count: int = 6, rows: int = 3, columns: int = 5, *, name: str = "t2m", units: str = "K", seed: int = 0, **attrs: Any
 ) -> xr.Dataset:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from smoe.version import __version__
 from smoe.atomic_files import write_atomically
 from smoe.errors import DataError
 from smoe.gridded.field_source import Channel
@@ -22,6 +21,7 @@ from smoe.regression.layout import OutputLayout
 from smoe.regression.nets import NetShape, Regression, count_shared_parameters, make_net, make_plain_net, wrap_own_net
 from smoe.regression.options import RegressorOptions
 from smoe.regression.statistics import Statistics
+from smoe.version import __version__
 
 FORMAT, VERSION = "smoe-grid-regressor", 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

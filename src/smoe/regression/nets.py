@@ -18,6 +18,9 @@ from smoe.nn.local_affine import LocalAffine
 from smoe.options import PaddingMode
 from smoe.regression.options import NetName
 
+# Scale of the last filters at the start: a net begins near the mean, or near what it is to correct.
+_START = 0.1
+
 
 @dataclass(frozen=True)
 class NetShape:
@@ -58,6 +61,8 @@ class SummedExperts(nn.Module):
             bias=True,
             **layer_options(),
         )
+        with torch.no_grad():
+            self.layer.weight.mul_(_START)
 
     def forward(self, input: Tensor) -> Tensor:
         """`(B, in_channels, H, W)` to `(B, out_channels, H, W)`."""
@@ -76,7 +81,7 @@ class ResNet(nn.Module):
         )
         self.head = GridConv2d(filters, shape.out_channels, 3, padding_mode=shape.padding_mode, bias=True)
         with torch.no_grad():
-            self.head.weight.mul_(0.1)
+            self.head.weight.mul_(_START)
 
     def forward(self, input: Tensor) -> Tensor:
         """`(B, in_channels, H, W)` to `(B, out_channels, H, W)`."""
@@ -99,6 +104,10 @@ class PaddedUNet(nn.Module):
         # A circle that is padded does not close any more.
         mode: PaddingMode = "longitude" if shape.closes_circle and not self.padding[1] else "zeros"
         self.unet = UNet(shape.in_channels, shape.out_channels, filters=filters, padding_mode=mode)
+        with torch.no_grad():
+            self.unet.head.weight.mul_(_START)
+            if self.unet.head.bias is not None:
+                self.unet.head.bias.zero_()
 
     def forward(self, input: Tensor) -> Tensor:
         """`(B, in_channels, H, W)` to `(B, out_channels, H, W)`."""

@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import nn
+
+import smoe
+from gridded_files import cosines, regional, times
+from smoe.errors import DataError
+from smoe.regression.statistics import Statistics
+
+SMALL: dict[str, Any] = {
+    "filters": 2,
+    "num_blocks": 1,
+    "num_experts": 2.0,
+    "max_epochs": 2,
+    "batch_size": 4,
+    "device": "cpu",
+    "progress": False,
+}
+
+
+def pair(count: int = 40, rows: int = 6, columns: int = 9) -> tuple[xr.Dataset, xr.Dataset]:
+    """Analyses, and forecasts of them whose error depends on the place; one pixel is masked."""
+    generator = np.random.default_rng(3)
+    y = regional(count, rows, columns, standard_name="air_temperature", long_name="temperature")
+    y["t2m"][:, 1, 2] = np.nan
+    offset = generator.normal(0.0, 3.0, (rows, columns))
+    x = y.copy(deep=True)
+    x["t2m"] = x["t2m"] + offset + generator.normal(0.0, 0.1, x["t2m"].shape)
+    x["t2m"].attrs = dict(y["t2m"].attrs)
+    x["t2m"] = x["t2m"].astype(np.float32)
+    return x, y
+
+
+def fitted(x: Any, y: Any, **options: Any) -> smoe.GridRegressor:
+    fit = {key: options.pop(key) for key in ("train", "validation", "test") if key in options}
+    return smoe.GridRegressor(**{"compare": "no", **SMALL, **options}).fit(x, y, **fit)
+
+
+def test_the_lines_of_the_readme(tmp_path: Path) -> None:
+    whole = regional(60, 6, 9)
+    model = smoe.GridRegressor(lead="3D", **SMALL)
+    model.fit(whole, whole, validation=slice("2001-02-10", "2001-02-20"))
+    new = regional(5, 6, 9, seed=7).assign_coords(time=times(5, "2003-12-30"))
+    predicted = model.predict(new)
+    np.testing.assert_array_equal(predicted["time"], times(5, "2004-01-02"))
+    table = model.score(whole, whole, period="2001-02-10:2001-02-20")
+    assert set(table.rmse) == {
+        "model",
+        "plain net of the same size",
+        "persistence",
+        "climatology (mean)",
+        "input + map of mean errors",
+    }
+    routing = model.routing_map()
+    assert routing.dims == ("lat", "lon") and routing.attrs["flag_meanings"].startswith("expert_")
+    assert set(np.unique(routing)) == set(routing.attrs["flag_values"])
+    model.save(tmp_path / "mine")
+    again = smoe.GridRegressor.load(tmp_path / "mine")
+    xr.testing.assert_equal(again.predict(new), predicted)
+    assert str(again.score(whole, whole)) == str(model.score(whole, whole))
+    xr.testing.assert_identical(again.routing_map(), routing)
+
+
+@pytest.mark.parametrize("normalisation", ["channel", "pixel"])
+@pytest.mark.parametrize("residual", ["auto", "no"])
+def test_a_prediction_is_what_the_net_says_in_the_units_of_the_target(normalisation: str, residual: str) -> None:
+    x, y = pair()
+    train = slice("2001-01-01", "2001-01-25")
+    model = fitted(x, y, train=train, validation=slice("2001-01-26", "2001-02-09"), net="layer",
+                   normalisation=normalisation, residual=residual)  # fmt: skip
+    dims = ["time", "lat", "lon"] if normalisation == "channel" else ["time"]
+    # By hand, in xarray: statistics of the training period alone.
+    before, after = x["t2m"].astype(np.float64), y["t2m"].astype(np.float64)
+    change = after - before if residual == "auto" else after
+    mean, std = before.sel(time=train).mean(dims), before.sel(time=train).std(dims)
+    normalised = ((before - mean) / std).fillna(0.0).transpose("time", "lat", "lon")
+    with torch.no_grad():
+        output = model.net(torch.from_numpy(normalised.values[:, None]).float())[:, 0]
+    scale = change.sel(time=train).std(dims)
+    expected = xr.zeros_like(before) + output.double().numpy()
+    expected = expected * scale + change.sel(time=train).mean(dims) + (before if residual == "auto" else 0.0)
+    expected = expected.where(y["t2m"].notnull())
+    predicted = model.predict(x)["t2m"]
+    np.testing.assert_allclose(predicted, expected.transpose(*predicted.dims), rtol=0, atol=2e-3)
+    assert predicted.attrs == y["t2m"].attrs
+    assert bool(predicted[:, 1, 2].isnull().all()) and int(predicted.isnull().sum()) == len(predicted)
+
+
+def test_the_file_may_have_any_order() -> None:
+    x, y = pair()
+    model = fitted(x, y, net="layer")
+    turned = x.isel(lat=slice(None, None, -1), lon=slice(None, None, -1), time=slice(None, None, -1))
+    turned = turned.assign_coords(lon=turned["lon"] - 360.0)
+    forwards, backwards = model.predict(x)["t2m"], model.predict(turned)["t2m"]
+    np.testing.assert_array_equal(backwards["lat"], forwards["lat"])
+    np.testing.assert_allclose(backwards.values[::-1], forwards.values, rtol=1e-6)
+    # Targets from north to south: predictions have their order.
+    model = fitted(x, y.isel(lat=slice(None, None, -1)), net="layer")
+    np.testing.assert_allclose(model.predict(x)["t2m"].values[:, ::-1], forwards.values, rtol=1e-6)
+
+
+def test_scores_are_those_that_xarray_computes() -> None:
+    x, y = pair()
+    train, test = slice("2001-01-01", "2001-01-25"), slice("2001-02-01", "2001-02-09")
+    model = fitted(x, y, train=train, validation=slice("2001-01-26", "2001-01-31"), net="layer")
+    table = model.score(x, y, period=test)
+    weights = cosines(y["lat"])
+    truth = y["t2m"].sel(time=test).astype(np.float64)
+
+    def rmse(prediction: xr.DataArray) -> float:
+        error = ((prediction.sel(time=test) - truth) ** 2).weighted(weights)
+        return float(np.sqrt(error.mean(["lat", "lon"]).mean()))
+
+    change = (y["t2m"] - x["t2m"]).sel(time=train).mean("time")
+    assert table.value("model") == pytest.approx(rmse(model.predict(x)["t2m"]), rel=1e-4)
+    assert table.value("raw input") == pytest.approx(rmse(x["t2m"]), rel=1e-4)
+    assert table.value("input + map of mean errors") == pytest.approx(rmse(x["t2m"] + change), rel=1e-3)
+    mean = y["t2m"].sel(time=train).mean("time") + 0.0 * y["t2m"]
+    assert table.value("climatology (mean)") == pytest.approx(rmse(mean), rel=1e-4)
+    assert table.num_samples == 9 and table.value("model", "t2m", "rmse_spread") > 0.0
+
+
+def test_it_learns_an_error_that_depends_on_the_place() -> None:
+    x, y = pair(60)
+    model = fitted(x, y, net="layer", normalisation="channel", max_epochs=60, learning_rate=0.03)
+    table = model.score(x, y, period=model.fitted.period_of("validation"))
+    assert table.value("model") < 0.5 * table.value("raw input")
+
+
+@pytest.mark.parametrize("net", ["layer", "resnet", "unet"])
+def test_every_net_on_a_grid_of_odd_size_that_closes_the_circle(net: str, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(20, 7, 10)).astype(np.float32)
+    coords = {"time": times(20), "lat": np.linspace(-60.0, 60.0, 7), "lon": np.arange(0.0, 360.0, 36.0)}
+    x = xr.Dataset({"a": (("time", "lat", "lon"), values), "b": (("time", "lat", "lon"), values**2)}, coords=coords)
+    model = fitted(x, x[["b"]], net=net, lead="1D", filters=2)
+    assert model.fitted.shape.padding_mode == "longitude"
+    assert model.predict(x)["b"].shape == (20, 7, 10)
+    assert model.routing_map().shape == (7, 10)
+    model.save(tmp_path / "m")
+    xr.testing.assert_equal(smoe.GridRegressor.load(tmp_path / "m").predict(x), model.predict(x))
+
+
+def test_a_net_of_your_own(tmp_path: Path) -> None:
+    x, y = pair()
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 1, 1))
+
+    model = smoe.GridRegressor(make(), **{**SMALL, "compare": "no"}).fit(x, y)
+    model.save(tmp_path / "m")
+    with pytest.raises(DataError, match=r"give it as load\(path, net=...\)"):
+        smoe.GridRegressor.load(tmp_path / "m")
+    xr.testing.assert_equal(smoe.GridRegressor.load(tmp_path / "m", net=make()).predict(x), model.predict(x))
+    with pytest.raises(ValueError, match=r"the net must turn \(1, 1, 6, 9\) into \(1, 1, 6, 9\), got \(1, 2, 6, 9\)"):
+        smoe.GridRegressor(nn.Conv2d(1, 2, 3, padding=1), **SMALL).fit(x, y)
+
+
+def test_quantiles_and_spread() -> None:
+    x, y = pair()
+    model = fitted(x, y, net="layer", objective="quantiles", quantiles=(0.1, 0.5, 0.8))
+    predicted = model.predict(x)["t2m"]
+    assert predicted.dims == ("time", "quantile", "lat", "lon")
+    assert bool((predicted.diff("quantile").fillna(0.0) >= 0.0).all())
+    table = model.score(x, y)
+    levels = xr.DataArray([0.1, 0.5, 0.8], dims="quantile", coords={"quantile": predicted["quantile"]})
+    below = y["t2m"] - predicted
+    pinball = np.maximum(levels * below, (levels - 1.0) * below).mean("quantile")
+    expected = float(pinball.weighted(cosines(y["lat"])).mean())
+    assert table.objective is not None and table.objective[0] == "pinball"
+    assert table.objective[1]["model"][0] == pytest.approx(expected, rel=1e-4)
+    model = fitted(x, y, net="layer", objective="gaussian")
+    predicted = model.predict(x)
+    assert set(predicted.data_vars) == {"t2m", "t2m_spread"} and predicted["t2m_spread"].attrs["units"] == "K"
+    assert float(predicted["t2m_spread"].min()) > 0.0
+    assert "CRPS" in str(model.score(x, y))
+
+
+def test_levels_static_fields_and_several_targets() -> None:
+    generator = np.random.default_rng(5)
+    y = regional(30, 6, 9)
+    y["t"] = (("time", "level", "lat", "lon"), generator.normal(size=(30, 2, 6, 9)).astype(np.float32), {"units": "K"})
+    y = y.assign_coords(level=("level", [850.0, 500.0], {"units": "hPa", "positive": "down"}))
+    height = xr.DataArray(generator.normal(size=(6, 9)).astype(np.float32), dims=("lat", "lon"), name="height")
+    height = height.assign_coords(lat=y["lat"], lon=y["lon"])
+    model = fitted([y, height], y, lead="1D", net="layer")
+    assert [channel.name for channel in model.fitted.input_channels] == ["t2m", "t_850", "t_500", "height"]
+    predicted = model.predict(y)
+    assert predicted["t"].dims == ("time", "level", "lat", "lon") and predicted["t"].attrs["units"] == "K"
+    assert predicted["level"].attrs == {"units": "hPa", "positive": "down"}
+    # The static field is kept with the model.
+    xr.testing.assert_equal(model.predict([y, height]), predicted)
+
+
+def test_forecasts_are_aligned_by_valid_time() -> None:
+    y = regional(40, 6, 9)
+    leads = np.array([24, 48])
+    starts = y["time"].values[:-2]
+    values = np.stack([y["t2m"].values[lead // 24 :][: len(starts)] for lead in leads], axis=1) + 1.0
+    coords = {
+        "init_time": starts,
+        "lead_time": ("lead_time", leads, {"units": "hours"}),
+        "lat": y["lat"],
+        "lon": y["lon"],
+    }
+    x = xr.Dataset({"t2m": (("init_time", "lead_time", "lat", "lon"), values, {"units": "K"})}, coords=coords)
+    model = fitted(x, y, net="layer")
+    # The forecast is the truth plus one: whoever is aligned finds that at once.
+    assert float(np.abs(model.fitted.statistics.mean_error + 1.0).max()) < 1e-4
+    assert model.fitted.shape.in_channels == 2
+    predicted = model.predict(x)["t2m"]
+    assert predicted.dims == ("init_time", "lead_time", "lat", "lon")
+    np.testing.assert_array_equal(predicted["valid_time"][:, 1], y["time"].values[2:])
+    only = fitted(x, y, net="layer", lead="48h")
+    assert only.fitted.shape.in_channels == 1
+    with pytest.raises(DataError, match="the forecasts have no lead time 3D, but 24h, 48h"):
+        fitted(x, y, lead="3D")
+    with pytest.raises(DataError, match="were inputs and targets swapped"):
+        fitted(y, x)
+
+
+def test_gaps_are_dropped_or_filled_on_request() -> None:
+    x, y = pair()
+    x["t2m"][4, 3, 3] = np.nan
+    y["t2m"][8, 0, 0] = np.nan
+    with pytest.raises(DataError, match=r"t2m of inputs has 1 missing values at 2001-01-05"):
+        fitted(x, y)
+    assert len(fitted(x, y, missing="drop", net="layer").predict(x.isel(time=slice(10, 20)))["time"]) == 10
+    model = fitted(x, y, missing="fill", net="layer")
+    predicted = model.predict(x)
+    assert int(predicted["t2m"].isnull().sum()) == len(x["time"])
+    assert predicted.attrs["smoe_missing_inputs"].startswith("replaced by the mean")
+    with pytest.raises(DataError, match="t2m has 1 missing values at 2001-01-05 where the training had values"):
+        fitted(x.isel(time=slice(10, None)), y.isel(time=slice(10, None)), net="layer").predict(x)
+
+
+def test_regridding_on_request() -> None:
+    y = pair()[1]
+    fine = y.interp(lat=np.arange(40.0, 45.01, 0.5), lon=np.arange(5.0, 13.01, 0.5)).fillna(280.0)
+    fine["t2m"] = fine["t2m"].astype(np.float32).assign_attrs(units="K")
+    with pytest.raises(DataError, match=r"inputs and targets are on different grids, 11 x 17 .* against 6 x 9"):
+        fitted(fine, y)
+    model = fitted(fine, y, regrid=True, net="layer")
+    assert model.predict(fine)["t2m"].shape == (40, 6, 9)
+
+
+def test_no_validation_or_test_time_enters_the_statistics() -> None:
+    x, y = pair()
+    period = {"train": "2001-01-01:2001-01-20", "validation": "2001-01-21:2001-01-31", "test": "2001-02-01:2001-02-09"}
+    model = fitted(x, y, net="layer", **period)
+    spoilt_x, spoilt_y = x.copy(deep=True), y.copy(deep=True)
+    for spoilt in (spoilt_x, spoilt_y):
+        spoilt["t2m"][20:] += 1000.0
+    other = fitted(spoilt_x, spoilt_y, net="layer", **period)
+    for name in Statistics.names():
+        np.testing.assert_array_equal(
+            getattr(model.fitted.statistics, name), getattr(other.fitted.statistics, name), err_msg=name
+        )
+
+
+def test_larger_than_memory_gives_the_same_model(tmp_path: Path) -> None:
+    x, y = pair()
+    x.chunk(time=5).to_zarr(tmp_path / "x.zarr", consolidated=False)
+    whole = fitted(x, y, net="layer")
+    lines: list[str] = []
+    model = smoe.GridRegressor(net="layer", **{**SMALL, "compare": "no"}, max_memory_gb=1e-5)
+    model.fit(tmp_path / "x.zarr", y, run_dir=tmp_path / "run", notify=lines.append)
+    assert any("streamed into" in line for line in lines)
+    assert (tmp_path / "run" / "fields" / "inputs" / "fields.f32").exists()
+    xr.testing.assert_allclose(model.predict(x), whole.predict(x))
+    blocks = list(model.predict_blocks(x))
+    assert len(blocks) > 1
+    xr.testing.assert_equal(xr.concat(blocks, "time")["t2m"], model.predict(x)["t2m"])
+
+
+def test_the_warning_when_the_plain_net_is_better() -> None:
+    x, y = pair()
+    model = fitted(x, y, net="layer", compare="yes")
+    best = {name: min(record["validation/loss"] for record in records if "validation/loss" in record)
+            for name, records in model.fitted.records.items()}  # fmt: skip
+    assert (model.fitted.worse_than_plain() is not None) == (best["model"] > best["plain"])
+    worse = {"model": [{"validation/loss": 2.0}], "plain": [{"validation/loss": 1.0}]}
+    assert "2 against 1" in str(replace(model.fitted, records=worse).worse_than_plain())
+    better = {"model": worse["plain"], "plain": worse["model"]}
+    assert replace(model.fitted, records=better).worse_than_plain() is None
+
+
+def test_files_of_a_stranger(tmp_path: Path) -> None:
+    x, y = pair()
+    model = fitted(x, y, net="layer")
+    with pytest.raises(DataError, match="not fitted yet"):
+        smoe.GridRegressor().predict(x)
+    model.save(tmp_path / "m")
+    with pytest.raises(DataError, match="holds a model already"):
+        model.save(tmp_path / "m")
+    model.save(tmp_path / "m", overwrite=True)
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert config["inputs"][0]["units"] == "K" and config["grid"]["hash"] == model.fitted.grid.hash
+    for change, message in (
+        ({"format": "other"}, "no config of a fitted model"),
+        ({"version": 99}, "version 99"),
+        ({"inputs": None}, "no config of a fitted model: TypeError"),
+        ({"options": {**config["options"], "filters": 3}}, "do not fit its config"),
+        ({"grid": {**config["grid"], "hash": "0"}}, "the hash of its grid"),
+    ):
+        (tmp_path / "m" / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(DataError, match=message):
+            smoe.GridRegressor.load(tmp_path / "m")
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    weights = tmp_path / "m" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(DataError, match="is damaged"):
+        smoe.GridRegressor.load(tmp_path / "m")
+    with pytest.raises(DataError, match=r"it has no config\.json"):
+        smoe.GridRegressor.load(tmp_path / "nothing")
