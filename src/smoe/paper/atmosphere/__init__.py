@@ -1,1 +1,1 @@
-"""What the weather and ensemble experiments share: variables of the atmosphere, their units, bounds and axes."""
+"""Code shared by the weather and ensemble experiments: variables of the atmosphere, their units, bounds and axes."""

@@ -1,4 +1,4 @@
-"""Which axis of a data set is which, and how to bring a field to WeatherBench's orientation."""
+"""Identifies the axes of a data set and brings fields to WeatherBench's orientation."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _TOLERANCE_DEGREES = 1e-3
 
 @dataclass(frozen=True)
 class Orientation:
-    """How the rows and columns of a file lie beside those of a grid.
+    """Orientation of the rows and columns of a file relative to a grid.
 
     Attributes:
-        grid: The grid whose points they are.
-        latitude: The file's name of its rows.
-        longitude: The file's name of its columns.
+        grid: Grid of the fields.
+        latitude: Name of the row dimension in the file.
+        longitude: Name of the column dimension in the file.
         north_first: Whether the rows run from north to south.
         first_column: Column of the file that lies at longitude 0.
     """
@@ -42,7 +42,7 @@ class Orientation:
     first_column: int
 
     def turn(self, fields: np.ndarray) -> np.ndarray:
-        """Fields `(..., H, W)` in the file's order, brought to south-north and 0 eastwards; float32, contiguous."""
+        """Returns fields `(..., H, W)` from south to north and eastwards from longitude 0, contiguous float32."""
         if self.north_first:
             fields = fields[..., ::-1, :]
         if self.first_column:
@@ -50,7 +50,7 @@ class Orientation:
         return np.ascontiguousarray(fields, dtype=np.float32)
 
     def notices(self) -> list[str]:
-        """What `turn` puts right."""
+        """Describes the changes that `turn` makes."""
         said = []
         if (self.latitude, self.longitude) != ("lat", "lon"):
             said.append(f"axes are named {self.latitude}/{self.longitude}: read as lat/lon")
@@ -65,12 +65,12 @@ def find_orientation(array: xr.DataArray, expected: Grid | None, where: str) -> 
     """Recognises the grid of a field.
 
     Args:
-        array: With its coordinates.
-        expected: The grid that it must be on; None for any of WeatherBench's.
-        where: What to call it in an error.
+        array: Field with its coordinates.
+        expected: Grid that the field must have; None accepts any of WeatherBench's grids.
+        where: Name of the field in an error message.
 
     Raises:
-        DataError: for another grid.
+        DataError: If the grid is another one.
     """
     latitude = find_axis(array, LATITUDE_NAMES, where)
     longitude = find_axis(array, LONGITUDE_NAMES, where)
@@ -102,7 +102,7 @@ def find_orientation(array: xr.DataArray, expected: Grid | None, where: str) -> 
 
 
 def find_axis(array: xr.DataArray, names: tuple[str, ...], where: str) -> str:
-    """The axis that has one of these names."""
+    """Returns the dimension that has one of these names."""
     found = [name for name in names if name in array.dims]
     if len(found) != 1:
         raise DataError(f"{where} has the dimensions {tuple(array.dims)}, expected one named {' or '.join(names)}")
@@ -112,7 +112,7 @@ def find_axis(array: xr.DataArray, names: tuple[str, ...], where: str) -> str:
 
 
 def find_levels(array: xr.DataArray, where: str) -> tuple[str | None, tuple[int, ...], bool]:
-    """Name of the level axis, its levels in hPa, and whether the file gives them in Pa.
+    """Returns the name of the level axis, its levels in hPa, and whether the file gives them in Pa.
 
     A single level without an axis, as in WeatherBench's `geopotential_500`, has the name None.
     """

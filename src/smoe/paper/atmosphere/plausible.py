@@ -1,4 +1,4 @@
-"""Whether values can be weather at all: catches wrong units, unwritten parts and damage that no library reports."""
+"""Checks whether values can be weather. Finds wrong units, unwritten parts and damage that no library reports."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from smoe.paper.atmosphere.variables import STANDARD_GRAVITY, Variable
 
 
 def check_plausible(fields: np.ndarray, variable: Variable, level: int | None, times: np.ndarray, where: str) -> None:
-    """Refuses values out of the variable's bounds and fields that are the same everywhere; NaNs pass.
+    """Refuses values outside the bounds of a variable and fields that are constant in space; NaNs pass.
 
     Args:
         fields: `(T, H, W)`.
-        variable: What they are.
-        level: In hPa.
-        times: Of the fields, `(T,)`.
-        where: What to call them in an error.
+        variable: Variable of the fields.
+        level: Pressure level in hPa.
+        times: Times of the fields, `(T,)`.
+        where: Name of the fields in an error message.
     """
     flat = fields.reshape(len(fields), -1)
     lowest, highest = np.fmin.reduce(flat, axis=1), np.fmax.reduce(flat, axis=1)
@@ -31,7 +31,7 @@ def check_plausible(fields: np.ndarray, variable: Variable, level: int | None, t
             f"{variable.short_name} in {variable.units} (between {low:g} and {high:g}): the unit is another or the "
             f"file is damaged ({int(bad.sum())} of {len(bad)} times)"
         )
-    # Rain and sunlight too are somewhere at any time, so that zeros all over the globe are no weather.
+    # Rain and sunlight exist somewhere at any time, so a field of zeros is not weather either.
     constant = lowest == highest
     if variable.varies and constant.any():
         place = int(np.argmax(constant))
@@ -42,7 +42,7 @@ def check_plausible(fields: np.ndarray, variable: Variable, level: int | None, t
 
 
 def plausible_bounds(variable: Variable, level: int | None) -> tuple[float, float]:
-    """Bounds of a variable; geopotential lies around that of the standard atmosphere."""
+    """Returns the bounds of a variable; geopotential lies around that of the standard atmosphere."""
     if variable.short_name != "z" or level is None:
         return variable.plausible
     # Wide enough for every cyclone and a crude simulated stratosphere, too narrow for heights in m.
@@ -51,7 +51,7 @@ def plausible_bounds(variable: Variable, level: int | None) -> tuple[float, floa
 
 
 def standard_height(level: float) -> float:
-    """Height in m of a pressure level, in hPa, of the standard atmosphere; isothermal above 11 km."""
+    """Returns the height in m of a pressure level, in hPa, of the standard atmosphere; isothermal above 11 km."""
     if level > 226.32:
         return 44330.8 * (1.0 - (level / 1013.25) ** 0.190263)
     return 11000.0 + 6341.6 * log(226.32 / level)

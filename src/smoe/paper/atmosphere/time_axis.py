@@ -28,19 +28,19 @@ class TimeAxis:
 
     @property
     def last(self) -> np.datetime64:
-        """The last time."""
+        """Returns the last time."""
         return self.start + np.timedelta64(self.step * (self.count - 1), "m")
 
     def values(self) -> np.ndarray:
-        """All times, datetime64[m]."""
+        """Returns all times, datetime64[m]."""
         return self.start + np.arange(self.count) * np.timedelta64(self.step, "m")
 
     def shifted(self, minutes: int) -> TimeAxis:
-        """The same times, later by some minutes."""
+        """Returns the same times, later by some minutes."""
         return replace(self, start=self.start + np.timedelta64(minutes, "m"))
 
     def find(self, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which of `times` are on the axis, as a mask, and where on the axis those are."""
+        """Returns a mask of the `times` that are on the axis, and their positions on the axis."""
         minutes = (times.astype("datetime64[m]") - self.start).astype(np.int64)
         step = self.step or 1
         index = minutes // step
@@ -49,10 +49,10 @@ class TimeAxis:
 
 
 def read_time_axis(array: xr.DataArray, where: str) -> TimeAxis:
-    """The times of a field.
+    """Returns the times of a field.
 
     Raises:
-        DataError: for no times, times in another calendar, out of order, there twice, or with a gap.
+        DataError: If there are no times, or they have another calendar, are out of order, repeated or have a gap.
     """
     name = find_axis(array, TIME_NAMES, where)
     times = as_minutes(array[name].values, where)
@@ -75,16 +75,16 @@ def read_time_axis(array: xr.DataArray, where: str) -> TimeAxis:
 
 
 def describe_short_year(year: int, num_times: int, step_hours: int) -> list[str]:
-    """Says how much of a year is there, unless all of it is."""
+    """Reports an incomplete year."""
     whole = int((np.datetime64(f"{year + 1:04d}", "h") - np.datetime64(f"{year:04d}", "h")).astype(int)) // step_hours
     return [f"{year} has {num_times:,} of its {whole:,} times"] if num_times < whole else []
 
 
 def as_minutes(values: np.ndarray, where: str) -> np.ndarray:
-    """The values of a time coordinate as datetime64[m], `(T,)`, in the order of the file.
+    """Returns the values of a time coordinate as datetime64[m], `(T,)`, in the order of the file.
 
     Raises:
-        DataError: for another calendar, numbers without units, or no value.
+        DataError: If the calendar is another one, or a time has no units or no value.
     """
     values = np.atleast_1d(values)
     if np.issubdtype(values.dtype, np.datetime64):

@@ -1,4 +1,4 @@
-"""Units as files write them, compared with what is expected."""
+"""Compares the units written in files with the expected units."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from smoe.paper.atmosphere.variables import Variable
 
 
 def canonical_units(text: str) -> str:
-    """The same units in one spelling: `m**2 s**-2`, `m^2/s^2` and `m2 s-2` are one.
+    """Returns units in one spelling: `m**2 s**-2`, `m^2/s^2` and `m2 s-2` are equal.
 
     A quotient has one divisor or several factors below the line, as in `m2/s2`; brackets stay as they are.
     """
@@ -29,7 +29,7 @@ def canonical_units(text: str) -> str:
 def check_units(variable: Variable, found: str | None, where: str) -> None:
     """Refuses units other than the variable's own; a file without units passes.
 
-    The bounds in `Variable.plausible` are what guards the values of such a file.
+    The bounds in `Variable.plausible` then check the values of such a file.
     """
     if found is None or not found.strip():
         return

@@ -1,4 +1,4 @@
-"""The variables and levels of WeatherBench under the names of each archive, and channels such as `z_500`."""
+"""Variables and levels of WeatherBench with their names in each archive, and channels such as `z_500`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from smoe.errors import DataError
 from smoe.suggestions import suggest
 
 LEVELS = (50, 250, 500, 600, 700, 850, 925)
-"""Pressure levels of the experiments, in hPa: those that WeatherBench and the CMIP archive share."""
+"""Pressure levels of the experiments in hPa, shared by WeatherBench and the CMIP archive."""
 
 STANDARD_GRAVITY = 9.80665
 """WeatherBench's orography is the geopotential at the surface divided by this, in m s-2."""
@@ -18,21 +18,21 @@ STANDARD_GRAVITY = 9.80665
 
 @dataclass(frozen=True)
 class Variable:
-    """A physical quantity and what the archives call it.
+    """A physical quantity and its names in the archives.
 
     Attributes:
         short_name: Name inside WeatherBench's files and in channel names.
-        folder: WeatherBench's name of its folder and files.
-        units: What the library uses, written as the CF conventions do (`m2 s-2`).
-        plausible: Bounds that no value on Earth passes; they catch wrong units and unwritten or damaged parts.
-        has_levels: Whether it is given on pressure levels.
-        varies: Whether no field of it is ever the same everywhere. Such a field was never written or is damaged.
-        is_accumulated: Whether it sums over the hours before a time; such files may start some hours late.
-        weatherbench2_name: Name in WeatherBench-2's stores, if another than `folder`.
-        cmip_name: Name in the CMIP archive, if it is there.
-        cmip_units: Units there.
-        cmip_factor: What to multiply the archive's values with.
-        unit_names: Other ways of writing `units`.
+        folder: Name of its folder and files in WeatherBench.
+        units: Units in this library, written as in the CF conventions (`m2 s-2`).
+        plausible: Bounds of all values on Earth; they reveal wrong units and unwritten or damaged parts.
+        has_levels: Whether the variable is given on pressure levels.
+        varies: Whether every field varies in space. A constant field was then never written, or is damaged.
+        is_accumulated: Whether values are sums over the hours before a time; such files may start some hours late.
+        weatherbench2_name: Name in WeatherBench-2's stores, if it differs from `folder`.
+        cmip_name: Name in the CMIP archive, or None if the archive does not have the variable.
+        cmip_units: Units in the CMIP archive.
+        cmip_factor: Factor that converts the archive's values to `units`.
+        unit_names: Other spellings of `units`.
     """
 
     short_name: str
@@ -100,7 +100,7 @@ CONSTANTS = ("lsm", "orography", "lat2d", "lon2d", "slt")
 
 @dataclass(frozen=True)
 class Channel:
-    """A variable, on one level if it has levels: one field for each time."""
+    """A variable, on one pressure level if it has levels: one field for each time."""
 
     variable: str
     level: int | None = None
@@ -110,10 +110,10 @@ class Channel:
 
 
 def parse_channel(name: str) -> Channel:
-    """The channel named `z_500` or `t2m`.
+    """Returns the channel with a name such as `z_500` or `t2m`.
 
     Raises:
-        DataError: for a name that is no channel, with the nearest that is one.
+        DataError: If there is no such channel; the message suggests the nearest name.
     """
     match = re.fullmatch(r"([a-z]+)_([1-9][0-9]{0,3})", name)
     short_name, level = (match[1], int(match[2])) if match else (name, None)
@@ -132,7 +132,7 @@ def parse_channel(name: str) -> Channel:
 
 
 def check_constant_name(name: str) -> None:
-    """Refuses a name that is no constant, with the nearest that is one."""
+    """Refuses a name that is not a constant field, and suggests the nearest name."""
     if name not in CONSTANTS:
         raise DataError(f"no constant field is named {name!r}; {suggest(name, CONSTANTS)}")
 

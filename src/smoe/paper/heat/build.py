@@ -59,14 +59,14 @@ def build_task(recipe: HeatRecipe, splits: tuple[str, ...] = SPLITS, notify: Not
 
 
 def make_region_map(data: HeatDiffusion) -> np.ndarray:
-    """The map of region types `(H, W)`, loaded or grown."""
+    """Returns the map of region types `(H, W)`, loaded or generated."""
     if data.region_map is not None:
         return load_region_map(data.region_map)
     return grow_region_map(data.spatial_shape, len(data.diffusivities), data.region_seed)
 
 
 def make_split(data: HeatDiffusion, region_map: np.ndarray, split: str, notify: Notify = print) -> HeatPairs:
-    """Simulates a split, or opens what an earlier run kept in `cache_dir`."""
+    """Simulates a split, or opens the frames that an earlier run stored in `cache_dir`."""
     num_runs, seed = {
         "train": (data.num_train_runs, data.train_seed),
         "validation": (data.num_validation_runs, data.validation_seed),

@@ -1,4 +1,4 @@
-"""Makes the network of a heat recipe, and the losses its routing has beside the main one."""
+"""Makes the network of a heat recipe and its auxiliary losses."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from smoe.paper.heat.model_options import (
 def build_model(
     model: HeatModel, learning: Learning, region_map: np.ndarray, diffusivities: Sequence[float]
 ) -> torch.nn.Module:
-    """The network a recipe describes, one field to one field.
+    """Returns the network of a recipe; it maps one field to one field.
 
     Args:
-        model: the description.
+        model: Options of the network.
         learning: How the routing of an SMoE learns.
-        region_map: `(H, W)`; networks that know their grid are made for it, and starts at the truth take it from here.
-        diffusivities: of the region types, for starts at the truth.
+        region_map: Map of regions, `(H, W)`. It gives the grid of networks that need one, and the true routing.
+        diffusivities: Diffusivity of each region type, for experts that start as the true stencils.
     """
     grid = (region_map.shape[0], region_map.shape[1])
-    # With so few channels the backward of those convolutions that are torch's takes 2 to 8 times as long otherwise.
+    # With so few channels, the backward pass of torch's own convolutions takes 2 to 8 times as long otherwise.
     channels_last: dict[str, Any] = {"memory_format": torch.channels_last}
     match model:
         case SpatialMoEModel():
@@ -64,7 +64,7 @@ def build_model(
 def build_spatial_moe(
     model: SpatialMoEModel, learning: Learning, region_map: np.ndarray, diffusivities: Sequence[float]
 ) -> SpatialMoENet:
-    """The one-layer SMoE network, random or at the truth."""
+    """Returns the one-layer SMoE network, started at random or at the truth."""
     options: dict[str, Any] = {
         "gate": build_gate(model, region_map),
         "weighted": model.weighted,
@@ -86,7 +86,7 @@ def build_spatial_moe(
 
 
 def build_gate(model: SpatialMoEModel, region_map: np.ndarray) -> nn.SpatialGate:
-    """The gate a recipe names."""
+    """Returns the gate of a recipe."""
     num_experts, num_selected = model.num_experts, model.num_selected
     grid = (region_map.shape[0], region_map.shape[1])
     common: dict[str, Any] = {"normalization": model.normalization, "order": model.order}
@@ -115,7 +115,7 @@ def build_gate(model: SpatialMoEModel, region_map: np.ndarray) -> nn.SpatialGate
 
 
 def build_auxiliary_loss(model: HeatModel) -> Callable[[torch.nn.Module], Tensor] | None:
-    """The balancing losses of a V-MoE, from the network after its forward pass; None for other networks."""
+    """Returns the balancing losses of a V-MoE, computed after its forward pass; None for other networks."""
     if isinstance(model, VisionTransformerModel) and model.num_experts is not None:
         return partial(patch_moe_loss, weight=model.auxiliary_weight)
     return None
@@ -131,7 +131,7 @@ def _layer_maker(model: ConvNetModel) -> Callable[[int, int], torch.nn.Module]:
 
 
 def _set_true_experts(layer: nn.SpatialMoE2d, diffusivities: Sequence[float]) -> None:
-    """Each region's share of the bank, the same as in `gate_start='true'`, becomes that region's stencil."""
+    """Sets each region's share of the bank, the same as in `gate_start='true'`, to the stencil of that region."""
     num_experts, _, rows, columns = layer.weight.shape
     top, left = (rows - 3) // 2, (columns - 3) // 2
     shares = torch.tensor_split(torch.arange(num_experts), len(diffusivities))

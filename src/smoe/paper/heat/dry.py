@@ -1,4 +1,4 @@
-"""A task of a heat recipe without its data, for plans made before anything is trained."""
+"""Makes the task of a heat recipe without its data, for estimates before a training."""
 
 from __future__ import annotations
 

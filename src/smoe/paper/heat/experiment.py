@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class HeatExperiment(Experiment):
-    """Heat diffusing over regions of different diffusivity; the data are simulated."""
+    """Heat diffusion over regions of different diffusivity. The data are simulated."""
 
     name: ClassVar[str] = "heat"
     recipe_type = HeatRecipe
@@ -42,7 +42,7 @@ class HeatExperiment(Experiment):
         return build_dry_task(recipe)
 
     def published(self, recipe_name: str) -> tuple[PublishedResult, ...]:
-        """What the paper prints for a recipe."""
+        """Returns the result that the paper prints for a recipe."""
         return (PUBLISHED[recipe_name],) if recipe_name in PUBLISHED else ()
 
     def draw(self, run: OpenRun, options: ShowOptions) -> list[Path]:
@@ -61,7 +61,7 @@ class HeatExperiment(Experiment):
         return draw_figures(self.tables, tables, store, runs_dir, output_dir)
 
     def default_data(self, runs_dir: Path) -> Path:
-        """The data are simulated and kept beside the runs."""
+        """Returns the folder beside the runs that keeps the simulated data."""
         return runs_dir / "data"
 
 

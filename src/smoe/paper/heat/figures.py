@@ -1,4 +1,4 @@
-"""The figures of the heat table_set, from stored runs."""
+"""Figures of the heat tables, drawn from stored runs. The pictures of one run are in `pictures`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ METRIC = "within_1_percent"
 def draw_figures(
     table_set: TableSet, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
 ) -> list[Path]:
-    """Draws what the stored runs of the tables allow, and returns the pictures.
+    """Draws the figures that the stored runs of the tables allow, and returns their paths.
 
     Args:
         table_set: All tables of the experiment.
-        tables: the main table has three figures, that of quantiles and damping one.
-        store: of finished runs.
-        runs_dir: holds the weights of runs made here; without them the routing is not drawn.
-        output_dir: receives the pictures.
+        tables: Tables to draw; the main table has three figures, the table of quantiles and damping one.
+        store: Finished runs.
+        runs_dir: Folder with the weights of runs made here; without them the routing is not drawn.
+        output_dir: Folder for the pictures.
     """
     pictures: list[Path] = []
     names = {table.name: table for table in tables}

@@ -1,4 +1,4 @@
-"""The networks of the heat-diffusion experiment, as options of recipes (paper section 3.1). Imports nothing heavy."""
+"""Options of the networks of the heat-diffusion experiment (paper section 3.1). Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ GateName = Literal["tensor", "factorised", "conv", "coordconv", "coordconv3", "l
 
 @dataclass(frozen=True)
 class SpatialMoEModel:
-    """One SMoE layer; with several selected experts their outputs are summed.
+    """One SMoE layer; the outputs of several selected experts are summed.
 
     Attributes:
-        num_experts: experts in the bank.
-        num_selected: experts chosen at each pixel.
-        kernel_size: of the experts.
-        experts: what an expert is: a convolution, or a CoordConv.
-        gate: the gating function; `fixed` knows the region map, `random` is a frozen tensor gate.
-        gate_init: start of a tensor gate.
+        num_experts: Number of experts in the bank.
+        num_selected: Number of experts selected at each pixel.
+        kernel_size: Rows and columns of the experts' kernels.
+        experts: Kind of the experts: convolutions or CoordConv layers.
+        gate: Gating function; `fixed` is the true region map, `random` a frozen tensor gate.
+        gate_init: Initialisation of a tensor gate.
         gate_start: `true` starts a tensor gate with each region preferring its own share of the experts.
         experts_start: `true` starts the experts as the diffusion stencils.
-        experts_frozen: leave the experts as they start.
-        normalization: of the gate's scores.
-        gate_noise: disturb the scores while training.
-        weighted: multiply the experts' outputs by their scores.
+        experts_frozen: Do not train the experts.
+        normalization: Normalisation of the gate's scores.
+        gate_noise: Add noise to the scores in training.
+        weighted: Multiply the experts' outputs by their scores.
         order: Order of the selected experts.
-        rank: Numbers for each pixel of a factorised gate.
+        rank: Number of values for each pixel of a factorised gate.
         bias: Owner of the biases of the experts' outputs.
     """
 
@@ -65,10 +65,10 @@ class ConvNetModel:
     """Convolutions with batch normalisation and ReLU between them.
 
     Attributes:
-        layer: what each layer is: a convolution, a CoordConv or a CondConv.
-        hidden: filters of the layers before the last; the last one has one.
-        kernel_size: of all layers.
-        num_experts: kernels that a CondConv mixes for each sample.
+        layer: Kind of the layers: convolutions, CoordConv or CondConv layers.
+        hidden: Number of filters of each layer before the last; the last layer has one.
+        kernel_size: Rows and columns of the kernels of all layers.
+        num_experts: Number of kernels that a CondConv mixes for each sample.
     """
 
     layer: Literal["conv", "coordconv", "condconv"] = "conv"
@@ -82,9 +82,9 @@ class LowRankLocalModel:
     """One low-rank locally connected layer (LRLCN).
 
     Attributes:
-        combiner: how each pixel mixes the basis filters.
-        spatial_rank: number of basis filters.
-        kernel_size: of the basis filters.
+        combiner: Network that computes each pixel's mixture of the basis filters.
+        spatial_rank: Number of basis filters.
+        kernel_size: Rows and columns of the basis filters.
     """
 
     combiner: Combiner = "input"
@@ -94,10 +94,10 @@ class LowRankLocalModel:
 
 @dataclass(frozen=True)
 class LocallyConnectedModel:
-    """One locally connected layer (LCN): a filter of its own for each pixel.
+    """One locally connected layer (LCN), with a filter for each pixel.
 
     Attributes:
-        kernel_size: of the filters.
+        kernel_size: Rows and columns of the filters.
     """
 
     kernel_size: int = 3
@@ -105,7 +105,7 @@ class LocallyConnectedModel:
 
 @dataclass(frozen=True)
 class FullyConnectedModel:
-    """One fully connected layer (FC): each pixel sees the whole grid; no bias."""
+    """One fully connected layer (FC) without bias: each output pixel depends on the whole grid."""
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,13 @@ class VisionTransformerModel:
     """A vision transformer (ViT), or with experts a vision mixture of experts (V-MoE).
 
     Attributes:
-        patch_size: pixels along each side of a patch.
-        width: of a token.
-        num_heads: of the attention.
-        depth: number of blocks.
-        hidden: width inside the MLPs.
-        num_experts: MLPs of which each token uses one; None for a plain transformer.
-        auxiliary_weight: factor of V-MoE's balancing losses.
+        patch_size: Rows and columns of a patch, in pixels.
+        width: Number of features of a token.
+        num_heads: Number of attention heads.
+        depth: Number of blocks.
+        hidden: Number of features inside the MLPs.
+        num_experts: Number of expert MLPs, of which each token uses one; None for a plain transformer.
+        auxiliary_weight: Factor of V-MoE's balancing losses.
     """
 
     patch_size: int = 4

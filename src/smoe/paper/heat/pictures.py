@@ -1,4 +1,4 @@
-"""Pictures of a heat run: what it learned beside the truth, and its accuracy by epoch."""
+"""Pictures of one heat run: the learned routing beside the truth, and the accuracy by epoch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from smoe.paper.heat.recipes import HeatRecipe
 
 
 def learned(run: OpenRun) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Region map `(H, W)`, its stencils `(R, 3, 3)`, routing map `(H, W)` and experts `(X, k, k)` of a run.
+    """Returns region map `(H, W)`, stencils `(R, 3, 3)`, routing map `(H, W)` and experts `(X, k, k)` of a run.
 
     Raises:
-        ValueError: if there is no one map: the run's model is no SMoE, its experts are not plain convolutions, or its
-            gate looks at its input.
+        ValueError: If the run has no single routing map: its model is not an SMoE, its experts are not plain
+            convolutions, or its gate depends on the input.
     """
     model = run.task.model
     layer = model.layer if isinstance(model, SpatialMoENet) else None
@@ -41,7 +41,7 @@ def learned(run: OpenRun) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
 
 
 def draw_run(run: OpenRun) -> list[Path]:
-    """Writes the pictures into the run's folder and returns their paths; the routing only where there is an SMoE."""
+    """Writes the pictures into the run's folder and returns their paths; the routing is drawn for an SMoE only."""
     from smoe.paper.heat.views import draw_routing
     from smoe.views import draw_accuracy
 

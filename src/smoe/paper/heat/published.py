@@ -6,7 +6,7 @@ from smoe.experiments.published import PublishedResult
 
 
 def heat_result(mean: float, spread: float = 0.0, epochs: int | None = None, source: str = "") -> PublishedResult:
-    """A percentage of pixels within 1 %."""
+    """Returns a published percentage of pixels within 1 %."""
     return PublishedResult("within_1_percent", mean, spread, epochs, source)
 
 

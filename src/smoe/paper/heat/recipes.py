@@ -23,26 +23,26 @@ from smoe.training.plan import TrainingPlan
 
 @dataclass(frozen=True)
 class HeatDiffusion:
-    """The data: heat diffusing over regions of different diffusivity.
+    """Simulated heat diffusion over regions of different diffusivity.
 
     Attributes:
-        spatial_shape: rows and columns of the grid.
-        diffusivities: of region types 0, 1, ...; each at most 0.25.
-        region_seed: of the region map.
-        region_map: file of a region map (.npy, .csv, .txt) to use instead; it sets the grid.
-        num_steps: of each run.
-        num_train_runs: runs of the training split.
-        num_validation_runs: runs of the validation split.
-        num_test_runs: runs of the test split.
-        train_seed: of the training runs' starts.
-        validation_seed: of the validation runs' starts.
-        test_seed: of the test runs' starts.
-        unit: factor of all temperatures: the same data in another unit.
-        cache_dir: folder that keeps the simulated frames for the next run (1.7 GB at paper scale); None keeps nothing.
+        spatial_shape: Rows and columns of the grid.
+        diffusivities: Diffusivity of each region type, at most 0.25.
+        region_seed: Seed of the region map.
+        region_map: File of a region map (.npy, .csv, .txt) to use instead of a generated one; it sets the grid.
+        num_steps: Number of time steps of each run.
+        num_train_runs: Number of runs in the training split.
+        num_validation_runs: Number of runs in the validation split.
+        num_test_runs: Number of runs in the test split.
+        train_seed: Seed of the initial states of the training split.
+        validation_seed: Seed of the initial states of the validation split.
+        test_seed: Seed of the initial states of the test split.
+        unit: Factor of all temperatures, which expresses the same data in another unit.
+        cache_dir: Folder that keeps the simulated frames for later runs (1.7 GB at paper scale); None keeps nothing.
     """
 
     spatial_shape: tuple[int, int] = (64, 64)
-    # In the order of the released command line; the paper's text names them the other way round.
+    # In the order of the released command line; the paper's text gives the opposite order.
     diffusivities: tuple[float, ...] = (0.0025, 0.025, 0.25)
     region_seed: int = 42
     region_map: Path | None = None
@@ -61,7 +61,7 @@ class HeatDiffusion:
             raise ValueError(f"unit must be positive and finite, got {self.unit}")
 
 
-# The paper's schedule: a tenth of the learning rate after 15 epochs without improvement, the end after 30.
+# The paper's schedule: a tenth of the learning rate after 15 epochs without improvement, and the end after 30.
 HEAT_TRAINING = TrainingPlan(
     batch_size=32,
     evaluation_batch_size=100,

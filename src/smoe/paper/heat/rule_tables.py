@@ -1,4 +1,4 @@
-"""Tables of our own: what trains the gate on heat diffusion, in which unit, by which loss. Imports nothing heavy."""
+"""Additional tables: training rules of the gate, units of the data, losses. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNITS = (1e-3, 1.0, 1e3)
 
 
 def rule_table() -> ResultTable:
-    """Every rule, between a gate that never learns and one that knows the regions."""
+    """Table of all rules, with a gate that never learns and the true gate as bounds."""
     name = "heat/rules"
     rows = [Row(("three", label), HeatRecipe(rule=rule)) for label, rule in RULES.items()]
     undamped = replace(RoutingClassification.released(), damping=None)
@@ -43,12 +43,12 @@ def rule_table() -> ResultTable:
 
 
 def unit_table() -> ResultTable:
-    """The same data in other units."""
+    """Table of the same data in other units."""
     name = "heat/units"
     rows = [
         Row(
             (f"{unit:g}", rule),
-            # An eps far below the gradients of the smallest unit: what differs is the rule, not the optimiser.
+            # An eps far below the gradients of the smallest unit, so that only the rule differs.
             HeatRecipe(data=HeatDiffusion(unit=unit), rule=RULES[rule], optimizer=Adam(eps=1e-15)),
         )
         for unit in UNITS
@@ -58,7 +58,7 @@ def unit_table() -> ResultTable:
 
 
 def loss_table() -> ResultTable:
-    """What models that know no regions learn depends on the loss."""
+    """Table of the loss on which models without regions depend."""
     name = "heat/losses"
     models = {
         "one 3 x 3 convolution": HeatRecipe(model=ConvNetModel("conv", hidden=())),

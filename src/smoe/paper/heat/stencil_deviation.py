@@ -1,4 +1,4 @@
-"""How far the learned experts are from the true stencils."""
+"""Deviation of the learned experts from the true stencils."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every heat-diffusion table of the paper, and five of our own (sections 3.1, B and C). Imports no torch."""
+"""Every heat-diffusion table of the paper (sections 3.1, B and C), and five additional ones. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smoe.rules import Damping, EndToEnd, RoutingClassification, Rule
 
 SMOE = HEAT_RECIPES["heat/smoe"]
 RELEASED = RoutingClassification.released()
-# The released code's damping, which belongs to both of its ways to train the gate.
+# Damping of the released code, used with and without the RC loss.
 RELEASED_DAMPING = RELEASED.damping
 
 
@@ -198,7 +198,7 @@ DAMPINGS: tuple[float | None, ...] = (0.0, 0.1, 0.5, None)
 
 
 def grid_recipe(error_quantile: float, damping: float | None) -> HeatRecipe:
-    """A cell of the table of quantiles and damping factors."""
+    """Returns the recipe of a cell of the table of quantiles and damping factors."""
     damped = None if damping is None else Damping(factor=damping, error_quantile=error_quantile)
     return _smoe(RoutingClassification(error_quantile=error_quantile, damping=damped))
 
@@ -222,7 +222,7 @@ def _tolerances() -> ResultTable:
     name = "heat/tolerances"
     equal = ((0.0, 0.0), (1e-5, 1e-5), (1e-4, 1e-4), (1e-3, 1e-3))
     pairs = [("data", *pair) for pair in ((1e-5, 1e-3), *equal, (0.0, 1e-3), (1e-6, 1e-3), (1e-5, 1e-2))]
-    # The root mean square of the data is 0.054: the first pair is about that of the data units.
+    # The root mean square of the data is 0.054: the first pair is about equal to the tolerances in data units.
     pairs += [("output", *pair) for pair in ((2e-4, 2e-2), (1e-4, 1e-2), (1e-3, 2e-2), (1e-2, 1e-2))]
     rows = [
         _row(
@@ -239,7 +239,7 @@ def _small(recipe: HeatRecipe) -> HeatRecipe:
 
 
 def _short(recipe: HeatRecipe) -> HeatRecipe:
-    # A step of ViT or of a fully-connected gate takes a hundred times that of an SMoE: ten epochs are half an hour.
+    # A step of a ViT or of a fully-connected gate takes a hundred times as long as that of an SMoE.
     return replace(_small(recipe), training=replace(recipe.training, max_epochs=SHORT_EPOCHS))
 
 

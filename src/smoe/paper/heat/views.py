@@ -1,4 +1,4 @@
-"""What an SMoE learned about heat diffusion, beside the truth (paper, figure of the learned routing)."""
+"""Draws what an SMoE learned about heat diffusion beside the truth (paper, figure of the learned routing)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draw_routing(
     """Draw the true regions and their stencils on the left, the learned routing and its experts on the right.
 
     An expert has the colour of the region in which most of its pixels lie; experts that share a region have shades
-    of its colour, the busiest the darkest. Experts are listed by region, those that no pixel chose at the end, in grey.
+    of its colour, the most used one the darkest. Experts are listed by region; unused experts are last, in grey.
 
     Args:
         region_map: True region of each pixel, in [0, R), `(H, W)`.
@@ -98,7 +98,7 @@ def _summary(
     region_map: np.ndarray, stencils: np.ndarray, routing_map: np.ndarray, experts: np.ndarray, regions: np.ndarray
 ) -> str:
     fraction = region_agreement(routing_map[None], region_map, len(experts))
-    # Rounded down, so that 100 % is said only of all pixels.
+    # Rounded down, so that 100 % means all pixels.
     percent = math.floor(fraction * 1e4 + 1e-6) / 100 if fraction < 1 else 100
     num_different = round((1 - fraction) * region_map.size)
     return (

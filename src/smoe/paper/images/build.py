@@ -42,12 +42,12 @@ def make_task(
     image_shape: tuple[int, int, int] | None = None,
     samples: Mapping[str, Dataset[tuple[torch.Tensor, torch.Tensor]]] | None = None,
 ) -> Task:
-    """The task of a recipe.
+    """Returns the task of a recipe.
 
     Args:
-        recipe: what to train.
-        image_shape: channels, rows and columns; None for those of the published images.
-        samples: by split.
+        recipe: Recipe to train.
+        image_shape: Channels, rows and columns of an image; None for those of the published images.
+        samples: Samples of each split.
     """
     image_set = IMAGE_SETS[recipe.data.name]
     num_classes = len(image_set.classes)
@@ -58,7 +58,7 @@ def make_task(
 
 
 def make_splits(data: ImageData, splits: tuple[str, ...], notify: Notify = print) -> dict[str, ImageSamples]:
-    """The samples of each split: the first training images are the validation."""
+    """Returns the samples of each split; the first training images are the validation split."""
     image_set = IMAGE_SETS[data.name]
     if not splits:
         return {}

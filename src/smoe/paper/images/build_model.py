@@ -23,13 +23,13 @@ from smoe.paper.images.model_options import (
 def build_model(
     model: ImageModel, learning: Learning, image_shape: tuple[int, int, int], num_classes: int
 ) -> ImageClassifier:
-    """The network a recipe describes.
+    """Returns the network of a recipe.
 
     Args:
-        model: the description.
+        model: Options of the network.
         learning: How the routing of SMoE layers learns.
-        image_shape: channels, rows and columns.
-        num_classes: N.
+        image_shape: Channels, rows and columns of an image.
+        num_classes: Number of classes.
     """
     in_channels, *sides = image_shape
     grid = (sides[0], sides[1])
@@ -66,7 +66,7 @@ def _spatial_moe_layers(
     pairs: list[tuple[int, int]],
     grid: tuple[int, int],
 ) -> list[torch.nn.Module]:
-    """SMoE layers on one grid, so that they can share a gate."""
+    """Makes SMoE layers on one grid, which can share a gate."""
     num_experts = round(model.expert_ratio * model.filters)
 
     def new_gate() -> nn.SpatialGate:
@@ -79,7 +79,7 @@ def _spatial_moe_layers(
             num_experts,
             model.filters,
             gate=shared if number == 0 or model.share_gates else new_gate(),
-            # Batch normalisation follows, which takes the place of a bias for each channel.
+            # Batch normalisation follows and replaces a bias for each channel.
             bias="expert" if model.bias == "expert" else False,
             local_affine=model.local_affine,
             **learning._asdict(),

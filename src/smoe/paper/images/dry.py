@@ -1,4 +1,4 @@
-"""A task of an image recipe without its data, for plans made before anything is trained."""
+"""Makes the task of an image recipe without its data, for estimates before a training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from smoe.paper.images.recipes import ImageRecipe
 
 
 def build_dry_task(recipe: ImageRecipe) -> DryTask:
-    """Makes the task without simulating or reading fields."""
+    """Makes the task without reading images."""
     data = recipe.data
     image_set = IMAGE_SETS[data.name]
     num_images = image_set.num_images["train"]

@@ -48,7 +48,7 @@ class ImageExperiment(Experiment):
         return build_dry_task(recipe)
 
     def published(self, recipe_name: str) -> tuple[PublishedResult, ...]:
-        """What the paper prints for a recipe."""
+        """Returns the result that the paper prints for a recipe."""
         return (PUBLISHED[recipe_name],) if recipe_name in PUBLISHED else ()
 
     def draw(self, run: OpenRun, options: ShowOptions) -> list[Path]:
@@ -66,7 +66,7 @@ class ImageExperiment(Experiment):
         return draw_figures(self.tables, tables, store, runs_dir, output_dir)
 
     def default_data(self, runs_dir: Path) -> Path:
-        """The folder of `smoe data fetch`."""
+        """Returns the folder that `smoe data fetch` writes."""
         del runs_dir
         return Path("data")
 

@@ -1,4 +1,4 @@
-"""The figures of the tables of small images, from stored runs."""
+"""Figures of the tables of small images, drawn from stored runs. The pictures of one run are in `pictures`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from smoe.paper.images.recipes import IMAGE_RECIPES
 def draw_figures(
     table_set: TableSet, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
 ) -> list[Path]:
-    """Draws what the stored runs of the tables allow, and returns the pictures.
+    """Draws the figures that the stored runs of the tables allow, and returns their paths.
 
     Args:
         table_set: All tables of the experiment.
-        tables: those of a set of images have two figures: the errors of each class, and the routing of the SMoE.
-        store: of finished runs.
-        runs_dir: holds the weights of runs made here; without them the routing is not drawn.
-        output_dir: receives the pictures.
+        tables: Tables to draw; each table of an image set has two figures: errors by class and the SMoE's routing.
+        store: Finished runs.
+        runs_dir: Folder with the weights of runs made here; without them the routing is not drawn.
+        output_dir: Folder for the pictures.
     """
     pictures: list[Path] = []
     for table in tables:
@@ -43,7 +43,7 @@ def _draw_errors(table_set: TableSet, table: ResultTable, name: str, store: RunS
 
     classes = IMAGE_SETS[name].classes
     found = {row.label: outcomes(table_set, row, store) for row in table.rows}
-    # Not all models were trained at the same scales: the label says which.
+    # Not all models were trained at the same scales: the label contains the scale.
     errors = {
         f"{label} ({outcome.scale.name})": _errors(outcome, len(classes))
         for label, all_of_it in found.items()

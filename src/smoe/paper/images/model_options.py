@@ -1,4 +1,4 @@
-"""The classifiers of small images, as options of recipes (paper appendix D). Imports nothing heavy."""
+"""Options of the classifiers of small images (paper appendix D). Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from smoe.options import Combiner
 
 @dataclass(frozen=True)
 class _Size:
-    """What all of them share: 3x3 layers that keep the grid, batch normalisation and ReLU, mean over pixels, linear.
+    """Common options: 3x3 layers that keep the grid, batch normalisation and ReLU, mean over pixels, linear layer.
 
     Attributes:
-        filters: of each layer.
-        num_layers: of the net.
+        filters: Number of filters of each layer.
+        num_layers: Number of layers.
     """
 
     filters: int = 64
@@ -39,11 +39,11 @@ class LocalClassifierModel(_Size):
 
 @dataclass(frozen=True)
 class CoordConvClassifierModel(_Size):
-    """Three convolutions that see their coordinates (CoordConv).
+    """Three convolutions with coordinates as additional inputs (CoordConv).
 
     Attributes:
-        coordinates: `image`: appended once, to the image, as Elsayed et al. do, whose set-up the paper follows;
-            `all`: to the input of every layer, as the paper's heat net.
+        coordinates: `image` appends the coordinates once, to the image, as Elsayed et al. do, whose set-up the paper
+            follows; `all` appends them to the input of every layer, as in the paper's heat network.
     """
 
     coordinates: Literal["image", "all"] = "image"
@@ -54,14 +54,15 @@ class WideClassifierModel(_Size):
     """Three convolutions with more filters.
 
     Attributes:
-        matched_rank: the widths are those of Elsayed et al.: as many parameters as a low-rank local layer of this rank
-            in the place of the layer and a plain layer behind it would have. 66, 160 and 256 filters for grey images.
+        matched_rank: Rank of a low-rank local layer. The widths are those of Elsayed et al.: the network has as many
+            parameters as one with such a layer in place of the layer and a plain layer behind it. Grey images get
+            66, 160 and 256 filters.
     """
 
     matched_rank: int = 4
 
     def widths(self, in_channels: int) -> tuple[int, ...]:
-        """Filters of each layer, for images of so many channels."""
+        """Returns the number of filters of each layer for images with some number of channels."""
         rank, filters = self.matched_rank, self.filters
         inputs = (in_channels, *(filters,) * (self.num_layers - 1))
         inner = (int((rank * number + filters) / (number + filters) * filters) for number in inputs[:-1])
@@ -73,9 +74,9 @@ class LowRankLocalClassifierModel(_Size):
     """Three low-rank locally connected layers (LRLCN).
 
     Attributes:
-        spatial_rank: bases.
-        combiner: how each pixel mixes them; the first one is that of Elsayed et al.
-        spatial_bias: add a learned number for each row and column, as Elsayed et al. do.
+        spatial_rank: Number of basis filters.
+        combiner: Network that computes each pixel's mixture; the first one is that of Elsayed et al.
+        spatial_bias: Add a learned bias for each row and column, as Elsayed et al. do.
     """
 
     spatial_rank: int = 4
@@ -85,10 +86,10 @@ class LowRankLocalClassifierModel(_Size):
 
 @dataclass(frozen=True)
 class SpatialMoEClassifierModel(GateOptions, _Size):
-    """Three SMoE layers of 128 experts, of which 64 are selected.
+    """Three SMoE layers that select 64 of 128 experts.
 
     Attributes:
-        share_gates: one gate for all layers.
+        share_gates: Use one gate for all layers.
     """
 
     share_gates: bool = True

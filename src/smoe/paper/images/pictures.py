@@ -1,4 +1,4 @@
-"""Pictures of a run that classifies images: accuracy by epoch, mistakes, and who serves which part of an image."""
+"""Pictures of one image run: accuracy by epoch, confusion matrix, and the routing over mean images."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def draw_run(run: OpenRun, split: str) -> list[Path]:
     """Writes the pictures into the run's folder and returns their paths.
 
     Args:
-        run: opened with the split.
-        split: whose images are classified, and whose mean images lie under the routing.
+        run: Run, opened with the split.
+        split: Split whose images are classified, and whose mean images are drawn under the routing.
     """
     samples, classes = _images_of(run, split)
     confusion = confusion_of(run, samples, len(classes))
@@ -36,10 +36,10 @@ def draw_run(run: OpenRun, split: str) -> list[Path]:
 
 
 def confusion_of(run: OpenRun, samples: ImageSamples, num_classes: int) -> Tensor:
-    """Which classes the run takes for which, `(N, N)`.
+    """Returns the confusion matrix of a run, `(N, N)`.
 
     Raises:
-        DataError: if its logits are not finite: there is no class to speak of.
+        DataError: If the logits are not finite.
     """
     device = make_accelerator(run.recipe.training).device
     model = run.task.model.to(device)
@@ -53,7 +53,7 @@ def confusion_of(run: OpenRun, samples: ImageSamples, num_classes: int) -> Tenso
 
 
 def mean_images(samples: ImageSamples, num_classes: int) -> np.ndarray:
-    """The mean of each class's images, as brightness from 0 to 1, `(N, H, W)`; a class without images is black."""
+    """Returns the mean image of each class, as brightness from 0 to 1, `(N, H, W)`; black for an empty class."""
     means = torch.zeros(num_classes, *samples.image_shape[1:], dtype=torch.float64)
     for number in range(num_classes):
         images = samples.images[samples.labels == number]
@@ -85,14 +85,14 @@ def _draw_confusion(run: OpenRun, split: str, confusion: Tensor, classes: tuple[
 
 
 def draw_routing_of(run: OpenRun, split: str, folder: Path, stem: str, *, title: str) -> list[Path]:
-    """Draws the routing of each gate over the mean images of a split; nothing for a network without gates.
+    """Draws the routing of each gate over the mean images of a split; draws nothing for a network without gates.
 
     Args:
-        run: opened with the split.
-        split: whose images are averaged.
-        folder: receives the pictures.
-        stem: of their names.
-        title: what the network is called.
+        run: Run, opened with the split.
+        split: Split whose images are averaged.
+        folder: Folder for the pictures.
+        stem: Beginning of their file names.
+        title: Name of the network in the titles.
     """
     from smoe.views import draw_image_routing
 
@@ -115,7 +115,7 @@ def draw_routing_of(run: OpenRun, split: str, folder: Path, stem: str, *, title:
 
 
 def _images_of(run: OpenRun, split: str) -> tuple[ImageSamples, tuple[str, ...]]:
-    """The samples of a split and the names of their classes."""
+    """Returns the samples of a split and the names of their classes."""
     assert isinstance(run.recipe, ImageRecipe)
     samples = run.task.splits[split]
     assert isinstance(samples, ImageSamples)

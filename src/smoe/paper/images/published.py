@@ -6,7 +6,7 @@ from smoe.experiments.published import PublishedResult
 
 
 def accuracy_result(mean: float, spread: float, source: str) -> PublishedResult:
-    """An accuracy in percent."""
+    """Returns a published accuracy in percent."""
     return PublishedResult("accuracy", mean, spread, None, source)
 
 

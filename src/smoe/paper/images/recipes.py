@@ -24,13 +24,13 @@ from smoe.training.plan import TrainingPlan
 
 @dataclass(frozen=True)
 class ImageData:
-    """The images.
+    """Images of a published set.
 
     Attributes:
-        name: of the set.
-        root: Folder of its files, or one above it, such as that of all `smoe data fetch` got; None in stored results.
-        verify: refuse files of the right format that are not the published ones.
-        images_per_epoch: an epoch is so many of the training images, drawn anew each time; None for all of them.
+        name: Name of the image set.
+        root: Folder of its files or a folder above it, such as the output of `smoe data fetch`; None in stored results.
+        verify: Refuse files of the right format whose content differs from the published files.
+        images_per_epoch: Number of training images drawn at random for each epoch; None uses all of them.
     """
 
     name: ImageSetName = "mnist"
@@ -43,7 +43,7 @@ class ImageData:
             raise ValueError(f"images_per_epoch must be at least 1, or None for all, got {self.images_per_epoch}")
 
 
-# The paper's standard set-up: Adam, a tenth of the learning rate after 15 epochs without improvement, the end after 30.
+# The paper's set-up: Adam, a tenth of the learning rate after 15 epochs without improvement, the end after 30.
 IMAGE_TRAINING = TrainingPlan(
     batch_size=512,
     evaluation_batch_size=500,
@@ -67,7 +67,7 @@ class ImageRecipe(Recipe):
     The tolerances of the rule are in units of the loss; see `smoe.ops.routing_error.choice_errors`.
 
     Attributes:
-        label_smoothing: Share of the target that is spread over all classes.
+        label_smoothing: Share of the target that is distributed over all classes.
     """
 
     experiment: ClassVar[str] = "images"

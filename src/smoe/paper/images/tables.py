@@ -1,4 +1,4 @@
-"""The tables of small images: the paper's two, Fashion-MNIST, and one of our own on routing. Imports no torch."""
+"""Tables of small images: the paper's two, Fashion-MNIST, and an additional one on routing. Imports no torch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _routing() -> ResultTable:
 
 
 def _shorten(recipe: ImageRecipe, images_per_epoch: int) -> ImageRecipe:
-    """One epoch of batches of 32: with few images to learn from, many small steps."""
+    """One epoch of batches of 32: many small steps, because the images are few."""
     training = replace(IMAGE_TRAINING, batch_size=32, evaluation_batch_size=200, max_epochs=1)
     return replace(recipe, data=replace(recipe.data, images_per_epoch=images_per_epoch), training=training)
 
@@ -96,7 +96,7 @@ def _trial(recipe: ImageRecipe) -> ImageRecipe:
 
 
 def _mini(recipe: ImageRecipe) -> ImageRecipe:
-    """Nets small enough to see the whole training set; the best of five looks at the validation split counts."""
+    """Networks small enough to train on the whole set; the best of five validations is tested."""
     shortened = _shorten(recipe, 12_000)
     return replace(
         shortened,

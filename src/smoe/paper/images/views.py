@@ -1,4 +1,4 @@
-"""Which classes a classifier takes for which others."""
+"""Draws confusion matrices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from smoe.views.picture import COLOURS, save_picture
 
-# Above this number the cells have no room for numbers, and the axes none for names.
+# Above this number of classes the cells have no room for numbers, and the axes none for names.
 _MAX_WRITTEN = 20
 
 
@@ -19,10 +19,10 @@ def draw_confusion(confusion: np.ndarray, classes: Sequence[str], path: str | Pa
     """Draw the confusion matrix, and the share of errors of each class.
 
     Args:
-        confusion: Samples of each class (rows) that were taken for each class (columns), integers, `(N, N)`.
-        classes: Names, N.
+        confusion: Number of samples of each class (rows) that were classified as each class (columns), `(N, N)`.
+        classes: Names of the N classes.
         path: Picture to write.
-        title: Above everything.
+        title: Title of the picture.
     """
     num_classes = len(classes)
     if confusion.shape != (num_classes, num_classes) or confusion.sum() < 1:
@@ -36,7 +36,7 @@ def draw_confusion(confusion: np.ndarray, classes: Sequence[str], path: str | Pa
     mistakes = confusion.astype(np.float64)
     np.fill_diagonal(mistakes, np.nan)
     most = max(float(np.nanmax(mistakes)) if num_classes > 1 else 1.0, 2.0)
-    # The right ones are some hundred times as many: they would leave one colour for all mistakes.
+    # Correct ones are some hundred times as many and would leave one colour for all mistakes.
     shown = np.ma.masked_where(~(mistakes > 0), mistakes)
     image = axes.imshow(shown, cmap="YlOrRd", norm=LogNorm(1.0, most))
     if not is_written:

@@ -21,7 +21,7 @@ def diffusion_stencil(diffusivity: float) -> np.ndarray:
     """Return the 3x3 stencil of one explicit step: centre 1 - 4d, the four nearest neighbours d, corners 0.
 
     Args:
-        diffusivity: d, in cells squared per step.
+        diffusivity: D, in cells squared per step.
 
     Returns:
         Weights, float64, `(3, 3)`.
@@ -84,7 +84,7 @@ def simulate_heat(
     Args:
         initial_states: Finite states, `(R, H, W)`.
         region_map: Types 0, ..., n - 1, `(H, W)`.
-        diffusivities: One for each type, each in [0, 0.25]: above, the centre weight 1 - 4d is negative and the
+        diffusivities: Diffusivity of each type, in [0, 0.25]: above, the centre weight 1 - 4d is negative and the
             explicit step oscillates.
         num_steps: Number of steps after the initial state, T.
         runs_per_block: Runs simulated together. It decides the speed (a block should fit the cache), never the result.
@@ -145,7 +145,7 @@ def _check_simulation(
     if len(diffusivities) != num_types:
         raise ValueError(f"the region map has {num_types} types, got {len(diffusivities)} diffusivities")
     for kind, diffusivity in enumerate(diffusivities):
-        # Written so that NaN is refused too.
+        # This form of the comparison also refuses NaN.
         if not 0.0 <= diffusivity <= MAX_DIFFUSIVITY:
             raise ValueError(
                 f"diffusivity of region type {kind} must be in [0, {MAX_DIFFUSIVITY}] for a stable step, "
@@ -157,7 +157,7 @@ def _check_simulation(
         raise ValueError(
             f"initial_states are {initial_states.shape[1:]} pixels large, but the region map is {region_map.shape}"
         )
-    # Heat never grows, so states that float32 can hold stay so; a NaN fails the comparison as well.
+    # Heat never grows, so states within the range of float32 stay within it; the comparison also refuses NaN.
     if not np.abs(initial_states).max() <= np.finfo(np.float32).max:
         raise ValueError("initial_states must be finite and within the range of float32")
     if num_steps < 1:
@@ -220,7 +220,7 @@ class HeatPairs(Dataset[tuple[Tensor, Tensor]]):
 
 
 def save_frames(path: str | Path, frames: np.ndarray) -> None:
-    """Write frames to a `.npy` file, whole or not at all; missing folders are made.
+    """Write frames to a `.npy` file atomically; missing folders are created.
 
     Args:
         path: File to write; an older one is replaced once the new one is complete on disk.

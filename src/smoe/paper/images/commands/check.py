@@ -1,4 +1,4 @@
-"""`smoe data check` of a folder of MNIST, Fashion-MNIST or CIFAR-10."""
+"""`smoe data check` for a folder of MNIST, Fashion-MNIST or CIFAR-10."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from smoe.command_line import parse
 
 @dataclass(frozen=True)
 class Check:
-    """Describes image files and whether the recipes can use them.
+    """Describes image files and checks whether the recipes can use them.
 
-    Exit code 0: they can be used; 1: they cannot, with the reasons.
+    The exit code is 0 if they can be used and 1 otherwise, with the reasons.
 
     Attributes:
-        path: Folder of the files, or of several such folders.
+        path: Folder of the files, or a folder of several such folders.
     """
 
     path: tyro.conf.Positional[Path]
 
 
 def recognises(path: Path) -> bool:
-    """Whether the folder holds files of a known set."""
+    """Returns whether the folder holds files of a known set."""
     from smoe.paper.images.data.describe import has_images
 
     return has_images(path)
 
 
 def run(args: list[str]) -> int:
-    """Parses, checks, prints, and returns 0 for usable data, 1 for others."""
+    """Checks a folder, prints the result, and returns 0 for usable data and 1 otherwise."""
     return _check_images(parse(Check, args, prog="smoe data check").path)
 
 

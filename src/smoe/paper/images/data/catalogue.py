@@ -1,4 +1,4 @@
-"""The image sets that are known: their files with checksums, classes, and how they are scaled and split.
+"""Known image sets: files with checksums, classes, scaling and splits.
 
 Scaling and splits are those of Elsayed et al. (2020), which the paper follows. Imports nothing heavy.
 """
@@ -17,19 +17,19 @@ CIFAR10_ARCHIVE = "cifar-10-binary.tar.gz"
 
 @dataclass(frozen=True)
 class ImageSet:
-    """What is known of a published set of images.
+    """A published set of images.
 
     Attributes:
-        title: as its authors write it.
-        image_shape: channels, rows and columns.
-        classes: their names, in the order of the labels.
-        num_images: of the published training and test files.
-        value_range: what 0 and 255 become.
-        validation_share: of the training images, from the first on, that are held back for validation.
-        files: of each part, in the order they are read.
-        checksums: by file, of the published content, not compressed: SHA-256, or the MD5 that the authors print.
-        folders: where tools leave the files below a root.
-        remedy: how to get the files.
+        title: Name of the set as its authors write it.
+        image_shape: Channels, rows and columns of an image.
+        classes: Names of the classes, in the order of the labels.
+        num_images: Number of images in the published training and test files.
+        value_range: Values that replace 0 and 255.
+        validation_share: Share of the training images, from the first one, that is held back for validation.
+        files: Names of the files of each part, in the order in which they are read.
+        checksums: Checksum of the uncompressed content of each file: SHA-256, or the MD5 that the authors print.
+        folders: Folders below a root in which tools store the files.
+        remedy: How to get the files.
     """
 
     title: str
@@ -98,7 +98,7 @@ IMAGE_SETS: Mapping[str, ImageSet] = {
             "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
             "test": ("test_batch.bin",),
         },
-        # Published is the checksum of the archive only: its files are known by their lengths and classes.
+        # Only the checksum of the archive is published: its files are recognised by their lengths and classes.
         checksums={CIFAR10_ARCHIVE: "c32a1d4ab5d03f1284b67883e8d87530"},
         folders=("cifar10", "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"),
         remedy=f"bring the binary version of CIFAR-10, {CIFAR10_ARCHIVE}, unpacked or as it is",

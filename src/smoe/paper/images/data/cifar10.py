@@ -1,6 +1,6 @@
-"""The binary version of CIFAR-10: records of a label and 3072 values, red, green and blue, without a header.
+"""Reads the binary version of CIFAR-10: records of a label and 3072 values (red, green, blue), without a header.
 
-The version for Python is a pickle, which runs what it holds: it is not read here.
+The version for Python is a pickle, which can execute code, and is not read.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ RECORD_BYTES = 1 + 3 * 32 * 32
 
 
 def read_cifar10(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images `(N, 3, 32, 32)` and labels `(N,)`, uint8, of one file such as `data_batch_1.bin`.
+    """Returns images `(N, 3, 32, 32)` and labels `(N,)`, uint8, of one file such as `data_batch_1.bin`.
 
     Raises:
-        DataError: if its length is not that of whole records, or a label is not in [0, 9].
+        DataError: If the length is not a multiple of a record, or a label is not in [0, 9].
     """
     return parse_cifar10(read_content(path), path)
 
 
 def parse_cifar10(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The same of the content of a file; `path` is for the error."""
+    """Returns images and labels of the content of a file; `path` appears in error messages."""
     num_records, rest = divmod(len(content), RECORD_BYTES)
     if rest or not num_records:
         raise DataError(
@@ -45,10 +45,10 @@ def parse_cifar10(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_archive(path: Path, names: tuple[str, ...]) -> list[bytes]:
-    """The contents of files of the archive, found by their names in any of its folders.
+    """Returns the contents of files of the archive, found by name in any of its folders.
 
     Raises:
-        DataError: if the archive is damaged or does not hold one of them.
+        DataError: If the archive is damaged or a file is missing.
     """
     found: dict[str, bytes] = {}
     try:

@@ -1,4 +1,4 @@
-"""Describes the image sets in a folder and says whether they can be used."""
+"""Describes the image sets in a folder and whether they can be used."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PARTS: tuple[Part, ...] = ("train", "test")
 
 @dataclass(frozen=True)
 class ImageSetDescription:
-    """What is in the files of a set.
+    """Contents of the files of a set.
 
     Attributes:
-        name: of the set, in recipes.
-        folder: of the files.
-        facts: a line for each part that can be read.
-        problems: what hinders the use of the files as the published ones.
-        is_readable: whether the files are of the right format, published or not.
+        name: Name of the set in recipes.
+        folder: Folder of the files.
+        facts: One line for each part that can be read.
+        problems: Reasons against using the files as the published ones.
+        is_readable: Whether the files are of the right format, published or not.
     """
 
     name: str
@@ -34,19 +34,19 @@ class ImageSetDescription:
 
     @property
     def is_published(self) -> bool:
-        """Whether these are the published files."""
+        """Returns whether these are the published files."""
         return not self.problems
 
 
 def has_images(root: Path) -> bool:
-    """Whether files of a known set are there, by their names."""
+    """Returns whether a folder holds files with the names of a known set."""
     return bool(_names_in(root))
 
 
 def describe_images(root: Path) -> list[ImageSetDescription]:
-    """The sets below a root.
+    """Describes the sets below a root.
 
-    MNIST and Fashion-MNIST have files of the same names: their contents tell which of them it is. Files of neither are
+    MNIST and Fashion-MNIST have the same file names and are distinguished by their contents. Files of neither set are
     described once.
     """
     found = [_describe(name, root) for name in _names_in(root)]

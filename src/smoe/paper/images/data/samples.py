@@ -15,15 +15,15 @@ from smoe.paper.images.data.image_files import LabelledImages
 
 
 class ImageSamples(Dataset[tuple[Tensor, Tensor]]):
-    """Scaled images with their classes. They are kept as bytes, a quarter of the scaled ones, and scaled by batch.
+    """Scaled images with their classes. They are stored as bytes and scaled for each batch, to save memory.
 
     Whole batches come from `__getitems__` already stacked, so a loader must leave them alone:
     `DataLoader(samples, batch_size=32, collate_fn=ImageSamples.collate)`.
 
     Args:
-        images: `(N, C, H, W)`, uint8.
-        labels: `(N,)`, integers from 0.
-        value_range: what 0 and 255 become.
+        images: Images, uint8, `(N, C, H, W)`.
+        labels: Classes, integers from 0, `(N,)`.
+        value_range: Values that replace 0 and 255.
     """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, value_range: tuple[float, float] = (0.0, 1.0)) -> None:
@@ -33,17 +33,17 @@ class ImageSamples(Dataset[tuple[Tensor, Tensor]]):
                 f"{labels.shape}"
             )
         low, high = value_range
-        # `not <` refuses NaN too.
+        # `not <` also refuses NaN.
         if not low < high:
             raise ValueError(f"value_range must be a smaller and a larger value, got {low} and {high}")
         self.low, self.step = low, (high - low) / 255.0
-        # Copied: what was read from a file is read-only, which torch cannot be told.
+        # Copied, because arrays from a file are read-only and torch has no read-only tensors.
         self.images = torch.from_numpy(np.array(images))
         self.labels = torch.from_numpy(labels.astype(np.int64))
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Channels, rows and columns."""
+        """Channels, rows and columns of an image."""
         channels, rows, columns = self.images.shape[1:]
         return channels, rows, columns
 
@@ -70,12 +70,12 @@ class ImageSamples(Dataset[tuple[Tensor, Tensor]]):
 
 
 class DrawnImages(Dataset[tuple[Tensor, Tensor]]):
-    """Some of the samples, each at most once, drawn anew for each epoch.
+    """A random part of the samples, without repetition, drawn again for each epoch.
 
     Args:
-        samples: to draw from.
-        number: of samples in an epoch.
-        seed: of the draws.
+        samples: Samples to draw from.
+        number: Number of samples in an epoch.
+        seed: Seed of the draws.
     """
 
     def __init__(self, samples: ImageSamples, number: int, seed: int) -> None:
@@ -85,7 +85,7 @@ class DrawnImages(Dataset[tuple[Tensor, Tensor]]):
         self.start_epoch(0)
 
     def start_epoch(self, epoch: int) -> None:
-        """Draws, from the seed and the number of the epoch alone: again the same after a resume."""
+        """Draws from the seed and the number of the epoch alone, so that a resumed run draws the same samples."""
         generator = np.random.default_rng((self.seed, epoch))
         self._drawn = generator.permutation(len(self.samples))[: self.number]
 
@@ -102,7 +102,7 @@ class DrawnImages(Dataset[tuple[Tensor, Tensor]]):
 
 
 def split_training(images: LabelledImages, image_set: ImageSet) -> dict[str, LabelledImages]:
-    """The training images as `train` and `validation`, of which the validation has the first ones."""
+    """Splits the training images into `train` and `validation`, which has the first images."""
     num_validation = int(image_set.validation_share * len(images.labels))
     return {
         "train": LabelledImages(images.images[num_validation:], images.labels[num_validation:]),

@@ -1,4 +1,4 @@
-"""Whole files in memory, compressed or not, and how they compare with the published ones."""
+"""Reads whole files, compressed or not, and compares them with the published ones."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_content(path: Path) -> bytes:
-    """The content of a file; unpacked if it is compressed by gzip, whatever its name.
+    """Returns the content of a file, decompressed if it is compressed by gzip, whatever its name.
 
     Raises:
-        DataError: if it cannot be read, or the compression is damaged.
+        DataError: If the file cannot be read or its compression is damaged.
     """
     try:
         content = path.read_bytes()
@@ -41,16 +41,16 @@ def check_published(
     """Compares a file with the published one.
 
     Args:
-        path: of the file.
-        name: of the published file.
-        content: of the file, not compressed.
-        checksums: SHA-256 or MD5, by the titles of sets and the names of their files.
-        title: of the set that the file should belong to.
-        verify: refuse another file; otherwise `notify` receives a message.
+        path: File to compare.
+        name: Name of the published file.
+        content: Content of the file, uncompressed.
+        checksums: SHA-256 or MD5 checksums, by title of the set and name of the file.
+        title: Title of the set that the file should belong to.
+        verify: Refuse a file that differs; otherwise `notify` receives a message.
         notify: Receives messages.
 
     Raises:
-        DataError: if the file is of another set, or, with `verify`, if it is not the published one.
+        DataError: If the file belongs to another set or, with `verify`, differs from the published one.
     """
     expected = checksums[title].get(name)
     if expected is None:
@@ -68,6 +68,6 @@ def check_published(
 
 
 def _digest(content: bytes, like: str) -> str:
-    """The checksum of the kind of another: MD5 has 32 digits, SHA-256 has 64."""
+    """Returns a checksum of the same kind as another: MD5 has 32 digits, SHA-256 has 64."""
     algorithm = "md5" if len(like) == 32 else "sha256"
     return hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
