@@ -117,7 +117,8 @@ def test_conversion_puts_a_gate_on_each_output_grid() -> None:
         for stage, (size, filters) in sizes.items()
         for block in range(2)
     }
-    converted = smoe.convert(net, example_input=torch.zeros(1, 3, 176, 176))
+    x = torch.zeros(1, 3, 176, 176)
+    converted = smoe.convert(net, example_input=x, share_gates=True, order="score", rule="rc")
     gates = {id(layer.gate) for layer in converted.modules() if isinstance(layer, smoe.SpatialMoE2d)}
     assert len(gates) == 4
     assert converted(torch.randn(2, 3, 176, 176)).shape == (2, 5)
@@ -128,7 +129,7 @@ def test_a_trained_net_learns_on_as_an_smoe_net() -> None:
     net = ResNet((1, 1, 1, 1), filters=4, num_classes=5).eval()
     net.load_state_dict({name: torch.rand_like(tensor.float()) for name, tensor in net.state_dict().items()})
     x = torch.randn(2, 3, 48, 64)
-    converted = smoe.convert(net, example_input=x, start="filters")
+    converted = smoe.convert(net, example_input=x, start="filters", order="index", rule="rc")
     assert sum(isinstance(layer, smoe.SpatialMoE2d) for layer in converted.modules()) == 4
     torch.testing.assert_close(converted(x), net(x), rtol=1e-4, atol=1e-4)
 
