@@ -1,0 +1,91 @@
+"""A mesh as one checked value: places, edges and fields of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from smoe.errors import DataError
+from smoe.ops.healpix import HEALPixOrder
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Nodes in space, the edges between them, and fields on them.
+
+    Nodes are what the fields belong to: the points of a mesh, or its faces.
+
+    Attributes:
+        coordinates: Places of the nodes, `(N, 3)`, float64. Longitudes and latitudes are points of the unit sphere.
+        edge_index: Source and target of each edge in both directions, `(2, M)`, int64, sorted by target.
+        fields: Fields by their names, `(..., N)`, float32; missing values are NaN.
+        triangles: Corners of the triangles of a surface, `(T, 3)`; None if it has other faces.
+        nside: Pixels along a side of a face of a HEALPix sphere; None for other meshes.
+        pixel_order: Order of its pixels.
+    """
+
+    coordinates: torch.Tensor
+    edge_index: torch.Tensor
+    fields: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    triangles: torch.Tensor | None = None
+    nside: int | None = None
+    pixel_order: HEALPixOrder | None = None
+
+    def __post_init__(self) -> None:
+        if not bool(self.coordinates.isfinite().all()):
+            bad = int((~self.coordinates.isfinite()).any(dim=1).nonzero()[0])
+            raise DataError(f"node {bad} has coordinates {self.coordinates[bad].tolist()}, which are not finite")
+        for name, values in self.fields.items():
+            if values.shape[-1] != self.num_nodes:
+                raise DataError(
+                    f"the field {name} has {values.shape[-1]} values in its last dimension for {self.num_nodes} nodes"
+                )
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return len(self.coordinates)
+
+
+def on_sphere(latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
+    """Points of the unit sphere `(N, 3)` for angles in degrees."""
+    latitude, longitude = np.radians(latitude), np.radians(longitude)
+    return np.stack(
+        [np.cos(latitude) * np.cos(longitude), np.cos(latitude) * np.sin(longitude), np.sin(latitude)], axis=-1
+    )
+
+
+def edges_of_sides(sides: np.ndarray) -> np.ndarray:
+    """Edges `(2, M)` in both directions, each once, of pairs of nodes `(S, 2)`; sides of length 0 are left out."""
+    both = np.concatenate([sides, sides[:, ::-1]])
+    both = both[both[:, 0] != both[:, 1]]
+    # Sorted by target, then by source.
+    return np.ascontiguousarray(np.unique(both[:, ::-1], axis=0)[:, ::-1].T)
+
+
+def sides_of_faces(faces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sides `(S, 2)` of faces `(F, most)` with -1 for missing corners, and the face of each side `(S,)`."""
+    sides, owners = [], []
+    numbers = np.arange(len(faces))
+    counts = (faces >= 0).sum(axis=1)
+    for corner in range(faces.shape[1]):
+        has = counts > corner
+        following = np.where(counts == corner + 1, 0, corner + 1) % faces.shape[1]
+        end = np.take_along_axis(faces, following[:, None], axis=1)[:, 0]
+        sides.append(np.stack([faces[has, corner], end[has]], axis=1))
+        owners.append(numbers[has])
+    return np.concatenate(sides), np.concatenate(owners)
+
+
+def edges_of_neighbours(faces: np.ndarray) -> np.ndarray:
+    """Edges between faces that share a side, `(2, M)`."""
+    sides, owners = sides_of_faces(faces)
+    _, numbers = np.unique(np.sort(sides, axis=1), axis=0, return_inverse=True)
+    order = np.argsort(numbers.reshape(-1), kind="stable")
+    sorted_numbers, sorted_owners = numbers.reshape(-1)[order], owners[order]
+    # Faces of one side stand beside each other; where three meet, each is joined with the next.
+    is_same = sorted_numbers[1:] == sorted_numbers[:-1]
+    return edges_of_sides(np.stack([sorted_owners[:-1][is_same], sorted_owners[1:][is_same]], axis=1))
