@@ -113,7 +113,6 @@ def test_a_start_from_the_filters_computes_the_same(net: Net, num_experts: float
 def test_filters_keep_their_channels_unless_the_rule_needs_another_order(net: Net) -> None:
     for rule, order in (
         ("end_to_end", "index"),
-        ("frozen", "index"),
         ("probe", "score"),
         ("straight_through", "families"),
     ):
