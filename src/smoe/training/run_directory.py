@@ -231,7 +231,10 @@ def _differences(stored: Mapping[str, Any], asked: Mapping[str, Any], prefix: st
     differences: dict[str, str] = {}
     for key in sorted({*stored, *asked}):
         ours, theirs, name = asked.get(key), stored.get(key), f"{prefix}{key}"
-        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        if isinstance(ours, Mapping) and isinstance(theirs, Mapping) and ours.get("type") != theirs.get("type"):
+            # Objects of different classes have different fields: their classes are the difference.
+            differences[name] = f"{name} is {theirs.get('type')!r} there and {ours.get('type')!r} now"
+        elif isinstance(ours, Mapping) and isinstance(theirs, Mapping):
             differences |= _differences(theirs, ours, f"{name}.")
         elif ours != theirs:
             differences[name] = f"{name} is {theirs!r} there and {ours!r} now"
