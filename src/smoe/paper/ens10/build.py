@@ -30,7 +30,7 @@ def build_task(recipe: EnsembleRecipe, splits: tuple[str, ...] = SPLITS, notify:
     Args:
         recipe: Recipe to train.
         splits: Data to open.
-        notify: Receives messages about years that are missing.
+        notify: Receives messages about missing years.
     """
     store = open_store(recipe.data)
     samples = {split: make_split(recipe, store, split, notify) for split in splits}
@@ -42,12 +42,12 @@ def make_task(
     setting: EnsembleSetting,
     samples: Mapping[str, Dataset[tuple[torch.Tensor, torch.Tensor]]] | None = None,
 ) -> Task:
-    """The task of a recipe in a setting.
+    """Returns the task of a recipe in a setting.
 
     Args:
-        recipe: what to train.
-        setting: what the model is made for.
-        samples: by split.
+        recipe: Recipe to train.
+        setting: Properties of the data on which the model depends.
+        samples: Samples of each split.
     """
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), setting.shape)
@@ -56,7 +56,7 @@ def make_task(
 
 
 def make_split(recipe: EnsembleRecipe, store: EnsembleStore, split: str, notify: Notify = print) -> Samples:
-    """The samples of a split, of members for EMOS; with the EFI if the store has one."""
+    """Returns the samples of a split: members for EMOS, otherwise statistics; with the EFI if the store has one."""
     data = recipe.data
     years = {"train": data.train_years, "validation": data.validation_years, "test": data.test_years}[split]
     inputs = "members" if isinstance(recipe.model, EmosModel) else "statistics"
@@ -79,6 +79,6 @@ def make_split(recipe: EnsembleRecipe, store: EnsembleStore, split: str, notify:
 
 
 def make_scores(setting: EnsembleSetting) -> list[Metric]:
-    """CRPS with and without the area of the pixels, spread over skill, and EECRPS where the EFI is known."""
+    """Returns CRPS with and without area weights, spread over skill, and EECRPS if the EFI is known."""
     scores: list[Metric] = [GaussianCRPS(), GaussianCRPS(setting.latitude), GaussianSpreadSkill()]
     return [*scores, EECRPS(), EECRPS(setting.latitude), EfiDates()] if setting.has_efi else scores

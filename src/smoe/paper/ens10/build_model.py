@@ -11,19 +11,19 @@ from smoe.models import Emos, UNet
 from smoe.models.unet import start_as_torch
 from smoe.paper.ens10.model_options import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
 
-# What ENS-10 scales the members of EMOS by, in m2 s-2 and K.
+# Ranges by which ENS-10 scales the members for EMOS, in m2 s-2 and K.
 VALUE_RANGES = {"z500": (48_200.0, 58_000.0), "t850": (240.0, 299.0), "t2m": (218.0, 304.0)}
 
 
 @dataclass(frozen=True)
 class EnsembleShape:
-    """What a model is made for.
+    """Shape of a model's inputs.
 
     Attributes:
         task: `z500`, `t850` or `t2m`.
-        num_members: of the ensemble.
-        in_channels: statistics of the ensemble that a U-Net sees.
-        grid: rows and columns.
+        num_members: Number of members of the ensemble.
+        in_channels: Number of ensemble statistics in the input of a U-Net.
+        grid: Rows and columns of the fields.
     """
 
     task: str
@@ -33,12 +33,12 @@ class EnsembleShape:
 
 
 def build_model(model: EnsembleModel, learning: Learning, shape: EnsembleShape) -> torch.nn.Module:
-    """The model a recipe describes: `(B, C, H, W)`, or the members for EMOS, to `(B, 2, H, W)`.
+    """Returns the model of a recipe, from `(B, C, H, W)`, or the members for EMOS, to `(B, 2, H, W)`.
 
     Args:
-        model: the description.
+        model: Options of the model.
         learning: How the routing of SMoE layers learns.
-        shape: of its inputs.
+        shape: Shape of the inputs.
     """
     match model:
         case EmosModel():
@@ -52,7 +52,7 @@ def build_model(model: EnsembleModel, learning: Learning, shape: EnsembleShape) 
 
 
 def trunk(name: str) -> str:
-    """The part of a U-Net that a layer belongs to: `encoder`, `decoder` or `head`."""
+    """Returns the part of a U-Net that a layer belongs to: `encoder`, `decoder` or `head`."""
     return name.partition(".")[0]
 
 
@@ -61,7 +61,7 @@ def _make_unet(model: UNetModel | SpatialMoEUNetModel, shape: EnsembleShape) -> 
 
 
 def _convert(net: UNet, model: SpatialMoEUNetModel, learning: Learning, shape: EnsembleShape) -> torch.nn.Module:
-    """The 3x3 convolutions become SMoE layers, with their biases, and start as they did."""
+    """Replaces the 3x3 convolutions by SMoE layers with the same biases and initialisation."""
     return convert_net(
         net,
         model,

@@ -1,4 +1,4 @@
-"""A task of an ensemble recipe without its data, for plans made before anything is trained."""
+"""Makes the task of an ensemble recipe without its data, for estimates before a training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STARTS_A_YEAR = 105
 
 
 def build_dry_task(recipe: EnsembleRecipe) -> DryTask:
-    """Makes the task without simulating or reading fields."""
+    """Makes the task without reading fields."""
     data = recipe.data
     if data.store is None:
         setting = usual_setting()

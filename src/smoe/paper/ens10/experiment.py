@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EnsembleScoreOptions:
-    """Scores the ensemble of a store as it is.
+    """Scores the raw ensemble of a store.
 
     smoe evaluate ens10 --ensemble stores/t850-10 --years 2016 2017
 
     Attributes:
         ensemble: Folder that `smoe data prepare ens10` made.
-        years: First and last year, by the dates that forecasts are for; those after training if not given.
+        years: First and last year, by the dates for which forecasts are valid; the default is all years after training.
     """
 
     ensemble: Path
@@ -37,7 +37,7 @@ class EnsembleScoreOptions:
 
 
 class EnsembleExperiment(Experiment):
-    """Correction of an ensemble's forecasts, on ENS-10 or a simulated ensemble."""
+    """Post-processing of ensemble forecasts, on ENS-10 or a simulated ensemble."""
 
     name: ClassVar[str] = "ens10"
     recipe_type = EnsembleRecipe

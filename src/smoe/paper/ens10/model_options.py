@@ -1,4 +1,4 @@
-"""The models that correct an ensemble, as options of recipes (paper section 3.3). Imports nothing heavy."""
+"""Options of the models that correct an ensemble (paper section 3.3). Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from smoe.experiments.gate_options import GateOptions
 
 @dataclass(frozen=True)
 class _UNetSize:
-    """What both U-Nets share.
+    """Common options of both U-Nets.
 
     Attributes:
-        filters: of the first level; each level has twice those of the one above.
-        padding_mode: `zeros`, as ENS-10, or `longitude`, a difference to it: no seam where the longitude begins.
+        filters: Number of filters of the first level; each level has twice as many as the level above.
+        padding_mode: `zeros`, as in ENS-10, or `longitude`, which has no seam at longitude 0.
     """
 
     filters: int = 32
@@ -31,11 +31,11 @@ class SpatialMoEUNetModel(GateOptions, _UNetSize):
     """The U-Net with its 3x3 convolutions as SMoE layers.
 
     Attributes:
-        expert_ratio: experts in the bank for each filter of the layer that is replaced.
-        share_gates: one gate for all layers of the same grid and numbers of experts, apart in encoder and decoder.
-        converts_head: also the last convolution, of two filters; the paper does not say. Its two outputs are the mean
-            and the spread: ordered by score, an expert would be asked for both, and which one would change with the
-            gate. So it is left, or takes `order="index"`.
+        expert_ratio: Number of experts in the bank for each filter of the replaced layer.
+        share_gates: Use one gate for all layers of the encoder, or the decoder, with the same grid and experts.
+        converts_head: Also convert the last convolution, which has two filters; the paper does not mention it. Its
+            outputs are mean and spread: with the order `score` the meaning of an expert's output would depend on the
+            gate. So the last convolution requires `order="index"`.
     """
 
     expert_ratio: float = 4.0
@@ -45,7 +45,7 @@ class SpatialMoEUNetModel(GateOptions, _UNetSize):
 
 @dataclass(frozen=True)
 class EmosModel:
-    """EMOS: a linear regression of the members and one of their spread, for the whole globe."""
+    """EMOS: one linear regression of the members and one of their spread, for the whole globe."""
 
 
 EnsembleModel = UNetModel | SpatialMoEUNetModel | EmosModel

@@ -1,4 +1,4 @@
-"""Pictures of a run that corrects ensembles: score by epoch, calibration, and where on the globe it helps."""
+"""Pictures of one ENS-10 run: score by epoch, calibration, and maps of the improvement."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def draw_run(run: OpenRun, split: str) -> list[Path]:
     """Writes the pictures into the run's folder and returns their paths.
 
     Args:
-        run: opened with the split.
-        split: whose forecasts are drawn.
+        run: Run, opened with the split.
+        split: Split whose forecasts are drawn.
     """
     from smoe.paper.ens10.views import draw_calibration, draw_score_maps
     from smoe.views import draw_scores

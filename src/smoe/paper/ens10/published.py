@@ -43,7 +43,7 @@ _PRINTED = {
 
 
 def paper_results(recipe: str, task: str, members: int) -> tuple[PublishedResult, ...]:
-    """What the paper prints of a model, a variable and a number of members: CRPS and EECRPS."""
+    """Returns the CRPS and EECRPS that the paper prints for a model, a variable and a number of members."""
     results: list[PublishedResult] = []
     for metric in ("crps", "eecrps"):
         mean, spread = _PRINTED[recipe, metric][task][MEMBERS.index(members)]

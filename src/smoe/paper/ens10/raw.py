@@ -1,4 +1,4 @@
-"""The scores of the ensemble as it is, which every correction has to beat."""
+"""Scores of the raw ensemble, the reference for every correction."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from smoe.training.batches import OrderedBatches, load_batches
 def score_raw_ensemble(store: EnsembleStore, years: tuple[int, int], batch_size: int = 8) -> dict[str, float]:
     """Scores an ensemble twice: as the normal distribution of its mean and spread, and by its members.
 
-    The first are named as those of the models (`crps`, `eecrps`, ...), which start from this distribution; the second
-    (`ensemble_crps`, `fair_ensemble_crps`, `rank_0`, ...) are left out if the store has no members.
+    The scores of the distribution have the names of the models' scores (`crps`, `eecrps`, ...), which correct it; those
+    of the members (`ensemble_crps`, `fair_ensemble_crps`, `rank_0`, ...) are left out if the store has no members.
 
     Args:
-        store: where the ensemble is.
-        years: first and last year, by the dates that the forecasts are for.
-        batch_size: forecasts that are in memory at once.
+        store: Store of the ensemble.
+        years: First and last year, by the dates for which the forecasts are valid.
+        batch_size: Number of forecasts in memory at once.
     """
     setting = setting_of(store)
     has_members = store.members is not None

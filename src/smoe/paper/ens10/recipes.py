@@ -16,19 +16,19 @@ from smoe.training.plan import TrainingPlan
 
 @dataclass(frozen=True)
 class EnsembleData:
-    """The data: a store that `smoe data prepare ens10` made, of one variable and number of members.
+    """A store of one variable and number of members, written by `smoe data prepare ens10`.
 
-    ENS-10 trains on 1998-2015 and takes the weights of the epoch that is best in the test years. Here nothing is chosen
-    by the test years: the last of the training years is held back instead. `--data.train-years 1998 2015
+    ENS-10 trains on 1998-2015 and takes the weights of the epoch that is best in the test years. Here the test years
+    do not influence the training: the last training year is held back instead. `--data.train-years 1998 2015
     --data.validation-years 2016 2017` is ENS-10's way.
 
     Attributes:
-        store: folder of the store.
-        train_years: first and last year to train on, by the dates that the forecasts are for.
-        validation_years: first and last year that the choice of the best weights looks at.
-        test_years: first and last year of the scores.
-        task: that the store is to be of, `z500`, `t850` or `t2m`; None takes what it is of.
-        members: that it is to be of; None takes what it is of.
+        store: Folder of the store.
+        train_years: First and last year of training, by the dates for which the forecasts are valid.
+        validation_years: First and last year for the choice of the best weights.
+        test_years: First and last year of the test scores.
+        task: Required task of the store, `z500`, `t850` or `t2m`; None accepts any.
+        members: Required number of members of the store; None accepts any.
     """
 
     store: Path | None = None
@@ -42,7 +42,7 @@ class EnsembleData:
         check_year_ranges(self)
 
 
-# Ten epochs at one learning rate: the patience is never over.
+# Ten epochs at one learning rate: the patience never ends.
 ENSEMBLE_TRAINING = TrainingPlan(
     batch_size=8,
     evaluation_batch_size=8,
@@ -54,15 +54,15 @@ ENSEMBLE_TRAINING = TrainingPlan(
     stop_at=None,
 )
 ENSEMBLE_OPTIMIZER = Adam(lr=1e-5)
-# The quantile and the damping of the paper's text, as for the weather. The weight of the RC loss lifts the gradient of
-# a gate of 33 million scores, about 1e-8 for each, above Adam's epsilon, which would halve its steps; Adam's steps do
-# not depend on it otherwise, and the gates have no other gradient.
+# Quantile and damping of the paper's text, as for the weather. A gate of 33 million scores has gradients of about 1e-8,
+# Adam's epsilon, which would halve its steps; the weight of the RC loss lifts them above it. It changes nothing else,
+# because Adam's steps do not depend on a factor and the gates have no other gradient.
 ENSEMBLE_RULE = replace(RoutingClassification.paper(), weight=1e4)
 
 
 @dataclass(frozen=True)
 class EnsembleRecipe(Recipe):
-    """Post-processing of an ensemble's forecasts.
+    """Post-processing of ensemble forecasts.
 
     The tolerances of the rule are in units of the loss, those of the data for each unit of a layer's output; see
     `smoe.ops.routing_error.choice_errors`.

@@ -1,4 +1,4 @@
-"""Scores of the ensembles as they are, for the tables of their corrections."""
+"""Scores of the raw ensembles, for the tables of their corrections."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from smoe.paper.ens10.tables import reference_name, store_folder
 def store_references(
     tables: Iterable[ResultTable], scale: Scale, folder: Path, store: RunStore, notify: Callable[[str], None]
 ) -> None:
-    """Scores the ensemble of each store that the tables' rows use, on the rows' test years, unless it is stored.
+    """Scores the ensemble of each store in the rows of the tables, on the rows' test years, unless it is stored.
 
-    A store that is not there is passed by and said: its rows cannot be trained, but those of the others can.
+    A missing store is reported and skipped; its rows cannot be trained.
 
     Args:
-        tables: whose rows say which stores.
-        scale: of the data.
-        folder: of the stores.
-        store: receives the scores.
-        notify: Receives messages about what is being scored.
+        tables: Tables whose rows give the stores.
+        scale: Scale of the data.
+        folder: Folder of the stores.
+        store: Store of the scores.
+        notify: Receives progress messages.
     """
     wanted: dict[str, EnsembleData] = {}
     for table in tables:

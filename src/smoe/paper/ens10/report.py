@@ -1,4 +1,4 @@
-"""Prints scores of corrected ensembles beside those of the raw one, and beside the paper's."""
+"""Prints scores of corrected ensembles beside those of the raw ensemble and those of the paper."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def print_store_scores(path: Path, years: tuple[int, int] | None) -> None:
 
     Args:
         path: Folder of the store.
-        years: First and last year; those after training if None.
+        years: First and last year; None for all years after training.
     """
     store = EnsembleStore.open(path)
     after = store.train_years[1] + 1
@@ -57,15 +57,15 @@ def print_ensemble_scores(
     scores: Mapping[str, float] | None = None,
     console: Console | None = None,
 ) -> None:
-    """The scores of a correction, if there is one, those of the ensemble as it is, and what the paper prints.
+    """Prints the scores of a correction, if there is one, of the raw ensemble, and of the paper.
 
     Args:
-        title: above the table.
-        store: of the ensemble.
-        raw: scores of the ensemble as it is.
-        name: of the correction.
-        scores: of the correction.
-        console: to print to; None for standard output.
+        title: Title of the table.
+        store: Store of the ensemble.
+        raw: Scores of the raw ensemble.
+        name: Name of the correction.
+        scores: Scores of the correction.
+        console: Console to print to; None for standard output.
     """
     columns: dict[str, Mapping[str, float]] = {} if name is None or scores is None else {name: scores}
     columns["raw ensemble"] = raw

@@ -1,4 +1,4 @@
-"""Samples whose target also holds what the scores need: the Extreme Forecast Index."""
+"""Samples with the extreme forecast index in the target, for the scores."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from smoe.paper.ens10.data.samples import EnsembleSamples
 class ScoredSamples(Dataset[tuple[Tensor, Tensor]]):
     """Samples with the EFI as a fourth channel of the target, NaN for dates that have none.
 
-    All dates are kept, so that the CRPS does not depend on where the EFI is known.
+    All dates are kept, so that the CRPS does not depend on the dates with an EFI.
 
     Args:
-        samples: with a target of truth, mean and spread; their store has an EFI.
+        samples: Samples with a target of truth, mean and spread; their store has an EFI.
     """
 
     def __init__(self, samples: EnsembleSamples) -> None:
@@ -31,7 +31,7 @@ class ScoredSamples(Dataset[tuple[Tensor, Tensor]]):
 
     @property
     def num_unknown(self) -> int:
-        """Samples without an EFI."""
+        """Number of samples without an EFI."""
         return sum(bool(np.isnan(self.efi[row]).all()) for row in self._rows)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What a model that corrects ensembles is made for, and the data that decide it."""
+"""Properties of the data on which a model that corrects ensembles depends."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from smoe.paper.ens10.recipes import EnsembleData
 
 @dataclass(frozen=True)
 class EnsembleSetting:
-    """What the data decide.
+    """Properties of the data.
 
     Attributes:
-        shape: that the model is made for.
-        latitude: of the rows, in degrees.
-        has_efi: whether the Extreme Forecast Index is known, for some dates at least.
+        shape: Shape of the model's inputs.
+        latitude: Latitudes of the rows, in degrees.
+        has_efi: Whether the extreme forecast index is known for at least some dates.
     """
 
     shape: EnsembleShape
@@ -29,10 +29,10 @@ class EnsembleSetting:
 
 
 def open_store(data: EnsembleData) -> EnsembleStore:
-    """The store a recipe names.
+    """Opens the store of a recipe.
 
     Raises:
-        DataError: if it names none, one that cannot be used, or one of another task or number of members.
+        DataError: If the recipe names no store, an unusable one, or one of another task or number of members.
     """
     if data.store is None:
         raise DataError(
@@ -50,13 +50,13 @@ def open_store(data: EnsembleData) -> EnsembleStore:
 
 
 def setting_of(store: EnsembleStore) -> EnsembleSetting:
-    """What a store decides."""
+    """Returns the setting of a store."""
     rows, columns = store.grid.shape
     shape = EnsembleShape(store.task, store.num_members, len(store.channels), (rows, columns))
     return EnsembleSetting(shape, tuple(store.grid.latitude), store.efi is not None)
 
 
 def usual_setting(grid: tuple[int, int] = (361, 720)) -> EnsembleSetting:
-    """That of ENS-10's geopotential with ten members, for plans that are made before there are data."""
+    """Returns the setting of ENS-10's geopotential with ten members, for estimates without data."""
     latitude = tuple(np.linspace(90.0, -90.0, grid[0]).tolist())
     return EnsembleSetting(EnsembleShape("z500", 10, len(TASKS["z500"].channels), grid), latitude, has_efi=True)

@@ -1,4 +1,4 @@
-"""The paper's table of ensemble post-processing, and one of our own on the training of its gates.
+"""The paper's table of ensemble post-processing, and an additional one on the training of its gates.
 
 Imports no torch.
 """
@@ -23,12 +23,12 @@ _SCALES = ("paper", "small")
 
 
 def store_folder(data: EnsembleData, folder: Path) -> Path:
-    """Where the store of a task and a number of members lies in a folder of stores: `t850-10`."""
+    """Returns the path of the store of a task and a number of members in a folder of stores: `t850-10`."""
     return folder / f"{data.task}-{data.members}"
 
 
 def reference_name(task: str, members: int, scale: str) -> str:
-    """Under which the scores of the ensemble as it is are stored."""
+    """Returns the key of the stored scores of a raw ensemble."""
     return f"raw-{task}-{members}-{scale}"
 
 
@@ -91,9 +91,9 @@ def _routing() -> ResultTable:
     )  # fmt: skip
 
 
-# Years of the simulated ensemble. A year for the choice of the best weights, because so few forecasts are soon learned
-# by heart: after 60 epochs on 34 of them a U-Net's CRPS was 0.20 K in training and 0.77 K on others, where the raw
-# ensemble's is 0.72 K.
+# Years of the simulated ensemble. One year is kept for the choice of the best weights, because a network soon overfits
+# so few forecasts: after 60 epochs on 34 of them a U-Net's CRPS was 0.20 K in training and 0.77 K on others; the raw
+# ensemble has 0.72 K.
 SIMULATED = EnsembleData(train_years=(2001, 2001), validation_years=(2002, 2002), test_years=(2003, 2003))
 _SIMULATED_EPOCHS = 40
 # EMOS at 1e-3 still improves after twenty epochs; 1e-2 is the rate of ENS-10's own code.
@@ -109,7 +109,7 @@ def _small(recipe: EnsembleRecipe) -> EnsembleRecipe:
         plateau_patience=_SIMULATED_EPOCHS,
         early_stop_patience=_SIMULATED_EPOCHS,
     )
-    # The paper's 1e-5 takes 2,200 steps on pixels 127 times as many; here it would hardly leave the start.
+    # The paper's 1e-5 takes 2,200 steps on 127 times as many pixels; here it would hardly change the weights.
     optimizer = replace(recipe.optimizer, lr=_EMOS_LR if isinstance(model, EmosModel) else _SIMULATED_LR)
     return replace(recipe, data=data, model=model, training=training, optimizer=optimizer)
 

@@ -1,4 +1,4 @@
-"""What the pictures of a run show: where and how its distributions differ from the ensemble's, over a split."""
+"""Calibration and error maps of a run and of the raw ensemble over a split, for the pictures."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from smoe.paper.ens10.scored_samples import ScoredSamples
 from smoe.training.prediction import predict_split
 
 NUM_PARTS = 20
-"""Equally probable parts of a distribution, of the histogram and the reliability diagram."""
+"""Number of equally probable parts of a distribution in the histogram and the reliability diagram."""
 _NUM_SPREADS = 10
 _SOME_DATES = 20
 
 
 @dataclass(frozen=True)
 class Verification:
-    """How good the normal distributions of a split are.
+    """Quality of the normal distributions of a split.
 
     Attributes:
-        crps: mean over the forecasts at each pixel, `(H, W)`, in the units of the data.
-        parts: share of the truths in each of `NUM_PARTS` equally probable parts; equal if calibrated.
-        spread: root of the mean variance of the pixels of each class of the raw ensemble's spread, narrow to wide.
-        error: root mean squared error of the mean, of the same pixels.
+        crps: Mean over the forecasts at each pixel, `(H, W)`, in the units of the data.
+        parts: Share of the truths in each of `NUM_PARTS` equally probable parts; equal shares if calibrated.
+        spread: Root of the mean variance of the pixels in each class of the raw ensemble's spread, in ascending order.
+        error: Root mean squared error of the mean in the same classes.
     """
 
     crps: np.ndarray
@@ -65,11 +65,11 @@ class _Sums:
 
 
 def verify(run: OpenRun, split: str) -> tuple[Verification, Verification]:
-    """The raw ensemble and the run's correction of it, in one pass over a split.
+    """Verifies the raw ensemble and the run's correction in one pass over a split.
 
     Args:
-        run: opened with the split.
-        split: such as `test`.
+        run: Run, opened with the split.
+        split: Split to verify, such as `test`.
     """
     store = store_of(run, split)
     edges = torch.from_numpy(_spread_edges(store))
@@ -82,14 +82,14 @@ def verify(run: OpenRun, split: str) -> tuple[Verification, Verification]:
 
 
 def store_of(run: OpenRun, split: str) -> EnsembleStore:
-    """The store that a split of a run reads."""
+    """Returns the store of a split of a run."""
     samples = run.task.splits[split]
     inner = samples.samples if isinstance(samples, ScoredSamples) else samples
     return inner.store  # type: ignore[attr-defined]
 
 
 def _spread_edges(store: EnsembleStore) -> np.ndarray:
-    """Borders between classes of the ensemble's spread with equally many pixels, from some of the dates."""
+    """Returns borders between classes of the ensemble's spread with equal numbers of pixels, from some of the dates."""
     some = np.unique(np.linspace(0, len(store.dates) - 1, _SOME_DATES).round().astype(int))
     values = np.concatenate([np.asarray(store.target_std[row]).ravel() for row in some])
     return np.quantile(values, np.linspace(0, 1, _NUM_SPREADS + 1)[1:-1]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Pictures of corrected ensembles: calibration, and maps of a score before and after the correction."""
+"""Draws the calibration of corrected ensembles, and maps of a score before and after the correction."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def draw_calibration(
     """Draw three panels, with a colour for each forecast.
 
     Args:
-        parts: Of each forecast, the share of the truths in equally probable parts of its distributions.
-        spread_and_error: Of each forecast, spread and error of classes of pixels.
+        parts: Share of the truths in equally probable parts of the distributions, for each forecast.
+        spread_and_error: Spread and error of classes of pixels, for each forecast.
         path: Picture to write.
-        title: Above everything.
-        units: Of spread and error.
+        title: Title of the picture.
+        units: Units of spread and error.
 
     Raises:
         ValueError: If the forecasts of both differ, or shares do not add up to 1.
@@ -83,13 +83,13 @@ def draw_score_maps(
 
     Args:
         before: Score at each pixel, `(H, W)`, smaller is better.
-        after: The same of the other forecast.
-        latitude: Of the rows, in degrees, `(H,)`.
-        longitude: Of the columns, in degrees, `(W,)`.
+        after: Score of the other forecast, `(H, W)`.
+        latitude: Latitudes of the rows, in degrees, `(H,)`.
+        longitude: Longitudes of the columns, in degrees, `(W,)`.
         path: Picture to write.
-        names: Of both forecasts.
-        score: Its name and units, such as `CRPS, in K`.
-        title: Above everything.
+        names: Names of both forecasts.
+        score: Name and units of the score, such as `CRPS, in K`.
+        title: Title of the picture.
 
     Raises:
         ValueError: If a value is not finite.

@@ -36,7 +36,7 @@ def build_task(recipe: ImageNetRecipe, splits: tuple[str, ...] = SPLITS, notify:
     Args:
         recipe: Recipe to train.
         splits: Images to list.
-        notify: Receives messages about how many there are.
+        notify: Receives messages about the number of images.
     """
     root = check_root(recipe.data)
     classes = find_classes(root / "train")
@@ -47,10 +47,10 @@ def build_task(recipe: ImageNetRecipe, splits: tuple[str, ...] = SPLITS, notify:
 
 
 def check_root(data: ImageNetData) -> Path:
-    """The folder of the images.
+    """Returns the folder of the images.
 
     Raises:
-        DataError: if none is named.
+        DataError: If the recipe names no folder.
     """
     if data.root is None:
         raise DataError("no images are named: give the folder that holds train and val as --data.root FOLDER")
@@ -58,7 +58,7 @@ def check_root(data: ImageNetData) -> Path:
 
 
 def make_splits(recipe: ImageNetRecipe, classes: tuple[str, ...], splits: tuple[str, ...]) -> dict[str, Samples]:
-    """The samples of each split: the test has those of `val`, the validation some of `train`."""
+    """Returns the samples of each split: `val` is the test split, and the validation split is a part of `train`."""
     data, root = recipe.data, check_root(recipe.data)
     num_held = data.held_out_per_class
     made: dict[str, Samples] = {}
@@ -76,12 +76,12 @@ def make_splits(recipe: ImageNetRecipe, classes: tuple[str, ...], splits: tuple[
 def make_task(
     recipe: ImageNetRecipe, num_classes: int = NUM_CLASSES, samples: Mapping[str, Samples] | None = None
 ) -> Task:
-    """The task of a recipe.
+    """Returns the task of a recipe.
 
     Args:
-        recipe: what to train.
-        num_classes: logits.
-        samples: by split.
+        recipe: Recipe to train.
+        num_classes: Number of logits.
+        samples: Samples of each split.
     """
     data = recipe.data
     torch.manual_seed(recipe.seed)
@@ -102,6 +102,6 @@ def make_task(
 
 
 def for_size(model: torch.nn.Module, size: int, mode: Interpolation = "linear") -> torch.nn.Module:
-    """A copy of a network for images of another size, its gates and tables interpolated."""
+    """Returns a copy of a network for images of another size, with interpolated gates and tables."""
     device = next(model.parameters()).device
     return nn.interpolate_grids(model, example_input=torch.zeros(1, 3, size, size, device=device), mode=mode)

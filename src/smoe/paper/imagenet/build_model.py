@@ -18,15 +18,15 @@ from smoe.paper.imagenet.model_options import (
 
 
 def build_model(model: ImageNetModel, learning: Learning, size: int, num_classes: int) -> torch.nn.Module:
-    """The network a recipe describes.
+    """Returns the network of a recipe.
 
-    Experts and bases start as the filters of the convolutions that they stand for, in number and spread of the outputs.
+    Experts and bases start like the filters of the convolutions that they replace, with the same spread of the outputs.
 
     Args:
-        model: the description.
+        model: Options of the network.
         learning: How the routing of SMoE layers learns.
-        size: rows and columns of the training images.
-        num_classes: logits.
+        size: Rows and columns of the training images.
+        num_classes: Number of logits.
     """
     width_factor = model.width_factor if isinstance(model, ResNet50Model) else 1
     net = ResNet(model.num_blocks, num_classes=num_classes, filters=model.filters, width_factor=width_factor)
@@ -42,7 +42,7 @@ def build_model(model: ImageNetModel, learning: Learning, size: int, num_classes
 
 
 def _make_low_rank_local(net: ResNet, model: LowRankLocalResNet50Model, size: int) -> ResNet:
-    """All 3x3 convolutions become low-rank local layers on their own output grids."""
+    """Replaces all 3x3 convolutions by low-rank local layers on their own output grids."""
     for change in nn.plan_conversion(net, example_input=torch.zeros(1, 3, size, size)).changes:
         parent, _, name = change.name.rpartition(".")
         old = net.get_submodule(change.name)
@@ -76,7 +76,7 @@ def _add_spatial_moe(
         num_experts,
         channels,
         gate=make_gate(model, num_experts, channels, grid),
-        # Batch normalisation follows, which takes the place of a bias for each channel.
+        # Batch normalisation follows and replaces a bias for each channel.
         bias="expert" if model.bias == "expert" else False,
         local_affine=model.local_affine,
         **learning._asdict(),
@@ -88,13 +88,13 @@ def _add_spatial_moe(
     elif model.position == "last":
         net.layer4.append(torch.nn.Sequential(layer, norm, relu))
     else:
-        # The ReLU that the block has after its bn2 follows the added layer; its own comes before.
+        # The ReLU after the block's bn2 follows the added layer; the layer's own ReLU comes before.
         net.layer4[-1].add_module("bn2", torch.nn.Sequential(place, relu, layer, norm))
     return net
 
 
 def _shape_after(net: ResNet, place: torch.nn.Module, size: int) -> tuple[int, tuple[int, int]]:
-    """Channels and grid of a module's output."""
+    """Returns the channels and the grid of a module's output."""
     shapes: list[torch.Size] = []
     hook = place.register_forward_hook(lambda *args: shapes.append(args[-1].shape))
     try:
@@ -108,5 +108,5 @@ def _shape_after(net: ResNet, place: torch.nn.Module, size: int) -> tuple[int, t
 
 
 def _start(layer: nn.SpatialMoE2d) -> None:
-    # The output channels are those of the convolution that it stands for: its fan-out too.
+    # The output channels, and so the fan-out, are those of the replaced convolution.
     start_as_torchvision(layer.weight, layer.num_selected)

@@ -1,4 +1,4 @@
-"""A task of an ImageNet recipe without its data, for plans made before anything is trained."""
+"""Makes the task of an ImageNet recipe without its data, for estimates before a training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from smoe.paper.imagenet.recipes import ImageNetRecipe
 
 
 def build_dry_task(recipe: ImageNetRecipe) -> DryTask:
-    """Makes the task without simulating or reading fields."""
+    """Makes the task without reading images."""
     data = recipe.data
     num_held, num_classes = data.held_out_per_class, NUM_CLASSES
     num_train, num_validation = NUM_TRAIN_IMAGES - num_held * num_classes, num_held * num_classes

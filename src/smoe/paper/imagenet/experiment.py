@@ -43,7 +43,7 @@ class ImageNetExperiment(Experiment):
         return build_dry_task(recipe)
 
     def published(self, recipe_name: str) -> tuple[PublishedResult, ...]:
-        """What the paper prints for a recipe."""
+        """Returns the result that the paper prints for a recipe."""
         return (PUBLISHED[recipe_name],) if recipe_name in PUBLISHED else ()
 
     def draw(self, run: OpenRun, options: ShowOptions) -> list[Path]:
@@ -54,7 +54,7 @@ class ImageNetExperiment(Experiment):
 
     @property
     def data_remedy(self) -> str:
-        """ImageNet has to be provided."""
+        """Describes the folder that the user has to provide."""
         return "a folder with train/<class>/*.JPEG and val/<class>/*.JPEG"
 
 

@@ -1,4 +1,4 @@
-"""The variants of ResNet-50, as options of recipes (paper section 3.4). Imports nothing heavy."""
+"""Options of the variants of ResNet-50 (paper section 3.4). Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from smoe.options import Combiner
 
 @dataclass(frozen=True)
 class _Size:
-    """What all of them share.
+    """Common options of all variants.
 
     Attributes:
-        num_blocks: of the four stages.
-        filters: of the first convolution; each stage has twice those of the one before.
+        num_blocks: Number of blocks in each of the four stages.
+        filters: Number of filters of the first convolution; each stage has twice as many as the stage before.
     """
 
     num_blocks: tuple[int, int, int, int] = (3, 4, 6, 3)
@@ -27,7 +27,7 @@ class ResNet50Model(_Size):
     """ResNet-50, or Wide ResNet-50-2.
 
     Attributes:
-        width_factor: of the 3x3 convolutions; 2 is Wide ResNet-50-2.
+        width_factor: Factor of the filters of the 3x3 convolutions; 2 is Wide ResNet-50-2.
     """
 
     width_factor: int = 1
@@ -38,9 +38,9 @@ class LowRankLocalResNet50Model(_Size):
     """ResNet-50 with its 3x3 convolutions as low-rank locally connected layers (LRLCN).
 
     Attributes:
-        spatial_rank: bases. The paper does not say; of its SMoE it says that it has 56 % of the parameters. With 5
-            bases it is 53 %, and 56 % if each layer had a gate of its own at 224 pixels; with 4, 63 %.
-        combiner: how each pixel mixes them.
+        spatial_rank: Number of basis filters. The paper only states that its SMoE has 56 % of the LRLCN's parameters.
+            With 5 it has 53 %, or 56 % if each layer had its own gate at 224 pixels; with 4 it has 63 %.
+        combiner: Network that computes each pixel's mixture of the basis filters.
     """
 
     spatial_rank: int = 5
@@ -52,9 +52,9 @@ class AddedSpatialMoEResNet50Model(GateOptions, _Size):
     """ResNet-50 with one SMoE layer of 3x3 experts added, with batch normalisation and ReLU.
 
     Attributes:
-        position: `first`: after the 7x7 convolution. `last`: after the last residual block; the paper's words, and 75
-            million parameters more, as it sees and returns 2048 channels. `last_3x3`: after the last 3x3 convolution,
-            where there are 512.
+        position: `first` is after the 7x7 convolution. `last` is after the last residual block, as the paper's text
+            says, with 2048 input and output channels and 75 million more parameters. `last_3x3` is after the last 3x3
+            convolution, with 512 channels.
     """
 
     position: Literal["first", "last", "last_3x3"] = "first"
@@ -65,7 +65,7 @@ class SpatialMoEResNet50Model(GateOptions, _Size):
     """ResNet-50 with its 3x3 convolutions as SMoE layers.
 
     Attributes:
-        share_gates: one gate for all layers of a stage.
+        share_gates: Use one gate for all layers of a stage.
     """
 
     share_gates: bool = True

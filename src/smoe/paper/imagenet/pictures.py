@@ -1,4 +1,4 @@
-"""Pictures of a run on class folders: accuracies by epoch, and who serves which part of an image."""
+"""Pictures of one ImageNet run: accuracies by epoch, and the routing over mean images."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def draw_run(run: OpenRun, split: str) -> list[Path]:
     """Writes the pictures into the run's folder and returns their paths.
 
     Args:
-        run: opened with the split.
-        split: whose mean images lie under the routing.
+        run: Run, opened with the split.
+        split: Split whose mean images are drawn under the routing.
     """
     samples = run.task.splits[split]
     assert isinstance(samples, FolderImages)
@@ -30,7 +30,7 @@ def draw_run(run: OpenRun, split: str) -> list[Path]:
 
 
 def mean_images(samples: FolderImages) -> torch.Tensor:
-    """Means of some images of the first classes, as brightness from 0 to 1, `(N, H, W)`."""
+    """Returns means of some images of the first classes, as brightness from 0 to 1, `(N, H, W)`."""
     labels = samples.images.labels
     means = []
     for number in range(min(_NUM_CLASSES, len(samples.images.classes))):
@@ -55,7 +55,7 @@ def _draw_curve(run: OpenRun) -> list[Path]:
 
 
 def _draw_routing(run: OpenRun, samples: FolderImages) -> list[Path]:
-    """A picture for each gate, as it trains: on the grid of the training images."""
+    """Draws a picture for each gate, on the grid of the training images."""
     from smoe.views import draw_image_routing
 
     by_gate: dict[SpatialGate, list[RoutedLayer]] = {}

@@ -1,7 +1,7 @@
 """Recipes of ImageNet (paper section 3.4 and its appendix). Imports no torch.
 
 The paper adapts torchvision's recipe for ResNet-50 ("IMAGENET1K_V2"). Both state batch, epochs, learning rate, warm-up,
-momentum, schedule and weight decay; all else is torchvision's.
+momentum, schedule and weight decay; the other settings are torchvision's.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from smoe.training.plan import TrainingPlan
 
 @dataclass(frozen=True)
 class ImageNetData:
-    """The images: `root/train/<class>/*.JPEG` and `root/val/<class>/*.JPEG`, of any number of classes.
+    """Images in `root/train/<class>/*.JPEG` and `root/val/<class>/*.JPEG`, with any number of classes.
 
-    Nothing is chosen by the images that are reported on: some of the training images are held back to choose the best
-    epoch. `--data.held-out-per-class 0` is torchvision's way: all training images, and `val` for both.
+    Some training images are held back to choose the best epoch, so that `val` does not influence the result.
+    `--data.held-out-per-class 0` is torchvision's way: all training images, and `val` for validation and test.
 
     Attributes:
-        root: folder of `train` and `val`.
-        train_size: rows and columns of training crops.
-        resize: length of the shorter side in evaluation, before the centre is cut out.
-        crop: rows and columns of the centre. Gates and tables are interpolated to it from the grids of training.
-        interpolation: how. `nearest` for gates that start as white noise, which `linear` would mix into others.
-        held_out_per_class: training images of each class that the choice of the best weights looks at instead.
+        root: Folder of `train` and `val`.
+        train_size: Rows and columns of training crops.
+        resize: Length of the shorter side in evaluation, before the centre is cut out.
+        crop: Rows and columns of the centre. Gates and tables are interpolated to its grids.
+        interpolation: Method of this interpolation. Use `nearest` for gates that start as white noise.
+        held_out_per_class: Number of training images of each class that are held back to choose the best epoch.
     """
 
     root: Path | None = None
@@ -59,7 +59,7 @@ class ImageNetData:
 
 
 IMAGENET_TRAINING = TrainingPlan(
-    # The paper's 64 processes of 128; parts of 128 are what batch normalisation sees, whatever the processes.
+    # The paper's 64 processes of 128; batch normalisation uses parts of 128, whatever the number of processes.
     batch_size=8192,
     part_size=128,
     evaluation_batch_size=128,
@@ -83,7 +83,7 @@ class ImageNetRecipe(Recipe):
 
     Attributes:
         augmentation: Augmentation of the training images.
-        label_smoothing: Share of the target that is spread over all classes.
+        label_smoothing: Share of the target that is distributed over all classes.
     """
 
     experiment: ClassVar[str] = "imagenet"
@@ -102,9 +102,9 @@ class ImageNetRecipe(Recipe):
             raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
 
 
-# As the small classifiers, by measurement (docs/images.md): a smooth start, an order that the training of the gate does
-# not shuffle, no damping. It also survives the interpolation to another grid (docs/imagenet.md). The paper's:
-# --model.gate-init kaiming --model.order score --damping 0.1 --data.interpolation nearest
+# As for the small classifiers (measurements in docs/images.md): a smooth start, an order that the training of the
+# gate does not change, no damping. A smooth gate can also be interpolated to another grid (docs/imagenet.md). The
+# paper's settings: --model.gate-init kaiming --model.order score --damping 0.1 --data.interpolation nearest
 _GATE: dict[str, Any] = {"gate_init": "smooth", "order": "index"}
 
 IMAGENET_RECIPES = {

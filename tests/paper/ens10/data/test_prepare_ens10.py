@@ -188,7 +188,7 @@ def test_a_stopped_preparation_goes_on_to_the_same_bytes(
     listener = Listener()
     left[0] = 10**6
     make_store(root, tmp_path, "z500", 10, listener)
-    assert any(text.startswith("going on: 4 of 18") for text in listener.said) and left[0] == 10**6 - 14
+    assert any(text.startswith("resuming: 4 of 18") for text in listener.said) and left[0] == 10**6 - 14
     for name in ("statistics.f32", "truth.f32", "members.f32", "efi.f32", "normalisation.f32", "store.json"):
         assert (tmp_path / name).read_bytes() == (store.path / name).read_bytes(), name
     make_store(root, tmp_path, "z500", 10, listener)

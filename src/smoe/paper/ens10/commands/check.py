@@ -1,4 +1,4 @@
-"""`smoe data check` of a folder of ENS-10."""
+"""`smoe data check` for a folder of ENS-10."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Check:
-    """Describes a folder of ENS-10 and whether the recipes can use it.
+    """Describes a folder of ENS-10 and checks whether the recipes can use it.
 
-    Exit code 0: they can be used; 1: they cannot, with the reasons.
+    The exit code is 0 if it can be used and 1 otherwise, with the reasons.
 
     Attributes:
         path: Folder of ENS-10, preprocessed or as downloaded.
-        quick: Read headers only: seconds, but damage inside a file stays unseen.
+        quick: Read only headers. This takes seconds, but does not find damage inside files.
     """
 
     path: tyro.conf.Positional[Path]
@@ -32,14 +32,14 @@ class Check:
 
 
 def recognises(path: Path) -> bool:
-    """Whether the folder has the layout of ENS-10."""
+    """Returns whether the folder has the layout of ENS-10."""
     from smoe.paper.ens10.data.open_ens10 import is_ens10
 
     return is_ens10(path)
 
 
 def run(args: list[str]) -> int:
-    """Parses, checks, prints, and returns 0 for usable data, 1 for others."""
+    """Checks a folder, prints the result, and returns 0 for usable data and 1 otherwise."""
     options = parse(Check, args, prog="smoe data check")
 
     from smoe.experiments.check_progress import check_progress, make_console
@@ -51,7 +51,7 @@ def run(args: list[str]) -> int:
 
 
 def print_tasks(path: Path, tasks: list[TaskDescription], quick: bool, console: Console) -> int:
-    """The tasks of ENS-10 one by one and the verdict last; returns 0 if one can be used."""
+    """Prints the tasks of ENS-10 and the verdict; returns 0 if one of them can be used."""
     for task in tasks:
         for fact in task.facts:
             console.print(f"{task.name}: {fact}")

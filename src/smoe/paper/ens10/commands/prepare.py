@@ -1,4 +1,4 @@
-"""`smoe data prepare ens10`: writes the store that training on ENS-10 reads."""
+"""`smoe data prepare ens10`: writes the store for training on ENS-10."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PrepareEns10:
-    """Writes the store that ENS-10 recipes train on; stopped at any moment, the same command goes on.
+    """Writes the store for ENS-10 recipes. If interrupted, run the same command again to resume.
 
     For example: smoe data prepare ens10 --root ~/ens10 --output stores/z500 --task z500
 
     Attributes:
-        root: folder with ENS10_pl_mean.nc and its kin, with ensemble/output.pl.<date>.grib, or with the files as
-            downloaded (output.pl.2018<month><day>).
-        output: folder of the store.
-        task: variable that is corrected, 48 hours ahead.
-        members: how many members mean and spread are of: the first 5, or all 10. 5 needs the members themselves.
-        train_years: first and last year of training, by the time that a forecast is for.
-        normalisation: statistics at each grid point over the training years; released: over all dates, which includes
-            the test years, as in the release of ENS-10.
-        truth: folder with ERA5_z500.nc and its kin; None: the root.
-        efi: extreme forecast index: auto: of efi_<task>.nc if there, else computed from the members if there.
+        root: Folder with the preprocessed files (ENS10_pl_mean.nc, ...), with ensemble/output.pl.<date>.grib, or with
+            the files as downloaded (output.pl.2018<month><day>).
+        output: Folder of the store.
+        task: Variable to correct, 48 hours ahead.
+        members: Number of members in the mean and spread: the first 5, or all 10. 5 requires the members themselves.
+        train_years: First and last year of training, by the date for which a forecast is valid.
+        normalisation: `training` takes statistics at each grid point over the training years; `released` over all
+            dates, including the test years, as the release of ENS-10 does.
+        truth: Folder with ERA5_z500.nc and the other truths; None uses the root.
+        efi: Extreme forecast index. `auto` reads efi_<task>.nc if it exists, or computes the index from the members.
     """
 
     root: Path
@@ -43,7 +43,7 @@ class PrepareEns10:
 
 
 def run(args: list[str]) -> int:
-    """Parses, prepares, and says what the store holds."""
+    """Prepares a store and prints its contents."""
     options = parse(PrepareEns10, args, prog="smoe data prepare ens10")
 
     from smoe.experiments.prepare_progress import PrepareProgress
@@ -59,14 +59,14 @@ def run(args: list[str]) -> int:
         ):
             store = prepare(source, options.root, options.output, wanted, progress, options.truth)
     except KeyboardInterrupt:
-        sys.stderr.write("stopped; run the same command again to go on\n")
+        sys.stderr.write("stopped; run the same command again to resume\n")
         return 130
     sys.stdout.write(describe_store(store))
     return 0
 
 
 def describe_store(store: EnsembleStore) -> str:
-    """The store in a few lines."""
+    """Describes the store in a few lines."""
     plan = store.metadata.plan
     rows, columns = store.grid.shape
     first, last = store.train_years

@@ -1,4 +1,4 @@
-"""One variable of one preprocessed NetCDF file, by date."""
+"""Fields of one variable in one preprocessed NetCDF file, by date."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 class DatedFields:
-    """Fields `(T, H, W)` of a file; the header is checked when this is made, values when they are read.
+    """Fields `(T, H, W)` of a file. The constructor checks the header, reading checks the values.
 
     Args:
-        files: opens the file.
-        path: the file.
-        names: of the variable in it; the first that is there counts.
-        level: in hPa; None for a variable without levels.
-        physics: unit and bounds of the values.
-        grid: that it must be on; None for any that is global.
-        is_sea_only: whether values may be missing over land.
+        files: Opens the file.
+        path: Path of the file.
+        names: Possible names of the variable; the first one found is used.
+        level: Pressure level in hPa; None for a variable without levels.
+        physics: Unit and bounds of the values.
+        grid: Required grid; None accepts any global grid.
+        is_sea_only: Whether values may be missing over land.
 
     Attributes:
-        dates: that the fields are for, datetime64[D], `(T,)`.
-        grid: of the fields, north to south.
-        notices: what is put right.
-        attributes: of the file as a whole.
+        dates: Dates for which the fields are valid, datetime64[D], `(T,)`.
+        grid: Grid of the fields, from north to south.
+        notices: Descriptions of corrections.
+        attributes: Attributes of the file.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class DatedFields:
         return axis, levels.index(level)
 
     def read(self, dates: np.ndarray) -> np.ndarray:
-        """Fields at some of `self.dates`, float32, `(T, H, W)`, north to south.
+        """Returns the fields at some of `self.dates`, float32, `(T, H, W)`, from north to south.
 
         Raises:
-            DataError: for a date that is not there, values that are missing or implausible, or a damaged file.
+            DataError: If a date is missing, values are missing or implausible, or the file is damaged.
         """
         index = np.searchsorted(self.dates, dates)
         is_there = self.dates[np.minimum(index, len(self.dates) - 1)] == dates
@@ -93,7 +93,7 @@ class DatedFields:
             )
         dims = (self._time, self._orientation.latitude, self._orientation.longitude)
         first, last = int(index.min()), int(index.max()) + 1
-        # A block of the file is read at once if the dates lie side by side, as they do in a preparation.
+        # A block of the file is read at once if the dates are adjacent, as in a preparation.
         where: dict[Hashable, slice | np.ndarray | int] = {
             self._time: slice(first, last) if last - first == len(dates) else index
         }

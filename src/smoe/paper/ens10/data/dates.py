@@ -1,4 +1,4 @@
-"""Dates of the forecasts: twice a week, each for a time 48 hours after its start."""
+"""Dates of the forecasts: twice a week, each valid 48 hours after its start."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ START_DAYS = frozenset(str(day)[5:] for day in _DAYS_2018[np.isin(np.arange(365)
 
 
 def read_dates(array: xr.DataArray, where: str) -> tuple[str, np.ndarray]:
-    """Name of the time axis of a file, and its dates, datetime64[D], `(T,)`, ascending.
+    """Returns the name of the time axis of a file, and its dates, datetime64[D], `(T,)`, ascending.
 
-    The hour is left out: the programs that made the files give a day's statistics any hour of the day.
+    The hour is ignored: the programs that made the files assign a day's statistics to any hour of the day.
 
     Raises:
-        DataError: for no dates, a date that is there twice, or dates that are not in order.
+        DataError: If there are no dates, a date occurs twice, or dates are not in order.
     """
     name = find_axis(array, TIME_NAMES, where)
     dates = as_minutes(array[name].values, where).astype("datetime64[D]")
@@ -51,7 +51,7 @@ def check_order(dates: np.ndarray, where: str) -> None:
 
 
 def check_same_dates(dates: np.ndarray, where: str, expected: np.ndarray, expected_where: str) -> None:
-    """Refuses two files of one data set whose dates differ."""
+    """Refuses two files of one data set with different dates."""
     if np.array_equal(dates, expected):
         return
     lacking, extra = np.setdiff1d(expected, dates), np.setdiff1d(dates, expected)
@@ -64,13 +64,13 @@ def check_same_dates(dates: np.ndarray, where: str, expected: np.ndarray, expect
 
 
 def check_calendar(starts: np.ndarray, shape: tuple[int, int]) -> None:
-    """Refuses starts on ENS-10's grid that are not on ENS-10's days: such times are not those the forecasts are for.
+    """Refuses start dates on ENS-10's grid that are not among ENS-10's days.
 
-    Other grids hold other data, which start when they like.
+    This finds files with other times than those for which the forecasts are valid. Other grids are not checked.
 
     Args:
-        starts: of the forecasts, datetime64[D].
-        shape: of the grid.
+        starts: Start dates of the forecasts, datetime64[D].
+        shape: Rows and columns of the grid.
     """
     if shape != (361, 720):
         return
@@ -83,5 +83,5 @@ def check_calendar(starts: np.ndarray, shape: tuple[int, int]) -> None:
 
 
 def years_of(dates: np.ndarray) -> np.ndarray:
-    """The calendar year of each date."""
+    """Returns the calendar year of each date."""
     return dates.astype("datetime64[Y]").astype(np.int64) + 1970

@@ -1,4 +1,4 @@
-"""What a folder of ENS-10 holds, and which of the three tasks can be trained on it."""
+"""Describes a folder of ENS-10 and which of the three tasks can be trained on it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _MAX_COMPARED = 12
 
 @dataclass
 class TaskDescription:
-    """What there is for a task.
+    """Contents of a folder for one task.
 
     Attributes:
-        name: of the task.
-        facts: in words; empty if there is nothing for it.
-        problem: why it cannot be used; None: it can.
+        name: Name of the task.
+        facts: Descriptions of the files; empty if there are none.
+        problem: Reason against the use; None if the task can be used.
     """
 
     name: str
@@ -39,12 +39,12 @@ class TaskDescription:
 
 
 def describe_ens10(path: Path, *, quick: bool = False, progress: Progress | None = None) -> list[TaskDescription]:
-    """Looks at the files of each task; what is wrong with one does not hide the others.
+    """Checks the files of each task separately, so that a problem of one does not hide the others.
 
     Args:
-        path: folder of the data set.
-        quick: headers only; with members, those of the first file.
-        progress: called with the number of forecasts read, their total, and what comes next.
+        path: Folder of the data set.
+        quick: Read only headers; of members, only those of the first file.
+        progress: Called with the number of forecasts read, the number of all forecasts, and the next step.
     """
     found = []
     for task in TASKS.values():
@@ -87,7 +87,7 @@ def _look(
 def _read_everything(
     task: EnsembleTask, source: EnsembleSource, truth: DatedFields, starts: np.ndarray, progress: Progress | None
 ) -> None:
-    """Reads and checks every field; of some dates side by side, the target is kept to compare with the truth."""
+    """Reads and checks every field; some adjacent dates of the target are kept to compare them with the truth."""
     compared = starts[-_MAX_COMPARED:]
     means: dict[np.datetime64, np.ndarray] = {}
     done = 0

@@ -1,4 +1,4 @@
-"""The extreme forecast index of a store's forecasts, from its members, a few rows of the grid at a time."""
+"""Computes the extreme forecast index of a store's forecasts from its members, a few rows of the grid at a time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _BYTES_PER_PART = 200_000_000
 
 
 def climate_windows(starts: np.ndarray, year: int) -> dict[int, np.ndarray]:
-    """For each forecast of a year, the forecasts that make its climate, as indices.
+    """Returns, for each forecast of a year, the indices of the forecasts that make up its climate.
 
-    The climate is of the years from 18 before to the year itself, of the nine start days around the forecast's; the
-    days are those of the calendar on which a forecast starts in any of these years, as in ENS-10. Windows are cut at
-    the ends of the calendar year, and a forecast with fewer than five days in its window is left out, as is one that
-    is for the next year.
+    The climate covers 19 years up to the forecast's own, and the nine start days around the forecast's; the days are
+    those of the calendar on which a forecast starts in any of these years, as in ENS-10. Windows are cut at the ends
+    of the calendar year. Forecasts with fewer than five days in their window, and those that are valid in the next
+    year, are left out.
     """
     years = years_of(starts)
     in_climate = (years >= year - CLIMATE_YEARS) & (years <= year)
@@ -39,9 +39,9 @@ class Part:
     """A few rows of the grid in all forecasts of a year.
 
     Attributes:
-        name: of the part.
-        windows: of the year's forecasts.
-        rows: of the grid.
+        name: Name of the part.
+        windows: Climate of each forecast of the year.
+        rows: Rows of the grid.
     """
 
     name: str
@@ -55,13 +55,13 @@ def find_parts(
     shape: tuple[int, ...],
     bytes_per_part: int = _BYTES_PER_PART,
 ) -> list[Part]:
-    """All forecasts of some years, in parts that fit in memory.
+    """Divides all forecasts of some years into parts that fit in memory.
 
     Args:
-        starts: of the forecasts, datetime64[D], `(T,)`.
-        years: first and last start year.
-        shape: of the members, `(T, 10, H, W)`.
-        bytes_per_part: bounds the memory.
+        starts: Start dates of the forecasts, datetime64[D], `(T,)`.
+        years: First and last start year.
+        shape: Shape of the members, `(T, 10, H, W)`.
+        bytes_per_part: Maximal memory of a part.
     """
     _, num_members, height, width = shape
     parts = []
@@ -81,13 +81,13 @@ def compute_part(part: Part, members: np.ndarray, efi: np.ndarray) -> None:
     """Computes the index of a part.
 
     Args:
-        part: which rows of which forecasts.
-        members: `(T, 10, H, W)`, mapped.
-        efi: `(T, H, W)`, mapped; written in the part's rows.
+        part: Rows and forecasts to compute.
+        members: Memory-mapped members, `(T, 10, H, W)`.
+        efi: Memory-mapped index, `(T, H, W)`; its rows of the part are written.
     """
     used, rows = _used(part.windows), part.rows
     height, width = rows.stop - rows.start, members.shape[3]
-    # Points first: the values of a point lie side by side and are sorted in cache.
+    # Points first: the values of a point are adjacent and are sorted in cache.
     values = np.empty((height * width, len(used), members.shape[1]), np.float32)
     for place, index in enumerate(used):
         values[:, place] = members[index, :, rows].reshape(members.shape[1], -1).T

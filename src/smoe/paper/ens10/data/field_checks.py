@@ -1,4 +1,4 @@
-"""Whether fields of an ensemble are weather, and nowhere missing where there must be values."""
+"""Checks that fields of an ensemble are plausible and complete."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def check_fields(
     """Refuses values that are infinite, implausible, or missing.
 
     Args:
-        fields: `(T, H, W)`.
-        physics: unit and bounds of the values.
-        dates: of the fields, `(T,)`.
-        grid: of the fields.
-        where: what to call them in an error.
-        is_sea_only: whether values may be missing over land.
+        fields: Fields, `(T, H, W)`.
+        physics: Unit and bounds of the values.
+        dates: Dates of the fields, `(T,)`.
+        grid: Grid of the fields.
+        where: Name of the fields in an error message.
+        is_sea_only: Whether values may be missing over land.
 
     Raises:
-        DataError: with the first place and the number.
+        DataError: If a value is refused; the message contains the first place and the number of such values.
     """
     check_plausible(fields, physics, None, dates, where)
     is_missing = np.isnan(fields)

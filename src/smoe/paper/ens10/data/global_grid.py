@@ -1,4 +1,4 @@
-"""Which grid an ensemble is on. Rows run from north to south, as in ENS-10; columns from 0 eastwards."""
+"""Identifies the grid of an ensemble. Rows run from north to south, as in ENS-10; columns from 0 eastwards."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ _TOLERANCE_DEGREES = 1e-3
 
 @dataclass(frozen=True)
 class GlobalGrid:
-    """The grid that all files of a data set share; `grid.latitude` runs from north to south."""
+    """The common grid of all files of a data set; `grid.latitude` runs from north to south."""
 
     grid: Grid
 
     def orientation(self, array: xr.DataArray, where: str) -> Orientation:
-        """How a field of a file lies beside this grid.
+        """Returns the orientation of a field of a file relative to this grid.
 
         Raises:
-            DataError: for another grid.
+            DataError: If the grid is another one.
         """
         return find_orientation(array, Grid(self.grid.latitude[::-1], self.grid.longitude), where)
 
 
 def turn(fields: np.ndarray, orientation: Orientation) -> np.ndarray:
-    """Fields `(..., H, W)` in a file's order, brought to north-south and 0 eastwards; float32, contiguous."""
+    """Returns fields `(..., H, W)` from north to south and eastwards from longitude 0, contiguous float32."""
     return np.ascontiguousarray(orientation.turn(fields)[..., ::-1, :])
 
 
 def find_global_grid(array: xr.DataArray, where: str) -> GlobalGrid:
-    """The grid of a data set's first field: ENS-10's, or any that covers the globe evenly.
+    """Returns the grid of a data set's first field: ENS-10's, or any regular global grid.
 
     Raises:
-        DataError: for rows that do not lie alike on both hemispheres, or columns that do not go round evenly.
+        DataError: If the rows are not symmetric about the equator, or the columns are not evenly spaced on the circle.
     """
     rows = np.sort(np.asarray(array[find_axis(array, LATITUDE_NAMES, where)].values, np.float64))[::-1]
     columns = np.sort(np.mod(np.asarray(array[find_axis(array, LONGITUDE_NAMES, where)].values, np.float64), 360.0))
@@ -51,7 +51,7 @@ def find_global_grid(array: xr.DataArray, where: str) -> GlobalGrid:
 
 
 def check_global(rows: np.ndarray, columns: np.ndarray, where: str) -> Grid:
-    """A grid of these latitudes, descending, and longitudes, ascending, if it is global."""
+    """Returns the grid of descending latitudes and ascending longitudes if it is global."""
     if len(rows) > 1 and len(columns) > 1:
         spacing = 360.0 / len(columns)
         is_even = np.max(np.abs(columns - spacing * np.arange(len(columns)))) <= _TOLERANCE_DEGREES

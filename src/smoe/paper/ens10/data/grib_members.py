@@ -1,4 +1,4 @@
-"""Members in GRIB: the headers of a file are read once, fields when they are asked for."""
+"""Reads members in GRIB. The headers of a file are read once, fields on demand."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _GRID_KEYS = (
 
 
 class GribMembers(OpenMembers):
-    """Reads a file of one date, or one as downloaded, which holds twenty years, three leads and eleven levels."""
+    """Reads a file of one date, or a file as downloaded, which holds twenty years, three leads and eleven levels."""
 
     def __init__(self, file: MemberFile, task: EnsembleTask) -> None:
         messages = _import_messages()
         self._path = file.path
         self._stream = messages.FileStream(str(file.path), errors="raise")
         with damage_as_data_error(file.path):
-            # Nothing is written beside the data: the folder may be read-only, and an index may be out of date.
+            # No index is written beside the data: the folder may be read-only, and an index may be out of date.
             index = messages.FileIndex.from_fieldset(self._stream, [*_KEYS, *_GRID_KEYS])
         self._offsets: dict[tuple[str, np.datetime64], dict[int, Any]] = {}
         wanted = {variable.grib_short_name for variable in task.variables}
@@ -79,7 +79,7 @@ class GribMembers(OpenMembers):
         self.grid = check_global(np.sort(latitude)[::-1], np.sort(np.mod(longitude, 360.0)), where)
 
     def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:
-        """All members of a variable, missing values as NaN."""
+        """Returns all members of a variable, with missing values as NaN."""
         offsets = self._offsets[variable.grib_short_name, start.astype("datetime64[D]")]
         members = np.empty((len(offsets), *self._shape), np.float32)
         with damage_as_data_error(self._path, f"{variable.grib_short_name} of {start}"):

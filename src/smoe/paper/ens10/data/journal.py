@@ -1,4 +1,4 @@
-"""How far the preparation of an ensemble store has come: read again after a kill."""
+"""Progress of the preparation of an ensemble store; a resumed preparation reads it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from smoe.paper.ens10.data.store_format import FORMAT, METADATA_FILE, PREPARATIO
 
 
 class Journal:
-    """What is written and on the disk, kept in `preparation.json`.
+    """Records in `preparation.json` what is written and on the disk.
 
     Attributes:
-        rows: checksums of each forecast that is written, by its start and the file.
-        steps: names of other steps that are done: channels of the normalisation, parts of the index.
+        rows: Checksums of each forecast that is written, by its start and the file.
+        steps: Names of other finished steps: channels of the normalisation, parts of the index.
     """
 
     def __init__(self, folder: Path, plan: Plan) -> None:
@@ -26,10 +26,10 @@ class Journal:
 
     @classmethod
     def open(cls, folder: Path, plan: Plan) -> Journal:
-        """A new journal, or the one that was begun with the same plan.
+        """Returns a new journal, or the existing one of the same plan.
 
         Raises:
-            DataError: if the one that was begun has another plan.
+            DataError: If the existing journal has another plan.
         """
         journal = cls(folder, plan)
         if journal._path.is_file():
@@ -40,12 +40,12 @@ class Journal:
         return journal
 
     def add_rows(self, rows: dict[str, dict[str, int]]) -> None:
-        """Keeps that forecasts are written; they must have reached the disk."""
+        """Records that forecasts are written; they must have reached the disk."""
         self.rows.update(rows)
         self._write()
 
     def add_step(self, name: str) -> None:
-        """Keeps that a step is done; what it wrote must have reached the disk."""
+        """Records that a step is finished; its output must have reached the disk."""
         self.steps.append(name)
         self._write()
 
@@ -55,10 +55,10 @@ class Journal:
 
 
 def is_finished(folder: Path, plan: Plan) -> bool:
-    """Whether the folder holds the store that is planned, whole.
+    """Returns whether the folder holds the planned store, complete.
 
     Raises:
-        DataError: if it holds another.
+        DataError: If it holds another store.
     """
     if not (folder / METADATA_FILE).is_file():
         return False
@@ -68,7 +68,7 @@ def is_finished(folder: Path, plan: Plan) -> bool:
 
 
 def check_same_plan(old: dict[str, Any], plan: Plan, what: str, remedy: str) -> None:
-    """Refuses a plan that is not the one that was begun, with the names of what differs."""
+    """Refuses a plan that differs from the existing one, and names the differences."""
     new = plan.to_plain()
     if checksum(old) != checksum(new):
         raise DataError(f"{what}, which differs in {', '.join(differences(old, new))}: {remedy}")

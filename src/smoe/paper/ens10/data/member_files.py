@@ -1,4 +1,4 @@
-"""The ten members of each forecast, in GRIB as ENS-10 is released, or in NetCDF with the names that cfgrib gives."""
+"""Finds and opens the ten members of each forecast, in GRIB as released, or in NetCDF with cfgrib's names."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _DATE_FILE = re.compile(r"output\.(pl|sfc)\.([0-9]{8})\.(grib|nc)")
 
 @dataclass(frozen=True)
 class MemberFile:
-    """A file with members; `date` is what its name says, of all years if it is a file as downloaded."""
+    """A file with members; `date` is the date in its name, which stands for all years in a file as downloaded."""
 
     path: Path
     date: np.datetime64
     has_all_years: bool
 
     def check_start(self, start: np.datetime64) -> None:
-        """Refuses a start that the file's name does not promise."""
+        """Refuses a start date that contradicts the file's name."""
         fits = str(start)[5:] == str(self.date)[5:] if self.has_all_years else start == self.date
         if not fits:
             raise DataError(
@@ -41,8 +41,8 @@ class OpenMembers(ABC):
     """An open file with members.
 
     Attributes:
-        grid: north to south.
-        starts: of its forecasts, datetime64[D], ascending.
+        grid: Grid of the fields, from north to south.
+        starts: Start dates of its forecasts, datetime64[D], ascending.
     """
 
     grid: Grid
@@ -50,14 +50,14 @@ class OpenMembers(ABC):
 
     @abstractmethod
     def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:
-        """All members of a variable in the order of their numbers, float32, `(10, H, W)`, not checked."""
+        """Returns all members of a variable in the order of their numbers, float32, `(10, H, W)`, not checked."""
 
 
 def find_member_files(root: Path, task: EnsembleTask) -> list[MemberFile]:
-    """The files of a data set with the members of a task's fields, by date.
+    """Returns the files of a data set with the members of a task's fields, by date.
 
     Raises:
-        DataError: for two files of one date.
+        DataError: If there are two files of one date.
     """
     found: dict[np.datetime64, MemberFile] = {}
     ensemble = root / "ensemble"
@@ -82,7 +82,7 @@ def open_members(file: MemberFile, task: EnsembleTask) -> OpenMembers:
     """Opens a file and checks that each of its forecasts has ten members of every variable of the task.
 
     Raises:
-        DataError: for what is missing, there twice, truncated, on another grid, or misdated.
+        DataError: If something is missing, repeated, truncated, on another grid, or misdated.
     """
     if file.path.suffix == ".nc":
         from smoe.paper.ens10.data.netcdf_members import NetcdfMembers
@@ -98,14 +98,14 @@ def open_members(file: MemberFile, task: EnsembleTask) -> OpenMembers:
 
 
 def check_members(members: np.ndarray, variable: EnsembleVariable, task: EnsembleTask, grid: Grid, where: str) -> None:
-    """Refuses members `(10, H, W)` of a variable that are not weather."""
+    """Refuses members `(10, H, W)` of a variable that are not plausible."""
     physics, where = variable.on_level(task.level), f"{where}: {variable.name}"
     names = np.array([f"member {place}" for place in range(1, len(members) + 1)])
     check_fields(members, physics, names, grid, where, is_sea_only=variable.is_sea_only)
 
 
 def check_numbers(numbers: list[int], where: str) -> None:
-    """Refuses another number of members than ten."""
+    """Refuses a number of members other than ten."""
     if len(numbers) != NUM_MEMBERS or len(set(numbers)) != NUM_MEMBERS:
         listed = ", ".join(map(str, sorted(numbers)))
         raise DataError(
@@ -115,7 +115,7 @@ def check_numbers(numbers: list[int], where: str) -> None:
 
 
 def mean_and_spread(members: np.ndarray, num_members: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and population standard deviation of the first members `(M, H, W)`, as in the release; float32.
+    """Returns mean and population standard deviation of the first members `(M, H, W)`, as in the release; float32.
 
     The release divides by M, not by M - 1 (cdo's `daystd`, torch's `unbiased=False`).
     """

@@ -1,4 +1,4 @@
-"""Forecasts from files with members: the statistics are computed here, of the first 5 or of all 10."""
+"""Forecasts from files with members. The statistics of the first 5 or of all 10 members are computed here."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from smoe.paper.ens10.data.variables import EnsembleTask
 class MemberSource(EnsembleSource):
     """Reads `output.pl.2018MMDD` as downloaded, or `ensemble/output.pl.<date>.grib` and `.nc`.
 
-    Opening looks at the first file. Files as downloaded must all hold the years of the first.
+    The constructor reads the first file. Files as downloaded must all hold the years of the first file.
 
     Args:
-        files: with members, by date.
-        task: which fields.
-        num_members: how many members the statistics are of, the lowest numbers first.
+        files: Files with members, by date.
+        task: Task that selects the fields.
+        num_members: Number of members in the statistics, the lowest numbers first.
     """
 
     kind = "members"
@@ -45,22 +45,22 @@ class MemberSource(EnsembleSource):
         check_calendar(self.starts, self.grid.shape)
 
     def blocks(self) -> list[Block]:
-        """One for each file."""
+        """Returns one block for each file."""
         return self._blocks
 
     def read(self, block: Block) -> Iterator[Forecast]:
-        """The forecasts of a file."""
+        """Yields the forecasts of a file."""
         file, members = self._members_of(block)
         for start in block.starts:
             yield self._read_start(file, members, start)
 
     def read_target(self, start: np.datetime64, block: Block) -> np.ndarray:
-        """All members of the target variable alone, `(10, H, W)`."""
+        """Returns all members of the target variable, `(10, H, W)`."""
         file, members = self._members_of(block)
         return self._read_variable(file, members, self.task.target_index, start)
 
     def close(self) -> None:
-        """Nothing stays open between two reads."""
+        """Does nothing: no file stays open between two reads."""
 
     def _members_of(self, block: Block) -> tuple[MemberFile, OpenMembers]:
         file = self._files[block.name]

@@ -1,4 +1,4 @@
-"""Members in `ensemble/output.pl.<date>.nc`: dimensions number, (level,) latitude, longitude; cfgrib's names."""
+"""Reads members in `ensemble/output.pl.<date>.nc`: dimensions number, (level,) latitude, longitude; cfgrib's names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from smoe.paper.ens10.data.variables import EnsembleTask, EnsembleVariable
 
 
 class NetcdfMembers(OpenMembers):
-    """Reads the members of one date; the file is small and is read whole."""
+    """Reads the members of one date. The file is small and is read whole."""
 
     def __init__(self, file: MemberFile, task: EnsembleTask) -> None:
         self._fields: dict[str, np.ndarray] = {}
@@ -46,7 +46,7 @@ class NetcdfMembers(OpenMembers):
         self.grid = grid.grid
 
     def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:  # noqa: ARG002 - of one start
-        """All members of a variable."""
+        """Returns all members of a variable."""
         return self._fields[variable.name]
 
 

@@ -1,8 +1,8 @@
 """Mean and standard deviation at each grid point over dates, as ENS-10 normalises: `(x - mean) / (std + 0.1)`.
 
-The release takes them over all its dates, 1998 to 2017, and so over the test years too; here they are of the training
-years unless the release's are asked for. The 0.1 is in the units of each variable, so that humidity, divergence and
-precipitation come out far smaller than 1.
+The release takes them over all its dates, 1998 to 2017, including the test years; here they are taken over the
+training years unless `released` is requested. The 0.1 is in the units of each variable, so that normalised humidity,
+divergence and precipitation are far smaller than 1.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _FIELDS_PER_PIECE = 16
 
 
 def point_statistics(open_fields: Callable[[], np.ndarray], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and population standard deviation over time at each point, float32, `(H, W)` each.
+    """Returns mean and population standard deviation over time at each point, float32, `(H, W)` each.
 
-    Missing values do not count; a point that never has a value gets the mean 0 and the deviation 0.
+    Missing values are ignored; a point without values gets the mean 0 and the standard deviation 0.
 
     Args:
-        open_fields: maps the fields `(T, H, W)`; asked for a few of them at a time, so that no more pages stay.
-        rows: which of them.
+        open_fields: Maps the fields `(T, H, W)`; called for a few of them at a time, so that few pages stay in memory.
+        rows: Indices of the fields.
     """
     shape = open_fields().shape[1:]
     count, mean, squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
@@ -43,5 +43,5 @@ def point_statistics(open_fields: Callable[[], np.ndarray], rows: np.ndarray) ->
 
 
 def normalise(values: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """Normalised values, float32; what is missing becomes the mean, 0: sea surface temperature over land."""
+    """Returns normalised values, float32; missing values become the mean, 0: sea surface temperature over land."""
     return np.nan_to_num((values - mean) / (std + np.float32(OFFSET)), nan=0.0)

@@ -21,7 +21,7 @@ _EFI = Variable("efi", "efi", "1", (-1.2, 1.2), varies=False, unit_names=("", "d
 
 
 def is_ens10(path: Path) -> bool:
-    """Whether a folder holds files of ENS-10's layout."""
+    """Returns whether a folder holds files of ENS-10's layout."""
     if not path.is_dir():
         return False
     return any(path.glob("ENS10_*.nc")) or any(find_member_files(path, task) for task in TASKS.values())
@@ -30,15 +30,15 @@ def is_ens10(path: Path) -> bool:
 def open_ens10(root: Path, task_name: TaskName, num_members: Literal[5, 10]) -> EnsembleSource:
     """Opens the forecasts of a task.
 
-    The preprocessed statistics are of ten members, so that five need the members themselves.
+    The preprocessed statistics have ten members; statistics of five need the members themselves.
 
     Args:
-        root: folder with the preprocessed files, with `ensemble/`, or with the files as downloaded.
+        root: Folder with the preprocessed files, with `ensemble/`, or with the files as downloaded.
         task_name: `z500`, `t850` or `t2m`.
         num_members: 5 or 10.
 
     Raises:
-        DataError: for what is missing or does not fit, with what to do.
+        DataError: If something is missing or inconsistent; the message contains the remedy.
     """
     if task_name not in TASKS:
         raise DataError(f"no task is named {task_name!r}; there are {', '.join(TASKS)}")
@@ -70,10 +70,10 @@ def open_ens10(root: Path, task_name: TaskName, num_members: Literal[5, 10]) -> 
 
 
 def open_truth(root: Path, task: EnsembleTask, grid: Grid, files: OpenFiles | None = None) -> DatedFields:
-    """ERA5 at the times that the forecasts are for.
+    """Opens ERA5 at the dates for which the forecasts are valid.
 
     Raises:
-        DataError: if it is not there, or on another grid.
+        DataError: If it is missing or on another grid.
     """
     path = root / task.truth_file
     if not path.is_file():
@@ -85,7 +85,7 @@ def open_truth(root: Path, task: EnsembleTask, grid: Grid, files: OpenFiles | No
 
 
 def open_efi(root: Path, task: EnsembleTask, grid: Grid) -> DatedFields | None:
-    """The extreme forecast index of the release, at the times that the forecasts are for; None if it is not there."""
+    """Opens the extreme forecast index of the release, if it exists; otherwise returns None."""
     path = root / f"efi_{task.name}.nc"
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Writes an ensemble store; a kill at any moment costs at most the file or the few dates under way."""
+"""Writes an ensemble store. Preparations are resumable: a kill loses at most one file or a few dates of work."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def prepare(
     reporter: PreparationReporter,
     truth_root: Path | None = None,
 ) -> EnsembleStore:
-    """Writes a store, or goes on with one that was not finished.
+    """Writes a store, or resumes an unfinished one.
 
     The forecasts are read once. One of them, with the members of one variable, is in memory at a time; preprocessed
     files are read four dates at a time.
 
     Args:
-        source: where the forecasts are read from.
-        root: folder with `efi_*.nc` and `ENS10_*_normalized.nc`, if there are any.
-        output: folder of the store.
-        wanted: what goes into it.
-        reporter: hears of the progress.
-        truth_root: folder with `ERA5_*.nc`; None: the root.
+        source: Source of the forecasts.
+        root: Folder with `efi_*.nc` and `ENS10_*_normalized.nc`, if these exist.
+        output: Folder of the store.
+        wanted: Options of the preparation.
+        reporter: Receives progress and messages.
+        truth_root: Folder with `ERA5_*.nc`; None uses the root.
 
     Raises:
-        DataError: if something does not fit.
+        DataError: If the data cannot be used.
     """
     truth = open_truth(truth_root or root, source.task, source.grid)
     efi_file = open_efi(root, source.task, source.grid)
@@ -75,7 +75,7 @@ def prepare(
         journal = Journal.open(output, plan)
         _make_room(output, plan, reporter)
         if journal.rows:
-            reporter.notify(f"going on: {len(journal.rows)} of {len(plan.starts)} forecasts are written")
+            reporter.notify(f"resuming: {len(journal.rows)} of {len(plan.starts)} forecasts are written")
         starts = np.array(plan.starts, "datetime64[D]")
         parts = find_parts(starts, plan.efi_years, plan.shapes[MEMBERS]) if plan.efi == "computed" else []
         num_steps = len(plan.starts) + plan.shapes[NORMALISATION][1] + len(parts)
@@ -105,10 +105,10 @@ def _make_room(output: Path, plan: Plan, reporter: PreparationReporter) -> None:
     for name, size in sizes.items():
         with (output / name).open("ab") as file:
             try:
-                # A full disk shows here, and not as a crash in the middle of a mapped page.
+                # A full disk causes an error here, and not a crash in the middle of a mapped page.
                 os.posix_fallocate(file.fileno(), 0, size)
             except OSError as error:
-                raise DataError(f"no room for {output / name}: {error.strerror}; run again to go on") from error
+                raise DataError(f"no room for {output / name}: {error.strerror}; run again to resume") from error
 
 
 def _write_forecasts(
@@ -121,7 +121,7 @@ def _write_forecasts(
 ) -> None:
     row_of = {start: row for row, start in enumerate(plan.starts)}
     for block in source.blocks():
-        # Forecasts without truth are not in the plan.
+        # The plan excludes forecasts without truth.
         names = [str(start) for start in block.starts if str(start) in row_of]
         if all(name in journal.rows for name in names):
             continue
@@ -187,8 +187,8 @@ def _write_efi(plan: Plan, parts: list[Part], output: Path, journal: Journal, re
     for part in parts:
         if part.name in journal.steps:
             continue
-        # Mapped for one part, so that the process does not hold the pages of all. All ten members, also where the
-        # statistics are of five: the release weighs both tasks by one index.
+        # Mapped for one part, so that the process does not hold the pages of all. All ten members are used, also if the
+        # statistics have five: the release weighs both tasks by one index.
         efi = _map(output, plan, EFI, "r+")
         compute_part(part, _map(output, plan, MEMBERS, "r"), efi)
         efi.flush()

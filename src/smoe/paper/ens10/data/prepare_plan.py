@@ -1,4 +1,4 @@
-"""What the preparation of an ensemble store is going to do."""
+"""Plans the preparation of an ensemble store."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ DEFAULT_TRAIN_YEARS = (1998, 2015)
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is wanted of a data set.
+    """Options of the preparation of a store.
 
     Attributes:
-        train_years: first and last year of training, by the times that forecasts are for.
-        normalisation: `training`: statistics at each point over the training years; `released`: over all dates, as
+        train_years: First and last year of training, by the dates for which forecasts are valid.
+        normalisation: `training` takes statistics at each point over the training years; `released` over all dates, as
             in ENS-10's release, which includes the test years.
-        efi: `auto`: from `efi_*.nc` if there, else computed from the members if there; or one of these; or none.
+        efi: `auto` reads `efi_*.nc` if it exists, or computes the index from the members, if these exist.
     """
 
     train_years: tuple[int, int] = DEFAULT_TRAIN_YEARS
@@ -36,13 +36,13 @@ class Preparation:
 def make_plan(
     source: EnsembleSource, truth: DatedFields, efi_file: DatedFields | None, wanted: Preparation
 ) -> tuple[Plan, list[str]]:
-    """Checks what is wanted against what there is.
+    """Checks the options against the available data.
 
     Returns:
-        The plan, and what is worth saying of it.
+        The plan, and messages about it.
 
     Raises:
-        DataError: naming what is missing, and what to do.
+        DataError: If something is missing; the message contains the remedy.
     """
     starts, notices = _with_truth(source, truth)
     first, last = wanted.train_years
@@ -75,7 +75,7 @@ def make_plan(
 
 def _with_truth(source: EnsembleSource, truth: DatedFields) -> tuple[np.ndarray, list[str]]:
     valid = source.starts + LEAD
-    # The last forecasts of a release are for times after the end of its truth.
+    # The last forecasts of a release are valid after the end of its truth.
     is_inside = (valid >= truth.dates[0]) & (valid <= truth.dates[-1])
     lacking = np.setdiff1d(valid[is_inside], truth.dates)
     if not is_inside.any() or len(lacking):

@@ -1,4 +1,4 @@
-"""Forecasts from `ENS10_pl_mean.nc` and its kin: statistics of ten members, and the members if `ensemble/` is there."""
+"""Forecasts from `ENS10_pl_mean.nc` and related files: statistics of ten members, and the members of `ensemble/`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _DATES_PER_BLOCK = 4
 
 
 def statistics_file(root: Path, task: EnsembleTask, statistic: str, suffix: str = "") -> Path:
-    """The preprocessed file with `mean` or `std` of a task's fields; the suffix `_normalized` is the release's."""
+    """Returns the preprocessed file with `mean` or `std` of a task; the release adds the suffix `_normalized`."""
     return root / f"ENS10_{task.level_type}_{statistic}{suffix}.nc"
 
 
 class PreprocessedSource(EnsembleSource):
-    """Reads the preprocessed files of ENS-10. Their times are those that the forecasts are for.
+    """Reads the preprocessed files of ENS-10. Their times are those for which the forecasts are valid.
 
     Args:
-        root: their folder.
-        task: which fields.
-        members: where the members are; None: statistics only.
+        root: Folder of the files.
+        task: Task that selects the fields.
+        members: Source of the members; None for statistics only.
     """
 
     kind = "preprocessed"
@@ -63,20 +63,20 @@ class PreprocessedSource(EnsembleSource):
             self._member_blocks = {start: block for block in members.blocks() for start in block.starts}
 
     def _check_attributes(self, first: DatedFields) -> None:
-        # The release does not say; the writer of this package does.
+        # The release does not record the number of members; files written by this package do.
         said = int(first.attributes.get("num_members", NUM_MEMBERS))
         if said != NUM_MEMBERS:
             raise DataError(f"{first.where} holds statistics of {said} members, expected {NUM_MEMBERS}")
 
     def blocks(self) -> list[Block]:
-        """A few neighbouring dates each."""
+        """Returns blocks of a few adjacent dates."""
         parts = [
             self.starts[first : first + _DATES_PER_BLOCK] for first in range(0, len(self.starts), _DATES_PER_BLOCK)
         ]
         return [Block(str(part[0]), part) for part in parts]
 
     def read(self, block: Block) -> Iterator[Forecast]:
-        """The forecasts of a block."""
+        """Yields the forecasts of a block."""
         statistics = np.empty((len(block.starts), len(self._fields), *self.grid.shape), np.float32)
         for index, fields in enumerate(self._fields):
             statistics[:, index] = fields.read(block.starts + LEAD)
@@ -88,7 +88,7 @@ class PreprocessedSource(EnsembleSource):
             return None
         members = self._members.read_target(start, self._member_blocks[start])
         mean, spread = (statistics[2 * self.task.target_index + place] for place in (0, 1))
-        # Packing moves a member by a small part of the spread; another date moves the mean by much more than it.
+        # Packing changes a member by a small part of the spread; another date changes the mean by much more.
         distance = float(np.abs(members.mean(axis=0, dtype=np.float64) - mean).mean())
         if distance > 0.1 * float(spread.mean()):
             raise DataError(

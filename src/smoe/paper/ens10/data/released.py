@@ -1,4 +1,4 @@
-"""The release's own normalised files, compared with what is normalised here."""
+"""Compares the release's own normalised files with the values normalised here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOLERANCE = 2e-3
 
 
 def open_normalised(root: Path, plan: Plan) -> dict[str, DatedFields]:
-    """The normalised files of the release by channel, such as `Z_mean`; empty if they are not there."""
+    """Opens the normalised files of the release by channel, such as `Z_mean`; the result is empty without files."""
     task = TASKS[plan.task]
     grid = GlobalGrid(Grid(plan.latitude, plan.longitude))
     files = OpenFiles(open_netcdf)
@@ -42,19 +42,19 @@ def open_normalised(root: Path, plan: Plan) -> dict[str, DatedFields]:
 
 
 def check_released(root: Path, plan: Plan, statistics: np.ndarray, maps: np.ndarray) -> list[str]:
-    """Compares three dates with the release's normalised files, if these are there.
+    """Compares three dates with the release's normalised files, if these exist.
 
     Args:
-        root: folder of the files.
-        plan: of the store.
-        statistics: `(T, C, H, W)` in physical units.
-        maps: `(2, C, H, W)`, mean and deviation at each point.
+        root: Folder of the files.
+        plan: Plan of the store.
+        statistics: Statistics in physical units, `(T, C, H, W)`.
+        maps: Mean and standard deviation at each point, `(2, C, H, W)`.
 
     Returns:
-        What is worth saying.
+        Messages about the comparison.
 
     Raises:
-        DataError: if they differ.
+        DataError: If the values differ.
     """
     channels = open_normalised(root, plan) if plan.num_members == NUM_MEMBERS else {}
     if not channels:

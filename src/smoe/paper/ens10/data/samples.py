@@ -1,4 +1,4 @@
-"""Samples for training: an ensemble forecast in; truth, ensemble mean and ensemble spread out."""
+"""Samples for training: the input is an ensemble forecast, the target truth, ensemble mean and ensemble spread."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from smoe.paper.ens10.data.store import EnsembleStore, NormalisedInputs
 
 
 class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):
-    """Normalised statistics of an ensemble, or its members, and what loss and scores need in physical units.
+    """Normalised statistics of an ensemble, or its members, with the targets of loss and scores in physical units.
 
-    The target stacks the truth and the ensemble's mean and standard deviation of the target variable, which a model's
-    output is relative to. Years are those of the valid dates, as in ENS-10: a forecast that started on 31 December
-    belongs to the next year.
+    The target stacks the truth and the ensemble's mean and standard deviation of the target variable, which a model
+    corrects. Years are those of the valid dates, as in ENS-10: a forecast that started on 31 December belongs to the
+    next year.
 
     Whole batches come from `__getitems__` already stacked, so a loader must leave them alone:
     `DataLoader(samples, batch_size=8, collate_fn=EnsembleSamples.collate)`.
 
     Args:
-        store: where the fields are.
-        years: first and last year.
+        store: Store of the fields.
+        years: First and last year.
         inputs: `statistics`: normalised, `(C, H, W)`; `members`: of the target variable in physical units, `(M, H, W)`.
-        with_efi: whether the target has a fourth channel, the extreme forecast index; it keeps to dates that have one.
+        with_efi: Add the extreme forecast index to the target as a fourth channel, and leave out dates without it.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):
 
     @property
     def _inputs(self) -> NormalisedInputs | np.ndarray:
-        # Asked for anew, so that a sample set that is sent to a worker takes no mapped fields along.
+        # Opened on each access, so that samples sent to a worker process do not contain mapped fields.
         if self.inputs == "statistics":
             return self.store.inputs
         assert self.store.members is not None
@@ -67,15 +67,15 @@ class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):
 
     @property
     def num_input_channels(self) -> int:
-        """Channels of an input."""
+        """Number of channels of an input."""
         return self._inputs.shape[1]
 
     def date(self, index: int) -> np.datetime64:
-        """Start of a sample's forecast, datetime64[D]."""
+        """Returns the start of a sample's forecast, datetime64[D]."""
         return self.store.dates[int(self._checked([index])[0])]
 
     def valid_date(self, index: int) -> np.datetime64:
-        """The date that a sample's forecast is for, datetime64[D]."""
+        """Returns the date for which a sample's forecast is valid, datetime64[D]."""
         return self.store.valid_dates[int(self._checked([index])[0])]
 
     def __len__(self) -> int:

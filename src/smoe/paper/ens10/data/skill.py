@@ -1,4 +1,4 @@
-"""Whether forecasts and truth are of the same times: a forecast of 48 h is nearer to its own time than to others."""
+"""Checks that forecasts and truth have the same times: a forecast of 48 h is nearer to its own date than to others."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _MAX_DATES = 24
 def check_skill(mean: np.ndarray, truth: np.ndarray, dates: np.ndarray) -> None:
     """Refuses forecasts that are mostly nearer to the truth of the date before or after.
 
-    Shuffled or shifted times are found by this where the dates of all files look right.
+    This finds shuffled or shifted times in files whose dates look right.
 
     Args:
-        mean: of the ensemble, `(T, H, W)`.
-        truth: at the same dates.
-        dates: that the forecasts are for.
+        mean: Mean of the ensemble, `(T, H, W)`.
+        truth: Truth at the same dates.
+        dates: Dates for which the forecasts are valid.
 
     Raises:
-        DataError: with how many of the dates that were looked at are nearer to another.
+        DataError: If too many forecasts are nearer to another date; the message contains their number.
     """
     if len(dates) < 3:
         return

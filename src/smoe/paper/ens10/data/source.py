@@ -1,4 +1,4 @@
-"""A data set of ensemble forecasts, whichever its files: for each start, mean and spread of all fields, and members."""
+"""Protocol of a data set of ensemble forecasts: mean and spread of all fields, and members, for each start."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Forecast:
     """One ensemble forecast.
 
     Attributes:
-        start: datetime64[D].
-        statistics: mean and population standard deviation of each variable side by side, float32, `(2 V, H, W)`.
-        members: all members of the target variable, float32, `(10, H, W)`; None if the files hold statistics only.
+        start: Start date, datetime64[D].
+        statistics: Mean and population standard deviation of each variable, alternating, float32, `(2 V, H, W)`.
+        members: All members of the target variable, float32, `(10, H, W)`; None if the files hold statistics only.
     """
 
     start: np.datetime64
@@ -36,16 +36,16 @@ class Forecast:
 
 
 class EnsembleSource(ABC):
-    """Where forecasts are read from; everything that is read is checked.
+    """A source of forecasts, which checks everything that it reads.
 
     Attributes:
         kind: `preprocessed` or `members`.
-        task: which fields.
-        num_members: that the statistics are of.
-        grid: north to south.
-        starts: of the forecasts, datetime64[D], `(T,)`, ascending.
-        has_members: whether forecasts have members.
-        notices: what was put right.
+        task: Task that selects the fields.
+        num_members: Number of members in the statistics.
+        grid: Grid of the fields, from north to south.
+        starts: Start dates of the forecasts, datetime64[D], `(T,)`, ascending.
+        has_members: Whether forecasts have members.
+        notices: Descriptions of corrections.
     """
 
     kind: str
@@ -58,14 +58,14 @@ class EnsembleSource(ABC):
 
     @abstractmethod
     def blocks(self) -> list[Block]:
-        """All forecasts, in blocks; the same each time."""
+        """Returns all forecasts in blocks, the same each time."""
 
     @abstractmethod
     def read(self, block: Block) -> Iterator[Forecast]:
-        """The forecasts of a block, one after the other.
+        """Yields the forecasts of a block.
 
         Raises:
-            DataError: for what is missing, truncated, damaged, misdated, or no weather.
+            DataError: If something is missing, truncated, damaged, misdated, or implausible.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The store that training on ENS-10 reads: ensemble statistics, truth, members and index in memory-mapped files."""
+"""The store for training on ENS-10: ensemble statistics, truth, members and index in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from smoe.paper.ens10.data.variables import LEAD_DAYS, TASKS
 
 
 class NormalisedInputs:
-    """Reads like an array `(T, C, H, W)`: what is indexed is normalised at each point when it is read, float32.
+    """Behaves like an array `(T, C, H, W)` whose values are normalised at each point when they are read, float32.
 
-    The store keeps physical values, from which the ensemble's own mean and spread are taken too; normalising a sample
-    takes a few milliseconds.
+    The store keeps physical values, which also give the ensemble's own mean and spread. Normalising a sample takes a
+    few milliseconds.
     """
 
     def __init__(self, statistics: np.ndarray, mean: np.ndarray, std: np.ndarray) -> None:
@@ -49,20 +49,20 @@ class NormalisedInputs:
 
 
 class EnsembleStore:
-    """What `smoe data prepare ens10` wrote. Open it with `EnsembleStore.open`.
+    """A store written by `smoe data prepare ens10`. Open it with `EnsembleStore.open`.
 
     Rows run from north to south, as in ENS-10 and unlike in a `WeatherStore`; columns from 0 eastwards.
 
     Attributes:
-        path: its folder.
+        path: Folder of the store.
         task: `z500`, `t850` or `t2m`.
-        num_members: 5 or 10, that mean and standard deviation are of.
-        channels: of the input, such as `Z_mean`, `Z_std`, `T_mean`.
-        grid: latitudes from north to south.
-        dates: of the starts, datetime64[D], `(T,)`, ascending.
-        valid_dates: that the forecasts are for: 48 hours later.
-        train_years: first and last year of training, by the valid dates.
-        metadata: what is stored of how it was prepared.
+        num_members: Number of members in mean and standard deviation, 5 or 10.
+        channels: Channels of the input, such as `Z_mean`, `Z_std`, `T_mean`.
+        grid: Grid with latitudes from north to south.
+        dates: Start dates, datetime64[D], `(T,)`, ascending.
+        valid_dates: Dates for which the forecasts are valid, 48 hours later.
+        train_years: First and last year of training, by the valid dates.
+        metadata: Metadata of the preparation.
     """
 
     def __init__(self, path: Path, metadata: Metadata) -> None:
@@ -81,7 +81,7 @@ class EnsembleStore:
         """Opens a store after checking its metadata and the sizes of its files.
 
         Raises:
-            DataError: if it is not there, not finished, of another format or version, or damaged.
+            DataError: If it is missing, unfinished, of another format or version, or damaged.
         """
         path = Path(path)
         if not (path / METADATA_FILE).is_file():
@@ -89,7 +89,7 @@ class EnsembleStore:
                 state = read_checked_json(path / PREPARATION_FILE, FORMAT, VERSION)
                 raise DataError(
                     f"the preparation of the store {path} is not finished: {len(state['rows'])} of "
-                    f"{len(state['plan']['starts'])} forecasts are written; run the same command again to go on"
+                    f"{len(state['plan']['starts'])} forecasts are written; run the same command again to resume"
                 )
             raise DataError(
                 f"there is no ensemble store in {path} (no {METADATA_FILE}); make one with "
@@ -108,12 +108,12 @@ class EnsembleStore:
 
     @cached_property
     def statistics(self) -> np.ndarray:
-        """Mean and standard deviation of each variable in physical units, `(T, C, H, W)`, mapped; sea only: NaN."""
+        """Mean and standard deviation of each variable in physical units, `(T, C, H, W)`, mapped; NaN over land."""
         return self._map(STATISTICS)
 
     @cached_property
     def inputs(self) -> NormalisedInputs:
-        """The statistics, normalised when they are read, `(T, C, H, W)`."""
+        """Statistics, normalised when they are read, `(T, C, H, W)`."""
         mean, std = np.array(self._map(NORMALISATION))
         return NormalisedInputs(self.statistics, mean, std)
 
@@ -139,21 +139,21 @@ class EnsembleStore:
 
     @cached_property
     def efi(self) -> np.ndarray | None:
-        """The extreme forecast index, `(T, H, W)`, mapped, or None; NaN for dates that it is not known for."""
+        """Extreme forecast index, `(T, H, W)`, mapped, or None; NaN for dates without an index."""
         return self._map(EFI) if self.metadata.plan.efi is not None else None
 
     def years(self) -> tuple[int, ...]:
-        """Years of the valid dates."""
+        """Returns the years of the valid dates."""
         return tuple(sorted({int(str(date)[:4]) for date in self.valid_dates}))
 
     def verify(self) -> Iterator[str]:
         """Reads all files and compares them with the checksums taken when they were written.
 
         Yields:
-            The name of each file that is as it was written.
+            Name of each unchanged file.
 
         Raises:
-            DataError: if a file's bytes have changed.
+            DataError: If the bytes of a file have changed.
         """
         for name, shape in self.metadata.plan.shapes.items():
             num_bytes = self.metadata.plan.num_bytes(name) // shape[0]

@@ -1,9 +1,9 @@
-"""The files of an ensemble store, all plain little-endian float32 without a header, and its metadata.
+"""Files of an ensemble store, all plain little-endian float32 without a header, and its metadata.
 
 `statistics.f32` `(T, 2 V, H, W)` holds mean and standard deviation of each variable in physical units, `truth.f32`
-`(T, H, W)`, `members.f32` `(T, 10, H, W)` and `efi.f32` `(T, H, W)` what their names say; `normalisation.f32`
-`(2, 2 V, H, W)` mean and standard deviation of the statistics at each point. `store.json` is written last; until then,
-`preparation.json` keeps how far the preparation has come.
+`(T, H, W)` the truth, `members.f32` `(T, 10, H, W)` the members, `efi.f32` `(T, H, W)` the extreme forecast index and
+`normalisation.f32` `(2, 2 V, H, W)` mean and standard deviation of the statistics at each point. `store.json` is
+written last; until then, `preparation.json` records the progress.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ EfiOrigin = Literal["file", "computed"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a store is to hold, known before a field is read.
+    """Contents of a store, known before a field is read.
 
     Attributes:
-        task: which fields.
-        num_members: that the statistics are of.
-        starts: of the forecasts, such as `1998-01-01`.
-        latitude: north to south.
-        longitude: from 0 eastwards.
-        has_members: whether the members of the target are kept, all ten.
-        efi: where the extreme forecast index is from; None: there is none.
-        efi_years: first and last start year that it is computed for.
-        train_years: first and last year of training, by the time that a forecast is for.
-        normalisation: `training`, or `released`: over all dates.
+        task: Task that selects the fields.
+        num_members: Number of members in the statistics.
+        starts: Start dates of the forecasts, such as `1998-01-01`.
+        latitude: Latitudes from north to south.
+        longitude: Longitudes from 0 eastwards.
+        has_members: Whether all ten members of the target are stored.
+        efi: Origin of the extreme forecast index; None if there is no index.
+        efi_years: First and last start year of the computed index.
+        train_years: First and last year of training, by the date for which a forecast is valid.
+        normalisation: `training` for statistics of the training years, `released` for statistics of all dates.
     """
 
     task: TaskName
@@ -60,7 +60,7 @@ class Plan:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the files."""
+        """Shapes of the files."""
         grid = (len(self.latitude), len(self.longitude))
         num_starts, num_channels = len(self.starts), len(TASKS[self.task].channels)
         shapes = {STATISTICS: (num_starts, num_channels, *grid), TRUTH: (num_starts, *grid)}
@@ -72,19 +72,19 @@ class Plan:
         return shapes
 
     def num_bytes(self, name: str) -> int:
-        """Of a file."""
+        """Returns the size of a file."""
         size = DTYPE.itemsize
         for length in self.shapes[name]:
             size *= length
         return size
 
     def to_plain(self) -> dict[str, Any]:
-        """As plain values."""
+        """Returns the plan as plain values."""
         return asdict(self)
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Plan:
-        """The inverse of `to_plain`, after JSON."""
+        """Inverts `to_plain`, after JSON."""
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()
         }
@@ -93,13 +93,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What `store.json` says.
+    """Contents of `store.json`.
 
     Attributes:
-        plan: what is in the store.
-        crc32: of each entry of the first dimension of each file.
-        kind: of the source.
-        notices: what the reader put right, and what is worth knowing.
+        plan: Contents of the store.
+        crc32: Checksums of the entries along the first dimension of each file.
+        kind: Kind of the source.
+        notices: Corrections made by the reader, and other messages.
     """
 
     plan: Plan
@@ -108,7 +108,7 @@ class Metadata:
     notices: tuple[str, ...]
 
     def write(self, folder: Path) -> None:
-        """Writes `store.json`, whole or not at all."""
+        """Writes `store.json` atomically."""
         write_checked_json(folder / METADATA_FILE, asdict(self), FORMAT, VERSION)
 
     @classmethod
@@ -116,7 +116,7 @@ class Metadata:
         """Reads `store.json`.
 
         Raises:
-            DataError: if it is not there, of another format or version, or not as it was written.
+            DataError: If it is missing, of another format or version, or changed.
         """
         content = read_checked_json(folder / METADATA_FILE, FORMAT, VERSION)
         try:

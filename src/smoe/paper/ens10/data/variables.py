@@ -1,4 +1,4 @@
-"""ENS-10's variables under their names in the preprocessed files and in GRIB, and the three tasks."""
+"""ENS-10's variables with their names in the preprocessed files and in GRIB, and the three tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from smoe.paper.atmosphere.plausible import plausible_bounds
 from smoe.paper.atmosphere.variables import VARIABLES, Variable
 
 LEAD_DAYS = 2
-"""From the start of a forecast to the time that it is for: 48 hours."""
+"""Time from the start of a forecast to the date for which it is valid: 48 hours."""
 
 NUM_MEMBERS = 10
 
@@ -22,12 +22,12 @@ class EnsembleVariable:
     """A variable of the ensemble.
 
     Attributes:
-        name: in the preprocessed files, such as `SSTK`.
-        grib_name: that cfgrib gives it, such as `sst`; also in `ensemble/*.nc`.
-        grib_short_name: the key `shortName` of its messages, such as `2t`.
-        physics: unit and bounds of its values.
-        max_spread: no standard deviation of ten members is larger.
-        is_sea_only: whether it has no values over land, where the files hold NaN.
+        name: Name in the preprocessed files, such as `SSTK`.
+        grib_name: Name that cfgrib assigns, such as `sst`; also used in `ensemble/*.nc`.
+        grib_short_name: Key `shortName` of its messages, such as `2t`.
+        physics: Unit and bounds of its values.
+        max_spread: Upper bound of the standard deviation of ten members.
+        is_sea_only: Whether it has no values over land, where the files hold NaN.
     """
 
     name: str
@@ -38,11 +38,11 @@ class EnsembleVariable:
     is_sea_only: bool = False
 
     def on_level(self, level: int | None) -> Variable:
-        """Unit and bounds of means on a level in hPa."""
+        """Returns unit and bounds of means on a level in hPa."""
         return replace(self.physics, plausible=plausible_bounds(self.physics, level))
 
     def spread(self) -> Variable:
-        """Unit and bounds of standard deviations."""
+        """Returns unit and bounds of standard deviations."""
         # All members may share one analysis of the sea.
         varies = self.physics.varies and not self.is_sea_only
         name = f"the spread of {self.name}"
@@ -72,7 +72,7 @@ SURFACE_VARIABLES = (
     EnsembleVariable("TCW", "tcw", "tcw", _own("tcw", "kg m-2", -1.0, 200.0), 100.0),
     EnsembleVariable("TCWV", "tcwv", "tcwv", _own("tcwv", "kg m-2", -1.0, 200.0), 100.0),
     EnsembleVariable("CP", "cp", "cp", _own("cp", "m", -0.01, 3.0, False), 2.0),
-    # Below a cold plateau, a coarse model reduces to more than any barometer has shown.
+    # Below a cold plateau, a coarse model reduces the pressure to values above all barometer readings.
     EnsembleVariable("MSL", "msl", "msl", _own("msl", "Pa", 8.0e4, 1.25e5), 1.0e4),
     EnsembleVariable("TCC", "tcc", "tcc", _shared("tcc"), 0.6),
     EnsembleVariable("U10M", "u10", "10u", _shared("u10"), 100.0),
@@ -85,15 +85,15 @@ SURFACE_VARIABLES = (
 
 @dataclass(frozen=True)
 class EnsembleTask:
-    """What is corrected, and from which fields.
+    """A variable to correct, and the input fields.
 
     Attributes:
-        name: such as `z500`.
-        level_type: which files its fields are in.
-        level: in hPa; None at the surface.
-        variables: of the input, all on this level, in the order of the channels.
-        target: name of the variable that is corrected.
-        truth_file: with ERA5 at the times the forecasts are for, under the target's name.
+        name: Name of the task, such as `z500`.
+        level_type: Kind of level, which selects the files of its fields.
+        level: Pressure level in hPa; None at the surface.
+        variables: Variables of the input on this level, in the order of the channels.
+        target: Name of the variable to correct.
+        truth_file: File with ERA5 at the dates for which the forecasts are valid, under the target's name.
     """
 
     name: TaskName
@@ -105,17 +105,17 @@ class EnsembleTask:
 
     @property
     def target_index(self) -> int:
-        """Place of the target among the variables."""
+        """Index of the target among the variables."""
         return [variable.name for variable in self.variables].index(self.target)
 
     @property
     def target_variable(self) -> EnsembleVariable:
-        """The variable that is corrected."""
+        """Variable to correct."""
         return self.variables[self.target_index]
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """Names of the input's channels: mean and standard deviation of each variable side by side."""
+        """Names of the input's channels: mean and standard deviation of each variable, alternating."""
         return tuple(f"{variable.name}_{kind}" for variable in self.variables for kind in ("mean", "std"))
 
 

@@ -29,7 +29,7 @@ LEVELS = (500, 850)
 """Pressure levels of the preprocessed files, in hPa."""
 
 Members = Callable[[str, int | None, np.datetime64], np.ndarray]
-"""Members `(10, H, W)` of a variable, such as `SSTK`, on a level in hPa or None, of the forecast with this start."""
+"""Returns members `(10, H, W)` of a variable, such as `SSTK`, on a level in hPa or None, of a forecast by start."""
 
 _FILES = {"pl": PRESSURE_LEVEL_VARIABLES, "sfc": SURFACE_VARIABLES}
 
@@ -38,11 +38,11 @@ def write_members(root: Path, level_type: LevelType, start: np.datetime64, grid:
     """Writes `ensemble/output.<pl or sfc>.<date>.nc`, with the names and dimensions that cfgrib shows of ENS-10.
 
     Args:
-        root: folder of the data set.
-        level_type: which variables.
-        start: of the forecast.
-        grid: from north to south.
-        members: gives the fields.
+        root: Folder of the data set.
+        level_type: Kind of level, which selects the variables.
+        start: Start date of the forecast.
+        grid: Grid from north to south.
+        members: Returns the fields.
     """
     xr = import_xarray()
     arrays = {}
@@ -68,15 +68,15 @@ def write_statistics(
 ) -> list[Path]:
     """Writes `ENS10_<pl or sfc>_mean.nc` and `_std.nc`: population statistics of ten members, at the valid times.
 
-    All dates are in memory: for small grids.
+    All dates are in memory, which suits small grids.
 
     Args:
-        root: folder of the data set.
-        level_type: which variables.
-        starts: of the forecasts, datetime64[D], ascending.
-        grid: from north to south.
-        members: gives the fields.
-        normalised: also write `_normalized.nc` as in the release, with statistics of all dates.
+        root: Folder of the data set.
+        level_type: Kind of level, which selects the variables.
+        starts: Start dates of the forecasts, datetime64[D], ascending.
+        grid: Grid from north to south.
+        members: Returns the fields.
+        normalised: Also write `_normalized.nc` as in the release, with statistics of all dates.
     """
     check_order(starts, "starts")
     shape = (len(starts), len(LEVELS if level_type == "pl" else (None,)), *grid.shape)
@@ -99,7 +99,7 @@ def write_statistics(
 
 
 def write_truth(root: Path, task_name: str, starts: np.ndarray, grid: Grid, truth: np.ndarray) -> Path:
-    """Writes `ERA5_z500.nc` or its kin: fields `(T, H, W)` at the times that the forecasts are for."""
+    """Writes `ERA5_z500.nc` and similar files: fields `(T, H, W)` at the dates for which the forecasts are valid."""
     task = next(task for task in TASKS.values() if task.name == task_name)
     xr = import_xarray()
     coordinates = _coordinates(starts, grid)

@@ -1,4 +1,4 @@
-"""`smoe data check` of class folders of images."""
+"""`smoe data check` for class folders of images."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Check:
-    """Describes class folders and whether the ImageNet recipes can use them.
+    """Describes class folders and checks whether the ImageNet recipes can use them.
 
-    Exit code 0: they can be used; 1: they cannot, with the reasons.
+    The exit code is 0 if they can be used and 1 otherwise, with the reasons.
 
     Attributes:
         path: Folder of `train` and `val`, each with a folder for each class.
-        quick: Read headers only: seconds, but damage inside a file stays unseen.
+        quick: Read only headers. This takes seconds, but does not find damage inside files.
     """
 
     path: tyro.conf.Positional[Path]
@@ -32,14 +32,14 @@ class Check:
 
 
 def recognises(path: Path) -> bool:
-    """Whether the folder holds class folders."""
+    """Returns whether the folder holds class folders."""
     from smoe.paper.imagenet.data.describe_folders import is_class_folders
 
     return is_class_folders(path)
 
 
 def run(args: list[str]) -> int:
-    """Parses, checks, prints, and returns 0 for usable data, 1 for others."""
+    """Checks a folder, prints the result, and returns 0 for usable data and 1 otherwise."""
     options = parse(Check, args, prog="smoe data check")
 
     from smoe.experiments.check_progress import check_progress, make_console
@@ -51,7 +51,7 @@ def run(args: list[str]) -> int:
 
 
 def print_folders(path: Path, found: FolderDescription, quick: bool, console: Console) -> int:
-    """What the class folders hold, and the verdict last; returns 0 if they can be used."""
+    """Prints the contents of the class folders and the verdict; returns 0 if they can be used."""
     for title, lines in (("", found.facts), ("remark: ", found.remarks), ("problem: ", found.problems)):
         for line in lines:
             console.print(f"{title}{line}")

@@ -1,1 +1,1 @@
-"""Images of class folders: finding, reading and augmenting them."""
+"""Finds, reads and augments images in class folders."""

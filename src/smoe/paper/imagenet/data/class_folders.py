@@ -1,4 +1,4 @@
-"""Images in a folder for each class, as ImageNet is kept: `train/<class>/*.JPEG` and `val/<class>/*.JPEG`."""
+"""Lists images in class folders, the layout of ImageNet: `train/<class>/*.JPEG` and `val/<class>/*.JPEG`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smoe.errors import DataError
 
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 _LAYOUT = "it is to hold a folder for each class with its images in it, as in n01440764/n01440764_10026.JPEG"
-# What is told first of a long list.
+# Number of names shown of a long list.
 _NUM_NAMED = 3
 
 
@@ -22,10 +22,10 @@ class ClassFolders:
     """The images of one split, in the order of their classes and names.
 
     Attributes:
-        folder: of the class folders.
-        classes: names of the class folders, sorted; the labels are their places.
-        names: of the files, as bytes: a million Python strings would be copied into every reading process.
-        labels: of the files.
+        folder: Folder of the class folders.
+        classes: Names of the class folders, sorted; a label is an index into them.
+        names: Names of the files, as bytes: a million Python strings would be copied into every reading process.
+        labels: Class of each file.
     """
 
     folder: Path
@@ -37,24 +37,24 @@ class ClassFolders:
         return len(self.labels)
 
     def path(self, index: int) -> Path:
-        """The file of an image."""
+        """Returns the file of an image."""
         return self.folder / self.classes[self.labels[index]] / os.fsdecode(self.names[index])
 
     def part(self, indices: np.ndarray) -> ClassFolders:
-        """Some of the images; the classes stay."""
+        """Returns a subset of the images with the same classes."""
         return ClassFolders(self.folder, self.classes, self.names[indices], self.labels[indices])
 
 
 def find_classes(folder: Path) -> tuple[str, ...]:
-    """The class folders of a split, sorted.
+    """Returns the class folders of a split, sorted.
 
     Raises:
-        DataError: if there are none, or images beside them.
+        DataError: If there are none, or there are images beside them.
     """
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}: {_LAYOUT}")
     entries = _list(folder)
-    # A link to a folder is one: data sets are often put together from several disks.
+    # A link to a folder counts as a folder: data sets are often distributed over several disks.
     classes = sorted(entry.name for entry in entries if entry.is_dir())
     stray = sorted(entry.name for entry in entries if not entry.is_dir())
     if not classes and any(_is_image(name) for name in stray):
@@ -74,16 +74,16 @@ def find_classes(folder: Path) -> tuple[str, ...]:
 def find_class_folders(
     folder: Path, classes: Sequence[str] | None = None, progress: Callable[[int, int], None] | None = None
 ) -> ClassFolders:
-    """Lists the images of a split, without opening them. Hidden files are passed over.
+    """Lists the images of a split without opening them. Hidden files are ignored.
 
     Args:
-        folder: such as `imagenet/train`.
-        classes: that it is to have, those of the training images; None for whichever are there.
-        progress: told the number of classes listed and of all.
+        folder: Folder of a split, such as `imagenet/train`.
+        classes: Required classes, those of the training images; None accepts any.
+        progress: Called with the number of listed classes and the number of all classes.
 
     Raises:
-        DataError: if it is not laid out by classes, a class has no image, a file is no image by its extension, or the
-            classes are not the expected ones.
+        DataError: If the folder has no class folders, a class has no image, a file has the extension of another format,
+            or the classes differ from the required ones.
     """
     found = find_classes(folder)
     if classes is not None and tuple(classes) != found:
@@ -106,14 +106,14 @@ def find_class_folders(
 
 
 def hold_out(images: ClassFolders, number: int) -> tuple[ClassFolders, ClassFolders]:
-    """The images without the first ones of each class, and these.
+    """Splits images into all but the first ones of each class, and these.
 
     Args:
-        images: of the training split.
-        number: to hold out of each class.
+        images: Images of the training split.
+        number: Number of images to hold out of each class.
 
     Raises:
-        DataError: if a class would have no image left.
+        DataError: If a class would have no image left.
     """
     counts = np.bincount(images.labels, minlength=len(images.classes))
     small = [images.classes[place] for place in np.flatnonzero(counts <= number)]
@@ -136,7 +136,7 @@ def _list_images(folder: Path) -> list[str]:
 
 
 def _list(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder and not hidden."""
+    """Returns the entries of a folder that are not hidden."""
     with os.scandir(folder) as entries:
         return [entry for entry in entries if not entry.name.startswith(".")]
 
@@ -152,7 +152,7 @@ def _differences(expected: Sequence[str], found: Sequence[str]) -> str:
 
 
 def _some(names: Sequence[str], what: str) -> str:
-    """`3 images (a, b, ...)`."""
+    """Returns text such as `3 images (a, b, ...)`."""
     shown = ", ".join([*names[:_NUM_NAMED], *(["..."] if len(names) > _NUM_NAMED else [])])
     plural = what if len(names) == 1 else f"{what}es" if what.endswith("s") else f"{what}s"
     return f"{len(names)} {plural} ({shown})"

@@ -1,4 +1,4 @@
-"""What a network sees of an image: a random crop in training, the centre in evaluation, normalised."""
+"""Crops and normalises images: a random crop in training, the centre in evaluation."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from smoe.paper.imagenet.data.augment.rectangles import draw_crop, erase
 from smoe.paper.imagenet.data.augment.trivial_augment import trivial_augment
 from smoe.paper.imagenet.data.pillow import Image
 
-# Of the channels of ImageNet's images, as everybody uses them.
+# The usual mean and standard deviation of the channels of ImageNet's images.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
 
 def training_view(rng: np.random.Generator, image: Image.Image, size: int, options: Augmentation) -> torch.Tensor:
-    """A random part of the image, augmented: `(3, size, size)`.
+    """Returns a random, augmented part of the image, `(3, size, size)`.
 
     Args:
-        rng: of all draws.
-        image: RGB.
-        size: rows and columns.
-        options: which augmentations; mixing is that of the batch.
+        rng: Random generator of all draws.
+        image: RGB image.
+        size: Rows and columns of the result.
+        options: Augmentations; mixing is done for a whole batch.
     """
     top, left, rows, columns = draw_crop(rng, image.height, image.width, options.crop_scale, options.crop_ratio)
-    # Cropped first: Pillow's `box` would let pixels outside the crop into the filter.
+    # Cropped first: with Pillow's `box`, pixels outside the crop would enter the filter.
     part = image.crop((left, top, left + columns, top + rows)).resize((size, size), Image.Resampling.BILINEAR)
     if rng.random() < options.flip:
         part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -38,12 +38,12 @@ def training_view(rng: np.random.Generator, image: Image.Image, size: int, optio
 
 
 def evaluation_view(image: Image.Image, resize: int, crop: int) -> torch.Tensor:
-    """The centre of the image, `(3, crop, crop)`.
+    """Returns the centre of the image, `(3, crop, crop)`.
 
     Args:
-        image: RGB.
-        resize: length of the shorter side before the centre is cut out.
-        crop: rows and columns of the centre.
+        image: RGB image.
+        resize: Length of the shorter side before the centre is cut out.
+        crop: Rows and columns of the centre.
     """
     short = min(image.size)
     width, height = (resize if side == short else int(resize * side / short) for side in image.size)
@@ -53,7 +53,7 @@ def evaluation_view(image: Image.Image, resize: int, crop: int) -> torch.Tensor:
 
 
 def normalised(image: Image.Image) -> torch.Tensor:
-    """An RGB image as `(3, H, W)`, float32: each channel less its mean, over its standard deviation."""
-    # np.array and not asarray: torch warns of memory that it may not write to.
+    """Returns an RGB image as float32, `(3, H, W)`, each channel normalised by its mean and standard deviation."""
+    # np.array and not asarray: torch warns about read-only memory.
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).to(torch.float32, memory_format=torch.contiguous_format)
     return pixels.div_(255.0).sub_(torch.tensor(MEAN)[:, None, None]).div_(torch.tensor(STD)[:, None, None])

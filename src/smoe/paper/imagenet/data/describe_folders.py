@@ -1,4 +1,4 @@
-"""Describes a tree of class folders and says whether it can be used."""
+"""Describes a tree of class folders and whether it can be used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smoe.paper.imagenet.data.read_image import read_image
 
 SPLITS = ("train", "val")
 PUBLISHED_COUNTS = {"train": 1_281_167, "val": 50_000}
-# More than these of one kind are counted and not shown.
+# Further entries of one kind are counted and not shown.
 _NUM_SHOWN = 10
 
 Progress = Callable[[int, int, str], None]
@@ -22,12 +22,12 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass
 class FolderDescription:
-    """What is in the class folders.
+    """Contents of class folders.
 
     Attributes:
-        facts: a line for each split.
-        remarks: what is unusual and can be used.
-        problems: what hinders the use.
+        facts: One line for each split.
+        remarks: Unusual properties that do not prevent the use.
+        problems: Reasons against the use.
     """
 
     facts: list[str] = field(default_factory=list)
@@ -36,12 +36,12 @@ class FolderDescription:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the recipes can train on it."""
+        """Returns whether the recipes can train on the folders."""
         return not self.problems
 
 
 def is_class_folders(root: Path) -> bool:
-    """Whether a folder looks like ImageNet: `train` with folders in it, and `val`."""
+    """Returns whether a folder has the layout of ImageNet: `train` with folders in it, and `val`."""
     train = root / "train"
     return train.is_dir() and (root / "val").is_dir() and any(entry.is_dir() for entry in train.iterdir())
 
@@ -50,9 +50,9 @@ def describe_folders(root: Path, *, quick: bool = False, progress: Progress | No
     """Lists both splits and reads every image to its end.
 
     Args:
-        root: of `train` and `val`.
-        quick: list only.
-        progress: told what is done of how much, and what it is.
+        root: Folder of `train` and `val`.
+        quick: Only list the images.
+        progress: Called with the number of steps done, the number of all steps, and a description.
     """
     found = FolderDescription()
     classes: tuple[str, ...] | None = None

@@ -15,19 +15,19 @@ from smoe.paper.imagenet.data.class_folders import ClassFolders
 from smoe.paper.imagenet.data.crops import evaluation_view, training_view
 from smoe.paper.imagenet.data.read_image import read_image
 
-# Keeps the draws of a batch apart from those of its images.
+# Separates the draws of a batch from those of its images.
 _OF_BATCH = 1
 
 
 class FolderImages(Dataset[tuple[Tensor, Tensor]]):
     """The centres of images, with their classes.
 
-    Batches come from `__getitems__` already stacked: give a loader a `collate_fn` that leaves them alone.
+    Batches come from `__getitems__` already stacked: give a loader a `collate_fn` that returns them unchanged.
 
     Args:
-        images: where they are.
-        resize: length of the shorter side before the centre is cut out.
-        crop: rows and columns of the centre.
+        images: Files of the images.
+        resize: Length of the shorter side before the centre is cut out.
+        crop: Rows and columns of the centre.
     """
 
     def __init__(self, images: ClassFolders, resize: int = 232, crop: int = 224) -> None:
@@ -52,15 +52,15 @@ class FolderImages(Dataset[tuple[Tensor, Tensor]]):
 class AugmentedFolderImages(Dataset[tuple[Tensor, Tensor]]):
     """Random views of training images, drawn anew in each epoch, and mixed within each batch.
 
-    Copy k of image i is the index `i + k * len(samples)`, see `smoe.training.batches.ShuffledBatches`. What is drawn
-    for it follows from the seed, the epoch, the image and the copy, and the mixing of a batch from its first index:
-    neither depends on the process that reads it, or on a resume.
+    Copy k of image i is the index `i + k * len(samples)`, see `smoe.training.batches.ShuffledBatches`. The draws for it
+    depend on the seed, the epoch, the image and the copy, and the mixing of a batch on its first index: neither
+    depends on the process that reads it, or on a resume.
 
     Args:
-        images: where they are.
-        size: rows and columns of a view.
-        augmentation: what is done to them.
-        seed: of all draws.
+        images: Files of the images.
+        size: Rows and columns of a view.
+        augmentation: Augmentations of the images.
+        seed: Seed of all draws.
     """
 
     def __init__(self, images: ClassFolders, size: int, augmentation: Augmentation, seed: int) -> None:

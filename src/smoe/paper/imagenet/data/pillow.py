@@ -1,4 +1,4 @@
-"""Pillow, or an error that says how to get it."""
+"""Imports Pillow, or raises an error with the command that installs it."""
 
 from __future__ import annotations
 

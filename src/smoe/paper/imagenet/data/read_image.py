@@ -1,4 +1,4 @@
-"""Reads one image file as RGB, or says what is wrong with it."""
+"""Reads one image file as RGB, or raises an error with the reason."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 from smoe.errors import DataError
 from smoe.paper.imagenet.data.pillow import Image, ImageFile
 
-# Others, such as 16 bits a pixel, Pillow would clip to white without a word.
+# Pillow would clip other modes, such as 16 bits a pixel, to white without a warning.
 _MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
-# Of metadata, which is not looked at, and of transparency, which is dropped.
+# Warnings about metadata, which is not used, and about transparency, which is dropped.
 _HARMLESS = r"(Corrupt EXIF data|Truncated File Read|Metadata Warning|Palette images with Transparency)"
 
 
 def read_image(path: Path) -> Image.Image:
-    """The image as RGB, of 8 bits a channel.
+    """Returns the image as RGB with 8 bits a channel.
 
     Grey, palette and CMYK images are converted, transparency is dropped, and an orientation in the EXIF data is
-    ignored, all as torchvision's `ImageFolder` does. What kind of file it is, its content decides, not its name.
+    ignored, all as in torchvision's `ImageFolder`. The format is found from the content, not from the name.
 
     Raises:
-        DataError: if it cannot be read to its end. Damage inside a JPEG that leaves its structure whole cannot be seen.
+        DataError: If the file cannot be read completely. Damage that keeps the structure of a JPEG valid is not found.
     """
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise DataError(
@@ -34,12 +34,12 @@ def read_image(path: Path) -> Image.Image:
             with Image.open(path) as image:
                 if image.mode not in _MODES:
                     raise DataError(f"{path} has pixels of the kind {image.mode!r}, not of 8 bits; convert it")
-                # convert() reads to the end; of an RGB image it is a copy, which outlives the file.
+                # convert() reads to the end; for an RGB image it returns a copy, which outlives the file.
                 return image.convert("RGB")
     except DataError:
         raise
     except FileNotFoundError as error:
         raise DataError(f"{path} is not there any more") from error
-    # Pillow raises its own OSError for unknown and truncated files, and others from inside damaged headers.
+    # Pillow raises OSError for unknown and truncated files, and other errors inside damaged headers.
     except (OSError, SyntaxError, ValueError, IndexError, EOFError, ZeroDivisionError) as error:
         raise DataError(f"{path} cannot be read as an image ({error}); fetch it again, or remove it") from error

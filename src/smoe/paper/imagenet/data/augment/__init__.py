@@ -1,1 +1,1 @@
-"""Augmentations of the published ImageNet recipe, on Pillow's images and torch's batches, drawn by numpy generators."""
+"""Augmentations of the published ImageNet recipe, on Pillow images and torch batches, drawn by numpy generators."""

@@ -1,6 +1,6 @@
-"""Mixed images with mixed labels: mixup (Zhang et al., 2018) and CutMix (Yun et al., 2019).
+"""Mixes images and labels: mixup (Zhang et al., 2018) and CutMix (Yun et al., 2019).
 
-As in torchvision's recipe, the partner of an image is the one before it in the batch, and a batch has one share.
+As in torchvision's recipe, each image is mixed with the image before it in the batch, and a batch has one share.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch.nn.functional as F
 def mixup(
     rng: np.random.Generator, images: torch.Tensor, shares: torch.Tensor, alpha: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images as weighted means of two.
+    """Replaces images by weighted means of two images.
 
     Args:
-        rng: of the draw.
-        images: `(B, C, H, W)`.
-        shares: of the classes, `(B, N)`.
-        alpha: of the Beta distribution of the weight.
+        rng: Random generator of the draw.
+        images: Images, `(B, C, H, W)`.
+        shares: Shares of the classes, `(B, N)`.
+        alpha: Parameter of the Beta distribution of the weight.
     """
     own = float(rng.beta(alpha, alpha))
     return torch.lerp(images.roll(1, 0), images, own), torch.lerp(shares.roll(1, 0), shares, own)
@@ -30,9 +30,9 @@ def mixup(
 def cutmix(
     rng: np.random.Generator, images: torch.Tensor, shares: torch.Tensor, alpha: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images with a rectangle of another; the labels are mixed by the areas. Arguments as `mixup`.
+    """Pastes a rectangle of another image; the labels are mixed by the areas. Has the arguments of `mixup`.
 
-    The rectangle has the image's proportions and its centre anywhere; what is outside the image is cut off.
+    The rectangle has the image's proportions and a random centre; the part outside the image is cut off.
     """
     height, width = images.shape[-2:]
     half = 0.5 * math.sqrt(1.0 - float(rng.beta(alpha, alpha)))
@@ -49,17 +49,17 @@ def cutmix(
 def mix(
     rng: np.random.Generator, images: torch.Tensor, labels: torch.Tensor, num_classes: int, alphas: tuple[float, float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mixes a batch by mixup or CutMix, each as likely.
+    """Mixes a batch by mixup or CutMix with equal probability.
 
     Args:
-        rng: of the draws.
-        images: `(B, C, H, W)`.
-        labels: `(B,)`.
-        num_classes: N.
-        alphas: of mixup and CutMix; 0 leaves it out.
+        rng: Random generator of the draws.
+        images: Images, `(B, C, H, W)`.
+        labels: Classes, `(B,)`.
+        num_classes: Number of classes, N.
+        alphas: Parameters of the Beta distributions of mixup and CutMix; 0 disables one.
 
     Returns:
-        The images, and the shares of the classes `(B, N)`; the labels themselves if both are left out.
+        The images and the shares of the classes `(B, N)`, or the labels themselves if both are disabled.
     """
     ways = [(way, alpha) for way, alpha in zip((mixup, cutmix), alphas, strict=True) if alpha > 0.0]
     if not ways:

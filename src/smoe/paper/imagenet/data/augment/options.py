@@ -1,4 +1,4 @@
-"""How training images are augmented, as an option of recipes. Imports nothing heavy."""
+"""Options of the augmentation of training images. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to training images, in this order; the defaults are those of torchvision's ResNet-50 recipe.
+    """Augmentations of training images, in this order; the defaults are those of torchvision's ResNet-50 recipe.
 
     Attributes:
-        crop_scale: smallest and largest share of the image's area that a crop has.
-        crop_ratio: smallest and largest ratio of width to height of a crop.
-        flip: probability of a mirrored image.
-        trivial_augment: change each image in one way, of a strength drawn at random (TrivialAugment, wide).
-        erasing: probability that a rectangle is erased.
-        mixup: alpha of the shares that two images are mixed by; 0 for none.
-        cutmix: alpha of the areas that one image takes in another; 0 for none. With both, a batch has one of them.
-        repetitions: copies of each image in a batch, augmented each for itself; an epoch has as many fewer images.
+        crop_scale: Smallest and largest share of the image's area in a crop.
+        crop_ratio: Smallest and largest ratio of width to height of a crop.
+        flip: Probability of mirroring an image.
+        trivial_augment: Apply one random operation of random strength to each image (TrivialAugment, wide).
+        erasing: Probability of erasing a rectangle.
+        mixup: Parameter of mixup's Beta distribution; 0 disables mixup.
+        cutmix: Parameter of CutMix's Beta distribution; 0 disables CutMix. With both, each batch uses one of them.
+        repetitions: Number of separately augmented copies of each image in a batch; an epoch then has fewer images.
     """
 
     crop_scale: tuple[float, float] = (0.08, 1.0)
@@ -39,7 +39,7 @@ class Augmentation:
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must be a probability, got {getattr(self, name)}")
         for name in ("mixup", "cutmix"):
-            # `not >=` refuses NaN too.
+            # `not >=` also refuses NaN.
             if not getattr(self, name) >= 0.0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.repetitions < 1:

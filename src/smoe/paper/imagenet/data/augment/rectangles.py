@@ -1,4 +1,4 @@
-"""Random rectangles in an image: the crop of a training image, and the part that is erased (Zhong et al., 2020)."""
+"""Draws random rectangles: the crop of a training image, and the part that is erased (Zhong et al., 2020)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-# Draws before giving up, as in torchvision.
+# Maximal number of draws, as in torchvision.
 _NUM_TRIES = 10
 ERASED_AREA = (0.02, 0.33)
 ERASED_RATIO = (0.3, 3.3)
@@ -16,17 +16,17 @@ ERASED_RATIO = (0.3, 3.3)
 def draw_crop(
     rng: np.random.Generator, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """A random crop: top, left, height and width.
+    """Returns top, left, height and width of a random crop.
 
-    Area and logarithm of the ratio are uniform. If ten draws do not fit in the image, the largest central crop of an
-    allowed ratio.
+    Area and logarithm of the ratio are uniform. If ten draws do not fit in the image, the crop is the largest central
+    one of an allowed ratio.
 
     Args:
-        rng: of the draws.
-        height: of the image.
-        width: of the image.
-        scale: range of the share of the area.
-        ratio: range of width over height.
+        rng: Random generator of the draws.
+        height: Height of the image.
+        width: Width of the image.
+        scale: Range of the share of the image's area.
+        ratio: Range of width over height.
     """
     for _ in range(_NUM_TRIES):
         area, aspect = _draw_shape(rng, height * width, scale, ratio)

@@ -1,4 +1,4 @@
-"""TrivialAugment with the wide search space (Müller and Hutter, 2021), on Pillow's images.
+"""TrivialAugment with the wide search space (Müller and Hutter, 2021) for Pillow images.
 
 The operations are Pillow's, as in the authors' code and in torchvision, whose ResNet-50 was trained with them.
 """
@@ -16,12 +16,12 @@ Operation = Callable[[Image.Image, float], Image.Image]
 
 
 def shear_x(image: Image.Image, strength: float) -> Image.Image:
-    """Shifts each row by so many pixels for each pixel from the top."""
+    """Shifts each row by a number of pixels for each pixel from the top."""
     return _transform(image, (1.0, strength, 0.0, 0.0, 1.0, 0.0))
 
 
 def shear_y(image: Image.Image, strength: float) -> Image.Image:
-    """Shifts each column by so many pixels for each pixel from the left."""
+    """Shifts each column by a number of pixels for each pixel from the left."""
     return _transform(image, (1.0, 0.0, 0.0, strength, 1.0, 0.0))
 
 
@@ -36,7 +36,7 @@ def translate_y(image: Image.Image, strength: float) -> Image.Image:
 
 
 def _transform(image: Image.Image, inverse: tuple[float, ...]) -> Image.Image:
-    """Moves the image, black beyond its borders; the matrix leads from a new pixel to the old one."""
+    """Transforms the image, with black beyond its borders; the matrix maps a new pixel to the old one."""
     return image.transform(image.size, Image.Transform.AFFINE, inverse, Image.Resampling.BILINEAR)
 
 
@@ -48,7 +48,7 @@ def _enhance(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
     return lambda image, strength: kind(image).enhance(1.0 + strength)
 
 
-# Each operation with its strengths, None for one without, and whether half of them are negative.
+# Each operation with its strengths (None if it has none) and whether half of them are negative.
 OPERATIONS: dict[str, tuple[Operation, np.ndarray | None, bool]] = {
     "identity": (lambda image, _: image, None, False),
     "shear_x": (shear_x, np.linspace(0.0, 0.99, NUM_STRENGTHS), True),
@@ -60,13 +60,13 @@ OPERATIONS: dict[str, tuple[Operation, np.ndarray | None, bool]] = {
     "color": (_enhance(ImageEnhance.Color), np.linspace(0.0, 0.99, NUM_STRENGTHS), True),
     "contrast": (_enhance(ImageEnhance.Contrast), np.linspace(0.0, 0.99, NUM_STRENGTHS), True),
     "sharpness": (_enhance(ImageEnhance.Sharpness), np.linspace(0.0, 0.99, NUM_STRENGTHS), True),
-    # Bits that are left: 8 to 2.
+    # Number of bits that remain: 8 to 2.
     "posterize": (
         lambda image, bits: ImageOps.posterize(image, int(bits)),
         8 - np.round(np.arange(NUM_STRENGTHS) / ((NUM_STRENGTHS - 1) / 6)),
         False,
     ),
-    # Values from this one on are inverted.
+    # Values from this threshold on are inverted.
     "solarize": (
         lambda image, threshold: ImageOps.solarize(image, threshold),  # type: ignore[arg-type]
         np.linspace(255.0, 0.0, NUM_STRENGTHS),
@@ -79,7 +79,7 @@ _NAMES = tuple(OPERATIONS)
 
 
 def draw_operation(rng: np.random.Generator) -> tuple[str, float]:
-    """One of the operations, and one of its strengths: all equally likely."""
+    """Draws an operation and one of its strengths, all with equal probability."""
     name = _NAMES[rng.integers(len(_NAMES))]
     _, strengths, is_signed = OPERATIONS[name]
     strength = 0.0 if strengths is None else float(strengths[rng.integers(NUM_STRENGTHS)])
@@ -87,6 +87,6 @@ def draw_operation(rng: np.random.Generator) -> tuple[str, float]:
 
 
 def trivial_augment(rng: np.random.Generator, image: Image.Image) -> Image.Image:
-    """The RGB image changed in one random way."""
+    """Returns the RGB image changed by one random operation."""
     name, strength = draw_operation(rng)
     return OPERATIONS[name][0](image, strength)
