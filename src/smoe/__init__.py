@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from smoe.diagnostics import describe
     from smoe.experiments.loading import load
     from smoe.losses import auxiliary_loss
+    from smoe.meshes import read_mesh
     from smoe.nn import (
         CondConv2d,
         ConvGate,
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
         CoordConvGate,
         FactorisedGate,
         FixedGate,
+        GraphMoE,
+        HEALPixMoE,
         LinearGate,
         LocalAffine,
         LocallyConnected2d,
@@ -32,14 +35,19 @@ if TYPE_CHECKING:
         PixelEmbedding,
         SpatialGate,
         SpatialMoE,
+        SpatialMoE1d,
         SpatialMoE2d,
+        SpatialMoE3d,
         TensorGate,
         convert,
         interpolate_grids,
+        node_gate,
         plan_conversion,
         track_loss_scale,
+        transfer_gate,
     )
     from smoe.ops import Routing, routed_conv2d
+    from smoe.ops.graph import edge_directions
     from smoe.regression import GridRegressor
 
 
@@ -51,7 +59,9 @@ __all__ = [
     "CoordConvGate",
     "FactorisedGate",
     "FixedGate",
+    "GraphMoE",
     "GridRegressor",
+    "HEALPixMoE",
     "LinearGate",
     "LocalAffine",
     "LocallyConnected2d",
@@ -62,23 +72,29 @@ __all__ = [
     "Routing",
     "SpatialGate",
     "SpatialMoE",
+    "SpatialMoE1d",
     "SpatialMoE2d",
+    "SpatialMoE3d",
     "TensorGate",
     "__version__",
     "auxiliary_loss",
     "convert",
     "describe",
     "diagnostics",
+    "edge_directions",
     "interpolate_grids",
     "load",
     "losses",
     "metrics",
     "nn",
+    "node_gate",
     "ops",
     "plan_conversion",
+    "read_mesh",
     "routed_conv2d",
     "rules",
     "track_loss_scale",
+    "transfer_gate",
 ]
 
 _SUBMODULES = ("diagnostics", "losses", "metrics", "nn", "ops", "rules")
@@ -88,6 +104,8 @@ _HOMES = {
     "GridRegressor": "smoe.regression",
     "load": "smoe.experiments.loading",
     "Routing": "smoe.ops",
+    "edge_directions": "smoe.ops.graph",
+    "read_mesh": "smoe.meshes",
     "routed_conv2d": "smoe.ops",
 }
 

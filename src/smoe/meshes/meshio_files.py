@@ -33,8 +33,9 @@ def read_meshio_file(path: Path, location: str | None) -> Mesh:
             # meshio takes the first bytes of a text for a number and multiplies it.
             warnings.filterwarnings("ignore", message="overflow encountered", category=RuntimeWarning)
             mesh = meshio.read(path)
-    except (meshio.ReadError, ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
-        raise DataError(f"meshio cannot read it ({error or type(error).__name__})") from error
+    except (meshio.ReadError, ValueError, KeyError, IndexError, SystemExit) as error:
+        # meshio ends the process where none of its readers knows a file.
+        raise DataError(f"meshio cannot read it ({type(error).__name__}: {error})") from error
     points = np.asarray(mesh.points, dtype=np.float64)
     points = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))
     flat = [_checked(block, len(points)) for block in mesh.cells if block.type in _FLAT]

@@ -18,6 +18,12 @@ from smoe.nn.gates import (
     TensorGate,
 )
 from smoe.nn.gaussian_head import gaussian_correction, gaussian_head
+from smoe.nn.geometry.graph_moe import GraphMoE
+from smoe.nn.geometry.healpix_moe import HEALPixMoE
+from smoe.nn.geometry.node_gates import node_gate
+from smoe.nn.geometry.spatial_moe_1d import SpatialMoE1d
+from smoe.nn.geometry.spatial_moe_3d import SpatialMoE3d
+from smoe.nn.geometry.transfer_gate import transfer_gate
 from smoe.nn.grid_conv import GridConv2d
 from smoe.nn.interpolate_grids import interpolate_grids
 from smoe.nn.learned_channels import LearnedChannels
@@ -41,7 +47,9 @@ __all__ = [
     "CoordConvGate",
     "FactorisedGate",
     "FixedGate",
+    "GraphMoE",
     "GridConv2d",
+    "HEALPixMoE",
     "LearnedChannels",
     "Learner",
     "LinearGate",
@@ -58,13 +66,17 @@ __all__ = [
     "SharedBatchNorm2d",
     "SpatialGate",
     "SpatialMoE",
+    "SpatialMoE1d",
     "SpatialMoE2d",
+    "SpatialMoE3d",
     "Step",
     "TensorGate",
     "convert",
     "gaussian_correction",
     "gaussian_head",
     "interpolate_grids",
+    "node_gate",
     "plan_conversion",
     "track_loss_scale",
+    "transfer_gate",
 ]
