@@ -37,7 +37,7 @@ class MeshDiffusion:
     region_seed: int = 42
     num_steps: int = 40
     num_train_runs: int = 50
-    num_validation_runs: int = 5
+    num_validation_runs: int = 20
     num_test_runs: int = 10
     cache_dir: Path | None = None
 
@@ -71,17 +71,16 @@ class MeshRecipe(Recipe):
     training: TrainingPlan = MESH_TRAINING
 
 
-_FAMILIES = MeshMoEModel(gate="factorised", order="families")
-
-
 def smoe(domain: DomainName) -> MeshRecipe:
     """The SMoE layer on a domain, whose gate learns by probing."""
     return MeshRecipe(data=MeshDiffusion(domain=domain))
 
 
 def straight_through(domain: DomainName) -> MeshRecipe:
-    """The same with a factorised gate that learns by the straight-through gradient."""
-    return replace(smoe(domain), model=_FAMILIES, rule=StraightThrough(share=1.0), optimizer=Adam(lr=3e-3))
+    """The same with what a layer has by default: families of experts, a factorised gate, straight-through gradients."""
+    training = replace(MESH_TRAINING, max_epochs=300, plateau_patience=30, early_stop_patience=90)
+    model = MeshMoEModel(gate="factorised", order="families")
+    return replace(smoe(domain), model=model, rule=StraightThrough(), optimizer=Adam(lr=3e-3), training=training)
 
 
 def plain(domain: DomainName) -> MeshRecipe:
