@@ -1,9 +1,10 @@
 """Registers operators with PyTorch's dispatcher, which picks the implementation by the device of the arguments.
 
 Every operator has one schema. Its dense implementation, in plain PyTorch operations, serves every device and dtype. A
-native implementation is registered for the CPU, and another backend would be registered in the same way under its own
-dispatch key. With SMOE_BACKEND=dense in the environment the dense implementations are called without the dispatcher:
-compilers and exporters then see PyTorch's own operations and no operator of this library.
+native implementation is registered for the CPU and one with Triton kernels for CUDA; another backend would be
+registered in the same way under its own dispatch key. With SMOE_BACKEND=dense in the environment the dense
+implementations are called without the dispatcher: compilers and exporters then see PyTorch's own operations and no
+operator of this library.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def register_operator(
     dense: Callable[..., Any],
     fake: Callable[..., Any],
     native: Callable[..., Any] | None = None,
+    cuda: Callable[..., Any] | None = None,
     gradients: Callable[..., Any] | None = None,
     setup_context: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
@@ -42,6 +44,7 @@ def register_operator(
         dense: Implementation for every device and dtype.
         fake: Shapes, dtypes and strides of the results, for compilers and the meta device.
         native: Implementation for the CPU; it calls `dense` where it has no kernel.
+        cuda: Implementation for CUDA; it calls `dense` where it has no kernel, and imports Triton when it runs.
         gradients: Backward formula; None if the operator is never differentiated.
         setup_context: Saves what `gradients` needs.
 
@@ -57,6 +60,8 @@ def register_operator(
     _LIBRARY.impl(name, dense, "CompositeExplicitAutograd")
     if native is not None:
         _LIBRARY.impl(name, native, "CPU")
+    if cuda is not None:
+        _LIBRARY.impl(name, cuda, "CUDA")
     torch.library.register_fake(f"smoe::{name}", fake, lib=_LIBRARY)
     if gradients is not None:
         torch.library.register_autograd(f"smoe::{name}", gradients, setup_context=setup_context, lib=_LIBRARY)

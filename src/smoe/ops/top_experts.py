@@ -9,10 +9,15 @@ import torch
 
 from smoe.ops.native.library import library_for, num_threads
 from smoe.ops.registration import register_operator
+from smoe.ops.triton.availability import DTYPES, why_not_for
 from smoe.options import ORDERS, Order
 
 # Up to this number, picking the best expert repeatedly is faster than sorting all of them (measured at 256 experts).
 _MAX_REPEATED = 16
+
+# On a GPU, up to this number each expert is compared with all others; beyond it, experts are sorted.
+_MAX_COMPARED = 1024
+_CUDA_DTYPES = (*DTYPES, torch.float64)
 
 
 def top_experts(scores: torch.Tensor, num_selected: int, order: Order = "score") -> torch.Tensor:
@@ -125,22 +130,41 @@ def _call_kernel(
     return indices
 
 
+def _cuda(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    # The kernel compares every expert with every other.
+    if why_not_for(scores, dtypes=_CUDA_DTYPES) is not None or scores.shape[1] > _MAX_COMPARED:
+        return _dense(scores, num_selected)
+    from smoe.ops.triton.top_experts import triton_top_experts
+
+    return triton_top_experts(scores, num_selected)
+
+
+def _cuda_families(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    if why_not_for(scores, dtypes=_CUDA_DTYPES) is not None:
+        return _dense_families(scores, num_selected)
+    from smoe.ops.triton.top_experts import triton_family_experts
+
+    return triton_family_experts(scores, num_selected)
+
+
 def _fake(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
     return scores.new_empty((scores.shape[0], num_selected, scores.shape[2]), dtype=torch.int32)
 
 
 _rank = register_operator(
-    "top_experts(Tensor scores, int num_selected) -> Tensor", dense=_dense, native=_native, fake=_fake
+    "top_experts(Tensor scores, int num_selected) -> Tensor", dense=_dense, native=_native, cuda=_cuda, fake=_fake
 )
 _rank_families = register_operator(
     "family_experts(Tensor scores, int num_selected) -> Tensor",
     dense=_dense_families,
     native=_native_families,
+    cuda=_cuda_families,
     fake=_fake,
 )
 
 
 def refuse_nonfinite(scores: torch.Tensor) -> None:
+    """Raises a ValueError that names the first score that is not finite, if there is one."""
     """Raises a ValueError with the place of the first score that is not finite, if there is one.
 
     Args:

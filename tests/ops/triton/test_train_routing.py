@@ -111,4 +111,4 @@ def test_damping_without_a_gate_to_train(device):
     error = torch.randn(3, 2, 9, device=device)
     trained, _, _ = run(error, scores, indices)
     damped, gradient, _ = run(error, scores, indices, trains_gate=False)
-    assert torch.equal(damped, trained) and gradient.abs().amax() == 0
+    assert torch.equal(damped, trained) and gradient.shape == (0,)

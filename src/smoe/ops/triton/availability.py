@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -15,13 +16,28 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Offsets in the kernels are 32-bit integers.
 MAX_ELEMENTS = 2**31
 
-# The rule of `why_dense`. A tile of the matrix product has at least 16 rows, columns and elements of depth; below that
-# most of it is padding. The saved work is X / E, and the filters that a pixel loads are shared by the B samples: by the
-# roofline model (`smoe bench gpu-model`) the sparse kernels win where the product of the two is at least 64.
-MIN_CHANNELS = 16
-MIN_SELECTED_CHANNELS = 16
-MIN_BATCH = 8
-MIN_BATCH_TIMES_RATIO = 64
+# The rule of `why_dense`. A block of the matrix product has at least 16 rows, columns and depth: below these
+# sizes most of it is padding, and more than that for the weight gradient.
+MIN_CHANNELS = 32
+MIN_SELECTED_CHANNELS = 32
+MIN_BATCH = 16
+
+
+class Crossover(NamedTuple):
+    """From where on the sparse kernels are chosen. The dense way wastes X / E; the batch shares the loaded filters.
+
+    Attributes:
+        ratio: Smallest X / E.
+        batch_times_ratio: Smallest B * X / E.
+    """
+
+    ratio: float
+    batch_times_ratio: float
+
+
+# By the major number of the compute capability; a later one counts as the last. From the roofline model (`smoe bench
+# gpu-model`), not from measurements: Hopper has tensor cores three times as fast as Ampere, but not such an L2 cache.
+CROSSOVERS = {8: Crossover(1.5, 64), 9: Crossover(4, 256)}
 
 
 @dataclass(frozen=True)
@@ -98,12 +114,18 @@ def why_not_for(*tensors: torch.Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES
     return reason
 
 
-def why_dense(shape: RoutedShape) -> str | None:
+def why_dense(shape: RoutedShape, major: int) -> str | None:
     """Why a routed convolution of this shape is computed densely, or None if the sparse kernels are chosen.
 
-    Only the shape decides, so that a run can be repeated bit by bit.
+    Only the shape and the generation of the GPU decide, so that a run can be repeated bit by bit.
+
+    Args:
+        shape: Sizes of the problem.
+        major: Major number of the device's compute capability.
     """
     selected = shape.num_selected * shape.expert_channels
+    ratio = shape.num_experts / shape.num_selected
+    crossover = CROSSOVERS[min(major, max(CROSSOVERS))]
     if not shape.is_shared:
         return "each sample has its own routing, so that no filters are shared by the batch"
     if shape.largest_tensor >= MAX_ELEMENTS:
@@ -114,7 +136,11 @@ def why_dense(shape: RoutedShape) -> str | None:
         return f"E * F = {selected} is below {MIN_SELECTED_CHANNELS}"
     if shape.batch < MIN_BATCH:
         return f"B = {shape.batch} is below {MIN_BATCH}"
-    if shape.batch * shape.num_experts < MIN_BATCH_TIMES_RATIO * shape.num_selected:
-        ratio = shape.num_experts / shape.num_selected
-        return f"B * X / E = {shape.batch * ratio:.3g} is below {MIN_BATCH_TIMES_RATIO}"
+    if ratio < crossover.ratio:
+        return f"X / E = {ratio:.3g} is below {crossover.ratio:g} (compute capability {major}.x)"
+    if shape.batch * ratio < crossover.batch_times_ratio:
+        return (
+            f"B * X / E = {shape.batch * ratio:.3g} is below {crossover.batch_times_ratio:g} "
+            f"(compute capability {major}.x)"
+        )
     return None

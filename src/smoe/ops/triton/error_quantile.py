@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from smoe.ops.triton.launch import ceil_div, device_of
+from smoe.ops.triton.launch import ceil_div, launch
 
 _VALUES_PER_STEP = 1024
 _STEPS_PER_PROGRAM = 16
@@ -123,15 +123,12 @@ def triton_error_quantile(errors: torch.Tensor, quantile: float) -> torch.Tensor
     counts = torch.zeros(num_rows, 256, dtype=torch.int32, device=rows.device)
     num_steps = min(ceil_div(num_values, _VALUES_PER_STEP), _STEPS_PER_PROGRAM)
     shares = ceil_div(num_values, _VALUES_PER_STEP * num_steps)
-    sizes: dict[str, int] = {"BLOCK": _VALUES_PER_STEP, "COLUMNS": _NUM_COLUMNS}
-    columns: dict[str, int] = {"COLUMNS": _NUM_COLUMNS}
+    columns, block = {"COLUMNS": _NUM_COLUMNS}, {"BLOCK": _VALUES_PER_STEP}
+    for shift in (24, 16, 8, 0):
+        sizes = (num_values, num_steps)
+        launch(count_kernel, (shares, num_rows), rows, state, counts, *sizes, SHIFT=shift, **columns, **block)
+        launch(pick_kernel, (num_rows,), state, counts, **columns)
+    launch(above_kernel, (shares, num_rows), rows, state, num_values, num_steps, **columns, **block)
     # Without fused multiply-adds, the interpolation rounds as PyTorch's separate operations do.
-    exact: dict[str, int] = {**columns, "enable_fp_fusion": False}
-    with device_of(rows):
-        for shift in (24, 16, 8, 0):
-            digit: dict[str, int] = {"SHIFT": shift, **sizes}
-            count_kernel[shares, num_rows](rows, state, counts, num_values, num_steps, **digit)
-            pick_kernel[num_rows,](state, counts, **columns)
-        above_kernel[shares, num_rows](rows, state, num_values, num_steps, **sizes)
-        interpolate_kernel[num_rows,](state, result, position - rank, **exact)
+    launch(interpolate_kernel, (num_rows,), state, result, position - rank, **columns, enable_fp_fusion=False)
     return result

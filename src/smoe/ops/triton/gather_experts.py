@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from smoe.ops.triton.launch import ceil_div, device_of
+from smoe.ops.gather_experts import fold_channels
+from smoe.ops.triton.launch import ceil_div, launch
 
 CHANNELS_PER_PROGRAM = 32
 PIXELS_PER_PROGRAM = 64
@@ -63,6 +64,21 @@ def pick_kernel(
     )
 
 
+def triton_gather_experts(outputs: torch.Tensor, indices: torch.Tensor, expert_channels: int) -> torch.Tensor:
+    """As `smoe.ops.gather_experts`, without a gradient."""
+    channels = fold_channels(indices, expert_channels)
+    return triton_gather_channels(outputs.flatten(2), channels).unflatten(2, outputs.shape[2:])
+
+
+def triton_scatter_experts(
+    selected: torch.Tensor, indices: torch.Tensor, num_experts: int, expert_channels: int
+) -> torch.Tensor:
+    """As `smoe.ops.gather_experts.scatter_experts`, without a gradient."""
+    channels = fold_channels(indices, expert_channels)
+    scattered = triton_scatter_channels(selected.flatten(2), channels, num_experts * expert_channels)
+    return scattered.unflatten(2, selected.shape[2:])
+
+
 def triton_gather_channels(values: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:
     """`(B, N, P)` at channels `(1 or B, M, P)`: `(B, M, P)`, in the memory format of the values."""
     return _pick(values, channels.to(torch.int32), channels.shape[1])
@@ -87,11 +103,10 @@ def _pick(values: torch.Tensor, sources: torch.Tensor, num_channels: int) -> tor
         return result
     grid = (ceil_div(num_pixels, PIXELS_PER_PROGRAM), ceil_div(num_channels, CHANNELS_PER_PROGRAM), num_samples)
     source_sample_stride = sources.stride(0) if sources.shape[0] > 1 else 0
-    blocks: dict[str, int] = {"CHANNELS": CHANNELS_PER_PROGRAM, "PIXELS": PIXELS_PER_PROGRAM}
-    with device_of(values):
-        pick_kernel[grid](
-            *(values, sources, result, num_channels, num_pixels, source_sample_stride, *values.stride()),
-            *(sources.stride(1), sources.stride(2), *result.stride()),
-            **blocks,
-        )
+    launch(
+        *(pick_kernel, grid, values, sources, result, num_channels, num_pixels, source_sample_stride),
+        *(*values.stride(), sources.stride(1), sources.stride(2), *result.stride()),
+        CHANNELS=CHANNELS_PER_PROGRAM,
+        PIXELS=PIXELS_PER_PROGRAM,
+    )
     return result

@@ -1,15 +1,52 @@
-"""Launches kernels: on the device of a tensor, with as many programs as there are blocks."""
+"""Launches kernels on the device of a tensor, or records the launches for a compilation ahead of time."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 
 
-def device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:
-    """Makes the tensor's GPU the current one; on a CPU, where kernels run in Triton's interpreter, does nothing."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+class Launch(NamedTuple):
+    """One launch of a kernel.
+
+    Attributes:
+        kernel: Function that `triton.jit` decorates.
+        grid: Number of programs along each axis.
+        arguments: Tensors and numbers.
+        options: Compile-time constants, and the warps and stages.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+_recorded: list[Launch] | None = None
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Runs `kernel` on the device of its first argument; on a CPU, Triton's interpreter runs it."""
+    if _recorded is not None:
+        _recorded.append(Launch(kernel, grid, arguments, options))
+        return
+    first: torch.Tensor = arguments[0]
+    with torch.cuda.device(first.device) if first.is_cuda else contextlib.nullcontext():
+        kernel[grid](*arguments, **options)
+
+
+@contextlib.contextmanager
+def record_launches() -> Iterator[list[Launch]]:
+    """Collects the launches inside the context instead of running them; tensors may be on the meta device."""
+    global _recorded
+    before, _recorded = _recorded, []
+    try:
+        yield _recorded
+    finally:
+        _recorded = before
 
 
 def ceil_div(size: int, block: int) -> int:

@@ -1,4 +1,4 @@
-"""The routed convolution on a GPU: the sparse kernels where they are chosen, the dense implementation otherwise."""
+"""The routed convolution by the sparse kernels: one matrix product for each pixel, with that pixel's filters."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import os
 
 import torch
 
+from smoe.ops.memory_format import format_of
 from smoe.ops.padding import output_grid
-from smoe.ops.routed_conv.dense import dense_routed_conv2d, dense_routed_conv2d_backward, format_of
-from smoe.ops.triton.availability import RoutedShape, why_dense, why_not_for
 from smoe.ops.triton.problem import Problem
 from smoe.ops.triton.routed_conv_forward import routed_conv_forward
 from smoe.ops.triton.routed_conv_input_gradient import routed_conv_input_gradient
@@ -16,38 +15,6 @@ from smoe.ops.triton.routed_conv_weight_gradient import routed_conv_weight_gradi
 from smoe.ops.triton.tiles import Direction, Tile, tile_for
 
 WEIGHT_GRADIENT_VARIABLE = "SMOE_WEIGHT_GRADIENT"
-
-
-def cuda_routed_conv2d(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    indices: torch.Tensor,
-    expert_channels: int,
-    stride: int,
-    padding_mode: str,
-) -> torch.Tensor:
-    """The output on a GPU, by the implementation that the shape decides."""
-    if _reason_for_dense(input, weight, indices, expert_channels) is not None:
-        return dense_routed_conv2d(input, weight, indices, expert_channels, stride, padding_mode)
-    return triton_routed_conv2d(input, weight, indices, expert_channels, stride, padding_mode)
-
-
-def cuda_routed_conv2d_backward(
-    error: torch.Tensor,
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    indices: torch.Tensor,
-    expert_channels: int,
-    stride: int,
-    padding_mode: str,
-    needs_input: bool,
-    needs_weight: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients on a GPU, by the implementation that the shape decides; one that is not needed is empty."""
-    arguments = (error, input, weight, indices, expert_channels, stride, padding_mode, needs_input, needs_weight)
-    if error.dtype != input.dtype or _reason_for_dense(input, weight, indices, expert_channels) is not None:
-        return dense_routed_conv2d_backward(*arguments)
-    return triton_routed_conv2d_backward(*arguments)
 
 
 def triton_routed_conv2d(
@@ -170,29 +137,6 @@ def uses_atomics() -> bool:
             "set; unset the variable for the deterministic kernel"
         )
     return asked == "atomic"
-
-
-def shape_of(input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, expert_channels: int) -> RoutedShape:
-    """The sizes of a problem from its tensors."""
-    return RoutedShape(
-        batch=input.shape[0],
-        channels=input.shape[1],
-        num_experts=weight.shape[0] // expert_channels,
-        num_selected=indices.shape[1],
-        expert_channels=expert_channels,
-        kernel=(weight.shape[2], weight.shape[3]),
-        grid=(input.shape[2], input.shape[3]),
-        output_pixels=indices.shape[2],
-        is_shared=indices.shape[0] == 1,
-    )
-
-
-def _reason_for_dense(
-    input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, expert_channels: int
-) -> str | None:
-    if input.dtype != weight.dtype or indices.dtype != torch.int32:
-        return "the dtypes differ"
-    return why_not_for(input, weight, indices) or why_dense(shape_of(input, weight, indices, expert_channels))
 
 
 def _problem(input: torch.Tensor, weight: torch.Tensor, stride: int, padding_mode: str) -> Problem:

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from smoe.ops.triton.launch import ceil_div, device_of
+from smoe.ops.triton.launch import ceil_div, launch
 from smoe.ops.triton.problem import Problem
 from smoe.ops.triton.tiles import Tile
 
@@ -99,10 +99,9 @@ def routed_conv_forward(
     num_pixels, num_rows = filters.shape
     output = input.new_empty(num_samples, num_pixels, num_rows)
     grid = (num_pixels * ceil_div(num_rows, tile.rows), ceil_div(num_samples, tile.columns))
-    with device_of(input):
-        forward_kernel[grid](
-            *(input, weight, filters, output, num_samples, channels, num_rows, num_pixels),
-            *(problem.height, problem.width, problem.output_width),
-            **problem.options(tile),
-        )
+    launch(
+        *(forward_kernel, grid, input, weight, filters, output, num_samples, channels, num_rows, num_pixels),
+        *(problem.height, problem.width, problem.output_width),
+        **problem.options(tile),
+    )
     return output

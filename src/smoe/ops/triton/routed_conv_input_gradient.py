@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from smoe.ops.triton.launch import ceil_div, device_of
+from smoe.ops.triton.launch import ceil_div, launch
 from smoe.ops.triton.problem import Problem
 from smoe.ops.triton.tiles import Tile
 
@@ -105,11 +105,10 @@ def routed_conv_input_gradient(
     channels = weight.shape[2]
     gradient = error.new_empty(num_samples, problem.height * problem.width, channels)
     grid = (gradient.shape[1] * ceil_div(channels, tile.rows), ceil_div(num_samples, tile.columns))
-    with device_of(error):
-        input_gradient_kernel[grid](
-            *(error, weight, filters, gradient, num_samples, channels, num_filters, num_pixels),
-            *(problem.height, problem.width, problem.output_width),
-            **problem.tap_steps(),
-            **problem.options(tile),
-        )
+    launch(
+        *(input_gradient_kernel, grid, error, weight, filters, gradient, num_samples, channels, num_filters),
+        *(num_pixels, problem.height, problem.width, problem.output_width),
+        **problem.tap_steps(),
+        **problem.options(tile),
+    )
     return gradient

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from smoe.ops.triton.launch import ceil_div, device_of
+from smoe.ops.triton.launch import ceil_div, launch
 from smoe.ops.triton.problem import Problem
 from smoe.ops.triton.routed_conv_forward import tap_pixel
 from smoe.ops.triton.tiles import Tile
@@ -203,22 +203,23 @@ def routed_conv_weight_gradient(
     channel_blocks = ceil_div(channels, tile.columns)
     options = problem.options(tile)
     geometry = (problem.height, problem.width, problem.output_width)
-    with device_of(error):
-        if is_atomic:
-            gradient = input.new_zeros(num_filters, problem.num_taps, channels, dtype=torch.float32)
-            grid = (num_pixels * ceil_div(num_selected, tile.rows) * problem.num_taps, channel_blocks)
-            atomic_kernel[grid](
-                *(packed, input, filters, gradient, num_samples, packed.shape[2], channels, num_selected, *geometry),
-                **options,
-            )
-            return gradient
-        num_programs = problem.num_taps * ceil_div(num_filters, tile.rows) * channel_blocks
-        pixels_each = ceil_div(num_pixels, num_shares(num_pixels, num_programs))
-        shares = ceil_div(num_pixels, pixels_each)
-        gradient = input.new_empty(shares, num_filters, problem.num_taps, channels, dtype=torch.float32)
-        masked_kernel[num_programs, shares](
-            *(packed, input, find_slots(filters, num_filters), gradient, num_samples, packed.shape[2], channels),
-            *(num_filters, num_selected, num_pixels, pixels_each, *geometry),
+    if is_atomic:
+        options["num_stages"] = 3  # this kernel has no indirect loads in its loop
+        gradient = input.new_zeros(num_filters, problem.num_taps, channels, dtype=torch.float32)
+        grid = (num_pixels * ceil_div(num_selected, tile.rows) * problem.num_taps, channel_blocks)
+        launch(
+            *(atomic_kernel, grid, packed, input, filters, gradient, num_samples, packed.shape[2], channels),
+            *(num_selected, *geometry),
             **options,
         )
+        return gradient
+    num_programs = problem.num_taps * ceil_div(num_filters, tile.rows) * channel_blocks
+    pixels_each = ceil_div(num_pixels, num_shares(num_pixels, num_programs))
+    shares = ceil_div(num_pixels, pixels_each)
+    gradient = input.new_empty(shares, num_filters, problem.num_taps, channels, dtype=torch.float32)
+    launch(
+        *(masked_kernel, (num_programs, shares), packed, input, find_slots(filters, num_filters), gradient),
+        *(num_samples, packed.shape[2], channels, num_filters, num_selected, num_pixels, pixels_each, *geometry),
+        **options,
+    )
     return gradient.sum(dim=0)

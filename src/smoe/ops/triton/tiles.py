@@ -37,31 +37,12 @@ class Tile:
         return f"{self.rows}x{self.columns}x{self.depth}"
 
 
-# Sizes for 2-byte elements; `tile_for` halves the depth for 4-byte elements, so that a step loads as many bytes. The
-# input gradient loads filter numbers inside its loop, and each indirection costs a stage.
-_TILES: dict[Direction, dict[tuple[bool, bool], Tile]] = {
-    "forward": {
-        (True, True): Tile(128, 64, 64, num_warps=4, num_stages=3),
-        (True, False): Tile(128, 16, 64, num_warps=4, num_stages=3),
-        (False, True): Tile(32, 64, 32, num_warps=4, num_stages=3),
-        (False, False): Tile(32, 16, 32, num_warps=2, num_stages=3),
-    },
-    "input_gradient": {
-        (True, True): Tile(128, 64, 64, num_warps=4, num_stages=5),
-        (True, False): Tile(128, 16, 64, num_warps=4, num_stages=5),
-        (False, True): Tile(32, 64, 32, num_warps=4, num_stages=5),
-        (False, False): Tile(32, 16, 32, num_warps=2, num_stages=5),
-    },
-    "weight_gradient": {
-        (True, True): Tile(128, 128, 32, num_warps=8, num_stages=5),
-        (True, False): Tile(128, 32, 32, num_warps=4, num_stages=5),
-        (False, True): Tile(32, 128, 32, num_warps=4, num_stages=5),
-        (False, False): Tile(32, 32, 32, num_warps=4, num_stages=5),
-    },
-}
-
-# Exact float32 products have no tensor cores: each thread holds its part of both operands in registers.
+# Products without tensor cores, for exact float32: each thread holds its part of both operands in registers.
 _EXACT = Tile(32, 32, 16, num_warps=4, num_stages=2)
+
+_ROWS = (32, 64, 128)
+_SAMPLES = (16, 32, 64, 128)
+_CHANNELS = (32, 64, 128)
 
 
 def tile_for(direction: Direction, *, rows: int, columns: int, depth: int, bytes_each: int, precision: str) -> Tile:
@@ -77,19 +58,36 @@ def tile_for(direction: Direction, *, rows: int, columns: int, depth: int, bytes
     """
     if bytes_each == 4 and precision == "ieee":
         return _EXACT
-    is_deep = direction == "weight_gradient" or depth > 32
-    has_columns = columns > (32 if direction == "weight_gradient" else 16)
-    tile = _TILES[direction][rows > 32 and is_deep, has_columns]
-    if bytes_each == 2:
-        return tile
-    return Tile(tile.rows, tile.columns, tile.depth // 2, tile.num_warps, tile.num_stages)
+    row_block = _block(rows, _ROWS)
+    column_block = _block(columns, _CHANNELS if direction == "weight_gradient" else _SAMPLES)
+    # Warps and stages are those with which the compiler spills no register (results/gpu). The gradients load filter or
+    # slot numbers inside their loops, and this indirection costs two stages.
+    num_sums = row_block * column_block
+    if direction == "weight_gradient":
+        depth_block, num_stages = _block(depth, (16, 32)), 5
+        num_warps = 8 if num_sums >= 128 * 32 else 2 if num_sums <= 32 * 32 else 4
+    else:
+        depth_block, num_stages = _block(depth, (32, 64)), 3
+        num_warps = 8 if num_sums > 128 * 64 else 4
+        if direction == "input_gradient":
+            num_stages = 7 if column_block == 32 else 5
+    # A step loads as many bytes for every dtype, but a product has at least 16 elements of depth.
+    depth_block = max(depth_block * 2 // bytes_each, 16)
+    return Tile(row_block, column_block, depth_block, num_warps, num_stages)
 
 
 def tiles_of(direction: Direction, *, bytes_each: int, precision: str) -> list[Tile]:
     """Every tile that `tile_for` can return for a dtype, for the compilation ahead of time."""
+    columns_of = _CHANNELS if direction == "weight_gradient" else _SAMPLES
     found = {
-        tile_for(direction, rows=rows, columns=columns, depth=64, bytes_each=bytes_each, precision=precision)
-        for rows in (16, 64)
-        for columns in (16, 64)
+        tile_for(direction, rows=rows, columns=columns, depth=depth, bytes_each=bytes_each, precision=precision)
+        for rows in _ROWS
+        for columns in columns_of
+        for depth in (16, 32, 64)
     }
-    return sorted(found, key=lambda tile: (-tile.rows, -tile.columns))
+    return sorted(found, key=lambda tile: (-tile.rows, -tile.columns, -tile.depth))
+
+
+def _block(size: int, blocks: tuple[int, ...]) -> int:
+    """The smallest block that holds `size`, or the largest block."""
+    return next((block for block in blocks if size <= block), blocks[-1])

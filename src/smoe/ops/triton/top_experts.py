@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from smoe.ops.triton.launch import ceil_div, device_of
+from smoe.ops.triton.launch import ceil_div, launch
 
 EXPERTS_PER_PROGRAM = 32
 PIXELS_PER_PROGRAM = 32
@@ -69,9 +69,8 @@ def triton_top_experts(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
     indices = torch.empty(num_samples, num_selected, num_pixels, dtype=torch.int32, device=scores.device)
     if indices.numel():
         grid = (ceil_div(num_pixels, PIXELS_PER_PROGRAM), ceil_div(num_experts, EXPERTS_PER_PROGRAM), num_samples)
-        sizes: dict[str, int] = {"EXPERTS": EXPERTS_PER_PROGRAM, "PIXELS": PIXELS_PER_PROGRAM}
-        with device_of(scores):
-            rank_kernel[grid](scores, indices, num_experts, num_selected, num_pixels, **sizes)
+        blocks = {"EXPERTS": EXPERTS_PER_PROGRAM, "PIXELS": PIXELS_PER_PROGRAM}
+        launch(rank_kernel, grid, scores, indices, num_experts, num_selected, num_pixels, **blocks)
     return indices
 
 
@@ -83,7 +82,5 @@ def triton_family_experts(scores: torch.Tensor, num_selected: int) -> torch.Tens
     if indices.numel():
         pixels = 4 * PIXELS_PER_PROGRAM
         grid = (ceil_div(num_pixels, pixels), num_selected, num_samples)
-        sizes: dict[str, int] = {"PIXELS": pixels}
-        with device_of(scores):
-            family_kernel[grid](scores, indices, num_experts, num_selected, num_pixels, **sizes)
+        launch(family_kernel, grid, scores, indices, num_experts, num_selected, num_pixels, PIXELS=pixels)
     return indices

@@ -14,10 +14,9 @@ import triton
 import triton.language as tl
 
 from smoe.ops.triton.error_quantile import triton_error_quantile
-from smoe.ops.triton.launch import ceil_div, device_of, power_of_two
+from smoe.ops.triton.launch import ceil_div, launch, power_of_two
 
 # All slots of a pixel are in one block, because the label of the experts that are not selected needs their sum.
-MAX_SELECTED = 1024
 _ELEMENTS_PER_PROGRAM = 4096
 _ENOUGH_PROGRAMS = 512
 
@@ -212,18 +211,17 @@ def triton_train_routing_backward(
         damped.copy_(error)
     wrong = sizes.new_empty((shares, num_selected, num_pixels) if trains_gate else (0,))
     unselected = sizes.new_empty((shares, num_pixels) if trains_gate else (0,))
-    flags: dict[str, bool] = {"DAMPS": damping is not None, "COUNTS": trains_gate}
-    with device_of(error):
-        if trains_gate or damping is not None:
-            damp_and_count_kernel[pixel_blocks, shares](
-                *(error, sizes, *thresholds, damped, wrong, unselected, 0.0 if damping is None else damping),
-                *(num_samples, num_selected, num_pixels, num_unselected, samples_each),
-                *(*error.stride(), *sizes.stride()),
-                **flags,
-                **options,
-            )
+    if trains_gate or damping is not None:
+        launch(
+            *(damp_and_count_kernel, (pixel_blocks, shares), error, sizes, *thresholds, damped, wrong, unselected),
+            *(0.0 if damping is None else damping, num_samples, num_selected, num_pixels, num_unselected),
+            *(samples_each, *error.stride(), *sizes.stride()),
+            DAMPS=damping is not None,
+            COUNTS=trains_gate,
+            **options,
+        )
     if not trains_gate:
-        return damped, torch.zeros_like(scores)
+        return damped, scores.new_empty(0)
     if is_shared:
         wrong, unselected = (counts.sum(dim=0, keepdim=True) / num_samples for counts in (wrong, unselected))
     return damped, _gradient(scores, indices, wrong, unselected, is_nonfinite, rc_weight * loss_scale)
@@ -241,11 +239,11 @@ def _error_sizes(
         sizes = torch.empty(num_samples, num_selected, num_pixels, dtype=torch.float32, device=error.device)
     is_nonfinite = torch.zeros(1, dtype=torch.int32, device=error.device)
     factor = ((error.numel() / 2) / loss_scale.abs()).to(torch.float32)
-    with device_of(error):
-        error_size_kernel[pixel_blocks, num_samples](
-            *(error, sizes, is_nonfinite, factor, num_selected, num_pixels, *error.stride(), *sizes.stride()),
-            **options,
-        )
+    launch(
+        *(error_size_kernel, (pixel_blocks, num_samples), error, sizes, is_nonfinite, factor, num_selected, num_pixels),
+        *(*error.stride(), *sizes.stride()),
+        **options,
+    )
     return sizes, is_nonfinite
 
 
@@ -262,12 +260,11 @@ def _gradient(
     num_samples, num_experts, num_pixels = scores.shape
     gradient = torch.empty_like(scores)
     factor = (weight / scores.numel()).to(torch.float32)
-    sizes: dict[str, int] = {"EXPERTS": 32, "PIXELS": 64}
     grid = (ceil_div(num_pixels, 64), ceil_div(num_experts, 32), num_samples)
-    with device_of(scores):
-        gradient_kernel[grid](
-            *(scores, indices, wrong, unselected, is_nonfinite, factor, gradient),
-            *(num_experts, indices.shape[1], num_pixels),
-            **sizes,
-        )
+    launch(
+        *(gradient_kernel, grid, scores, indices, wrong, unselected, is_nonfinite, factor, gradient),
+        *(num_experts, indices.shape[1], num_pixels),
+        EXPERTS=32,
+        PIXELS=64,
+    )
     return gradient
