@@ -90,11 +90,12 @@ def build_model(options: MeshModel, learning: Learning, domain: Domain) -> nn.Mo
         if len(domain.spatial_shape) != 1 or domain.full_degree is not None:
             raise ValueError(f"SAGEConv works on meshes, not on the grid of {domain.name}")
         return SageNet(domain.num_nodes, options.hidden, options.node_features, edges)
-    arguments: dict[str, Any] = {"rule": "frozen"}
+    # Diffusion has no offsets.
+    arguments: dict[str, Any] = {"rule": "frozen", "bias": False}
     num_experts = 1
     if isinstance(options, MeshMoEModel):
         num_experts = options.num_experts
-        arguments = {"rule": learning.rule, "damping": learning.damping, "gate": _make_gate(options, domain)}
+        arguments |= {"rule": learning.rule, "damping": learning.damping, "gate": _make_gate(options, domain)}
     return MeshNet(_make_layer(domain, num_experts, arguments), edges)
 
 

@@ -23,7 +23,7 @@ def _rows() -> tuple[Row, ...]:
         if domain == "fsaverage5":
             rows.append(Row((label, "SAGEConv, 1-16-1"), sage(domain)))
             rows.append(Row((label, "SAGEConv, 1-16-1, 8 learned features of each node"), sage(domain, 8)))
-        rows.append(Row((label, "SMoE, factorised gate, straight-through"), straight_through(domain)))
+        rows.append(Row((label, "SMoE, as by default: factorised gate, straight-through"), straight_through(domain)))
         rows.append(Row((label, "SMoE, tensor gate, probing"), smoe(domain)))
     return tuple(rows)
 
