@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from smoe.experiments.experiment import Notify
-from smoe.experiments.initial_weights import load_initial_weights
+from smoe.experiments.initial_weights import check_initial_weights, load_initial_weights
 from smoe.experiments.migrations import SCHEMA
 from smoe.experiments.open_run import OpenRun
 from smoe.experiments.recipe import Recipe
@@ -60,8 +60,10 @@ def train(
         may_differ = resumable_fields(recipe.training) | {f"data.{place}" for place in DATA_PLACES}
         directory.check(plain, resume=resume, complete=_complete, may_differ=may_differ)
         check_monitor(recipe.training, metric_names(experiment.build_dry(recipe).task.metrics))
-        task = experiment.build(recipe, notify=notify)
         has_begun = resume and directory.last_checkpoint.exists()
+        if recipe.init_from is not None and not has_begun:
+            check_initial_weights(recipe.init_from)
+        task = experiment.build(recipe, notify=notify)
         if recipe.init_from is not None and not has_begun:
             load_initial_weights(task.model, recipe.init_from)
             notify(f"starting from the best weights of {recipe.init_from}")

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tools.bind_notes import main as check_notes
 
+from smoe.cli.main import main
 from smoe.experiments.migrations import SCHEMA
 from smoe.experiments.recipe_files import recipe_from_plain
 from smoe.experiments.registry import find_experiment
-from smoe.experiments.result_tables.notes import Notes, runs_of_table
-from smoe.experiments.result_tables.report import markdown
+from smoe.experiments.result_tables.notes import runs_of_table
 from smoe.experiments.result_tables.stored_runs import RunKey, RunStore
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -41,15 +41,17 @@ def test_every_stored_run_belongs_to_a_row_and_its_recipe_can_be_rebuilt(name: s
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_table_is_stale(name: str) -> None:
+def test_no_table_is_stale(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     folder, tables = RESULTS / name, find_experiment(name).tables
-    store, notes = RunStore(folder / "runs"), Notes.read(folder)
+    monkeypatch.chdir(RESULTS.parent)
+    assert main(["reproduce", name, "--dry-run"]) == 0
+    printed, store = capsys.readouterr().out, RunStore(folder / "runs")
     for table in tables.tables:
         path = folder / f"{table.short_name}.md"
         if not path.exists():
             assert not runs_of_table(tables, table, store), f"make {path}: smoe reproduce {table.name}"
             continue
-        assert path.read_text() == markdown(tables, table, store, notes), f"make it again: smoe reproduce {table.name}"
+        assert path.read_text() in printed, f"make it again: smoe reproduce {table.name}"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ class RunStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._read_files: dict[str, tuple[RunKey, Plain]] = {}
+        self._listed: tuple[list[str], dict[RunKey, Plain]] | None = None
 
     def runs(self) -> dict[RunKey, Plain]:
         """All stored results.
@@ -90,18 +92,28 @@ class RunStore:
         Raises:
             StoredRunError: If a file is damaged, or two files hold the same run.
         """
+        listed = self._list()
+        if self._listed is not None and self._listed[0] == listed:
+            return self._listed[1]
         found: dict[RunKey, Plain] = {}
         names: dict[RunKey, str] = {}
-        for path in sorted(self.folder.glob("*.json")):
-            if path.name.startswith("reference-"):
-                continue
-            if path.name not in self._read_files:
-                self._read_files[path.name] = _read_run(path)
-            key, result = self._read_files[path.name]
+        for name in listed:
+            if name not in self._read_files:
+                self._read_files[name] = _read_run(self.folder / name)
+            key, result = self._read_files[name]
             if key in found:
-                raise StoredRunError(f"{names[key]} and {path.name} in {self.folder} hold the same run; remove one")
-            found[key], names[key] = result, path.name
+                raise StoredRunError(f"{names[key]} and {name} in {self.folder} hold the same run; remove one")
+            found[key], names[key] = result, name
+        self._listed = (listed, found)
         return found
+
+    def _list(self) -> list[str]:
+        """The names of the files of runs. Tables ask for hundreds of runs: what was read is not read again."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(
+            name for name in os.listdir(self.folder) if name.endswith(".json") and not name.startswith("reference-")
+        )
 
     def read_all_seeds(self, recipe: Recipe) -> list[Plain]:
         """The results of all stored seeds of a recipe, in their order."""
@@ -121,6 +133,7 @@ class RunStore:
         """Stores a result, whole or not at all."""
         _write(self.folder / f"{key.name}.json", {"schema": SCHEMA, **result})
         self._read_files.pop(f"{key.name}.json", None)
+        self._listed = None
 
     def read_reference(self, name: str) -> Plain | None:
         """The result of a forecast that is not trained, with its `label`; None if it is not stored."""

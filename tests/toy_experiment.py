@@ -1,0 +1,103 @@
+"""An experiment of a test's own: fields times a factor, learned by one SMoE layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from smoe.experiments.experiment import SPLITS, Experiment, Notify
+from smoe.experiments.recipe import Recipe
+from smoe.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe.training.plan import TrainingPlan
+
+
+@dataclass(frozen=True)
+class ToyData:
+    """Fields of noise.
+
+    Attributes:
+        factor: Factor of the targets.
+        num_samples: Number of samples of each split.
+    """
+
+    factor: float = 2.0
+    num_samples: int = 6
+
+
+@dataclass(frozen=True)
+class ToyModel:
+    """One SMoE layer.
+
+    Attributes:
+        num_experts: Number of experts, of which one is selected.
+    """
+
+    num_experts: int = 2
+
+
+TOY_TRAINING = TrainingPlan(batch_size=2, max_epochs=2, device="cpu")
+
+
+@dataclass(frozen=True)
+class ToyRecipe(Recipe):
+    """Fields times a factor."""
+
+    experiment: ClassVar[str] = "toy"
+
+    data: ToyData = field(default_factory=ToyData)
+    model: ToyModel = field(default_factory=ToyModel)
+    training: TrainingPlan = TOY_TRAINING
+
+
+class ToyExperiment(Experiment):
+    """A field times a factor."""
+
+    name: ClassVar[str] = "toy"
+    recipe_type = ToyRecipe
+    recipes: ClassVar[dict[str, Recipe]] = {"toy/smoe": ToyRecipe()}
+    tables: ClassVar[TableSet] = TableSet(
+        "toy",
+        (ShownMetric("mse", decimals=3),),
+        "Mean squared error.",
+        (ResultTable("toy/all", "A toy", ("model",), (Row(("SMoE",), ToyRecipe()),)),),
+        (Scale("paper", "all of it", lambda recipe: recipe),),
+        "factor",
+    )
+
+    def build(self, recipe: ToyRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Any:
+        """Draws the fields and makes the layer."""
+        import torch
+        from torch.utils.data import TensorDataset, default_collate
+
+        from smoe import SpatialMoE2d
+        from smoe.experiments.assemble import assemble_task
+        from smoe.metrics import MeanSquaredError
+
+        torch.manual_seed(recipe.seed)
+        model = SpatialMoE2d(1, recipe.model.num_experts, 1, spatial_shape=(4, 3), rule=recipe.rule)
+        samples: dict[str, Any] = {}
+        for split in splits:
+            notify(f"drawing {split}")
+            inputs = torch.randn(recipe.data.num_samples, 1, 4, 3)
+            samples[split] = TensorDataset(inputs, recipe.data.factor * inputs)
+        return assemble_task(
+            recipe, model, torch.nn.functional.mse_loss, [MeanSquaredError()], samples, default_collate
+        )
+
+    def build_dry(self, recipe: ToyRecipe) -> Any:
+        """Makes the layer."""
+        from smoe.experiments.dry_task import DryTask
+
+        number = recipe.data.num_samples
+        return DryTask(self.build(recipe, ()), (1, 4, 3), (1, 4, 3), number, number, "drawn for the run")
+
+    def draw(self, run: Any, options: Any) -> list[Path]:
+        """Writes the split instead of a picture."""
+        del options
+        path = run.directory.path / "picture.txt"
+        path.write_text(", ".join(run.task.splits))
+        return [path]
+
+
+TOY = ToyExperiment()
