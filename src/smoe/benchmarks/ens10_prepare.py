@@ -112,7 +112,7 @@ def main(args: list[str] | None = None) -> None:
         "the seconds are an upper bound."
     )
     command = "smoe bench ens10-prepare"
-    path = Path(__file__).parent / "results" / "ens10_prepare.md"
+    path = Path("results/bench") / "ens10_prepare.md"
     print(write_table(path, "Preparing ENS-10 at full size", command, _COLUMNS, rows, notes))
 
 

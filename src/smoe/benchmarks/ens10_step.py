@@ -114,7 +114,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=2, help="steps after one to warm up; the quickest counts")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dense", action="store_true", help="also the dense backend, which takes long and much memory")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "ens10_step.md")
+    parser.add_argument("--output", type=Path, default=Path("results/bench") / "ens10_step.md")
     parser.add_argument("--kind", choices=list(KINDS), help=argparse.SUPPRESS)
     arguments = parser.parse_args(args)
     if arguments.kind is not None:

@@ -85,7 +85,7 @@ def main(args: list[str] | None = None) -> None:
     columns += ["processor", "torch", "commit", "date"]
     print(
         write_table(
-            Path(__file__).parent / "results" / "freed_memory.md",
+            Path("results/bench") / "freed_memory.md",
             "Memory that a step frees, kept for the next",
             f"smoe bench freed-memory --steps {arguments.steps}",
             columns,

@@ -60,7 +60,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--data", type=Path, required=True, help="folder of MNIST's files")
     parser.add_argument("--images", type=int, default=1000, help="test images to score")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "grid_interpolation.md")
+    parser.add_argument("--output", type=Path, default=Path("results/bench") / "grid_interpolation.md")
     arguments = parser.parse_args(args)
     torch.set_num_threads(1)
     found = read_images("mnist", arguments.data, "test")

@@ -15,9 +15,9 @@ import torch
 
 from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.diagnostics import region_agreement, regions_of_experts
-from smoe.experiments.recipes import RECIPES
 from smoe.experiments.runs import open_run, train
 from smoe.paper.heat.pictures import learned
+from smoe.paper.heat.recipes import HEAT_RECIPES
 from smoe.paper.heat.stencil_deviation import largest_deviation
 from smoe.training.progress import BarReporter
 from smoe.training.run_directory import RunDirectory
@@ -25,7 +25,7 @@ from smoe.training.run_directory import RunDirectory
 
 def run_seed(seed: int, output_dir: Path) -> dict[str, Any]:
     """Trains one seed and compares what it learned with the truth."""
-    recipe = replace(RECIPES["heat/smoe"], seed=seed)
+    recipe = replace(HEAT_RECIPES["heat/smoe"], seed=seed)
     with BarReporter(recipe.training.monitor) as reporter:
         record = train("heat/smoe", recipe, output_dir, resume=True, reporter=reporter, notify=reporter.notify)
     region_map, stencils, routing_map, experts = learned(open_run(output_dir))

@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from heat_step import training_step
 from rich.progress import track
 
+from smoe.benchmarks.heat_step import training_step
 from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.benchmarks.timing import interleaved_medians
 from smoe.experiments.result_tables.stored_runs import RunKey
 from smoe.paper.heat.build import build_task
 from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
-from smoe.paper.heat.tables import HEAT, SMOE
+from smoe.paper.heat.tables import HEAT_TABLES, SMOE
 from smoe.training.freed_memory import keep_freed_memory
 from smoe.training.task import Task
 
@@ -38,7 +38,7 @@ def other_models() -> dict[str, HeatRecipe]:
     """The rows of the tables whose steps can differ from that of the paper's SMoE, by name."""
     found: dict[str, HeatRecipe] = {}
     for name, prefix in _PREFIXES.items():
-        for table in HEAT.select(name):
+        for table in HEAT_TABLES.select(name):
             for row in table.rows:
                 if isinstance(row.recipe, HeatRecipe) and RunKey.of(row.recipe) != RunKey.of(SMOE):
                     found[prefix + row.label] = row.recipe
@@ -91,7 +91,7 @@ def main(args: list[str] | None = None) -> None:
     columns = ["model", "ms", "SMoE, ms", "ratio", "s per epoch", "processor", "torch", "commit", "date"]
     print(
         write_table(
-            Path(__file__).parent / "results" / "heat_models.md",
+            Path("results/bench") / "heat_models.md",
             "A training step of every model of the heat tables",
             f"smoe bench heat-models --seconds {arguments.seconds:g} --threads {arguments.threads}",
             columns,

@@ -22,6 +22,7 @@ from smoe.ops.native.library import native_library
 from smoe.ops.registration import BACKEND_VARIABLE
 from smoe.paper.heat.build import build_task
 from smoe.paper.heat.recipes import HEAT_RECIPES
+from smoe.rules import EndToEnd
 from smoe.training.task import Task
 
 _STEPS_IN_A_ROW = 20
@@ -76,7 +77,7 @@ def main(args: list[str] | None = None) -> None:
 
     recipe = HEAT_RECIPES["heat/smoe"]
     small = replace(recipe, data=replace(recipe.data, num_train_runs=20))
-    plain = replace(small, routing=replace(small.routing, training_rule="end_to_end", damping=None))
+    plain = replace(small, rule=EndToEnd())
     batch_size = recipe.training.batch_size
 
     def quietly(_: str) -> None:
@@ -120,7 +121,7 @@ def main(args: list[str] | None = None) -> None:
     columns += ["processor", "torch", "commit", "date"]
     print(
         write_table(
-            Path(__file__).parent / "results" / f"heat_step_{arguments.threads}_threads.md",
+            Path("results/bench") / f"heat_step_{arguments.threads}_threads.md",
             "A training step of heat/smoe",
             f"smoe bench heat-step --threads {arguments.threads}",
             columns,

@@ -17,7 +17,6 @@ from rich.progress import track
 from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.nn import RoutedLayer
 from smoe.ops.routing_error import choice_errors, wrong_choices
-from smoe.options import RoutingTraining
 from smoe.paper.images.build import make_splits, make_task
 from smoe.paper.images.data.samples import ImageSamples
 from smoe.paper.images.model_options import (
@@ -28,6 +27,7 @@ from smoe.paper.images.model_options import (
     SpatialMoEClassifierModel,
 )
 from smoe.paper.images.recipes import ImageData, ImageRecipe
+from smoe.rules import Damping, EndToEnd, Frozen, Probing, RoutingClassification, Rule
 from smoe.training.task import Task
 
 _FILTERS = 16
@@ -41,7 +41,7 @@ class Case:
 
     label: str
     model: ImageModel
-    routing: RoutingTraining = field(default_factory=lambda: RoutingTraining(rc_weight=0.0, damping=None))
+    rule: Rule = field(default_factory=Frozen)
     optimizer: str = "adam"
     gate_lr: float = 1e-3
 
@@ -52,8 +52,7 @@ def _smoe(order: str, **options: Any) -> SpatialMoEClassifierModel:
 
 def cases() -> list[Case]:
     """All rows."""
-    undamped = RoutingTraining(error_quantile=0.7, damping=None)
-    probing = replace(undamped, training_rule="probe")
+    undamped, probing = RoutingClassification(error_quantile=0.7), Probing()
     smooth: dict[str, Any] = {"gate_init": "smooth", "correlation_length": 7.0}
     best = _smoe("index", **smooth)
     found = [
@@ -73,9 +72,9 @@ def cases() -> list[Case]:
         ),
         Case("SMoE, smooth 7 pixels, index order, q 0.7, no damping", best, undamped),
         Case("SMoE, smooth 7 pixels, index order, q 0.95, no damping", best, replace(undamped, error_quantile=0.95)),
-        Case("SMoE, smooth 7 pixels, index order, q 0.7, damping 0.1", best, replace(undamped, damping=0.1)),
-        Case("SMoE, smooth 7 pixels, index order, q 0.3, damping 0", best, RoutingTraining()),
-        Case("SMoE, smooth 7 pixels, index order, end to end", best, replace(undamped, training_rule="end_to_end")),
+        Case("SMoE, smooth 7 pixels, index order, q 0.7, damping 0.1", best, replace(undamped, damping=Damping(0.1))),
+        Case("SMoE, smooth 7 pixels, index order, q 0.3, damping 0", best, RoutingClassification.released()),
+        Case("SMoE, smooth 7 pixels, index order, end to end", best, EndToEnd()),
         Case("SMoE, smooth 7 pixels, score order, probing", _smoe("score", **smooth), probing),
         Case("SMoE, white noise, score order, probing", _smoe("score"), probing),
     ]
@@ -87,7 +86,7 @@ def cases() -> list[Case]:
 
 def measure(case: Case, samples: dict[str, ImageSamples], num_steps: int) -> dict[str, str]:
     """Trains a case and says what it reached, how far its gate moved, and what its rule took for wrong."""
-    task = make_task(ImageRecipe(model=case.model, routing=case.routing))
+    task = make_task(ImageRecipe(model=case.model, rule=case.rule))
     model = task.model
     layers = [module for module in model.modules() if isinstance(module, RoutedLayer)]
     optimizer = _make_optimizer(case, task, layers)
@@ -177,8 +176,8 @@ def _wrong_shares(task: Task, layers: list[RoutedLayer], samples: ImageSamples) 
     with torch.no_grad():
         for output, norm in zip(outputs, norms, strict=True):
             assert output.grad is not None
-            (is_wrong,) = wrong_choices(choice_errors(output.grad, 1), 0.7, (1e-5,))
-            is_active = norm(output) > 0
+            (is_wrong,) = wrong_choices(choice_errors(output.grad.flatten(2), 1), 0.7, (1e-5,))
+            is_active = norm(output).flatten(2) > 0
             for number, where in enumerate((is_active, ~is_active)):
                 counts[number] += torch.tensor([is_wrong[where].sum(), where.sum()])
     active, inactive = (100.0 * counts[:, 0] / counts[:, 1]).tolist()
@@ -191,7 +190,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of `smoe data fetch`")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "image_routing.md")
+    parser.add_argument("--output", type=Path, default=Path("results/bench") / "image_routing.md")
     arguments = parser.parse_args(args)
     torch.set_num_threads(1)
     samples = make_splits(ImageData(root=arguments.data), ("train", "validation"))

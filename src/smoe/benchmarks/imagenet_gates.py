@@ -119,7 +119,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of Fashion-MNIST's files")
     parser.add_argument("--images", type=int, default=4000)
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "imagenet_gates.md")
+    parser.add_argument("--output", type=Path, default=Path("results/bench") / "imagenet_gates.md")
     arguments = parser.parse_args(args)
     cases: list[tuple[dict[str, str], ImageNetModel, float | None]] = [
         ({"gate starts as": "no gate: ResNet", "order": "-", "gate lr": "-"}, ResNet50Model(**_SMALL), None)

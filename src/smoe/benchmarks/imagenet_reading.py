@@ -55,7 +55,7 @@ def main(args: list[str] | None = None) -> None:
     """Measures and stores."""
     parser = argparse.ArgumentParser("smoe bench imagenet-reading", description=__doc__)
     parser.add_argument("--images", type=int, default=40)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "imagenet_reading.md")
+    parser.add_argument("--output", type=Path, default=Path("results/bench") / "imagenet_reading.md")
     arguments = parser.parse_args(args)
     torch.set_num_threads(1)
     numbers = range(arguments.images)

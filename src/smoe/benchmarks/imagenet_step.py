@@ -110,7 +110,7 @@ def main(args: list[str] | None = None) -> None:
     name = f"imagenet_step_{arguments.batch_size}_of_{arguments.size}.md"
     print(
         write_table(
-            arguments.output or Path(__file__).parent / "results" / name,
+            arguments.output or Path("results/bench") / name,
             "A training step of ResNet-50 and its variants",
             f"smoe bench imagenet-step {flags}",
             columns,

@@ -20,14 +20,15 @@ from torch import nn
 from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.experiments.runs import open_run
 from smoe.nn import RoutedLayer, TensorGate
+from smoe.nn.learning.probing import ProbingLearner
 from smoe.ops.probe_routing import Challenge, at_slots, draw_challenge, exchange_scores
-from smoe.ops.top_experts import rank_experts
+from smoe.ops.top_experts import top_experts
 
 Loss = Callable[[], torch.Tensor]
 
 
 def slopes_of(layer: RoutedLayer, loss: Loss, challenge: Challenge) -> tuple[np.ndarray, np.ndarray]:
-    """First-order estimate of the change of the loss at each pixel, and the squared differences, `(H, W)` each."""
+    """First-order estimate of the change of the loss at each pixel, and the squared differences, `(P,)` each."""
     seen: dict[str, torch.Tensor] = {}
 
     def keep(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
@@ -39,12 +40,13 @@ def slopes_of(layer: RoutedLayer, loss: Loss, challenge: Challenge) -> tuple[np.
     loss().backward()
     handle.remove()
     with torch.no_grad():
-        others = layer.apply_experts(seen["input"], challenge.experts)
-        selected = layer.apply_experts(seen["input"], layer.routing().indices)
+        source = layer.prepare(seen["input"])
+        indices = layer.gate(seen["input"]).indices
+        others, selected = (layer.select(source, experts).flatten(2) for experts in (challenge.experts, indices))
         difference = others - at_slots(selected, challenge.slots, layer.expert_channels)
         error = seen["output"].grad
         assert error is not None
-        slopes = (at_slots(error, challenge.slots, layer.expert_channels) * difference).sum(dim=(0, 1))
+        slopes = (at_slots(error.flatten(2), challenge.slots, layer.expert_channels) * difference).sum(dim=(0, 1))
         return slopes.numpy(), difference.square().sum(dim=(0, 1)).numpy()
 
 
@@ -52,19 +54,25 @@ def real_changes(layer: RoutedLayer, loss: Loss, challenge: Challenge, pixels: n
     """The change of the loss when the layer exchanges its expert at one pixel, for each of `pixels`."""
     gate = layer.gate
     assert isinstance(gate, TensorGate)
-    indices = rank_experts(gate.scores, gate.num_selected)
+    indices = _ranked(gate)
     changes = []
     with torch.no_grad():
         before = float(loss())
         for pixel in pixels:
-            is_exchanged = torch.zeros(gate.spatial_shape, dtype=torch.bool)
-            is_exchanged.view(-1)[pixel] = True
+            is_exchanged = torch.zeros(indices.shape[2], dtype=torch.bool)
+            is_exchanged[pixel] = True
             # A gate of its own for this layer: the others that share it keep theirs.
-            layer.gate = copy.deepcopy(gate)
-            exchange_scores(layer.gate.scores, indices, challenge, is_exchanged)
+            changed = copy.deepcopy(gate)
+            exchange_scores(changed.scores.view(gate.num_experts, -1), indices, challenge, is_exchanged)
+            layer.gate = changed
             changes.append(float(loss()) - before)
-    layer.gate = gate
+            layer.gate = gate
     return np.array(changes)
+
+
+def _ranked(gate: TensorGate) -> torch.Tensor:
+    """The selected experts `(1, E, P)`, by descending score."""
+    return top_experts(gate.scores.detach().flatten(1)[None], gate.num_selected)
 
 
 def main(args: list[str] | None = None) -> None:
@@ -90,14 +98,15 @@ def main(args: list[str] | None = None) -> None:
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, RoutedLayer)}
     for name, layer in track(layers.items(), description="exchanging"):
         assert isinstance(layer.gate, TensorGate)
-        challenge = draw_challenge(rank_experts(layer.gate.scores, layer.num_selected), layer.num_experts, 1)
+        challenge = draw_challenge(_ranked(layer.gate), layer.num_experts, 1)
         slopes, sizes = slopes_of(layer, loss, challenge)
         pixels = rng.choice(slopes.size, arguments.swaps, replace=False)
         estimated, truth = slopes.flatten()[pixels], real_changes(layer, loss, challenge, pixels)
         # The curvature along the differences that explains the rest best.
         squares = 0.5 * sizes.flatten()[pixels]
         curvature = float(squares @ (truth - estimated) / (squares @ squares))
-        rise, size = getattr(layer, "probe_curvature", torch.zeros(2)).tolist()
+        learner = layer.learner
+        rise, size = learner.curvature.tolist() if isinstance(learner, ProbingLearner) else (0.0, 0.0)
         measured = max(rise / size, 0.0) if size > 0.0 else 0.0
         second = estimated + measured * squares
         points[name] = (estimated, truth)
@@ -112,7 +121,7 @@ def main(args: list[str] | None = None) -> None:
                 "measured in training": f"{measured:.2e}",
             }
         )
-    folder = Path(__file__).parents[1] / "results" / "probing"
+    folder = Path("results/probing")
     folder.mkdir(parents=True, exist_ok=True)
     draw(points, folder / f"{arguments.name}.png")
     notes = f"{opened.name}, {arguments.swaps} exchanges of each layer, {arguments.samples} validation samples, "

@@ -16,7 +16,7 @@ from rich.progress import track
 from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.benchmarks.timing import interleaved_medians
 from smoe.nn import SpatialMoE2d
-from smoe.options import RoutingTraining
+from smoe.rules import Frozen, Probing, RoutingClassification, Rule
 
 # A window of probing: its passes differ, so they are timed together.
 _STEPS = 8
@@ -27,27 +27,19 @@ SHAPES = {
     "64 of 128": (64, 128, 64, (28, 28), 16),
     "128 of 256": (128, 256, 128, (32, 64), 8),
 }
-RULES = {
-    "none": RoutingTraining(training_rule="none", damping=None),
-    "RC": RoutingTraining(error_quantile=0.7, damping=None),
-    "RC and damping": RoutingTraining(),
-    "probing": RoutingTraining(training_rule="probe"),
+RULES: dict[str, Rule] = {
+    "none": Frozen(),
+    "RC": RoutingClassification(error_quantile=0.7),
+    "RC and damping": RoutingClassification.released(),
+    "probing": Probing(),
 }
 
 
-def training_steps(shape: tuple[int, int, int, tuple[int, int], int], rule: RoutingTraining) -> Callable[[], None]:
+def training_steps(shape: tuple[int, int, int, tuple[int, int], int], rule: Rule) -> Callable[[], None]:
     """Eight steps of a layer: forward, mean-squared error, backward, Adam."""
     channels, num_experts, num_selected, grid, num_samples = shape
     torch.manual_seed(0)
-    layer = SpatialMoE2d(
-        channels,
-        num_experts,
-        num_selected,
-        spatial_shape=grid,
-        training_rule=rule.training_rule,
-        error_quantile=rule.error_quantile,
-        damping=rule.damping,
-    )
+    layer = SpatialMoE2d(channels, num_experts, num_selected, spatial_shape=grid, rule=rule)
     optimizer = torch.optim.Adam(layer.parameters(), lr=1e-3, fused=True)
     input = torch.randn(num_samples, channels, *grid, requires_grad=True)
     target = torch.randn(num_samples, num_selected, *grid)
@@ -82,7 +74,7 @@ def main(args: list[str] | None = None) -> None:
         )
     where = circumstances()
     notes = ", ".join(f"{key} {value}" for key, value in where.items()) + f", {arguments.threads} threads."
-    path = Path(__file__).parent / "results" / "probe_step.md"
+    path = Path("results/bench") / "probe_step.md"
     command = "smoe bench probe-step"
     print(write_table(path, "A training step by the rule of the gate", command, list(rows[0]), rows, notes))
 

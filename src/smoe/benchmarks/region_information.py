@@ -12,8 +12,7 @@ from typing import Any
 
 from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.diagnostics.routing_changes import RoutingChanges
-from smoe.experiments.build import build_task
-from smoe.experiments.recipes import to_plain
+from smoe.experiments.registry import experiment_of
 from smoe.experiments.runs import open_run
 from smoe.training.task import Task
 
@@ -31,18 +30,18 @@ def measure(path: Path) -> dict[str, Any] | None:
     end = information(run.task)
     if end is None:
         return None
-    start = information(build_task(run.recipe, (), lambda _: None))
+    start = information(experiment_of(run.recipe).build(run.recipe, (), lambda _: None))
     assert start is not None
-    plain: dict[str, Any] = to_plain(run.recipe)
-    model, routing = plain["model"], plain["routing"]
+    plain = run.recipe.plain()
+    model, damping = plain["model"], run.recipe.damping or run.recipe.rule.carried_damping
     return {
         "model": model["type"].removesuffix("Model"),
         "gate": model["gate"],
         "starts as": model["gate_init"],
         "prior": model.get("prior", "none"),
-        "rule": routing["training_rule"],
-        "quantile": routing["error_quantile"],
-        "damping": routing["damping"],
+        "rule": run.recipe.rule.name,
+        "quantile": plain["rule"].get("error_quantile", ""),
+        "damping": "none" if damping is None else damping.factor,
         "seed": plain["seed"],
         "at the start, %": f"{100 * start:.2f}",
         "at the end, %": f"{100 * end:.2f}",
@@ -57,7 +56,7 @@ def main(args: list[str] | None = None) -> None:
     arguments = parser.parse_args(args)
     rows = [row for row in map(measure, arguments.runs) if row is not None]
     notes = ", ".join(f"{key} {value}" for key, value in circumstances().items()) + "."
-    path = Path(__file__).parent / "results" / f"{arguments.name}.md"
+    path = Path("results/bench") / f"{arguments.name}.md"
     command = "smoe bench region-information RUN [RUN ...]"
     title = "What the routing says of known regions"
     print(write_table(path, title, command, list(rows[0]), rows, notes))

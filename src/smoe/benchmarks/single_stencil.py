@@ -53,7 +53,7 @@ def main(args: list[str] | None = None) -> None:
     notes = (
         f"{arguments.runs} test runs, " + ", ".join(f"{key} {value}" for key, value in circumstances().items()) + "."
     )
-    path = Path(__file__).parent / "results" / "single_stencil.md"
+    path = Path("results/bench") / "single_stencil.md"
     command = f"smoe bench single-stencil --runs {arguments.runs}"
     print(write_table(path, "One stencil for all pixels", command, list(rows[0]), rows, notes))
 

@@ -182,7 +182,7 @@ def main(args: list[str] | None = None) -> None:
     threads = f"{arguments.threads} thread{'s' if arguments.threads > 1 else ''}"
     print(
         write_table(
-            Path(__file__).parent / "results" / "weather_samples.md",
+            Path("results/bench") / "weather_samples.md",
             "Samples of a weather store beside a training step",
             "smoe bench weather-samples",
             columns,

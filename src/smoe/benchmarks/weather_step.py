@@ -72,7 +72,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dense", action="store_true", help="also the dense backend, which takes long and much memory")
     parser.add_argument("--without-wide", action="store_true", help="leave out the widest net, half of the time")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "weather_step.md")
+    parser.add_argument("--output", type=Path, default=Path("results/bench") / "weather_step.md")
     parser.add_argument("--kind", choices=list(KINDS), help=argparse.SUPPRESS)
     arguments = parser.parse_args(args)
     if arguments.kind is not None:
