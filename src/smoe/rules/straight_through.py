@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from smoe.rules.rule import Rule
+from smoe.rules.rule import Rule, check_not_negative
 
 
 @dataclass(frozen=True)
@@ -13,18 +13,23 @@ class StraightThrough(Rule):
     """The scores receive the gradient of the loss by how much of each other choice would be made.
 
     With a gate of families, all candidates of a family are compared, each with the probability that the softmax of its
-    scores gives it; the selected experts alone are computed in forward. With a gate that selects the experts with the
-    highest scores (`order="score"`), one challenger is compared with one selected expert at each pixel. Needs a gate
-    that does not look at its input. See docs/rules.md.
+    scores gives it. One expert of each family is computed in forward; in training it is drawn with noise, so that
+    candidates that are nearly as good take part, and the noise has no effect where the gate is certain. The gradient is
+    in units of its own spread: the scale of loss and data has no effect. With a gate that selects the experts with the
+    highest scores (`order="score"`), one challenger is compared with one selected expert at each pixel, without noise.
+    Needs a gate that does not look at its input. See docs/rules.md.
 
     Attributes:
         temperature: Temperature of the softmax over a family, positive.
         share: Share of the samples of a batch, in (0, 1], from which the gate learns. The other candidates are computed
-            for these samples only, which bounds the cost of a training step.
+            for these samples only, which bounds the cost of a training step. Where it is less than one sample, the gate
+            learns in some of the passes only.
+        noise: Standard deviation of the noise of the selection in training, in units of the scores; 0 for none.
     """
 
     temperature: float = 1.0
     share: float = 0.25
+    noise: float = 1.25
 
     name: ClassVar[str] = "straight_through"
     orders: ClassVar[tuple[str, ...]] = ("score", "families")
@@ -35,3 +40,4 @@ class StraightThrough(Rule):
             raise ValueError(f"temperature must be positive, got {self.temperature}")
         if not 0.0 < self.share <= 1.0:
             raise ValueError(f"share must be in (0, 1], got {self.share}")
+        check_not_negative("noise", self.noise)

@@ -181,7 +181,13 @@ class FactorisedGate(SpatialGate):
         """The products of keys and embedding."""
         del input
         values = self.embedding.values
-        return ((self.scale * self.keys) @ values.flatten(1)).unflatten(1, values.shape[1:])
+        num_pixels = values[0].numel()
+        # A step along the gradient then changes the scores alike through keys and embedding, whatever the scale and the
+        # number of pixels. It is for optimisers such as SGD; those that divide by the size of the gradient, as Adam
+        # does, are not affected.
+        keys = _ScaledGradient.apply(self.keys, 1.0 / (self.scale**2 * num_pixels))
+        pixels = _ScaledGradient.apply(values, 1.0 / self.scale**2)
+        return ((self.scale * keys) @ pixels.flatten(1)).unflatten(1, values.shape[1:])
 
     def score_sources(self) -> tuple[torch.Tensor, ...]:
         """Keys and embedding."""
@@ -190,3 +196,16 @@ class FactorisedGate(SpatialGate):
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""
         return f"{super().extra_repr()}, rank={self.keys.shape[1]}, scale={self.scale:g}"
+
+
+class _ScaledGradient(torch.autograd.Function):
+    """Returns its input; in backward, multiplies the gradient by a factor."""
+
+    @staticmethod
+    def forward(ctx, values, factor):
+        ctx.factor = factor
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        return grad_outputs[0] * ctx.factor, None

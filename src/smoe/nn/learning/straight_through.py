@@ -1,4 +1,4 @@
-"""The straight-through rule: the gate's scores receive the gradient of choosing other experts.
+"""The straight-through rule: the scores of the gate receive the gradient of choosing other experts.
 
 To first order, serving a pixel by another expert changes the loss by the error signal times the difference of the
 outputs. That is the derivative of the loss by how much of the exchange is made. (The paper's end-to-end variant gives
@@ -12,8 +12,9 @@ import torch
 from smoe.nn.learning.end_to_end import count_nonfinite
 from smoe.nn.learning.learner import Learner, Setting, Step
 from smoe.nn.learning.probing import check_exchangeable
-from smoe.ops.families import family_gradient
+from smoe.ops.families import family_gradient, sample_families
 from smoe.ops.probe_routing import at_slots, draw_challenge, observe
+from smoe.ops.routing import Routing
 from smoe.ops.train_routing import train_routing
 from smoe.rules import StraightThrough
 
@@ -24,9 +25,9 @@ class StraightThroughLearner(Learner):
     rule: StraightThrough
 
     def __init__(self, rule: StraightThrough, setting: Setting) -> None:
-        # The number of backward passes decides who is tried, where there are no families.
+        # The number of backward passes decides which experts are tried, or, with families, whether the gate learns.
         is_pairwise = setting.gate.order != "families"
-        super().__init__(rule, setting, *(("num_trials",) if is_pairwise else ()))
+        super().__init__(rule, setting, "num_trials" if is_pairwise else "num_passes")
         if is_pairwise:
             check_exchangeable(rule, setting, needs_order="score")
         elif setting.gate.looks_at_input:
@@ -38,17 +39,27 @@ class StraightThroughLearner(Learner):
     def output(self, step: Step) -> torch.Tensor:
         """The selected experts' outputs; in backward, the scores receive the gradient of other choices."""
         step.gate.refuse_memory(self.rule)
+        has_choice = step.gate.num_selected < step.gate.num_experts and step.routing.scores.requires_grad
+        if has_choice and step.gate.order == "families" and self.rule.noise > 0.0:
+            step = step._replace(routing=self._draw(step.routing))
         selected = train_routing(
             *(step.weighed(step.select(step.source, step.routing.indices)), step.routing),
             expert_channels=step.expert_channels,
             signal=step.signal,
             damping=step.damping,
         )
-        if step.gate.num_selected == step.gate.num_experts or not step.routing.scores.requires_grad:
+        if not has_choice:
             return selected
         if step.gate.order == "families":
-            return _Families.apply(selected, step.routing.scores, step.source, step, self.rule)  # type: ignore[return-value]
+            return _Families.apply(selected, step.routing.scores, step.source, step, self)  # type: ignore[return-value]
         return self._exchange(step, selected)
+
+    def _draw(self, routing: Routing) -> Routing:
+        """The routing with an expert of each family drawn by the scores with noise."""
+        # From the generator of the device, so that a pass that is computed again draws the same.
+        seed = torch.randint(2**31 - 1, (), device=routing.scores.device)
+        indices = sample_families(routing.scores, routing.indices.shape[1], seed, self.rule.noise)
+        return routing._replace(indices=indices)
 
     @torch.compiler.disable  # what it tries depends on a counter
     def _exchange(self, step: Step, selected: torch.Tensor) -> torch.Tensor:
@@ -63,27 +74,38 @@ class StraightThroughLearner(Learner):
 
 class _Families(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, selected, scores, source, step, rule):
+    def forward(ctx, selected, scores, source, step, learner):
         # Samples at equal distances; the source is saved by the experts too, so that this takes no memory.
-        ctx.every = max(1, round(1.0 / rule.share))
+        ctx.every = max(1, round(1.0 / learner.rule.share))
         ctx.save_for_backward(scores, step.routing.indices, source[:: ctx.every])
-        ctx.step, ctx.rule = step._replace(source=None, routing=None), rule
+        ctx.step, ctx.learner = step._replace(source=None, routing=None), learner
         return selected.detach()
 
     @staticmethod
     def backward(ctx, *grad_outputs):
         (error,) = grad_outputs
         scores, indices, source = ctx.saved_tensors
-        step, part = ctx.step, error[:: ctx.every]
-        # An estimate from some of the samples, in the size of one from all of them.
-        factor = len(error) / max(1, len(part))
+        if not _is_due(ctx.learner, len(error)):
+            return error, torch.zeros_like(scores), None, None, None
+        step, temperature, part = ctx.step, ctx.learner.rule.temperature, error[:: ctx.every]
         products = step.candidate_products(source, part)
         if step.weighted:
-            gradient = _weighted_gradient(scores, indices, products, ctx.rule.temperature)
+            # An estimate from some of the samples, in the size of one from all of them.
+            gradient = _weighted_gradient(scores, indices, products, temperature) * (len(error) / max(1, len(part)))
         else:
-            gradient = family_gradient(scores, products, indices.shape[1], ctx.rule.temperature)
-        gradient = count_nonfinite(gradient.to(scores.dtype) * factor, step.signal.num_nonfinite)
-        return error, gradient, None, None, None
+            gradient = family_gradient(scores, products, indices.shape[1], temperature, is_relative=True)
+            # A loss scaler divides all gradients by its factor.
+            gradient = gradient * step.signal.loss_scale.to(gradient.dtype)
+        return error, count_nonfinite(gradient.to(scores.dtype), step.signal.num_nonfinite), None, None, None
+
+
+def _is_due(learner: StraightThroughLearner, num_samples: int) -> bool:
+    """Whether the gate learns in this pass: in each, unless the share of the batch is less than one sample."""
+    period = max(1, round(1.0 / (learner.rule.share * max(1, num_samples))))
+    if period == 1:
+        return True
+    learner.counters["num_passes"] += 1
+    return learner.counters["num_passes"] % period == 1
 
 
 def _weighted_gradient(

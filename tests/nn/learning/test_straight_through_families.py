@@ -1,0 +1,251 @@
+"""The straight-through gradient over families, against loops over experts, samples and pixels."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import smoe
+from smoe.nn.gates.factorised import FactorisedGate
+from smoe.ops.families import family_sizes
+from smoe.rules import StraightThrough
+
+GRID = (5, 6)
+
+
+def make_layer(num_experts: int, num_selected: int, *, seed: int = 0, **options) -> smoe.SpatialMoE2d:
+    """A layer whose experts differ, in float64."""
+    torch.manual_seed(seed)
+    rule = options.pop("rule", StraightThrough(share=1.0))
+    gate = options.pop("gate", None) or smoe.TensorGate(num_experts, num_selected, GRID, order="families")
+    layer = smoe.SpatialMoE2d(2, num_experts, num_selected, gate=gate, rule=rule, **options).double()
+    nn.init.normal_(layer.weight)
+    if layer.bias is not None:
+        nn.init.normal_(layer.bias)
+    return layer
+
+
+def expected_gradient(
+    layer: smoe.SpatialMoE2d, input: torch.Tensor, error: torch.Tensor, samples: list[int], *, is_relative: bool = True
+) -> torch.Tensor:
+    """The gradient of the scores `(X, P)` for an error `(B, E * F, P)`."""
+    F_ = layer.expert_channels
+    bias = layer.bias if layer.bias_owner == "expert" else None
+    outputs = F.conv2d(input, layer.weight, bias, padding=1).flatten(2).detach()
+    scores = layer.gate(None).scores[0].detach()
+    products = torch.zeros_like(scores)
+    spread, gradient, start = 0.0, torch.zeros_like(scores), 0
+    sizes = family_sizes(layer.num_experts, layer.num_selected)
+    for slot, size in enumerate(sizes):
+        for expert in range(start, start + size):
+            for sample in samples:
+                for channel in range(F_):
+                    products[expert] += error[sample, slot * F_ + channel] * outputs[sample, expert * F_ + channel]
+        own = products[start : start + size]
+        spread += float((own - own.mean(dim=0)).square().sum())
+        start += size
+    unit = (spread / scores.numel()) ** 0.5 if is_relative else 1.0
+    start = 0
+    for size in sizes:
+        for pixel in range(scores.shape[1]):
+            weights = [float(torch.exp(scores[expert, pixel])) for expert in range(start, start + size)]
+            own = [float(products[expert, pixel]) / unit for expert in range(start, start + size)]
+            probability = [weight / sum(weights) for weight in weights]
+            mean = sum(p * d for p, d in zip(probability, own, strict=True))
+            for place in range(size):
+                gradient[start + place, pixel] = probability[place] * (own[place] - mean)
+        start += size
+    return gradient
+
+
+@pytest.mark.parametrize(("num_experts", "num_selected"), [(3, 1), (4, 2), (7, 3), (8, 2)])
+@pytest.mark.parametrize("expert_channels", [1, 2])
+@pytest.mark.parametrize("bias", [False, "expert", "slot"])
+def test_the_gradient_of_the_scores(num_experts: int, num_selected: int, expert_channels: int, bias) -> None:
+    layer = make_layer(num_experts, num_selected, expert_channels=expert_channels, bias=bias)
+    input = torch.randn(3, 2, *GRID).double()
+    error = torch.randn(3, layer.out_channels, 30).double()
+    layer(input).flatten(2).backward(error)
+    found = layer.gate.get_parameter("scores").grad
+    assert found is not None
+    torch.testing.assert_close(found.flatten(1), expected_gradient(layer, input, error, [0, 1, 2]))
+
+
+def test_a_share_of_the_samples_at_equal_distances() -> None:
+    layer = make_layer(6, 3, rule=StraightThrough(share=0.5))
+    input, error = torch.randn(5, 2, *GRID).double(), torch.randn(5, 3, 30).double()
+    layer(input).flatten(2).backward(error)
+    found = layer.gate.get_parameter("scores").grad
+    assert found is not None
+    torch.testing.assert_close(found.flatten(1), expected_gradient(layer, input, error, [0, 2, 4]))
+
+
+def test_the_experts_learn_where_they_were_drawn() -> None:
+    layer = make_layer(6, 3)
+    other = copy.deepcopy(layer)
+    input, error = torch.randn(3, 2, *GRID).double(), torch.randn(3, 3, *GRID).double()
+    torch.manual_seed(5)
+    output = layer(input)
+    torch.manual_seed(5)
+    again = layer(input)
+    assert torch.equal(output, again)
+    # The drawn experts are found by their outputs.
+    everywhere = F.conv2d(input, layer.weight, layer.bias, padding=1).unflatten(1, (3, 2))
+    chosen = (everywhere - output.unsqueeze(2)).abs().amin(dim=0).argmin(dim=1) + 2 * torch.arange(3)[:, None, None]
+    assert not torch.equal(chosen, layer.routing().indices)
+    output.backward(error)
+    other.rule = "frozen"
+    with torch.no_grad():
+        other.gate.get_parameter("scores").zero_().scatter_(0, chosen, 1.0)
+    other(input).backward(error)
+    torch.testing.assert_close(layer.weight.grad, other.weight.grad)
+    torch.testing.assert_close(layer.bias.grad, other.bias.grad)
+    layer.eval()
+    with torch.no_grad():
+        layer.gate.get_parameter("scores").copy_(other.gate.get_parameter("scores"))
+    assert torch.equal(layer(input), other.eval()(input))
+
+
+def test_without_noise_the_best_are_selected_in_training() -> None:
+    layer = make_layer(6, 3, rule=StraightThrough(noise=0.0))
+    input = torch.randn(2, 2, *GRID).double()
+    trained = layer(input)
+    assert torch.equal(trained, layer.eval()(input))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_the_scale_of_the_loss_has_no_effect(scale: float) -> None:
+    gradients = []
+    for factor in (1.0, scale):
+        layer = make_layer(6, 3).float()
+        torch.manual_seed(3)
+        (factor * layer(torch.randn(4, 2, *GRID)).square().mean()).backward()
+        gradients.append(layer.gate.get_parameter("scores").grad)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-6)
+
+
+def test_a_tracked_loss_scale_stays_in_the_gradient() -> None:
+    gradients = []
+    for factor in (1.0, 1024.0):
+        layer = make_layer(6, 3)
+        torch.manual_seed(3)
+        loss = layer(torch.randn(4, 2, *GRID).double()).square().mean()
+        scaled = smoe.track_loss_scale(loss, layer) * factor
+        layer.signal.set_loss_scale(factor)
+        scaled.backward()
+        gradient = layer.gate.get_parameter("scores").grad
+        assert gradient is not None
+        gradients.append(gradient / factor)
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_weights_receive_the_gradient_of_choice_and_factor() -> None:
+    layer = make_layer(4, 2, weighted=True, bias=False, rule=StraightThrough(share=1.0, noise=0.0))
+    input, error = torch.randn(3, 2, *GRID).double(), torch.randn(3, 2, 30).double()
+    layer(input).flatten(2).backward(error)
+    outputs = F.conv2d(input, layer.weight, padding=1).flatten(2).detach()
+    scores = layer.gate(None).scores[0].detach().requires_grad_()
+    value = torch.zeros((), dtype=torch.float64)
+    for slot in range(2):
+        own = slice(2 * slot, 2 * slot + 2)
+        products = (error[:, slot, None] * outputs[:, own]).sum(dim=0)
+        choice = (scores[own].softmax(dim=0) * (products * scores[own]).detach()).sum()
+        chosen = scores[own].argmax(dim=0, keepdim=True)
+        value = value + choice + (scores[own].gather(0, chosen) * products.gather(0, chosen)).sum()
+    (expected,) = torch.autograd.grad(value, scores)
+    found = layer.gate.get_parameter("scores").grad
+    assert found is not None
+    torch.testing.assert_close(found.flatten(1), expected)
+
+
+def test_layers_that_share_a_gate_add_their_gradients() -> None:
+    gate = smoe.TensorGate(4, 2, GRID, order="families").double()
+    layers = [make_layer(4, 2, gate=gate, seed=seed) for seed in (1, 2)]
+    inputs = [torch.randn(2, 2, *GRID).double() for _ in layers]
+    errors = [torch.randn(2, 2, 30).double() for _ in layers]
+    expected = sum(
+        expected_gradient(layer, input, error, [0, 1])
+        for layer, input, error in zip(layers, inputs, errors, strict=True)
+    )
+    for layer, input, error in zip(layers, inputs, errors, strict=True):
+        layer(input).flatten(2).backward(error)
+    assert gate.scores.grad is not None
+    torch.testing.assert_close(gate.scores.grad.flatten(1), expected)
+
+
+def test_one_sample_is_enough_in_every_fourth_pass() -> None:
+    layer = make_layer(4, 2, rule=StraightThrough(share=0.25))
+    learned = []
+    for _ in range(9):
+        layer.zero_grad()
+        layer(torch.randn(1, 2, *GRID).double()).square().sum().backward()
+        gradient = layer.gate.get_parameter("scores").grad
+        assert gradient is not None
+        learned.append(bool((gradient != 0.0).any()))
+    assert learned == [True, False, False, False, True, False, False, False, True]
+
+
+def test_a_pass_that_is_computed_again_draws_the_same() -> None:
+    gradients = []
+    for is_checkpointed in (False, True):
+        layer = make_layer(6, 3)
+        input = torch.randn(4, 2, *GRID).double().requires_grad_()
+        torch.manual_seed(9)
+        output = checkpoint(layer, input, use_reentrant=False) if is_checkpointed else layer(input)
+        output.square().sum().backward()
+        gradients.append([parameter.grad for parameter in layer.parameters()])
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, again)
+
+
+def test_an_error_that_is_not_finite_moves_nothing_and_is_counted() -> None:
+    layer = make_layer(4, 2)
+    (layer(torch.randn(4, 2, *GRID).double()) * torch.nan).sum().backward()
+    assert int(layer.num_nonfinite_errors) == 1
+    gradient = layer.gate.get_parameter("scores").grad
+    assert gradient is not None
+    assert (gradient == 0.0).all()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
+def test_a_gate_finds_the_regions(optimizer: type[torch.optim.Optimizer]) -> None:
+    torch.manual_seed(0)
+    truth = torch.zeros(GRID, dtype=torch.int64)
+    truth[:, 3:] = 1
+    layer = smoe.SpatialMoE2d(2, 4, 2, gate=FactorisedGate(4, 2, GRID), rule=StraightThrough(share=1.0), bias=False)
+    teacher = torch.randn(4, 2, 3, 3)
+    steps = optimizer(layer.parameters(), lr=0.02 if optimizer is torch.optim.Adam else 0.1)  # type: ignore[call-arg]
+    for _ in range(400):
+        input = torch.randn(16, 2, *GRID)
+        outputs = F.conv2d(input, teacher, padding=1).unflatten(1, (2, 2))
+        target = outputs.gather(2, truth.expand(16, 2, 1, *GRID)).squeeze(2)
+        loss = F.mse_loss(layer(input), target)
+        steps.zero_grad()
+        loss.backward()
+        steps.step()
+    indices = layer.routing().indices
+    for slot in range(2):
+        is_second = indices[slot] == 2 * slot + 1
+        num_right = int((is_second == truth.bool()).sum())
+        assert max(num_right, 30 - num_right) >= 28
+
+
+def test_freezing_ends_the_learning() -> None:
+    layer = make_layer(4, 2)
+    layer.rule = "frozen"
+    before = layer.gate.get_parameter("scores").clone()
+    optimizer = torch.optim.Adam(layer.parameters(), lr=1.0)
+    layer(torch.randn(2, 2, *GRID).double()).square().sum().backward()
+    optimizer.step()
+    assert torch.equal(layer.gate.get_parameter("scores"), before)
+
+
+def test_a_gate_that_looks_at_its_input_is_refused() -> None:
+    gate = smoe.ConvGate(2, 4, 2, order="families")
+    with pytest.raises(ValueError, match="does not look at its input, got ConvGate"):
+        smoe.SpatialMoE2d(2, 4, 2, gate=gate, rule="straight_through")

@@ -1,0 +1,131 @@
+"""Families of experts against definitions written as loops."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from smoe.ops.families import family_gradient, family_sizes, sample_families, slot_products
+
+SIZES = [(6, 3), (7, 3), (5, 1), (4, 4), (11, 4), (256, 128)]
+
+
+def members(num_experts: int, num_families: int) -> list[range]:
+    """Experts of each family."""
+    families, start = [], 0
+    for size in family_sizes(num_experts, num_families):
+        families.append(range(start, start + size))
+        start += size
+    return families
+
+
+def byte_sum(seed: int, place: int) -> int:
+    """The noise of one score, in units of bytes."""
+
+    def scramble(bits: int) -> int:
+        bits ^= bits >> 16
+        bits = bits * 0x7FEB352D & 0xFFFFFFFF
+        bits ^= bits >> 15
+        bits = bits * 0x846CA68B & 0xFFFFFFFF
+        return bits ^ (bits >> 16)
+
+    bits = scramble((place * 0x9E3779B9 + scramble(seed & 0xFFFFFFFF)) & 0xFFFFFFFF)
+    return sum(bits.to_bytes(4, "little")) - 510
+
+
+@pytest.mark.parametrize(("num_experts", "num_families"), SIZES[:-1])
+@pytest.mark.parametrize("num_pixels", [1, 19, 33])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sample_is_the_best_of_each_family_after_noise(
+    num_experts: int, num_families: int, num_pixels: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(1, num_experts, num_pixels, dtype=dtype)
+    seed, noise = torch.tensor(2**35 + 77), 1.3
+    expected = torch.empty(1, num_families, num_pixels, dtype=torch.int32)
+    factor = noise / math.sqrt(4 * (256**2 - 1) / 12)
+    for pixel in range(num_pixels):
+        for slot, family in enumerate(members(num_experts, num_families)):
+            noisy = {
+                expert: float(scores[0, expert, pixel]) + factor * byte_sum(int(seed), expert * num_pixels + pixel)
+                for expert in family
+            }
+            expected[0, slot, pixel] = max(noisy, key=lambda expert: noisy[expert])
+    assert torch.equal(sample_families(scores, num_families, seed, noise), expected)
+
+
+def test_noise_has_its_standard_deviation_and_no_effect_where_a_lead_is_large() -> None:
+    scores = torch.zeros(1, 2, 4000)
+    scores[0, 1] = 1.0
+    chosen = torch.stack([sample_families(scores, 1, torch.tensor(seed), 1.0) for seed in range(50)])
+    # The difference of two scores has the standard deviation sqrt(2): Phi(1 / sqrt(2)) = 0.760.
+    assert float(chosen.float().mean()) == pytest.approx(0.760, abs=0.01)
+    # No pixel has a preference of its own, and no pass.
+    assert float(chosen.float().mean(dim=0).std()) == pytest.approx(math.sqrt(0.76 * 0.24 / 50), rel=0.1)
+    scores[0, 1] = 7.0
+    assert (sample_families(scores, 1, torch.tensor(3), 1.0) == 1).all()
+    scores[0, 1] = 1e-3
+    assert (sample_families(scores, 1, torch.tensor(3), 0.0) == 1).all()
+
+
+def test_a_score_that_is_not_finite_is_refused() -> None:
+    scores = torch.zeros(1, 4, 5)
+    scores[0, 2, 3] = torch.nan
+    with pytest.raises(ValueError, match="expert 2 at pixel 3"):
+        sample_families(scores, 2, torch.tensor(0), 1.0)
+
+
+def test_the_operator_passes_the_checks_of_torch() -> None:
+    torch.library.opcheck(torch.ops.smoe.sample_families.default, (torch.randn(1, 7, 9), 3, torch.tensor(5), 0.01))
+
+
+@pytest.mark.parametrize(("num_experts", "num_families"), SIZES)
+@pytest.mark.parametrize("temperature", [1.0, 0.2])
+def test_the_gradient_is_that_of_a_softmax_that_mixes_the_outputs(
+    num_experts: int, num_families: int, temperature: float
+) -> None:
+    torch.manual_seed(1)
+    scores = (4.0 * torch.randn(1, num_experts, 5, dtype=torch.float64)).requires_grad_()
+    products = torch.randn(1, num_experts, 5, dtype=torch.float64)
+    value = torch.zeros((), dtype=torch.float64)
+    for family in members(num_experts, num_families):
+        own = slice(family.start, family.stop)
+        value = value + ((scores[0, own] / temperature).softmax(dim=0) * products[0, own]).sum()
+    (expected,) = torch.autograd.grad(value, scores)
+    torch.testing.assert_close(family_gradient(scores.detach(), products, num_families, temperature), expected)
+    # A number for each family and pixel has no effect.
+    shift = torch.cat([torch.randn(1, 5).expand(len(family), 5) for family in members(num_experts, num_families)])
+    shifted = family_gradient(scores.detach(), products + shift[None], num_families, temperature)
+    torch.testing.assert_close(shifted, expected)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e12])
+@pytest.mark.parametrize(("num_experts", "num_families"), [(6, 3), (7, 3)])
+def test_a_relative_gradient_has_no_scale(num_experts: int, num_families: int, scale: float) -> None:
+    torch.manual_seed(2)
+    scores, products = torch.randn(1, num_experts, 40), torch.randn(1, num_experts, 40)
+    deviation = torch.cat(
+        [part - part.mean(dim=0) for part in products[0].split(family_sizes(num_experts, num_families))]
+    )
+    expected = family_gradient(scores, products, num_families) / deviation.square().mean().sqrt()
+    found = family_gradient(scores, products * scale, num_families, is_relative=True)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_equal_candidates_receive_nothing() -> None:
+    scores = torch.randn(1, 6, 4)
+    assert (family_gradient(scores, torch.zeros(1, 6, 4), 3, is_relative=True) == 0.0).all()
+
+
+@pytest.mark.parametrize("expert_channels", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_are_sums_over_samples_and_outputs(expert_channels: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    error, outputs = (torch.randn(3, 2 * expert_channels, 5).to(dtype) for _ in range(2))
+    expected = torch.zeros(2, 5)
+    for sample in range(3):
+        for channel in range(2 * expert_channels):
+            expected[channel // expert_channels] += error[sample, channel].float() * outputs[sample, channel].float()
+    torch.testing.assert_close(slot_products(error, outputs, expert_channels), expected)
