@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from smoe.regression.routing_map import routing_map
 from smoe.regression.scores import ScoreTable
 from smoe.regression.scoring import score_samples
 from smoe.training.progress import BarReporter, Reporter
+from smoe.training.tracking import TrackedReporter
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -159,8 +161,10 @@ class GridRegressor:
         plain = None
         recipe = {"options": asdict(options), "inputs": [c.name for c in prepared.inputs.channels]}
         records = {}
-        with reporter:
+        with reporter, ExitStack() as closing:
             logged = self._tracked(reporter, folder)
+            if isinstance(logged, TrackedReporter):
+                closing.callback(logged.finish)
             records["model"] = train_net(
                 net, prepared.splits, objective, options, reporter=logged, recipe=recipe,
                 run_dir=None if folder is None else folder / "training", resume=resume,
@@ -285,8 +289,6 @@ class GridRegressor:
     def _tracked(self, reporter: Reporter, folder: Path | None) -> Reporter:
         if self.options.log_with is None:
             return reporter
-        from smoe.training.tracking import TrackedReporter
-
         return TrackedReporter(reporter, self.options.log_with, folder or Path("smoe-logs"), asdict(self.options))
 
     def __repr__(self) -> str:

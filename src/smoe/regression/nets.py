@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,8 +57,6 @@ class SummedExperts(nn.Module):
             expert_channels=shape.out_channels,
             spatial_shape=shape.grid,
             padding_mode=shape.padding_mode,
-            bias=True,
-            **layer_options(),
         )
         with torch.no_grad():
             self.layer.weight.mul_(_START)
@@ -145,11 +142,6 @@ class Regression(nn.Module):
         return output + self.start.to(output.dtype)
 
 
-def layer_options() -> dict[str, Any]:
-    """Options of all SMoE layers that differ from the defaults."""
-    return {"rule": "straight_through", "order": "families"}
-
-
 def make_net(
     name: NetName, shape: NetShape, *, filters: int, num_blocks: int, num_experts: float, local_affine: bool
 ) -> Regression:
@@ -159,7 +151,7 @@ def make_net(
         return Regression(SummedExperts(shape, filters, experts), shape, local_affine=local_affine)
     plain = _make_plain(name, shape, filters, num_blocks)
     example = torch.zeros(2, shape.in_channels, *shape.grid)
-    net = convert(plain, example_input=example, num_experts=num_experts, start="filters", **layer_options())
+    net = convert(plain, example_input=example, num_experts=num_experts)
     return Regression(net, shape, local_affine=local_affine)
 
 

@@ -60,7 +60,7 @@ class RegressorOptions:
 
     lead: str | None = None
     net: NetName = "resnet"
-    filters: int = 16
+    filters: int = 8
     num_blocks: int = 2
     num_experts: float = 4.0
     local_affine: bool = True
@@ -71,10 +71,10 @@ class RegressorOptions:
     area_weights: bool = True
     missing: Missing = "refuse"
     regrid: bool = False
-    learning_rate: float = 3e-3
+    learning_rate: float = 5e-3
     batch_size: int = 16
-    max_epochs: int = 60
-    patience: int = 10
+    max_epochs: int = 40
+    patience: int = 6
     validation_share: float = 0.2
     compare: Literal["auto", "yes", "no"] = "auto"
     max_memory_gb: float | None = None
