@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -55,7 +56,7 @@ class ToyExperiment(Experiment):
 
     name: ClassVar[str] = "toy"
     recipe_type = ToyRecipe
-    recipes: ClassVar[dict[str, Recipe]] = {"toy/smoe": ToyRecipe()}
+    recipes: ClassVar[Mapping[str, Recipe]] = {"toy/smoe": ToyRecipe()}
     tables: ClassVar[TableSet] = TableSet(
         "toy",
         (ShownMetric("mse", decimals=3),),

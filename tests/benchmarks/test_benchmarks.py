@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from smoe.benchmarks import layer, local, memory
+from smoe.benchmarks import local, memory
+from smoe.benchmarks.registry import BENCHMARKS
 from smoe.benchmarks.stored_table import write_table
 from smoe.benchmarks.timing import interleaved_medians
 from smoe.cli.main import main
@@ -21,6 +22,8 @@ def test_backends_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_layer_is_measured_and_stored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from smoe.benchmarks import layer
+
     monkeypatch.setattr(layer, "CONFIGURATIONS", {"tiny": layer.Configuration(2, 3, 4, 2, 5, 6)})
     table = tmp_path / "layer.md"
     assert main(["bench", "layer", "tiny", "--output", str(table), "--seconds", "0.01"]) == 0
@@ -51,6 +54,52 @@ def test_a_table_is_markdown_with_its_command(tmp_path: Path) -> None:
     text = write_table(tmp_path / "t.md", "Title", "make it", ["x"], [{"x": 1, "hidden": 2}], "A note.")
     assert text == "# Title\n\nMade by `make it`.\n\n| x |\n|---|\n| 1 |\n\nA note.\n"
     assert (tmp_path / "t.jsonl").read_text() == '{"x": 1, "hidden": 2}\n'
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_is_found_by_name_and_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["bench", name, "--help"])
+    except SystemExit as stop:
+        code = stop.code
+    assert code in (0, None)
+    assert f"smoe bench {name}" in capsys.readouterr().out
+
+
+def test_an_unknown_benchmark_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "layr"]) == 2
+    assert "smoe bench has no 'layr'; did you mean 'layer'?" in capsys.readouterr().err
+
+
+def test_a_step_by_each_rule_is_measured_and_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from smoe.benchmarks import probe_step
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(probe_step, "SHAPES", {"tiny": (2, 4, 2, (5, 4), 3)})
+    assert main(["bench", "probe-step", "--seconds", "0.01"]) == 0
+    text = Path("results/bench/probe_step.md").read_text()
+    assert text in capsys.readouterr().out and "| tiny |" in text
+
+
+def test_trained_gates_are_asked_about_regions_and_probing_about_its_estimates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ["--data.spatial-shape", "6", "5", "--data.num-steps", "10", "--data.num-train-runs", "40"]
+    flags += ["--data.num-validation-runs", "1", "--data.num-test-runs", "1", "--training.max-epochs", "1"]
+    assert main(["train", "heat/smoe-probe", *flags, "--training.device", "cpu", "--output-dir", "run"]) == 0
+    capsys.readouterr()
+    assert main(["bench", "region-information", "run"]) == 0
+    assert "| SpatialMoE | tensor | kaiming | none | probe |  | none | 0 |" in capsys.readouterr().out
+    assert main(["bench", "probe-estimates", "run", "--swaps", "6", "--samples", "4"]) == 0
+    row = next(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("| layer | ") and "order" not in line
+    )
+    # One layer and the mean squared error of 4 x 30 numbers: half the second derivative is 1 / 120 for each of them,
+    # and the estimate with it is exact.
+    assert f"{2 / 120:.2e}" in row
 
 
 needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peaks are read from /proc")

@@ -26,8 +26,8 @@ _KEPT = "kept"
 def measure(recipe_name: str, num_steps: int, *, is_kept: bool) -> dict[str, float]:
     """Milliseconds, page faults and peak of a recipe's steps on one thread."""
     import torch
-    from heat_step import training_step
 
+    from smoe.benchmarks.heat_step import training_step
     from smoe.paper.heat.build import build_task
     from smoe.paper.heat.recipes import HEAT_RECIPES
     from smoe.training.freed_memory import keep_freed_memory

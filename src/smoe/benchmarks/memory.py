@@ -63,6 +63,7 @@ def step_peak(way: str, shape: tuple[int, ...]) -> dict[str, float]:
 
     import smoe
     from smoe.ops import routed_conv2d
+    from smoe.rules import RoutingClassification
 
     B, C, X, E, H, W = shape
     torch.set_num_threads(1)
@@ -77,7 +78,7 @@ def step_peak(way: str, shape: tuple[int, ...]) -> dict[str, float]:
     if way == "conv2d":
         layer = torch.nn.Conv2d(C, E, 3, padding=1, bias=False)
     elif way == "trained":
-        layer = smoe.SpatialMoE2d(C, X, E, spatial_shape=(H, W))
+        layer = smoe.SpatialMoE2d(C, X, E, spatial_shape=(H, W), rule=RoutingClassification.released())
         scores_size = 4 * X * H * W / 1e6
     else:
         layer = torch.nn.Conv2d(C, X, 3, padding=1, bias=False)
@@ -85,7 +86,11 @@ def step_peak(way: str, shape: tuple[int, ...]) -> dict[str, float]:
             indices[:, row] = torch.randn(X, W).topk(E, dim=0).indices
 
     def convolve() -> torch.Tensor:
-        return routed_conv2d(input, layer.weight, indices, check_indices=False) if way == "routed" else layer(input)
+        return (
+            routed_conv2d(input, layer.weight, indices.flatten(1)[None], check_indices=False)
+            if way == "routed"
+            else layer(input)
+        )
 
     peak, without_gate = 0.0, 0.0
 

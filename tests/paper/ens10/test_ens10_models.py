@@ -51,7 +51,7 @@ def test_gates_are_shared_by_grid_and_bank_but_not_across_the_trunks() -> None:
     assert len(layers) == 12
     assert {trunk(name) for name in layers} == {"encoder", "decoder"}
     assert all(layer.num_experts == 4 * layer.num_selected and layer.bias is not None for layer in layers.values())
-    gates: dict[int, set[tuple[str, tuple[int, int] | None, int]]] = {}
+    gates: dict[int, set[tuple[str, tuple[int, ...] | None, int]]] = {}
     for name, layer in layers.items():
         gates.setdefault(id(layer.gate), set()).add((trunk(name), layer.gate.spatial_shape, layer.num_experts))
     # Each gate has one trunk, grid and bank, and each of these one gate: three in the encoder, five in the decoder.

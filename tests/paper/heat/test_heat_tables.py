@@ -31,7 +31,9 @@ def quietly(_: str) -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_takes_a_step(name: str) -> None:
-    task = build_task(replace(ROWS[name].recipe, data=TINY), splits=("train",), notify=quietly)
+    recipe = ROWS[name].recipe
+    assert isinstance(recipe, HeatRecipe)
+    task = build_task(replace(recipe, data=TINY), splits=("train",), notify=quietly)
     input, target = task.splits["train"].__getitems__(list(range(8)))  # type: ignore[attr-defined]
     learning = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
     before = [parameter.detach().clone() for parameter in learning]

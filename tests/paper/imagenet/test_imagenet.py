@@ -223,6 +223,7 @@ def test_recipes_are_the_published_one() -> None:
         8192, 128, 600, 5, 0.01,
     )  # fmt: skip
     assert (plan.schedule, plan.average_every, plan.average_decay) == ("cosine", 32, 0.99998)
+    assert isinstance(options, SgdMomentum)
     assert (options.lr, options.momentum, options.weight_decay) == (0.5, 0.9, 2e-5)
     assert (recipe.label_smoothing, recipe.data.train_size, recipe.data.resize, recipe.data.crop) == (
         0.1,
