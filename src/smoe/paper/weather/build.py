@@ -26,7 +26,7 @@ def build_task(recipe: WeatherRecipe, splits: tuple[str, ...] = SPLITS, notify: 
     Args:
         recipe: Recipe to train.
         splits: Data to open.
-        notify: Receives messages about years that are missing.
+        notify: Receives messages about missing years.
     """
     store = open_store(recipe.data)
     samples = {split: make_split(recipe, store, split, notify) for split in splits}
@@ -39,13 +39,13 @@ def make_task(
     samples: Mapping[str, WeatherSamples] | None = None,
     scores: Sequence[Metric] = (),
 ) -> Task:
-    """The task of a recipe in a setting.
+    """Returns the task of a recipe in a setting.
 
     Args:
-        recipe: what to train.
-        setting: what the network is made for.
-        samples: by split.
-        scores: further metrics; the loss is always one.
+        recipe: Recipe to train.
+        setting: Properties of the data on which the network depends.
+        samples: Samples of each split.
+        scores: Further metrics; the loss is always one.
     """
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), setting.shape, setting.land)
@@ -56,7 +56,7 @@ def make_task(
 
 
 def make_split(recipe: WeatherRecipe, store: WeatherStore, split: str, notify: Notify = print) -> WeatherSamples:
-    """The samples of a split. Outside training a continuous lead is fixed at `lead_hours`."""
+    """Returns the samples of a split. Outside training a continuous lead is fixed at `lead_hours`."""
     data, is_training = recipe.data, split == "train"
     years = {"train": data.train_years, "validation": data.validation_years, "test": data.test_years}[split]
     is_continuous = data.continuous_lead_hours is not None
@@ -83,9 +83,9 @@ def make_split(recipe: WeatherRecipe, store: WeatherStore, split: str, notify: N
 
 
 def make_scores(targets: tuple[str, ...], store: WeatherStore) -> list[Metric]:
-    """The errors of the targets in physical units."""
+    """Returns the errors of the targets in physical units."""
     scales = [float(store.std[index]) for index in store.channel_indices(targets)]
-    # Precipitation is the logarithm of what is asked for.
+    # The network forecasts the logarithm of precipitation.
     inverses = {name: partial(store.to_physical, name) for name in targets if name == "tp"}
     return [
         score(targets, store.grid.latitude, scales, inverses=inverses)

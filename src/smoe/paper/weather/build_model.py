@@ -29,12 +29,12 @@ _AnyResNet = ResNetModel | LocatedResNetModel | LowRankLocalResNetModel | _Gated
 
 @dataclass(frozen=True)
 class Shape:
-    """What a network is made for.
+    """Shape of a network's inputs and outputs.
 
     Attributes:
-        in_channels: fields it sees.
-        out_channels: fields it forecasts.
-        grid: rows and columns.
+        in_channels: Number of input fields.
+        out_channels: Number of forecast fields.
+        grid: Rows and columns of the fields.
     """
 
     in_channels: int
@@ -45,13 +45,13 @@ class Shape:
 def build_model(
     model: WeatherModel, learning: Learning, shape: Shape, land: torch.Tensor | None = None
 ) -> torch.nn.Module:
-    """The network a recipe describes.
+    """Returns the network of a recipe.
 
     Args:
-        model: the description.
+        model: Options of the network.
         learning: How the routing of SMoE layers learns.
-        shape: of its inputs and outputs.
-        land: fraction of land `(H, W)`, for the land-sea prior.
+        shape: Shape of the inputs and outputs.
+        land: Fraction of land `(H, W)`, for the land-sea prior.
     """
     match model:
         case WeatherViTModel():
@@ -95,7 +95,7 @@ def _make_located(model: LocatedResNetModel, shape: Shape) -> torch.nn.Module:
 def _make_low_rank_local(
     in_channels: int, out_channels: int, model: LowRankLocalResNetModel, grid: tuple[int, int]
 ) -> nn.LowRankLocal2d:
-    # The layer's own bias, one for each pixel that all filters share, takes the place of the convolution's.
+    # The layer's own bias, one for each pixel and shared by all filters, replaces the convolution's.
     layer = nn.LowRankLocal2d(
         in_channels,
         out_channels,
@@ -112,7 +112,7 @@ def _make_low_rank_local(
 def _convert(
     net: WeatherResNet, model: SpatialMoEResNetModel, learning: Learning, shape: Shape, land: torch.Tensor | None
 ) -> torch.nn.Module:
-    """All 3x3 convolutions but the output's become SMoE layers, with their biases."""
+    """Replaces all 3x3 convolutions but the output's by SMoE layers with biases."""
     return convert_net(
         net,
         model,
@@ -154,7 +154,7 @@ def _add_spatial_moe(
 
 
 def _start(layer: nn.SpatialMoE2d) -> None:
-    # The output channels are those of the convolution that it stands for: its fan-out too.
+    # The output channels, and so the fan-out, are those of the replaced convolution.
     glorot_uniform_(layer.weight, layer.num_selected)
 
 

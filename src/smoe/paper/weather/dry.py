@@ -1,4 +1,4 @@
-"""A task of a weather recipe without its data, for plans made before anything is trained."""
+"""Makes the task of a weather recipe without its data, for estimates before a training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smoe.paper.weather.setting import USUAL_GRID, open_store, setting_of, usual
 
 
 def build_dry_task(recipe: WeatherRecipe) -> DryTask:
-    """Makes the task without simulating or reading fields."""
+    """Makes the task without reading fields."""
     data = recipe.data
     if data.store is None:
         setting = usual_setting(data)
@@ -37,7 +37,7 @@ def build_dry_task(recipe: WeatherRecipe) -> DryTask:
 
 
 def _count_starts(data: WeatherData, years: tuple[int, int], skip_hours: int) -> int:
-    """Number of samples of complete years, hourly unless the recipe says otherwise."""
+    """Returns the number of samples of complete years, hourly unless the recipe states otherwise."""
     first, last = (np.datetime64(f"{year:04d}-01-01", "h") for year in (years[0], years[1] + 1))
     lead = data.lead_hours if data.continuous_lead_hours is None else data.continuous_lead_hours[1]
     num_hours = int((last - first).astype(int)) - skip_hours - max(data.context_hours) - lead

@@ -22,14 +22,14 @@ from smoe.training.prediction import predict_split
 
 @dataclass(frozen=True)
 class RunScores:
-    """The scores of a run on a split.
+    """Scores of a run on a split.
 
     Attributes:
-        lead_hours: of the forecasts.
-        years: first and last of the split.
-        num_forecasts: scored.
-        scores: of the run.
-        baselines: of persistence and the climatologies, on the same forecasts.
+        lead_hours: Lead of the forecasts.
+        years: First and last year of the split.
+        num_forecasts: Number of scored forecasts.
+        scores: Scores of the run.
+        baselines: Scores of persistence and the climatologies on the same forecasts.
     """
 
     lead_hours: int
@@ -45,13 +45,13 @@ def evaluate_run(
     """Scores a run and the baselines.
 
     Args:
-        run: opened with the split.
-        split: such as `test`.
-        forecasts: file to write the forecasts to, `.nc` or `.zarr`.
-        progress: told how far it has come.
+        run: Run, opened with the split.
+        split: Split to score, such as `test`.
+        forecasts: File to write the forecasts to, `.nc` or `.zarr`.
+        progress: Called with the progress.
 
     Raises:
-        DataError: if the split has samples of several leads, as the training data of a continuous lead have.
+        DataError: If the split has samples of several leads, like the training data of a continuous lead.
     """
     assert isinstance(run.recipe, WeatherRecipe)
     samples, lead_hours = samples_of(run, split)
@@ -81,10 +81,10 @@ def evaluate_run(
 
 
 def samples_of(run: OpenRun, split: str) -> tuple[WeatherSamples, int]:
-    """The samples of a split and their lead.
+    """Returns the samples of a split and their lead.
 
     Raises:
-        DataError: if they have several.
+        DataError: If they have several leads.
     """
     samples = run.task.splits[split]
     assert isinstance(samples, WeatherSamples)

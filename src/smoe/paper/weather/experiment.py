@@ -39,8 +39,8 @@ class WeatherShowOptions(ShowOptions):
     """Draws scores by epoch, forecasts beside the truth, and the routing on the globe, a picture for each gate.
 
     Attributes:
-        init_times: Start times of the forecasts to draw, such as 2018-01-15T00; one from the middle of the split if not
-            given.
+        init_times: Start times of the forecasts to draw, such as 2018-01-15T00; the default is one from the
+            middle of the split.
         layers: Draw only the routing of layers with this text in their name.
     """
 
@@ -50,12 +50,12 @@ class WeatherShowOptions(ShowOptions):
 
 @dataclass(frozen=True)
 class TruthOptions:
-    """The fields that a file of forecasts is compared with.
+    """Fields with which a file of forecasts is compared.
 
     Attributes:
         store: Folder that `smoe data prepare weather` made.
         targets: Channels to score, of those in the file.
-        train_years: First and last year of the climatologies; those of the store's statistics if not given.
+        train_years: First and last year of the climatologies; the default is the years of the store's statistics.
     """
 
     store: Path | None = None
@@ -70,9 +70,9 @@ class WeatherScoreOptions:
     smoe evaluate weather --file forecasts.nc --data.store stores/era5
 
     Attributes:
-        file: Forecasts to score, NetCDF or Zarr, of any model.
+        file: Forecasts of any model to score, NetCDF or Zarr.
         skip_nan: Leave out forecasts with NaN instead of refusing the file.
-        data: Fields that they are compared with.
+        data: Fields with which the forecasts are compared.
     """
 
     file: Path
@@ -109,7 +109,7 @@ class WeatherExperiment(Experiment):
         return build_dry_task(recipe)
 
     def published(self, recipe_name: str) -> tuple[PublishedResult, ...]:
-        """What the paper prints for a recipe at three days."""
+        """Returns the result that the paper prints for a recipe at three days."""
         return published_results(recipe_name, 72)
 
     def prepare_evaluation(self, options: WeatherEvaluateOptions) -> None:
@@ -120,7 +120,7 @@ class WeatherExperiment(Experiment):
             check_output(options.forecasts)
 
     def evaluate(self, run: OpenRun, options: WeatherEvaluateOptions) -> None:
-        """Prints the scores beside baselines and published results, and writes the forecasts if asked for."""
+        """Prints the scores beside baselines and published results, and writes the forecasts to a given file."""
         from smoe.paper.weather.report import print_run_scores
 
         print_run_scores(run, options.split, options.forecasts)

@@ -1,4 +1,4 @@
-"""The networks of the weather experiment, as options of recipes (paper section 3.2). Imports nothing heavy."""
+"""Options of the networks of the weather experiment (paper section 3.2). Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from smoe.options import Combiner
 
 @dataclass(frozen=True)
 class _ResNetSize:
-    """What all variants of the ResNet share.
+    """Common options of all variants of the ResNet.
 
     Attributes:
-        filters: of every convolution but the last; 256 makes the paper's `2x wide`.
-        num_blocks: residual blocks, of two convolutions each.
-        dropout: of every convolution but the last.
-        positive: end with a ReLU, for precipitation.
+        filters: Number of filters of every convolution but the last; 256 is the paper's `2x wide`.
+        num_blocks: Number of residual blocks of two convolutions each.
+        dropout: Dropout probability after every convolution but the last.
+        positive: End with a ReLU, for precipitation.
     """
 
     filters: int = 128
@@ -28,11 +28,11 @@ class _ResNetSize:
 
 @dataclass(frozen=True)
 class _Gate(GateOptions):
-    """The gate of SMoE layers, with a prior.
+    """Options of the gate of SMoE layers, with a prior.
 
     Attributes:
         prior: `land_sea` starts the gate with land preferring one half of the experts and sea the other.
-        prior_strength: of the prior, in units of the largest random score; from 2 on it overrules these.
+        prior_strength: Strength of the prior in units of the largest random score; from 2 on, the prior always wins.
     """
 
     prior: Literal["none", "land_sea"] = "none"
@@ -46,7 +46,7 @@ class ResNetModel(_ResNetSize):
 
 @dataclass(frozen=True)
 class LocatedResNetModel(_ResNetSize):
-    """The ResNet with the simplest ways to know the place, as baselines.
+    """The ResNet with simple kinds of position information, as baselines.
 
     Attributes:
         local_affine: Multiply each output of the blocks' convolutions by a learned number at each pixel, and add
@@ -63,8 +63,8 @@ class LowRankLocalResNetModel(_ResNetSize):
     """The ResNet with the 3x3 convolutions of its blocks as low-rank locally connected layers (LRLCN).
 
     Attributes:
-        spatial_rank: bases; the paper does not say. With 2, there are as many filters as the SMoE has experts.
-        combiner: how each pixel mixes them; the paper's text names the one that looks at its input, for heat.
+        spatial_rank: Number of basis filters; the paper gives none. With 2, there are as many filters as experts.
+        combiner: Network that computes each pixel's mixture; the paper's text names `input` for heat.
     """
 
     spatial_rank: int = 2
@@ -76,9 +76,9 @@ class AddedSpatialMoEModel(_Gate, _ResNetSize):
     """The ResNet with one SMoE layer added.
 
     Attributes:
-        position: `first`: after the 7x7 convolution, as a block of its own (SMoE, LeakyReLU, batch norm, dropout).
-            `last`: such a block after the last residual block, where the filters are still all there.
-            `output`: after the output convolution, choosing as many experts as there are fields to forecast.
+        position: `first` is after the 7x7 convolution, as a separate block (SMoE, LeakyReLU, batch norm, dropout).
+            `last` is such a block after the last residual block, with the same number of filters.
+            `output` is after the output convolution and selects as many experts as there are fields to forecast.
     """
 
     position: Literal["first", "last", "output"] = "first"
@@ -89,7 +89,7 @@ class SpatialMoEResNetModel(_Gate, _ResNetSize):
     """The ResNet with the 3x3 convolutions of its blocks as SMoE layers.
 
     Attributes:
-        share_gates: one gate for all layers.
+        share_gates: Use one gate for all layers.
     """
 
     share_gates: bool = True
@@ -100,11 +100,11 @@ class WeatherViTModel:
     """A vision transformer from fields to fields.
 
     Attributes:
-        patch_size: pixels along each side of a patch.
-        width: of a token.
-        num_heads: of the attention.
-        depth: number of blocks.
-        hidden: width inside the MLPs.
+        patch_size: Rows and columns of a patch, in pixels.
+        width: Number of features of a token.
+        num_heads: Number of attention heads.
+        depth: Number of blocks.
+        hidden: Number of features inside the MLPs.
     """
 
     patch_size: int = 2

@@ -1,4 +1,4 @@
-"""Pictures of a weather run: scores by epoch, forecasts beside the truth, and who serves which part of the globe."""
+"""Pictures of one weather run: scores by epoch, forecasts beside the truth, and the routing on the globe."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def draw_run(run: OpenRun, split: str, init_times: Sequence[np.datetime64] = (),
     """Writes the pictures into the run's folder and returns their paths.
 
     Args:
-        run: opened with the split.
-        split: whose forecasts are drawn.
-        init_times: of the forecasts to draw; without any, one from the middle of the split.
-        layers: draw the routing of layers whose name holds this text only; all of them if empty.
+        run: Run, opened with the split.
+        split: Split whose forecasts are drawn.
+        init_times: Initial times of the forecasts to draw; if empty, one from the middle of the split.
+        layers: Draw only the routing of layers with this text in their name; all of them if empty.
 
     Raises:
-        DataError: if the split has no forecast from one of the times, or no layer has such a name.
+        DataError: If the split has no forecast from one of the times, or no layer has such a name.
     """
     samples, lead_hours = samples_of(run, split)
     numbers = find_samples(samples, init_times)
@@ -48,10 +48,10 @@ def draw_run(run: OpenRun, split: str, init_times: Sequence[np.datetime64] = (),
 
 
 def find_samples(samples: WeatherSamples, init_times: Sequence[np.datetime64]) -> list[int]:
-    """The numbers of the samples that start at given times; without any, that of the one in the middle.
+    """Returns the indices of the samples that start at given times, or that of the middle one without times.
 
     Raises:
-        DataError: if there is none; with the nearest.
+        DataError: If there is no such sample; the message contains the nearest time.
     """
     if not init_times:
         return [len(samples) // 2]
@@ -133,7 +133,7 @@ def _draw_routing(
         if indices.ndim == 4:
             indices, weights = indices[0], weights[0]
         if tuple(indices.shape[1:]) != store.grid.shape:
-            # A gate on a coarser grid, inside the network, has no place on the map of the store's.
+            # A gate on a coarser grid inside the network cannot be drawn on the store's map.
             continue
         favourite = indices.gather(0, weights.argmax(0, keepdim=True))[0]
         path = run.directory.pictures / ("routing.png" if len(by_gate) == 1 else f"routing-{number + 1:02d}.png")
@@ -153,7 +153,7 @@ def _draw_routing(
 
 
 def layer_inputs(model: nn.Module, layers: dict[str, RoutedLayer], input: Tensor) -> dict[str, Tensor]:
-    """What reaches the layers whose gates look at their input, when the network sees `input`."""
+    """Returns the inputs of the layers whose gates depend on the input, for a network input."""
     looking = {name: layer for name, layer in layers.items() if layer.gate.looks_at_input}
     found: dict[str, Tensor] = {}
     if not looking:

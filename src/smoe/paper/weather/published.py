@@ -16,14 +16,14 @@ LEADS_OF_TABLES = (72, 120)
 
 @dataclass(frozen=True)
 class PublishedScore:
-    """One row.
+    """One row of a published table.
 
     Attributes:
-        model: as it is called there.
-        source: where it stands.
-        rmse: by channel and lead in hours.
-        spread: standard deviation over three runs, by channel and lead, where it is printed.
-        recipe: of this library, which trains it.
+        model: Name of the model in the publication.
+        source: Publication and table.
+        rmse: RMSE by channel and lead in hours.
+        spread: Standard deviation over three runs, by channel and lead, if printed.
+        recipe: Recipe of this library that trains the model.
     """
 
     model: str
@@ -83,6 +83,6 @@ PUBLISHED = (
     _weatherbench("operational IFS", z_500=(154, 334), t_850=(1.36, 2.03), t2m=(1.35, 1.77)),
     _weatherbench("Weyn 2020, iterative", z_500=(373, 611), t_850=(1.98, 2.87)),
     _weatherbench("Clare 2021", z_500=(375, 627), t_850=(2.11, 2.91)),
-    # Their best of each lead: the direct network for three days, the continuous one for five.
+    # The best for each lead: the direct network for three days, the continuous one for five.
     _weatherbench("Rasp and Thuerey 2021, pretrained", z_500=(268, 499), t_850=(1.65, 2.41)),
 )

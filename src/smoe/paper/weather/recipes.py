@@ -23,23 +23,23 @@ from smoe.training.plan import TrainingPlan
 
 @dataclass(frozen=True)
 class WeatherData:
-    """The data: a store that `smoe data prepare weather` made, and what to learn from it.
+    """A store written by `smoe data prepare weather`, and the inputs and targets.
 
     Attributes:
-        store: folder of the store.
-        train_years: first and last year to train on.
-        validation_years: first and last year that the schedule and the choice of the best weights look at.
-        test_years: first and last year of the scores.
-        targets: channels to forecast.
-        inputs: channels to see; None for all of the store.
-        constants: constants to see; None for all of the store.
-        context_hours: how long before the start the times seen are, the longest first.
-        lead_hours: of the forecasts; also of the validation and the test where the lead is continuous.
-        continuous_lead_hours: smallest and largest lead, drawn anew for each sample and epoch and given to the network
-            as a further channel; None trains on `lead_hours` alone.
-        start_every_hours: distance of the starts in training and validation; None for every step of the store.
-        test_every_hours: distance of the starts in the test.
-        skip_hours: left out at the beginning of the training years.
+        store: Folder of the store.
+        train_years: First and last year of training.
+        validation_years: First and last year for the schedule and the choice of the best weights.
+        test_years: First and last year of the test scores.
+        targets: Channels to forecast.
+        inputs: Channels of the input; None for all of the store.
+        constants: Constants of the input; None for all of the store.
+        context_hours: Hours before the start of the input's times, in descending order.
+        lead_hours: Lead of the forecasts, and of validation and test with a continuous lead.
+        continuous_lead_hours: Smallest and largest lead, drawn at random for each sample and epoch and given to the
+            network as a further channel; None trains on `lead_hours` alone.
+        start_every_hours: Hours between the starts in training and validation; None for every step of the store.
+        test_every_hours: Hours between the starts in the test.
+        skip_hours: Hours left out at the beginning of the training years.
     """
 
     store: Path | None = None
@@ -54,7 +54,7 @@ class WeatherData:
     continuous_lead_hours: tuple[int, int] | None = None
     start_every_hours: int | None = None
     test_every_hours: int = 6
-    # As Rasp and Thuerey: radiation and precipitation have gaps there.
+    # As Rasp and Thuerey, because radiation and precipitation have gaps there.
     skip_hours: int = 24
 
     def __post_init__(self) -> None:
@@ -104,17 +104,17 @@ _ROWS = {
     "lrlcn": WeatherRecipe(model=LowRankLocalResNetModel()),
     "vit": WeatherRecipe(model=WeatherViTModel()),
     "smoe-first": WeatherRecipe(model=AddedSpatialMoEModel(position="first")),
-    # The paper says `after the final convolution` and 256 experts of which 128 are selected; both are true only where
-    # there are 128 filters, before the output convolution.
+    # The paper says `after the final convolution` and 256 experts of which 128 are selected; both are true only with
+    # 128 filters, before the output convolution.
     "smoe-last": WeatherRecipe(model=AddedSpatialMoEModel(position="last")),
     "smoe": WeatherRecipe(model=SpatialMoEResNetModel()),
     "smoe-prior": WeatherRecipe(model=SpatialMoEResNetModel(prior="land_sea")),
     "smoe-random": WeatherRecipe(model=SpatialMoEResNetModel(gate="random"), rule=Frozen()),
-    # Not of the paper: on the simulated atmosphere the best way to train the gate of a deep net (docs/probing.md).
+    # Not in the paper: on the simulated atmosphere the best rule for the gates of a deep network (docs/probing.md).
     "smoe-probe": WeatherRecipe(model=SpatialMoEResNetModel(), rule=Probing(confidence=2.0)),
 }
 
-# Each row of the paper's table and one of our own, trained as in the paper's appendix and as in Rasp and Thuerey's
+# Each row of the paper's table and an additional one, trained as in the paper's appendix and as in Rasp and Thuerey's
 # configurations.
 WEATHER_RECIPES = {
     **{f"weather/{name}": recipe for name, recipe in _ROWS.items()},

@@ -22,14 +22,14 @@ from smoe.paper.weather.setting import open_store
 def store_references(
     tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Callable[[str], None]
 ) -> None:
-    """Scores what the tables refer to on the forecasts that their rows are tested on, unless it is stored.
+    """Scores the references of the tables on the test forecasts of their rows, unless the scores are stored.
 
     Args:
-        tables: all rows of one have the same lead and years.
-        scale: of the data.
-        data: the weather store.
-        store: receives the scores.
-        notify: Receives messages about what is being scored.
+        tables: Tables, in each of which all rows have the same lead and years.
+        scale: Scale of the data.
+        data: Folder of the weather store.
+        store: Store of the scores.
+        notify: Receives progress messages.
     """
     for table in tables:
         recipe = scale.recipe(table.rows[0], seed=0)

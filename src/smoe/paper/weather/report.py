@@ -1,4 +1,4 @@
-"""Prints scores of forecasts beside those of baselines, and beside what was published."""
+"""Prints scores of forecasts beside those of baselines and published ones."""
 
 from __future__ import annotations
 
@@ -75,18 +75,18 @@ def print_scores(
     console: Console | None = None,
     legend: str = _LEGEND,
 ) -> None:
-    """All scores of some forecasts in one column, and those of baselines on the same forecasts beside it.
+    """Prints all scores of some forecasts in one column, beside those of baselines on the same forecasts.
 
     Args:
-        title: above the table.
-        name: of the forecasts.
-        scores: theirs.
-        baselines: scores by name.
-        console: to print to; None for standard output.
-        legend: below the table.
+        title: Title of the table.
+        name: Name of the forecasts.
+        scores: Scores of the forecasts.
+        baselines: Scores of the baselines, by name.
+        console: Console to print to; None for standard output.
+        legend: Text below the table.
     """
     console = console or Console(highlight=False)
-    # Few lines, and long names folded: nothing may be cut off in a file or a terminal of 80 columns.
+    # Few lines and folded names, so that nothing is cut off in a file or a terminal of 80 columns.
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
     table.add_column("score", no_wrap=True)
     for header in (name, *baselines):
@@ -108,15 +108,15 @@ def print_published(
     recipe: str | None = None,
     console: Console | None = None,
 ) -> None:
-    """The RMSE of some forecasts above what was published for the same lead.
+    """Prints the RMSE of some forecasts above the published ones for the same lead.
 
     Args:
-        name: of the forecasts.
-        lead_hours: of all of them.
-        scores: theirs.
-        baselines: scores by name, on the same forecasts.
-        recipe: that they come from; its row of the paper is marked.
-        console: to print to; None for standard output.
+        name: Name of the forecasts.
+        lead_hours: Lead of the forecasts.
+        scores: Scores of the forecasts.
+        baselines: Scores of the baselines on the same forecasts, by name.
+        recipe: Recipe of the forecasts; its row of the paper is marked.
+        console: Console to print to; None for standard output.
     """
     console = console or Console(highlight=False)
     channels = [
@@ -165,12 +165,12 @@ def print_published(
 
 
 def format_score(value: float) -> str:
-    """Four digits that matter."""
+    """Returns a number with four significant digits."""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _ordered(scores: Mapping[str, object]) -> Sequence[str]:
-    """By kind; what is not of these kinds, such as the loss, at the end."""
+    """Orders scores by kind; other values, such as the loss, come last."""
     known = [name for prefix in _PREFIXES for name in scores if name.startswith(f"{prefix}_")]
     return [*known, *(name for name in scores if name not in known)]
 

@@ -1,4 +1,4 @@
-"""Scores of a forecast file, of this library or of any other, against the fields of a store."""
+"""Scores a forecast file, from this library or any other, against the fields of a store."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class LeadScores:
-    """The scores of all forecasts of one lead.
+    """Scores of all forecasts of one lead.
 
     Attributes:
-        lead_hours: the lead.
-        num_forecasts: scored.
-        scores: of the file.
-        baselines: of persistence and the climatologies, on the same forecasts.
-        notices: what was left out, and why.
+        lead_hours: Lead of the forecasts.
+        num_forecasts: Number of scored forecasts.
+        scores: Scores of the file.
+        baselines: Scores of persistence and the climatologies on the same forecasts.
+        notices: Forecasts that were left out, with reasons.
     """
 
     lead_hours: int
@@ -53,17 +53,17 @@ def score_file(
 
     Args:
         path: NetCDF file or Zarr folder, see `ForecastFile`.
-        store: holds what came true.
-        channels: to score; those that the file or the store lacks are left out with a notice.
-        train_years: of the climatologies; None for those of the store's statistics.
-        skips_nan: leave out forecasts with NaN instead of refusing the file.
-        progress: told how far it has come.
+        store: Store of the true fields.
+        channels: Channels to score; those that the file or the store lacks are left out with a notice.
+        train_years: Years of the climatologies; None for those of the store's statistics.
+        skips_nan: Leave out forecasts with NaN instead of refusing the file.
+        progress: Called with the progress.
 
     Returns:
-        Notices of the whole file, and the scores of each lead of which at least one forecast can be compared.
+        Notices about the whole file, and the scores of each lead with at least one comparable forecast.
 
     Raises:
-        DataError: if the file cannot be used, or nothing of it can be compared with the store.
+        DataError: If the file cannot be used, or none of it can be compared with the store.
     """
     in_store = [name for name in channels if name in store.channels]
     file = ForecastFile(path, in_store or channels, store.grid)
@@ -76,7 +76,7 @@ def score_file(
     truth = Truth(store, file.channels)
     results = []
     try:
-        # One pass over the training years, and only if anything is to be compared.
+        # One pass over the training years, only if there is something to compare.
         baselines: Baselines | None = None
         for number, lead_hours in enumerate(file.lead_hours):
             found = np.flatnonzero(truth.has(file.init_times + np.timedelta64(lead_hours, "h")))

@@ -1,4 +1,4 @@
-"""Scores of forecasts in physical units: of baselines, of files, and what a run needs besides its own metrics."""
+"""Scores of forecasts in physical units: of baselines, of files, and those beyond a run's own metrics."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _FORECASTS_PER_PIECE = 64
 
 
 def metrics_of(store: WeatherStore, channels: Sequence[str], climatology: np.ndarray) -> list[Metric]:
-    """All scores of normalised forecasts.
+    """Returns all scores of normalised forecasts.
 
     Args:
-        store: whose normalisation it is.
-        channels: forecast.
-        climatology: of the ACC, in physical units, `(C, H, W)`.
+        store: Store that gives the normalisation.
+        channels: Channels of the forecasts.
+        climatology: Climatology of the ACC, in physical units, `(C, H, W)`.
     """
     indices = store.channel_indices(channels)
     scales, offsets = store.std[indices], store.mean[indices]
-    # Precipitation is the logarithm of what is asked for.
+    # The network forecasts the logarithm of precipitation.
     inverses = {name: partial(store.to_physical, name) for name in channels if name == "tp"}
     latitude = store.grid.latitude
     return [
@@ -48,7 +48,7 @@ def metrics_of(store: WeatherStore, channels: Sequence[str], climatology: np.nda
 
 
 def physical_metrics(latitude: Sequence[float], channels: Sequence[str], climatology: np.ndarray) -> list[Metric]:
-    """All scores of forecasts in physical units."""
+    """Returns all scores of forecasts in physical units."""
     ones, zeros = [1.0] * len(channels), [0.0] * len(channels)
     return [
         *(kind(channels, latitude, ones) for kind in (LatitudeWeightedRMSE, MeanOfRootsRMSE, LatitudeWeightedMAE)),
@@ -64,18 +64,18 @@ def score_baselines(
     names: Sequence[BaselineName] = BASELINES,
     progress: Progress | None = None,
 ) -> dict[str, Scores]:
-    """The scores of the baselines on given forecasts.
+    """Returns the scores of the baselines on given forecasts.
 
     Args:
-        baselines: of the training years.
-        init_times: datetime64, of the forecasts.
-        lead_hours: of all of them.
-        climatology: of the ACC, in physical units, `(C, H, W)`.
-        names: which of them.
-        progress: told how far it has come.
+        baselines: Baselines from the training years.
+        init_times: Initial times of the forecasts, datetime64.
+        lead_hours: Lead of the forecasts.
+        climatology: Climatology of the ACC, in physical units, `(C, H, W)`.
+        names: Names of the baselines to score.
+        progress: Called with the progress.
 
     Raises:
-        DataError: if the store lacks one of the times.
+        DataError: If the store lacks a time.
     """
     truth = baselines.truth
     metrics = physical_metrics(truth.store.grid.latitude, truth.channels, climatology)

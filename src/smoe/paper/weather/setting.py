@@ -1,4 +1,4 @@
-"""What a weather network is made for: its channels, its grid, and where land is."""
+"""Properties of the data on which a weather network depends: channels, grid and land."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ USUAL_GRID = "5.625deg"
 
 @dataclass(frozen=True)
 class Setting:
-    """What the data decide about a network.
+    """Properties of the data.
 
     Attributes:
-        shape: channels and grid.
-        latitude: of the rows, in degrees.
-        land: fraction of land `(H, W)`; None if the data do not say.
+        shape: Channels and grid.
+        latitude: Latitudes of the rows, in degrees.
+        land: Fraction of land `(H, W)`; None if unknown.
     """
 
     shape: Shape
@@ -33,10 +33,10 @@ class Setting:
 
 
 def open_store(data: WeatherData) -> WeatherStore:
-    """The store a recipe names.
+    """Opens the store of a recipe.
 
     Raises:
-        DataError: if it names none, or one that cannot be used.
+        DataError: If the recipe names no store, or an unusable one.
     """
     if data.store is None:
         raise DataError(
@@ -47,7 +47,7 @@ def open_store(data: WeatherData) -> WeatherStore:
 
 
 def setting_of(data: WeatherData, store: WeatherStore) -> Setting:
-    """What a store decides."""
+    """Returns the setting of a store."""
     inputs = store.channels if data.inputs is None else data.inputs
     constants = store.constant_names if data.constants is None else data.constants
     land = torch.from_numpy(np.array(store.raw_constant("lsm"))) if "lsm" in store.constant_names else None
@@ -56,7 +56,7 @@ def setting_of(data: WeatherData, store: WeatherStore) -> Setting:
 
 
 def usual_setting(data: WeatherData) -> Setting:
-    """That of the paper's data, for plans that are made before there are any: land is a half everywhere."""
+    """Returns the setting of the paper's data, for estimates without data; land is one half everywhere."""
     grid = GRIDS[USUAL_GRID]
     num_fields = len(DEFAULT_INPUTS) if data.inputs is None else len(data.inputs)
     num_constants = len(DEFAULT_CONSTANTS) if data.constants is None else len(data.constants)

@@ -1,4 +1,4 @@
-"""What a prepared store holds, in words."""
+"""Describes a prepared store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from smoe.paper.weather.data.store import WeatherStore
 
 
 def describe_store(store: WeatherStore) -> str:
-    """Times, channels and size of a store, and what was left out of it or replaced; ends with a new line."""
+    """Returns lines with times, channels and size of a store, and the values that were left out or replaced."""
     metadata = store.metadata
     rows, columns = store.grid.shape
     first, last = store.statistics_years

@@ -1,4 +1,4 @@
-"""The WeatherBench table of the paper, and one of our own on how gates of deep nets learn. Imports no torch."""
+"""The WeatherBench table of the paper, and additional ones on gates of deep networks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _LABELS = {
 
 
 def reference_names(lead_hours: int) -> tuple[str, ...]:
-    """The forecasts of this lead that are not trained, as they are stored."""
+    """Returns the keys of the stored scores of the baselines at this lead."""
     return tuple(f"{kind}-{lead_hours}h" for kind in ("persistence", "climatology", "weekly-climatology"))
 
 
 def published_results(recipe_name: str, lead_hours: int) -> tuple[PublishedResult, ...]:
-    """What the paper prints for a recipe and a lead; nothing for a recipe of our own."""
+    """Returns the result that the paper prints for a recipe and a lead; nothing for an additional recipe."""
     row = next((row for row in PUBLISHED if row.recipe == recipe_name.removesuffix("-rasp")), None)
     if row is None:
         return ()
@@ -113,9 +113,9 @@ def _routing() -> ResultTable:
     return ResultTable(name, "How gates of a deep net learn", columns, tuple(rows), references=references)
 
 
-# A net whose SMoE layers are as the library makes them today, written out, so that a stored run keeps its meaning when
-# these change.
-DEFAULT_MODEL: dict[str, Any] = {"gate": "factorised", "gate_init": "uniform", "order": "families", "bias": "expert"}
+# A network with the SMoE layers that were the library's default when it was trained, written out, so that a stored
+# run keeps its meaning when the default changes.
+DEFAULT_MODEL: dict[str, Any] = {"gate": "factorised", "gate_init": "kaiming", "order": "families", "bias": "expert"}
 
 
 def _defaults() -> ResultTable:

@@ -1,4 +1,4 @@
-"""A forecast beside what came true: maps of both and of the error."""
+"""Draws a forecast beside the truth: maps of both and of the error."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class ForecastMap:
     """One variable of one forecast.
 
     Attributes:
-        name: Such as `Z500`.
-        units: Of the values.
-        forecast: `(H, W)`.
-        truth: `(H, W)`.
-        rmse: Latitude-weighted, of this forecast; said above the error.
-        palette: Of forecast and truth.
+        name: Name of the variable, such as `Z500`.
+        units: Units of the values.
+        forecast: Forecast field, `(H, W)`.
+        truth: True field, `(H, W)`.
+        rmse: Latitude-weighted error of this forecast, printed above the map of the error.
+        palette: Colours of forecast and truth.
     """
 
     name: str
@@ -46,11 +46,11 @@ def draw_forecast(
     """Draw a row of truth, forecast and error for each variable; truth and forecast have the colours of the truth.
 
     Args:
-        maps: At least one.
-        latitude: Of the rows, in degrees, `(H,)`.
-        longitude: Of the columns, in degrees, `(W,)`.
+        maps: Variables to draw, at least one.
+        latitude: Latitudes of the rows, in degrees, `(H,)`.
+        longitude: Longitudes of the columns, in degrees, `(W,)`.
         path: Picture to write.
-        title: Above everything, such as the times of the forecast.
+        title: Title of the picture, such as the times of the forecast.
 
     Raises:
         ValueError: If there is no map, or one holds values that are not finite.
@@ -64,10 +64,10 @@ def draw_forecast(
         if not np.isfinite(both).all():
             raise ValueError(f"the map of {shown.name} holds values that are not finite")
         error = shown.forecast - shown.truth
-        # Those of the truth: a forecast that goes astray at one pixel must not make all others look alike.
+        # The range of the truth: one wrong pixel of a forecast must not make all others look alike.
         values = Normalize(shown.truth.min(), shown.truth.max())
         extend = _extend(shown.forecast, values)
-        # Symmetric, so that white is no error; a single pixel far off does not fade all others.
+        # Symmetric, so that white is no error; a single outlier does not fade all others.
         largest = float(np.quantile(np.abs(error), 0.995)) or 1.0
         panels = (
             (f"{shown.name}, truth", shown.truth, shown.palette, values),
@@ -98,7 +98,7 @@ def draw_forecast(
 
 
 def _extend(field: np.ndarray, norm: Normalize) -> str:
-    """Which ends of a colour bar are pointed, for there are values beyond."""
+    """Returns the ends of a colour bar that are pointed, because there are values beyond."""
     is_below, is_above = bool(np.any(norm(field) < 0)), bool(np.any(norm(field) > 1))
     if is_below and is_above:
         return "both"

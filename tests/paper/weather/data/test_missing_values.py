@@ -68,7 +68,7 @@ def test_after_a_refusal_a_policy_can_be_chosen(tmp_path: Path) -> None:
             prepare(with_nans(), tmp_path / "one", replace(WANTED, on_nan=policy), Silent())
     reporter = Silent()
     prepare(with_nans(), tmp_path / "one", replace(WANTED, on_nan="zero"), reporter)
-    assert "going on: 2 of 3 years are written" in reporter.lines
+    assert "resuming: 2 of 3 years are written" in reporter.lines
     prepare(with_nans(), tmp_path / "two", replace(WANTED, on_nan="zero"), Silent())
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 

@@ -249,7 +249,7 @@ def test_a_full_disk_is_one_line_and_can_be_resumed(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
-        with pytest.raises(DataError, match=r"no room for 2000 in .*: No space left on device; run again to go on"):
+        with pytest.raises(DataError, match=r"no room for 2000 in .*: No space left on device; run again to resume"):
             prepare(SOURCE, tmp_path, WANTED, Silent())
     prepare(SOURCE, tmp_path, WANTED, Silent())
     assert contents(tmp_path) == contents(whole)

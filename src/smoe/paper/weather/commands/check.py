@@ -1,4 +1,4 @@
-"""`smoe data check` of weather data, or of a store that was prepared from them."""
+"""`smoe data check` for weather data, or for a store that was prepared from them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Check:
-    """Describes weather data and whether the recipes can use them.
+    """Describes weather data and checks whether the recipes can use them.
 
-    Exit code 0: they can be used; 1: they cannot, with the reasons.
+    The exit code is 0 if they can be used and 1 otherwise, with the reasons.
 
     Attributes:
-        path: Root of WeatherBench or its folder of one resolution, the like of CMIP, a Zarr store of WeatherBench-2,
-            or a store that `smoe data prepare weather` wrote.
-        kind: Layout of the data; auto recognises it.
-        resolution: Grid, where there are several; 1.4deg is 1.40625deg.
-        quick: Read headers only: seconds, but no share of NaNs, and damage inside a file stays unseen.
+        path: Root of WeatherBench or its folder of one resolution, a similar folder of CMIP, a Zarr store of
+            WeatherBench-2, or a store that `smoe data prepare weather` wrote.
+        kind: Layout of the data; `auto` recognises it.
+        resolution: Grid to check, if there are several; 1.4deg is 1.40625deg.
+        quick: Read only headers. This takes seconds, but gives no share of NaNs and does not find damage inside files.
     """
 
     path: tyro.conf.Positional[Path]
@@ -38,14 +38,14 @@ class Check:
 
 
 def recognises(path: Path) -> bool:
-    """Whether the folder is a prepared store; other weather data are recognised by opening them."""
+    """Returns whether the folder is a prepared store; other weather data are recognised when they are opened."""
     from smoe.paper.weather.data.store_format import METADATA_FILE, PREPARATION_FILE
 
     return any((path / name).is_file() for name in (METADATA_FILE, PREPARATION_FILE))
 
 
 def run(args: list[str]) -> int:
-    """Parses, checks, prints, and returns 0 for usable data, 1 for others."""
+    """Checks a folder, prints the result, and returns 0 for usable data and 1 otherwise."""
     options = parse(Check, args, prog="smoe data check")
     if recognises(options.path):
         return _check_store(options.path, options.quick)
@@ -80,7 +80,7 @@ def _check_store(path: Path, quick: bool) -> int:
 
 
 def print_description(found: Description, quick: bool, console: Console) -> None:
-    """The description for people: facts, a table of variables, what hinders, and the verdict last."""
+    """Prints a description: facts, a table of variables, problems, and the verdict."""
     from rich.table import Table
 
     from smoe.gridded.year_ranges import describe_years

@@ -1,4 +1,4 @@
-"""`smoe data fetch era5-sample`: a few real fields of ERA5, by package name."""
+"""`smoe data fetch era5-sample`: downloads a few real fields of ERA5 from a package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smoe.atomic_files import write_atomically
 from smoe.command_line import parse
 from smoe.errors import DataError
 
-# The source package of cfgrib carries ERA5 fields for its own tests; later releases may not.
+# The source package of cfgrib contains ERA5 fields for its own tests; later releases may not.
 PACKAGE = "cfgrib==0.9.15.1"
 MEMBER = "tests/sample-data/era5-levels-members.nc"
 
@@ -22,24 +22,24 @@ MEMBER = "tests/sample-data/era5-levels-members.nc"
 class FetchSample:
     """Fetches ERA5's ten ensemble members at 3 degrees: geopotential and temperature at 850 and 500 hPa, four times.
 
-    The fields are of January 2017; pip downloads 10 MB, the source package of cfgrib.
+    The fields are from January 2017; pip downloads 10 MB, the source package of cfgrib.
 
     Attributes:
-        output_dir: Folder of the file.
+        output_dir: Folder for the file.
     """
 
     output_dir: Path = Path("data/era5-sample")
 
 
 def run(args: list[str]) -> int:
-    """Parses, fetches, and prints the path of the file."""
+    """Fetches the file and prints its path."""
     options = parse(FetchSample, args, prog="smoe data fetch era5-sample")
     sys.stdout.write(f"{fetch_era5_sample(options.output_dir)}\n")
     return 0
 
 
 def fetch_era5_sample(output_dir: Path) -> Path:
-    """Downloads the package by pip, takes the one file out of it and checks it; a file that is there stays."""
+    """Downloads the package with pip, extracts the file and checks it; an existing file is kept."""
     from smoe.gridded.netcdf_integrity import check_netcdf_file
 
     path = output_dir / Path(MEMBER).name

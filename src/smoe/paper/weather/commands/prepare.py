@@ -1,4 +1,4 @@
-"""`smoe data prepare weather`: writes the compact store that training reads."""
+"""`smoe data prepare weather`: writes the compact store for training."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from smoe.paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, c
 
 @dataclass(frozen=True)
 class PrepareWeather:
-    """Writes the compact store that weather recipes train on; stopped at any moment, the same command goes on.
+    """Writes the compact store for weather recipes. If interrupted, run the same command again to resume.
 
     For example: smoe data prepare weather --root ~/weatherbench --output stores/era5
 
     Attributes:
-        root: folder of the data as downloaded, or a Zarr store.
-        output: folder of the store.
-        years: first and last year; later ones can be added to a finished store.
-        statistics_years: first and last of the years that mean and standard deviation are of: the training years. None:
-            1979 2015, or those of the store that is added to or of --statistics-from.
-        channels: fields, such as z_500 t2m, in the order of the store.
-        constants: fields without a time.
-        step_hours: between two times of the store; None: as in the data.
-        statistics_from: another store whose mean and standard deviation are used: for data to pretrain on.
-        on_nan: what becomes of NaNs: refuse; zero-tisr: 0 for solar radiation, as Rasp & Thuerey do, others refused;
-            zero: 0 in physical units; mean: the channel's mean (no rain for tp). The store keeps how many there were.
-        kind: layout of the data.
-        resolution: which grid, where the data have several; 1.4deg is 1.40625deg.
+        root: Folder of the data as downloaded, or a Zarr store.
+        output: Folder of the store.
+        years: First and last year; later years can be added to a finished store.
+        statistics_years: First and last year of the statistics, which should be the training years. The default is 1979
+            2015, or the years of the existing store or of --statistics-from.
+        channels: Fields, such as z_500 t2m, in the order of the store.
+        constants: Fields without a time dimension.
+        step_hours: Hours between two times of the store; the default is the step of the data.
+        statistics_from: Another store whose mean and standard deviation are used, for pretraining data.
+        on_nan: Treatment of NaNs: refuse; zero-tisr: 0 for solar radiation, as Rasp & Thuerey do, others refused;
+            zero: 0 in physical units; mean: the channel's mean (no rain for tp). The store records their number.
+        kind: Layout of the data.
+        resolution: Grid to read, if the data have several; 1.4deg is 1.40625deg.
     """
 
     root: Path
@@ -48,12 +48,12 @@ class PrepareWeather:
 
 
 def run(args: list[str]) -> int:
-    """Parses, prepares, and describes the store."""
+    """Prepares a store and describes it."""
     return _prepare_weather(parse(PrepareWeather, args, prog="smoe data prepare weather"))
 
 
 def _check_names(options: PrepareWeather) -> None:
-    # What no data can hold is a typo; what these data lack is found when they are open.
+    # Impossible values are typing errors and refused at once; what the data lack is found when they are opened.
     try:
         for name in options.channels:
             parse_channel(name)
@@ -65,7 +65,7 @@ def _check_names(options: PrepareWeather) -> None:
 
 def _prepare_weather(options: PrepareWeather) -> int:
     _check_names(options)
-    # torch and xarray are imported from here on only: a typo is answered at once.
+    # torch and xarray are imported here, so that a typing error is reported at once.
     from smoe.experiments.prepare_progress import PrepareProgress
     from smoe.paper.weather.data.open_source import open_source
     from smoe.paper.weather.data.prepare import prepare
@@ -89,7 +89,7 @@ def _prepare_weather(options: PrepareWeather) -> int:
         ):
             store = prepare(source, options.output, wanted, progress, statistics_from)
     except KeyboardInterrupt:
-        sys.stderr.write("stopped; run the same command again to go on after the last whole year\n")
+        sys.stderr.write("stopped; run the same command again to resume after the last complete year\n")
         return 130
     sys.stdout.write(describe_store(store))
     return 0

@@ -1,4 +1,4 @@
-"""Weather on a global grid: reading the archives, and what is made of them for training.
+"""Weather on a global grid: readers of the archives, and the data made from them for training.
 
 xarray is imported when a source is opened, torch by the samples only.
 """

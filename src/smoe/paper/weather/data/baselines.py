@@ -1,4 +1,4 @@
-"""Forecasts that need no model: persistence, climatology and weekly climatology, as WeatherBench's."""
+"""Forecasts without a model: persistence, climatology and weekly climatology, as in WeatherBench."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ BASELINES: tuple[BaselineName, ...] = ("persistence", "climatology", "weekly cli
 
 
 def week_of_year(times: np.ndarray) -> np.ndarray:
-    """The week, from 0 to 51, of each time.
+    """Returns the week, from 0 to 51, of each time.
 
-    Week 0 begins on the first of January and each has seven days, but the last one, which has the eight or nine that
-    are left. (ISO weeks would put the first days of January into the last week of some years.)
+    Week 0 begins on the first of January. Each week has seven days but the last one, which has the remaining eight or
+    nine. (ISO weeks would put the first days of January into the last week of some years.)
 
     Args:
-        times: datetime64.
+        times: Times, datetime64.
     """
     day_of_year = (times.astype("datetime64[D]") - times.astype("datetime64[Y]").astype("datetime64[D]")).astype(int)
     return np.minimum(day_of_year // 7, NUM_WEEKS - 1)
 
 
 class Baselines:
-    """What the training years alone say of any time to come, in physical units.
+    """Forecasts from the training years alone, in physical units.
 
-    Reading them takes one pass over the channels of the training years; memory holds 53 fields for each channel.
+    The constructor makes one pass over the channels of the training years; memory holds 53 fields for each channel.
 
     Args:
-        store: with the training years.
-        channels: to forecast.
-        train_years: first and last year of the means.
-        progress: told how far the pass has come.
+        store: Store with the training years.
+        channels: Channels to forecast.
+        train_years: First and last year of the means.
+        progress: Called with the progress of the pass.
 
     Raises:
-        DataError: if the store has none of the years or lacks a channel.
+        DataError: If the store has none of the years or lacks a channel.
     """
 
     def __init__(
@@ -62,22 +62,22 @@ class Baselines:
                 sums[week] += fields[weeks == week].sum(0)
                 counts[week] += np.count_nonzero(weeks == week)
         self.climatology = sums.sum(0) / counts.sum()
-        # A week without a training time has no mean: NaN, and so is the score of a forecast for it.
+        # A week without a training time has the mean NaN, and so has the score of a forecast for it.
         self.weekly_climatology = np.full_like(sums, np.nan)
         known = counts > 0
         self.weekly_climatology[known] = sums[known] / counts[known, None, None, None]
 
     def forecast(self, name: BaselineName, init_times: np.ndarray, valid_times: np.ndarray) -> np.ndarray:
-        """The forecasts made at some times for others.
+        """Returns the forecasts made at some times for others.
 
         Args:
             name: `persistence` is the state at the initial time, `climatology` the mean of the training years,
                 `weekly climatology` their mean in the week of the valid time.
-            init_times: datetime64, `(B,)`.
-            valid_times: the same shape.
+            init_times: Initial times, datetime64, `(B,)`.
+            valid_times: Valid times, datetime64, `(B,)`.
 
         Returns:
-            float64, `(B, C, H, W)`.
+            Forecasts, float64, `(B, C, H, W)`.
         """
         if name == "persistence":
             return self.truth.read(init_times)

@@ -1,6 +1,6 @@
-"""The CMIP archive's MPI-ESM, regridded as for WeatherBench: `<variable>/<variable>_<from>-<to>_5.625deg.nc`.
+"""Reads the CMIP archive's MPI-ESM, regridded as for WeatherBench: `<variable>/<variable>_<from>-<to>_5.625deg.nc`.
 
-Levels are in Pa, names and units those of the archive or already WeatherBench's.
+Levels are in Pa; names and units are those of the archive or already WeatherBench's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PERIOD_FILE = re.compile(r".+_(?P<start>[0-9]{4,12})-(?P<end>[0-9]{4,12})(?:_[0-9.]+deg)?\.nc")
 
-# Global means in the library's units, by which values tell whether they were converted. The factors are 10 and more.
+# Global means in the library's units, which show whether values were converted. The factors are at least 10.
 _TYPICAL_MEANS = {"tisr": 1.22e6, "tp": 6.8e-4}
 
 
@@ -54,7 +54,7 @@ class CmipSource(WeatherBenchSource):
         return _CmipSeries(variable, pieces, names, self._files, self._expected_grid, self._notify)
 
     def _constants_file(self) -> Path | None:
-        # The archive has no constants on these grids; Rasp and Thuerey take those of ERA5 from beside it.
+        # The archive has no constants on these grids; Rasp and Thuerey use those of ERA5.
         folders = [self.path, *(parent / self.path.name for parent in list(self.path.parents)[1:4])]
         for folder in folders:
             found = self._constants_in(folder)
@@ -77,10 +77,10 @@ class _CmipSeries(FieldSeries):
         return axis.shifted(shift)
 
     def unit_factor(self, array: xr.DataArray, orientation: Orientation, piece: Piece, where: str) -> float:
-        """The factor of the archive's units, or 1 for values that are converted already.
+        """Returns the factor of the archive's units, or 1 for values that are already converted.
 
-        Regridding programs rename and convert a variable and leave its attributes behind. So under WeatherBench's name
-        the archive's units, or none, prove nothing, and the size of the values decides.
+        Regridding programs rename and convert a variable but keep its attributes. So under WeatherBench's name the
+        archive's units, or none, are no evidence, and the size of the values decides.
         """
         variable = self.variable
         units = canonical_units(str(array.attrs.get("units", "")))
@@ -96,7 +96,7 @@ class _CmipSeries(FieldSeries):
         ratio = self._mean_of_first_field(array, orientation, piece) / self._typical_mean(array, where)
         if not ratio > 0.0:
             raise DataError(f"{where} is in {units!r}, expected {variable.units!r}, and its first field does not tell")
-        # The two means differ by the factor; the border lies halfway on a logarithmic scale.
+        # The two means differ by the factor; the border is their geometric mean.
         is_converted = ratio > variable.cmip_factor**-0.5
         said = f"in {units!r}" if units else "without units"
         meant = variable.units if is_converted else variable.cmip_units
@@ -122,7 +122,7 @@ class _CmipSeries(FieldSeries):
 
 
 def _years(start: str, end: str, path: Path) -> tuple[int, int]:
-    # 185001010600-185501010000 ends with the first hour of a year of which nothing else is there.
+    # 185001010600-185501010000 ends with the first hour of an otherwise absent year.
     first, last = int(start[:4]), int(end[:4])
     if end[4:8] == "0101" and last > first:
         last -= 1

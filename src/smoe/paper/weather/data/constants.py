@@ -1,4 +1,4 @@
-"""Fields without time: what values they can have, and those that follow from the grid."""
+"""Fields without time: their plausible values, and those that follow from the grid."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _BOUNDS = {"lsm": (-0.01, 1.01), "orography": (-1.0e3, 9.0e3), "slt": (-0.01, 10
 
 
 def grid_constant(name: str, grid: Grid) -> np.ndarray | None:
-    """`lat2d` or `lon2d` of a grid, float32, `(H, W)`; None for another name."""
+    """Returns `lat2d` or `lon2d` of a grid, float32, `(H, W)`; None for another name."""
     return {"lat2d": grid.lat2d, "lon2d": grid.lon2d}[name]() if name in ("lat2d", "lon2d") else None
 
 
 def check_constant(field: np.ndarray, name: str, where: str) -> np.ndarray:
-    """The field, if it is finite and within what such a field can be."""
+    """Returns the field if it is finite and plausible."""
     if not np.isfinite(field).all():
         raise DataError(f"{where} has {int((~np.isfinite(field)).sum())} of {field.size} values missing")
     low, high = _BOUNDS.get(name, (-np.inf, np.inf))

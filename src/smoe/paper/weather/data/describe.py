@@ -1,4 +1,4 @@
-"""What an archive holds, and whether the weather recipes can be trained on it."""
+"""Describes an archive and whether the weather recipes can be trained on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass
 class VariableSummary:
-    """A variable of an archive; `nan_share` of all values that were read, None if none was."""
+    """A variable of an archive; `nan_share` is the share of NaNs in the values read, None if none was read."""
 
     name: str
     short_name: str
@@ -42,22 +42,22 @@ class VariableSummary:
 
 @dataclass
 class Description:
-    """What `describe` found.
+    """Result of `describe`.
 
     Attributes:
-        path: The archive.
-        kind: Its layout.
-        grid: Its grid.
+        path: Folder of the archive.
+        kind: Layout of the archive.
+        grid: Grid of the fields.
         step_hours: Hours between times.
         years: Years with any file.
         num_times: Times in all years.
-        variables: In the order of the library.
+        variables: Variables in the order of the library.
         constants: Names of the constants.
-        gaps: Times between which there are none.
-        missing: Channels and constants that the recipes use and that are not there.
-        problems: Why files cannot be used.
-        remarks: What is worth knowing and hinders nothing.
-        notices: What was put right while reading.
+        gaps: Pairs of times without data between them.
+        missing: Channels and constants that the recipes use and the archive lacks.
+        problems: Reasons why files cannot be used.
+        remarks: Information that does not affect the use.
+        notices: Corrections made while reading.
     """
 
     path: Path
@@ -76,7 +76,7 @@ class Description:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the weather recipes can be trained on it."""
+        """Returns whether the weather recipes can be trained on the archive."""
         return not self.missing and not self.problems
 
 
@@ -88,17 +88,17 @@ def describe(
     quick: bool = False,
     progress: Progress | None = None,
 ) -> Description:
-    """Looks at every file of an archive; what is wrong with one does not hide what is wrong with the next.
+    """Checks every file of an archive; a problem of one file does not hide those of others.
 
     Args:
-        path: As for `open_source`.
-        kind: As for `open_source`.
-        resolution: As for `open_source`.
-        quick: Reads headers only: no NaN shares, and damage inside a file stays unseen.
-        progress: Called with the number of fields' years read, their total, and what comes next.
+        path: Folder, as for `open_source`.
+        kind: Layout, as for `open_source`.
+        resolution: Grid, as for `open_source`.
+        quick: Read only headers; then there are no NaN shares, and damage inside files is not found.
+        progress: Called with the number of yearly fields read, the number of all, and the next step.
 
     Raises:
-        DataError: if it cannot be opened at all.
+        DataError: If the archive cannot be opened.
     """
     source = open_source(path, kind=kind, resolution=resolution)
     assert isinstance(source, SeriesSource)
@@ -114,7 +114,7 @@ def describe(
 
 
 def _look_at_times(source: SeriesSource, found: Description) -> dict[int, bool]:
-    """For each year, whether it starts after a gap."""
+    """Returns for each year whether it starts after a gap."""
     step = np.timedelta64(source.step_hours, "h")
     starts, last = {}, None
     for year in source.years:
@@ -133,7 +133,7 @@ def _look_at_times(source: SeriesSource, found: Description) -> dict[int, bool]:
 
 
 def _look_at_headers(source: SeriesSource, found: Description) -> dict[str, list[int]]:
-    """Years of each channel whose files can be opened and fit the others."""
+    """Returns the years of each channel whose files can be opened and agree with the others."""
     readable: dict[str, list[int]] = {}
     for series in source.all_series():
         variable = series.variable
@@ -191,7 +191,7 @@ def _read_everything(
     for name, (count, first) in unexpected.items():
         text = f"{name}: {count:,} values are NaN, the first at {first}; to prepare them, choose --on-nan"
         if name == "tisr":
-            # WeatherBench as downloaded has some, and the experiments of Rasp & Thuerey a rule for them.
+            # WeatherBench as downloaded has some; Rasp & Thuerey replace them by 0.
             found.remarks.append(f"{text} zero-tisr")
         else:
             found.problems.append(text)
@@ -223,7 +223,7 @@ def _channels(series: FieldSeries) -> list[str]:
 
 
 def _complain(found: Description, short_name: str, problem: str) -> None:
-    # What the recipes do not read hinders nobody.
+    # Variables that the recipes do not read cause no problem.
     is_needed = any(parse_channel(channel).variable == short_name for channel in DEFAULT_INPUTS)
     _add(found.problems if is_needed else found.remarks, problem)
 

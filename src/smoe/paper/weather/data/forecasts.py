@@ -1,4 +1,4 @@
-"""Reads forecast files in WeatherBench's layout, of this library or of any other."""
+"""Reads forecast files in WeatherBench's layout, from this library or any other."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 _INIT_NAMES = ("init_time",)
 _LEAD_NAMES = ("lead_time", "prediction_timedelta", "step")
-# The levels of WeatherBench's own files, which do not say them.
+# The levels of WeatherBench's own files, which do not record them.
 _USUAL_LEVELS = {"z": 500, "t": 850}
 
 
 @dataclass(frozen=True)
 class _Field:
-    """Where a channel is in the file: its variable, and where on the level axis, if there is one."""
+    """Place of a channel in a file: its variable, and its index on the level axis, if there is one."""
 
     name: str
     orientation: Orientation
@@ -44,19 +44,19 @@ class ForecastFile:
     an axis, a coordinate, the attribute `level`, part of the name (`z_500`), or missing for `z` (500) and `t` (850).
 
     Args:
-        path: of the file, or of the folder of a Zarr store.
-        channels: to read.
-        grid: that the fields must be on.
+        path: File, or folder of a Zarr store.
+        channels: Channels to read.
+        grid: Required grid of the fields.
 
     Attributes:
-        init_times: datetime64[h].
-        lead_hours: of the lead times.
-        channels: those of the file.
-        missing: those that were asked for and are not in the file.
-        notices: what was put right or supposed.
+        init_times: Initial times, datetime64[h].
+        lead_hours: Lead times in hours.
+        channels: Channels of the file.
+        missing: Requested channels that are not in the file.
+        notices: Corrections and assumptions.
 
     Raises:
-        DataError: if the file cannot be read, has another layout, another grid or other units, or none of the channels.
+        DataError: If the file cannot be read, has another layout, another grid or other units, or none of the channels.
     """
 
     def __init__(self, path: Path, channels: Sequence[str], grid: Grid) -> None:
@@ -79,7 +79,7 @@ class ForecastFile:
             )
 
     def read(self, channel: str, inits: slice, lead: int) -> np.ndarray:
-        """The forecasts of some initial times for one lead, south to north, 0 eastwards; float32, `(B, H, W)`."""
+        """Returns forecasts of some initial times for one lead, south to north, 0 eastwards, float32, `(B, H, W)`."""
         field = self._fields[channel]
         array = self._dataset[field.name].isel({self._init: inits, self._lead: lead})
         if field.level_axis is not None:
@@ -159,7 +159,7 @@ class ForecastFile:
     def _find_level(
         self, array: xr.DataArray, variable: Variable, is_named_so: bool, level: int | None, where: str
     ) -> tuple[str | None, int | None]:
-        """Name of the level axis, if there is one, and the number of the level on it; None if it is another level."""
+        """Returns the name of the level axis, if there is one, and the index of the level; None for another level."""
         if level is None or (is_named_so and not set(LEVEL_NAMES) & set(array.dims)):
             return None, 0
         if any(name in array.coords for name in LEVEL_NAMES):

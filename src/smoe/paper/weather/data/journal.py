@@ -1,4 +1,4 @@
-"""How far a preparation has come: read again after a kill."""
+"""Progress of a preparation; a resumed preparation reads it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from smoe.paper.weather.data.store_format import PREPARATION_FILE, NaNPolicy, St
 
 
 class Journal:
-    """The years whose statistics are known and the years that are written, kept in `preparation.json`.
+    """Records in `preparation.json` the years whose statistics are known and the years that are written.
 
     Attributes:
-        moments: of each channel, by year.
-        years: that are written, whole and on the disk.
-        has_begun: whether something was done before.
+        moments: Statistics of each channel, by year.
+        years: Years that are written completely and on the disk.
+        has_begun: Whether an earlier preparation has done a part.
     """
 
     def __init__(self, folder: Path, plan: Plan) -> None:
@@ -31,24 +31,24 @@ class Journal:
 
     @classmethod
     def open(cls, folder: Path, plan: Plan, finished: tuple[int, ...] = ()) -> Journal:
-        """A new journal, or the one that was begun with the same plan.
+        """Returns a new journal, or the existing one of the same plan.
 
-        After a refusal for NaNs it goes on with the policy that is chosen then, for those before were none.
+        After a refusal of NaNs, a preparation may resume with another policy, because no value was replaced before.
 
         Args:
-            folder: of the store.
-            plan: what is to be done.
-            finished: years of the store as it is.
+            folder: Folder of the store.
+            plan: Plan of the preparation.
+            finished: Years of the finished store.
 
         Raises:
-            DataError: if the one that was begun has another plan.
+            DataError: If the existing journal has another plan.
         """
         journal = cls(folder, plan)
         if not journal._path.is_file():
             return journal
         content = read_json(journal._path)
         if content["plan"]["years"] and all(span["year"] in finished for span in content["plan"]["years"]):
-            # Stopped after its last step: the store is whole, only the journal was still there.
+            # Stopped after its last step: the store is complete, only the journal was not removed.
             return journal
         if not content["moments"] and not content["years"]:
             return journal
@@ -72,12 +72,12 @@ class Journal:
         self._write()
 
     def add_moments(self, year: int, moments: dict[str, Moments]) -> None:
-        """Keeps the statistics of a year."""
+        """Records the statistics of a year."""
         self.moments[year] = moments
         self._write()
 
     def add_year(self, year: StoredYear) -> None:
-        """Keeps that a year is written; it must have reached the disk."""
+        """Records that a year is written; it must have reached the disk."""
         self.years[year.year] = year
         self._write()
 
@@ -94,5 +94,5 @@ class Journal:
 
 
 def _gives_the_same(old: NaNPolicy, new: NaNPolicy) -> bool:
-    """Whether what was done without a refusal under the old policy is what the new one would have done."""
+    """Returns whether the results under the old policy, without a refusal, equal those under the new one."""
     return old == "refuse" or (old, new) == ("zero-tisr", "zero")

@@ -1,4 +1,4 @@
-"""Values that are not there: refused with their place and number, or replaced by a policy that was chosen."""
+"""Refuses missing values with their place and number, or replaces them by a chosen policy."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def replace_missing(
 ) -> tuple[np.ndarray, int]:
     """Applies the policy to the values `(T, H, W)` of a channel.
 
-    With the policy `mean`, NaNs stay: neither the statistics nor the mean are known here.
+    With the policy `mean` NaNs stay, because the mean is not known here.
 
     Returns:
-        The values, and how many NaNs the policy replaces.
+        The values, and the number of NaNs that the policy replaces.
 
     Raises:
-        DataError: for an infinite value, precipitation that has no logarithm, or a NaN that the policy does not cover.
+        DataError: If a value is infinite, precipitation has no logarithm, or the policy does not cover a NaN.
     """
     num_missing = 0
     for first in range(0, len(values), STEPS_PER_PIECE):

@@ -19,16 +19,16 @@ _ZARR_FILES = ("zarr.json", ".zgroup", ".zmetadata")
 
 
 def open_source(path: Path, *, kind: Kind = "auto", resolution: str | None = None) -> WeatherSource:
-    """Opens weather data where they lie.
+    """Opens weather data as downloaded.
 
     Args:
-        path: A WeatherBench root, its folder of one resolution, the like of the CMIP archive, or a Zarr store with
-            WeatherBench-2's names.
-        kind: The layout; `auto` recognises it.
-        resolution: One of `GRIDS`, where the root holds several.
+        path: A WeatherBench root, its folder of one resolution, a similar folder of the CMIP archive, or a Zarr store
+            with WeatherBench-2's names.
+        kind: Layout of the data; `auto` recognises it.
+        resolution: One of `GRIDS`, if the root holds several.
 
     Raises:
-        DataError: if it is none of these, in the words of what was found.
+        DataError: If it is none of these; the message describes the contents.
     """
     path = Path(path)
     if resolution is not None and resolution not in _FOLDERS:

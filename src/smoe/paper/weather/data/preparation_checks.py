@@ -1,4 +1,4 @@
-"""Whether what is wanted of a preparation fits what there is: the data, the store that is added to, the disk."""
+"""Checks the options of a preparation against the data, an existing store, and the disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smoe.paper.weather.data.store_format import NaNPolicy
 
 
 def check_names(source: WeatherSource, channels: tuple[str, ...], constants: tuple[str, ...]) -> None:
-    """Every name is known, in the data, and there once."""
+    """Checks that every name is known, unique, and present in the data."""
     if not channels:
         raise DataError("--channels must name at least one channel")
     for name in channels:
@@ -32,7 +32,7 @@ def check_names(source: WeatherSource, channels: tuple[str, ...], constants: tup
 
 
 def check_years(source: WeatherSource, years: list[int]) -> None:
-    """Every year is in the data."""
+    """Checks that every year is in the data."""
     missing = tuple(year for year in years if year not in source.years)
     if missing:
         raise DataError(
@@ -42,7 +42,7 @@ def check_years(source: WeatherSource, years: list[int]) -> None:
 
 
 def check_step(source: WeatherSource, step_hours: int) -> None:
-    """The store's step can be taken from the data."""
+    """Checks that the store's step can be taken from the data."""
     if step_hours % source.step_hours or 24 % step_hours:
         raise DataError(
             f"--step-hours {step_hours} must divide 24 and be a multiple of the {source.step_hours} hours between the "
@@ -53,7 +53,7 @@ def check_step(source: WeatherSource, step_hours: int) -> None:
 def check_statistics(
     store: WeatherStore, channels: tuple[str, ...], constants: tuple[str, ...], years: tuple[int, int] | None
 ) -> None:
-    """The statistics of a store are of these years and of all these channels."""
+    """Checks that the statistics of a store cover these years and channels."""
     if years not in (None, store.statistics_years):
         raise DataError(
             f"the statistics of {store.path} are of {store.statistics_years[0]} to {store.statistics_years[1]}, not of "
@@ -72,7 +72,7 @@ def check_same_options(
     step_hours: int,
     on_nan: NaNPolicy,
 ) -> None:
-    """A store that years are added to was prepared in the same way."""
+    """Checks that an existing store was prepared with the same options."""
     pairs = {
         "channels": (existing.channels, channels),
         "constants": (existing.constant_names, constants),
@@ -93,7 +93,7 @@ def check_same_options(
 
 
 def check_same_statistics(existing: WeatherStore, statistics_from: WeatherStore) -> None:
-    """A store that years are added to was normalised with the statistics that are named again."""
+    """Checks that an existing store was normalised with the same statistics."""
     indices = statistics_from.channel_indices(existing.channels)
     if (existing.mean != statistics_from.mean[indices]).any() or (existing.std != statistics_from.std[indices]).any():
         raise DataError(

@@ -1,4 +1,4 @@
-"""Writes a weather store, year by year, so that a kill at any moment costs at most the year under way."""
+"""Writes a weather store year by year. Preparations are resumable: a kill loses at most one year of work."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ def prepare(
     reporter: PreparationReporter,
     statistics_from: WeatherStore | None = None,
 ) -> WeatherStore:
-    """Writes a store, goes on with one that was not finished, or adds later years to a finished one.
+    """Writes a store, resumes an unfinished one, or adds later years to a finished one.
 
     The training years are read twice: once for the statistics, once to be written. At most one channel of one year is
     in memory.
 
     Args:
-        source: where the fields are read from.
-        output: folder of the store.
-        wanted: what goes into it.
-        reporter: hears of the progress.
-        statistics_from: a store whose mean and std are used: for data to pretrain on, which are normalised like
-            those of the fine-tuning.
+        source: Source of the fields.
+        output: Folder of the store.
+        wanted: Options of the preparation.
+        reporter: Receives progress and messages.
+        statistics_from: A store whose mean and standard deviation are used, for pretraining data that are normalised
+            like those of the fine-tuning.
 
     Raises:
-        DataError: if something does not fit; nothing that was there is changed then.
+        DataError: If the data cannot be used; existing files are then unchanged.
     """
     with only_process(output, _OUR_FILES):
         existing = WeatherStore.open(output) if (output / METADATA_FILE).is_file() else None
         plan = make_plan(source, wanted, existing, statistics_from)
-        # Before hours are spent on the statistics, and before the notices, for constants may be put right too.
+        # Read before hours are spent on the statistics, and before the notices, which may include corrected constants.
         constants = read_constants(source, plan.constants) if existing is None else None
         for notice in (*source.notices, *plan.short_years()):
             reporter.notify(notice)
@@ -80,7 +80,7 @@ def prepare(
         reporter.notify(f"{steps}; {check_disk(output, plan.num_bytes, (FIELDS_FILE,), _SMALLER)}")
         journal.begin()
         if journal.has_begun:
-            reporter.notify(f"going on: {len(journal.years)} of {len(plan.years)} years are written")
+            reporter.notify(f"resuming: {len(journal.years)} of {len(plan.years)} years are written")
         num_passes = len(plan.statistics_spans) + len(plan.years)
         num_done = len(journal.moments) + len(journal.years)
         reporter.begin(num_passes * num_channels, num_done * num_channels)
@@ -103,7 +103,7 @@ def prepare(
 
 
 def _cut(path: Path, num_bytes: int) -> None:
-    """Removes what a preparation that was given up has left behind the years of the store."""
+    """Removes the rows that an abandoned preparation has left behind the years of the store."""
     if path.is_file() and path.stat().st_size > num_bytes:
         os.truncate(path, num_bytes)
 
@@ -122,10 +122,10 @@ def _write_year(
     offset = first_row * plan.bytes_per_row
     with path.open("ab") as file:
         try:
-            # A full disk shows here, and not as a crash in the middle of a mapped page.
+            # A full disk causes an error here, and not a crash in the middle of a mapped page.
             os.posix_fallocate(file.fileno(), offset, span.num_steps * plan.bytes_per_row)
         except OSError as error:
-            raise DataError(f"no room for {span.year} in {path}: {error.strerror}; run again to go on") from error
+            raise DataError(f"no room for {span.year} in {path}: {error.strerror}; run again to resume") from error
         shape = (span.num_steps, len(plan.channels), *plan.shape)
         for index, channel in enumerate(plan.channels):
             values, count = read_span(source, channel, span, plan.on_nan)
@@ -144,5 +144,5 @@ def _write_year(
 def _normalise_into(rows: np.ndarray, channel: str, values: np.ndarray, mean: float, std: float) -> None:
     for first in range(0, len(values), STEPS_PER_PIECE):
         piece = transform(channel, values[first : first + STEPS_PER_PIECE])
-        # What is missing here is to be the mean, which is 0 in normalised units.
+        # Values still missing become the mean, which is 0 in normalised units.
         rows[first : first + STEPS_PER_PIECE] = np.nan_to_num((piece - mean) / std, nan=0.0)

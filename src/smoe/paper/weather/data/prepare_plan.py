@@ -1,4 +1,4 @@
-"""What a preparation is going to do: which steps of which years."""
+"""Plans a preparation: the steps of each year."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ DEFAULT_STATISTICS_YEARS = (1979, 2015)
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is wanted.
+    """Options of a preparation.
 
     Attributes:
-        years: first and last year of the store.
-        statistics_years: first and last year that mean and std are taken from: the training years. None: 1979 to 2015,
-            or those of the store that is added to or that the statistics are taken from.
-        channels: fields, in the order of the store.
-        constants: fields without a time.
-        step_hours: between the steps of the store; None: as in the source.
+        years: First and last year of the store.
+        statistics_years: First and last year of the statistics, which should be the training years. None for 1979 to
+            2015, or the years of the existing store or of the store that gives the statistics.
+        channels: Names of the fields, in the order of the store.
+        constants: Names of the fields without a time dimension.
+        step_hours: Hours between the steps of the store; None for the step of the source.
         on_nan: `refuse`; `zero-tisr` replaces NaNs of solar radiation by 0, as Rasp & Thuerey do, and refuses others;
             `zero` replaces all by 0 (in physical units); `mean` replaces them by the channel's mean (no rain, for
             precipitation), and the statistics are of the other values.
@@ -51,13 +51,13 @@ class Preparation:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is going to be written, and from which steps the statistics are taken.
+    """Rows to write, and the steps from which the statistics are computed.
 
     Attributes:
-        statistics_from: checksum of the store that the statistics are taken from, if any.
-        num_rows_before: steps of the store that is added to.
-        years: to be written, one after the other.
-        statistics_spans: of which the statistics are computed; empty if they are known.
+        statistics_from: Checksum of the store that gives the statistics, if any.
+        num_rows_before: Number of steps in the existing store.
+        years: Years to write, in order.
+        statistics_spans: Steps from which the statistics are computed; empty if they are known.
     """
 
     channels: tuple[str, ...]
@@ -73,42 +73,42 @@ class Plan:
 
     @property
     def bytes_per_row(self) -> int:
-        """Of one step of all channels."""
+        """Size of one step of all channels."""
         return len(self.channels) * self.shape[0] * self.shape[1] * DTYPE.itemsize
 
     @property
     def num_new_rows(self) -> int:
-        """Steps that are going to be written."""
+        """Number of steps to write."""
         return sum(span.num_steps for span in self.years)
 
     @property
     def num_bytes(self) -> int:
-        """Of the fields when all is written, with those of the store that is added to."""
+        """Size of the fields of the complete store."""
         return (self.num_rows_before + self.num_new_rows) * self.bytes_per_row
 
     def short_years(self) -> list[str]:
-        """Years of which the data hold a part only, in words."""
+        """Describes the years that are incomplete in the data."""
         counts = {span.year: span.num_steps + span.num_before for span in self.years}
         return [text for year, count in counts.items() for text in describe_short_year(year, count, self.step_hours)]
 
     def to_plain(self) -> dict[str, Any]:
-        """As plain values."""
+        """Returns the plan as plain values."""
         return asdict(self)
 
 
 def make_plan(
     source: WeatherSource, wanted: Preparation, existing: WeatherStore | None, statistics_from: WeatherStore | None
 ) -> Plan:
-    """Checks what is wanted against what there is.
+    """Checks the options against the available data.
 
     Args:
-        source: the data.
-        wanted: of them.
-        existing: the finished store that is added to.
-        statistics_from: a store whose statistics are used.
+        source: Source of the fields.
+        wanted: Options of the preparation.
+        existing: Finished store to which years are added.
+        statistics_from: Store whose statistics are used.
 
     Raises:
-        DataError: naming what is missing or does not fit, and what to do.
+        DataError: If something is missing or inconsistent; the message contains the remedy.
     """
     channels, constants = wanted.channels, wanted.constants
     step_hours = source.step_hours if wanted.step_hours is None else wanted.step_hours

@@ -1,4 +1,4 @@
-"""The statistics of a store: computed from the data, or taken from another store."""
+"""Statistics of a store: computed from the data, or taken from another store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from smoe.paper.weather.data.year_spans import read_span
 def begin_metadata(
     source: WeatherSource, plan: Plan, existing: WeatherStore | None, statistics_from: WeatherStore | None
 ) -> Metadata:
-    """The metadata as far as they are known before anything is read: of an old store, or without years."""
+    """Returns the metadata that are known before anything is read: of an existing store, or without years."""
     notices = tuple(source.notices)
     if existing is not None:
         old = existing.metadata
@@ -63,7 +63,7 @@ def begin_metadata(
 def compute_statistics(
     source: WeatherSource, plan: Plan, journal: Journal, advance: Callable[[str], None]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std of all channels over all steps of the statistics years; years in the journal are not read again."""
+    """Returns mean and std of all channels over all steps of the statistics years; skips years in the journal."""
     for span in plan.statistics_spans:
         if span.year in journal.moments:
             continue
@@ -83,10 +83,10 @@ def compute_statistics(
 
 
 def read_constants(source: WeatherSource, names: tuple[str, ...]) -> np.ndarray:
-    """The constants in physical units, `(K, H, W)`.
+    """Returns the constants in physical units, `(K, H, W)`.
 
     Raises:
-        DataError: if one is missing or not finite.
+        DataError: If one is missing or not finite.
     """
     constants = np.empty((len(names), *source.grid.shape), DTYPE)
     for index, name in enumerate(names):

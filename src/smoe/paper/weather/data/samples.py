@@ -1,4 +1,4 @@
-"""Samples for training: fields at a few past times in, fields at a lead time out (Rasp & Thuerey)."""
+"""Samples for training: fields at a few past times as input, fields at a lead time as target (Rasp & Thuerey)."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
     `DataLoader(samples, batch_size=32, collate_fn=WeatherSamples.collate)`.
 
     Args:
-        store: where the fields are.
-        years: first and last year.
-        targets: channels to forecast.
-        inputs: channels of the input; None: all of the store.
-        constants: constants of the input; None: all of the store.
-        context_hours: how long before `t` the input's times are, the longest first.
-        lead_hours: lead time, or the smallest and the largest of the range it is drawn from.
-        start_every_hours: distance of the times `t`, counted from midnight of 1970-01-01; None: every step.
-        skip_hours: left out at the beginning of the first year. Rasp & Thuerey leave out 24 of the training years.
-        seed: of the leads that are drawn.
-        fixed_lead: with a range, the lead of all samples: for evaluation. It may lie outside the range.
+        store: Store of the fields.
+        years: First and last year.
+        targets: Channels to forecast.
+        inputs: Channels of the input; None for all of the store.
+        constants: Constants of the input; None for all of the store.
+        context_hours: Hours before `t` of the input's times, in descending order.
+        lead_hours: Lead time, or the smallest and the largest of the range it is drawn from.
+        start_every_hours: Hours between the times `t`, counted from midnight of 1970-01-01; None for every step.
+        skip_hours: Hours left out at the beginning of the first year. Rasp & Thuerey leave out 24 in training.
+        seed: Seed of the random leads.
+        fixed_lead: With a range, the lead of all samples, for evaluation. It may lie outside the range.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
 
     @property
     def leads(self) -> tuple[int, ...]:
-        """The lead times, in hours, that a sample may have."""
+        """Lead times, in hours, that a sample may have."""
         if self.fixed_lead is not None:
             return (self.fixed_lead,)
         if isinstance(self.lead_hours, int):
@@ -103,18 +103,18 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Of the input channels, such as `z_500@-12h`, `lsm`."""
+        """Names of the input channels, such as `z_500@-12h`, `lsm`."""
         fields = tuple(f"{name}@{-hours}h" for hours in self.context_hours for name in self.inputs)
         return fields + self.constants + ((LEAD_CHANNEL,) if self.is_continuous else ())
 
     @property
     def num_input_channels(self) -> int:
-        """Channels of an input."""
+        """Number of channels of an input."""
         return len(self.context_hours) * len(self.inputs) + len(self.constants) + self.is_continuous
 
     @property
     def missing_years(self) -> tuple[int, ...]:
-        """Years that were asked for and are not in the store."""
+        """Requested years that are not in the store."""
         present = self.store.years()
         return tuple(year for year in range(self.years[0], self.years[1] + 1) if year not in present)
 
@@ -124,11 +124,11 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
         self.__dict__.pop("_drawn_leads", None)
 
     def init_time(self, index: int) -> np.datetime64:
-        """The time `t` of a sample's forecast, datetime64[h]."""
+        """Returns the time `t` of a sample's forecast, datetime64[h]."""
         return np.datetime64(int(self._starts[self._checked([index])[0]]), "h")
 
     def valid_time(self, index: int) -> np.datetime64:
-        """The time of a sample's target, datetime64[h]."""
+        """Returns the time of a sample's target, datetime64[h]."""
         return self.init_time(index) + int(self._lead_of(self._checked([index]))[0]) * _HOUR
 
     def __len__(self) -> int:
@@ -151,7 +151,7 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
         input = np.empty((len(index), self.num_input_channels, height, width), np.float32)
         target = np.empty((len(index), len(self.targets), height, width), np.float32)
         for sample in range(len(index)):
-            # Row by row: each is one run of bytes in the file, and nothing is copied twice.
+            # Row by row: each is contiguous in the file, and nothing is copied twice.
             for context in range(num_contexts):
                 first = context * num_fields
                 input[sample, first : first + num_fields] = fields[rows[sample, context], self._input_index]
@@ -192,7 +192,7 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
 
 
 def _as_slice(indices: list[int]) -> slice | list[int]:
-    # A slice is copied as one run of bytes, a list channel by channel.
+    # A slice is copied as one contiguous block, a list channel by channel.
     if indices == list(range(indices[0], indices[0] + len(indices))):
         return slice(indices[0], indices[0] + len(indices))
     return indices

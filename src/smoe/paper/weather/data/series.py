@@ -1,4 +1,4 @@
-"""One variable through time: its files, each read only where and when it is needed."""
+"""One variable through time: its files, each read on demand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Piece:
-    """A file with a part of a variable's times; `years` are what its name promises."""
+    """A file with a part of a variable's times; `years` are those in its name."""
 
     path: Path
     years: range
@@ -32,7 +32,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Header:
-    """What a piece holds, known without reading a field."""
+    """Contents of a piece, known without reading a field."""
 
     name: str
     orientation: Orientation
@@ -46,12 +46,12 @@ class FieldSeries:
     """The fields of a variable in all its files.
 
     Args:
-        variable: What it is.
-        pieces: Its files in the order of time.
-        names: Names that the variable may have inside the files, the first that is there counts.
-        files: Opens them.
-        grid: What all files must be on; None for any of WeatherBench's. It may be set until a file is opened.
-        notify: Receives what was put right, and in which file.
+        variable: Variable of the series.
+        pieces: Files in the order of time.
+        names: Possible names of the variable inside the files; the first one found is used.
+        files: Opens the files.
+        grid: Required grid of all files; None accepts any of WeatherBench's. It may be set until a file is opened.
+        notify: Receives corrections, with the file.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class FieldSeries:
 
     @property
     def years(self) -> tuple[int, ...]:
-        """Years that the names of the files promise."""
+        """Years in the names of the files."""
         return tuple(sorted({year for piece in self.pieces for year in piece.years}))
 
     @property
@@ -83,13 +83,13 @@ class FieldSeries:
         return self.header(self.pieces[0]).levels
 
     def header(self, piece: Piece) -> Header:
-        """What a file holds; it is opened and checked once."""
+        """Returns the contents of a file, which is opened and checked once."""
         if piece.path not in self._headers:
             self._headers[piece.path] = self._read_header(piece)
         return self._headers[piece.path]
 
     def can_be_opened(self, first_year: int, last_year: int) -> bool:
-        """Whether the files that may hold times of these years have headers without a fault."""
+        """Checks the headers of the files that may hold times of these years."""
         for piece in self.pieces_of(first_year, last_year):
             try:
                 if piece.path in self._unreadable:
@@ -101,11 +101,11 @@ class FieldSeries:
         return True
 
     def pieces_of(self, first_year: int, last_year: int) -> list[Piece]:
-        """Files that may hold times of these years."""
+        """Returns the files that may hold times of these years."""
         return [p for p in self.pieces if p.years[0] <= last_year and p.years[-1] >= first_year]
 
     def times(self, year: int) -> np.ndarray:
-        """All times of a year in the files, datetime64[m]; may be empty."""
+        """Returns all times of a year in the files, datetime64[m]; may be empty."""
         first, last = np.datetime64(f"{year}-01-01", "m"), np.datetime64(f"{year + 1}-01-01", "m")
         # The first time of a year may be the last one of the file before.
         pieces = self.pieces_of(year - 1, year)
@@ -114,7 +114,7 @@ class FieldSeries:
         return times[(times >= first) & (times < last)]
 
     def read(self, level: int | None, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Fields at ascending times, float32 `(T, H, W)`, and which of the times were in the files, `(T,)`.
+        """Returns fields at ascending times, float32 `(T, H, W)`, and a mask of the times in the files, `(T,)`.
 
         Fields of times that no file has are NaN.
         """
@@ -142,7 +142,7 @@ class FieldSeries:
         return fields, found
 
     def level_index(self, piece: Piece, level: int | None) -> int | None:
-        """Where a level is in a file; None for a variable without levels."""
+        """Returns the index of a level in a file; None for a variable without levels."""
         levels = self.header(piece).levels
         if level is None:
             return None
@@ -213,13 +213,13 @@ class FieldSeries:
             )
 
     def _check_complete(self, piece: Piece, array: xr.DataArray, steps_a_day: int) -> None:
-        """Refuses an array of which parts are missing, where opening the file does not show it."""
+        """Refuses an array with missing parts that opening the file does not reveal."""
 
     def place_in_time(self, axis: TimeAxis, where: str) -> TimeAxis:  # noqa: ARG002 - for other archives
-        """The times to which the fields belong; here those of the file."""
+        """Returns the times to which the fields belong; here those of the file."""
         return axis
 
     def unit_factor(self, array: xr.DataArray, orientation: Orientation, piece: Piece, where: str) -> float:  # noqa: ARG002
-        """What to multiply the file's values with; here they must be in the variable's units."""
+        """Returns the factor of the file's values; here they must be in the variable's units."""
         check_units(self.variable, array.attrs.get("units"), where)
         return 1.0

@@ -1,4 +1,4 @@
-"""What the three archives share: channels of file series that must agree in time."""
+"""Common base of the three archives: channels of file series that must agree in time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from smoe.paper.atmosphere.variables import VARIABLES, Channel, Variable, parse_
 from smoe.paper.weather.data.series import FieldSeries, Header, describe_years
 from smoe.paper.weather.data.source import WeatherSource
 
-# Accumulated variables of ERA5 begin seven hours after the others. One day is what training leaves out at the start.
+# Accumulated variables of ERA5 begin seven hours after the others. Training leaves out one day at the start.
 LATE_START = np.timedelta64(24, "h")
 
 
@@ -24,8 +24,8 @@ class SeriesSource(WeatherSource):
     """A source made of file series. An archive's own class finds the files and calls `_set_series`.
 
     Args:
-        path: The archive, for messages.
-        files: Opens its files.
+        path: Folder of the archive, for messages.
+        files: Opens the files.
     """
 
     def __init__(self, path: Path, files: OpenFiles):
@@ -36,7 +36,7 @@ class SeriesSource(WeatherSource):
         self._hourly_precipitation: FieldSeries | None = None
 
     def _set_series(self, series: dict[str, list[FieldSeries]], hourly_precipitation: FieldSeries | None) -> None:
-        # By short name; several series of one variable hold other levels of it, the first that has a level counts.
+        # By short name; several series of one variable hold other levels, and the first one with a level is used.
         self._series = {name: series[name] for name in VARIABLES if name in series}
         self._hourly_precipitation = hourly_precipitation
         everything = self.all_series()
@@ -52,16 +52,16 @@ class SeriesSource(WeatherSource):
         self.step_hours = header.time.step // 60
 
     def all_series(self) -> list[FieldSeries]:
-        """Every variable's files, in the order of `VARIABLES`; hourly precipitation last."""
+        """Returns the series of every variable, in the order of `VARIABLES`; hourly precipitation is last."""
         extra = [] if self._hourly_precipitation is None else [self._hourly_precipitation]
         return [each for several in self._series.values() for each in several] + extra
 
     def _in_order(self) -> list[FieldSeries]:
-        # Accumulated variables may start late, so that the times are those of another one if there is any.
+        # Accumulated variables may start late, so another variable gives the times if there is one.
         return sorted(self.all_series(), key=lambda series: series.variable.is_accumulated)
 
     def _first_header(self) -> tuple[Path, Header]:
-        # A damaged file hinders those who read it, and nobody else: the next one tells grid and step as well.
+        # A damaged file affects only its readers: the next file gives grid and step as well.
         errors = []
         for series in self._in_order():
             for piece in series.pieces:
@@ -82,7 +82,7 @@ class SeriesSource(WeatherSource):
 
     @property
     def years(self) -> tuple[int, ...]:
-        """Years of which at least one variable has a file."""
+        """Years with a file of at least one variable."""
         return tuple(sorted({year for series in self.all_series() for year in series.years}))
 
     @property
@@ -99,7 +99,7 @@ class SeriesSource(WeatherSource):
         return tuple(names)
 
     def times(self, year: int) -> np.ndarray:
-        """Times of a year as the first variable has them; the others must have the same."""
+        """Returns the times of a year in the first variable; the others must have the same."""
         reference = self._reference_of(year)
         if year not in reference.years:
             raise self._missing_year(reference, year)
@@ -119,7 +119,7 @@ class SeriesSource(WeatherSource):
         return hours
 
     def read(self, channel: str, year: int) -> np.ndarray:
-        """Fields of a channel in a year; only its level is read."""
+        """Returns the fields of a channel in a year; only its level is read."""
         series, level = self._find(channel, year)
         times = self.times(year)
         where = f"{series.variable.folder} {year}" + ("" if level is None else f" at {level} hPa")
@@ -134,7 +134,7 @@ class SeriesSource(WeatherSource):
         return fields
 
     def check(self, channels: Iterable[str], years: Iterable[int]) -> None:
-        """Opens every file needed and compares levels and times, reading headers only."""
+        """Opens every file needed and compares levels and times; reads only headers."""
         channels = list(channels)
         for year in years:
             times = self.times(year)

@@ -1,4 +1,4 @@
-"""What every archive of weather data looks like once it is opened."""
+"""Protocol of an opened archive of weather data."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from smoe.gridded.grid import Grid
 
 
 class WeatherSource(ABC):
-    """Where fields are read from: rows south to north, columns from 0 eastwards, WeatherBench's units and levels.
+    """A source of fields: rows south to north, columns from 0 eastwards, WeatherBench's units and levels.
 
     Attributes:
-        kind: The archive's layout: `weatherbench`, `cmip` or `weatherbench2`.
-        grid: One of WeatherBench's.
+        kind: Layout of the archive: `weatherbench`, `cmip` or `weatherbench2`.
+        grid: One of WeatherBench's grids.
         step_hours: Hours from one time to the next, 1 or 6.
-        notices: What was put right while reading, each once, such as a latitude axis that was turned round.
+        notices: Corrections made while reading, each once, such as a reversed latitude axis.
     """
 
     kind: str
@@ -29,49 +29,49 @@ class WeatherSource(ABC):
     @property
     @abstractmethod
     def years(self) -> tuple[int, ...]:
-        """Years of which there is at least one file, ascending."""
+        """Years with at least one file, ascending."""
 
     @property
     @abstractmethod
     def channels(self) -> tuple[str, ...]:
-        """Every channel it can give."""
+        """Every available channel."""
 
     @property
     def constant_names(self) -> tuple[str, ...]:
-        """Every constant it can give; the coordinates always."""
+        """Every available constant; the coordinates are always available."""
         return ("lat2d", "lon2d")
 
     @abstractmethod
     def times(self, year: int) -> np.ndarray:
-        """Times of a year, datetime64[h], `(T,)`: regular, perhaps not the whole year.
+        """Returns the times of a year, datetime64[h], `(T,)`: regular, possibly incomplete.
 
         Raises:
-            DataError: for a year that is not there, a gap, a time that is there twice, an axis that is not sorted.
+            DataError: If the year is missing, or its times have a gap, repeat or are not sorted.
         """
 
     @abstractmethod
     def read(self, channel: str, year: int) -> np.ndarray:
-        """Fields of a channel at `times(year)`, float32, physical units, `(T, H, W)`.
+        """Returns the fields of a channel at `times(year)`, float32, physical units, `(T, H, W)`.
 
-        NaNs of the files stay. `tp` is the total of the six hours before each time; where the archive does not reach
-        back six hours, and before the first hour of accumulated variables, it is NaN.
+        NaNs of the files stay. `tp` is the total of the six hours before each time. It is NaN where the archive does
+        not reach back six hours, and before the first hour of accumulated variables.
 
         Raises:
-            DataError: for what is missing, truncated, damaged or in another unit.
+            DataError: If something is missing, truncated, damaged or in another unit.
         """
 
     @abstractmethod
     def read_constant(self, name: str) -> np.ndarray:
-        """A field without time, float32, `(H, W)`.
+        """Returns a field without time, float32, `(H, W)`.
 
         `lsm` is in [0, 1], `orography` in m, `lat2d` and `lon2d` in degrees; the last two need no file.
         """
 
     def check(self, channels: Iterable[str], years: Iterable[int]) -> None:
-        """Looks for channels and years before hours are spent on reading them.
+        """Checks that channels and years exist, before hours are spent on reading them.
 
         Raises:
-            DataError: as `read` does, for what can be known from the headers of the files.
+            DataError: As for `read`, as far as the headers of the files show it.
         """
         for year in years:
             self.times(year)

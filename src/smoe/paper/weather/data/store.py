@@ -1,4 +1,4 @@
-"""The compact store that training reads: normalised fields in one memory-mapped file."""
+"""The compact store for training: normalised fields in one memory-mapped file."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from smoe.suggestions import suggest
 
 
 class WeatherStore:
-    """What `smoe data prepare weather` wrote. Open it with `WeatherStore.open`.
+    """A store written by `smoe data prepare weather`. Open it with `WeatherStore.open`.
 
-    The fields are mapped when they are first used, and again in each process that a store is sent to.
+    The fields are mapped on first use, and again in each process that receives a store.
 
     Attributes:
-        path: its folder.
-        channels: names of the fields, such as `z_500`, in the order of the channel dimension.
-        constant_names: names of the constants, such as `lsm`.
-        grid: latitudes from south to north, longitudes from 0 eastwards.
-        step_hours: between two steps of a year.
-        times: of the steps, datetime64[h], `(T,)`, ascending; years that were not prepared are gaps.
-        mean: of the channels, after the transform of precipitation, float64, `(C,)`.
-        std: as mean.
-        statistics_years: first and last of the years that mean and std are of.
-        metadata: what is stored of how it was prepared.
+        path: Folder of the store.
+        channels: Names of the fields, such as `z_500`, in the order of the channel dimension.
+        constant_names: Names of the constants, such as `lsm`.
+        grid: Grid with latitudes from south to north and longitudes from 0 eastwards.
+        step_hours: Hours between two steps of a year.
+        times: Times of the steps, datetime64[h], `(T,)`, ascending; years that were not prepared are gaps.
+        mean: Mean of each channel, after the transform of precipitation, float64, `(C,)`.
+        std: Standard deviation of each channel, as for `mean`.
+        statistics_years: First and last year of the statistics.
+        metadata: Metadata of the preparation.
     """
 
     def __init__(self, path: Path, metadata: Metadata) -> None:
@@ -60,7 +60,7 @@ class WeatherStore:
         """Opens a store after checking its metadata, the size of the fields, and the constants.
 
         Raises:
-            DataError: if it is not there, not finished, of another format or version, or damaged.
+            DataError: If it is missing, unfinished, of another format or version, or damaged.
         """
         path = Path(path)
         if not (path / METADATA_FILE).is_file():
@@ -68,7 +68,7 @@ class WeatherStore:
                 state = read_json(path / PREPARATION_FILE)
                 raise DataError(
                     f"the preparation of the store {path} is not finished: {len(state['years'])} of "
-                    f"{len(state['plan']['years'])} years are written; run the same smoe data prepare again to go on"
+                    f"{len(state['plan']['years'])} years are written; run the same smoe data prepare again to resume"
                 )
             raise DataError(
                 f"there is no weather store in {path} (no {METADATA_FILE}); make one with "
@@ -82,13 +82,13 @@ class WeatherStore:
 
     @cached_property
     def fields(self) -> np.ndarray:
-        """The normalised fields, float32, `(T, C, H, W)`, mapped read-only."""
-        # A private writable map, which torch could wrap without a copy, is refused where the file exceeds the memory.
+        """Normalised fields, float32, `(T, C, H, W)`, mapped read-only."""
+        # A private writable map, which torch could wrap without a copy, is refused if the file exceeds the memory.
         return np.memmap(self.path / FIELDS_FILE, DTYPE, "r", shape=self.metadata.shape)
 
     @cached_property
     def raw_constants(self) -> np.ndarray:
-        """The constants in physical units, float32, `(K, H, W)`."""
+        """Constants in physical units, float32, `(K, H, W)`."""
         shape = (len(self.constant_names), *self.metadata.shape[2:])
         path = self.path / CONSTANTS_FILE
         content = path.read_bytes() if path.is_file() else b""
@@ -98,39 +98,39 @@ class WeatherStore:
 
     @cached_property
     def constants(self) -> np.ndarray:
-        """The constants, each normalised by its mean and deviation over the grid, float32, `(K, H, W)`."""
+        """Constants, each normalised by its mean and standard deviation over the grid, float32, `(K, H, W)`."""
         mean, std = (
             np.array(values)[:, None, None] for values in (self.metadata.constant_mean, self.metadata.constant_std)
         )
         return ((self.raw_constants - mean) / std).astype(np.float32)
 
     def raw_constant(self, name: str) -> np.ndarray:
-        """One constant in physical units, `(H, W)`: `lsm` is the share of land, in [0, 1]."""
+        """Returns one constant in physical units, `(H, W)`: `lsm` is the share of land, in [0, 1]."""
         return self.raw_constants[self.constant_indices([name])[0]]
 
     def channel_indices(self, names: Sequence[str]) -> list[int]:
-        """Where the channels are in the channel dimension.
+        """Returns the indices of channels in the channel dimension.
 
         Raises:
-            DataError: if one is not in the store.
+            DataError: If a channel is not in the store.
         """
         return [self._find(name, self.channels, "channel") for name in names]
 
     def constant_indices(self, names: Sequence[str]) -> list[int]:
-        """Where the constants are among the constants.
+        """Returns the indices of constants.
 
         Raises:
-            DataError: if one is not in the store.
+            DataError: If a constant is not in the store.
         """
         return [self._find(name, self.constant_names, "constant") for name in names]
 
     def to_physical(self, channel: str, values: Values) -> Values:
-        """Values of one channel in physical units, of any shape: undoes normalisation and precipitation's logarithm."""
+        """Converts values of one channel, of any shape, to physical units; inverts normalisation and logarithm."""
         (index,) = self.channel_indices([channel])
         return undo_transform(channel, values * float(self.std[index]) + float(self.mean[index]))
 
     def to_normalised(self, channel: str, values: Values) -> Values:
-        """The inverse of `to_physical`."""
+        """Inverts `to_physical`."""
         (index,) = self.channel_indices([channel])
         mean, std = float(self.mean[index]), float(self.std[index])
         if isinstance(values, (np.ndarray, np.generic)):
@@ -138,17 +138,17 @@ class WeatherStore:
         return values.new_tensor((transform(channel, values.detach().cpu().numpy()) - mean) / std)
 
     def years(self) -> tuple[int, ...]:
-        """The years in it, complete or not."""
+        """Returns the years of the store, complete or not."""
         return tuple(year.year for year in self.metadata.years)
 
     def verify(self) -> Iterator[int]:
         """Reads all fields, year by year, and compares them with the checksums taken when they were written.
 
         Yields:
-            Each year that is as it was written.
+            Each unchanged year.
 
         Raises:
-            DataError: if a year's bytes have changed.
+            DataError: If the bytes of a year have changed.
         """
         path, offset = self.path / FIELDS_FILE, 0
         for year in self.metadata.years:

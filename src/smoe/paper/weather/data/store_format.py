@@ -1,9 +1,9 @@
-"""The files of a weather store, and its metadata with a checksum.
+"""Files of a weather store, and its metadata with a checksum.
 
 `fields.f32` holds the normalised fields as plain little-endian float32, `(T, C, H, W)`, year after year, without a
 header, so that later years can be appended. `constants.f32` holds the constants `(K, H, W)` in physical units.
-`store.json` says what is in both; it is written last. While years are being written, `preparation.json` keeps how far
-they have come.
+`store.json` describes both and is written last. While years are being written, `preparation.json` records the
+progress.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class StoredYear:
     """The rows of one year.
 
     Attributes:
-        year: the calendar year.
-        first_time: of its first row, such as `1979-01-01T00`; the others follow at the store's step.
-        num_steps: its rows.
-        num_dropped: steps of the source left out before the first row, where a sum over past hours is not defined yet.
-        num_filled: NaNs that were replaced, by channel.
-        crc32: of its bytes in `fields.f32`.
+        year: Calendar year.
+        first_time: Time of the first row, such as `1979-01-01T00`; the others follow at the store's step.
+        num_steps: Number of rows.
+        num_dropped: Number of steps left out before the first row, where a sum over past hours is not defined yet.
+        num_filled: Number of replaced NaNs, by channel.
+        crc32: Checksum of the bytes in `fields.f32`.
     """
 
     year: int
@@ -49,18 +49,18 @@ class StoredYear:
     crc32: int
 
     def times(self, step_hours: int) -> np.ndarray:
-        """The times of the rows, datetime64[h]."""
+        """Returns the times of the rows, datetime64[h]."""
         return np.datetime64(self.first_time, "h") + np.arange(self.num_steps) * np.timedelta64(step_hours, "h")
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """What `store.json` says. The attributes are those of `WeatherStore`, as plain values.
+    """Contents of `store.json`. The attributes are those of `WeatherStore`, as plain values.
 
     Attributes:
-        statistics_from: checksum of the store that mean and std were taken from; None: computed from the source.
-        on_nan: what was done with NaNs.
-        notices: what the reader of the source put right.
+        statistics_from: Checksum of the store that gave mean and std; None if they were computed from the source.
+        on_nan: Treatment of NaNs.
+        notices: Corrections made by the reader of the source.
     """
 
     channels: tuple[str, ...]
@@ -81,27 +81,27 @@ class Metadata:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of the fields, `(T, C, H, W)`."""
+        """Shape of the fields, `(T, C, H, W)`."""
         num_steps = sum(year.num_steps for year in self.years)
         return num_steps, len(self.channels), len(self.latitude), len(self.longitude)
 
     @property
     def bytes_per_row(self) -> int:
-        """Of all channels at one step."""
+        """Size of all channels at one step."""
         return int(np.prod(self.shape[1:])) * DTYPE.itemsize
 
     @property
     def num_bytes(self) -> int:
-        """Of the fields."""
+        """Size of the fields."""
         return self.shape[0] * self.bytes_per_row
 
     @property
     def checksum(self) -> str:
-        """Of everything in it."""
+        """Checksum of the whole content."""
         return checksum(asdict(self))
 
     def write(self, folder: Path) -> None:
-        """Writes `store.json`, whole or not at all."""
+        """Writes `store.json` atomically."""
         write_json(folder / METADATA_FILE, asdict(self))
 
     @classmethod
@@ -109,7 +109,7 @@ class Metadata:
         """Reads `store.json`.
 
         Raises:
-            DataError: if it is not there, of another format or version, or not as it was written.
+            DataError: If it is missing, of another format or version, or changed.
         """
         content = read_json(folder / METADATA_FILE)
         try:
@@ -123,14 +123,14 @@ class Metadata:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes plain values as this format, whole or not at all."""
+    """Writes plain values in this format, atomically."""
     write_checked_json(path, content, FORMAT, VERSION)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads what `write_json` wrote.
+    """Reads a file written by `write_json`.
 
     Raises:
-        DataError: if it is of another format or version, damaged or edited.
+        DataError: If it is of another format or version, damaged or edited.
     """
     return read_checked_json(path, FORMAT, VERSION)

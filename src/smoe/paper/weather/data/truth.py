@@ -1,4 +1,4 @@
-"""What came true: the fields of a store at given times, in physical units."""
+"""True fields of a store at given times, in physical units."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from smoe.errors import DataError
 from smoe.paper.weather.data.store import WeatherStore
 
-# Told what is being done, how much of it, and how much there is.
+# Called with a description, the number of steps done, and the number of all steps.
 Progress = Callable[[str, int, int], None]
 
 _TIMES_PER_PIECE = 128
@@ -19,11 +19,11 @@ class Truth:
     """Some channels of a store.
 
     Args:
-        store: where they are.
-        channels: their names, in the order of what is read.
+        store: Store of the fields.
+        channels: Names of the channels, in the order of the result.
 
     Raises:
-        DataError: if the store lacks one.
+        DataError: If the store lacks a channel.
     """
 
     def __init__(self, store: WeatherStore, channels: Sequence[str]) -> None:
@@ -32,14 +32,14 @@ class Truth:
         self._indices = store.channel_indices(self.channels)
 
     def has(self, times: np.ndarray) -> np.ndarray:
-        """Whether each of the times, datetime64, is in the store."""
+        """Returns a mask of the times, datetime64, that are in the store."""
         return np.isin(times.astype("datetime64[h]"), self.store.times)
 
     def read(self, times: np.ndarray) -> np.ndarray:
-        """The fields at some times, float64, `(len(times), C, H, W)`.
+        """Returns the fields at some times, float64, `(len(times), C, H, W)`.
 
         Raises:
-            DataError: if one of the times is not in the store.
+            DataError: If a time is not in the store.
         """
         missing = times[~self.has(times)]
         if len(missing):
@@ -47,10 +47,10 @@ class Truth:
         return self._read_rows(np.searchsorted(self.store.times, times.astype("datetime64[h]")))
 
     def times_of(self, years: tuple[int, int]) -> np.ndarray:
-        """The times of the store in the years from the first to the last.
+        """Returns the times of the store in the years from the first to the last.
 
         Raises:
-            DataError: if there are none.
+            DataError: If there are none.
         """
         times = self.store.times
         found = times[
@@ -67,7 +67,7 @@ class Truth:
     def pieces(
         self, times: np.ndarray, text: str, progress: Progress | None = None
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Times and their fields, some at a time: memory does not grow with their number."""
+        """Yields times and their fields in pieces, so that memory does not grow with their number."""
         for first in range(0, len(times), _TIMES_PER_PIECE):
             piece = times[first : first + _TIMES_PER_PIECE]
             yield piece, self.read(piece)
@@ -75,7 +75,7 @@ class Truth:
                 progress(text, min(first + _TIMES_PER_PIECE, len(times)), len(times))
 
     def mean(self, years: tuple[int, int], progress: Progress | None = None) -> np.ndarray:
-        """Mean over all times of the years, `(C, H, W)`: the climatology of WeatherBench's ACC, for the test years."""
+        """Returns the mean over all times of the years, `(C, H, W)`, which WeatherBench's ACC uses."""
         times = self.times_of(years)
         total = np.zeros((len(self.channels), *self.store.grid.shape))
         for _, fields in self.pieces(times, f"mean of {years[0]}-{years[1]}", progress):

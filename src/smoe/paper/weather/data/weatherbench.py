@@ -1,4 +1,4 @@
-"""WeatherBench as it is downloaded: `<resolution>/<variable>/<variable>_<year>_<resolution>.nc`."""
+"""Reads WeatherBench as downloaded: `<resolution>/<variable>/<variable>_<year>_<resolution>.nc`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class WeatherBenchSource(SeriesSource):
     """Reads one resolution's folder of WeatherBench.
 
     Args:
-        folder: The folder that holds a folder for each variable.
-        resolution: Name of its grid, one of `GRIDS`; None if the folder's name does not say it.
+        folder: Folder that holds a folder for each variable.
+        resolution: Name of its grid, one of `GRIDS`; None if the folder's name does not contain it.
     """
 
     kind = "weatherbench"
@@ -80,13 +80,13 @@ class WeatherBenchSource(SeriesSource):
 
     @property
     def constant_names(self) -> tuple[str, ...]:
-        """Constants of the file, and those that follow from the grid."""
+        """Returns the constants of the file, and those that follow from the grid."""
         path = self._constants_file()
         inside = self._files.get(path).data_vars if path else ()
         return tuple(name for name in CONSTANTS if name in inside or grid_constant(name, self.grid) is not None)
 
     def read_constant(self, name: str) -> np.ndarray:
-        """A constant of the constants file; `lat2d` and `lon2d` are computed."""
+        """Returns a constant of the constants file; `lat2d` and `lon2d` are computed."""
         check_constant_name(name)
         computed = grid_constant(name, self.grid)
         if computed is not None:

@@ -1,4 +1,4 @@
-"""One Zarr store with WeatherBench-2's names; its fields have longitude before latitude."""
+"""Reads a Zarr store with WeatherBench-2's names; its fields have longitude before latitude."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from smoe.paper.weather.data.series_source import SeriesSource
 if TYPE_CHECKING:
     import xarray as xr
 
-# What the constants are there, and what to divide them by.
+# Names of the constants in such stores, and their divisors.
 _CONSTANTS = {"lsm": ("land_sea_mask", 1.0), "orography": ("geopotential_at_surface", STANDARD_GRAVITY),
               "slt": ("soil_type", 1.0)}  # fmt: skip
 
@@ -36,8 +36,8 @@ class WeatherBench2Source(SeriesSource):
     """Reads a Zarr store of version 2 or 3.
 
     Args:
-        path: The store's folder.
-        resolution: Name of the grid that it must be on; None for any of `GRIDS`.
+        path: Folder of the store.
+        resolution: Name of the required grid; None accepts any of `GRIDS`.
     """
 
     kind = "weatherbench2"
@@ -70,14 +70,14 @@ class WeatherBench2Source(SeriesSource):
 
     @property
     def constant_names(self) -> tuple[str, ...]:
-        """Constants of the store, and those that follow from the grid."""
+        """Returns the constants of the store, and those that follow from the grid."""
         inside = self._files.get(self.path).data_vars
         return tuple(
             n for n in CONSTANTS if n in ("lat2d", "lon2d") or (n in _CONSTANTS and _CONSTANTS[n][0] in inside)
         )
 
     def read_constant(self, name: str) -> np.ndarray:
-        """A constant of the store; `lat2d` and `lon2d` are computed."""
+        """Returns a constant of the store; `lat2d` and `lon2d` are computed."""
         check_constant_name(name)
         computed = grid_constant(name, self.grid)
         if computed is not None:
@@ -111,7 +111,7 @@ def _open_zarr(path: Path) -> xr.Dataset:
         import zarr
     except ModuleNotFoundError:
         raise DataError("reading a Zarr store needs zarr: pip install 'smoe[weather]'") from None
-    # Asking for consolidated metadata where there are none would warn.
+    # A request for consolidated metadata that do not exist would warn.
     group = zarr.open_group(path, mode="r")
     is_consolidated = group.metadata.consolidated_metadata is not None
     return xr.open_dataset(path, engine="zarr", chunks=None, cache=False, consolidated=is_consolidated)

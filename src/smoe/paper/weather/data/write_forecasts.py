@@ -1,7 +1,7 @@
-"""Forecasts as a file in WeatherBench's layout: `(init_time, lead_time, lat, lon)`, NetCDF or Zarr.
+"""Writes forecasts in WeatherBench's layout: `(init_time, lead_time, lat, lon)`, NetCDF or Zarr.
 
-A variable has WeatherBench's short name (`z`, `t`, `t2m`, `tp`) and its pressure level as the attribute `level`; where
-it is forecast on several levels, each has the name of its channel (`z_500`, `z_850`).
+A variable has WeatherBench's short name (`z`, `t`, `t2m`, `tp`) and its pressure level as the attribute `level`; if it
+is forecast on several levels, each has the name of its channel (`z_500`, `z_850`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from smoe.paper.atmosphere.variables import VARIABLES, parse_channel
 DIMENSIONS = ("init_time", "lead_time", "lat", "lon")
 ENDINGS = (".nc", ".zarr")
 
-# One chunk holds so many initial times of one lead: a quarter of a megabyte at 5.625 degrees.
+# Number of initial times of one lead in a chunk: a quarter of a megabyte at 5.625 degrees.
 _INITS_PER_CHUNK = 32
 _EPOCH = np.datetime64("1970-01-01T00", "h")
 
 
 class ForecastWriter(ABC):
-    """Writes forecasts piece by piece; nothing but the piece at hand is in memory.
+    """Writes forecasts piece by piece; only the current piece is in memory.
 
     Args:
-        names: of the variables in the file, by channel.
-        coordinates: values of the dimensions.
+        names: Names of the variables in the file, by channel.
+        coordinates: Values of the dimensions.
     """
 
     def __init__(self, names: Mapping[str, str], coordinates: Mapping[str, np.ndarray]) -> None:
@@ -44,16 +44,16 @@ class ForecastWriter(ABC):
         self._is_written = np.zeros((len(names), *self.shape[:2]), dtype=bool)
 
     def write(self, channel: str, first_init: int, lead: int, fields: np.ndarray) -> None:
-        """Writes the forecasts of some initial times in a row.
+        """Writes the forecasts of some consecutive initial times.
 
         Args:
-            channel: such as `z_500`.
-            first_init: number of the first initial time.
-            lead: number of the lead time.
-            fields: in physical units, south to north and 0 eastwards, `(B, H, W)`.
+            channel: Channel, such as `z_500`.
+            first_init: Index of the first initial time.
+            lead: Index of the lead time.
+            fields: Fields in physical units, south to north and 0 eastwards, `(B, H, W)`.
 
         Raises:
-            DataError: if they are not finite.
+            DataError: If a value is not finite.
         """
         if not np.isfinite(fields).all():
             raise DataError(
@@ -66,7 +66,7 @@ class ForecastWriter(ABC):
         self._is_written[list(self.names).index(channel), inits, lead] = True
 
     def check_complete(self) -> None:
-        """Raises an error if anything was not written."""
+        """Raises an error if a field was not written."""
         if not self._is_written.all():
             raise ValueError(
                 f"{np.count_nonzero(~self._is_written)} of {self._is_written.size} fields were not written"
@@ -78,7 +78,7 @@ class ForecastWriter(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Brings everything to disk."""
+        """Flushes everything to disk."""
 
 
 @contextmanager
@@ -90,21 +90,21 @@ def open_forecast_writer(
     grid: Grid,
     attributes: Mapping[str, str] | None = None,
 ) -> Iterator[ForecastWriter]:
-    """A writer of a new file, which has its name only once it is whole.
+    """Returns a writer of a new file, which gets its name when it is complete.
 
     Args:
-        path: ends in `.nc` or `.zarr`.
-        channels: to write.
-        init_times: datetime64, ascending.
-        lead_hours: ascending.
-        grid: of the fields.
-        attributes: of the file, such as the run that it comes from.
+        path: Path that ends in `.nc` or `.zarr`.
+        channels: Channels to write.
+        init_times: Initial times, datetime64, ascending.
+        lead_hours: Lead times, ascending.
+        grid: Grid of the fields.
+        attributes: Attributes of the file, such as the run that made it.
 
     Raises:
-        DataError: if the path has another ending or exists.
+        DataError: If the path has another ending or exists.
     """
     check_output(path)
-    # The ending stays, by which some libraries know the format.
+    # The ending is kept, because some libraries find the format by it.
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.tmp{path.suffix}")
     path.parent.mkdir(parents=True, exist_ok=True)
     coordinates = {
@@ -129,10 +129,10 @@ def open_forecast_writer(
 
 
 def check_output(path: Path) -> None:
-    """Refuses a path that forecasts cannot be written to.
+    """Refuses a path to which forecasts cannot be written.
 
     Raises:
-        DataError: if it has another ending or exists.
+        DataError: If it has another ending or exists.
     """
     if path.suffix not in ENDINGS:
         raise DataError(f"forecasts are written as {' or '.join(ENDINGS)}, got {path}")
@@ -141,7 +141,7 @@ def check_output(path: Path) -> None:
 
 
 def variable_names(channels: Sequence[str]) -> dict[str, str]:
-    """What each channel is called in the file."""
+    """Returns the name of each channel in the file."""
     count = Counter(parse_channel(name).variable for name in channels)
     return {
         name: parse_channel(name).variable if count[parse_channel(name).variable] == 1 else name for name in channels
@@ -199,13 +199,13 @@ class _ZarrWriter(ForecastWriter):
         import zarr
 
         super().__init__(names, coordinates)
-        # Version 2, which older readers know too, as WeatherBench-2's stores.
+        # Version 2, as in WeatherBench-2's stores, which older readers support.
         self._group = zarr.open_group(path, mode="w-", zarr_format=2, attributes=dict(attributes))
         for name in DIMENSIONS:
             self._group.create_array(
                 name,
                 data=coordinates[name],
-                # Without one, 0 would be it, and longitude 0 would read as missing.
+                # Without a fill value, 0 would be used, and longitude 0 would be read as missing.
                 fill_value=None,
                 attributes={"_ARRAY_DIMENSIONS": [name], **_COORDINATE_ATTRIBUTES[name]},
             )
@@ -220,7 +220,7 @@ class _ZarrWriter(ForecastWriter):
                 dtype="f4",
                 chunks=(min(_INITS_PER_CHUNK, self.shape[0]), 1, *self.shape[2:]),
                 fill_value=float("nan"),
-                # A chunk that is not there is one that was lost.
+                # A missing chunk is then a lost one.
                 config={"write_empty_chunks": True},
                 attributes={"_ARRAY_DIMENSIONS": list(DIMENSIONS), **attrs},
             )

@@ -1,4 +1,4 @@
-"""Which steps of a year go into a store."""
+"""Selects the steps of a year for a store."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from smoe.paper.weather.data.missing_values import replace_missing
 from smoe.paper.weather.data.source import WeatherSource
 from smoe.paper.weather.data.store_format import NaNPolicy
 
-# Where a record begins, sums over past hours are not defined yet: in WeatherBench they start at 07 h of 1979, and the
-# sums over 6 hours 5 hours later. Rasp & Thuerey leave out the first 24 h.
+# At the start of a record, sums over past hours are not defined yet: in WeatherBench they start at 07 h of 1979, and
+# the sums over 6 hours 5 hours later. Rasp & Thuerey leave out the first 24 h.
 _MAX_UNDEFINED_HOURS = 24
 
 
@@ -29,12 +29,12 @@ class YearSpan:
 
     @property
     def num_before(self) -> int:
-        """Steps that would be kept before the first, were everything defined there."""
+        """Number of steps left out before the first, because a channel is not defined there."""
         return self.first // self.stride
 
 
 def find_span(source: WeatherSource, year: int, channels: tuple[str, ...], step_hours: int) -> YearSpan:
-    """The steps at the hours 0, step, 2 * step, ... of each day, without those where a channel is not defined yet."""
+    """Returns the steps at the hours 0, step, 2 * step, ... of each day at which every channel is defined."""
     times = source.times(year)
     first = _count_undefined(source, year, times, channels)
     hours = times[first:].astype("datetime64[h]").astype(np.int64)
@@ -50,7 +50,7 @@ def find_span(source: WeatherSource, year: int, channels: tuple[str, ...], step_
 
 
 def read_span(source: WeatherSource, channel: str, span: YearSpan, on_nan: NaNPolicy) -> tuple[np.ndarray, int]:
-    """The fields `(T, H, W)` of a channel at these steps, and how many NaNs were or will be replaced."""
+    """Returns the fields `(T, H, W)` of a channel at these steps, and the number of replaced NaNs."""
     values, times = source.read(channel, span.year), source.times(span.year)
     expected = (len(times), *source.grid.shape)
     if values.shape != expected:
@@ -60,7 +60,7 @@ def read_span(source: WeatherSource, channel: str, span: YearSpan, on_nan: NaNPo
 
 
 def _count_undefined(source: WeatherSource, year: int, times: np.ndarray, channels: tuple[str, ...]) -> int:
-    """Leading steps at which a sum over past hours has no value anywhere, because the record begins here."""
+    """Returns the number of leading steps at which a sum over past hours has no value anywhere."""
     if year - 1 in source.years:
         return 0
     most = 0
