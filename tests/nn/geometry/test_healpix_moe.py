@@ -38,7 +38,14 @@ def loop_layer(x: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, nsi
 @pytest.mark.parametrize("order", ["nested", "ring"])
 @pytest.mark.parametrize("expert_channels", [1, 2])
 def test_every_gradient_is_that_of_the_loops(dtype, order, expert_channels):
-    options = {"nside": 2, "pixel_order": order, "expert_channels": expert_channels, "rule": "frozen", "dtype": dtype}
+    options = {
+        "nside": 2,
+        "pixel_order": order,
+        "expert_channels": expert_channels,
+        "rule": "frozen",
+        "order": "score",
+        "dtype": dtype,
+    }
     layer = HEALPixMoE(2, 5, 2, **options)
     x = torch.randn(2, 2, 48, dtype=dtype, requires_grad=True)
     output = layer(x)
@@ -86,6 +93,7 @@ def test_rules(rule):
     assert not torch.equal(after[place], before[place])
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiles_and_exports():
     layer = HEALPixMoE(2, 6, 2, nside=4, rule="frozen").eval()
     x = torch.randn(1, 2, 192)

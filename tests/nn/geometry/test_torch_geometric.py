@@ -60,7 +60,7 @@ def test_with_one_expert_it_is_the_convolutions_of_torch_geometric():
 
 def test_batches_of_a_data_loader():
     samples = [Data(x=torch.randn(N, C), edge_index=EDGES, y=torch.randn(N, 2)) for _ in range(7)]
-    model = Sequential("x, edge_index", [(GraphMoE(C, 6, 2, num_nodes=N), "x, edge_index -> x")])
+    model = Sequential("x, edge_index", [(GraphMoE(C, 6, 2, num_nodes=N, rule="rc"), "x, edge_index -> x")])
     for batch in DataLoader(samples, batch_size=3):
         output = model(batch.x, batch.edge_index)
         assert output.shape == (batch.num_nodes, 2)
@@ -71,7 +71,7 @@ def test_batches_of_a_data_loader():
 
 def test_parts_of_a_graph():
     x = torch.randn(N, C)
-    layer = GraphMoE(C, 6, 2, num_nodes=N).eval()
+    layer = GraphMoE(C, 6, 2, num_nodes=N, rule="rc").eval()
     everything = layer(x, EDGES)
     seeds = torch.tensor([7, 2, 11])
     node_id, edges, places, _ = k_hop_subgraph(seeds, 1, EDGES, relabel_nodes=True)
@@ -82,7 +82,7 @@ def test_parts_of_a_graph():
 @pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")
 def test_a_neighbour_loader():
     data = Data(x=torch.randn(N, C), edge_index=EDGES)
-    layer = GraphMoE(C, 6, 2, num_nodes=N).eval()
+    layer = GraphMoE(C, 6, 2, num_nodes=N, rule="rc").eval()
     everything = layer(data.x, data.edge_index)
     try:
         batches = list(NeighborLoader(data, num_neighbors=[-1], batch_size=5))

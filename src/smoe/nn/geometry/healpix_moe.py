@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from smoe.nn.filter_bank import BankOptions, FilterBank
 from smoe.nn.geometry.spatial_moe_1d import check_axes
 from smoe.ops.healpix import (
-    FaceHalo,
     HEALPixOrder,
     check_healpix_coordinates,
     check_nside,
+    crop_faces,
     face_pixels,
     pad_faces,
     permute_pixels,
@@ -48,8 +48,6 @@ class HEALPixMoE(FilterBank):
     pixels: torch.Tensor
     inverse: torch.Tensor
     nearest: torch.Tensor
-    halo_places: torch.Tensor
-    halo_sources: torch.Tensor
 
     def __init__(
         self,
@@ -79,9 +77,6 @@ class HEALPixMoE(FilterBank):
         pixels = face_pixels(nside, pixel_order).to(self.weight.device)
         self.register_buffer("pixels", pixels, persistent=False)
         self.register_buffer("inverse", pixels.argsort(), persistent=False)
-        halo = FaceHalo.of(nside, self.width)
-        self.register_buffer("halo_places", halo.places.to(pixels.device), persistent=False)
-        self.register_buffer("halo_sources", halo.sources.to(pixels.device), persistent=False)
         inside = torch.arange(-self.width, nside + self.width, device=pixels.device).clamp(0, nside - 1)
         face = torch.arange(12, device=pixels.device)[:, None, None]
         nearest = (face * nside + inside[:, None]) * nside + inside
@@ -120,7 +115,7 @@ class HEALPixMoE(FilterBank):
 
     def prepare(self, input: torch.Tensor) -> torch.Tensor:
         """The padded faces, one below the other."""
-        return pad_faces(input, self.width, FaceHalo(self.halo_places, self.halo_sources)).flatten(2, 3)
+        return pad_faces(input, self.width).flatten(2, 3)
 
     def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""
@@ -135,8 +130,7 @@ class HEALPixMoE(FilterBank):
 
     def _inner(self, output: torch.Tensor) -> torch.Tensor:
         """The faces without their borders, `(B, O, 12, n, n)`."""
-        n, width = self.nside, self.width
-        return output.unflatten(2, (12, -1))[..., width : width + n, width : width + n]
+        return crop_faces(output.unflatten(2, (12, -1)), self.width)
 
     def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
         """Faces, rows and columns."""

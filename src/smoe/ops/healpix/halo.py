@@ -2,136 +2,209 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 # By where a pixel left its face (3 * row step + column step + 4, a step being -1, 0 or 1): the face that lies there, -1
-# where three faces meet and none does; and how its axes lie: 1 reverses columns, 2 reverses rows, 4 exchanges them.
-_NEIGHBOUR = np.array(
-    [
-        [8, 9, 10, 11, -1, -1, -1, -1, 10, 11, 8, 9],
-        [5, 6, 7, 4, 8, 9, 10, 11, 9, 10, 11, 8],
-        [-1, -1, -1, -1, 5, 6, 7, 4, -1, -1, -1, -1],
-        [4, 5, 6, 7, 11, 8, 9, 10, 11, 8, 9, 10],
-        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11],
-        [1, 2, 3, 0, 0, 1, 2, 3, 5, 6, 7, 4],
-        [-1, -1, -1, -1, 7, 4, 5, 6, -1, -1, -1, -1],
-        [3, 0, 1, 2, 3, 0, 1, 2, 4, 5, 6, 7],
-        [2, 3, 0, 1, -1, -1, -1, -1, 0, 1, 2, 3],
-    ]
+# where three faces meet and none does.
+_NEIGHBOUR = (
+    (8, 9, 10, 11, -1, -1, -1, -1, 10, 11, 8, 9),
+    (5, 6, 7, 4, 8, 9, 10, 11, 9, 10, 11, 8),
+    (-1, -1, -1, -1, 5, 6, 7, 4, -1, -1, -1, -1),
+    (4, 5, 6, 7, 11, 8, 9, 10, 11, 8, 9, 10),
+    (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11),
+    (1, 2, 3, 0, 0, 1, 2, 3, 5, 6, 7, 4),
+    (-1, -1, -1, -1, 7, 4, 5, 6, -1, -1, -1, -1),
+    (3, 0, 1, 2, 3, 0, 1, 2, 4, 5, 6, 7),
+    (2, 3, 0, 1, -1, -1, -1, -1, 0, 1, 2, 3),
 )
-_TURN = np.array([[0, 0, 3], [0, 0, 6], [0, 0, 0], [0, 0, 5], [0, 0, 0], [5, 0, 0], [0, 0, 0], [6, 0, 0], [3, 0, 0]])
+# How the axes of that face lie, by the row of faces (north, equator, south) that the pixel left: 1 reverses columns, 2
+# reverses rows, 4 exchanges both.
+_TURN = ((0, 0, 3), (0, 0, 6), (0, 0, 0), (0, 0, 5), (0, 0, 0), (5, 0, 0), (0, 0, 0), (6, 0, 0), (3, 0, 0))
 
 
-class FaceHalo(NamedTuple):
-    """Where the border of padded faces comes from.
+class _Piece(NamedTuple):
+    """A part of the border of a face, and the block of the face that it comes from."""
 
-    Attributes:
-        places: Pixels of the border in the padded faces, flat.
-        sources: The two pixels of the faces, flat, whose mean each of them is `(2, ...)`; mostly the same one twice.
-    """
-
-    places: torch.Tensor
-    sources: torch.Tensor
-
-    @classmethod
-    def of(cls, nside: int, width: int) -> FaceHalo:
-        """The border of a size; tables are kept."""
-        return _make_halo(nside, width)
+    face: int
+    row_step: int
+    column_step: int
+    other: int
+    turn: int
 
 
-def _cross(face: np.ndarray, y: np.ndarray, x: np.ndarray, nside: int) -> np.ndarray:
-    """Flat pixel for rows and columns that may lie beyond a face; -1 where three faces meet."""
-    row_step = (y >= nside).astype(int) - (y < 0).astype(int)
-    column_step = (x >= nside).astype(int) - (x < 0).astype(int)
-    x, y = x - column_step * nside, y - row_step * nside
-    place = 4 + column_step + 3 * row_step
-    other = _NEIGHBOUR[place, face]
-    turn = _TURN[place, face // 4]
-    x = np.where(turn & 1, nside - 1 - x, x)
-    y = np.where(turn & 2, nside - 1 - y, y)
-    x, y = np.where(turn & 4, y, x), np.where(turn & 4, x, y)
-    return np.where(other < 0, -1, (other * nside + y) * nside + x)
+def _pieces() -> Iterator[_Piece]:
+    """All parts of the borders that lie in another face: edges and corners."""
+    for face in range(12):
+        for row_step in (-1, 0, 1):
+            for column_step in (-1, 0, 1):
+                place = 4 + column_step + 3 * row_step
+                other = _NEIGHBOUR[place][face]
+                if place != 4 and other >= 0:
+                    yield _Piece(face, row_step, column_step, other, _TURN[place][face // 4])
 
 
-@functools.lru_cache(maxsize=8)
-def _make_halo(nside: int, width: int) -> FaceHalo:
-    if not 0 <= width <= nside:
-        raise ValueError(f"the border of a face must be at most its side of {nside} pixels wide, got {width}")
-    size = nside + 2 * width
-    face, row, column = np.meshgrid(np.arange(12), np.arange(size), np.arange(size), indexing="ij")
-    y, x = row - width, column - width
-    is_border = (x < 0) | (x >= nside) | (y < 0) | (y >= nside)
-    face, y, x, row, column = (part[is_border] for part in (face, y, x, row, column))
-    first = _cross(face, y, x, nside)
-    # Where three faces meet, the pixel is the mean of the two that lie beyond either edge, as far from the corner.
-    inside_y, inside_x = (_mirror(part, nside) for part in (y, x))
-    by_rows, by_columns = _cross(face, y, inside_x, nside), _cross(face, inside_y, x, nside)
-    sources = np.where(first < 0, np.stack([by_rows, by_columns]), first)
-    places = torch.from_numpy((face * size + row) * size + column)
-    return FaceHalo(places, torch.from_numpy(sources).contiguous())
+def _missing_corners() -> Iterator[tuple[int, int, int]]:
+    """Face, row step and column step of the corners where three faces meet."""
+    for face in range(12):
+        for row_step in (-1, 1):
+            for column_step in (-1, 1):
+                if _NEIGHBOUR[4 + column_step + 3 * row_step][face] < 0:
+                    yield face, row_step, column_step
 
 
-def _mirror(place: np.ndarray, nside: int) -> np.ndarray:
-    """The place inside the face that is as far from its edge as the given one is outside."""
-    return np.where(place < 0, -1 - place, np.where(place >= nside, 2 * nside - 1 - place, place))
+_PIECES = tuple(_pieces())
+_MISSING_CORNERS = tuple(_missing_corners())
+_EDGES = {(piece.face, piece.row_step, piece.column_step): piece for piece in _PIECES}
 
 
-def pad_faces(faces: torch.Tensor, width: int, halo: FaceHalo | None = None) -> torch.Tensor:
+def _border(step: int, nside: int, width: int) -> slice:
+    """Rows or columns of a padded face in a part of it: before, within or after the face."""
+    return {-1: slice(0, width), 0: slice(width, width + nside), 1: slice(width + nside, nside + 2 * width)}[step]
+
+
+def _inside(step: int, nside: int, width: int) -> slice:
+    """Rows or columns of a padded face that are as near to its edge as those of the border: the last within it."""
+    return {-1: slice(width, 2 * width), 1: slice(nside, nside + width)}[step]
+
+
+def _source(faces: torch.Tensor, piece: _Piece, width: int) -> torch.Tensor:
+    """The block of another face that a part of the border shows, turned as it lies there; a view where possible."""
+    n = faces.shape[3]
+    # Where the part would lie in the other face if its axes were those of this one.
+    row, column = ({-1: (n - width, n), 0: (0, n), 1: (0, width)}[step] for step in (piece.row_step, piece.column_step))
+    if piece.turn & 2:
+        row = (n - row[1], n - row[0])
+    if piece.turn & 1:
+        column = (n - column[1], n - column[0])
+    block = faces[:, :, piece.other]
+    if piece.turn & 4:
+        block = block.transpose(2, 3)
+    return block[:, :, row[0] : row[1], column[0] : column[1]]
+
+
+def _flips(piece: _Piece) -> list[int]:
+    """Axes of the block that run the other way."""
+    return [axis for axis, bit in ((2, 2), (3, 1)) if piece.turn & bit]
+
+
+def pad_faces(faces: torch.Tensor, width: int) -> torch.Tensor:
     """Pads each face by the pixels of its neighbours; gradients go back to these.
 
-    Eight corners of faces touch no other face: there, the border is the mean of the pixels beyond the two edges.
+    Eight corners of faces touch no other face: there, the border is the mean of the pixels beyond the two edges, as far
+    from the corner.
 
     Args:
         faces: `(B, C, 12, n, n)`, floating.
         width: Width of the border, at most n.
-        halo: Where the border comes from, on the device of the faces; made if None.
 
     Returns:
         `(B, C, 12, n + 2 * width, n + 2 * width)`.
     """
     if faces.ndim != 5 or faces.shape[2] != 12 or faces.shape[3] != faces.shape[4]:
         raise ValueError(f"faces must be (B, C, 12, n, n), got shape {tuple(faces.shape)}")
+    if not 0 <= width <= faces.shape[3]:
+        raise ValueError(f"the border must be at most the {faces.shape[3]} pixels of a side wide, got {width}")
     if width == 0:
         return faces
-    if halo is None:
-        made = FaceHalo.of(faces.shape[3], width)
-        halo = FaceHalo(made.places.to(faces.device), made.sources.to(faces.device))
     if torch.compiler.is_compiling():
-        return _pad(faces, halo.places, halo.sources, width)
-    return _PaddedFaces.apply(faces, halo.places, halo.sources, width)  # type: ignore[return-value]
+        return _pad(faces, width)
+    return _PaddedFaces.apply(faces, width)  # type: ignore[return-value]
 
 
-def _pad(faces: torch.Tensor, places: torch.Tensor, sources: torch.Tensor, width: int) -> torch.Tensor:
+def _pad(faces: torch.Tensor, width: int) -> torch.Tensor:
     B, C, _, n, _ = faces.shape
     size = n + 2 * width
     padded = faces.new_empty(B, C, 12, size, size)
-    padded[..., width:-width, width:-width] = faces
-    flat = faces.flatten(2)
-    # Halves first: a sum of two large half-precision numbers could overflow.
-    border = flat.index_select(2, sources[0]) * 0.5 + flat.index_select(2, sources[1]) * 0.5
-    padded.view(B, C, -1)[:, :, places] = border
+    padded[..., width : width + n, width : width + n] = faces
+    for piece in _PIECES:
+        rows, columns = _border(piece.row_step, n, width), _border(piece.column_step, n, width)
+        block, flips = _source(faces, piece, width), _flips(piece)
+        padded[:, :, piece.face, rows, columns] = block.flip(flips) if flips else block
+    for face, row_step, column_step in _MISSING_CORNERS:
+        part = padded[:, :, face]
+        rows, columns = _border(row_step, n, width), _border(column_step, n, width)
+        beyond_row = part[:, :, rows, _inside(column_step, n, width)].flip(3)
+        beyond_column = part[:, :, _inside(row_step, n, width), columns].flip(2)
+        # Halves first: a sum of two large half-precision numbers could overflow.
+        part[:, :, rows, columns] = beyond_row * 0.5 + beyond_column * 0.5
     return padded
 
 
 class _PaddedFaces(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, faces, places, sources, width):
-        ctx.save_for_backward(places, sources)
+    def forward(ctx, faces, width):
         ctx.width = width
-        return _pad(faces, places, sources, width)
+        return _pad(faces, width)
 
     @staticmethod
     def backward(ctx, *grad_outputs):
         (error,) = grad_outputs
-        places, sources = ctx.saved_tensors
-        width = ctx.width
-        gradient = error[..., width:-width, width:-width].contiguous()
-        border = error.flatten(2).index_select(2, places) * 0.5
-        flat = gradient.flatten(2)
-        for source in sources:
-            flat.scatter_add_(2, source.expand_as(border), border)
-        return flat.view_as(gradient), None, None, None
+        width, n = ctx.width, error.shape[3] - 2 * ctx.width
+        gradient = error[..., width : width + n, width : width + n].clone(memory_format=torch.contiguous_format)
+        for piece in _PIECES:
+            rows, columns = _border(piece.row_step, n, width), _border(piece.column_step, n, width)
+            _add_to_source(gradient, piece, width, error[:, :, piece.face, rows, columns])
+        for face, row_step, column_step in _MISSING_CORNERS:
+            # Half of the gradient goes to the pixels beyond either edge, of which the corner is the mean.
+            rows, columns = _border(row_step, n, width), _border(column_step, n, width)
+            half = error[:, :, face, rows, columns] * 0.5
+            for piece, values in (
+                (_EDGES[face, row_step, 0], half.flip(3)),
+                (_EDGES[face, 0, column_step], half.flip(2)),
+            ):
+                along = column_step if piece.column_step == 0 else row_step
+                _add_to_source(gradient, piece, width, values, near=along)
+        return gradient, None
+
+
+def _add_to_source(
+    gradient: torch.Tensor, piece: _Piece, width: int, values: torch.Tensor, near: int | None = None
+) -> None:
+    """Adds the gradient of a part of the border to the block that it shows.
+
+    Args:
+        gradient: Gradient of the faces, changed in place.
+        piece: Part of the border.
+        width: Width of the border.
+        values: Gradient of the part; with `near`, of those pixels of an edge that are nearest to one of its ends.
+        near: That end, -1 or 1.
+    """
+    flips = _flips(piece)
+    block = _source(gradient, piece, width)
+    if near is not None:
+        axis = 3 if piece.column_step == 0 else 2
+        is_first = (near == -1) != (axis in flips)
+        block = block.narrow(axis, 0 if is_first else block.shape[axis] - width, width)
+    block.add_(values.flip(flips) if flips else values)
+
+
+def crop_faces(padded: torch.Tensor, width: int) -> torch.Tensor:
+    """Faces without their borders, `(B, C, 12, n, n)`, contiguous; gradients of the borders are 0."""
+    if width == 0:
+        return padded
+    if torch.compiler.is_compiling():
+        return padded[..., width:-width, width:-width].contiguous()
+    return _CroppedFaces.apply(padded, width)  # type: ignore[return-value]
+
+
+class _CroppedFaces(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, padded, width):
+        ctx.width = width
+        return padded[..., width:-width, width:-width].contiguous()
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (error,) = grad_outputs
+        width, n = ctx.width, error.shape[3]
+        size = n + 2 * width
+        gradient = error.new_empty(*error.shape[:3], size, size)
+        gradient[..., width:-width, width:-width] = error
+        for step in (-1, 1):
+            border = _border(step, n, width)
+            gradient[..., border, :] = 0.0
+            gradient[..., border] = 0.0
+        return gradient, None
