@@ -45,8 +45,9 @@ def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
         assert ours["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-4)
         assert ours["routing/changed"] == pytest.approx(theirs["routing/changed"], abs=1e-3)
     states = [torch.load(tmp_path / run / "checkpoints" / "last.pt") for run in ("one", "two")]
-    for part in ("model", "average"):
-        for key, value in states[0][part].items():
+    parts = {"model": [state["model"] for state in states], "average": [state["average"]["model"] for state in states]}
+    for part, (ones, twos) in parts.items():
+        for key, value in ones.items():
             # The running means are those of process 0, which sees every other part.
             if "running" not in key and "num_batches" not in key:
-                torch.testing.assert_close(states[1][part][key], value, rtol=0, atol=2e-5, msg=f"{part} {key}")
+                torch.testing.assert_close(twos[key], value, rtol=0, atol=2e-5, msg=f"{part} {key}")
