@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from smoe.nn.conversion_plan import Change, Convolution, ExampleInput, find_grids, plan_conversion, show_name
+from smoe.nn.conversion_plan import Change, ExampleInput, find_grids, plan_conversion, show_name
+from smoe.nn.convertible import filters_of, make_layer, requires_grad
+from smoe.nn.defaults import default_order, resolve_default_rule
+from smoe.nn.filter_bank import FilterBank
 from smoe.nn.gates import SpatialGate, TensorGate
-from smoe.nn.grid_conv import GridConv2d
-from smoe.nn.spatial_moe_2d import SpatialMoE2d
-from smoe.options import BiasOwner, GateInit, Order, PaddingMode
-from smoe.rules import Damping, Rule, resolve_rule
+from smoe.nn.gates.factorised import FactorisedGate, PixelEmbedding
+from smoe.options import BiasOwner, GateInit, Order
+from smoe.rules import Damping, Rule
 
 Start = Literal["random", "filters"]
 MakeGate = Callable[[int, int, tuple[int, ...]], SpatialGate]
@@ -25,22 +27,22 @@ def convert(
     model: nn.Module,
     *,
     example_input: ExampleInput,
-    kernel_size: int | tuple[int, int] | None = 3,
+    kernel_size: int | tuple[int, ...] | None = 3,
     num_experts: float = 2.0,
     names: str | None = None,
     predicate: Callable[[str, nn.Module], bool] | None = None,
-    share_gates: bool = True,
+    share_gates: bool | None = None,
     gate_group: Callable[[str], object] | None = None,
     gate_init: GateInit = "kaiming",
     correlation_length: float | None = None,
     prior: torch.Tensor | None = None,
     prior_strength: float = 2.0,
     make_gate: MakeGate | None = None,
-    start: Start = "random",
+    start: Start | None = None,
     order: Order | None = None,
     bias: BiasOwner = "expert",
     local_affine: bool = False,
-    rule: Rule | str = "rc",
+    rule: Rule | str | None = None,
     damping: Damping | str | float | None = None,
     notify: Callable[[str], None] | None = None,
 ) -> nn.Module:
@@ -57,10 +59,12 @@ def convert(
         num_experts: Ratio of experts to filters (2.0), or the number of experts (an integer).
         names: Pattern of the names of modules to convert, such as `blocks.*.conv2`.
         predicate: Further condition on the name and the module.
-        share_gates: Use one gate for all layers with the same grid and the same numbers of experts.
-        gate_group: Maps the name of a layer to a group; only layers of one group share a gate, for example those of
-            the encoder.
-        gate_init: Start of the gates, as for `TensorGate`.
+        share_gates: Use one gate for all layers with the same grid and the same numbers of experts. None shares
+            `TensorGate`s, and of `FactorisedGate`s, which are the default, the embedding: the layers of a grid know
+            their pixels together, and each has keys of its own.
+        gate_group: Maps the name of a layer to a group; only layers of one group share a gate or an embedding, for
+            example those of the encoder.
+        gate_init: Start of the gates, as for `FactorisedGate` and `TensorGate`.
         correlation_length: Correlation length of smooth gates, in pixels of their grid.
         prior: Map `(H, W)` of a fraction in [0, 1], such as land: each share of the experts starts as the preference of
             its part. It is averaged to the grids of the layers.
@@ -68,13 +72,15 @@ def convert(
         make_gate: Makes a gate of the number of experts, the number of selected experts and the grid, in place of the
             gates that the options above describe; it has an order of its own.
         start: `random` experts, or `filters`: each filter becomes a few equal experts, of which the gate selects one at
-            each pixel. The converted network then computes what the model computed, and learns on from there.
-        order: Order of the experts' outputs, as for `SpatialMoE2d`; None for `score` with random experts and `index`
-            with filters, which keep their channels so, or another if the rule does not work with it.
+            each pixel. The converted network then computes what the model computed, and learns on from there. None for
+            `filters` with families of experts, and otherwise `random`.
+        order: Order of the experts' outputs, as for `SpatialMoE2d`; None for `families` with the default rule, and with
+            other rules for `score` with random experts and `index` with filters, which keep their channels so, or
+            another if the rule does not work with it.
         bias: Owner of the biases, where the convolution has them: `expert`, so that the routing decides the offset of a
             pixel too, or `slot`, one for each output channel.
         local_affine: Give each layer a learned factor and offset at each pixel and channel, as for `SpatialMoE2d`.
-        rule: How the gates learn, as for `SpatialMoE2d`.
+        rule: How the gates learn, as for `SpatialMoE2d`; None for the default rule.
         damping: Damping of the experts' error, as for `SpatialMoE2d`.
         notify: Called with a report of what was changed and what was left.
 
@@ -82,7 +88,7 @@ def convert(
         ValueError: If nothing can be converted, with the reasons; if options contradict each other; or if the network
             reaches a convolution in another way than by its name, so that the new layer would not be used.
     """
-    if start not in get_args(Start):
+    if start not in (None, *get_args(Start)):
         raise ValueError(f"start must be one of {', '.join(get_args(Start))}, got {start!r}")
     if make_gate is not None and (start == "filters" or prior is not None):
         raise ValueError("make_gate decides where the gates start: give it, or start='filters', or a prior")
@@ -98,72 +104,109 @@ def convert(
     )
     if not plan.changes:
         raise ValueError(f"no convolution can be converted: {str(plan) or 'the model has none'}")
-    rule = resolve_rule(rule)
+    rule = resolve_default_rule(rule, None, order)
     order = order or _order_for(rule, start)
+    if start is None:
+        start = "filters" if order == "families" and prior is None and make_gate is None else "random"
+    is_factorised = order == "families" and default_order(rule) == "families"
+    is_gate_shared = not is_factorised if share_gates is None else share_gates
     options: dict[str, Any] = {"init": gate_init, "correlation_length": correlation_length, "order": order}
     converted = copy.deepcopy(model)
 
-    def gate_key(change: Change, old: Convolution) -> object:
+    def gate_key(change: Change, weight: torch.Tensor) -> object:
         group = None if gate_group is None else gate_group(change.name)
-        bank = (change.spatial_shape, change.num_experts, change.num_selected, old.weight.device, old.weight.dtype)
-        return (bank, group) if share_gates else change.name
+        bank = (change.spatial_shape, change.num_experts, change.num_selected, weight.device, weight.dtype)
+        return (bank, group) if is_gate_shared else change.name
 
     gates: dict[object, SpatialGate] = {}
-    layers = [(change, _convolution(converted, change.name)) for change in plan.changes]
-    learning = {gate_key(change, old) for change, old in layers if old.weight.requires_grad}
+    embeddings: dict[object, PixelEmbedding] = {}
+
+    def new_gate(change: Change, weight: torch.Tensor) -> SpatialGate:
+        if make_gate is not None:
+            gate = make_gate(change.num_experts, change.num_selected, change.spatial_shape)
+            return gate.to(weight.device, weight.dtype)
+        if not is_factorised:
+            return _make_tensor_gate(change, weight, options, prior, prior_strength, start)
+        group = None if gate_group is None else gate_group(change.name)
+        grid = (change.spatial_shape, group, weight.device, weight.dtype)
+        embedding = embeddings.get(grid) if share_gates is None else None
+        gate = _make_factorised_gate(change, weight, options, prior, prior_strength, embedding)
+        embeddings.setdefault(grid, gate.embedding)
+        return gate
+
+    layers = [(change, converted.get_submodule(change.name)) for change in plan.changes]
+    learning = {gate_key(change, filters_of(old)[0]) for change, old in layers if requires_grad(old)}
     for change, old in layers:
-        key = gate_key(change, old)
+        weight = filters_of(old)[0]
+        key = gate_key(change, weight)
         if key not in gates:
-            gates[key] = (
-                _make_gate(change, old.weight, options, prior, prior_strength, start)
-                if make_gate is None
-                else make_gate(change.num_experts, change.num_selected, change.spatial_shape).to(
-                    old.weight.device, old.weight.dtype
-                )
-            )
-            gates[key].requires_grad_(key in learning)
+            gates[key] = new_gate(change, weight)
+            if key not in learning:
+                gates[key].requires_grad_(False)
         layer_options = {"bias": bias, "local_affine": local_affine, "rule": rule, "damping": damping}
-        new = _make_layer(change, old, gates[key], layer_options)
+        new = make_layer(old, change.num_experts, change.num_selected, gates[key], layer_options)
         if start == "filters":
             _copy_filters(new, old, change)
         converted = _replace(converted, change.name, new.train(old.training))
+    # An embedding may be shared by layers that learn and layers that do not.
+    for key in learning:
+        gates[key].requires_grad_(True)
     _check_reached(converted, example_input, plan.changes)
     if notify is not None:
         notify(f"{len(plan.changes)} layers with {len(gates)} gates\n{plan}")
     return converted
 
 
-def _order_for(rule: Rule, start: Start) -> Order:
+def _order_for(rule: Rule, start: Start | None) -> Order:
     """The first order that suits the rule: filters keep their channels by index, or else as families."""
+    if default_order(rule) == "families":
+        return "families"
     wanted: tuple[Order, ...] = ("index", "families", "score") if start == "filters" else ("score", "index", "families")
     return next(order for order in wanted if order in rule.orders)
 
 
-def _convolution(model: nn.Module, name: str) -> Convolution:
-    module = model.get_submodule(name)
-    assert isinstance(module, (nn.Conv2d, GridConv2d))
-    return module
-
-
-def _make_gate(
+def _make_tensor_gate(
     change: Change,
     weight: torch.Tensor,
     options: dict[str, Any],
     prior: torch.Tensor | None,
     prior_strength: float,
-    start: Start,
+    start: Start | None,
 ) -> TensorGate:
     numbers = (change.num_experts, change.num_selected)
     if prior is not None:
-        prior = torch.as_tensor(prior)
-        if not prior.is_floating_point() or prior.ndim != 2:
-            raise ValueError(f"prior must be a map (H, W) of fractions, got {prior.dtype} of {tuple(prior.shape)}")
-        averaged = F.adaptive_avg_pool2d(prior[None, None], change.spatial_shape)[0, 0]
+        averaged = _average_prior(prior, change.spatial_shape)
         return TensorGate.from_prior(averaged, *numbers, prior_strength, **options).to(weight.device, weight.dtype)
     gate = TensorGate(*numbers, change.spatial_shape, **options, device=weight.device, dtype=weight.dtype)
     if start == "filters":
         _choose_one_for_each_filter(gate)
     return gate
+
+
+def _make_factorised_gate(
+    change: Change,
+    weight: torch.Tensor,
+    options: dict[str, Any],
+    prior: torch.Tensor | None,
+    prior_strength: float,
+    embedding: PixelEmbedding | None,
+) -> FactorisedGate:
+    numbers = (change.num_experts, change.num_selected)
+    options = {**options, "embedding": embedding, "device": weight.device, "dtype": weight.dtype}
+    if prior is not None:
+        return FactorisedGate.from_prior(
+            _average_prior(prior, change.spatial_shape), *numbers, prior_strength, **options
+        )
+    return FactorisedGate(*numbers, change.spatial_shape, **options)
+
+
+def _average_prior(prior: torch.Tensor, spatial_shape: tuple[int, ...]) -> torch.Tensor:
+    prior = torch.as_tensor(prior)
+    if not prior.is_floating_point() or prior.ndim != 2:
+        raise ValueError(f"prior must be a map (H, W) of fractions, got {prior.dtype} of {tuple(prior.shape)}")
+    if len(spatial_shape) != 2:
+        raise ValueError(f"a prior is a map of a plane, but a layer has the grid {spatial_shape}; give make_gate")
+    return F.adaptive_avg_pool2d(prior[None, None], (spatial_shape[0], spatial_shape[1]))[0, 0]
 
 
 def _shares(num_experts: int, num_filters: int) -> list[torch.Tensor]:
@@ -187,35 +230,14 @@ def _choose_one_for_each_filter(gate: TensorGate) -> None:
         gate.scores.copy_(scores)
 
 
-def _make_layer(change: Change, old: Convolution, gate: SpatialGate, options: dict[str, Any]) -> SpatialMoE2d:
-    padding_mode: PaddingMode = old.padding_mode  # type: ignore[assignment]
-    stride = old.stride if isinstance(old.stride, int) else old.stride[0]
-    kernel_rows, kernel_columns = old.kernel_size
-    layer = SpatialMoE2d(
-        old.weight.shape[1],
-        change.num_experts,
-        change.num_selected,
-        (kernel_rows, kernel_columns),
-        stride=stride,
-        padding_mode=padding_mode,
-        gate=gate,
-        **{**options, "bias": options["bias"] if old.bias is not None else False},
-        device=old.weight.device,
-        dtype=old.weight.dtype,
-    )
-    layer.weight.requires_grad_(old.weight.requires_grad)
-    if layer.bias is not None and old.bias is not None:
-        layer.bias.requires_grad_(old.bias.requires_grad)
-    return layer
-
-
-def _copy_filters(new: SpatialMoE2d, old: Convolution, change: Change) -> None:
+def _copy_filters(new: FilterBank, old: nn.Module, change: Change) -> None:
+    weight, bias = filters_of(old)
     with torch.no_grad():
         for number, share in enumerate(_shares(change.num_experts, change.num_selected)):
-            new.weight[share] = old.weight[number]
+            new.weight[share] = weight[number]
             if new.bias is not None:
-                assert old.bias is not None
-                new.bias[share if new.bias_owner == "expert" else number] = old.bias[number]
+                assert bias is not None
+                new.bias[share if new.bias_owner == "expert" else number] = bias[number]
 
 
 def _replace(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
@@ -228,7 +250,7 @@ def _replace(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
 
 
 def _check_reached(model: nn.Module, example_input: ExampleInput, changes: tuple[Change, ...]) -> None:
-    reached = find_grids(model, example_input, (SpatialMoE2d,))
+    reached = find_grids(model, example_input, lambda module: isinstance(module, FilterBank))
     missed = [show_name(change.name) for change in changes if model.get_submodule(change.name) not in reached]
     if missed:
         raise ValueError(

@@ -8,6 +8,7 @@ from typing import TypedDict
 import torch
 from torch import nn
 
+from smoe.nn.defaults import default_bias, resolve_default_rule
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_checks import check_positive
 from smoe.nn.local_affine import LocalAffine
@@ -27,11 +28,11 @@ class BankOptions(TypedDict, total=False):
 
     expert_channels: int
     gate: SpatialGate | None
-    bias: bool | BiasOwner
+    bias: bool | BiasOwner | None
     local_affine: bool
     weighted: bool
     order: Order | None
-    rule: Rule | str
+    rule: Rule | str | None
     damping: Damping | str | float | None
     device: torch.device | str | None
     dtype: torch.dtype | None
@@ -70,22 +71,24 @@ class FilterBank(RoutedLayer):
         *,
         expert_channels: int = 1,
         gate: SpatialGate | None = None,
-        bias: bool | BiasOwner = False,
+        bias: bool | BiasOwner | None = None,
         local_affine: bool = False,
         weighted: bool = False,
         order: Order | None = None,
-        rule: Rule | str = "rc",
+        rule: Rule | str | None = None,
         damping: Damping | str | float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         check_positive(in_channels=in_channels)
-        gate = resolve_gate(gate, num_experts, num_selected, spatial_shape, expert_channels, order, device, dtype)
+        rule = resolve_default_rule(rule, gate, order)
+        gate = resolve_gate(gate, rule, num_experts, num_selected, spatial_shape, expert_channels, order, device, dtype)
         super().__init__(gate, expert_channels, weighted, rule, damping, device=device)
         self.in_channels = in_channels
         self.weight = nn.Parameter(
             torch.empty(num_experts * expert_channels, in_channels, *kernel, device=device, dtype=dtype)
         )
+        bias = default_bias(gate) if bias is None else bias
         if bias not in (True, False, *BIAS_OWNERS):
             raise ValueError(f"bias must be True, False, {' or '.join(map(repr, BIAS_OWNERS))}, got {bias!r}")
         self.bias_owner: BiasOwner | None = "expert" if bias is True else bias or None
@@ -106,8 +109,17 @@ class FilterBank(RoutedLayer):
         return self.num_selected * self.expert_channels
 
     def reset_parameters(self) -> None:
-        """Draws the experts anew (Kaiming uniform) and zeroes the bias; the gate may be shared, so it is left alone."""
+        """Draws the experts anew (Kaiming uniform) and zeroes the bias; the gate may be shared, so it is left alone.
+
+        The experts of a family start equal: the layer starts as a convolution, whichever expert serves a pixel, and the
+        experts part because each learns from its own pixels.
+        """
         nn.init.kaiming_uniform_(self.weight, nonlinearity="relu")
+        if self.gate.order == "families":
+            members = family_members(self.num_experts, self.num_selected, device=self.weight.device)
+            experts = self.weight.data.unflatten(0, (-1, self.expert_channels))
+            for place in range(1, members.shape[1]):
+                experts.index_copy_(0, members[:, place], experts[members[:, 0]])
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         if self.affine is not None:

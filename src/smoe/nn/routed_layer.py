@@ -10,8 +10,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from smoe.nn.defaults import make_default_gate
 from smoe.nn.gates.gate import SpatialGate
-from smoe.nn.gates.tensor import TensorGate
 from smoe.nn.grid_checks import check_positive
 from smoe.nn.learning import Learner, Setting, Step, make_learner
 from smoe.ops.routing import Routing, RoutingMap, weigh
@@ -298,6 +298,7 @@ def _leave_meta_device(layer: RoutedLayer, incompatible_keys: object) -> None:
 
 def resolve_gate(
     gate: SpatialGate | None,
+    rule: Rule,
     num_experts: int,
     num_selected: int,
     spatial_shape: tuple[int, ...] | None,
@@ -306,15 +307,12 @@ def resolve_gate(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> SpatialGate:
-    """The gate given, checked against the layer's numbers, or a `TensorGate` made for them."""
+    """The gate given, checked against the layer's numbers, or the default one made for them."""
     if gate is None:
         if spatial_shape is None:
             raise ValueError("give spatial_shape=(rows, columns) of the output grid, or a gate")
-        return TensorGate(
-            *(num_experts, num_selected, spatial_shape, expert_channels),
-            order=order or "score",
-            device=device,
-            dtype=dtype,
+        return make_default_gate(
+            *(rule, num_experts, num_selected, spatial_shape, expert_channels), order=order, device=device, dtype=dtype
         )
     if (gate.num_experts, gate.num_selected) != (num_experts, num_selected):
         raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from smoe.nn.defaults import resolve_default_rule
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.routed_layer import RoutedLayer, resolve_gate
 from smoe.ops.families import slot_products
@@ -50,10 +51,11 @@ class SpatialMoE(RoutedLayer):
         spatial_shape: tuple[int, int] | None = None,
         weighted: bool = False,
         order: Order | None = None,
-        rule: Rule | str = "rc",
+        rule: Rule | str | None = None,
         damping: Damping | str | float | None = None,
     ) -> None:
-        gate = resolve_gate(gate, num_experts, num_selected, spatial_shape, expert_channels, order, None, None)
+        rule = resolve_default_rule(rule, gate, order)
+        gate = resolve_gate(gate, rule, num_experts, num_selected, spatial_shape, expert_channels, order, None, None)
         super().__init__(gate, expert_channels, weighted, rule, damping)
         self.experts = experts
 

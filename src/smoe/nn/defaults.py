@@ -1,0 +1,79 @@
+"""What layers and `convert` do where nothing else is asked for.
+
+The defaults are those that learned best with equal budgets on data whose structure is known: results/bench/learn.md has
+the table, docs/rules.md the reasons. They need no number of the data and no length of the training:
+
+- families of experts (`order="families"`), so that a channel keeps its meaning while the routing changes;
+- a `FactorisedGate`, whose pixels learn from all pixels like them;
+- the rule `StraightThrough`, which compares all candidates of a family in every step;
+- equal experts in each family at the start, so that a new layer is a convolution, and a bias for each expert;
+- no damping.
+
+The paper's layer is one argument away: `rule="rc"` selects the experts with the highest scores of a `TensorGate`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from smoe.nn.gates.factorised import FactorisedGate
+from smoe.nn.gates.gate import SpatialGate
+from smoe.nn.gates.tensor import TensorGate
+from smoe.options import BiasOwner, Order
+from smoe.rules import Frozen, RoutingClassification, Rule, StraightThrough, resolve_rule
+
+
+def resolve_default_rule(rule: Rule | str | None, gate: SpatialGate | None, order: Order | None) -> Rule:
+    """The rule given, or the default one for a gate.
+
+    Args:
+        rule: A rule, its short form, or None.
+        gate: Gate of the layer; None if it is yet to be made.
+        order: Order asked for; None for any.
+    """
+    if rule is not None:
+        return resolve_rule(rule)
+    order = gate.order if gate is not None else order or "families"
+    is_comparable = order == "families" and not (gate is not None and gate.looks_at_input)
+    return StraightThrough() if is_comparable else RoutingClassification()
+
+
+def default_order(rule: Rule) -> Order:
+    """The order of the selected experts for a rule: families where the rule compares the experts of a family."""
+    return "families" if isinstance(rule, (StraightThrough, Frozen)) else "score"
+
+
+def make_default_gate(
+    rule: Rule,
+    num_experts: int,
+    num_selected: int,
+    spatial_shape: tuple[int, ...],
+    expert_channels: int = 1,
+    *,
+    order: Order | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> SpatialGate:
+    """The gate of a layer that was given none.
+
+    Args:
+        rule: Rule of the layer.
+        num_experts: X, the number of experts in the bank.
+        num_selected: E, the number of experts selected at each pixel.
+        spatial_shape: Sizes of the output grid.
+        expert_channels: F, the number of outputs per expert.
+        order: Order of the selected experts; None for the default one.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+    """
+    order = order or default_order(rule)
+    if order == "families" and isinstance(rule, (StraightThrough, Frozen)):
+        return FactorisedGate(num_experts, num_selected, spatial_shape, order=order, device=device, dtype=dtype)
+    return TensorGate(
+        num_experts, num_selected, spatial_shape, expert_channels, order=order, device=device, dtype=dtype
+    )
+
+
+def default_bias(gate: SpatialGate) -> BiasOwner | bool:
+    """The owner of the bias: the expert where experts are in families, so that the routing decides offsets too."""
+    return "expert" if gate.order == "families" else False
