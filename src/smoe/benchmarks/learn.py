@@ -85,7 +85,10 @@ def _measure_missing(
             assert lesson is not None
             yield {"task": name, **measure(student, lesson, seed, options.num_steps)}
     for name in UPCYCLING:
-        if _is_wanted(name, options.names) and (name, "plain", seed, options.num_steps) not in known:
+        if (
+            _is_wanted(name, options.names)
+            and (name, "trained, then upcycled, 300", seed, options.num_steps) not in known
+        ):
             for row in measure_upcycling(name, seed, options.num_steps):
                 yield {**row, **circumstances()}
 
@@ -127,3 +130,7 @@ def measure(student: str, lesson: Lesson, seed: int, num_steps: int) -> dict[str
 def main(args: list[str] | None = None) -> None:
     """Reads the options, measures, and prints the table."""
     sys.stdout.write(run(parse(LearnOptions, args or [], prog="smoe bench learn")))
+
+
+if __name__ == "__main__":
+    run(LearnOptions())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +43,7 @@ class WithLearnedChannels(nn.Module):
 def make_net(channels: tuple[int, ...], make_layer: MakeLayer) -> nn.Sequential:
     """Layers with ReLU between them."""
     layers: list[nn.Module] = []
-    for place, (fan_in, fan_out) in enumerate(zip(channels, channels[1:], strict=False)):
+    for place, (fan_in, fan_out) in enumerate(itertools.pairwise(channels)):
         layers += [make_layer(place, fan_in, fan_out), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -111,9 +112,12 @@ def low_rank_local(lesson: Lesson) -> nn.Sequential:
 def locally_connected(lesson: Lesson) -> nn.Sequential:
     """Filters of its own for every pixel."""
     shape = lesson.task.planted.spatial_shape
-    return make_net(
-        lesson.task.planted.channels, lambda place, fan_in, fan_out: LocallyConnected2d(fan_in, fan_out, shape)
-    )
+
+    def make_layer(place: int, fan_in: int, fan_out: int) -> nn.Module:
+        del place
+        return LocallyConnected2d(fan_in, fan_out, spatial_shape=shape)
+
+    return make_net(lesson.task.planted.channels, make_layer)
 
 
 def equal_parameters(lesson: Lesson) -> nn.Sequential:

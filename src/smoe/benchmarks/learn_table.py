@@ -35,14 +35,16 @@ def write_learn_table(path: Path, rows: Iterable[Mapping[str, Any]], *, num_step
         "## Share of the gap between convolution and oracle that is closed",
         _matrix(errors, _gap_tasks(errors), lambda task, student: _closed(errors, task, student)),
         "## Conversion",
-        "A converted network has the defaults of `convert` and is trained like its original. *Trained, then*: the network "
-        "was trained first and then for as many further steps as stated, as it was or converted with "
-        "`start=\"filters\"`.",
+        "A converted network has the defaults of `convert` and is trained like its original. *Trained, then*: the "
+        "network was trained first and then for as many further steps as stated, as it was or converted with "
+        '`start="filters"`.',
         _conversions(errors),
     ]
     if rows:
         last = rows[-1]
-        parts.append(f"{last['processor']}, one thread, torch {last['torch']}, commit {last['commit']}, {last['date']}.")
+        parts.append(
+            f"{last['processor']}, one thread, torch {last['torch']}, commit {last['commit']}, {last['date']}."
+        )
     text = "\n\n".join(part for part in parts if part) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()))
     return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -24,7 +24,7 @@ class LearningTask:
         for_all: Whether every student is trained on it, or the most important ones only.
     """
 
-    planted: PlantedTask = PlantedTask()
+    planted: PlantedTask = field(default_factory=PlantedTask)
     ratio: int = 3
     optimizer: Literal["adam", "sgd"] = "adam"
     is_classification: bool = False

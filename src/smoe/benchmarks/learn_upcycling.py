@@ -69,11 +69,8 @@ def measure_upcycling(name: str, seed: int, num_steps: int) -> Iterator[dict[str
         if kind == "upcycled":
             net = convert(plain, example_input=example, num_experts=3.0, start="filters")
             yield row("trained, then upcycled, 0", net, time.process_time())
-        done, started = 0, time.process_time()
         for further in FURTHER_STEPS:
-            # A new optimiser each time would forget its moments: one training for each number of steps.
-            del done
-            net_then = copy.deepcopy(net)
-            train(net_then, lesson, seed + 1000, further)
-            done = further
-            yield row(f"trained, then {kind}, {further}", net_then, started)
+            # Each from the same start, because the moments of an optimiser belong to one training.
+            trained, started = copy.deepcopy(net), time.process_time()
+            train(trained, lesson, seed + 1000, further)
+            yield row(f"trained, then {kind}, {further}", trained, started)
