@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test lint types layers unit headline bench simulate simulate-ensemble sanitize clean
+.PHONY: demo test lint types layers unit headline bench simulate simulate-ensemble sanitize gpu-compile clean
 
 demo: $(READY)
 	$(BIN)/smoe train heat/smoe --seed 0 --output-dir runs/demo --resume
@@ -66,6 +66,15 @@ $(SIMULATION)/ready: simulation/requirements.txt
 	$(PYTHON) -m venv $(SIMULATION)
 	$(SIMULATION)/bin/pip install --quiet --requirement simulation/requirements.txt
 	touch $@
+
+# Every Triton kernel compiled ahead of time, without a GPU (about five minutes), with the Triton of torch's builds for CUDA
+# and with a newer one; fails where a kernel spills registers or has lost its tensor-core instructions or 16-byte copies.
+NEWER_TRITON := 3.9.0
+gpu-compile: $(READY)
+	TRITON_CACHE_DIR=build/triton-cache $(BIN)/python tools/gpu_compile.py
+	test -d build/triton-$(NEWER_TRITON) || $(BIN)/pip install --quiet --no-deps --target build/triton-$(NEWER_TRITON) \
+		triton==$(NEWER_TRITON)
+	PYTHONPATH=build/triton-$(NEWER_TRITON) TRITON_CACHE_DIR=build/triton-cache $(BIN)/python tools/gpu_compile.py
 
 # The kernels' tests with builds that watch every access to memory and every undefined operation.
 SANITIZED := build/sanitize

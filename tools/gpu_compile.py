@@ -70,7 +70,7 @@ LAYER = Layer(64, 128, 256, 128, (32, 64))
 # Compiled with the tiles that their shapes choose; the first layer is compiled with every tile as well.
 LAYERS = {
     "WeatherBench B=64": LAYER,
-    "ENS-10 B=16": Layer(16, 32, 128, 32, (180, 360)),
+    "ENS-10 B=32": Layer(32, 32, 128, 32, (180, 360)),
     "5 x 5, stride 2": Layer(64, 128, 256, 128, (32, 64), kernel=5, stride=2, padding_mode="circular"),
     "mesh (1 x 1)": Layer(64, 128, 256, 128, (1, 2048), kernel=1, padding_mode="zeros"),
 }
@@ -139,17 +139,18 @@ def convolution_launches(layer: Layer, dtype: torch.dtype, tile: Tile | None = N
 
 def launches_with_every_tile(layer: Layer, dtype: torch.dtype, precision: str) -> list[Launch]:
     """The launches of the routed convolution with each tile of each direction."""
-    kernels: dict[Direction, tuple[str, ...]] = {
-        "forward": ("forward_kernel",),
-        "input_gradient": ("input_gradient_kernel",),
-        "weight_gradient": ("masked_kernel", "atomic_kernel"),
+    kernels: dict[Direction, str] = {
+        "forward": "forward_kernel",
+        "input_gradient": "input_gradient_kernel",
+        "weight_gradient": "masked_kernel",
+        "atomic_weight_gradient": "atomic_kernel",
     }
     return [
         launch
-        for direction, names in kernels.items()
+        for direction, name in kernels.items()
         for tile in tiles_of(direction, bytes_each=dtype.itemsize, precision=precision)
         for launch in convolution_launches(layer, dtype, tile)
-        if launch.kernel.__name__ in names
+        if launch.kernel.__name__ == name
     ]
 
 

@@ -20,7 +20,7 @@ MAX_ELEMENTS = 2**31
 # sizes most of it is padding, and more than that for the weight gradient.
 MIN_CHANNELS = 32
 MIN_SELECTED_CHANNELS = 32
-MIN_BATCH = 16
+MIN_BATCH = 24
 
 
 class Crossover(NamedTuple):

@@ -78,8 +78,9 @@ def triton_routed_conv2d_backward(
         rows = routed_conv_input_gradient(signal, _tap_rows(weight), filters, problem, chosen)
         input_gradient = _grid_of(rows, (problem.height, problem.width), format_of(input))
     if needs_weight:
-        chosen = tile or _tile("weight_gradient", weight.shape[0], C, B, input, problem)
         is_atomic = uses_atomics()
+        direction: Direction = "atomic_weight_gradient" if is_atomic else "weight_gradient"
+        chosen = tile or _tile(direction, weight.shape[0], C, B, input, problem)
         rows = routed_conv_weight_gradient(
             signal, pixel_rows(input), filters, weight.shape[0], problem, chosen, is_atomic=is_atomic
         )

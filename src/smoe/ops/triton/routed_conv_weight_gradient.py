@@ -204,7 +204,6 @@ def routed_conv_weight_gradient(
     options = problem.options(tile)
     geometry = (problem.height, problem.width, problem.output_width)
     if is_atomic:
-        options["num_stages"] = 3  # this kernel has no indirect loads in its loop
         gradient = input.new_zeros(num_filters, problem.num_taps, channels, dtype=torch.float32)
         grid = (num_pixels * ceil_div(num_selected, tile.rows) * problem.num_taps, channel_blocks)
         launch(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Direction = Literal["forward", "input_gradient", "weight_gradient"]
+Direction = Literal["forward", "input_gradient", "weight_gradient", "atomic_weight_gradient"]
 
 # How float32 products are computed: on tensor cores with 10 bits of mantissa, or exactly on the other units. For
 # half-precision operands it has no meaning.
@@ -17,9 +17,9 @@ class Tile:
     """Block sizes of a matrix product on the GPU.
 
     Attributes:
-        rows: Rows of the product: selected filters (forward), input channels (input gradient), filters of the bank
-            (weight gradient).
-        columns: Columns of the product: samples (forward, input gradient) or input channels (weight gradient).
+        rows: Rows of the product: selected filters (forward, atomic weight gradient), input channels (input gradient),
+            filters of the bank (weight gradient).
+        columns: Columns of the product: samples (forward, input gradient) or input channels (weight gradients).
         depth: Elements that are summed in one step: input channels, selected filters, or samples.
         num_warps: Warps of a program.
         num_stages: Steps whose loads are under way at the same time.
@@ -40,8 +40,10 @@ class Tile:
 # Products without tensor cores, for exact float32: each thread holds its part of both operands in registers.
 _EXACT = Tile(32, 32, 16, num_warps=4, num_stages=2)
 
+# Blocks along each side. There are always more filters in the bank than the smallest number of selected ones.
 _ROWS = (32, 64, 128)
-_SAMPLES = (16, 32, 64, 128)
+_BANK_ROWS = (64, 128)
+_SAMPLES = (32, 64, 128)
 _CHANNELS = (32, 64, 128)
 
 
@@ -58,32 +60,32 @@ def tile_for(direction: Direction, *, rows: int, columns: int, depth: int, bytes
     """
     if bytes_each == 4 and precision == "ieee":
         return _EXACT
-    row_block = _block(rows, _ROWS)
-    column_block = _block(columns, _CHANNELS if direction == "weight_gradient" else _SAMPLES)
     # Warps and stages are those with which the compiler spills no register (results/gpu). The gradients load filter or
     # slot numbers inside their loops, and this indirection costs two stages.
-    num_sums = row_block * column_block
     if direction == "weight_gradient":
-        depth_block, num_stages = _block(depth, (16, 32)), 5
-        num_warps = 8 if num_sums >= 128 * 32 else 2 if num_sums <= 32 * 32 else 4
-    else:
-        depth_block, num_stages = _block(depth, (32, 64)), 3
-        num_warps = 8 if num_sums > 128 * 64 else 4
-        if direction == "input_gradient":
-            num_stages = 7 if column_block == 32 else 5
-    # A step loads as many bytes for every dtype, but a product has at least 16 elements of depth.
-    depth_block = max(depth_block * 2 // bytes_each, 16)
-    return Tile(row_block, column_block, depth_block, num_warps, num_stages)
+        row_block, column_block = _block(rows, _BANK_ROWS), _block(columns, _CHANNELS)
+        num_sums = row_block * column_block
+        depth_block = 16 if bytes_each == 4 and num_sums > 128 * 64 else 32
+        return Tile(row_block, column_block, depth_block, 8 if num_sums >= 128 * 32 else 4, 5)
+    if direction == "atomic_weight_gradient":
+        column_block = _block(columns, _CHANNELS[:2])
+        return Tile(64, column_block, 32, 8 if column_block > 32 else 4, 3)
+    row_block, column_block = _block(rows, _ROWS), _block(columns, _SAMPLES)
+    # A step loads as many bytes for every dtype.
+    depth_block = _block(depth, (32, 64)) * 2 // bytes_each
+    num_stages = 3
+    if direction == "input_gradient":
+        num_stages = 7 if column_block == 32 else 5
+    return Tile(row_block, column_block, depth_block, 8 if row_block * column_block > 128 * 64 else 4, num_stages)
 
 
 def tiles_of(direction: Direction, *, bytes_each: int, precision: str) -> list[Tile]:
     """Every tile that `tile_for` can return for a dtype, for the compilation ahead of time."""
-    columns_of = _CHANNELS if direction == "weight_gradient" else _SAMPLES
     found = {
         tile_for(direction, rows=rows, columns=columns, depth=depth, bytes_each=bytes_each, precision=precision)
         for rows in _ROWS
-        for columns in columns_of
-        for depth in (16, 32, 64)
+        for columns in _SAMPLES
+        for depth in (32, 64)
     }
     return sorted(found, key=lambda tile: (-tile.rows, -tile.columns, -tile.depth))
 
