@@ -129,7 +129,7 @@ def test_convolutions_of_gates_are_left() -> None:
 
 def test_an_example_without_a_batch_reaches_nothing() -> None:
     plan = plan_conversion(conv(), example_input=X[0])
-    assert str(plan) == "the model itself: left, no batch (B, C, H, W) of the example input reached it"
+    assert str(plan) == "the model itself: left, no batch (B, C, *grid) of the example input reached it"
 
 
 @pytest.mark.parametrize("example", [(X, X), {"x": X, "offset": X}])

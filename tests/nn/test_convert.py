@@ -65,7 +65,7 @@ def test_what_is_changed_and_what_is_left_and_why(net: Net) -> None:
         "reflected": "there is no padding mode 'reflect'",
         "shrinking": "its padding (0, 0) is not (1, 1), which keeps the grid",
         "up": "ConvTranspose2d has no SMoE counterpart",
-        "unused": "no batch (B, C, H, W) of the example input reached it",
+        "unused": "no batch (B, C, *grid) of the example input reached it",
     }
     reports: list[str] = []
     smoe.convert(net, example_input=X, notify=reports.append, rule=RC, order="score")

@@ -14,12 +14,18 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from smoe.nn.convertible import (
+    GRID_CONVOLUTIONS,
+    filters_of,
+    grid_of,
+    is_convertible,
+    is_graph_convolution,
+    kernel_of,
+    why_not_possible,
+)
 from smoe.nn.gates import SpatialGate
-from smoe.nn.grid_checks import check_kernel_size
-from smoe.nn.grid_conv import GridConv2d
 from smoe.nn.routed_layer import RoutedLayer
 
-Convolution = nn.Conv2d | GridConv2d
 ExampleInput = torch.Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
@@ -29,13 +35,13 @@ class Change:
 
     Attributes:
         name: Name of the module in the network.
-        spatial_shape: Rows and columns of its output grid.
+        spatial_shape: Sizes of its output grid, or the number of nodes.
         num_experts: X, the number of experts of the new layer.
         num_selected: E, the number of filters of the convolution.
     """
 
     name: str
-    spatial_shape: tuple[int, int]
+    spatial_shape: tuple[int, ...]
     num_experts: int
     num_selected: int
 
@@ -65,7 +71,7 @@ def plan_conversion(
     model: nn.Module,
     *,
     example_input: ExampleInput,
-    kernel_size: int | tuple[int, int] | None = 3,
+    kernel_size: int | tuple[int, ...] | None = 3,
     num_experts: float = 2.0,
     names: str | None = None,
     predicate: Callable[[str, nn.Module], bool] | None = None,
@@ -76,7 +82,8 @@ def plan_conversion(
         model: Network to convert. It is run once on the example, in evaluation mode, to find the grids.
         example_input: Input of the size the network is made for. A tuple holds several positional arguments of its
             forward, a dictionary keyword arguments.
-        kernel_size: Size of the convolutions to convert; None for any odd size.
+        kernel_size: Size of the convolutions to convert, along all axes or for each of them; None for any odd size.
+            Graph convolutions have none and are always converted.
         num_experts: A fraction (2.0) is the ratio of experts to filters, an integer the number of experts.
         names: Pattern of the names of modules to convert, such as `blocks.*.conv2`.
         predicate: Condition on the name and the module.
@@ -84,24 +91,24 @@ def plan_conversion(
     Raises:
         ValueError: If the kernel size is even, or `num_experts` is neither a ratio nor a number of experts.
     """
-    wanted_size = None if kernel_size is None else check_kernel_size(kernel_size)
+    _check_kernel_size(kernel_size)
     _check_num_experts(num_experts)
-    grids = find_grids(model, example_input, (nn.Conv2d, GridConv2d))
+    grids = find_grids(model, example_input, is_convertible)
     ties, parts = _find_ties(model), _find_parts_of_layers(model)
     changes: list[Change] = []
     left: dict[str, str] = {}
     for name, module in model.named_modules():
-        if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Conv1d, nn.Conv3d)):
-            left[name] = f"{type(module).__name__} has no SMoE counterpart"
-        if not isinstance(module, (nn.Conv2d, GridConv2d)):
+        if not is_convertible(module):
+            if isinstance(module, _WITHOUT_COUNTERPART) or _is_other_graph_convolution(module):
+                left[name] = f"{type(module).__name__} has no SMoE counterpart"
             continue
-        num_filters = module.weight.shape[0]
+        num_filters = len(filters_of(module)[0]) if why_not_possible(module) is None else 1
         num_wanted = int(num_experts) if isinstance(num_experts, Integral) else round(num_experts * num_filters)
         reason = (
-            _why_not_asked(name, module, wanted_size, names, predicate)
+            _why_not_asked(name, module, kernel_size, names, predicate)
             or parts.get(module)
             or _why_not_plain(module)
-            or _why_not_possible(module)
+            or why_not_possible(module)
             or ties.get(module)
             or _why_no_grid(grids.get(module, []))
             or _why_too_few(num_wanted, num_filters)
@@ -118,21 +125,27 @@ def show_name(name: str) -> str:
     return name or "the model itself"
 
 
+_WITHOUT_COUNTERPART = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def _is_other_graph_convolution(module: nn.Module) -> bool:
+    kinds = type(module).__mro__
+    return any(kind.__module__.startswith("torch_geometric.") and kind.__name__ == "MessagePassing" for kind in kinds)
+
+
 def find_grids(
-    model: nn.Module, example_input: ExampleInput, kinds: tuple[type[nn.Module], ...]
-) -> dict[nn.Module, list[tuple[int, int]]]:
-    """Output grids of the modules of these kinds that a batch of the example reaches, each grid once."""
-    grids: dict[nn.Module, list[tuple[int, int]]] = defaultdict(list)
+    model: nn.Module, example_input: ExampleInput, is_wanted: Callable[[nn.Module], bool]
+) -> dict[nn.Module, list[tuple[int, ...]]]:
+    """Output grids of the wanted modules that a batch of the example reaches, each grid once."""
+    grids: dict[nn.Module, list[tuple[int, ...]]] = defaultdict(list)
 
     def note(module: nn.Module, args: object, output: object) -> None:
         del args
-        if not isinstance(output, torch.Tensor) or output.ndim != 4:
-            return
-        grid = (output.shape[2], output.shape[3])
-        if grid not in grids[module]:
+        grid = grid_of(module, output)
+        if grid is not None and grid not in grids[module]:
             grids[module].append(grid)
 
-    hooks = [module.register_forward_hook(note) for module in model.modules() if isinstance(module, kinds)]
+    hooks = [module.register_forward_hook(note) for module in model.modules() if is_wanted(module)]
     try:
         run_example(model, example_input)
     finally:
@@ -158,6 +171,12 @@ def run_example(model: nn.Module, example_input: ExampleInput) -> None:
         # Parents come first, so that each module ends with its own mode.
         for module, mode in was_training.items():
             module.train(mode)
+
+
+def _check_kernel_size(kernel_size: int | tuple[int, ...] | None) -> None:
+    sizes = () if kernel_size is None else (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
+    if any(size < 1 or size % 2 == 0 for size in sizes):
+        raise ValueError(f"kernel_size must be odd, so that padding keeps the grid, got {kernel_size}")
 
 
 def _check_num_experts(num_experts: float) -> None:
@@ -208,14 +227,16 @@ def _find_parts_of_layers(model: nn.Module) -> dict[nn.Module, str]:
 
 def _why_not_asked(
     name: str,
-    module: Convolution,
-    kernel_size: tuple[int, int] | None,
+    module: nn.Module,
+    kernel_size: int | tuple[int, ...] | None,
     names: str | None,
     predicate: Callable[[str, nn.Module], bool] | None,
 ) -> str | None:
-    size = tuple(module.kernel_size)
-    if kernel_size is not None and size != kernel_size:
-        return f"its kernel is {size[0]} x {size[1]}"
+    size = kernel_of(module)
+    if size is not None and kernel_size is not None:
+        wanted = (kernel_size,) * len(size) if isinstance(kernel_size, int) else tuple(kernel_size)
+        if size != wanted:
+            return f"its kernel is {' x '.join(map(str, size))}"
     if names is not None and not fnmatch.fnmatchcase(name, names):
         return f"its name does not match {names!r}"
     if predicate is not None and not predicate(name, module):
@@ -223,11 +244,11 @@ def _why_not_asked(
     return None
 
 
-def _why_not_plain(module: Convolution) -> str | None:
+def _why_not_plain(module: nn.Module) -> str | None:
     """What a convolution may do besides, which the layer in its place would not."""
     if parametrize.is_parametrized(module):
         return "its parameters are parametrised"
-    if type(module) not in (nn.Conv2d, GridConv2d):
+    if type(module) not in GRID_CONVOLUTIONS and not is_graph_convolution(module):
         return f"{type(module).__name__} may do more than a convolution"
     if "forward" in vars(module):
         return "its forward was replaced"
@@ -237,29 +258,9 @@ def _why_not_plain(module: Convolution) -> str | None:
     return None
 
 
-def _why_not_possible(module: Convolution) -> str | None:
-    if isinstance(module, GridConv2d):
-        return None
-    if module.groups != 1:
-        return f"it has {module.groups} groups"
-    if tuple(module.dilation) != (1, 1):
-        return f"its dilation is {tuple(module.dilation)}"
-    if any(size % 2 == 0 for size in module.kernel_size):
-        return f"its kernel {tuple(module.kernel_size)} has no centre"
-    if module.stride[0] != module.stride[1]:
-        return f"its strides {tuple(module.stride)} differ"
-    if module.padding_mode not in ("zeros", "circular"):
-        return f"there is no padding mode {module.padding_mode!r}"
-    kept = tuple((size - 1) // 2 for size in module.kernel_size)
-    padding = (0, 0) if module.padding == "valid" else module.padding
-    if padding not in ("same", kept):
-        return f"its padding {module.padding} is not {kept}, which keeps the grid"
-    return None
-
-
-def _why_no_grid(grids: list[tuple[int, int]]) -> str | None:
+def _why_no_grid(grids: list[tuple[int, ...]]) -> str | None:
     if not grids:
-        return "no batch (B, C, H, W) of the example input reached it"
+        return "no batch (B, C, *grid) of the example input reached it"
     return f"it works on several grids, {', '.join(map(str, grids))}" if len(grids) > 1 else None
 
 
