@@ -27,7 +27,7 @@ class AtmosphereSettings:
         start: First day, at which the model is isothermal and at rest.
         truncation: Spectral truncation; T21 has WeatherBench's 64 longitudes and 32 latitudes.
         time_step_minutes: Time step of dynamics and physics.
-        overrides: Further settings of jcm by their dotted names, for a model that is to differ in something.
+        overrides: Further settings of jcm by their dotted names, for a model with other constants.
     """
 
     start: str = "2000-07-05"
@@ -41,7 +41,7 @@ class Atmosphere:
 
     def __init__(self, settings: AtmosphereSettings, recorder: PrecipitationRecorder | None = None):
         """Builds the model at its start; the first `advance` compiles it (a minute or two)."""
-        # The preset's own files lie on a hub; the same ones come with the wheel.
+        # The preset's own files lie on a hub; the wheel contains the same files.
         os.environ["HF_HUB_OFFLINE"] = "1"
         import jcm.configurations  # pyright: ignore[reportMissingImports]
 
@@ -70,7 +70,7 @@ class Atmosphere:
             latitude=np.degrees(np.asarray(horizontal.latitudes, dtype=np.float64)),
             longitude=np.degrees(np.asarray(horizontal.longitudes, dtype=np.float64)),
         )
-        # (W, H) in the model, as every field.
+        # The model has fields (W, H).
         self.orography = np.asarray(self.model.terrain.orog, dtype=np.float32).T
         self.land = np.asarray(self.model.terrain.fmask, dtype=np.float32).T
 

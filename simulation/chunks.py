@@ -34,7 +34,7 @@ class ChunkFolder:
         """Writes each year that is complete in the stretches and not yet in `root`, then drops what years hold.
 
         Returns:
-            The years written now.
+            Years written by this call.
         """
         written = []
         for year in years:

@@ -34,7 +34,7 @@ def winter_land_sea_contrast(data: SimulatedYears, years: list[int]) -> tuple[fl
     temperature = data.read("t2m", years)[winter].mean(axis=0, dtype=np.float64)
     land = data.constant("lsm").astype(np.float64)
     belt = ((layout.LATITUDE > 30) & (layout.LATITUDE < 60))[:, None] * _area()[:, None]
-    # Over low land only, so that mountains do not pass for winter.
+    # Over low land only, so that mountains are not mistaken for winter.
     low = belt * (data.constant("orography") < 1000)
     return float(np.average(temperature, weights=low * land)), float(np.average(temperature, weights=low * (1 - land)))
 

@@ -27,7 +27,7 @@ class Variable:
     units: str
 
 
-# By the names that cfgrib gives, as in the members' files.
+# By the names that cfgrib assigns, as in the members' files.
 VARIABLES = {
     "pl": {
         "z": Variable("Z", "m2 s-2"),

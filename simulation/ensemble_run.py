@@ -102,22 +102,22 @@ def run_ensemble(
 ) -> None:
     """Goes on from the truth's present state until the forecasts of every start are in `output`.
 
-    The order makes it safe to stop anywhere: members first, then the truth that they are compared with, then the state
-    at the next start. What is computed again has the same values.
+    The order makes interruptions safe: members first, then the truth that they are compared with, then the state at
+    the next start. A repeated computation gives the same values.
 
     Args:
-        model: At its beginning, or restored from `folder.state`.
-        folder: Where state, truth and past states are kept.
+        model: Model at its beginning, or restored from `folder.state`.
+        folder: Folder of state, truth and past states.
         output: Root of ENS-10's layout.
-        starts: In order, from some before the first forecast on: their states are what members are perturbed with.
-        first: First start that is forecast.
-        perturbations: Of the members.
+        starts: Start dates in order, from some before the first forecast on: their states give the perturbations.
+        first: First start date of a forecast.
+        perturbations: Perturbations of the members.
         on_start: Called after each start.
     """
     kept = EnsembleFolder(folder)
     forecasts = [start for start in starts if start >= first]
     lead = np.timedelta64(LEAD_DAYS, "D")
-    # Day by day: the forecast from New Year's Eve is for a day after the start on New Year's Day.
+    # Day by day: the forecast from New Year's Eve is valid one day after the start on New Year's Day.
     while True:
         today = model.time.astype("datetime64[D]")
         if today in starts:

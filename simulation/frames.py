@@ -27,16 +27,16 @@ class Frames:
     """Fields at `T` output times; levels run from the top down, latitudes from south to north.
 
     Attributes:
-        times: `(T,)` datetime64.
-        geopotential: `(T, K, H, W)` in m2 s-2.
-        temperature: `(T, K, H, W)` in K.
-        eastward_wind: `(T, K, H, W)` in m s-1.
-        northward_wind: `(T, K, H, W)` in m s-1.
-        specific_humidity: `(T, K, H, W)` in kg kg-1.
-        surface_pressure: `(T, H, W)` in Pa.
-        near_surface_temperature: `(T, H, W)` in K.
-        solar_flux: `(T, H, W)` in W m-2, downward at the top of the atmosphere.
-        precipitation: `(T, H, W)` in m, fallen since the output time before.
+        times: Times, `(T,)` datetime64.
+        geopotential: Geopotential, `(T, K, H, W)` in m2 s-2.
+        temperature: Temperature, `(T, K, H, W)` in K.
+        eastward_wind: Eastward wind, `(T, K, H, W)` in m s-1.
+        northward_wind: Northward wind, `(T, K, H, W)` in m s-1.
+        specific_humidity: Specific humidity, `(T, K, H, W)` in kg kg-1.
+        surface_pressure: Surface pressure, `(T, H, W)` in Pa.
+        near_surface_temperature: Near-surface temperature, `(T, H, W)` in K.
+        solar_flux: Downward solar flux at the top of the atmosphere, `(T, H, W)` in W m-2.
+        precipitation: Precipitation since the output time before, `(T, H, W)` in m.
     """
 
     times: np.ndarray

@@ -1,6 +1,6 @@
 """From the model's Gaussian latitudes to other latitudes, linearly.
 
-Poleward of the last Gaussian latitude the interpolation goes on over the pole: the next value lies on the opposite
+Poleward of the last Gaussian latitude the interpolation continues over the pole: the next value lies on the opposite
 meridian, where both components of a wind have the opposite sign.
 """
 
@@ -13,13 +13,13 @@ def to_latitudes(values: np.ndarray, latitude: np.ndarray, target: np.ndarray, *
     """Linear interpolation in latitude.
 
     Args:
-        values: `(..., H, W)`, with an even number of longitudes once around the globe.
-        latitude: `(H,)` degrees, from south to north.
-        target: `(N,)` degrees.
+        values: Fields, `(..., H, W)`, with an even number of longitudes once around the globe.
+        latitude: Latitudes in degrees, from south to north, `(H,)`.
+        target: Latitudes of the result in degrees, `(N,)`.
         is_wind: Whether `values` is a component of a horizontal vector.
 
     Returns:
-        `(..., N, W)` in the type of `values`.
+        Fields `(..., N, W)` in the type of `values`.
     """
     longitudes = values.shape[-1]
     if longitudes % 2 or values.shape[-2] != len(latitude):

@@ -20,13 +20,13 @@ def to_ens10(
     """ENS-10's variables by cfgrib's names, rows from north to south.
 
     Args:
-        frames: Of the members.
-        grid: Of the model.
+        frames: Frames of the members.
+        grid: Grid of the model.
         orography: Height of the surface in m, `(H, W)`.
         land: Share of land, `(H, W)`; where it is most of the grid box there is no sea surface.
 
     Returns:
-        On pressure levels `(M, 2, 32, 64)`, and at the surface `(M, 32, 64)`.
+        Fields on pressure levels `(M, 2, 32, 64)`, and at the surface `(M, 32, 64)`.
     """
     others = {"w": frames.vertical_velocity, "d": frames.divergence}
     levels = to_pressure_levels(frames, grid.sigma, LEVELS, others)

@@ -20,10 +20,10 @@ class Perturbations:
 
     Attributes:
         analysis: Size of the error of the state that all members of a date start from.
-        members: Size of each member's own perturbation of it. Smaller than the error: the ensemble knows too little of
-            its own uncertainty, as real ones do.
-        num_members: Of each date.
-        seed: Of the choice of dates, together with the start.
+        members: Size of each member's own perturbation. It is smaller than the error, so that the ensemble
+            underestimates its uncertainty, as real ones do.
+        num_members: Number of members of each date.
+        seed: Seed of the choice of dates, together with the start.
     """
 
     analysis: float = 0.25
@@ -35,7 +35,7 @@ class Perturbations:
         """Perturbations of every member's state, `(M, ...)` for each name; the same each time for a start.
 
         Args:
-            start: Of the forecast.
+            start: Start date of the forecast.
             bank: States of the truth before the start.
         """
         if len(bank) < 2:

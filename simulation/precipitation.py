@@ -33,12 +33,12 @@ def totals(rate: np.ndarray, *, steps_per_total: int, step_seconds: float) -> np
     """Sums the rates of the steps up to each output time.
 
     Args:
-        rate: `(N, ...)` in kg m-2 s-1.
+        rate: Rate of precipitation, `(N, ...)` in kg m-2 s-1.
         steps_per_total: Steps in one total; divides `N`.
         step_seconds: Length of a step.
 
     Returns:
-        `(N / steps_per_total, ...)` in m of water.
+        Totals, `(N / steps_per_total, ...)` in m of water.
     """
     kilograms_per_cubic_metre = 1000.0
     folded = rate.reshape(-1, steps_per_total, *rate.shape[1:])

@@ -30,12 +30,12 @@ def to_pressure_levels(
 
     Args:
         frames: Fields on `K` sigma levels.
-        sigma: `(K,)`, from the top down.
+        sigma: Pressure over surface pressure of the levels, `(K,)`, from the top down.
         levels: `L` pressures in hPa.
         others: Further fields by name, `(T, K, H, W)`.
 
     Returns:
-        `z`, `t`, `u`, `v`, `q` and the others, each `(T, L, H, W)` in float32.
+        Fields `z`, `t`, `u`, `v`, `q` and the others, each `(T, L, H, W)` in float32.
     """
     log_sigma = np.log(np.asarray(sigma, dtype=np.float64))
     if not np.all(np.diff(log_sigma) > 0):
@@ -65,7 +65,7 @@ class _Column:
         self._thickness = log_sigma[upper + 1] - log_sigma[upper]
         self._inside = np.clip(target, log_sigma[0], log_sigma[-1])
         self._weight = (self._inside - log_sigma[upper]) / self._thickness
-        # How far beyond the outermost model level, in ln p: positive below the lowest, negative above the highest.
+        # Distance beyond the outermost model level, in ln p: positive below the lowest, negative above the highest.
         self._beyond = target - self._inside
 
     def linear(self, values: np.ndarray) -> np.ndarray:

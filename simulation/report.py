@@ -15,8 +15,8 @@ from simulation import climate, layout
 from simulation.baselines import climatology_rmse, persistence_rmse, weekly_climatology_rmse
 from simulation.simulated_years import SimulatedYears
 
-# What is scored: short name, level, title; and WeatherBench's own scores on ERA5 2017-2018 at 5.625 degrees
-# (persistence at 3 and 5 days, climatology, weekly climatology), to compare.
+# Scored variables: short name, level, title; and WeatherBench's own scores on ERA5 2017-2018 at 5.625 degrees
+# (persistence at 3 and 5 days, climatology, weekly climatology), for comparison.
 SCORED = (
     ("z", 500, "Z500 [m2 s-2]", (936, 1033, 1075, 816)),
     ("t", 850, "T850 [K]", (4.29, 4.56, 5.51, 3.50)),

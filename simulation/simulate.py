@@ -17,7 +17,7 @@ from simulation.latitudes import to_latitudes
 from simulation.run_folder import RunFolder
 from simulation.years import CHUNK_DAYS, run_years
 
-# The model starts half a year before: the days until then are its spin-up.
+# The model starts half a year before; these days are its spin-up.
 FIRST_YEAR = 2001
 
 
@@ -35,7 +35,7 @@ def simulate(output: Path, num_years: int, settings: AtmosphereSettings) -> None
         atmosphere = Atmosphere(settings)
         if folder.state.exists():
             atmosphere.restore(folder.state)
-            print(f"going on from {atmosphere.time}", flush=True)
+            print(f"resuming from {atmosphere.time}", flush=True)
         attributes = {"source": layout.ORIGIN, **{f"{name}_version": value for name, value in versions.items()}}
         grid = atmosphere.grid
         layout.write_constants(
@@ -84,7 +84,7 @@ def main() -> None:
     except (ValueError, FloatingPointError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        sys.exit("stopped; the same command goes on from the last complete stretch")
+        sys.exit("stopped; the same command resumes from the last complete stretch")
 
 
 if __name__ == "__main__":

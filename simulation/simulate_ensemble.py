@@ -49,7 +49,7 @@ def simulate(
         model = EnsembleModel(settings, bias, LEAD_DAYS)
         if folder.state.exists():
             model.restore(folder.state)
-            print(f"going on from {model.time}", flush=True)
+            print(f"resuming from {model.time}", flush=True)
         progress = _Progress(len(starts), sum(bool(start < model.time) for start in starts))
         run_ensemble(model, folder, output, starts, first, perturbations, progress.update)
         print(f"{len(forecasts)} forecasts are in {output}")
@@ -88,7 +88,7 @@ def main() -> None:
     except (ValueError, FloatingPointError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        sys.exit("stopped; the same command goes on from the last start")
+        sys.exit("stopped; the same command resumes from the last start")
 
 
 if __name__ == "__main__":

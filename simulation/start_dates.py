@@ -13,8 +13,8 @@ def start_dates(first: np.datetime64, last: np.datetime64, every: int = 1) -> li
     """All starts from one day to another, both included; the same days in each year.
 
     Args:
-        first: Day.
-        last: Day.
+        first: First day.
+        last: Last day.
         every: 1 takes all 105 days of a year, 2 every second one, 53, and so on.
     """
     years = range(_year(first), _year(last) + 1)

@@ -12,16 +12,16 @@ _COLDEST_GROUND = 255.0
 def sea_level_pressure(
     surface_pressure: np.ndarray, lowest: np.ndarray, sigma: float, height: np.ndarray
 ) -> np.ndarray:
-    """Pressure at sea level in Pa, in an atmosphere that goes on below the ground with 6.5 K/km.
+    """Pressure at sea level in Pa, in an atmosphere that continues below the ground with 6.5 K/km.
 
-    A ground colder than 255 K counts as half-way to 255 K, as in the ECMWF's own reduction: air
-    as cold as a winter's night on a plateau does not go down to the sea, and would weigh far too much.
+    A ground colder than 255 K is treated as half-way to 255 K, as in the ECMWF's own reduction: the cold air of a
+    plateau in winter does not extend down to the sea, and would have far too much weight.
 
     Args:
-        surface_pressure: `(..., H, W)` in Pa.
+        surface_pressure: Surface pressure, `(..., H, W)` in Pa.
         lowest: Temperature of the lowest layer, `(..., H, W)` in K.
         sigma: Pressure of that layer over surface pressure.
-        height: Of the surface, `(H, W)` in m.
+        height: Height of the surface, `(H, W)` in m.
     """
     exponent = GAS_CONSTANT * STANDARD_LAPSE_RATE / GRAVITY
     ground = lowest * sigma**-exponent
@@ -33,9 +33,9 @@ def column_water_vapour(specific_humidity: np.ndarray, surface_pressure: np.ndar
     """Mass of water vapour over each square metre in kg.
 
     Args:
-        specific_humidity: `(M, K, H, W)` in kg kg-1, from the top down.
-        surface_pressure: `(M, H, W)` in Pa.
-        sigma: Middle of the `K` layers; the first begins at 0 and the last ends at 1.
+        specific_humidity: Specific humidity, `(M, K, H, W)` in kg kg-1, from the top down.
+        surface_pressure: Surface pressure, `(M, H, W)` in Pa.
+        sigma: Pressure over surface pressure at the middle of the `K` layers, which span 0 to 1.
     """
     bounds = [0.0]
     for middle in sigma:

@@ -14,7 +14,7 @@ from simulation.fields import to_weatherbench
 from simulation.frames import Frames, ModelGrid
 from simulation.run_folder import RunFolder
 
-# One length for every stretch, because another length compiles anew; it need not divide a year.
+# One length for every stretch, because another length would be compiled again; it need not divide a year.
 CHUNK_DAYS = 10
 
 
@@ -50,15 +50,15 @@ def run_years(
 ) -> None:
     """Goes on from the model's present state until every year is in `output`.
 
-    The order makes it safe to stop anywhere: fields first, then the state that follows them, then years. A stretch
-    whose state was not saved is computed again, to the same values, and replaces its file.
+    The order makes interruptions safe: fields first, then the state that follows them, then years. A stretch whose
+    state was not saved is computed again, with the same values, and replaces its file.
 
     Args:
-        model: At its start, or restored from `folder.state`.
-        folder: Where state and stretches are kept.
+        model: Model at its start, or restored from `folder.state`.
+        folder: Folder of state and stretches.
         output: Root of WeatherBench's layout.
-        years: Calendar years; what the model does before them is spin-up and is dropped.
-        attributes: Notes for the files.
+        years: Calendar years; the time before them is spin-up and is dropped.
+        attributes: Attributes of the files.
         on_stretch: Called after each stretch with the years completed by it.
     """
     chunks = ChunkFolder(folder.chunks)

@@ -30,7 +30,7 @@ def draw_accuracies(
         path: Picture to write.
         label: Name of the accuracy, at the vertical axis.
         epoch_lengths: Length of an epoch of each model, in the unit of the axis; 1 if not given.
-        unit: What the axis counts.
+        unit: Unit of the horizontal axis.
 
     Raises:
         ValueError: If there is no curve, or an empty one.

@@ -15,7 +15,7 @@ def draw_expert_use(axes: Axes, use: np.ndarray, *, of: str = "pixels") -> None:
     Args:
         axes: Empty axes.
         use: Share of the pixels of each expert, from 0 to 1, `(X,)`; see `smoe.diagnostics.expert_use`.
-        of: What the shares are of, such as `globe` if the pixels count by their area.
+        of: Whole of which the shares are parts, such as `globe` if pixels are weighted by their area.
     """
     ordered = np.sort(use)[::-1] * 100
     axes.bar(np.arange(1, len(ordered) + 1), ordered, 1.0, color=COLOURS[2], linewidth=0)

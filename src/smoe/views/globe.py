@@ -36,11 +36,11 @@ def project(longitude: np.ndarray, latitude: np.ndarray) -> tuple[np.ndarray, np
     matplotlib's own axes of this name take ten seconds a map, for they bend each piece of coast in 75 parts.
 
     Args:
-        longitude: In degrees, from -180 to 180.
-        latitude: In degrees.
+        longitude: Longitudes in degrees, from -180 to 180.
+        latitude: Latitudes in degrees.
 
     Returns:
-        x and y, of the shape that both have when broadcast.
+        Coordinates x and y, of the broadcast shape of both arguments.
     """
     # The auxiliary angle solves 2 a + sin 2a = pi sin(latitude); a table of it is exact to less than a printed dot.
     angles = np.linspace(-np.pi / 2, np.pi / 2, 20_001)
@@ -61,12 +61,12 @@ def draw_globe(
     """Draw a field and the coastlines.
 
     Args:
-        axes: Empty ones; they lose their frame.
-        latitude: Of the rows, in degrees, in either direction, `(H,)`.
-        longitude: Of the columns, in degrees, regular and once round the globe, `(W,)`.
-        values: `(H, W)`, or colours `(H, W, 3)`.
+        axes: Empty axes; their frame is removed.
+        latitude: Latitudes of the rows, in degrees, in either direction, `(H,)`.
+        longitude: Longitudes of the columns, in degrees, regular and once round the globe, `(W,)`.
+        values: Values `(H, W)`, or colours `(H, W, 3)`.
         palette: Colour map, or its name.
-        norm: From values to the palette.
+        norm: Maps values to the palette.
 
     Raises:
         ValueError: If the numbers do not fit each other, or the columns do not go round the globe.

@@ -18,9 +18,9 @@ class Panel:
     """One picture of numbers.
 
     Attributes:
-        title: Above it.
-        values: `(rows, columns)`; NaN is left blank.
-        decimals: Of the numbers written into the cells.
+        title: Title of the panel.
+        values: Values of the cells, `(rows, columns)`; NaN is left blank.
+        decimals: Number of decimals in the cells.
         palette: Name of a matplotlib colour map.
     """
 
@@ -42,7 +42,7 @@ def draw_grids(
     """Draw panels over the same two settings side by side.
 
     Args:
-        panels: At least one.
+        panels: Panels to draw, at least one.
         row_labels: Values of the first setting.
         column_labels: Values of the second setting.
         path: Picture to write.

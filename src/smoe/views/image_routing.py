@@ -31,11 +31,11 @@ def draw_image_routing(
 
     Args:
         chosen: Experts chosen at each pixel, in any order, `(E, H, W)`.
-        num_experts: X.
-        mean_images: Of each class, from 0 (dark) to 1, grey `(N, H, W)` on the grid of the choices.
-        classes: Names, N.
+        num_experts: Number of experts in the bank, X.
+        mean_images: Mean image of each class, from 0 (dark) to 1, grey `(N, H, W)` on the grid of the choices.
+        classes: Names of the N classes.
         path: Picture to write.
-        title: Above everything.
+        title: Title of the picture.
     """
     if mean_images.ndim != 3 or len(mean_images) != len(classes) or mean_images.shape[1:] != chosen.shape[1:]:
         raise ValueError(
@@ -54,7 +54,7 @@ def draw_image_routing(
 
     axes = rows[1].subplots(1, 3, width_ratios=[1.0, 1.0, 2.4])
     _show(axes[0], colours, f"all {len(chosen)} choices of each pixel")
-    # How alike a pixel and its neighbours are: white noise is grey all over, regions have borders.
+    # Similarity of a pixel and its neighbours: white noise is grey everywhere, regions have borders.
     _show(axes[1], neighbour_agreement(chosen, num_experts), "shared with the four neighbours", palette="viridis")
     rows[1].colorbar(axes[1].images[0], ax=axes[1], shrink=0.85)
     served = expert_use(chosen, num_experts)

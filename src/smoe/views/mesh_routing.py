@@ -14,7 +14,7 @@ from smoe.diagnostics.choices import Choices, as_array
 from smoe.views.picture import save_picture
 from smoe.views.similarity_colours import similarity_colours
 
-# Rows: what is to the right, what is up, and what faces the viewer.
+# Rows: directions to the right, up, and towards the viewer.
 VIEWS = {
     "front": np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]),
     "back": np.array([[0.0, -1.0, 0.0], [0.0, 0.0, 1.0], [-1.0, 0.0, 0.0]]),
@@ -41,7 +41,7 @@ def plot_mesh_routing(
         path: Picture to write.
         num_experts: X, the number of experts in the bank.
         triangles: Corners of the triangles, `(T, 3)`; without them nodes are drawn as points.
-        title: Text above everything.
+        title: Title of the picture.
     """
     colours = similarity_colours(routing, num_experts)
     draw_nodes({"like colours share experts": colours}, coordinates, path, triangles=triangles, title=title)
@@ -62,7 +62,7 @@ def draw_nodes(
         coordinates: Places of the nodes, `(N, 2)` or `(N, 3)`.
         path: Picture to write.
         triangles: Corners of the triangles, `(T, 3)`.
-        title: Text above everything.
+        title: Title of the picture.
     """
     places = as_space(coordinates)
     views = ("above",) if np.ptp(places[:, 2]) == 0.0 else ("front", "back")
@@ -96,7 +96,7 @@ def draw_side(
     """Draws the side of a mesh that faces the viewer, in parallel projection.
 
     Args:
-        axes: Empty ones; they lose their frame.
+        axes: Empty axes; their frame is removed.
         places: Places of the nodes, `(N, 3)`.
         colours: Colours of the nodes, `(N, 3)`.
         view: Directions to the right, up and towards the viewer, `(3, 3)`.
@@ -112,7 +112,7 @@ def draw_side(
         size = max(1.0, 9000.0 / max(1, len(order)))
         axes.scatter(*flat[order].T, c=colours[order], s=size, linewidths=0)
     else:
-        # Far triangles first: what is near covers them.
+        # Far triangles first, so that near ones cover them.
         order = np.argsort(depth[triangles].mean(axis=1))
         chosen = _facing(places, triangles, view)[order] if np.ptp(depth) > 0.0 else np.ones(len(order), dtype=bool)
         order = order[chosen]

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from smoe.atomic_files import write_atomically
 
-# Okabe and Ito's colours, told apart by colour-blind readers too.
+# Okabe and Ito's colours, which colour-blind readers can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
@@ -18,7 +18,7 @@ def save_picture(figure: Figure, path: str | Path) -> None:
 
     Args:
         figure: A figure made without pyplot, so that no display and no global state are involved.
-        path: File to write; the ending (`.png`, `.pdf`, `.svg`, ...) decides the format.
+        path: File to write; the ending (`.png`, `.pdf`, `.svg`, ...) gives the format.
     """
     path = Path(path)
     canvas = FigureCanvasAgg(figure)

@@ -36,7 +36,7 @@ def plot_routing(
         path: Picture to write.
         num_experts: Number of experts in the bank, X. Needed for a routing, not for a layer or model.
         coords: Position of each pixel, such as longitude and latitude, `(..., 2)`.
-        title: Text above everything.
+        title: Title of the picture.
 
     Raises:
         ValueError: If there is nothing to draw, `num_experts` is missing, or `coords` do not fit the pixels.

@@ -20,7 +20,7 @@ from smoe.views.picture import save_picture
 from smoe.views.similarity_colours import similarity_colours
 
 _LAND, _SEA = "#9A7B4F", "#3B6FB6"
-# Above this number nobody can tell the colours of experts by name; then those of like regions have like colours.
+# Above this number the colours of experts cannot be distinguished; then similar regions have similar ones.
 _MAX_NAMED = 12
 
 
@@ -39,13 +39,13 @@ def draw_globe_routing(
 
     Args:
         chosen: Experts chosen at each pixel, in any order, `(E, H, W)`.
-        favourite: The one with the highest score, `(H, W)`.
-        num_experts: X.
+        favourite: Expert with the highest score at each pixel, `(H, W)`.
+        num_experts: Number of experts in the bank, X.
         land: Share of land of each pixel, from 0 to 1, `(H, W)`.
-        latitude: Of the rows, in degrees, `(H,)`.
-        longitude: Of the columns, in degrees, `(W,)`.
+        latitude: Latitudes of the rows, in degrees, `(H,)`.
+        longitude: Longitudes of the columns, in degrees, `(W,)`.
         path: Picture to write.
-        title: Above everything, such as the layers that the gate serves.
+        title: Title of the picture, such as the layers of the gate.
     """
     # Area of a pixel of each row, relative to the mean.
     area = latitude_weights(latitude).numpy()[:, None]
@@ -90,7 +90,7 @@ def _favourite_colours(favourite: np.ndarray, used: np.ndarray, area: np.ndarray
     weight = area * np.ones(favourite.shape)
     mean_row = [np.average(row[favourite == expert], weights=weight[favourite == expert]) for expert in used]
     ranks = np.argsort(np.argsort(mean_row)) / (len(used) - 1)
-    # Neighbours in rank would be hard to tell apart by hue alone: every other one is paler.
+    # Neighbours in rank would be hard to distinguish by hue alone: every second one is paler.
     palette = matplotlib.colormaps["turbo"]
     return [
         tuple(np.array(palette(rank)[:3]) * (0.62 if number % 2 else 1.0) + (0.38 if number % 2 else 0.0))

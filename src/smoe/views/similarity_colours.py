@@ -17,7 +17,7 @@ def similarity_colours(
     Args:
         routing: Experts chosen at each pixel, `(E, ...)`.
         num_experts: Number of experts in the bank, X.
-        pixel_weights: How much each pixel counts, such as its area; must broadcast to the grid.
+        pixel_weights: Weight of each pixel, such as its area; must broadcast to the grid.
 
     Returns:
         Colours from 0 to 1, `(..., 3)`. Grey where all pixels have the same experts.
