@@ -62,7 +62,7 @@ def step(kind: str, arguments: argparse.Namespace) -> dict[str, float]:
         ended = time.perf_counter()
         return ended - started, ended - between, time.process_time() - of_cpu
 
-    # What a first step loads is not the network's.
+    # Memory that a first step loads does not belong to the network.
     small = replace(recipe, model=replace(recipe.model, filters=4))  # type: ignore[call-arg]
     run(make_task(small, usual_setting((8, 8))), *make_batch(1, 8, 8))
     before = status("VmRSS")
@@ -73,7 +73,7 @@ def step(kind: str, arguments: argparse.Namespace) -> dict[str, float]:
     peak = status("VmHWM") - before
     seconds, update, _ = min(times[1:])
 
-    # The profiler's own memory and time are not the step's, so it comes after the peak.
+    # The profiler comes after the peak, because it uses memory and time.
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         pass_through(task, input, target)
     routing = sum(
@@ -87,7 +87,7 @@ def step(kind: str, arguments: argparse.Namespace) -> dict[str, float]:
     }
     for parameter in task.model.parameters():
         if id(parameter) not in gates:
-            # Adam passes by what has no gradient.
+            # Adam skips parameters without a gradient.
             parameter.grad = None
     started = time.perf_counter()
     task.optimizer.step()

@@ -1,7 +1,7 @@
 """Takes the processor time and page faults of heat's training steps, with freed memory kept and given back.
 
-Run: smoe bench freed-memory [--steps 100]. Prints the table and stores it in results/bench. Each way has
-a process of its own; processor time is taken because it depends little on what else runs.
+Run: smoe bench freed-memory [--steps 100]. Prints the table and stores it in results/bench. Each way runs in a separate
+process; processor time is measured because it depends little on other work.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def main(args: list[str] | None = None) -> None:
     labels = torch.from_numpy(found.labels[: arguments.images].astype(np.int64))
     images = {size: enlarged(found, arguments.images, size) for size in (_SIZE, *_LARGER)}
     rows: list[dict[str, Any]] = []
-    # Before the first run: what is committed meanwhile is not what runs.
+    # Before the first run: a later commit is not what runs.
     where = circumstances()
     for path in track(arguments.runs, description="scoring"):
         run = open_run(path, notify=lambda _: None)

@@ -24,7 +24,7 @@ from smoe.paper.heat.tables import HEAT_TABLES, SMOE
 from smoe.training.freed_memory import keep_freed_memory
 from smoe.training.task import Task
 
-# A step of a training follows one of its own kind, and finds its memory in the caches.
+# In a training, a step follows one of the same kind, whose memory is in the caches.
 _STEPS_IN_A_ROW = 5
 _PREFIXES = {
     "heat/main": "",

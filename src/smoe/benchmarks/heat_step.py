@@ -58,7 +58,7 @@ def measure(steps: Mapping[str, Callable[[], None]], num_steps: int, description
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in track(range(max(num_steps // _STEPS_IN_A_ROW, 1)), description=description):
         for name, step in steps.items():
-            # A step of a training follows one of its own kind, not of another: the first ones here do not count.
+            # In a training, a step follows one of the same kind: the first ones here are not counted.
             for number in range(_STEPS_IN_A_ROW + 3):
                 started = time.perf_counter()
                 step()

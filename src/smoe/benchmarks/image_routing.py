@@ -85,7 +85,7 @@ def cases() -> list[Case]:
 
 
 def measure(case: Case, samples: dict[str, ImageSamples], num_steps: int) -> dict[str, str]:
-    """Trains a case and says what it reached, how far its gate moved, and what its rule took for wrong."""
+    """Trains a case and returns its accuracy, the movement of its gate, and the share of wrong choices."""
     task = make_task(ImageRecipe(model=case.model, rule=case.rule))
     model = task.model
     layers = [module for module in model.modules() if isinstance(module, RoutedLayer)]

@@ -129,7 +129,7 @@ def main(args: list[str] | None = None) -> None:
             text = "frozen" if rate is None else f"{rate:g}"
             cases.append(({"gate starts as": start, "order": order, "gate lr": text}, model, rate))
     rows = []
-    # Before the first run: what is committed meanwhile is not what runs.
+    # Before the first run: a later commit is not what runs.
     where = circumstances()
     with tempfile.TemporaryDirectory() as folder:
         write_images(arguments.data, Path(folder) / "images", arguments.images)

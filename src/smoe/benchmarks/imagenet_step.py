@@ -1,7 +1,7 @@
 """Times one full-size training step of ResNet-50 and its variants and takes its peak memory, each in its own process.
 
-Run: smoe bench imagenet-step [--batch-size 16] [--size 176] [--rounds 3] [--steps 2] [--threads 1]. The kinds
-take turns, round by round, so that what disturbs the machine disturbs all of them. Prints the table and stores it in
+Run: smoe bench imagenet-step [--batch-size 16] [--size 176] [--rounds 3] [--steps 2] [--threads 1]. The networks
+alternate, round by round, so that other work on the machine affects all of them. Prints the table and stores it in
 results/bench.
 """
 
@@ -38,7 +38,7 @@ _NUMBERS = ("batch_size", "size", "steps", "threads")
 def step(kind: str, batch_size: int, size: int, num_steps: int, num_threads: int) -> dict[str, float]:
     """CPU seconds of the quickest step after one to warm up, and megabytes of the peak above what torch takes itself.
 
-    CPU seconds, of all threads together: the time that other work on the machine takes away does not count.
+    CPU seconds of all threads: waiting for other work on the machine is not counted.
     """
     import torch
 
@@ -57,7 +57,7 @@ def step(kind: str, batch_size: int, size: int, num_steps: int, num_threads: int
         task.optimizer.zero_grad()
         return time.process_time() - started
 
-    # What a first step loads is not the network's.
+    # Memory that a first step loads does not belong to the network.
     run(make_task(small), torch.randn(2, 3, size, size), torch.full((2, 1000), 1e-3))
     before = status("VmRSS")
     reset_peak()

@@ -22,8 +22,8 @@ WAYS = {
     "routed": "routed convolution, routing given",
     "trained": "the same with a tensor gate: ranking, RC loss and damping",
 }
-# Large tensors get mappings of their own, which the system takes back when they are freed: what is resident is then
-# what is in use. By default, tensors below 32 MB come to lie in glibc's heap, which keeps holes of changing size.
+# Large tensors get separate mappings, which the system takes back when they are freed: the resident memory is then
+# the memory in use. By default, tensors below 32 MB lie in glibc's heap, which keeps holes of changing size.
 OWN_MAPPINGS = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
 
 
@@ -56,7 +56,7 @@ def _run(way: str, shape: tuple[int, ...], environment: dict[str, str]) -> dict[
 def step_peak(way: str, shape: tuple[int, ...]) -> dict[str, float]:
     """Megabytes that this process has at its peak during three steps, above what it had before its tensors.
 
-    `without gate` takes off the scores, and their gradient from when it exists.
+    `without gate` excludes the scores, and their gradient from when it exists.
     """
     import torch
     import torch.nn.functional as F
@@ -67,7 +67,7 @@ def step_peak(way: str, shape: tuple[int, ...]) -> dict[str, float]:
 
     B, C, X, E, H, W = shape
     torch.set_num_threads(1)
-    # What a first convolution loads is not the layer's.
+    # Memory that a first convolution loads does not belong to the layer.
     F.conv2d(torch.randn(1, 4, 8, 8, requires_grad=True), torch.randn(4, 4, 3, 3), padding=1).sum().backward()
     smoe.SpatialMoE2d(4, 4, 2, spatial_shape=(8, 8))(torch.randn(1, 4, 8, 8)).sum().backward()
 
@@ -103,7 +103,7 @@ def step_peak(way: str, shape: tuple[int, ...]) -> dict[str, float]:
     reset_peak()
     for _ in range(3):
         output = convolve()
-        # The gate's gradient comes to be after this.
+        # The gate's gradient is allocated after this.
         output.register_hook(lambda _: note(scores_size))
         loss = output.square().mean()
         del output
@@ -115,7 +115,7 @@ def step_peak(way: str, shape: tuple[int, ...]) -> dict[str, float]:
 
 
 def status(name: str) -> float:
-    """A number of megabytes that Linux knows of this process."""
+    """Returns a number of megabytes from the process status of Linux."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024 / 1e6
 

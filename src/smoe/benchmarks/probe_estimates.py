@@ -61,7 +61,7 @@ def real_changes(layer: RoutedLayer, loss: Loss, challenge: Challenge, pixels: n
         for pixel in pixels:
             is_exchanged = torch.zeros(indices.shape[2], dtype=torch.bool)
             is_exchanged[pixel] = True
-            # A gate of its own for this layer: the others that share it keep theirs.
+            # A separate gate for this layer: other layers that share it keep theirs.
             changed = copy.deepcopy(gate)
             exchange_scores(changed.scores.view(gate.num_experts, -1), indices, challenge, is_exchanged)
             layer.gate = changed
@@ -102,7 +102,7 @@ def main(args: list[str] | None = None) -> None:
         slopes, sizes = slopes_of(layer, loss, challenge)
         pixels = rng.choice(slopes.size, arguments.swaps, replace=False)
         estimated, truth = slopes.flatten()[pixels], real_changes(layer, loss, challenge, pixels)
-        # The curvature along the differences that explains the rest best.
+        # The curvature along the differences that best explains the remainder.
         squares = 0.5 * sizes.flatten()[pixels]
         curvature = float(squares @ (truth - estimated) / (squares @ squares))
         learner = layer.learner

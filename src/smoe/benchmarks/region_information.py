@@ -1,4 +1,4 @@
-"""How much trained gates say of known regions (land and sea, or heat's three) at the start and at the end of training.
+"""Information of trained gates about known regions (land and sea, or heat's three) before and after the training.
 
 Run: smoe bench region-information RUN [RUN ...], where RUN is a folder of `smoe train` or `smoe reproduce`.
 Runs without a gate of the regions' grid are left out. Prints the table and stores it in results/bench.

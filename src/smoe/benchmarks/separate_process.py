@@ -17,11 +17,11 @@ def measure_apart(
     """What a script prints as JSON for `--kind`, from a new process, so that none finds the memory another has left.
 
     Args:
-        script: file of the benchmark.
-        kind: what it is to measure.
-        backend: of the routed convolution; `auto` leaves the choice.
-        arguments: of the benchmark.
-        names: of those that are handed on.
+        script: File of the benchmark.
+        kind: Case to measure.
+        backend: Backend of the routed convolution; `auto` does not set one.
+        arguments: Arguments of the benchmark.
+        names: Names of the arguments to pass on.
     """
     command = [sys.executable, script, "--kind", kind]
     for name in names:

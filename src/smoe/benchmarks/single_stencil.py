@@ -1,4 +1,4 @@
-"""How far one stencil for all pixels goes on heat diffusion: of least squares, of least absolute error, each region's.
+"""Accuracy of one stencil for all pixels of heat diffusion: of least squares, of least absolute error, each region's.
 
 Run: smoe bench single-stencil [--runs 6]. Prints the table and stores it in results/bench.
 """

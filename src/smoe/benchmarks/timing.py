@@ -17,9 +17,9 @@ def interleaved_medians(
     """Median seconds of each way.
 
     Args:
-        ways: What to call.
-        seconds: Spent on all of them together, about.
-        min_rounds: Measured rounds at least; one more before them warms up.
+        ways: Functions to call, by name.
+        seconds: Approximate total duration.
+        min_rounds: Minimal number of measured rounds, after one round of warm-up.
         clock: Clock of the measurement; `time.process_time` counts processor time, whatever else the machine does.
     """
     times: dict[str, list[float]] = {name: [] for name in ways}

@@ -98,7 +98,7 @@ class Silent:
 
 def batches(store: Path, num_workers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """All samples of the year once, shuffled, from a store that is opened for it."""
-    # Every 18 hours, so that the inputs of two samples share no step: what one has read does not help the other.
+    # Every 18 hours, so that the inputs of two samples share no step and no cached pages.
     samples = WeatherSamples(WeatherStore.open(store), (_YEAR, _YEAR), start_every_hours=18)
     loader = DataLoader(
         samples,
@@ -120,7 +120,7 @@ def samples_per_second(store: Path, num_workers: int, *, is_cold: bool) -> float
     if not num_workers:
         started = time.perf_counter()
         return sum(len(input) for input, _ in iterator) / (time.perf_counter() - started)
-    # What workers have read before the first batch came is not counted, and the time since then is.
+    # Samples that workers read before the first batch are not counted, and the time is measured from then on.
     next(iterator)
     started = time.perf_counter()
     times = [(len(input), time.perf_counter()) for input, _ in iterator]

@@ -52,7 +52,7 @@ def step(kind: str, batch_size: int, num_steps: int, num_threads: int) -> dict[s
         task.optimizer.zero_grad()
         return time.perf_counter() - started
 
-    # What a first step loads is not the network's.
+    # Memory that a first step loads does not belong to the network.
     run(make_task(small, setting), torch.randn(1, shape.in_channels, *shape.grid), torch.zeros(1, 3, *shape.grid))
     before = status("VmRSS")
     reset_peak()
