@@ -1,55 +1,64 @@
-"""Mean and spread of every channel and pixel, from fields that are added block by block in float64."""
+"""Mean and spread of every channel and pixel, from fields that are added block by block."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 
 
-@dataclass
 class FieldMoments:
-    """Count, mean and sum of squared deviations at each pixel; missing values do not count.
+    """Count, sum and sum of squares at each pixel, in float64; missing values do not count.
 
-    Attributes:
-        count: Number of values, `(C, H, W)`.
-        mean: Mean, 0 where there is no value.
-        squares: Sum of squared deviations from the mean.
+    Values count relative to those of the first block: a plain sum of squares would lose the digits in which large values
+    vary.
+
+    Args:
+        shape: Channels, rows and columns `(C, H, W)`.
     """
 
-    count: np.ndarray
-    mean: np.ndarray
-    squares: np.ndarray
-
-    @classmethod
-    def empty(cls, shape: tuple[int, ...]) -> FieldMoments:
-        """Moments of nothing, for fields of shape `(C, H, W)`."""
-        return cls(np.zeros(shape), np.zeros(shape), np.zeros(shape))
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.count, self._sums, self._squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self._origin: np.ndarray | None = None
 
     def add(self, fields: np.ndarray) -> None:
         """Adds fields `(N, C, H, W)`."""
-        values = fields.astype(np.float64)
-        is_there = ~np.isnan(values)
-        count = is_there.sum(axis=0).astype(np.float64)
-        safe = np.maximum(count, 1.0)
-        mean = np.where(is_there, values, 0.0).sum(axis=0) / safe
-        squares = np.where(is_there, np.square(values - mean), 0.0).sum(axis=0)
-        total = self.count + count
-        distance = np.where(count > 0, mean - self.mean, 0.0)
-        # A plain sum of squares would lose the digits in which large values vary.
-        self.squares += squares + np.square(distance) * self.count * count / np.maximum(total, 1.0)
-        self.mean += distance * count / np.maximum(total, 1.0)
-        self.count = total
+        if self._origin is None:
+            with np.errstate(invalid="ignore"):
+                total = np.add.reduce(fields, axis=0, dtype=np.float64)
+            middle = np.nanmean(fields, axis=(0, 2, 3), dtype=np.float64)[:, None, None] if len(fields) else 0.0
+            origin = np.where(np.isnan(total), middle, total / max(len(fields), 1))
+            self._origin = np.nan_to_num(origin).astype(np.float32)
+        distance = fields - self._origin
+        total = np.add.reduce(distance, axis=0, dtype=np.float64)
+        if np.isnan(total).any():
+            missing = np.isnan(distance)
+            distance[missing] = 0.0
+            total = np.add.reduce(distance, axis=0, dtype=np.float64)
+            self.count += len(fields) - missing.sum(axis=0)
+        else:
+            self.count += len(fields)
+        self._sums += total
+        np.square(distance, out=distance)
+        self._squares += np.add.reduce(distance, axis=0, dtype=np.float64)
+
+    @property
+    def squares(self) -> np.ndarray:
+        """Sum of squared deviations from the mean of the pixel, `(C, H, W)`."""
+        return np.maximum(self._squares - np.square(self._sums) / np.maximum(self.count, 1.0), 0.0)
 
     def by_channel(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation over times and pixels, each `(C,)`; NaN for a channel without values."""
         count = self.count.sum(axis=(1, 2))
         safe = np.where(count > 0, count, np.nan)
-        mean = (self.count * self.mean).sum(axis=(1, 2)) / safe
-        between = (self.count * np.square(self.mean - mean[:, None, None])).sum(axis=(1, 2))
+        means = self._means()
+        mean = (self.count * means).sum(axis=(1, 2)) / safe
+        between = (self.count * np.square(means - mean[:, None, None])).sum(axis=(1, 2))
         return mean, np.sqrt((self.squares.sum(axis=(1, 2)) + between) / safe)
 
     def by_pixel(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation over times, each `(C, H, W)`; NaN at pixels without values."""
         safe = np.where(self.count > 0, self.count, np.nan)
-        return np.where(self.count > 0, self.mean, np.nan), np.sqrt(self.squares / safe)
+        return np.where(self.count > 0, self._means(), np.nan), np.sqrt(self.squares / safe)
+
+    def _means(self) -> np.ndarray:
+        origin = 0.0 if self._origin is None else self._origin.astype(np.float64)
+        return origin + self._sums / np.maximum(self.count, 1.0)

@@ -135,6 +135,10 @@ class _Gaps:
         self.counts: list[np.ndarray] = []
 
     def add(self, block: np.ndarray) -> None:
+        if is_all_finite(block):
+            self.always &= len(block) == 0
+            self.counts.append(np.zeros(block.shape[:2], np.int32))
+            return
         missing = np.isnan(block)
         self.always &= missing.all(axis=0)
         self.ever |= missing.any(axis=0)
@@ -154,9 +158,9 @@ class _Gaps:
 
 
 def _check_finite(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
-    # A sum is not finite if any value is not; only then is it worth looking for the place.
-    with np.errstate(invalid="ignore", over="ignore"):
-        infinite = np.isinf(block)
+    if is_all_finite(block):
+        return
+    infinite = np.isinf(block)
     if not infinite.any():
         return
     row, channel = (int(place[0]) for place in np.nonzero(infinite.any(axis=(2, 3))))
@@ -164,6 +168,12 @@ def _check_finite(block: np.ndarray, channels: list[Channel], source: FieldSourc
         f"{channels[channel].name} of {source.where} has {int(infinite[row, channel].sum())} infinite values"
         f"{describe_position(source, int(positions[row]), channels[channel])}: correct the file or mark them as missing"
     )
+
+
+def is_all_finite(block: np.ndarray) -> bool:
+    """Whether no value is infinite or missing: a sum would not be finite, which is quicker to see."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bool(np.isfinite(np.add.reduce(block, axis=None, dtype=np.float64)))
 
 
 def describe_position(source: FieldSource, position: int, channel: Channel | None = None) -> str:

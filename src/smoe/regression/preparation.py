@@ -198,7 +198,9 @@ def prepare(
         for name, split in splits.items():
             if not len(split):
                 raise DataError(f"every sample of {name} has missing values: set missing to 'fill', or mend the data")
-    statistics = gather_statistics(*tables, splits["train"], reference, options.normalisation)  # type: ignore[misc]
+    statistics = gather_statistics(
+        tables[0], tables[1], splits["train"], reference, options.normalisation, max(1, limit // 8)
+    )
     leads = inputs.lead_times
     scale = float(leads.max()) if leads is not None and len(leads) > 1 and options.lead is None else None
     samples = {

@@ -104,9 +104,17 @@ def gather_statistics(
     pairs: Pairs,
     reference: np.ndarray,
     normalisation: Normalisation,
-    block: int = 64,
+    block_bytes: int = 1 << 28,
 ) -> Statistics:
     """Reads the training samples once, in blocks.
+
+    Args:
+        inputs: Fields of the inputs.
+        targets: Fields of the targets.
+        pairs: Training samples.
+        reference: Input that each target continues, or -1.
+        normalisation: Over each channel or each pixel.
+        block_bytes: Most bytes of the fields that are read at once; about four times as much is held.
 
     Raises:
         DataError: If a target or an input does not vary.
@@ -115,24 +123,28 @@ def gather_statistics(
     months = calendar.months(pairs.valid) % _MONTHS
     grid = inputs.always_missing.shape[1:]
     num_targets = len(targets.channels)
-    of_inputs = FieldMoments.empty((len(inputs.channels), *grid))
-    of_targets = FieldMoments.empty((num_targets, *grid))
-    of_errors = FieldMoments.empty((num_targets, *grid))
+    of_inputs = FieldMoments((len(inputs.channels), *grid))
+    of_targets = FieldMoments((num_targets, *grid))
+    of_errors = FieldMoments((num_targets, *grid))
     present, counts = np.unique(months, return_counts=True)
     is_monthly = len(present) == _MONTHS and counts.min() >= _FEWEST_PER_MONTH
     sums = np.zeros((_MONTHS if is_monthly else 1, num_targets, *grid))
     numbers = np.zeros_like(sums)
     input_rows, target_rows = inputs.rows_of(pairs.inputs), targets.rows_of(pairs.targets)
+    row_bytes = 4 * (len(inputs.channels) + num_targets) * grid[0] * grid[1]
+    block = max(1, block_bytes // row_bytes)
     for first in range(0, len(pairs), block):
         chosen = slice(first, first + block)
         before, after = inputs.fields(input_rows[chosen]), targets.fields(target_rows[chosen])
         of_inputs.add(before)
         of_targets.add(after)
         of_errors.add(after - np.where((reference >= 0)[:, None, None], before[:, reference], np.float32(0.0)))
-        is_there = ~np.isnan(after)
+        del before
         places = months[chosen] if is_monthly else np.zeros(len(after), np.int64)
-        np.add.at(sums, places, np.where(is_there, after, 0.0))
-        np.add.at(numbers, places, is_there)
+        for place in np.unique(places):
+            fields_of_month = after[places == place]
+            sums[place] += np.nansum(fields_of_month, axis=0, dtype=np.float64)
+            numbers[place] += len(fields_of_month) - np.isnan(fields_of_month).sum(axis=0)
     _check_varies(of_targets, targets.channels, "target", "there is nothing to learn")
     _check_varies(of_inputs, inputs.channels, "input", "leave it out")
     with np.errstate(invalid="ignore"):
