@@ -10,6 +10,7 @@ import torch
 from smoe import nn
 from smoe.experiments.gate_options import GateOptions
 from smoe.experiments.recipe import Recipe
+from smoe.ops.top_experts import family_members
 from smoe.rules import Damping, Rule
 
 Start = Callable[[nn.SpatialMoE2d], None]
@@ -39,6 +40,7 @@ def make_gate(
     grid: tuple[int, int],
     prior: torch.Tensor | None = None,
     prior_strength: float = 2.0,
+    embedding: nn.PixelEmbedding | None = None,
 ) -> nn.TensorGate | nn.FactorisedGate:
     """The gate that the options describe.
 
@@ -49,6 +51,7 @@ def make_gate(
         grid: Rows and columns.
         prior: Map of a fraction in [0, 1] that the gate starts with; None for a random start.
         prior_strength: Strength of the prior.
+        embedding: Embedding of the pixels that a factorised gate shares with others; None for one of its own.
     """
     kind = nn.FactorisedGate if options.gate == "factorised" else nn.TensorGate
     start: dict[str, Any] = {
@@ -57,7 +60,7 @@ def make_gate(
         "order": options.order,
     }
     if options.gate == "factorised":
-        start["rank"] = options.rank
+        start |= {"rank": options.rank, "embedding": embedding}
     if prior is None:
         return kind(num_experts, num_selected, grid, **start)
     return kind.from_prior(prior, num_experts, num_selected, prior_strength, **start)
@@ -83,22 +86,30 @@ def convert_net(
         learning: How the routing learns.
         start: Draws the weights of a layer.
         example_input: Input from which the grids follow.
-        share_gates: Whether layers of the same grid and numbers of experts share a gate.
+        share_gates: Whether layers of the same grid and numbers of experts share a gate, or, if the gates are
+            factorised, layers of the same grid the embedding of its pixels.
         prior: Map of a fraction in [0, 1] that the gates start with.
         prior_strength: Strength of the prior.
         **options: Further options of `smoe.convert`.
     """
+    is_factorised = gates.gate == "factorised"
+    embeddings: dict[tuple[int, ...], nn.PixelEmbedding] = {}
 
     def gate_of(num_experts: int, num_selected: int, grid: tuple[int, ...]) -> nn.SpatialGate:
         rows, columns = grid
         averaged = None if prior is None else torch.nn.functional.adaptive_avg_pool2d(prior[None], (rows, columns))[0]
-        return make_gate(gates, num_experts, num_selected, (rows, columns), averaged, prior_strength)
+        shared = embeddings.get(grid) if share_gates else None
+        gate = make_gate(gates, num_experts, num_selected, (rows, columns), averaged, prior_strength, shared)
+        if isinstance(gate, nn.FactorisedGate):
+            embeddings[grid] = gate.embedding
+        return gate
 
     converted = nn.convert(
         net,
         example_input=example_input,
         num_experts=gates.expert_ratio,
-        share_gates=share_gates,
+        share_gates=share_gates and not is_factorised,
+        start="random",
         make_gate=gate_of,
         bias=gates.bias,
         local_affine=gates.local_affine,
@@ -113,7 +124,12 @@ def convert_net(
 
 
 def start_layer(layer: nn.SpatialMoE2d, gates: GateOptions, start: Start) -> None:
-    """Draws the weights of a layer; a random gate stays as it starts."""
+    """Draws the weights of a layer, equal within a family of experts; a random gate stays as it starts."""
     start(layer)
+    if layer.gate.order == "families":
+        members = family_members(layer.num_experts, layer.num_selected)
+        with torch.no_grad():
+            for place in range(1, members.shape[1]):
+                layer.weight.index_copy_(0, members[:, place], layer.weight[members[:, 0]])
     if gates.gate == "random":
         layer.gate.requires_grad_(False)

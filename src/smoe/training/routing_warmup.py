@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
 from torch import nn
 
+from smoe.nn.learning.frozen import FrozenLearner
 from smoe.nn.routed_layer import RoutedLayer
 from smoe.rules import Frozen
+
+
+class PausedLearner(FrozenLearner):
+    """Leaves the gate as it is, but keeps its parameters in the backward pass, with gradients of zero.
+
+    An optimiser then counts the steps of the warm-up for the gate too, in one process as in several, which expect a
+    gradient of every parameter that required one when the model was wrapped.
+    """
+
+    trains_scores = True
+
+
+@dataclass(frozen=True)
+class Paused(Frozen):
+    """The gate waits for the end of the warm-up."""
+
+    name: ClassVar[str] = "paused"
+    learner: ClassVar[Any] = PausedLearner
 
 
 class RoutingWarmup:
@@ -31,5 +53,5 @@ class RoutingWarmup:
         """Sets the rule and the damping of each layer for an epoch, numbered from 1."""
         is_paused = epoch <= self.num_epochs
         for layer, rule, damping in self._settings:
-            layer.rule = Frozen() if is_paused else rule
+            layer.rule = Paused() if is_paused else rule
             layer.damping = None if is_paused else damping
