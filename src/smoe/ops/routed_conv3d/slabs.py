@@ -68,9 +68,15 @@ class _Slabs:
         """`(B, kd * C, slices * pitch, W)`; tap t of the depth has the channels `[t * C, (t + 1) * C)`."""
         B, C, _, H, W = self.input.shape
         above, below = self.margins
-        tall = self.input.new_zeros(B, self.kernel[0] * C, end - begin, self.pitch, W)
+        tall = self.input.new_empty(B, self.kernel[0] * C, end - begin, self.pitch, W)
+        # Zeros only where nothing else is written: between slices, and where a tap reaches beyond the volume.
+        tall[..., :above, :] = 0.0
+        tall[..., above + H :, :] = 0.0
         for tap, reached, source in self.taps(begin, end):
-            target = tall[:, tap * C : (tap + 1) * C, reached]
+            channels = tall[:, tap * C : (tap + 1) * C]
+            channels[:, :, : reached.start] = 0.0
+            channels[:, :, reached.stop :] = 0.0
+            target = channels[:, :, reached]
             if len(source):
                 slices = (
                     self.input.index_select(2, source)
@@ -109,7 +115,9 @@ class _Slabs:
         """Slices of `(S, E, D, H, W)` in the rows of the tall image, zero between them: `(S, E, slices * pitch, W)`."""
         S, E, _, H, W = values.shape
         above = self.margins[0]
-        tall = values.new_zeros(S, E, end - begin, self.pitch, W)
+        tall = values.new_empty(S, E, end - begin, self.pitch, W)
+        tall[..., :above, :] = 0.0
+        tall[..., above + H :, :] = 0.0
         tall[..., above : above + H, :] = values[:, :, begin:end]
         return tall.flatten(2, 3)
 
