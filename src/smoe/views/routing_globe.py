@@ -82,7 +82,7 @@ def draw_globe_routing(
 
 
 def _favourite_colours(favourite: np.ndarray, used: np.ndarray, area: np.ndarray) -> list[tuple[float, ...]]:
-    """By the mean latitude of an expert's pixels if there are many of them, else told apart."""
+    """Colours by mean latitude of an expert's pixels if there are many experts, otherwise distinct colours."""
     if len(used) <= _MAX_NAMED:
         palette = matplotlib.colormaps["tab20" if len(used) > 10 else "tab10"]
         return [palette(number) for number in range(len(used))]

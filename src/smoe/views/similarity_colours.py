@@ -1,4 +1,4 @@
-"""Colours that tell which pixels share experts."""
+"""Colours that show which pixels share experts."""
 
 from __future__ import annotations
 

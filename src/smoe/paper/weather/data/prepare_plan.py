@@ -1,4 +1,4 @@
-"""Plans a preparation: the steps of each year."""
+"""Plans a preparation: checks its options against data and existing store, and selects the steps of each year."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ from typing import Any
 
 from smoe.errors import DataError
 from smoe.gridded.field_files import DTYPE
+from smoe.gridded.year_ranges import describe_years
 from smoe.paper.atmosphere.time_axis import describe_short_year
-from smoe.paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
-from smoe.paper.weather.data.preparation_checks import (
-    check_names,
-    check_same_options,
-    check_same_statistics,
-    check_statistics,
-    check_step,
-    check_years,
-)
+from smoe.paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, parse_channel
 from smoe.paper.weather.data.source import WeatherSource
 from smoe.paper.weather.data.store import WeatherStore
 from smoe.paper.weather.data.store_format import NaNPolicy
@@ -112,26 +105,26 @@ def make_plan(
     """
     channels, constants = wanted.channels, wanted.constants
     step_hours = source.step_hours if wanted.step_hours is None else wanted.step_hours
-    check_step(source, step_hours)
-    check_names(source, channels, constants)
+    _check_step(source, step_hours)
+    _check_names(source, channels, constants)
     years = _year_range("--years", wanted.years)
     if existing is not None:
-        check_same_options(
+        _check_same_options(
             existing, source, channels=channels, constants=constants, step_hours=step_hours, on_nan=wanted.on_nan
         )
         if statistics_from is not None:
-            check_same_statistics(existing, statistics_from)
+            _check_same_statistics(existing, statistics_from)
         years = _later_years(existing, years)
     statistics_years, in_statistics = wanted.statistics_years, []
     reused = existing or statistics_from
     if reused is not None:
-        check_statistics(reused, channels, constants, statistics_years)
+        _check_statistics(reused, channels, constants, statistics_years)
         statistics_years = reused.statistics_years
     else:
         statistics_years = statistics_years or DEFAULT_STATISTICS_YEARS
         in_statistics = _year_range("--statistics-years", statistics_years)
     all_years = sorted({*years, *in_statistics})
-    check_years(source, all_years)
+    _check_years(source, all_years)
     source.check(channels, all_years)
     spans = {year: find_span(source, year, channels, step_hours) for year in all_years}
     return Plan(
@@ -163,3 +156,99 @@ def _later_years(existing: WeatherStore, years: list[int]) -> list[int]:
             "into a new store"
         )
     return new
+
+
+def _check_names(source: WeatherSource, channels: tuple[str, ...], constants: tuple[str, ...]) -> None:
+    """Checks that every name is known, unique, and present in the data."""
+    if not channels:
+        raise DataError("--channels must name at least one channel")
+    for name in channels:
+        parse_channel(name)
+    for option, names, known in (
+        ("channels", channels, source.channels),
+        ("constants", constants, source.constant_names),
+    ):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise DataError(f"--{option} names {', '.join(twice)} more than once")
+        missing = [name for name in names if name not in known]
+        if missing:
+            raise DataError(
+                f"the data lack the {option} {', '.join(missing)}; there are {', '.join(known)}: add the files, or "
+                f"choose other --{option}"
+            )
+
+
+def _check_years(source: WeatherSource, years: list[int]) -> None:
+    """Checks that every year is in the data."""
+    missing = tuple(year for year in years if year not in source.years)
+    if missing:
+        raise DataError(
+            f"the data lack {describe_years(missing)}, which --years or --statistics-years ask for; there are "
+            f"{describe_years(source.years)}"
+        )
+
+
+def _check_step(source: WeatherSource, step_hours: int) -> None:
+    """Checks that the store's step can be taken from the data."""
+    if step_hours % source.step_hours or 24 % step_hours:
+        raise DataError(
+            f"--step-hours {step_hours} must divide 24 and be a multiple of the {source.step_hours} hours between the "
+            "steps of the data"
+        )
+
+
+def _check_statistics(
+    store: WeatherStore, channels: tuple[str, ...], constants: tuple[str, ...], years: tuple[int, int] | None
+) -> None:
+    """Checks that the statistics of a store cover these years and channels."""
+    if years not in (None, store.statistics_years):
+        raise DataError(
+            f"the statistics of {store.path} are of {store.statistics_years[0]} to {store.statistics_years[1]}, not of "
+            f"--statistics-years {years[0]} {years[1]}: leave that option out"
+        )
+    store.channel_indices(channels)
+    store.constant_indices(constants)
+
+
+def _check_same_options(
+    existing: WeatherStore,
+    source: WeatherSource,
+    *,
+    channels: tuple[str, ...],
+    constants: tuple[str, ...],
+    step_hours: int,
+    on_nan: NaNPolicy,
+) -> None:
+    """Checks that an existing store was prepared with the same options."""
+    pairs = {
+        "channels": (existing.channels, channels),
+        "constants": (existing.constant_names, constants),
+        "step-hours": (existing.step_hours, step_hours),
+        "on-nan": (existing.metadata.on_nan, on_nan),
+    }
+    for name, (old, new) in pairs.items():
+        if old != new:
+            raise DataError(
+                f"{existing.path} was prepared with --{name} {_words(old)}, not {_words(new)}: years are added with "
+                "the same options only; otherwise prepare a new store"
+            )
+    if existing.grid != source.grid:
+        raise DataError(
+            f"{existing.path} has a grid of {existing.grid.shape}, the data one of {source.grid.shape} or with other "
+            "coordinates: prepare a new store"
+        )
+
+
+def _check_same_statistics(existing: WeatherStore, statistics_from: WeatherStore) -> None:
+    """Checks that an existing store was normalised with the same statistics."""
+    indices = statistics_from.channel_indices(existing.channels)
+    if (existing.mean != statistics_from.mean[indices]).any() or (existing.std != statistics_from.std[indices]).any():
+        raise DataError(
+            f"{existing.path} was not normalised with the statistics of {statistics_from.path}: leave out "
+            "--statistics-from, or prepare a new store"
+        )
+
+
+def _words(value: object) -> str:
+    return " ".join(str(item) for item in value) if isinstance(value, tuple) else str(value)
