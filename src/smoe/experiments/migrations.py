@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the schema that this version writes."""
 
 Plain = dict[str, Any]
@@ -149,4 +149,11 @@ def _model(experiment: str, old: Plain) -> Plain:
     return {**old, "rank": 8, "bias": "slot", "local_affine": False} if kind in _GATED else old
 
 
-_STEPS: dict[int, Callable[[Plain], Plain]] = {1: _from_1_to_2}
+def _from_2_to_3(plain: Plain) -> Plain:
+    """The straight-through rule draws experts with noise; it did not before."""
+    if plain["rule"]["type"] == "straight_through":
+        plain["rule"] = {"noise": 0.0, **plain["rule"]}
+    return plain
+
+
+_STEPS: dict[int, Callable[[Plain], Plain]] = {1: _from_1_to_2, 2: _from_2_to_3}

@@ -14,7 +14,7 @@ RULES: dict[str, Rule] = {
     "RC, released settings": RoutingClassification.released(),
     "RC, the paper's text": RoutingClassification.paper(),
     "probing": Probing(),
-    "straight-through": StraightThrough(share=1.0),
+    "straight-through": StraightThrough(share=1.0, noise=0.0),
     "end to end": EndToEnd(),
 }
 UNITS = (1e-3, 1.0, 1e3)
