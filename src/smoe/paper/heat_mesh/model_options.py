@@ -21,7 +21,7 @@ class MeshMoEModel:
     num_experts: int = 3
     gate: Literal["tensor", "factorised"] = "tensor"
     rank: int = 8
-    scale: float = 10.0
+    scale: float = 30.0
     order: Literal["score", "index", "families"] = "score"
 
 

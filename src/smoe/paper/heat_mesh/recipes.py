@@ -79,7 +79,7 @@ def smoe(domain: DomainName) -> MeshRecipe:
 def straight_through(domain: DomainName) -> MeshRecipe:
     """The same with what a layer has by default: families of experts, a factorised gate, straight-through gradients."""
     training = replace(MESH_TRAINING, max_epochs=300, plateau_patience=30, early_stop_patience=90)
-    model = MeshMoEModel(gate="factorised", order="families")
+    model = MeshMoEModel(gate="factorised", scale=10.0, order="families")
     return replace(smoe(domain), model=model, rule=StraightThrough(), optimizer=Adam(lr=3e-3), training=training)
 
 
