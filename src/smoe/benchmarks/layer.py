@@ -1,9 +1,11 @@
-"""The routed convolution beside F.conv2d with as many filters as are selected (= 1.0)."""
+"""The routed convolution and whole layers in training, beside F.conv2d with as many filters as selected (= 1.0)."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +13,11 @@ import torch.nn.functional as F
 
 from smoe.benchmarks.stored_table import circumstances
 from smoe.benchmarks.timing import interleaved_medians
-from smoe.ops import RoutingTraining, routed_conv2d, train_routing
+from smoe.nn import SpatialMoE2d
+from smoe.ops import routed_conv2d
 from smoe.ops.routed_conv import dense_routed_conv2d
-from smoe.ops.top_experts import rank_experts
+from smoe.ops.top_experts import top_experts
+from smoe.rules import Frozen, RoutingClassification, Rule
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Configuration:
 CONFIGURATIONS = {
     "heat": Configuration(32, 1, 3, 1, 64, 64),
     "CIFAR": Configuration(64, 64, 128, 64, 32, 32),
+    "CIFAR B512": Configuration(512, 64, 128, 64, 32, 32),
     "ResNet-50 stage": Configuration(16, 128, 256, 128, 28, 28),
     "WeatherBench B64": Configuration(64, 128, 256, 128, 32, 64),
     "WeatherBench B8": Configuration(8, 128, 256, 128, 32, 64),
@@ -49,8 +54,10 @@ BANKS = {f"WeatherBench B64, X = {ratio}E": Configuration(64, 128, 128 * ratio, 
 
 COLUMNS = (
     *("configuration", "routing", "threads", "conv2d forward ms", "dense forward", "ours forward"),
-    *("conv2d fwd+bwd ms", "dense fwd+bwd", "ours fwd+bwd", "with RC and damping", "ours GF/s"),
+    *("conv2d fwd+bwd ms", "dense fwd+bwd", "ours fwd+bwd", "frozen layer", "default layer", "RC layer", "ours GF/s"),
 )
+# Passes that are measured together: with one sample, the gate of the default layer learns in one of four.
+_PASSES = 4
 
 
 def make_routing(configuration: Configuration, routing: str) -> torch.Tensor:
@@ -61,20 +68,28 @@ def make_routing(configuration: Configuration, routing: str) -> torch.Tensor:
     return F.interpolate(torch.randn(1, X, 6, 10), size=(H, W), mode="bicubic")[0].contiguous()
 
 
+def _make_layer(c: Configuration, rule: Rule | None) -> SpatialMoE2d:
+    shape = (c.height, c.width)
+    return SpatialMoE2d(c.channels, c.experts, c.selected, spatial_shape=shape, rule=rule, bias=False)
+
+
 def measure(
     configuration: Configuration, routing: str, threads: int, *, seconds: float = 3.0, with_dense: bool = True
 ) -> dict[str, Any]:
-    """One row of the table; times of conv2d in milliseconds, the others as ratios to it."""
+    """One row of the table; processor times of conv2d in milliseconds, the others as ratios to it.
+
+    The layers are measured whole: scores, their ranking, the convolution, and in backward the gradients of input,
+    experts and gate.
+    """
     torch.set_num_threads(threads)
     c = configuration
     input = torch.randn(c.batch, c.channels, c.height, c.width, requires_grad=True)
     bank = torch.randn(c.experts, c.channels, 3, 3, requires_grad=True)
     filters = torch.randn(c.selected, c.channels, 3, 3, requires_grad=True)
-    scores = make_routing(c, routing).requires_grad_()
-    # In the layer's own type of index.
-    indices = rank_experts(scores.detach(), c.selected)
+    indices = top_experts(make_routing(c, routing).flatten(1)[None], c.selected)
     error = torch.randn(c.batch, c.selected, c.height, c.width)
-    loss_scale, num_nonfinite = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
+    rules = {"frozen": Frozen(), "default": None, "rc": RoutingClassification.released()}
+    layers = {name: _make_layer(c, rule) for name, rule in rules.items()}
 
     def conv() -> torch.Tensor:
         return F.conv2d(input, filters, padding=1)
@@ -85,16 +100,6 @@ def measure(
     def ours() -> torch.Tensor:
         return routed_conv2d(input, bank, indices, check_indices=False)
 
-    def trained() -> torch.Tensor:
-        return train_routing(
-            ours(),
-            *(scores, indices, None),
-            expert_channels=1,
-            training=RoutingTraining(),
-            loss_scale=loss_scale,
-            num_nonfinite=num_nonfinite,
-        )
-
     def without_gradient(call: Callable[[], torch.Tensor]) -> Callable[[], object]:
         def run() -> torch.Tensor:
             with torch.no_grad():
@@ -104,16 +109,24 @@ def measure(
 
     def with_gradient(call: Callable[[], torch.Tensor]) -> Callable[[], object]:
         def run() -> None:
-            call().backward(error)
-            input.grad = bank.grad = filters.grad = scores.grad = None
+            for _ in range(_PASSES):
+                call().backward(error)
+                input.grad = bank.grad = filters.grad = None
+                for layer in layers.values():
+                    layer.zero_grad()
 
         return run
 
     ways = {"conv2d": conv, "ours": ours, **({"dense": dense} if with_dense else {})}
-    forward = interleaved_medians({name: without_gradient(call) for name, call in ways.items()}, seconds=seconds)
-    both = interleaved_medians(
-        {name: with_gradient(call) for name, call in {**ways, "trained": trained}.items()}, seconds=2 * seconds
+    clock = time.process_time
+    forward = interleaved_medians(
+        {name: without_gradient(call) for name, call in ways.items()}, seconds=seconds, clock=clock
     )
+    whole = {name: partial(layer, input) for name, layer in layers.items()}
+    both = interleaved_medians(
+        {name: with_gradient(call) for name, call in {**ways, **whole}.items()}, seconds=2 * seconds, clock=clock
+    )
+    both = {name: value / _PASSES for name, value in both.items()}
 
     def ratio(times: dict[str, float], name: str) -> str:
         return f"{times[name] / times['conv2d']:.2f}" if name in times else "-"
@@ -127,7 +140,9 @@ def measure(
         "conv2d fwd+bwd ms": f"{1000 * both['conv2d']:.2f}",
         "dense fwd+bwd": ratio(both, "dense"),
         "ours fwd+bwd": ratio(both, "ours"),
-        "with RC and damping": ratio(both, "trained"),
+        "frozen layer": ratio(both, "frozen"),
+        "default layer": ratio(both, "default"),
+        "RC layer": ratio(both, "rc"),
         "ours GF/s": f"{3 * c.flops / both['ours'] / 1e9:.0f}",
         **circumstances(),
     }

@@ -127,36 +127,47 @@ def family_gradient(
         `(1, X, P)`.
     """
     num_experts = scores.shape[1]
-    size, larger = divmod(num_experts, num_families)
-    expert = torch.arange(num_experts, device=scores.device)
-    # The first `larger` families have one expert more.
-    family_of = torch.where(expert < larger * (size + 1), expert // (size + 1), (expert - larger) // size)
-    sizes = (size + (family_of < larger).to(scores.dtype))[:, None]
-
-    def total(values: torch.Tensor) -> torch.Tensor:
-        """Sums over the families of `(X, P)`, for each expert."""
-        if num_experts % num_families == 0:
-            by_family = values.unflatten(0, (num_families, -1))
-            return by_family.sum(dim=1, keepdim=True).expand_as(by_family).flatten(0, 1)
-        return values.new_zeros(num_families, values.shape[1]).index_add_(0, family_of, values)[family_of]
-
-    deviation = products[0].to(scores.dtype)
+    # Experts as (E, K): views where all families have one size; otherwise smaller ones are padded.
+    places = None if num_experts % num_families == 0 else _places(num_experts, num_families, scores.device)
+    logits = _by_family(scores[0] / temperature, num_families, places, -torch.inf)
+    products = _by_family(products[0].to(scores.dtype), num_families, places, 0.0)
     if is_relative:
-        deviation = _in_units_of_its_spread(deviation - total(deviation) / sizes)
-    # The difference to the largest score of all families of the pixel would underflow.
-    logits = scores[0] / temperature
-    members = family_members(num_experts, num_families, device=scores.device)
-    largest = logits[members].amax(dim=1)[family_of]
-    probability = (logits - largest).exp()
-    probability = probability / total(probability)
-    gradient = probability * (deviation - total(probability * deviation)) / temperature
-    return gradient[None]
+        if places is None:
+            products = products - products.mean(dim=1, keepdim=True)
+        else:
+            is_member = logits > -torch.inf
+            products = products - products.sum(dim=1, keepdim=True) / is_member.sum(dim=1, keepdim=True)
+            products = torch.where(is_member, products, 0.0)
+        products = _in_units_of_its_spread(products, scores[0].numel())
+    probability = logits.softmax(dim=1)
+    mean = (probability * products).sum(dim=1, keepdim=True)
+    gradient = (products - mean).mul_(probability).flatten(0, 1)
+    gradient = gradient if temperature == 1.0 else gradient / temperature
+    return (gradient if places is None else gradient[places])[None]
 
 
-def _in_units_of_its_spread(values: torch.Tensor) -> torch.Tensor:
+def _places(num_experts: int, num_families: int, device: torch.device) -> torch.Tensor:
+    """Place of each expert among families that are padded to the size of the largest, `(X,)`."""
+    size, larger = divmod(num_experts, num_families)
+    expert = torch.arange(num_experts, device=device)
+    # The first `larger` families have one expert more; each later one has one place that is empty.
+    later = (expert - larger * (size + 1)) // size
+    return torch.where(expert < larger * (size + 1), expert, expert + later.clamp(min=0))
+
+
+def _by_family(values: torch.Tensor, num_families: int, places: torch.Tensor | None, fill: float) -> torch.Tensor:
+    """`(X, P)` as `(E, K, P)`."""
+    if places is not None:
+        largest = -(-values.shape[0] // num_families)
+        empty = values.new_full((num_families * largest, values.shape[1]), fill)
+        values = empty.index_copy_(0, places, values)
+    return values.unflatten(0, (num_families, -1))
+
+
+def _in_units_of_its_spread(values: torch.Tensor, count: int) -> torch.Tensor:
     # In float64, because squares of small errors would be 0.
     norm = torch.linalg.vector_norm(values, dtype=torch.float64)
-    spread = (norm / math.sqrt(max(1, values.numel()))).to(values.dtype)
+    spread = (norm / math.sqrt(max(1, count))).to(values.dtype)
     # Values that are not finite stay so, and are counted by the layer.
     return torch.where(spread == 0.0, 0.0, values / spread)
 

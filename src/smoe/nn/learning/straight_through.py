@@ -86,7 +86,9 @@ class _Families(torch.autograd.Function):
         (error,) = grad_outputs
         scores, indices, source = ctx.saved_tensors
         if not _is_due(ctx.learner, len(error)):
-            return error, torch.zeros_like(scores), None, None, None
+            # Several processes expect a gradient of every parameter; one does without the passes over zeros.
+            has_peers = torch.distributed.is_available() and torch.distributed.is_initialized()
+            return error, torch.zeros_like(scores) if has_peers else None, None, None, None
         step, temperature, part = ctx.step, ctx.learner.rule.temperature, error[:: ctx.every]
         products = step.candidate_products(source, part)
         if step.weighted:
