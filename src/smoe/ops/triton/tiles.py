@@ -73,10 +73,11 @@ def tile_for(direction: Direction, *, rows: int, columns: int, depth: int, bytes
     row_block, column_block = _block(rows, _ROWS), _block(columns, _SAMPLES)
     # A step loads as many bytes for every dtype.
     depth_block = _block(depth, (32, 64)) * 2 // bytes_each
-    num_stages = 3
-    if direction == "input_gradient":
-        num_stages = 7 if column_block == 32 else 5
-    return Tile(row_block, column_block, depth_block, 8 if row_block * column_block > 128 * 64 else 4, num_stages)
+    is_large = row_block * column_block > 128 * 64
+    if direction == "forward":
+        return Tile(row_block, column_block, depth_block, 8 if is_large else 4, 3)
+    is_flat = (row_block, column_block) == (128, 32)
+    return Tile(row_block, column_block, depth_block, 8 if is_large or is_flat else 4, 5)
 
 
 def tiles_of(direction: Direction, *, bytes_each: int, precision: str) -> list[Tile]:
