@@ -8,8 +8,8 @@ import numpy as np
 class FieldMoments:
     """Count, sum and sum of squares at each pixel, in float64; missing values do not count.
 
-    Values count relative to those of the first block: a plain sum of squares would lose the digits in which large values
-    vary.
+    Values count relative to those of the first block: a plain sum of squares would lose the digits in which large
+    values vary.
 
     Args:
         shape: Channels, rows and columns `(C, H, W)`.
@@ -22,11 +22,10 @@ class FieldMoments:
     def add(self, fields: np.ndarray) -> None:
         """Adds fields `(N, C, H, W)`."""
         if self._origin is None:
-            with np.errstate(invalid="ignore"):
-                total = np.add.reduce(fields, axis=0, dtype=np.float64)
-            middle = np.nanmean(fields, axis=(0, 2, 3), dtype=np.float64)[:, None, None] if len(fields) else 0.0
-            origin = np.where(np.isnan(total), middle, total / max(len(fields), 1))
-            self._origin = np.nan_to_num(origin).astype(np.float32)
+            number = (~np.isnan(fields)).sum(axis=(0, 2, 3))
+            middle = np.nansum(fields, axis=(0, 2, 3), dtype=np.float64) / np.maximum(number, 1)
+            total = np.add.reduce(fields, axis=0, dtype=np.float64) / max(len(fields), 1)
+            self._origin = np.where(np.isnan(total), middle[:, None, None], total).astype(np.float32)
         distance = fields - self._origin
         total = np.add.reduce(distance, axis=0, dtype=np.float64)
         if np.isnan(total).any():

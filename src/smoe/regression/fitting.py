@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,6 +20,11 @@ from smoe.training.plan import TrainingPlan
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Task
+
+# Options that do not change what is computed.
+_MAY_DIFFER = frozenset(
+    f"options.{name}" for name in ("num_threads", "num_workers", "device", "max_memory_gb", "log_with")
+)
 
 
 def make_plan(options: RegressorOptions, num_samples: int) -> TrainingPlan:
@@ -83,8 +89,9 @@ def train_net(
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="smoe-fit-")))
         directory = RunDirectory(folder)
-        plain = {"name": "regression", "recipe": dict(recipe or {})}
-        directory.check(plain, resume=resume)
+        # As JSON has it: what is stored has lists for tuples.
+        plain = json.loads(json.dumps({"name": "regression", "recipe": dict(recipe or {})}))
+        directory.check(plain, resume=resume, may_differ=_MAY_DIFFER)
         loop = Loop(task, plan, directory, reporter)
         objective.to(loop.accelerator.device)
         directory.begin(plain)

@@ -32,6 +32,7 @@ from smoe.regression.objectives import GridObjective, start_output
 from smoe.regression.options import NetName, RegressorOptions
 from smoe.regression.prediction import iterate_predictions, predict_dataset
 from smoe.regression.preparation import Prepared, prepare
+from smoe.regression.reading_bar import ReadingBar
 from smoe.regression.routing_map import routing_map
 from smoe.regression.scores import ScoreTable
 from smoe.regression.scoring import score_samples
@@ -128,16 +129,18 @@ class GridRegressor:
         reporter = self._reporter()
         notify = notify or reporter.notify
         folder = None if run_dir is None else Path(run_dir)
-        prepared = prepare(
-            x,
-            y,
-            self.options,
-            {"train": train, "validation": validation, "test": test},
-            input_variables=input_variables,
-            target_variables=target_variables,
-            cache=None if folder is None else folder / "fields",
-            notify=notify,
-        )
+        with ReadingBar(is_quiet=not self._shows_progress) as bar:
+            prepared = prepare(
+                x,
+                y,
+                self.options,
+                {"train": train, "validation": validation, "test": test},
+                input_variables=input_variables,
+                target_variables=target_variables,
+                cache=None if folder is None else folder / "fields",
+                notify=notify,
+                progress=bar.advance,
+            )
         xr = import_xarray()
         self._fitted = self._train(prepared, isinstance(y, xr.DataArray), folder, resume, reporter, notify)
         return self

@@ -1,0 +1,71 @@
+"""`smoe fit` and `smoe predict` on small files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import smoe
+from gridded_files import regional, times
+from smoe.cli.main import main
+from smoe.regression.run_files import draw_run
+
+FLAGS = ["--net", "layer", "--filters", "2", "--max-epochs", "2", "--device", "cpu", "--batch-size", "4"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("commands")
+    x, y = regional(30, 4, 6, seed=1), regional(30, 4, 6, seed=2)
+    x.chunk(time=10).to_zarr(folder / "x.zarr", consolidated=False)
+    y.to_netcdf(folder / "y.nc")
+    periods = ["--train", "2001-01-01:2001-01-18", "--validate", "2001-01-19:2001-01-24", "--test", "2001-01-25:"]
+    code = main(["fit", str(folder / "x.zarr"), str(folder / "y.nc"), *periods, "-o", str(folder / "run"), *FLAGS])
+    assert code == 0
+    return folder
+
+
+def test_fit_leaves_a_model_its_scores_and_its_record(folder: Path) -> None:
+    scores = json.loads((folder / "run" / "scores.json").read_text())
+    assert scores["period"] == "test" and scores["num_samples"] == 6
+    model = smoe.GridRegressor.load(folder / "run")
+    table = model.score(folder / "x.zarr", folder / "y.nc", period=model.fitted.period_of("test"))
+    assert table.rmse["model"] == pytest.approx(scores["rmse"]["model"])
+    assert {"model", "plain net of the same size", "raw input"} <= set(scores["rmse"])
+    assert (folder / "run" / "training" / "metrics.jsonl").is_file()
+    assert [path.name for path in draw_run(folder / "run")] == ["routing.png"]
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_predict_writes_what_the_model_predicts(folder: Path, tmp_path: Path, suffix: str) -> None:
+    new = regional(8, 4, 6, seed=9).assign_coords(time=times(8, "2003-12-28")).assign_attrs(history="downloaded")
+    new.to_netcdf(tmp_path / "new.nc")
+    output = tmp_path / f"out{suffix}"
+    assert main(["predict", str(folder / "run"), str(tmp_path / "new.nc"), "-o", str(output)]) == 0
+    expected = smoe.GridRegressor.load(folder / "run").predict(new)
+    with xr.open_dataset(output, engine="netcdf4" if suffix == ".nc" else "zarr", decode_timedelta=False) as written:
+        np.testing.assert_allclose(written["t2m"], expected["t2m"], rtol=1e-6)
+        np.testing.assert_array_equal(written["time"], new["time"])
+        assert written.attrs["Conventions"] == "CF-1.11" and "smoe predict" in written.attrs["history"]
+        assert written["t2m"].attrs["units"] == "K" and written.attrs["title"] == "small"
+    assert main(["predict", str(folder / "run"), str(tmp_path / "new.nc"), "-o", str(output), "--per-year"]) == 0
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == sorted(["new.nc", f"out{suffix}", f"out_2003{suffix}", f"out_2004{suffix}"])
+
+
+def test_a_fit_that_was_stopped_goes_on(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["fit", str(folder / "x.zarr"), str(folder / "y.nc"), "-o", str(tmp_path / "run"), *FLAGS]
+    assert main(command) == 0
+    first = smoe.GridRegressor.load(tmp_path / "run").predict(folder / "x.zarr")
+    # As if it had been stopped after the training, before the model was written.
+    (tmp_path / "run" / "config.json").unlink()
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "holds a fit that was begun; add --resume" in capsys.readouterr().err
+    assert main([*command, "--resume"]) == 0
+    again = smoe.GridRegressor.load(tmp_path / "run").predict(folder / "x.zarr")
+    np.testing.assert_allclose(again["t2m"], first["t2m"], rtol=1e-6)
