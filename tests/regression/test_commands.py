@@ -12,7 +12,6 @@ import xarray as xr
 import smoe
 from gridded_files import regional, times
 from smoe.cli.main import main
-from smoe.regression.run_files import draw_run
 
 FLAGS = ["--net", "layer", "--filters", "2", "--max-epochs", "2", "--device", "cpu", "--batch-size", "4"]
 
@@ -37,7 +36,14 @@ def test_fit_leaves_a_model_its_scores_and_its_record(folder: Path) -> None:
     assert table.rmse["model"] == pytest.approx(scores["rmse"]["model"])
     assert {"model", "plain net of the same size", "raw input"} <= set(scores["rmse"])
     assert (folder / "run" / "training" / "metrics.jsonl").is_file()
-    assert [path.name for path in draw_run(folder / "run")] == ["routing.png"]
+    assert repr(smoe.load(folder / "run")) == repr(model)
+
+
+def test_show_draws_the_routing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(folder / "run")]) == 0
+    picture = Path(capsys.readouterr().out.strip())
+    assert picture == folder / "run" / "pictures" / "routing.png" and picture.stat().st_size > 10_000
+    assert main(["show", str(folder / "run"), "--split", "test"]) == 2
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])

@@ -34,13 +34,27 @@ def run(args: list[str]) -> int:
     path = Path(args[0])
 
     from smoe.experiments.runs import open_run, place_fields, read_recipe
+    from smoe.regression.model_files import is_model_folder
     from smoe.training.run_directory import RunDirectory
 
+    if is_model_folder(path):
+        return _show_model(path, args[1:])
     _, recipe = read_recipe(RunDirectory(path))
     experiment = find_experiment(recipe.experiment)
     options, data = parse_with_places(experiment.show_options, place_fields(recipe), args[1:], f"smoe show {path}")
     splits = (options.split,) if experiment.draws_splits else ()
     for picture in experiment.draw(open_run(path, options.checkpoint, splits, _notify, data), options):
+        sys.stdout.write(f"{picture}\n")
+    return 0
+
+
+def _show_model(path: Path, args: list[str]) -> int:
+    """Draws the routing of a model that `smoe fit` made."""
+    from smoe.regression.run_files import draw_run
+
+    if args:
+        raise UsageError(f"smoe show of a fitted model takes no further argument, got {args[0]!r}")
+    for picture in draw_run(path):
         sys.stdout.write(f"{picture}\n")
     return 0
 
