@@ -109,7 +109,7 @@ def draw_side(
     if triangles is None:
         is_near = depth >= 0.0 if np.ptp(depth) > 0.0 else np.ones(len(depth), dtype=bool)
         order = np.flatnonzero(is_near)[np.argsort(depth[is_near])]
-        size = max(1.0, 9000.0 / max(1, len(order)))
+        size = max(1.0, 60000.0 / max(1, len(order)))
         axes.scatter(*flat[order].T, c=colours[order], s=size, linewidths=0)
     else:
         # Far triangles first, so that near ones cover them.
