@@ -233,13 +233,23 @@ def test_gaps_are_dropped_or_filled_on_request() -> None:
     y["t2m"][8, 0, 0] = np.nan
     with pytest.raises(DataError, match=r"t2m of inputs has 1 missing values at 2001-01-05"):
         fitted(x, y)
-    assert len(fitted(x, y, missing="drop", net="layer").predict(x.isel(time=slice(10, 20)))["time"]) == 10
+    dropping = fitted(x, y, missing="drop", net="layer")
+    assert len(dropping.predict(x.isel(time=slice(10, 20)))["time"]) == 10
+    assert dropping.score(x, y).num_samples == 38
     model = fitted(x, y, missing="fill", net="layer")
     predicted = model.predict(x)
     assert int(predicted["t2m"].isnull().sum()) == len(x["time"])
     assert predicted.attrs["smoe_missing_inputs"].startswith("replaced by the mean")
     with pytest.raises(DataError, match="t2m has 1 missing values at 2001-01-05 where the training had values"):
         fitted(x.isel(time=slice(10, None)), y.isel(time=slice(10, None)), net="layer").predict(x)
+
+
+def test_values_in_other_units_are_noticed_without_an_attribute() -> None:
+    x, y = pair()
+    del x["t2m"].attrs["units"], y["t2m"].attrs["units"]
+    model = fitted(x, y, net="layer")
+    with pytest.warns(UserWarning, match="t2m is on average .* standard deviations from its mean"):
+        model.predict(x - 273.15)
 
 
 def test_regridding_on_request() -> None:

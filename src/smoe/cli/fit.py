@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -86,5 +87,7 @@ def run(args: list[str]) -> int:
     table = model.score(inputs, options.targets, period=model.fitted.period_of(which))
     write_scores(options.output, which, table)
     model.save(options.output)
+    # Fields that were streamed are needed no more.
+    shutil.rmtree(options.output / "fields", ignore_errors=True)
     sys.stdout.write(f"{which} period {model.fitted.periods[which]}\n{table}\nmodel: {options.output}\n")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -129,20 +130,21 @@ class GridRegressor:
         reporter = self._reporter()
         notify = notify or reporter.notify
         folder = None if run_dir is None else Path(run_dir)
-        with ReadingBar(is_quiet=not self._shows_progress) as bar:
-            prepared = prepare(
-                x,
-                y,
-                self.options,
-                {"train": train, "validation": validation, "test": test},
-                input_variables=input_variables,
-                target_variables=target_variables,
-                cache=None if folder is None else folder / "fields",
-                notify=notify,
-                progress=bar.advance,
-            )
-        xr = import_xarray()
-        self._fitted = self._train(prepared, isinstance(y, xr.DataArray), folder, resume, reporter, notify)
+        with tempfile.TemporaryDirectory(prefix="smoe-fields-") as spare:
+            with ReadingBar(is_quiet=not self._shows_progress) as bar:
+                prepared = prepare(
+                    x,
+                    y,
+                    self.options,
+                    {"train": train, "validation": validation, "test": test},
+                    input_variables=input_variables,
+                    target_variables=target_variables,
+                    cache=Path(spare) if folder is None else folder / "fields",
+                    notify=notify,
+                    progress=bar.advance,
+                )
+            is_array = isinstance(y, import_xarray().DataArray)
+            self._fitted = self._train(prepared, is_array, folder, resume, reporter, notify)
         return self
 
     def _train(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 _BATCH = 32
+# Standard deviations from the mean of the training beyond which inputs look like those of another unit.
+_FAR = 8.0
 
 
 def all_channels(fitted: Fitted, dynamic: np.ndarray) -> np.ndarray:
@@ -67,8 +70,19 @@ def central(fitted: Fitted, values: np.ndarray) -> np.ndarray:
     return values[:, :, int(np.argmin(np.abs(np.asarray(fitted.options.quantiles) - 0.5)))]
 
 
-def read_inputs(fitted: Fitted, source: FieldSource, positions: np.ndarray) -> np.ndarray:
+def find_gaps(fitted: Fitted, inputs: np.ndarray) -> np.ndarray:
+    """Values `(N, C, H, W)` that are missing where the training had values, as booleans."""
+    return np.isnan(inputs) & ~fitted.input_mask
+
+
+def read_inputs(fitted: Fitted, source: FieldSource, positions: np.ndarray, *, allow_gaps: bool = False) -> np.ndarray:
     """Inputs of some positions, with gaps checked against the policy.
+
+    Args:
+        fitted: Fitted regressor.
+        source: Where the inputs come from.
+        positions: Positions to read.
+        allow_gaps: Return missing values, whatever the policy.
 
     Raises:
         DataError: If values are missing where the training had them, and the policy is not to fill.
@@ -81,15 +95,28 @@ def read_inputs(fitted: Fitted, source: FieldSource, positions: np.ndarray) -> n
             f"{describe_position(source, int(positions[row]))}: correct them"
         )
     if fitted.options.missing != "fill":
-        gaps = np.isnan(inputs) & ~fitted.input_mask
-        if gaps.any():
+        gaps = find_gaps(fitted, inputs)
+        if gaps.any() and not allow_gaps:
             row, channel = (int(place[0]) for place in np.nonzero(gaps.any(axis=(2, 3))))
             raise DataError(
                 f"{fitted.input_channels[channel].name} has {int(gaps[row, channel].sum())} missing values"
                 f"{describe_position(source, int(positions[row]))} where the training had values: fill them, or fit "
                 "the model with missing='fill'"
             )
+    _warn_of_far_values(fitted, inputs)
     return inputs
+
+
+def _warn_of_far_values(fitted: Fitted, inputs: np.ndarray) -> None:
+    """Warns of inputs that are as a whole far from those of the training: they may be in other units."""
+    means = fitted.statistics.normalise_inputs(inputs).mean(axis=(0, 2, 3))
+    for channel, mean in zip(fitted.input_channels, means, strict=True):
+        if abs(mean) > _FAR:
+            warnings.warn(
+                f"{channel.name} is on average {abs(mean):.0f} standard deviations from its mean in the training: are "
+                f"its values in {channel.units or 'the same units'}?",
+                stacklevel=2,
+            )
 
 
 def iterate_predictions(fitted: Fitted, source: FieldSource) -> Iterator[xr.Dataset]:

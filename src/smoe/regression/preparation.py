@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +157,7 @@ def prepare(
     *,
     input_variables: Any = None,
     target_variables: Any = None,
-    cache: Path | None = None,
+    cache: Path,
     notify: Callable[[str], None] = _ignore,
     progress: Progress | None = None,
 ) -> Prepared:
@@ -171,7 +170,7 @@ def prepare(
         periods: Periods by name, or None.
         input_variables: Variables to use; all on the grid if None.
         target_variables: Variables to predict; all if None.
-        cache: Folder for data that do not fit into memory; a temporary one if None.
+        cache: Folder for data that do not fit into memory; it is made if it is needed.
         notify: Called with what is worth a line.
         progress: Called after each block that was read.
 
@@ -236,7 +235,7 @@ def _folders(
     num_inputs: int,
     num_targets: int,
     options: RegressorOptions,
-    cache: Path | None,
+    cache: Path,
     notify: Callable[[str], None],
 ) -> tuple[Path | None, Path | None]:
     needed = inputs.num_bytes * num_inputs // inputs.num_positions
@@ -244,12 +243,11 @@ def _folders(
     limit = memory_limit(options)
     if needed <= limit:
         return None, None
-    folder = Path(tempfile.mkdtemp(prefix="smoe-fields-")) if cache is None else cache
     notify(
         f"the fields take {needed / 1e9:.2f} GB, more than the {limit / 1e9:.2f} GB of memory for them: they are "
-        f"streamed into {folder}, which needs as much disk"
+        f"streamed into {cache}, which needs as much disk"
     )
-    return folder / "inputs", folder / "targets"
+    return cache / "inputs", cache / "targets"
 
 
 def _warn_of_large_chunks(source: FieldSource, limit: int, notify: Callable[[str], None]) -> None:

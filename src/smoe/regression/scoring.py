@@ -14,7 +14,7 @@ from smoe.gridded.periods import parse_period, samples_in
 from smoe.gridded.time_labels import TimeLabels
 from smoe.losses.crps import gaussian_crps
 from smoe.regression.fitted import Fitted, check_inputs
-from smoe.regression.prediction import central, predict_values, read_inputs
+from smoe.regression.prediction import central, find_gaps, predict_values, read_inputs
 from smoe.regression.preparation import lead_channel, pair_sources
 from smoe.regression.scores import ErrorSums, ScoreTable, make_table, weighted_means
 
@@ -40,13 +40,21 @@ def score_samples(fitted: Fitted, x: Any, y: Any, period: Any = None) -> ScoreTa
     months = TimeLabels(pairs.valid, pairs.calendar).months(pairs.valid) % 12
     leads = lead_channel(pairs.inputs, inputs.lead_times, fitted.lead_scale)
     is_forecast = inputs.lead_times is not None or (fitted.options.lead is None)
+    drops = fitted.options.missing == "drop"
     sums: dict[str, ErrorSums] = {}
     for first in range(0, len(pairs), _BATCH):
         chosen = slice(first, first + _BATCH)
-        before = read_inputs(fitted, inputs, pairs.inputs[chosen])
+        before = read_inputs(fitted, inputs, pairs.inputs[chosen], allow_gaps=drops)
         truth = targets.read(pairs.targets[chosen])
+        is_gap = np.isnan(truth) & statistics.target_mask
         truth[:, ~statistics.target_mask] = np.nan
-        lead = None if leads is None else leads[chosen]
+        lead, month = None if leads is None else leads[chosen], months[chosen]
+        if drops:
+            kept = ~(find_gaps(fitted, before).any(axis=(1, 2, 3)) | is_gap.any(axis=(1, 2, 3)))
+            before, truth, month = before[kept], truth[kept], month[kept]
+            lead = None if lead is None else lead[kept]
+        if not len(before):
+            continue
         for name, net in (("model", fitted.net), ("plain net of the same size", fitted.plain)):
             if net is not None:
                 values = predict_values(fitted, net, before, lead)
@@ -55,8 +63,10 @@ def score_samples(fitted: Fitted, x: Any, y: Any, period: Any = None) -> ScoreTa
                 probabilistic = _objective_errors(fitted, values, truth)
                 if probabilistic is not None:
                     each.objective.append(weighted_means(probabilistic, truth, fitted.pixel_weights))
-        for name, prediction in _simple_predictions(fitted, before, months[chosen], is_forecast=is_forecast).items():
+        for name, prediction in _simple_predictions(fitted, before, month, is_forecast=is_forecast).items():
             sums.setdefault(name, ErrorSums()).add(prediction, truth, fitted.pixel_weights)
+    if not sums:
+        raise DataError("every sample has missing values, which the model was fitted to drop")
     objective = {"gaussian": "CRPS", "quantiles": "pinball"}.get(fitted.options.objective)
     names = tuple(channel.name for channel in fitted.target_channels)
     return make_table(sums, names, tuple(channel.units for channel in fitted.target_channels), objective)
