@@ -8,6 +8,7 @@ from smoe.views.expert_use import draw_expert_use
 from smoe.views.globe import coastlines, draw_globe
 from smoe.views.grid import Panel, draw_grids
 from smoe.views.image_routing import draw_image_routing
+from smoe.views.mesh_routing import plot_mesh_routing
 from smoe.views.routing import plot_routing
 from smoe.views.routing_globe import draw_globe_routing
 from smoe.views.similarity_colours import similarity_colours
@@ -25,6 +26,7 @@ __all__ = [
     "draw_image_routing",
     "draw_region_accuracies",
     "draw_scores",
+    "plot_mesh_routing",
     "plot_routing",
     "similarity_colours",
 ]
