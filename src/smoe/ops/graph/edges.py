@@ -12,6 +12,8 @@ AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 # Odd constants with bits spread evenly, as hash functions use them.
 _PRIMES = (-7046029254386353131, -4417276706812531889, 1609587929392839161)
 
+_EDGES_AT_ONCE = 1 << 16
+
 
 def check_edges(edge_index: torch.Tensor, num_nodes: int) -> None:
     """Refuses edges that are not node numbers. Their range is checked on a CPU only, where that is free.
@@ -85,9 +87,11 @@ def edge_fingerprints(edge_index: torch.Tensor, num_nodes: int, num_graphs: int 
         num_nodes: Number of nodes of each graph.
         num_graphs: Number of graphs.
     """
-    source, target = edge_index % num_nodes
-    mixed = (source + 1) * _PRIMES[0] + (target + 1) * _PRIMES[1]
-    mixed = (mixed ^ (mixed >> 29)) * _PRIMES[2]
-    mixed = mixed ^ (mixed >> 32)
-    graph = edge_index[1] // num_nodes
-    return torch.zeros(num_graphs, dtype=torch.int64, device=edge_index.device).index_add_(0, graph, mixed)
+    total = torch.zeros(num_graphs, dtype=torch.int64, device=edge_index.device)
+    # In parts: what is computed on the way would take more memory than a pass of the layer.
+    for part in edge_index.split(_EDGES_AT_ONCE, dim=1):
+        source, target = part % num_nodes
+        mixed = (source + 1) * _PRIMES[0] + (target + 1) * _PRIMES[1]
+        mixed = (mixed ^ (mixed >> 29)) * _PRIMES[2]
+        total.index_add_(0, part[1] // num_nodes, mixed ^ (mixed >> 32))
+    return total
