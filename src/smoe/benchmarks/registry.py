@@ -26,6 +26,7 @@ BENCHMARKS = {
     "local": Benchmark("local", "the locally connected layer beside unfold, multiply, sum"),
     "memory": Benchmark("memory", "peak memory of a training step on a 361 x 720 grid beside F.conv2d's"),
     "mesh": Benchmark("mesh", "layers on graphs, volumes and spheres beside SAGEConv, F.conv3d and F.conv2d (= 1.0)"),
+    "own-data": Benchmark("own_data", "preparing data of a user's own that are larger than memory"),
     "probe-step": Benchmark("probe_step", "a training step of one layer by the rule that trains its gate"),
     "probe-estimates": Benchmark("probe_estimates", "estimates of probing beside what happens when a pixel changes"),
     "freed-memory": Benchmark("freed_memory", "training steps with freed memory kept and given back"),
