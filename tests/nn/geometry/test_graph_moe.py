@@ -22,7 +22,7 @@ EDGES = torch.cat(
 
 def make_layer(**options) -> GraphMoE:
     # By their scores: experts of a family would start equal.
-    options = {"order": "score"} | options
+    options.setdefault("order", "score")
     layer = GraphMoE(C, X, E, num_nodes=NUM_NODES, dtype=torch.float64, **options)
     if layer.bias is not None:
         torch.nn.init.normal_(layer.bias)
