@@ -9,8 +9,8 @@ import numpy as np
 import xarray as xr
 
 from smoe.gridded.grid import Grid
+from smoe.paper.atmosphere.variables import HOURLY_PRECIPITATION, LEVELS, VARIABLES
 from smoe.paper.weather.data.grids import GRIDS
-from smoe.paper.weather.data.variables import HOURLY_PRECIPITATION, LEVELS, VARIABLES
 
 DEFAULT_VARIABLES = ("z", "t", "u", "v", "q", "tisr", "t2m", "tp")
 

@@ -60,7 +60,7 @@ def test_a_run_of_version_1_is_found_by_the_recipe_of_its_row(name: str, tmp_pat
 
 def test_the_rules_are_what_was_trained() -> None:
     rules = {name: recipe_from_plain(read(name)["recipe"], schema=1).rule for name in RUNS}
-    assert rules["heat-straight-through"] == StraightThrough(temperature=1.0, share=1.0)
+    assert rules["heat-straight-through"] == StraightThrough(temperature=1.0, share=1.0, noise=0.0)
     assert rules["heat-probe"] == Probing(window=8, confidence=0.0)
     assert rules["weather-frozen"] == rules["ens10-frozen"] == Frozen()
     assert rules["weather-rc"] == RoutingClassification.paper()

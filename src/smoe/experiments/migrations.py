@@ -150,9 +150,9 @@ def _model(experiment: str, old: Plain) -> Plain:
 
 
 def _from_2_to_3(plain: Plain) -> Plain:
-    """The straight-through rule draws experts with noise; it did not before."""
+    """The straight-through rule draws experts with noise and starts unused experts anew; it did neither before."""
     if plain["rule"]["type"] == "straight_through":
-        plain["rule"] = {"noise": 0.0, **plain["rule"]}
+        plain["rule"] = {"noise": 0.0, "patience": 0, **plain["rule"]}
     return plain
 
 

@@ -104,10 +104,10 @@ def test_a_killed_process_is_told_and_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_diverged_run_is_stored_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def diverge(self: Loop) -> None:
+    def diverge(self: Loop, loss: float) -> None:
         raise TrainingDiverged("the loss became nan")
 
-    monkeypatch.setattr(Loop, "_report_step", diverge)
+    monkeypatch.setattr(Loop, "_check_loss", diverge)
     run, store = tiny_runs(1, 2)[0], RunStore(tmp_path / "store")
     assert train_and_store(run, store, tmp_path / "runs")
     result = store.read(run.key)
