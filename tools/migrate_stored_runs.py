@@ -2,8 +2,8 @@
 
     python tools/migrate_stored_runs.py results/heat results/weather results/ens10 results/images
 
-Run it after a change of `smoe.experiments.migrations.SCHEMA`, with the notes bound anew by tools/bind_notes.py. Nothing is
-lost if it is stopped: each file is written whole under its new name before the old one is removed.
+Run it after a change of `smoe.experiments.migrations.SCHEMA`, and bind the notes anew by tools/bind_notes.py. Nothing
+is lost if it is stopped: each file is written whole under its new name before the old one is removed.
 """
 
 from __future__ import annotations
