@@ -26,10 +26,10 @@ def write_learn_table(path: Path, rows: Iterable[Mapping[str, Any]], *, num_step
     parts = [
         "# What layers learn on planted structure",
         f"Made by `smoe bench learn`. {num_steps} steps, batches of 16, Adam 1e-2 (or SGD 0.1 with momentum 0.9); mean "
-        "and standard deviation over the seeds. Regression: test error relative to the variance of the targets. "
-        "Classification: share of wrong classes. The plain networks have as many channels as the teacher unless stated "
-        "otherwise; SMoE layers have 3 experts for each output channel. *Time*: processor time of the training on two "
-        "layers, relative to the convolution.",
+        "and standard deviation over the seeds; without one, of one seed. Regression: test error relative to "
+        "the variance of the targets. Classification: share of wrong classes. The plain networks have as many channels "
+        "as the teacher unless stated otherwise; SMoE layers have 3 experts for each output channel. *Time*: processor "
+        "time of the training on two layers, relative to the convolution.",
         "## Errors",
         _matrix(errors, TASKS, lambda task, student: show(errors.get((task, student), ())), _times(rows)),
         "## Share of the gap between convolution and oracle that is closed",

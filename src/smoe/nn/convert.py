@@ -104,7 +104,7 @@ def convert(
     )
     if not plan.changes:
         raise ValueError(f"no convolution can be converted: {str(plan) or 'the model has none'}")
-    rule = resolve_default_rule(rule, None, order)
+    rule = resolve_default_rule(rule, None, order, num_selected=2)  # one rule for all layers
     order = order or _order_for(rule, start)
     if start is None:
         start = "filters" if order == "families" and prior is None and make_gate is None else "random"

@@ -9,6 +9,10 @@ the table, docs/rules.md the reasons. They need no number of the data and no len
 - equal experts in each family at the start, so that a new layer is a convolution, and a bias for each expert;
 - no damping.
 
+A layer that selects one expert (E = 1) has a single family. Its experts start at random and are selected without noise,
+its gate is three times as fast, and an expert that serves no pixel becomes a copy of another: equal experts of a single
+family were exchanged before they differed.
+
 The paper's layer is one argument away: `rule="rc"` selects the experts with the highest scores of a `TensorGate`.
 """
 
@@ -22,20 +26,28 @@ from smoe.nn.gates.tensor import TensorGate
 from smoe.options import BiasOwner, Order
 from smoe.rules import Frozen, RoutingClassification, Rule, StraightThrough, resolve_rule
 
+# Factor of the scores of a default gate, and that of a layer with one family.
+_SCALE, _SCALE_OF_ONE_FAMILY = 10.0, 30.0
 
-def resolve_default_rule(rule: Rule | str | None, gate: SpatialGate | None, order: Order | None) -> Rule:
+
+def resolve_default_rule(
+    rule: Rule | str | None, gate: SpatialGate | None, order: Order | None, num_selected: int
+) -> Rule:
     """The rule given, or the default one for a gate.
 
     Args:
         rule: A rule, its short form, or None.
         gate: Gate of the layer; None if it is yet to be made.
         order: Order asked for; None for any.
+        num_selected: E, the number of experts selected at each pixel.
     """
     if rule is not None:
         return resolve_rule(rule)
     order = gate.order if gate is not None else order or "families"
     is_comparable = order == "families" and not (gate is not None and gate.looks_at_input)
-    return StraightThrough() if is_comparable else RoutingClassification()
+    if not is_comparable:
+        return RoutingClassification()
+    return StraightThrough() if num_selected > 1 else StraightThrough(noise=0.0, patience=250)
 
 
 def default_order(rule: Rule) -> Order:
@@ -68,7 +80,10 @@ def make_default_gate(
     """
     order = order or default_order(rule)
     if order == "families" and isinstance(rule, (StraightThrough, Frozen)):
-        return FactorisedGate(num_experts, num_selected, spatial_shape, order=order, device=device, dtype=dtype)
+        scale = _SCALE if num_selected > 1 else _SCALE_OF_ONE_FAMILY
+        return FactorisedGate(
+            num_experts, num_selected, spatial_shape, scale=scale, order=order, device=device, dtype=dtype
+        )
     return TensorGate(
         num_experts, num_selected, spatial_shape, expert_channels, order=order, device=device, dtype=dtype
     )

@@ -81,7 +81,7 @@ class FilterBank(RoutedLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         check_positive(in_channels=in_channels)
-        rule = resolve_default_rule(rule, gate, order)
+        rule = resolve_default_rule(rule, gate, order, num_selected)
         gate = resolve_gate(gate, rule, num_experts, num_selected, spatial_shape, expert_channels, order, device, dtype)
         super().__init__(gate, expert_channels, weighted, rule, damping, device=device)
         self.in_channels = in_channels
@@ -112,10 +112,10 @@ class FilterBank(RoutedLayer):
         """Draws the experts anew (Kaiming uniform) and zeroes the bias; the gate may be shared, so it is left alone.
 
         The experts of a family start equal: the layer starts as a convolution, whichever expert serves a pixel, and the
-        experts part because each learns from its own pixels.
+        experts part because each learns from its own pixels. Those of a single family start at random.
         """
         nn.init.kaiming_uniform_(self.weight, nonlinearity="relu")
-        if self.gate.order == "families":
+        if self.gate.order == "families" and self.num_selected > 1:
             members = family_members(self.num_experts, self.num_selected, device=self.weight.device)
             experts = self.weight.data.unflatten(0, (-1, self.expert_channels))
             for place in range(1, members.shape[1]):

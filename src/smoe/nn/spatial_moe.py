@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -12,7 +14,7 @@ from smoe.ops.families import slot_products
 from smoe.ops.gather_experts import gather_experts
 from smoe.ops.top_experts import family_members
 from smoe.options import Order
-from smoe.rules import Damping, Rule
+from smoe.rules import Damping, Rule, StraightThrough
 
 
 class SpatialMoE(RoutedLayer):
@@ -54,7 +56,10 @@ class SpatialMoE(RoutedLayer):
         rule: Rule | str | None = None,
         damping: Damping | str | float | None = None,
     ) -> None:
-        rule = resolve_default_rule(rule, gate, order)
+        is_default = rule is None
+        rule = resolve_default_rule(rule, gate, order, num_selected)
+        if is_default and isinstance(rule, StraightThrough):
+            rule = replace(rule, patience=0)  # experts of a module cannot be copied
         gate = resolve_gate(gate, rule, num_experts, num_selected, spatial_shape, expert_channels, order, None, None)
         super().__init__(gate, expert_channels, weighted, rule, damping)
         self.experts = experts

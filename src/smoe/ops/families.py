@@ -63,7 +63,7 @@ def _dense_sample(scores: torch.Tensor, num_selected: int, seed: torch.Tensor, f
     mask = 0xFFFFFFFF
     place = torch.arange(scores.shape[1] * scores.shape[2], device=scores.device) & mask
     bits = _scramble((place * 0x9E3779B9 + _scramble(seed & mask)) & mask)
-    noise = sum((bits >> shift) & 0xFF for shift in (0, 8, 16, 24)) - 510
+    noise = (bits & 0xFF) + ((bits >> 8) & 0xFF) + ((bits >> 16) & 0xFF) + (bits >> 24) - 510
     noisy = scores + factor * noise.to(scores.dtype).view(1, *scores.shape[1:])
     noisy = noisy.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     # A family smaller than the largest repeats its first expert, which changes no maximum.

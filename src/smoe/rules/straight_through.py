@@ -25,11 +25,15 @@ class StraightThrough(Rule):
             for these samples only, which bounds the cost of a training step. Where it is less than one sample, the gate
             learns in some of the passes only.
         noise: Standard deviation of the noise of the selection in training, in units of the scores; 0 for none.
+        patience: Backward passes after which an expert of a family that serves less than 1 % of the pixels becomes a
+            copy of the one of its family that serves most; 0 for never. Needs a `FactorisedGate`, and a layer of
+            filters.
     """
 
     temperature: float = 1.0
     share: float = 0.25
     noise: float = 1.25
+    patience: int = 0
 
     name: ClassVar[str] = "straight_through"
     orders: ClassVar[tuple[str, ...]] = ("score", "families")
@@ -41,3 +45,4 @@ class StraightThrough(Rule):
         if not 0.0 < self.share <= 1.0:
             raise ValueError(f"share must be in (0, 1], got {self.share}")
         check_not_negative("noise", self.noise)
+        check_not_negative("patience", self.patience)

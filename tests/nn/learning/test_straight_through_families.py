@@ -104,6 +104,8 @@ def test_the_experts_learn_where_they_were_drawn() -> None:
         other.gate.get_parameter("scores").zero_().scatter_(0, chosen, 1.0)
     other(input).backward(error)
     torch.testing.assert_close(layer.weight.grad, other.weight.grad)
+    assert layer.bias is not None
+    assert other.bias is not None
     torch.testing.assert_close(layer.bias.grad, other.bias.grad)
     layer.eval()
     with torch.no_grad():
@@ -247,3 +249,26 @@ def test_a_gate_that_looks_at_its_input_is_refused() -> None:
     gate = smoe.ConvGate(2, 4, 2, order="families")
     with pytest.raises(ValueError, match="does not look at its input, got ConvGate"):
         smoe.SpatialMoE2d(2, 4, 2, gate=gate, rule="straight_through")
+
+
+def test_an_unused_expert_becomes_a_copy_of_the_busiest() -> None:
+    torch.manual_seed(0)
+    layer = smoe.SpatialMoE2d(2, 3, 1, spatial_shape=GRID, rule=StraightThrough(noise=0.0, patience=2))
+    assert isinstance(layer.gate, FactorisedGate)
+    with torch.no_grad():
+        # Expert 0 serves all pixels, 1 and 2 none.
+        layer.gate.embedding.values.fill_(1.0)
+        layer.gate.keys.copy_(torch.tensor([1.0, -1.0, -2.0])[:, None].expand(3, 8))
+    before = layer.weight.detach().clone()
+    for _ in range(2):
+        layer(torch.randn(4, 2, *GRID)).square().mean().backward()
+        assert torch.equal(layer.weight, before)
+    layer(torch.randn(4, 2, *GRID))
+    assert torch.equal(layer.weight[0], before[0])
+    for expert in (1, 2):
+        torch.testing.assert_close(layer.weight[expert], before[0], rtol=0.15, atol=0.0)
+        keys = layer.gate.keys.detach()
+        assert 0.05 < float((keys[expert] - keys[0]).norm() / keys[0].norm()) < 0.7
+    after = layer.weight.detach().clone()
+    layer(torch.randn(4, 2, *GRID))
+    assert torch.equal(layer.weight, after)

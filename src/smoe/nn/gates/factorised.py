@@ -20,6 +20,8 @@ from smoe.options import GateInit, Normalization, Order
 # Standard deviation of the scores of a random start: small beside the temperature 1 of the straight-through rule, so
 # that all candidates of a family stay likely.
 _START = 0.1
+# Change of a key that is copied, relative to its size.
+_KEY_CHANGE = 0.3
 
 
 class PixelEmbedding(nn.Module):
@@ -176,6 +178,23 @@ class FactorisedGate(SpatialGate):
     def reset_keys(self) -> None:
         """Draws the keys anew."""
         nn.init.normal_(self.keys, std=1.0 / math.sqrt(self.keys.shape[1]))
+
+    @torch.no_grad()
+    def copy_keys(self, sources: torch.Tensor, generator: torch.Generator) -> None:
+        """Gives experts the keys of others, slightly changed, so that the pixels of each are divided between them.
+
+        Args:
+            sources: For each expert the one whose key it takes, `(X,)`; its own number leaves it as it is.
+            generator: Generator of the change, on the CPU.
+        """
+        # `.data`: another graph may wait for its backward pass with these keys.
+        keys = self.keys.data
+        copied = keys[sources]
+        change = (
+            torch.randn(keys.shape, generator=generator).to(keys) * copied.square().mean(dim=1, keepdim=True).sqrt()
+        )
+        is_copy = (sources != torch.arange(len(keys), device=keys.device))[:, None]
+        keys.copy_(torch.where(is_copy, copied + _KEY_CHANGE * change, keys))
 
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
         """The products of keys and embedding."""

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import torch
 
+from smoe.nn.gates.factorised import FactorisedGate
 from smoe.nn.learning.end_to_end import count_nonfinite
 from smoe.nn.learning.learner import Learner, Setting, Step
 from smoe.nn.learning.probing import check_exchangeable
 from smoe.ops.families import family_gradient, sample_families
 from smoe.ops.probe_routing import at_slots, draw_challenge, observe
 from smoe.ops.routing import Routing
+from smoe.ops.top_experts import family_members
 from smoe.ops.train_routing import train_routing
 from smoe.rules import StraightThrough
+
+# Share of the pixels below which an expert is unused.
+_UNUSED = 0.01
 
 
 class StraightThroughLearner(Learner):
@@ -28,6 +33,7 @@ class StraightThroughLearner(Learner):
         # The number of backward passes decides which experts are tried, or, with families, whether the gate learns.
         is_pairwise = setting.gate.order != "families"
         super().__init__(rule, setting, "num_trials" if is_pairwise else "num_passes")
+        self._restarted_after = 0
         if is_pairwise:
             check_exchangeable(rule, setting, needs_order="score")
         elif setting.gate.looks_at_input:
@@ -40,6 +46,8 @@ class StraightThroughLearner(Learner):
         """The selected experts' outputs; in backward, the scores receive the gradient of other choices."""
         step.gate.refuse_memory(self.rule)
         has_choice = step.gate.num_selected < step.gate.num_experts and step.routing.scores.requires_grad
+        if has_choice and step.gate.order == "families" and self.rule.patience > 0:
+            self._restart_unused(step)
         if has_choice and step.gate.order == "families" and self.rule.noise > 0.0:
             step = step._replace(routing=self._draw(step.routing))
         selected = train_routing(
@@ -53,6 +61,34 @@ class StraightThroughLearner(Learner):
         if step.gate.order == "families":
             return _Families.apply(selected, step.routing.scores, step.source, step, self)  # type: ignore[return-value]
         return self._exchange(step, selected)
+
+    @torch.compiler.disable  # whether it acts depends on a counter
+    @torch.no_grad()
+    def _restart_unused(self, step: Step) -> None:
+        """Makes experts that serve hardly a pixel copies of the one of their family that serves most.
+
+        It acts before a forward pass, once for each number of backward passes: a pass that is computed again finds it
+        done. All processes decide alike, because the routing and the generator are the same.
+        """
+        num_passes = self.counters["num_passes"]
+        if num_passes % self.rule.patience or num_passes == self._restarted_after:
+            return
+        self._restarted_after = num_passes
+        gate, indices = step.gate, step.routing.indices
+        if not isinstance(gate, FactorisedGate):
+            return
+        members = family_members(gate.num_experts, gate.num_selected, device=indices.device)
+        use = torch.zeros(gate.num_experts, device=indices.device)
+        use.scatter_add_(0, indices.flatten().long(), torch.ones(indices.numel(), device=indices.device))
+        busiest = members.gather(1, use[members].argmax(dim=1, keepdim=True)).expand_as(members)
+        sources = torch.arange(gate.num_experts, device=indices.device)
+        is_unused = use < _UNUSED * indices.shape[2]
+        copied = torch.empty_like(sources).scatter_(0, members.flatten(), busiest.flatten())
+        sources = torch.where(is_unused, copied, sources)
+        generator = torch.Generator().manual_seed(num_passes)
+        for expert in range(gate.num_experts):
+            step.restart_expert(torch.full_like(sources[0], expert), sources[expert], is_unused[expert], generator)
+        gate.copy_keys(sources, generator)
 
     def _draw(self, routing: Routing) -> Routing:
         """The routing with an expert of each family drawn by the scores with noise."""
@@ -104,10 +140,11 @@ class _Families(torch.autograd.Function):
 def _is_due(learner: StraightThroughLearner, num_samples: int) -> bool:
     """Whether the gate learns in this pass: in each, unless the share of the batch is less than one sample."""
     period = max(1, round(1.0 / (learner.rule.share * max(1, num_samples))))
-    if period == 1:
+    # A compiled pass has no counters: there the gate learns always, and no expert restarts.
+    if torch.compiler.is_compiling() or (period == 1 and learner.rule.patience == 0):
         return True
     learner.counters["num_passes"] += 1
-    return learner.counters["num_passes"] % period == 1
+    return period == 1 or learner.counters["num_passes"] % period == 1
 
 
 def _weighted_gradient(
