@@ -47,7 +47,7 @@ class StraightThroughLearner(Learner):
         step.gate.refuse_memory(self.rule)
         has_choice = step.gate.num_selected < step.gate.num_experts and step.routing.scores.requires_grad
         if has_choice and step.gate.order == "families" and self.rule.patience > 0:
-            self._restart_unused(step)
+            self._restart_unused(step)  # type: ignore[call-arg]
         if has_choice and step.gate.order == "families" and self.rule.noise > 0.0:
             step = step._replace(routing=self._draw(step.routing))
         selected = train_routing(
@@ -60,7 +60,7 @@ class StraightThroughLearner(Learner):
             return selected
         if step.gate.order == "families":
             return _Families.apply(selected, step.routing.scores, step.source, step, self)  # type: ignore[return-value]
-        return self._exchange(step, selected)
+        return self._exchange(step, selected)  # type: ignore[call-arg]
 
     @torch.compiler.disable  # whether it acts depends on a counter
     @torch.no_grad()
