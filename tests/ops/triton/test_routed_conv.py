@@ -67,7 +67,7 @@ def test_more_than_one_block_of_everything(device):
 
 
 def test_pixels_in_several_shares(device):
-    case = Case(2, 3, 3, 2, (9, 15), (1, 1))
+    case = Case(2, 3, 3, 2, (8, 9), (1, 1))
     compare_with_definition(case, torch.float32, device)
 
 
