@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+import tyro
+from rich.progress import track
 
-from smoe.benchmarks.stored_table import circumstances
+from smoe.benchmarks.stored_table import circumstances, origin, write_table
 from smoe.benchmarks.timing import interleaved_medians
+from smoe.command_line import UsageError, parse
 from smoe.nn import SpatialMoE2d
 from smoe.ops import routed_conv2d
 from smoe.ops.routed_conv import dense_routed_conv2d
@@ -162,3 +167,49 @@ def cases(only: Iterable[str] = ()) -> list[tuple[str, Configuration, str, int]]
         for threads in (1, 2)
     ]
     return rows + ([] if only else [(name, bank, "random", 1) for name, bank in BANKS.items()])
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """Measures layers side by side with F.conv2d, prints a table and stores it.
+
+    Attributes:
+        names: Words that the names of configurations contain; all configurations if none is given.
+        output: Markdown file of the table; a .jsonl beside it holds the rows.
+        seconds: Time spent on each forward comparison; twice that on each forward and backward.
+        device: `cpu`, or `cuda` for the table of `smoe bench device`.
+        dtype: Dtype on a GPU.
+    """
+
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    output: Path = Path("results/bench/layer.md")
+    seconds: float = 3.0
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["fp32", "tf32", "fp16", "bf16"] = "bf16"
+
+
+def main(args: list[str] | None = None) -> None:
+    """Measures the configurations that were named, and stores the table after each row."""
+    options = parse(LayerOptions, args or [], prog="smoe bench layer")
+    if options.device == "cuda":
+        from smoe.benchmarks.device import main as measure_device
+
+        measure_device(["--dtype", options.dtype])
+        return
+    chosen = cases(options.names)
+    if not chosen:
+        raise UsageError(f"no configuration's name contains {' or '.join(options.names)}")
+    rows: list[dict[str, Any]] = []
+    text = ""
+    for name, configuration, routing, threads in track(chosen, description="measuring"):
+        row = measure(configuration, routing, threads, seconds=options.seconds, with_dense="X =" not in name)
+        rows.append({"configuration": name, **row})
+        # Written after each row, so that a stop loses one measurement and not the table.
+        notes = (
+            "Ratios to `F.conv2d` with E filters, interleaved in one process, medians; 3 x 3 kernels, zero padding. "
+            "fwd+bwd: forward, input gradient and weight gradient. The ratios of layers are of processor time, with "
+            f"ranking and the learning of the gate. {origin(rows[-1])}"
+        )
+        title = "The routed convolution and whole layers beside F.conv2d"
+        text = write_table(options.output, title, "smoe bench layer", COLUMNS, rows, notes)
+    sys.stdout.write(text)

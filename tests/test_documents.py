@@ -1,0 +1,74 @@
+"""The documents: lines that fit, links that exist, commands that the command line knows."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from smoe.benchmarks.registry import BENCHMARKS
+from smoe.cli.main import COMMANDS
+from smoe.experiments.registry import EXPERIMENTS, all_recipes, find_experiment
+
+ROOT = Path(__file__).parents[1]
+
+
+def _documents() -> list[str]:
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("the documents are listed by git, and this is no checkout")
+    # Tables of results are generated; their lines are as long as their rows.
+    return [name for name in listed.stdout.split() if not name.startswith("results/")]
+
+
+def test_no_line_is_longer_than_120_columns():
+    long = [
+        f"{name}:{number}"
+        for name in _documents()
+        for number, line in enumerate((ROOT / name).read_text().splitlines(), start=1)
+        if len(line) > 120
+    ]
+    assert long == []
+
+
+def test_relative_links_lead_to_files():
+    broken = [
+        f"{name}: {target}"
+        for name in _documents()
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", (ROOT / name).read_text())
+        if "://" not in target and not ((ROOT / name).parent / target).exists()
+    ]
+    assert broken == []
+
+
+def _commands() -> list[list[str]]:
+    lines = (line.strip() for name in _documents() for line in (ROOT / name).read_text().splitlines())
+    quoted = (match for line in lines for match in re.findall(r"(?:^|`)(smoe [a-z][^`#]*)", line))
+    return [command.split() for command in quoted]
+
+
+def test_commands_name_what_exists():
+    unknown = []
+    for _, command, *rest in _commands():
+        names = [word for word in rest if not word.startswith(("-", "[", "$"))]
+        first = names[0] if names and rest[0] == names[0] else ""
+        is_placeholder = not first or first.isupper() or first.endswith((".py", "...")) or "|" in first
+        if command not in COMMANDS:
+            unknown.append(f"{command} {' '.join(rest)}")
+        elif is_placeholder:
+            continue
+        elif (
+            (command in ("train", "plan") and first not in all_recipes())
+            or (command == "bench" and first not in BENCHMARKS)
+            or (command == "reproduce" and not _is_table(first))
+        ):
+            unknown.append(f"{command} {first}")
+    assert unknown == []
+
+
+def _is_table(name: str) -> bool:
+    experiment = name.partition("/")[0]
+    if experiment not in EXPERIMENTS:
+        return False
+    tables = find_experiment(experiment).tables
+    return name in (experiment, *(table.name for table in tables.tables))
