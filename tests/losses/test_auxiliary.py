@@ -161,7 +161,7 @@ def test_all_three_are_added_and_reach_the_gate():
 
 def test_auxiliary_and_routing_classification_gradients_add_up():
     torch.manual_seed(0)
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6)).double()
+    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6), rule="rc").double()
     x = torch.randn(4, 1, 5, 6, dtype=torch.float64)
 
     def gradient(with_task: bool, with_auxiliary: bool) -> torch.Tensor:

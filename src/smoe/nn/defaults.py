@@ -9,9 +9,12 @@ the table, docs/rules.md the reasons. They need no number of the data and no len
 - equal experts in each family at the start, so that a new layer is a convolution, and a bias for each expert;
 - no damping.
 
-A layer that selects one expert (E = 1) has a single family. Its experts start at random and are selected without noise,
-its gate is three times as fast, and an expert that serves no pixel becomes a copy of another: equal experts of a single
-family were exchanged before they differed.
+A layer with a single output channel (E = F = 1) is nearly always the last or the only layer, and its experts compete for
+whole pixels. There the rule `Probing` is exact where the straight-through gradient, which is of first order, is not: it
+is the default, with a `TensorGate` and experts that start at random (results/heat/rules.md, results/heat-mesh/main.md).
+Where probing is not possible (several outputs for each expert, weighted outputs), a single family has experts that start
+at random and are selected without noise, its gate is three times as fast, and an expert that serves no pixel becomes a
+copy of another: equal experts of a single family were exchanged before they differed.
 
 The paper's layer is one argument away: `rule="rc"` selects the experts with the highest scores of a `TensorGate`.
 """
@@ -24,14 +27,19 @@ from smoe.nn.gates.factorised import FactorisedGate
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.gates.tensor import TensorGate
 from smoe.options import BiasOwner, Order
-from smoe.rules import Frozen, RoutingClassification, Rule, StraightThrough, resolve_rule
+from smoe.rules import Frozen, Probing, RoutingClassification, Rule, StraightThrough, resolve_rule
 
 # Factor of the scores of a default gate, and that of a layer with one family.
 _SCALE, _SCALE_OF_ONE_FAMILY = 10.0, 30.0
 
 
 def resolve_default_rule(
-    rule: Rule | str | None, gate: SpatialGate | None, order: Order | None, num_selected: int
+    rule: Rule | str | None,
+    gate: SpatialGate | None,
+    order: Order | None,
+    num_selected: int,
+    *,
+    can_probe: bool = False,
 ) -> Rule:
     """The rule given, or the default one for a gate.
 
@@ -40,9 +48,12 @@ def resolve_default_rule(
         gate: Gate of the layer; None if it is yet to be made.
         order: Order asked for; None for any.
         num_selected: E, the number of experts selected at each pixel.
+        can_probe: Whether the layer has a single output channel, which is not weighted, and several experts for it.
     """
     if rule is not None:
         return resolve_rule(rule)
+    if can_probe and gate is None and order is None:
+        return Probing()
     order = gate.order if gate is not None else order or "families"
     is_comparable = order == "families" and not (gate is not None and gate.looks_at_input)
     if not is_comparable:
@@ -89,6 +100,6 @@ def make_default_gate(
     )
 
 
-def default_bias(gate: SpatialGate) -> BiasOwner | bool:
-    """The owner of the bias: the expert where experts are in families, so that the routing decides offsets too."""
-    return "expert" if gate.order == "families" else False
+def default_bias(gate: SpatialGate, *, is_default_rule: bool) -> BiasOwner | bool:
+    """The owner of the bias: the expert in families and by default, so that the routing decides offsets too."""
+    return "expert" if gate.order == "families" or is_default_rule else False

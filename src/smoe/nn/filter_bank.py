@@ -81,14 +81,16 @@ class FilterBank(RoutedLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         check_positive(in_channels=in_channels)
-        rule = resolve_default_rule(rule, gate, order, num_selected)
+        is_default_rule = rule is None and gate is None and order is None
+        can_probe = num_selected == 1 and expert_channels == 1 and num_experts > 1 and not weighted
+        rule = resolve_default_rule(rule, gate, order, num_selected, can_probe=can_probe)
         gate = resolve_gate(gate, rule, num_experts, num_selected, spatial_shape, expert_channels, order, device, dtype)
         super().__init__(gate, expert_channels, weighted, rule, damping, device=device)
         self.in_channels = in_channels
         self.weight = nn.Parameter(
             torch.empty(num_experts * expert_channels, in_channels, *kernel, device=device, dtype=dtype)
         )
-        bias = default_bias(gate) if bias is None else bias
+        bias = default_bias(gate, is_default_rule=is_default_rule) if bias is None else bias
         if bias not in (True, False, *BIAS_OWNERS):
             raise ValueError(f"bias must be True, False, {' or '.join(map(repr, BIAS_OWNERS))}, got {bias!r}")
         self.bias_owner: BiasOwner | None = "expert" if bias is True else bias or None

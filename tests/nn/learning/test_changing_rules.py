@@ -97,6 +97,8 @@ def test_rules_of_families_follow_each_other(first: str, second: str) -> None:
     other.load_state_dict(net.state_dict())
     set_rule(net, second)
     for each in (net, other):
+        # Straight-through draws experts of a family at random.
+        torch.manual_seed(3)
         train(each)
     assert_same_state(other, net)
 
