@@ -9,12 +9,12 @@ the table, docs/rules.md the reasons. They need no number of the data and no len
 - equal experts in each family at the start, so that a new layer is a convolution, and a bias for each expert;
 - no damping.
 
-A layer with a single output channel (E = F = 1) is nearly always the last or the only layer, and its experts compete for
-whole pixels. There the rule `Probing` is exact where the straight-through gradient, which is of first order, is not: it
-is the default, with a `TensorGate` and experts that start at random (results/heat/rules.md, results/heat-mesh/main.md).
-Where probing is not possible (several outputs for each expert, weighted outputs), a single family has experts that start
-at random and are selected without noise, its gate is three times as fast, and an expert that serves no pixel becomes a
-copy of another: equal experts of a single family were exchanged before they differed.
+A layer with a single output channel (E = F = 1) is nearly always the last or the only layer, and its experts compete
+for whole pixels. There the rule `Probing` is exact where the straight-through gradient, which is of first order, is
+not: it is the default, with a `TensorGate` and experts that start at random (results/heat/rules.md,
+results/heat-mesh/main.md). Where probing is not possible (several outputs for each expert, weighted outputs), a single
+family has experts that start at random and are selected without noise, its gate is three times as fast, and an expert
+that serves no pixel becomes a copy of another: equal experts of a single family were exchanged before they differed.
 
 The paper's layer is one argument away: `rule="rc"` selects the experts with the highest scores of a `TensorGate`.
 """

@@ -33,17 +33,18 @@ class SpatialMoE2d(FilterBank):
         expert_channels: F, the number of outputs per expert.
         stride: Stride of both axes; the gate has the output grid.
         padding_mode: `zeros`, `circular`, or `longitude` (the width wraps, zeros on the height).
-        gate: Gate that selects the experts; without one, a `TensorGate` is made for `spatial_shape`.
+        gate: Gate that selects the experts; without one, the default gate of the rule is made for `spatial_shape`.
         spatial_shape: Rows and columns of the output grid.
         bias: Add a learned number to the outputs: `"expert"` (or True), one for each output of each expert, so that the
             routing decides the offset of a pixel too; `"slot"`, one for each output channel, whichever expert serves
-            it; False, none. It starts at 0.
+            it; False, none. It starts at 0. None for `"expert"` with the default rule or families, and else False.
         local_affine: Multiply each output channel by a learned number at each pixel, and add another. They start at 1
             and 0. Needs a gate that was made for a grid.
         weighted: Multiply the experts' outputs by their scores.
-        order: Order of the output channels: `score`, or `index` for ascending expert numbers. A gate that is given has
-            its own.
-        rule: How the gate learns: a rule of `smoe.rules`, or its short form such as `"probe(window=4)"`.
+        order: Order of the output channels: `families`, `score`, or `index` for ascending expert numbers; None for that
+            of the rule. A gate that is given has its own.
+        rule: How the gate learns: a rule of `smoe.rules`, or its short form such as `"probe(window=4)"`. None for the
+            default: probing for a single output channel, and else straight-through over families of experts.
         damping: Damping of the error of wrongly selected experts: a `smoe.rules.Damping`, a factor, or None for that of
             the rule, which is none but for the paper's presets.
         device: Device of the weights.

@@ -52,7 +52,7 @@ def _make_low_rank_local(net: ResNet, model: LowRankLocalResNet50Model, size: in
             old.out_channels,
             spatial_rank=model.spatial_rank,
             combiner=model.combiner,
-            spatial_shape=change.spatial_shape,
+            spatial_shape=(change.spatial_shape[0], change.spatial_shape[1]),
             stride=old.stride[0],
         )
         start_as_torchvision(layer.weight, old.out_channels)
