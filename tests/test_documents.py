@@ -3,8 +3,10 @@
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from smoe.benchmarks.registry import BENCHMARKS
 from smoe.cli.main import COMMANDS
@@ -72,3 +74,16 @@ def _is_table(name: str) -> bool:
         return False
     tables = find_experiment(experiment).tables
     return name in (experiment, *(table.name for table in tables.tables))
+
+
+def test_the_first_example_of_the_readme_learns(capsys: pytest.CaptureFixture[str]):
+    code = re.search(r"```python\n(import torch.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {}
+    torch.manual_seed(0)
+    exec(code[1], names)
+    assert names["loss"] < 0.01
+    routing = names["layer"].routing().indices[0]
+    assert (routing[:, :16] == routing[0, 0]).all() and (routing[:, 16:] == routing[0, -1]).all()
+    assert routing[0, 0] != routing[0, -1]
+    assert "2 in use" in capsys.readouterr().out
