@@ -124,7 +124,7 @@ def train_share(rank: int, num_processes: int, directory: Path) -> None:
     torch.save({**warmed.state_dict(), "before": before}, directory / f"warmed-{rank}.pt")
 
     # An error that is not finite in one process is counted there, and still after the next forward pass.
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4))
+    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4), rule="rc")
     parallel = DistributedDataParallel(layer)
     factor = torch.nan if rank == 1 else 1.0
     (parallel(torch.ones(2, 1, 4, 4)) * factor).sum().backward()
