@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from smoe.experiments.registry import find_experiment
+from smoe.nn import GraphMoE, HEALPixMoE, SpatialMoE1d
 from smoe.paper.heat_mesh.build import build_dry_task, build_task, make_domain
+from smoe.paper.heat_mesh.build_model import MeshNet, SageNet
 from smoe.paper.heat_mesh.data import domains
 from smoe.paper.heat_mesh.data.diffusion import draw_states, grow_regions, simulate
+from smoe.paper.heat_mesh.data.domains import DOMAINS
 from smoe.paper.heat_mesh.recipes import MESH_RECIPES, MeshDiffusion, plain, sage, smoe, straight_through
 
 SMALL = [domains.line(40), domains.volume(4), domains.healpix(4), domains.icosphere(2)]
@@ -103,10 +106,34 @@ def test_every_model_steps(name, make, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_sage_stacks_work_on_meshes_only():
     pytest.importorskip("torch_geometric")
-    task = build_task(tiny(sage("icosphere", 8)), ())
-    assert task.model(torch.rand(2, 1, 2562)).shape == (2, 1, 2562)
+    net = build_task(tiny(sage("icosphere", 8)), ()).model
+    assert isinstance(net, SageNet)
+    input = torch.rand(2, 1, 2562)
+    edges = torch.from_numpy(make_domain("icosphere").edges)
+    for sample, output in zip(input, net(input), strict=True):
+        hidden = net.layers[0](torch.cat([sample.T, net.features], dim=1), edges).relu()
+        torch.testing.assert_close(output, net.layers[1](hidden, edges).T)
     with pytest.raises(ValueError, match="SAGEConv works on meshes, not on the grid of line"):
         build_task(tiny(sage("line")), ())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["line", "healpix", "icosphere"])
+def test_the_recipe_has_the_gate_and_the_rule_of_a_default_layer(name):
+    net = build_task(tiny(smoe(name)), ()).model
+    assert isinstance(net, MeshNet)
+    made = {
+        "line": lambda: SpatialMoE1d(1, 3, 1, spatial_shape=4096),
+        "healpix": lambda: HEALPixMoE(1, 3, 1, nside=32),
+        "icosphere": lambda: GraphMoE(1, 3, 1, num_nodes=2562),
+    }[name]()
+    assert net.layer.rule == made.rule and net.layer.damping == made.damping
+    assert repr(net.layer.gate) == repr(made.gate)
+
+
+def test_every_network_has_the_same_budget():
+    plans = {str(make(name).training) for make in (smoe, straight_through, plain, sage) for name in DOMAINS}
+    assert len(plans) == 1
 
 
 def test_recipes_and_plans():
