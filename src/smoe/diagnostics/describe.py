@@ -12,9 +12,9 @@ from smoe.diagnostics.certainty import layer_certainty
 from smoe.diagnostics.damped_share import damped_shares
 from smoe.diagnostics.evaluation_mode import evaluation_mode
 from smoe.diagnostics.gates import fixed_choices, layers_by_gate
+from smoe.diagnostics.layer_inputs import layer_inputs
 from smoe.diagnostics.routing_changes import new_choices
 from smoe.diagnostics.routing_gain import Loss, RoutingGain, routing_gain
-from smoe.nn.routed_layer import RoutedLayer
 from smoe.rules import Frozen
 
 
@@ -122,7 +122,7 @@ def describe(
     if loss_fn is not None and input is not None and target is not None:
         gain = routing_gain(model, loss_fn, input, target)
         damped = damped_shares(model, loss_fn, input, target)
-        inputs = _layer_inputs(model, input)
+        inputs = layer_inputs(model, input)
     choices = fixed_choices(model)
     gates: list[GateReport] = []
     warnings: list[str] = []
@@ -158,29 +158,3 @@ def describe(
     if gain is not None and gates and gain.gain < routing_messages.WORTHLESS:
         warnings.append(routing_messages.worthless_routing(gain.gain))
     return RoutingReport(tuple(gates), gain, tuple(warnings), choices)
-
-
-def _layer_inputs(model: nn.Module, input: Tensor) -> dict[str, Tensor]:
-    """The inputs of the layers whose gates look at them, by name."""
-    inputs: dict[str, Tensor] = {}
-
-    def keep(name: str):
-        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            del module
-            inputs[name] = args[0]
-
-        return hook
-
-    hooks = [
-        layer.register_forward_pre_hook(keep(name))
-        for name, layer in model.named_modules()
-        if isinstance(layer, RoutedLayer) and layer.gate.looks_at_input
-    ]
-    try:
-        with evaluation_mode(model), torch.no_grad():
-            if hooks:
-                model(input)
-    finally:
-        for handle in hooks:
-            handle.remove()
-    return inputs
