@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,11 +23,31 @@ from smoe.regression.scores import ErrorSums, ScoreTable, make_table, weighted_m
 _BATCH = 32
 
 
-def score_samples(fitted: Fitted, x: Any, y: Any, period: Any = None) -> ScoreTable:
-    """Scores of all samples that inputs and targets make, or of those in a period.
+PLAIN = "plain net of the same size"
+
+
+@dataclass(frozen=True)
+class ComparedBatch:
+    """Truths of some samples and what is predicted for them.
+
+    Attributes:
+        truth: Truths in the units of the targets, `(N, K, H, W)`; NaN where they have no value.
+        nets: Predictions `(N, K, n, H, W)` of the `model` and of the plain net beside it, if there is one.
+        simple: Simple predictions by their names, `(N, K, H, W)`.
+    """
+
+    truth: np.ndarray
+    nets: dict[str, np.ndarray]
+    simple: dict[str, np.ndarray]
+
+
+def compare_batches(fitted: Fitted, x: Any, y: Any, period: Any = None) -> Iterator[ComparedBatch]:
+    """Yields all samples that inputs and targets make, or those in a period, with predictions for them.
+
+    Samples with gaps are left out if the model was fitted to drop them.
 
     Raises:
-        DataError: If inputs or targets are not those of the model, or no sample is left.
+        DataError: If inputs or targets are not those of the model, or no sample lies in the period.
     """
     inputs = check_inputs(fitted, open_fields(x, "inputs"))
     targets = _check_targets(fitted, y)
@@ -41,7 +63,6 @@ def score_samples(fitted: Fitted, x: Any, y: Any, period: Any = None) -> ScoreTa
     leads = lead_channel(pairs.inputs, inputs.lead_times, fitted.lead_scale)
     is_forecast = inputs.lead_times is not None or (fitted.options.lead is None)
     drops = fitted.options.missing == "drop"
-    sums: dict[str, ErrorSums] = {}
     for first in range(0, len(pairs), _BATCH):
         chosen = slice(first, first + _BATCH)
         before = read_inputs(fitted, inputs, pairs.inputs[chosen], allow_gaps=drops)
@@ -55,16 +76,30 @@ def score_samples(fitted: Fitted, x: Any, y: Any, period: Any = None) -> ScoreTa
             lead = None if lead is None else lead[kept]
         if not len(before):
             continue
-        for name, net in (("model", fitted.net), ("plain net of the same size", fitted.plain)):
-            if net is not None:
-                values = predict_values(fitted, net, before, lead)
-                each = sums.setdefault(name, ErrorSums())
-                each.add(central(fitted, values), truth, fitted.pixel_weights)
-                probabilistic = _objective_errors(fitted, values, truth)
-                if probabilistic is not None:
-                    each.objective.append(weighted_means(probabilistic, truth, fitted.pixel_weights))
-        for name, prediction in _simple_predictions(fitted, before, month, is_forecast=is_forecast).items():
-            sums.setdefault(name, ErrorSums()).add(prediction, truth, fitted.pixel_weights)
+        nets = {"model": fitted.net} | ({} if fitted.plain is None else {PLAIN: fitted.plain})
+        yield ComparedBatch(
+            truth,
+            {name: predict_values(fitted, net, before, lead) for name, net in nets.items()},
+            _simple_predictions(fitted, before, month, is_forecast=is_forecast),
+        )
+
+
+def score_samples(fitted: Fitted, x: Any, y: Any, period: Any = None) -> ScoreTable:
+    """Scores of all samples that inputs and targets make, or of those in a period.
+
+    Raises:
+        DataError: If inputs or targets are not those of the model, or no sample is left.
+    """
+    sums: dict[str, ErrorSums] = {}
+    for batch in compare_batches(fitted, x, y, period):
+        for name, values in batch.nets.items():
+            each = sums.setdefault(name, ErrorSums())
+            each.add(central(fitted, values), batch.truth, fitted.pixel_weights)
+            probabilistic = _objective_errors(fitted, values, batch.truth)
+            if probabilistic is not None:
+                each.objective.append(weighted_means(probabilistic, batch.truth, fitted.pixel_weights))
+        for name, prediction in batch.simple.items():
+            sums.setdefault(name, ErrorSums()).add(prediction, batch.truth, fitted.pixel_weights)
     if not sums:
         raise DataError("every sample has missing values, which the model was fitted to drop")
     objective = {"gaussian": "CRPS", "quantiles": "pinball"}.get(fitted.options.objective)
