@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from smoe.experiments.dry_task import DryTask
     from smoe.experiments.open_run import OpenRun
+    from smoe.experiments.report_parts import ReportParts
     from smoe.experiments.result_tables.stored_runs import RunStore
     from smoe.training.task import Task
 
@@ -131,6 +132,19 @@ class Experiment(ABC):
     @abstractmethod
     def draw(self, run: OpenRun, options: Any) -> list[Path]:
         """Draws what a run learned into its folder and returns the pictures."""
+
+    def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
+        """Returns what only the experiment knows about a run, for its report; here, nothing.
+
+        Args:
+            run: Run, opened with the split.
+            split: Split that is scored; None for a report without data.
+            notify: Receives messages about what is being measured.
+        """
+        from smoe.experiments.report_parts import ReportParts
+
+        del run, split, notify
+        return ReportParts()
 
     def prepare_evaluation(self, options: Any) -> None:  # noqa: B027 (most experiments have nothing to check)
         """Checks the options of `smoe evaluate` before anything is loaded."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from smoe.experiments.dry_task import DryTask
     from smoe.experiments.open_run import OpenRun
+    from smoe.experiments.report_parts import ReportParts
     from smoe.training.task import Task
 
 
@@ -89,6 +90,12 @@ class EnsembleExperiment(Experiment):
         from smoe.paper.ens10.pictures import draw_run
 
         return draw_run(run, options.split)
+
+    def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
+        """Returns the globe, the raw ensemble's scores, and the CRPS of both at each pixel."""
+        from smoe.paper.ens10.report_parts import report_parts
+
+        return report_parts(run, split, notify)
 
     def store_references(
         self, tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Notify

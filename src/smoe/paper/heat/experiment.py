@@ -17,6 +17,7 @@ from smoe.paper.heat.tables import HEAT_TABLES
 if TYPE_CHECKING:
     from smoe.experiments.dry_task import DryTask
     from smoe.experiments.open_run import OpenRun
+    from smoe.experiments.report_parts import ReportParts
     from smoe.training.task import Task
 
 
@@ -51,6 +52,13 @@ class HeatExperiment(Experiment):
 
         del options
         return draw_run(run)
+
+    def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
+        """Returns the grid, the known regions and the stencils of the diffusivities."""
+        from smoe.paper.heat.report_parts import report_parts
+
+        del split, notify
+        return report_parts(run)
 
     def draw_tables(
         self, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path

@@ -13,6 +13,7 @@ from smoe.paper.heat_mesh.tables import MESH_TABLES
 if TYPE_CHECKING:
     from smoe.experiments.dry_task import DryTask
     from smoe.experiments.open_run import OpenRun
+    from smoe.experiments.report_parts import ReportParts
     from smoe.training.task import Task
 
 
@@ -43,6 +44,13 @@ class MeshExperiment(Experiment):
 
         del options
         return draw_run(run)
+
+    def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
+        """Returns the domain and its regions."""
+        from smoe.paper.heat_mesh.report_parts import report_parts
+
+        del split, notify
+        return report_parts(run)
 
     def default_data(self, runs_dir: Path) -> Path:
         """The data are simulated and kept beside the runs."""

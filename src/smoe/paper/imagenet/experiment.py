@@ -16,6 +16,7 @@ from smoe.paper.imagenet.tables import IMAGENET_TABLES
 if TYPE_CHECKING:
     from smoe.experiments.dry_task import DryTask
     from smoe.experiments.open_run import OpenRun
+    from smoe.experiments.report_parts import ReportParts
     from smoe.training.task import Task
 
 
@@ -51,6 +52,13 @@ class ImageNetExperiment(Experiment):
         from smoe.paper.imagenet.pictures import draw_run
 
         return draw_run(run, options.split)
+
+    def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
+        """Returns mean images of some classes."""
+        from smoe.paper.imagenet.report_parts import report_parts
+
+        del notify
+        return report_parts(run, split)
 
     @property
     def data_remedy(self) -> str:

@@ -17,6 +17,7 @@ from smoe.paper.images.tables import IMAGE_TABLES
 if TYPE_CHECKING:
     from smoe.experiments.dry_task import DryTask
     from smoe.experiments.open_run import OpenRun
+    from smoe.experiments.report_parts import ReportParts
     from smoe.training.task import Task
 
 
@@ -56,6 +57,13 @@ class ImageExperiment(Experiment):
         from smoe.paper.images.pictures import draw_run
 
         return draw_run(run, options.split)
+
+    def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
+        """Returns the classes with their mean images and mistakes."""
+        from smoe.paper.images.report_parts import report_parts
+
+        del notify
+        return report_parts(run, split)
 
     def draw_tables(
         self, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from smoe.experiments.dry_task import DryTask
     from smoe.experiments.open_run import OpenRun
+    from smoe.experiments.report_parts import ReportParts
     from smoe.training.task import Task
 
 
@@ -162,6 +163,12 @@ class WeatherExperiment(Experiment):
         except ValueError as error:
             raise UsageError(f"--init-times: {error}; write a time as 2018-01-15T00") from None
         return draw_run(run, options.split, times, options.layers)
+
+    def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
+        """Returns the globe, persistence and climatologies, and the published rows of the lead."""
+        from smoe.paper.weather.report_parts import report_parts
+
+        return report_parts(run, split, notify)
 
     def store_references(
         self, tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Notify

@@ -1,0 +1,31 @@
+"""What a report of an image run shows beside its scores: mean images of the classes, and mistakes."""
+
+from __future__ import annotations
+
+import torch
+
+from smoe.experiments.open_run import OpenRun
+from smoe.experiments.report_parts import Classes, Places, ReportParts
+from smoe.paper.images.data.catalogue import IMAGE_SETS
+from smoe.paper.images.data.samples import ImageSamples
+from smoe.paper.images.pictures import confusion_of, mean_images
+from smoe.paper.images.recipes import ImageRecipe
+
+
+def report_parts(run: OpenRun, split: str | None) -> ReportParts:
+    """Returns the classes of a split with their mean images and the confusion matrix; nothing without data."""
+    assert isinstance(run.recipe, ImageRecipe)
+    if split is None:
+        return ReportParts()
+    samples = run.task.splits[split]
+    assert isinstance(samples, ImageSamples)
+    image_set = IMAGE_SETS[run.recipe.data.name]
+    names = image_set.classes
+    counts = torch.bincount(samples.labels.long(), minlength=len(names))
+    confusion = confusion_of(run, samples, len(names))
+    return ReportParts(
+        places=Places("grid", tuple(samples.image_shape[1:])),
+        baselines={"commonest class": {"accuracy": 100.0 * float(counts.max() / counts.sum())}},
+        classes=Classes(names, mean_images(samples, len(names)), confusion.numpy()),
+        data={"images": f"{image_set.title}, {len(samples):,} of the {split} split"},
+    )
