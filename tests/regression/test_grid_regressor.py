@@ -231,8 +231,10 @@ def test_gaps_are_dropped_or_filled_on_request() -> None:
     x, y = pair()
     x["t2m"][4, 3, 3] = np.nan
     y["t2m"][8, 0, 0] = np.nan
-    with pytest.raises(DataError, match=r"t2m of inputs has 1 missing values at 2001-01-05"):
+    with pytest.raises(DataError, match=r"t2m of targets has 1 missing values at 2001-01-09"):
         fitted(x, y)
+    with pytest.raises(DataError, match=r"t2m of inputs has 1 missing values at 2001-01-05"):
+        fitted(x, pair()[1])
     dropping = fitted(x, y, missing="drop", net="layer")
     assert len(dropping.predict(x.isel(time=slice(10, 20)))["time"]) == 10
     assert dropping.score(x, y).num_samples == 38

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+# Sums over few times in float32 keep the digits that float32 fields have; longer sums are in float64.
+_MOST_ROWS = 64
+_PIECE_BYTES = 1 << 25
+
 
 class FieldMoments:
-    """Count, sum and sum of squares at each pixel, in float64; missing values do not count.
+    """Count, sum and sum of squares at each pixel; missing values do not count.
 
-    Values count relative to those of the first block: a plain sum of squares would lose the digits in which large
+    Values count relative to those of the first times: a plain sum of squares would lose the digits in which large
     values vary.
 
     Args:
@@ -18,26 +22,31 @@ class FieldMoments:
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.count, self._sums, self._squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         self._origin: np.ndarray | None = None
+        row_bytes = 4 * int(np.prod(shape))
+        self._num_rows = max(1, min(_MOST_ROWS, _PIECE_BYTES // max(row_bytes, 1)))
 
     def add(self, fields: np.ndarray) -> None:
-        """Adds fields `(N, C, H, W)`."""
+        """Adds fields `(N, C, H, W)`, float32."""
         if self._origin is None:
-            number = (~np.isnan(fields)).sum(axis=(0, 2, 3))
-            middle = np.nansum(fields, axis=(0, 2, 3), dtype=np.float64) / np.maximum(number, 1)
-            total = np.add.reduce(fields, axis=0, dtype=np.float64) / max(len(fields), 1)
+            few = fields[: self._num_rows]
+            number = (~np.isnan(few)).sum(axis=(0, 2, 3))
+            middle = np.nansum(few, axis=(0, 2, 3), dtype=np.float64) / np.maximum(number, 1)
+            total = np.add.reduce(few, axis=0, dtype=np.float64) / max(len(few), 1)
             self._origin = np.where(np.isnan(total), middle[:, None, None], total).astype(np.float32)
-        distance = fields - self._origin
-        total = np.add.reduce(distance, axis=0, dtype=np.float64)
+        for first in range(0, len(fields), self._num_rows):
+            self._add_piece(fields[first : first + self._num_rows] - self._origin)
+
+    def _add_piece(self, distance: np.ndarray) -> None:
+        total = np.add.reduce(distance, axis=0)
         if np.isnan(total).any():
             missing = np.isnan(distance)
             distance[missing] = 0.0
-            total = np.add.reduce(distance, axis=0, dtype=np.float64)
-            self.count += len(fields) - missing.sum(axis=0)
+            total = np.add.reduce(distance, axis=0)
+            self.count += len(distance) - missing.sum(axis=0)
         else:
-            self.count += len(fields)
+            self.count += len(distance)
         self._sums += total
-        np.square(distance, out=distance)
-        self._squares += np.add.reduce(distance, axis=0, dtype=np.float64)
+        self._squares += np.einsum("nchw,nchw->chw", distance, distance)
 
     @property
     def squares(self) -> np.ndarray:

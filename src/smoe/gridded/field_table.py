@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded.checked_json import read_checked_json, write_checked_json
 from smoe.gridded.field_source import Channel, FieldSource
-
-_FORMAT, _VERSION = "smoe field table", 1
+from smoe.gridded.field_stream import FieldStream
+from smoe.gridded.read_ahead import read_ahead
 
 Progress = Callable[[int, int], None]
 """Called with the number of fields that are ready and the number of all."""
+
+Observe = Callable[[int, np.ndarray], None]
+"""Called with the first row of a block and its fields of all channels, `(n, C, H, W)`, each row once and in order."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,19 @@ class FieldTable:
 
     def fields(self, rows: np.ndarray) -> np.ndarray:
         """All channels of some rows, float32, `(n, C, H, W)`."""
-        if not len(self.static):
-            return np.ascontiguousarray(self.values[rows])
-        is_static = np.asarray([channel.is_static for channel in self.channels])
-        output = np.empty((len(rows), len(self.channels), *self.values.shape[2:]), np.float32)
-        output[:, ~is_static] = self.values[rows]
-        output[:, is_static] = self.static
-        return output
+        return _with_static(np.ascontiguousarray(self.values[rows]), self.static, _is_static(self.channels))
+
+
+def _is_static(channels: tuple[Channel, ...]) -> np.ndarray:
+    return np.asarray([channel.is_static for channel in channels], dtype=bool)
+
+
+def _with_static(dynamic: np.ndarray, static: np.ndarray, is_static: np.ndarray) -> np.ndarray:
+    if not len(static):
+        return dynamic
+    output = np.empty((len(dynamic), len(is_static), *dynamic.shape[2:]), np.float32)
+    output[:, ~is_static], output[:, is_static] = dynamic, static
+    return output
 
 
 def collect_fields(
@@ -74,47 +82,54 @@ def collect_fields(
     folder: Path | None = None,
     block_bytes: int = 1 << 28,
     progress: Progress | None = None,
+    observe: Observe | None = None,
 ) -> FieldTable:
-    """Reads fields into memory, or streams them into a file that is mapped into memory.
+    """Reads fields into memory, or streams them into a file that is mapped into memory. The source is read once.
 
     Args:
         source: Where the fields come from.
         positions: Positions to read; each is read once.
         folder: Folder of the file. A stream that was stopped goes on from the last block. None: memory.
-        block_bytes: Most bytes that are read at once.
+        block_bytes: Most bytes of a block. A block is read while the one before is worked on.
         progress: Called after each block.
+        observe: Called with each block, also with those that an earlier stream left, for what is gathered in passing.
 
     Raises:
         DataError: If a value is infinite, a file cannot be read, or the disk is too small.
     """
     positions = np.unique(np.asarray(positions, np.int64))
-    channels = source.channels
-    is_static = np.asarray([channel.is_static for channel in channels], dtype=bool)
+    channels, is_static = source.channels, _is_static(source.channels)
     shape = (len(positions), int((~is_static).sum()), *source.grid.shape)
     static = np.empty((0, *source.grid.shape), np.float32)
     if is_static.any():
         static = source.read(positions[:1])[0, is_static]
-        _check_finite(static[None], [c for c in channels if c.is_static], source, positions[:1])
-    if folder is None:
-        values, done = np.empty(shape, np.float32), 0
-        write = values.__setitem__
-    else:
-        stream = _Stream(folder, shape, _plan(source, positions, shape))
-        values, done = stream.values, stream.done
-        write = stream.write
-    gaps = _Gaps(shape[1:])
+        _check_infinite(static[None], [c for c in channels if c.is_static], source, positions[:1])
     step = block_rows(source, block_bytes)
-    for first in range(0, done, step):
-        gaps.add(np.asarray(values[first : min(first + step, done)]))
-    for first in range(done, len(positions), step):
-        chosen = positions[first : first + step]
-        block = source.read(chosen)
-        block = block[:, ~is_static] if is_static.any() else block
-        _check_finite(block, [c for c in channels if not c.is_static], source, chosen)
-        gaps.add(block)
-        write(slice(first, first + len(chosen)), block)
-        if progress is not None:
-            progress(first + len(chosen), len(positions))
+    gaps = _Gaps(shape[1:])
+    with ExitStack() as closing:
+        if folder is None:
+            values, done = np.empty(shape, np.float32), 0
+            write = values.__setitem__
+        else:
+            stream = closing.enter_context(FieldStream(folder, shape, _plan(source, positions, shape)))
+            values, done, write = stream.values, stream.done, stream.write
+        for first in range(0, done, step):
+            block = np.asarray(values[first : min(first + step, done)])
+            gaps.add(block, is_finite=is_all_finite(block))
+            if observe is not None:
+                observe(first, _with_static(block, static, is_static))
+        firsts = range(done, len(positions), step)
+        for first, block in read_ahead(lambda first: source.read(positions[first : first + step]), firsts):
+            dynamic = block[:, ~is_static] if is_static.any() else block
+            is_finite = is_all_finite(dynamic)
+            if not is_finite:
+                _check_infinite(dynamic, [c for c in channels if not c.is_static], source, positions[first:])
+            gaps.add(dynamic, is_finite=is_finite)
+            write(slice(first, first + len(block)), dynamic)
+            if observe is not None:
+                observe(first, block)
+            if progress is not None:
+                progress(first + len(block), len(positions))
     always, ever, counts = gaps.of_all_channels(is_static, static)
     return FieldTable(channels, positions, values, static, counts, always, ever)
 
@@ -134,8 +149,8 @@ class _Gaps:
         self.always, self.ever = np.ones(shape, dtype=bool), np.zeros(shape, dtype=bool)
         self.counts: list[np.ndarray] = []
 
-    def add(self, block: np.ndarray) -> None:
-        if is_all_finite(block):
+    def add(self, block: np.ndarray, *, is_finite: bool) -> None:
+        if is_finite:
             self.always &= len(block) == 0
             self.counts.append(np.zeros(block.shape[:2], np.int32))
             return
@@ -157,9 +172,7 @@ class _Gaps:
         return always, ever, counts
 
 
-def _check_finite(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
-    if is_all_finite(block):
-        return
+def _check_infinite(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
     infinite = np.isinf(block)
     if not infinite.any():
         return
@@ -171,9 +184,12 @@ def _check_finite(block: np.ndarray, channels: list[Channel], source: FieldSourc
 
 
 def is_all_finite(block: np.ndarray) -> bool:
-    """Whether no value is infinite or missing: a sum would not be finite, which is quicker to see."""
+    """Whether no value is infinite or missing: a sum would not be finite, which is quicker to see.
+
+    False for finite values whose sum overflows, too: the values then decide.
+    """
     with np.errstate(invalid="ignore", over="ignore"):
-        return bool(np.isfinite(np.add.reduce(block, axis=None, dtype=np.float64)))
+        return bool(np.isfinite(np.add.reduce(block, axis=None)))
 
 
 def describe_position(source: FieldSource, position: int, channel: Channel | None = None) -> str:
@@ -195,41 +211,3 @@ def _plan(source: FieldSource, positions: np.ndarray, shape: tuple[int, ...]) ->
         "shape": list(shape),
         "changed": changed,
     }
-
-
-class _Stream:
-    """The file of a table that is being written, and the number of rows that have reached the disk."""
-
-    def __init__(self, folder: Path, shape: tuple[int, ...], plan: dict[str, Any]) -> None:
-        self._data, self._journal, self._plan = folder / "fields.f32", folder / "fields.json", plan
-        num_bytes = 4 * int(np.prod(shape, dtype=np.int64))
-        self.done = self._find_done(num_bytes)
-        folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-        if not self.done and num_bytes > free:
-            raise DataError(
-                f"{folder} has {free / 1e9:.1f} GB free, fields need {num_bytes / 1e9:.1f} GB: choose another folder"
-            )
-        if not self.done:
-            with self._data.open("wb") as file:
-                file.truncate(num_bytes)
-        self.values = np.memmap(self._data, np.float32, "r", shape=shape) if num_bytes else np.empty(shape, np.float32)
-        self._row_bytes = num_bytes // max(shape[0], 1)
-
-    def _find_done(self, num_bytes: int) -> int:
-        if not self._journal.is_file() or not self._data.is_file() or self._data.stat().st_size != num_bytes:
-            return 0
-        try:
-            content = read_checked_json(self._journal, _FORMAT, _VERSION)
-        except DataError:
-            return 0
-        return int(content["done"]) if content["plan"] == self._plan else 0
-
-    def write(self, rows: slice, block: np.ndarray) -> None:
-        # Written, not mapped: mapped pages that wait for the disk would count as memory of the process.
-        with self._data.open("r+b") as file:
-            file.seek(rows.start * self._row_bytes)
-            file.write(np.ascontiguousarray(block, np.float32).data)
-            file.flush()
-            os.fsync(file.fileno())
-        write_checked_json(self._journal, {"plan": self._plan, "done": rows.stop}, _FORMAT, _VERSION)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,7 +132,7 @@ class GridRegressor:
         notify = notify or reporter.notify
         folder = None if run_dir is None else Path(run_dir)
         with tempfile.TemporaryDirectory(prefix="smoe-fields-") as spare:
-            with ReadingBar(is_quiet=not self._shows_progress) as bar:
+            with ReadingBar(is_quiet=not self._shows_progress) as bar, _nothing_left_of_bad_data(folder):
                 prepared = prepare(
                     x,
                     y,
@@ -299,6 +300,19 @@ class GridRegressor:
     def __repr__(self) -> str:
         state = self._fitted.describe() if self._fitted is not None else "not fitted"
         return f"GridRegressor({state})"
+
+
+@contextmanager
+def _nothing_left_of_bad_data(folder: Path | None) -> Iterator[None]:
+    """Removes fields that were streamed from data that cannot be used; an interrupt keeps them, for a later run."""
+    try:
+        yield
+    except DataError:
+        if folder is not None:
+            shutil.rmtree(folder / "fields", ignore_errors=True)
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def net_shape(prepared: Prepared, options: RegressorOptions) -> NetShape:

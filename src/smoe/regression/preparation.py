@@ -19,7 +19,8 @@ from smoe.gridded.periods import Period, check_apart, parse_period, remaining_sa
 from smoe.gridded.time_labels import parse_lead
 from smoe.regression.options import RegressorOptions
 from smoe.regression.samples import GridSamples
-from smoe.regression.statistics import Statistics, find_references, gather_statistics
+from smoe.regression.statistics import Statistics, find_references
+from smoe.regression.statistics_pass import StatisticsPass, gather_statistics
 
 _FEWEST_SAMPLES = 2
 
@@ -185,25 +186,30 @@ def prepare(
     used_targets = np.unique(np.concatenate([split.targets for split in splits.values()]))
     folders = _folders(inputs, targets, len(used), len(used_targets), options, cache, notify)
     limit = memory_limit(options)
-    tables: list[FieldTable] = []
-    for source, positions, folder in ((inputs, used, folders[0]), (targets, used_targets, folders[1])):
-        _warn_of_large_chunks(source, limit, notify)
-        block = max(1, limit // 8)
-        table = collect_fields(source, positions, folder=folder, block_bytes=block, progress=progress)
-        check_gaps(table, source, options.missing)
-        tables.append(table)
+    _warn_of_large_chunks(targets, limit, notify)
+    target_table = collect_fields(targets, used_targets, folder=folders[1], block_bytes=limit // 8, progress=progress)
+    check_gaps(target_table, targets, options.missing)
+    _warn_of_large_chunks(inputs, limit, notify)
+    gathering = StatisticsPass(inputs.channels, used, target_table, splits["train"], reference)
+    input_table = collect_fields(
+        inputs, used, folder=folders[0], block_bytes=limit // 8, progress=progress, observe=gathering.add
+    )
+    check_gaps(input_table, inputs, options.missing)
+    num_train = len(splits["train"])
     if options.missing == "drop":
-        splits = {name: _without_gaps(split, *tables) for name, split in splits.items()}
+        splits = {name: _without_gaps(split, input_table, target_table) for name, split in splits.items()}
         for name, split in splits.items():
             if not len(split):
                 raise DataError(f"every sample of {name} has missing values: set missing to 'fill', or mend the data")
-    statistics = gather_statistics(
-        tables[0], tables[1], splits["train"], reference, options.normalisation, max(1, limit // 8)
-    )
+    if len(splits["train"]) == num_train:
+        statistics = gathering.finish(options.normalisation)
+    else:
+        # Which samples are dropped is known at the end only: their sums are gathered anew, from the tables.
+        statistics = gather_statistics(input_table, target_table, splits["train"], reference, options.normalisation)
     leads = inputs.lead_times
     scale = float(leads.max()) if leads is not None and len(leads) > 1 and options.lead is None else None
     samples = {
-        name: GridSamples(*tables, split, statistics, lead_channel(split.inputs, leads, scale))  # type: ignore[misc]
+        name: GridSamples(input_table, target_table, split, statistics, lead_channel(split.inputs, leads, scale))
         for name, split in splits.items()
     }
     return Prepared(inputs, targets, samples, found_periods, statistics, scale)

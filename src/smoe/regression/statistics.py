@@ -7,16 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded.alignment import Pairs
-from smoe.gridded.field_moments import FieldMoments
 from smoe.gridded.field_source import Channel
-from smoe.gridded.field_table import FieldTable
-from smoe.gridded.time_labels import TimeLabels
-from smoe.regression.options import Normalisation
-
-_MONTHS = 12
-# A monthly climatology needs a year at least of each month.
-_FEWEST_PER_MONTH = 2
 
 
 @dataclass(frozen=True)
@@ -96,96 +87,3 @@ def find_references(inputs: tuple[Channel, ...], targets: tuple[Channel, ...], r
 def _is_same(one: Channel, target: Channel) -> bool:
     is_named = one.variable == target.variable or bool(one.standard_name and one.standard_name == target.standard_name)
     return is_named and one.level == target.level
-
-
-def gather_statistics(
-    inputs: FieldTable,
-    targets: FieldTable,
-    pairs: Pairs,
-    reference: np.ndarray,
-    normalisation: Normalisation,
-    block_bytes: int = 1 << 28,
-) -> Statistics:
-    """Reads the training samples once, in blocks.
-
-    Args:
-        inputs: Fields of the inputs.
-        targets: Fields of the targets.
-        pairs: Training samples.
-        reference: Input that each target continues, or -1.
-        normalisation: Over each channel or each pixel.
-        block_bytes: Most bytes of the fields that are read at once; about four times as much is held.
-
-    Raises:
-        DataError: If a target or an input does not vary.
-    """
-    calendar = TimeLabels(pairs.valid, pairs.calendar)
-    months = calendar.months(pairs.valid) % _MONTHS
-    grid = inputs.always_missing.shape[1:]
-    num_targets = len(targets.channels)
-    of_inputs = FieldMoments((len(inputs.channels), *grid))
-    of_targets = FieldMoments((num_targets, *grid))
-    of_errors = FieldMoments((num_targets, *grid))
-    present, counts = np.unique(months, return_counts=True)
-    is_monthly = len(present) == _MONTHS and counts.min() >= _FEWEST_PER_MONTH
-    sums = np.zeros((_MONTHS if is_monthly else 1, num_targets, *grid))
-    numbers = np.zeros_like(sums)
-    input_rows, target_rows = inputs.rows_of(pairs.inputs), targets.rows_of(pairs.targets)
-    row_bytes = 4 * (len(inputs.channels) + num_targets) * grid[0] * grid[1]
-    block = max(1, block_bytes // row_bytes)
-    for first in range(0, len(pairs), block):
-        chosen = slice(first, first + block)
-        before, after = inputs.fields(input_rows[chosen]), targets.fields(target_rows[chosen])
-        of_inputs.add(before)
-        of_targets.add(after)
-        of_errors.add(after - np.where((reference >= 0)[:, None, None], before[:, reference], np.float32(0.0)))
-        del before
-        places = months[chosen] if is_monthly else np.zeros(len(after), np.int64)
-        for place in np.unique(places):
-            fields_of_month = after[places == place]
-            sums[place] += np.nansum(fields_of_month, axis=0, dtype=np.float64)
-            numbers[place] += len(fields_of_month) - np.isnan(fields_of_month).sum(axis=0)
-    _check_varies(of_targets, targets.channels, "target", "there is nothing to learn")
-    _check_varies(of_inputs, inputs.channels, "input", "leave it out")
-    with np.errstate(invalid="ignore"):
-        climatology = np.where(numbers > 0, sums / np.maximum(numbers, 1), np.nan)
-    pixel_means = of_inputs.by_pixel()[0]
-    channel_means = of_inputs.by_channel()[0][:, None, None]
-    input_mean, input_std = _mean_and_std(of_inputs, normalisation)
-    target_mean, target_std = _mean_and_std(of_errors, normalisation)
-    # A target that is its reference and a constant has no spread beside it.
-    target_std = np.maximum(target_std, 1e-3 * of_targets.by_channel()[1][:, None, None])
-    mean_error = np.where((reference >= 0)[:, None, None], of_errors.by_pixel()[0], np.nan)
-    return Statistics(
-        input_mean=input_mean.astype(np.float32),
-        input_std=input_std.astype(np.float32),
-        input_fill=np.where(np.isnan(pixel_means), channel_means, pixel_means).astype(np.float32),
-        target_mean=target_mean.astype(np.float32),
-        target_std=target_std.astype(np.float32),
-        mean_error=mean_error.astype(np.float32),
-        climatology=climatology.astype(np.float32),
-        reference=reference,
-        target_mask=~targets.always_missing,
-    )
-
-
-def _mean_and_std(moments: FieldMoments, normalisation: Normalisation) -> tuple[np.ndarray, np.ndarray]:
-    mean, std = (each[:, None, None] for each in moments.by_channel())
-    if normalisation == "channel":
-        return mean, std
-    pixel_mean, pixel_std = moments.by_pixel()
-    # A pixel that hardly varies would be blown up: its spread is a hundredth of the channel's at least.
-    return np.where(np.isnan(pixel_mean), mean, pixel_mean), np.fmax(pixel_std, 0.01 * std)
-
-
-def _check_varies(moments: FieldMoments, channels: tuple[Channel, ...], what: str, remedy: str) -> None:
-    means, stds = moments.by_channel()
-    for channel, mean, std in zip(channels, means, stds, strict=True):
-        if np.isnan(mean):
-            raise DataError(f"the {what} {channel.name} has no value in the training period: {remedy}")
-        # float32 gives a constant a deviation of about 1e-7 of its size.
-        if not std > 1e-6 * abs(mean):
-            raise DataError(f"the {what} {channel.name} is {mean:g} everywhere in the training period: {remedy}")
-        is_same_in_time = moments.squares[channels.index(channel)].sum() <= 1e-12 * mean**2 * moments.count.sum()
-        if what == "target" and is_same_in_time:
-            raise DataError(f"the target {channel.name} is the same at all times of the training period: {remedy}")

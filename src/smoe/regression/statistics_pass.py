@@ -1,0 +1,158 @@
+"""Statistics of the training samples, gathered while their inputs are read for the first and only time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from smoe.errors import DataError
+from smoe.gridded.alignment import Pairs
+from smoe.gridded.field_moments import FieldMoments
+from smoe.gridded.field_source import Channel
+from smoe.gridded.field_table import FieldTable
+from smoe.gridded.time_labels import TimeLabels
+from smoe.regression.options import Normalisation
+from smoe.regression.statistics import Statistics
+
+_MONTHS = 12
+# A monthly climatology needs a year at least of each month.
+_FEWEST_PER_MONTH = 2
+# Bytes of the fields of one step; a few times as much is held.
+_PIECE_BYTES = 1 << 26
+
+
+class StatisticsPass:
+    """Sums over the training samples. Give `add` to `collect_fields`, as what observes the inputs.
+
+    Args:
+        input_channels: Channels of the inputs.
+        input_positions: Positions of the rows of their table, ascending.
+        targets: Fields of the targets, which are there already.
+        pairs: Training samples.
+        reference: Input that each target continues, or -1.
+    """
+
+    def __init__(
+        self,
+        input_channels: tuple[Channel, ...],
+        input_positions: np.ndarray,
+        targets: FieldTable,
+        pairs: Pairs,
+        reference: np.ndarray,
+    ) -> None:
+        self._channels, self._targets, self._reference = input_channels, targets, reference
+        rows = np.searchsorted(input_positions, pairs.inputs)
+        # An input belongs to one sample at most.
+        self._order = np.argsort(rows)
+        self._rows = rows[self._order]
+        self._target_rows = targets.rows_of(pairs.targets)
+        num_targets, *grid = targets.always_missing.shape
+        self._of_inputs = FieldMoments((len(input_channels), *grid))
+        self._of_targets = FieldMoments((num_targets, *grid))
+        self._of_errors = FieldMoments((num_targets, *grid))
+        months = TimeLabels(pairs.valid, pairs.calendar).months(pairs.valid) % _MONTHS
+        present, counts = np.unique(months, return_counts=True)
+        is_monthly = len(present) == _MONTHS and counts.min() >= _FEWEST_PER_MONTH
+        self._places = months if is_monthly else np.zeros(len(pairs), np.int64)
+        self._sums = np.zeros((_MONTHS if is_monthly else 1, num_targets, *grid))
+        self._numbers = np.zeros_like(self._sums)
+        row_bytes = 4 * (len(input_channels) + num_targets) * grid[0] * grid[1]
+        self._step = max(1, _PIECE_BYTES // max(row_bytes, 1))
+
+    def add(self, first: int, block: np.ndarray) -> None:
+        """Adds the samples whose inputs lie in rows from `first` on, `(n, C, H, W)`."""
+        low, high = np.searchsorted(self._rows, (first, first + len(block)))
+        for start in range(int(low), int(high), self._step):
+            chosen = slice(start, min(start + self._step, int(high)))
+            rows = self._rows[chosen] - first
+            is_contiguous = rows[-1] - rows[0] + 1 == len(rows)
+            before = block[rows[0] : rows[-1] + 1] if is_contiguous else block[rows]
+            self._add_samples(before, self._order[chosen])
+
+    def _add_samples(self, before: np.ndarray, samples: np.ndarray) -> None:
+        after = self._targets.fields(self._target_rows[samples])
+        self._of_inputs.add(before)
+        self._of_targets.add(after)
+        if (self._reference >= 0).any():
+            references = np.where((self._reference >= 0)[:, None, None], before[:, self._reference], np.float32(0.0))
+            self._of_errors.add(after - references)
+        places = self._places[samples]
+        for place in np.unique(places):
+            fields = after[places == place]
+            total = np.add.reduce(fields, axis=0, dtype=np.float64)
+            missing = np.isnan(total)
+            if missing.any():
+                total[missing] = np.nansum(fields[:, missing], axis=0, dtype=np.float64)
+                self._numbers[place] -= np.isnan(fields).sum(axis=0)
+            self._sums[place] += total
+            self._numbers[place] += len(fields)
+
+    def finish(self, normalisation: Normalisation) -> Statistics:
+        """The statistics of what was added.
+
+        Args:
+            normalisation: Over each channel or each pixel.
+
+        Raises:
+            DataError: If a target or an input does not vary.
+        """
+        reference, targets = self._reference, self._targets
+        _check_varies(self._of_targets, targets.channels, "target", "there is nothing to learn")
+        _check_varies(self._of_inputs, self._channels, "input", "leave it out")
+        of_errors = self._of_errors if (reference >= 0).any() else self._of_targets
+        climatology = np.where(self._numbers > 0, self._sums / np.maximum(self._numbers, 1), np.nan)
+        pixel_means = self._of_inputs.by_pixel()[0]
+        channel_means = self._of_inputs.by_channel()[0][:, None, None]
+        input_mean, input_std = _mean_and_std(self._of_inputs, normalisation)
+        target_mean, target_std = _mean_and_std(of_errors, normalisation)
+        # A target that is its reference and a constant has no spread beside it.
+        target_std = np.maximum(target_std, 1e-3 * self._of_targets.by_channel()[1][:, None, None])
+        mean_error = np.where((reference >= 0)[:, None, None], of_errors.by_pixel()[0], np.nan)
+        return Statistics(
+            input_mean=input_mean.astype(np.float32),
+            input_std=input_std.astype(np.float32),
+            input_fill=np.where(np.isnan(pixel_means), channel_means, pixel_means).astype(np.float32),
+            target_mean=target_mean.astype(np.float32),
+            target_std=target_std.astype(np.float32),
+            mean_error=mean_error.astype(np.float32),
+            climatology=climatology.astype(np.float32),
+            reference=reference,
+            target_mask=~targets.always_missing,
+        )
+
+
+def gather_statistics(
+    inputs: FieldTable, targets: FieldTable, pairs: Pairs, reference: np.ndarray, normalisation: Normalisation
+) -> Statistics:
+    """Statistics of samples from tables that are there already, for samples that are known only then.
+
+    Raises:
+        DataError: If a target or an input does not vary.
+    """
+    statistics = StatisticsPass(inputs.channels, inputs.positions, targets, pairs, reference)
+    row_bytes = 4 * inputs.always_missing.size
+    step = max(1, _PIECE_BYTES // max(row_bytes, 1))
+    for first in range(0, len(inputs), step):
+        statistics.add(first, inputs.fields(np.arange(first, min(first + step, len(inputs)))))
+    return statistics.finish(normalisation)
+
+
+def _mean_and_std(moments: FieldMoments, normalisation: Normalisation) -> tuple[np.ndarray, np.ndarray]:
+    mean, std = (each[:, None, None] for each in moments.by_channel())
+    if normalisation == "channel":
+        return mean, std
+    pixel_mean, pixel_std = moments.by_pixel()
+    # A pixel that hardly varies would be blown up: its spread is a hundredth of the channel's at least.
+    return np.where(np.isnan(pixel_mean), mean, pixel_mean), np.fmax(pixel_std, 0.01 * std)
+
+
+def _check_varies(moments: FieldMoments, channels: tuple[Channel, ...], what: str, remedy: str) -> None:
+    means, stds = moments.by_channel()
+    for channel, mean, std in zip(channels, means, stds, strict=True):
+        if np.isnan(mean):
+            raise DataError(f"the {what} {channel.name} has no value in the training period: {remedy}")
+        # float32 gives a constant a deviation of about 1e-7 of its size.
+        if not std > 1e-6 * abs(mean):
+            raise DataError(f"the {what} {channel.name} is {mean:g} everywhere in the training period: {remedy}")
+        is_same_in_time = moments.squares[channels.index(channel)].sum() <= 1e-12 * mean**2 * moments.count.sum()
+        if what == "target" and is_same_in_time:
+            raise DataError(f"the target {channel.name} is the same at all times of the training period: {remedy}")

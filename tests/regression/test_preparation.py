@@ -1,0 +1,109 @@
+"""Preparation reads each field of a file once, and gathers in passing what xarray computes from all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from gridded_files import regional, times
+from smoe.gridded.field_source import FieldSource
+from smoe.regression.options import RegressorOptions
+from smoe.regression.preparation import prepare
+from smoe.regression.statistics import Statistics
+from smoe.regression.statistics_pass import gather_statistics
+
+COUNT = 800
+PERIODS = {"train": "2001-01-01:2002-12-31", "validation": "2003-01-01:2003-03-01"}
+
+
+@pytest.fixture
+def data() -> tuple[xr.Dataset, xr.Dataset]:
+    """Inputs with a static field, unsorted times and a masked pixel; targets with the times of two years and more."""
+    x, y = regional(COUNT, 3, 5, seed=1), regional(COUNT, 3, 5, seed=2)
+    x["t2m"][:, 0, 1] = np.nan
+    y["t2m"][:, 2, 2] = np.nan
+    x["height"] = x["t2m"].isel(time=0, drop=True).fillna(0.0).assign_attrs(units="m")
+    order = np.random.default_rng(0).permutation(COUNT)
+    return x.isel(time=order), y
+
+
+def read_positions(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+    """Records which positions of inputs and targets are read from their source."""
+    read: dict[str, list[int]] = {"inputs": [], "targets": []}
+    original = FieldSource.read
+
+    def recorded(self: FieldSource, positions: np.ndarray) -> np.ndarray:
+        if len(positions) > 1 or not any(channel.is_static for channel in self.channels):
+            read[self.where].extend(positions.tolist())
+        return original(self, positions)
+
+    monkeypatch.setattr(FieldSource, "read", recorded)
+    return read
+
+
+@pytest.mark.parametrize("max_memory_gb", [1e-5, 1.0])
+def test_each_field_is_read_once(
+    data: tuple[xr.Dataset, xr.Dataset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_memory_gb: float
+) -> None:
+    read = read_positions(monkeypatch)
+    prepared = prepare(*data, RegressorOptions(max_memory_gb=max_memory_gb), PERIODS, cache=tmp_path)
+    for split in prepared.splits.values():
+        split.__getitems__([0, 1])
+    for positions in read.values():
+        assert len(positions) == 790 and len(set(positions)) == 790
+
+
+@pytest.mark.parametrize("normalisation", ["channel", "pixel"])
+@pytest.mark.parametrize("residual", ["auto", "no"])
+def test_statistics_are_those_that_xarray_computes(
+    data: tuple[xr.Dataset, xr.Dataset], tmp_path: Path, normalisation: Any, residual: Any
+) -> None:
+    x, y = data
+    options = RegressorOptions(normalisation=normalisation, residual=residual, max_memory_gb=1e-5, lead="1D")
+    found = prepare(x, y, options, PERIODS, cache=tmp_path).statistics
+    train = slice("2001-01-01", "2002-12-30")
+    before = x["t2m"].sortby("time").sel(time=train).astype(np.float64)
+    after = y["t2m"].sel(time=slice("2001-01-02", "2002-12-31")).astype(np.float64)
+    change = after - before.values if residual == "auto" else after
+    dims = ["time", "lat", "lon"] if normalisation == "channel" else ["time"]
+
+    def same(actual: np.ndarray, expected: Any) -> None:
+        np.testing.assert_allclose(actual, np.broadcast_to(expected, actual.shape), rtol=1e-5)
+
+    there = np.s_[:] if normalisation == "channel" else ~np.isnan(before.values[0] + after.values[0])
+    same(found.input_mean[0][there], before.mean(dims).values[() if normalisation == "channel" else there])
+    same(found.input_std[0][there], before.std(dims).values[() if normalisation == "channel" else there])
+    same(found.target_mean[0][there], change.mean(dims).values[() if normalisation == "channel" else there])
+    same(found.target_std[0][there], change.std(dims).values[() if normalisation == "channel" else there])
+    same(found.input_fill[0], before.mean("time").fillna(before.mean()))
+    same(found.input_fill[1], x["height"])
+    same(found.climatology[:, 0], after.groupby("time.month").mean())
+    same(found.mean_error[0], change.mean("time") if residual == "auto" else change.mean("time") * np.nan)
+
+
+def test_samples_that_are_dropped_do_not_enter_the_statistics(
+    data: tuple[xr.Dataset, xr.Dataset], tmp_path: Path
+) -> None:
+    x, y = data
+    spoilt = x.copy(deep=True)
+    place = int(np.flatnonzero(x["time"].values == times(1, "2001-06-01")[0])[0])
+    spoilt["t2m"][place] = 1e6 * spoilt["t2m"][place]
+    spoilt["t2m"][place, 1, 1] = np.nan
+    options = RegressorOptions(missing="drop")
+    dropped = prepare(spoilt, y, options, PERIODS, cache=tmp_path)
+    assert len(dropped.splits["train"]) == 729
+    without = prepare(x.isel(time=x["time"] != x["time"][place]), y, options, PERIODS, cache=tmp_path).statistics
+    for name in Statistics.names():
+        np.testing.assert_allclose(getattr(dropped.statistics, name), getattr(without, name), rtol=1e-5, atol=1e-5)
+
+
+def test_a_second_pass_over_the_tables_gives_the_same(data: tuple[xr.Dataset, xr.Dataset], tmp_path: Path) -> None:
+    prepared = prepare(*data, RegressorOptions(max_memory_gb=1e-5), PERIODS, cache=tmp_path)
+    train = prepared.splits["train"]
+    again = gather_statistics(train.inputs, train.targets, train.pairs, prepared.statistics.reference, "pixel")
+    for name in Statistics.names():
+        np.testing.assert_allclose(getattr(again, name), getattr(prepared.statistics, name), rtol=1e-5, atol=1e-5)
