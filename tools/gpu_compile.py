@@ -27,11 +27,12 @@ from triton.compiler import ASTSource
 
 from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.ops.triton.error_quantile import triton_error_quantile
+from smoe.ops.triton.family_experts import triton_family_experts, triton_sample_families
 from smoe.ops.triton.gather_experts import triton_gather_channels, triton_scatter_channels
 from smoe.ops.triton.launch import Launch, record_launches
 from smoe.ops.triton.routed_conv import triton_routed_conv2d, triton_routed_conv2d_backward
 from smoe.ops.triton.tiles import Direction, Tile, tiles_of
-from smoe.ops.triton.top_experts import triton_family_experts, triton_top_experts
+from smoe.ops.triton.top_experts import triton_top_experts
 from smoe.ops.triton.train_routing import triton_train_routing_backward
 
 RESULTS = Path("results/gpu")
@@ -107,7 +108,7 @@ class Compiled:
     @property
     def key(self) -> tuple[str, ...]:
         """What identifies the row in the stored table."""
-        return (self.kernel, self.tile, self.dtype, str(self.capability))
+        return (self.kernel, self.tile, self.dtype, self.layer, str(self.capability))
 
 
 def _empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -163,6 +164,7 @@ def routing_launches(layer: Layer, dtype: torch.dtype) -> list[Launch]:
     with record_launches() as launches:
         triton_top_experts(scores, E)
         triton_family_experts(scores, E)
+        triton_sample_families(scores, E, counter, 0.01)
         triton_error_quantile(error, 0.3)
         rule = (True, 1.0, 0.3, 0.1, 1e-5, 1e-3)
         triton_train_routing_backward(error.flatten(2), scores, indices, None, scalar, counter, 1, *rule)
@@ -248,7 +250,7 @@ def all_launches() -> Iterator[tuple[Launch, str, str]]:
             for launch in convolution_launches(layer, dtype):
                 yield launch, layer_name, dtype_name
             for launch in routing_launches(layer, dtype):
-                yield launch, layer_name, "fp32" if dtype == torch.float32 else dtype_name
+                yield launch, layer_name, _CUDA_NAMES[launch.arguments[0].dtype]
 
 
 def compile_all(capabilities: list[int], only: str | None) -> Iterator[Compiled]:
@@ -289,10 +291,11 @@ def problems_of(row: Compiled, stored: dict[tuple[str, ...], dict[str, Any]]) ->
 
 
 def table_rows(rows: list[Compiled], capabilities: list[int]) -> list[dict[str, Any]]:
-    """One row for each kernel, tile and dtype, with a column for each architecture."""
+    """One row for each kernel, tile, dtype and layer, with a column for each architecture."""
     grouped: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in rows:
-        line = grouped.setdefault(row.key[:3], {"kernel": row.kernel, "tile": row.tile, "operands": row.dtype})
+        line = grouped.setdefault(row.key[:4], {"kernel": row.kernel, "tile": row.tile, "operands": row.dtype})
+        line["layer"] = row.layer
         kind = f", {row.tensor_core}" if row.tensor_core else ""
         copies = f", {row.copies} copies" if row.copies else ""
         line[f"sm_{row.capability}"] = f"{row.registers} regs, {row.shared_bytes / 1024:.1f} KB{kind}{copies}"
@@ -318,11 +321,17 @@ def main() -> int:
     rows: list[Compiled] = []
     num_problems = 0
     for row in compile_all(arguments.capabilities, arguments.kernel):
+        if any(row.key == other.key for other in rows):
+            raise RuntimeError(f"two kernels of the table have the same key {row.key}")
         rows.append(row)
         for problem in problems_of(row, stored):
             num_problems += 1
             print(f"sm_{row.capability} {row.kernel} {row.tile} {row.dtype} ({row.layer}): {problem}", file=sys.stderr)
-    print(f"Triton {triton.__version__}: {len(rows)} kernels compiled, {num_problems} problems")
+    num_new = sum(row.key not in stored for row in rows)
+    print(
+        f"Triton {triton.__version__}: {len(rows)} kernels compiled, {num_problems} problems; {num_new} are not in the "
+        "stored table"
+    )
     if num_problems or arguments.check or arguments.kernel:
         return 1 if num_problems else 0
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -334,7 +343,7 @@ def main() -> int:
         f"nothing about speed. Triton {triton.__version__}, torch {made['torch']}, commit {made['commit']}, "
         f"{made['date']}."
     )
-    columns = ["kernel", "tile", "operands", *(f"sm_{capability}" for capability in arguments.capabilities)]
+    columns = ["kernel", "tile", "operands", "layer", *(f"sm_{capability}" for capability in arguments.capabilities)]
     lines = table_rows(rows, arguments.capabilities)
     write_table(path, "Triton kernels, compiled ahead of time", "make gpu-compile", columns, lines, notes)
     return 0

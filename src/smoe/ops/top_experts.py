@@ -142,7 +142,7 @@ def _cuda(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
 def _cuda_families(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
     if why_not_for(scores, dtypes=_CUDA_DTYPES) is not None:
         return _dense_families(scores, num_selected)
-    from smoe.ops.triton.top_experts import triton_family_experts
+    from smoe.ops.triton.family_experts import triton_family_experts
 
     return triton_family_experts(scores, num_selected)
 
@@ -164,7 +164,6 @@ _rank_families = register_operator(
 
 
 def refuse_nonfinite(scores: torch.Tensor) -> None:
-    """Raises a ValueError that names the first score that is not finite, if there is one."""
     """Raises a ValueError with the place of the first score that is not finite, if there is one.
 
     Args:

@@ -25,21 +25,7 @@ def test_nan_ranks_with_minus_infinity(device):
     assert triton_top_experts(torch.full((1, 3, 2), nan, device=device), 1).tolist() == [[[0, 0]]]
 
 
-@pytest.mark.parametrize(("num_experts", "num_families"), [(7, 3), (6, 2), (4, 4), (5, 1)])
-def test_best_of_each_family(num_experts, num_families, device):
-    from smoe.ops.families import family_sizes
-    from smoe.ops.triton.top_experts import triton_family_experts
-
-    scores = torch.randint(-2, 3, (2, num_experts, 5), device=device).float()
-    expected, first = [], 0
-    for size in family_sizes(num_experts, num_families):
-        expected.append(first + scores[:, first : first + size].max(dim=1).indices)
-        first += size
-    assert torch.equal(triton_family_experts(scores, num_families).long(), torch.stack(expected, dim=1))
-
-
 def test_no_pixels(device):
-    from smoe.ops.triton.top_experts import triton_family_experts, triton_top_experts
+    from smoe.ops.triton.top_experts import triton_top_experts
 
-    scores = torch.zeros(1, 3, 0, device=device)
-    assert triton_top_experts(scores, 2).shape == triton_family_experts(scores, 2).shape == (1, 2, 0)
+    assert triton_top_experts(torch.zeros(1, 3, 0, device=device), 2).shape == (1, 2, 0)

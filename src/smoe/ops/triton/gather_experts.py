@@ -18,7 +18,7 @@ PIXELS_PER_PROGRAM = 64
 
 
 @triton.jit
-def pick_kernel(
+def gather_kernel(
     values,
     sources,
     result,
@@ -104,7 +104,7 @@ def _pick(values: torch.Tensor, sources: torch.Tensor, num_channels: int) -> tor
     grid = (ceil_div(num_pixels, PIXELS_PER_PROGRAM), ceil_div(num_channels, CHANNELS_PER_PROGRAM), num_samples)
     source_sample_stride = sources.stride(0) if sources.shape[0] > 1 else 0
     launch(
-        *(pick_kernel, grid, values, sources, result, num_channels, num_pixels, source_sample_stride),
+        *(gather_kernel, grid, values, sources, result, num_channels, num_pixels, source_sample_stride),
         *(*values.stride(), sources.stride(1), sources.stride(2), *result.stride()),
         CHANNELS=CHANNELS_PER_PROGRAM,
         PIXELS=PIXELS_PER_PROGRAM,

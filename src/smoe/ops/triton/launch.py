@@ -29,7 +29,12 @@ _recorded: list[Launch] | None = None
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Runs `kernel` on the device of its first argument; on a CPU, Triton's interpreter runs it."""
+    """Runs `kernel` on the device of its first argument; on a CPU, Triton's interpreter runs it.
+
+    Multiplications and additions are fused unless `enable_fp_fusion=False` is given, whatever a version of Triton does
+    by default.
+    """
+    options = {"enable_fp_fusion": True, **options}
     if _recorded is not None:
         _recorded.append(Launch(kernel, grid, arguments, options))
         return

@@ -7,6 +7,7 @@ from typing import Any
 
 from smoe.ops.padding import output_grid
 from smoe.ops.triton.tiles import Tile
+from smoe.ops.triton.window import Window
 
 
 @dataclass(frozen=True)
@@ -51,26 +52,23 @@ class Problem:
         """Whether the grid is periodic along the width."""
         return self.padding_mode != "zeros"
 
-    def tap_steps(self) -> dict[str, Any]:
-        """Distance of the taps that can read an input pixel along each axis, as compile-time constants.
-
-        It is the stride, unless an axis is periodic with a length that is no multiple of it.
-        """
+    @property
+    def window(self) -> Window:
+        """Window of a filter, for the compiler."""
+        # The distance of the taps that read an input pixel is the stride, unless an axis is periodic with a length that
+        # is no multiple of it.
         is_regular_height = not self.wraps_rows or self.height % self.stride == 0
         is_regular_width = not self.wraps_columns or self.width % self.stride == 0
-        return {
-            "ROW_TAP_STEP": self.stride if is_regular_height else 1,
-            "COLUMN_TAP_STEP": self.stride if is_regular_width else 1,
-        }
+        return Window(
+            *(self.kernel_height, self.kernel_width, self.stride, self.wraps_rows, self.wraps_columns),
+            row_tap_step=self.stride if is_regular_height else 1,
+            column_tap_step=self.stride if is_regular_width else 1,
+        )
 
     def options(self, tile: Tile) -> dict[str, Any]:
         """The compile-time constants of a kernel, and its warps and stages."""
         return {
-            "KERNEL_HEIGHT": self.kernel_height,
-            "KERNEL_WIDTH": self.kernel_width,
-            "STRIDE": self.stride,
-            "WRAPS_ROWS": self.wraps_rows,
-            "WRAPS_COLUMNS": self.wraps_columns,
+            "WINDOW": self.window,
             "PRECISION": self.precision,
             "ROWS": tile.rows,
             "COLUMNS": tile.columns,

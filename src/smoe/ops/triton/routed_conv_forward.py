@@ -11,23 +11,11 @@ import torch
 import triton
 import triton.language as tl
 
+from smoe.ops.triton.blocks import load_rows, store_rows
 from smoe.ops.triton.launch import ceil_div, launch
 from smoe.ops.triton.problem import Problem
 from smoe.ops.triton.tiles import Tile
-
-
-@triton.jit
-def tap_pixel(pixel, tap, height, width, output_width, KERNEL_HEIGHT, KERNEL_WIDTH, STRIDE, WRAPS_ROWS, WRAPS_COLUMNS):
-    """The input pixel (flat) under a tap of the filter at an output pixel, and whether it is inside the grid."""
-    row = (pixel // output_width) * STRIDE + tap // KERNEL_WIDTH - KERNEL_HEIGHT // 2
-    column = (pixel % output_width) * STRIDE + tap % KERNEL_WIDTH - KERNEL_WIDTH // 2
-    # The remainder of a negative number differs between compilers, so the dividend is made positive.
-    if WRAPS_ROWS:
-        row = (row + (KERNEL_HEIGHT // 2) * height) % height
-    if WRAPS_COLUMNS:
-        column = (column + (KERNEL_WIDTH // 2) * width) % width
-    is_inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-    return row * width + column, is_inside
+from smoe.ops.triton.window import num_taps, read_pixel
 
 
 @triton.jit
@@ -43,11 +31,7 @@ def forward_kernel(
     height,
     width,
     output_width,
-    KERNEL_HEIGHT: tl.constexpr,
-    KERNEL_WIDTH: tl.constexpr,
-    STRIDE: tl.constexpr,
-    WRAPS_ROWS: tl.constexpr,
-    WRAPS_COLUMNS: tl.constexpr,
+    WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -63,32 +47,19 @@ def forward_kernel(
     rows = (tl.program_id(0) % row_blocks) * ROWS + tl.arange(0, ROWS)
     samples = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     chosen = tl.load(filters + pixel * num_rows + rows, mask=rows < num_rows, other=0)
-    taps: tl.constexpr = KERNEL_HEIGHT * KERNEL_WIDTH
+    taps = num_taps(WINDOW)
     channel_blocks = tl.cdiv(channels, DEPTH)
     sums = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
     for step in range(taps * channel_blocks):
         tap = step // channel_blocks
         channel = (step % channel_blocks) * DEPTH + tl.arange(0, DEPTH)
-        source, is_inside = tap_pixel(
-            pixel, tap, height, width, output_width, KERNEL_HEIGHT, KERNEL_WIDTH, STRIDE, WRAPS_ROWS, WRAPS_COLUMNS
-        )
-        bank = tl.load(
-            weight + (chosen * taps + tap)[:, None] * channels + channel[None, :],
-            mask=(rows < num_rows)[:, None] & (channel < channels)[None, :],
-            other=0.0,
-        )
+        source, is_inside = read_pixel(pixel, tap, height, width, output_width, WINDOW)
+        bank = load_rows(weight, chosen * taps + tap, rows < num_rows, channel, channels)
         # The scalar is part of the bound: the interpreter refuses a block mask combined with a scalar.
-        patch = tl.load(
-            input + (samples * (height * width) + source)[:, None] * channels + channel[None, :],
-            mask=(samples < tl.where(is_inside, num_samples, 0))[:, None] & (channel < channels)[None, :],
-            other=0.0,
-        )
+        is_read = samples < tl.where(is_inside, num_samples, 0)
+        patch = load_rows(input, samples * (height * width) + source, is_read, channel, channels)
         sums = tl.dot(patch, tl.trans(bank), sums, input_precision=PRECISION)
-    tl.store(
-        output + (samples * num_pixels + pixel)[:, None] * num_rows + rows[None, :],
-        sums.to(output.dtype.element_ty),
-        mask=(samples < num_samples)[:, None] & (rows < num_rows)[None, :],
-    )
+    store_rows(output, sums, samples * num_pixels + pixel, samples < num_samples, rows, num_rows)
 
 
 def routed_conv_forward(

@@ -11,19 +11,11 @@ import torch
 import triton
 import triton.language as tl
 
+from smoe.ops.triton.blocks import load_rows, store_rows
 from smoe.ops.triton.launch import ceil_div, launch
 from smoe.ops.triton.problem import Problem
 from smoe.ops.triton.tiles import Tile
-
-
-@triton.jit
-def reading_position(position, tap, size, HALF, STRIDE, WRAPS):
-    """Along one axis, the output position whose filter reads `position` through `tap`, and whether there is one."""
-    center = position + HALF - tap
-    if WRAPS:
-        center = (center + HALF * size) % size
-    is_read = (center >= 0) & (center < size) & (center % STRIDE == 0)
-    return center // STRIDE, is_read
+from smoe.ops.triton.window import nth_tap, num_taps, reading_pixel, reading_taps
 
 
 @triton.jit
@@ -39,13 +31,7 @@ def input_gradient_kernel(
     height,
     width,
     output_width,
-    KERNEL_HEIGHT: tl.constexpr,
-    KERNEL_WIDTH: tl.constexpr,
-    STRIDE: tl.constexpr,
-    WRAPS_ROWS: tl.constexpr,
-    WRAPS_COLUMNS: tl.constexpr,
-    ROW_TAP_STEP: tl.constexpr,
-    COLUMN_TAP_STEP: tl.constexpr,
+    WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -60,41 +46,22 @@ def input_gradient_kernel(
     channel = (tl.program_id(0) % channel_blocks) * ROWS + tl.arange(0, ROWS)
     samples = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     row, column = pixel // width, pixel % width
-    # With a stride, only every STRIDE-th tap reads this pixel: the others are left out where that is regular.
-    first_row_tap = (row + KERNEL_HEIGHT // 2) % ROW_TAP_STEP
-    first_column_tap = (column + KERNEL_WIDTH // 2) % COLUMN_TAP_STEP
-    row_taps = tl.cdiv(KERNEL_HEIGHT - first_row_tap, ROW_TAP_STEP)
-    column_taps = tl.cdiv(KERNEL_WIDTH - first_column_tap, COLUMN_TAP_STEP)
+    first_row_tap, first_column_tap, row_taps, column_taps = reading_taps(row, column, WINDOW)
     slot_blocks = tl.cdiv(num_filters, DEPTH)
     sums = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
     for step in range(row_taps * column_taps * slot_blocks):
-        tap = step // slot_blocks
-        row_tap = first_row_tap + (tap // column_taps) * ROW_TAP_STEP
-        column_tap = first_column_tap + (tap % column_taps) * COLUMN_TAP_STEP
-        reading_row, is_row = reading_position(row, row_tap, height, KERNEL_HEIGHT // 2, STRIDE, WRAPS_ROWS)
-        reading_column, is_column = reading_position(
-            column, column_tap, width, KERNEL_WIDTH // 2, STRIDE, WRAPS_COLUMNS
-        )
-        reader = tl.where(is_row & is_column, reading_row * output_width + reading_column, 0)
+        number = step // slot_blocks
+        row_tap, column_tap, tap = nth_tap(first_row_tap, first_column_tap, number, column_taps, WINDOW)
+        reader, is_read = reading_pixel(row, column, row_tap, column_tap, height, width, output_width, WINDOW)
         slots = (step % slot_blocks) * DEPTH + tl.arange(0, DEPTH)
-        chosen = tl.load(filters + reader * num_filters + slots, mask=slots < num_filters, other=0)
-        taps: tl.constexpr = KERNEL_HEIGHT * KERNEL_WIDTH
-        bank = tl.load(
-            weight + (chosen * taps + row_tap * KERNEL_WIDTH + column_tap)[:, None] * channels + channel[None, :],
-            mask=(slots < num_filters)[:, None] & (channel < channels)[None, :],
-            other=0.0,
-        )
-        signal = tl.load(
-            error + (samples * num_pixels + reader)[:, None] * num_filters + slots[None, :],
-            mask=(samples < tl.where(is_row & is_column, num_samples, 0))[:, None] & (slots < num_filters)[None, :],
-            other=0.0,
-        )
+        is_slot = slots < num_filters
+        chosen = tl.load(filters + reader * num_filters + slots, mask=is_slot, other=0)
+        bank = load_rows(weight, chosen * num_taps(WINDOW) + tap, is_slot, channel, channels)
+        # The scalar is part of the bound: the interpreter refuses a block mask combined with a scalar.
+        is_sample = samples < tl.where(is_read, num_samples, 0)
+        signal = load_rows(error, samples * num_pixels + reader, is_sample, slots, num_filters)
         sums = tl.dot(signal, bank, sums, input_precision=PRECISION)
-    tl.store(
-        gradient + (samples * (height * width) + pixel)[:, None] * channels + channel[None, :],
-        sums.to(gradient.dtype.element_ty),
-        mask=(samples < num_samples)[:, None] & (channel < channels)[None, :],
-    )
+    store_rows(gradient, sums, samples * (height * width) + pixel, samples < num_samples, channel, channels)
 
 
 def routed_conv_input_gradient(
@@ -108,7 +75,6 @@ def routed_conv_input_gradient(
     launch(
         *(input_gradient_kernel, grid, error, weight, filters, gradient, num_samples, channels, num_filters),
         *(num_pixels, problem.height, problem.width, problem.output_width),
-        **problem.tap_steps(),
         **problem.options(tile),
     )
     return gradient

@@ -16,10 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
+from smoe.ops.triton.blocks import load_rows, store_rows
 from smoe.ops.triton.launch import ceil_div, launch
 from smoe.ops.triton.problem import Problem
-from smoe.ops.triton.routed_conv_forward import tap_pixel
 from smoe.ops.triton.tiles import Tile
+from smoe.ops.triton.window import num_taps, read_pixel
 
 # Rows of the packed error have a multiple of this number of samples, so that they are copied 16 bytes at a time.
 SAMPLE_MULTIPLE = 16
@@ -46,11 +47,7 @@ def masked_kernel(
     height,
     width,
     output_width,
-    KERNEL_HEIGHT: tl.constexpr,
-    KERNEL_WIDTH: tl.constexpr,
-    STRIDE: tl.constexpr,
-    WRAPS_ROWS: tl.constexpr,
-    WRAPS_COLUMNS: tl.constexpr,
+    WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -61,7 +58,7 @@ def masked_kernel(
     `error` is `(P, E * F, padded samples)`, `input` `(B, H * W, C)`, `slots` `(P, X * F)`, the slot of each filter
     or -1, and `gradient` `(shares, X * F, taps, C)`, float32.
     """
-    taps: tl.constexpr = KERNEL_HEIGHT * KERNEL_WIDTH
+    taps = num_taps(WINDOW)
     filter_blocks = tl.cdiv(num_filters, ROWS)
     tap = tl.program_id(0) % taps
     rows = (tl.program_id(0) // taps % filter_blocks) * ROWS + tl.arange(0, ROWS)
@@ -73,27 +70,15 @@ def masked_kernel(
     for step in range((last_pixel - first_pixel) * sample_blocks):
         pixel = first_pixel + step // sample_blocks
         samples = (step % sample_blocks) * DEPTH + tl.arange(0, DEPTH)
-        source, is_inside = tap_pixel(
-            pixel, tap, height, width, output_width, KERNEL_HEIGHT, KERNEL_WIDTH, STRIDE, WRAPS_ROWS, WRAPS_COLUMNS
-        )
+        source, is_inside = read_pixel(pixel, tap, height, width, output_width, WINDOW)
         slot = tl.load(slots + pixel * num_filters + rows, mask=rows < num_filters, other=-1)
-        signal = tl.load(
-            error + (pixel * num_selected + slot)[:, None] * padded_samples + samples[None, :],
-            mask=(slot >= 0)[:, None] & (samples < padded_samples)[None, :],
-            other=0.0,
-        )
-        patch = tl.load(
-            input + (samples * (height * width) + source)[:, None] * channels + channel[None, :],
-            mask=(samples < tl.where(is_inside, num_samples, 0))[:, None] & (channel < channels)[None, :],
-            other=0.0,
-        )
+        signal = load_rows(error, pixel * num_selected + slot, slot >= 0, samples, padded_samples)
+        # The scalar is part of the bound: the interpreter refuses a block mask combined with a scalar.
+        is_read = samples < tl.where(is_inside, num_samples, 0)
+        patch = load_rows(input, samples * (height * width) + source, is_read, channel, channels)
         sums = tl.dot(signal, patch, sums, input_precision=PRECISION)
     share = tl.program_id(1) * num_filters
-    tl.store(
-        gradient + ((share + rows) * taps + tap)[:, None] * channels + channel[None, :],
-        sums,
-        mask=(rows < num_filters)[:, None] & (channel < channels)[None, :],
-    )
+    store_rows(gradient, sums, (share + rows) * taps + tap, rows < num_filters, channel, channels)
 
 
 @triton.jit
@@ -109,39 +94,25 @@ def atomic_kernel(
     height,
     width,
     output_width,
-    KERNEL_HEIGHT: tl.constexpr,
-    KERNEL_WIDTH: tl.constexpr,
-    STRIDE: tl.constexpr,
-    WRAPS_ROWS: tl.constexpr,
-    WRAPS_COLUMNS: tl.constexpr,
+    WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
     """Adds the contribution of one pixel and tap to `gradient[the pixel's filters, tap, channels]`."""
-    taps: tl.constexpr = KERNEL_HEIGHT * KERNEL_WIDTH
+    taps = num_taps(WINDOW)
     slot_blocks = tl.cdiv(num_selected, ROWS)
     tap = tl.program_id(0) % taps
     slot = (tl.program_id(0) // taps % slot_blocks) * ROWS + tl.arange(0, ROWS)
     pixel = tl.program_id(0) // taps // slot_blocks
     channel = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    source, is_inside = tap_pixel(
-        pixel, tap, height, width, output_width, KERNEL_HEIGHT, KERNEL_WIDTH, STRIDE, WRAPS_ROWS, WRAPS_COLUMNS
-    )
+    source, is_inside = read_pixel(pixel, tap, height, width, output_width, WINDOW)
     sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for step in range(tl.where(is_inside, tl.cdiv(num_samples, DEPTH), 0)):
         samples = step * DEPTH + tl.arange(0, DEPTH)
-        signal = tl.load(
-            error + (pixel * num_selected + slot)[:, None] * padded_samples + samples[None, :],
-            mask=(slot < num_selected)[:, None] & (samples < padded_samples)[None, :],
-            other=0.0,
-        )
-        patch = tl.load(
-            input + (samples * (height * width) + source)[:, None] * channels + channel[None, :],
-            mask=(samples < num_samples)[:, None] & (channel < channels)[None, :],
-            other=0.0,
-        )
+        signal = load_rows(error, pixel * num_selected + slot, slot < num_selected, samples, padded_samples)
+        patch = load_rows(input, samples * (height * width) + source, samples < num_samples, channel, channels)
         sums = tl.dot(signal, patch, sums, input_precision=PRECISION)
     # A tap outside the grid has nothing to add.
     is_slot = slot < tl.where(is_inside, num_selected, 0)

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from smoe.ops.triton.family_experts import triton_family_experts
 from smoe.ops.triton.launch import ceil_div, launch
 
 EXPERTS_PER_PROGRAM = 32
@@ -39,27 +40,6 @@ def rank_kernel(scores, indices, num_experts, num_selected, num_pixels, EXPERTS:
     )
 
 
-@triton.jit
-def family_kernel(scores, indices, num_experts, num_families, num_pixels, PIXELS: tl.constexpr):
-    """Writes the best expert of one family to `indices[sample, family, pixel]`; the lower number wins a tie."""
-    pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    family = tl.program_id(1)
-    sample = tl.program_id(2)
-    size = num_experts // num_families
-    larger = num_experts % num_families
-    first = family * size + tl.minimum(family, larger)
-    last = first + size + tl.where(family < larger, 1, 0)
-    row = scores + sample * num_experts * num_pixels
-    best = tl.full((PIXELS,), float("-inf"), dtype=scores.dtype.element_ty)
-    chosen = tl.zeros((PIXELS,), dtype=tl.int32) + first
-    for expert in range(first, last):
-        score = tl.load(row + expert * num_pixels + pixels, mask=pixels < num_pixels, other=float("-inf"))
-        is_better = score > best  # false for a NaN
-        best = tl.where(is_better, score, best)
-        chosen = tl.where(is_better, expert, chosen)
-    tl.store(indices + (sample * num_families + family) * num_pixels + pixels, chosen, mask=pixels < num_pixels)
-
-
 def triton_top_experts(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
     """The experts with the highest scores `(S, E, P)` int32, the best first, from scores `(S, X, P)`."""
     if num_selected == 1:
@@ -71,16 +51,4 @@ def triton_top_experts(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
         grid = (ceil_div(num_pixels, PIXELS_PER_PROGRAM), ceil_div(num_experts, EXPERTS_PER_PROGRAM), num_samples)
         blocks = {"EXPERTS": EXPERTS_PER_PROGRAM, "PIXELS": PIXELS_PER_PROGRAM}
         launch(rank_kernel, grid, scores, indices, num_experts, num_selected, num_pixels, **blocks)
-    return indices
-
-
-def triton_family_experts(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
-    """The best expert of each of E families `(S, E, P)` int32, from scores `(S, X, P)`."""
-    scores = scores.contiguous()
-    num_samples, num_experts, num_pixels = scores.shape
-    indices = torch.empty(num_samples, num_selected, num_pixels, dtype=torch.int32, device=scores.device)
-    if indices.numel():
-        pixels = 4 * PIXELS_PER_PROGRAM
-        grid = (ceil_div(num_pixels, pixels), num_selected, num_samples)
-        launch(family_kernel, grid, scores, indices, num_experts, num_selected, num_pixels, PIXELS=pixels)
     return indices
