@@ -15,6 +15,7 @@ from torch import nn
 from smoe.regression.objectives import GridObjective, MeanObjective
 from smoe.regression.options import RegressorOptions
 from smoe.regression.samples import GridSamples, keep_batch
+from smoe.training.freed_memory import keep_freed_memory
 from smoe.training.loop import Loop
 from smoe.training.plan import TrainingPlan
 from smoe.training.progress import Reporter
@@ -73,6 +74,7 @@ def train_net(
     """
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
+    keep_freed_memory()
     plan = make_plan(options, len(splits["train"]))
     task = Task(
         model=net,

@@ -48,9 +48,10 @@ class GridSamples(Dataset[tuple[Tensor, Tensor]]):
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """A batch `(B, C, H, W)` and `(B, K, H, W)`."""
         before, after = self.physical(indices)
-        input = with_lead(self.statistics.normalise_inputs(before), self._lead_channel, indices)
-        target = self.statistics.normalise_targets(after, before)
-        return torch.from_numpy(input), torch.from_numpy(target)
+        # Targets are relative to inputs in their units: these are normalised in place afterwards.
+        target = self.statistics.normalise_targets(after, before, out=after)
+        input = self.statistics.normalise_inputs(before, out=before)
+        return torch.from_numpy(with_lead(input, self._lead_channel, indices)), torch.from_numpy(target)
 
     def physical(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets in their units, NaN where values are missing."""

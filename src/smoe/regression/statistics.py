@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 
@@ -41,20 +42,54 @@ class Statistics:
         """Names of all arrays."""
         return tuple(each.name for each in fields(cls))
 
-    def normalise_inputs(self, inputs: np.ndarray) -> np.ndarray:
-        """Inputs `(N, C, H, W)` of mean 0 and spread 1; missing values have the pixel's mean."""
-        filled = np.where(np.isnan(inputs), self.input_fill, inputs)
-        return ((filled - self.input_mean) / self.input_std).astype(np.float32)
+    def normalise_inputs(self, inputs: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Inputs `(N, C, H, W)` of mean 0 and spread 1, float32; missing values have the pixel's mean.
+
+        Args:
+            inputs: Inputs in their units.
+            out: Where to write; `inputs` itself saves the memory of a copy.
+        """
+        out = np.subtract(inputs, self.input_mean, out=out, dtype=np.float32)
+        np.multiply(out, self._input_scale, out=out)
+        for channel in range(out.shape[1]):
+            # A sum is quicker than a look at each value, and is NaN if one of them is.
+            if np.isnan(out[:, channel].sum()):
+                np.copyto(out[:, channel], self._normalised_fill[channel], where=np.isnan(out[:, channel]))
+        return out
 
     def references(self, inputs: np.ndarray) -> np.ndarray:
         """What each target is predicted relative to, in its units, `(N, K, H, W)`; 0 for targets without one."""
         found = inputs[:, self.reference]
-        found = np.where(np.isnan(found), self.input_fill[self.reference], found)
-        return np.where((self.reference >= 0)[:, None, None], found, np.float32(0.0))
+        if np.isnan(found.sum()):
+            found = np.where(np.isnan(found), self.input_fill[self.reference], found)
+        if (self.reference < 0).any():
+            found[:, self.reference < 0] = 0.0
+        return found
 
-    def normalise_targets(self, targets: np.ndarray, inputs: np.ndarray) -> np.ndarray:
-        """Targets `(N, K, H, W)` less their references, of mean 0 and spread 1; NaN stays NaN."""
-        return ((targets - self.references(inputs) - self.target_mean) / self.target_std).astype(np.float32)
+    def normalise_targets(self, targets: np.ndarray, inputs: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Targets `(N, K, H, W)` less their references, of mean 0 and spread 1, float32; NaN stays NaN.
+
+        Args:
+            targets: Targets in their units.
+            inputs: Inputs in their units.
+            out: Where to write; `targets` itself saves the memory of a copy.
+        """
+        if (self.reference >= 0).any():
+            targets = np.subtract(targets, self.references(inputs), out=out, dtype=np.float32)
+        out = np.subtract(targets, self.target_mean, out=out, dtype=np.float32)
+        return np.multiply(out, self._target_scale, out=out)
+
+    @cached_property
+    def _input_scale(self) -> np.ndarray:
+        return (1.0 / self.input_std.astype(np.float64)).astype(np.float32)
+
+    @cached_property
+    def _target_scale(self) -> np.ndarray:
+        return (1.0 / self.target_std.astype(np.float64)).astype(np.float32)
+
+    @cached_property
+    def _normalised_fill(self) -> np.ndarray:
+        return ((self.input_fill - self.input_mean) * self._input_scale).astype(np.float32)
 
     def denormalise(self, outputs: np.ndarray, inputs: np.ndarray) -> np.ndarray:
         """Outputs `(N, K, n, H, W)` in the units of the targets."""
