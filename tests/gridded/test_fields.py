@@ -13,6 +13,7 @@ from zarr.codecs import BloscCodec
 from gridded_files import regional, times
 from smoe.errors import DataError
 from smoe.gridded.cf_output import check_output, with_provenance, write_cf, write_cf_by_year
+from smoe.gridded.checked_json import read_checked_json
 from smoe.gridded.field_moments import FieldMoments
 from smoe.gridded.field_source import FieldSource
 from smoe.gridded.field_table import block_rows, collect_fields
@@ -256,3 +257,10 @@ def test_an_output_that_cannot_be_written_is_refused_first(tmp_path: Path) -> No
     unwritable = Path("/proc/smoe") if os.access(folder, os.W_OK) else folder
     with pytest.raises(DataError, match=r"out\.nc cannot be written"):
         write_cf(regional(2), unwritable / "out.nc")
+
+
+def test_a_journal_of_fields_names_the_command_that_writes_it(tmp_path: Path) -> None:
+    (tmp_path / "fields.json").write_text("[1]")
+    with pytest.raises(DataError, match=r"fields\.json was not written by smoe fit") as caught:
+        read_checked_json(tmp_path / "fields.json", "smoe field table", 1, writer="smoe fit")
+    assert "data prepare" not in str(caught.value)

@@ -23,23 +23,29 @@ def write_checked_json(path: Path, content: dict[str, Any], format: str, version
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def read_checked_json(path: Path, format: str, version: int) -> dict[str, Any]:
+def read_checked_json(path: Path, format: str, version: int, writer: str = "smoe data prepare") -> dict[str, Any]:
     """Reads what `write_checked_json` wrote.
 
+    Args:
+        path: File.
+        format: Format that it must have.
+        version: Version of the format.
+        writer: Command that writes such files, which errors name.
+
     Raises:
-        DataError: if it is of another format or version, damaged or edited.
+        DataError: If it is of another format or version, damaged or edited.
     """
-    remedy = "delete the store and run smoe data prepare again"
+    remedy = f"delete {path.parent} and run {writer} again"
     try:
         whole = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is damaged ({error}): {remedy}") from error
     if not isinstance(whole, dict) or whole.get("format") != format:
-        raise DataError(f"{path} was not written by smoe data prepare: name the folder of a {format}")
+        raise DataError(f"{path} was not written by {writer}: name the folder of a {format}")
     if whole.get("version") != version:
         raise DataError(
             f"{path} has version {whole.get('version')} of the format, this smoe reads version {version}: "
-            "prepare the store again, or use the smoe that wrote it"
+            f"{remedy}, or use the smoe that wrote it"
         )
     content = whole.get("content")
     if not isinstance(content, dict) or checksum(content) != whole.get("checksum"):

@@ -90,7 +90,7 @@ class FieldStream:
         if not self._journal.is_file() or not self._data.is_file() or self._data.stat().st_size != num_bytes:
             return 0
         try:
-            content = read_checked_json(self._journal, _FORMAT, _VERSION)
+            content = read_checked_json(self._journal, _FORMAT, _VERSION, writer="smoe fit")
         except DataError:
             # A damaged journal says nothing: the rows are read again.
             return 0

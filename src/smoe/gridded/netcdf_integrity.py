@@ -26,24 +26,24 @@ def check_netcdf_file(path: Path) -> None:
     """
     length = path.stat().st_size
     if length == 0:
-        raise DataError(f"{path} is empty; download it again")
+        raise DataError(f"{path} is empty; copy or download it again")
     with path.open("rb") as file:
         start = file.read(8)
         if start == HDF5_SIGNATURE:
             return
         if start[:3] != b"CDF" or start[3:4] not in (b"\x01", b"\x02", b"\x05"):
-            raise DataError(f"{path} is no NetCDF file: it begins with {start!r}; download it again")
+            raise DataError(f"{path} is no NetCDF file: it begins with {start!r}; copy or download it again")
         file.seek(0)
         try:
             expected = _declared_length(file, length)
         except (EOFError, struct.error):
-            raise DataError(f"{path} ends inside its header after {length} bytes; download it again") from None
+            raise DataError(f"{path} ends inside its header after {length} bytes; copy or download it again") from None
         except _HeaderError as error:
             raise DataError(f"{path}: {error}") from None
     if length < expected:
         raise DataError(
             f"{path} is truncated: its header declares {expected} bytes, it has {length} "
-            f"({length / expected:.0%}); download it again"
+            f"({length / expected:.0%}); copy or download it again"
         )
 
 
@@ -52,7 +52,7 @@ class _HeaderError(Exception):
 
 
 def _damaged(what: str) -> _HeaderError:
-    return _HeaderError(f"its header is damaged ({what}); download it again")
+    return _HeaderError(f"its header is damaged ({what}); copy or download it again")
 
 
 class _HeaderReader:

@@ -64,7 +64,7 @@ def damage_as_data_error(path: Path, what: str = "it") -> Iterator[None]:
     except Exception as error:
         # Each codec behind NetCDF and Zarr has errors of its own, down to RuntimeError and zlib.error.
         raise DataError(
-            f"{path}: {what} cannot be read, the file is damaged or incomplete ({error}); download it again"
+            f"{path}: {what} cannot be read, the file is damaged or incomplete ({error}); copy or download it again"
         ) from error
 
 
@@ -81,5 +81,8 @@ def import_xarray() -> ModuleType:
     try:
         import xarray as xr
     except ModuleNotFoundError as error:
-        raise DataError(f"reading weather data needs {error.name}: pip install 'smoe[weather]'") from None
+        raise DataError(
+            f"reading gridded data needs {error.name}: pip install 'smoe[fit]' for data of your own, "
+            "'smoe[weather]' for those of the paper"
+        ) from None
     return xr

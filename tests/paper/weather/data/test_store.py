@@ -143,7 +143,7 @@ def cut(name: str, num_bytes: int) -> Callable[[Path], object]:
         (lambda path: (path / "store.json").write_text("{}"), "was not written by smoe data prepare"),
         (
             edit(lambda whole: whole.update(version=0), with_checksum=False),
-            "has version 0 of the format, this smoe reads version 1: prepare the store again",
+            "has version 0 of the format, this smoe reads version 1: delete ",
         ),
         (
             edit(lambda whole: whole["content"]["mean"].reverse(), with_checksum=False),
