@@ -1,6 +1,11 @@
-"""The routed convolution on a GPU: sparse Triton kernels for the shapes they win at, dense otherwise."""
+"""The routed convolution on a GPU: sparse Triton kernels for the shapes they win at, dense otherwise.
+
+Arguments and results are those of the operators, whose schemas are in `smoe.ops.routed_conv`.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -9,15 +14,10 @@ from smoe.ops.triton.availability import RoutedShape, why_dense, why_not_for
 
 
 def cuda_routed_conv2d(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    indices: torch.Tensor,
-    expert_channels: int,
-    stride: int,
-    padding_mode: str,
+    input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, expert_channels: int, *options: Any
 ) -> torch.Tensor:
     """The output on a GPU, by the implementation that the shape decides."""
-    arguments = (input, weight, indices, expert_channels, stride, padding_mode)
+    arguments = (input, weight, indices, expert_channels, *options)
     if why_not_for(input, weight, indices) is not None:
         return dense_routed_conv2d(*arguments)
     if why_not_sparse(input, weight, indices, expert_channels) is None:
@@ -35,13 +35,10 @@ def cuda_routed_conv2d_backward(
     weight: torch.Tensor,
     indices: torch.Tensor,
     expert_channels: int,
-    stride: int,
-    padding_mode: str,
-    needs_input: bool,
-    needs_weight: bool,
+    *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients on a GPU, by the implementation that the shape decides; one that is not needed is empty."""
-    arguments = (error, input, weight, indices, expert_channels, stride, padding_mode, needs_input, needs_weight)
+    """The gradients on a GPU, by the implementation that the shape decides."""
+    arguments = (error, input, weight, indices, expert_channels, *options)
     if why_not_for(error, input, weight, indices) is not None:
         return dense_routed_conv2d_backward(*arguments)
     if error.dtype == input.dtype and why_not_sparse(input, weight, indices, expert_channels) is None:
@@ -57,10 +54,13 @@ def why_not_sparse(
     input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, expert_channels: int
 ) -> str | None:
     """Why tensors on a GPU are computed densely, or None if the sparse kernels are chosen."""
-    if input.dtype != weight.dtype or indices.dtype != torch.int32:
-        return f"input, weight and indices are {input.dtype}, {weight.dtype} and {indices.dtype}"
-    major, _ = torch.cuda.get_device_capability(input.device)
-    shape = RoutedShape(
+    shape = shape_of(input, weight, indices, expert_channels)
+    return why_mixed(input, weight, indices) or why_dense(shape, major_capability(input))
+
+
+def shape_of(input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, expert_channels: int) -> RoutedShape:
+    """Sizes of a routed convolution with these tensors."""
+    return RoutedShape(
         batch=input.shape[0],
         channels=input.shape[1],
         num_experts=weight.shape[0] // expert_channels,
@@ -71,4 +71,15 @@ def why_not_sparse(
         output_pixels=indices.shape[2],
         is_shared=indices.shape[0] == 1,
     )
-    return why_dense(shape, major)
+
+
+def why_mixed(input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor) -> str | None:
+    """Why the sparse kernels cannot take the dtypes of these tensors, or None."""
+    if input.dtype != weight.dtype or indices.dtype != torch.int32:
+        return f"input, weight and indices are {input.dtype}, {weight.dtype} and {indices.dtype}"
+    return None
+
+
+def major_capability(tensor: torch.Tensor) -> int:
+    """Major number of the compute capability of a tensor's device."""
+    return torch.cuda.get_device_capability(tensor.device)[0]

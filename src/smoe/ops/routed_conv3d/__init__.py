@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from smoe.ops.registration import register_operator
+from smoe.ops.routed_conv3d.cuda import cuda_routed_conv3d, cuda_routed_conv3d_backward
 from smoe.ops.routed_conv3d.dense import dense_routed_conv3d, dense_routed_conv3d_backward, volume_conv3d
-from smoe.ops.routed_conv3d.slabs import slab_routed_conv3d, slab_routed_conv3d_backward
+from smoe.ops.routed_conv3d.native import native_routed_conv3d, native_routed_conv3d_backward
 
 __all__ = ["VOLUME_PADDINGS", "routed_conv3d", "volume_conv3d"]
 
@@ -87,13 +88,15 @@ register_operator(
     "routed_conv3d_backward(Tensor error, Tensor input, Tensor weight, Tensor indices, int expert_channels, "
     "str padding_mode, bool needs_input, bool needs_weight) -> (Tensor, Tensor)",
     dense=dense_routed_conv3d_backward,
-    native=slab_routed_conv3d_backward,
+    native=native_routed_conv3d_backward,
+    cuda=cuda_routed_conv3d_backward,
     fake=_fake_backward,
 )
 register_operator(
     "routed_conv3d(Tensor input, Tensor weight, Tensor indices, int expert_channels, str padding_mode) -> Tensor",
     dense=dense_routed_conv3d,
-    native=slab_routed_conv3d,
+    native=native_routed_conv3d,
+    cuda=cuda_routed_conv3d,
     fake=_fake,
     gradients=_gradients,
     setup_context=_setup_context,

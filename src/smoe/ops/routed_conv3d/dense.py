@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -28,10 +30,19 @@ def _pad(input: torch.Tensor, weight: torch.Tensor, padding_mode: str) -> tuple[
 
 
 def dense_routed_conv3d(
-    input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, expert_channels: int, padding_mode: str
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    expert_channels: int,
+    padding_mode: str,
+    *,
+    gather: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = gather_experts,
 ) -> torch.Tensor:
-    """Arguments and result as `smoe.ops.routed_conv3d`; cost and memory follow the whole bank X, not E."""
-    return gather_experts(volume_conv3d(input, weight, padding_mode), indices, expert_channels)
+    """Arguments and result as `smoe.ops.routed_conv3d`; cost and memory follow the whole bank X, not E.
+
+    `gather` is an implementation of `gather_experts`.
+    """
+    return gather(volume_conv3d(input, weight, padding_mode), indices, expert_channels).contiguous()
 
 
 def dense_routed_conv3d_backward(
@@ -43,9 +54,11 @@ def dense_routed_conv3d_backward(
     padding_mode: str,
     needs_input: bool,
     needs_weight: bool,
+    *,
+    scatter: Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor] = scatter_experts,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of input and weight; one that is not needed is empty."""
-    everywhere = scatter_experts(error, indices, weight.shape[0] // expert_channels, expert_channels)
+    """Gradients of input and weight; one that is not needed is empty. `scatter`: as `scatter_experts`."""
+    everywhere = scatter(error, indices, weight.shape[0] // expert_channels, expert_channels)
     with torch.enable_grad():
         leaf = input.detach().requires_grad_(needs_input)
         padded, zeros = _pad(leaf, weight, padding_mode)
@@ -55,4 +68,7 @@ def dense_routed_conv3d_backward(
     )
     if needs_input and padded is not leaf:
         (by_padded,) = torch.autograd.grad(padded, leaf, by_padded)
-    return by_padded if needs_input else input.new_empty(0), by_weight if needs_weight else weight.new_empty(0)
+    return (
+        by_padded.contiguous() if needs_input else input.new_empty(0),
+        by_weight.contiguous() if needs_weight else weight.new_empty(0),
+    )

@@ -7,21 +7,31 @@ input and output is that of one slab.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from smoe.ops.native.library import library_for
-from smoe.ops.routed_conv.native import native_routed_conv2d, native_routed_conv2d_backward
-from smoe.ops.routed_conv3d.dense import dense_routed_conv3d, dense_routed_conv3d_backward
-
-# Bytes of a slab's tall image: it should stay in the last cache.
+# Bytes of a slab's tall image: on a CPU it should stay in the last cache, and on a GPU it should fill the device.
 _SLAB_BYTES = 8 << 20
+_CUDA_SLAB_BYTES = 256 << 20
+
+
+class PlaneConvolution(NamedTuple):
+    """An implementation of the routed convolution of the plane.
+
+    Attributes:
+        forward: As the operator `smoe::routed_conv2d`.
+        backward: As the operator `smoe::routed_conv2d_backward`.
+    """
+
+    forward: Callable[..., torch.Tensor]
+    backward: Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class _Slabs:
+class Slabs:
     """How a volume is cut into slabs and laid out as tall images."""
 
     input: torch.Tensor
@@ -47,22 +57,24 @@ class _Slabs:
     def ranges(self) -> Iterator[tuple[int, int]]:
         """First and last slice of each slab."""
         B, C, D, _, W = self.input.shape
-        slice_bytes = 4 * B * C * self.kernel[0] * self.pitch * W
-        number = max(1, min(D, _SLAB_BYTES // slice_bytes))
+        slice_bytes = self.input.element_size() * B * C * self.kernel[0] * self.pitch * W
+        slab_bytes = _CUDA_SLAB_BYTES if self.input.is_cuda else _SLAB_BYTES
+        number = max(1, min(D, slab_bytes // max(1, slice_bytes)))
         for begin in range(0, D, number):
             yield begin, min(begin + number, D)
 
-    def taps(self, begin: int, end: int) -> Iterator[tuple[int, slice, torch.Tensor]]:
+    def taps(self, begin: int, end: int) -> Iterator[tuple[int, slice, slice | torch.Tensor]]:
         """For each tap in depth: its number, the slices of the slab that it reaches, and those they come from."""
         D = self.input.shape[2]
         for tap in range(self.kernel[0]):
-            source = torch.arange(begin, end) + tap - self.kernel[0] // 2
+            first = begin + tap - self.kernel[0] // 2
             if self.padding_mode == "circular":
-                yield tap, slice(0, end - begin), source % D
+                source = torch.arange(first, first + end - begin, device=self.input.device) % D
+                yield tap, slice(0, end - begin), source
                 continue
-            first = max(0, -int(source[0]))
-            last = max(first, min(end - begin, D - int(source[0])))
-            yield tap, slice(first, last), source[first:last]
+            skipped = max(0, -first)
+            last = max(skipped, min(end - begin, D - first))
+            yield tap, slice(skipped, last), slice(first + skipped, first + last)
 
     def tall_image(self, begin: int, end: int) -> torch.Tensor:
         """`(B, kd * C, slices * pitch, W)`; tap t of the depth has the channels `[t * C, (t + 1) * C)`."""
@@ -76,14 +88,8 @@ class _Slabs:
             channels = tall[:, tap * C : (tap + 1) * C]
             channels[:, :, : reached.start] = 0.0
             channels[:, :, reached.stop :] = 0.0
-            target = channels[:, :, reached]
-            if len(source):
-                slices = (
-                    self.input.index_select(2, source)
-                    if self.padding_mode == "circular"
-                    else (self.input[:, :, int(source[0]) : int(source[-1]) + 1])
-                )
-                target[..., above : above + H, :] = slices
+            if reached.stop > reached.start:
+                channels[:, :, reached, above : above + H] = self.input[:, :, source]
         if above:
             inner = tall[..., above : above + H, :]
             for row in range(above):
@@ -104,12 +110,12 @@ class _Slabs:
             for row in range(below):
                 inner[..., row % H, :] += tall[..., above + H + row, :]
         for tap, reached, source in self.taps(begin, end):
-            if len(source):
+            if reached.stop > reached.start:
                 part = inner[:, tap * C : (tap + 1) * C, reached]
-                if self.padding_mode == "circular":
+                if isinstance(source, torch.Tensor):
                     total.index_add_(2, source, part)
                 else:
-                    total[:, :, int(source[0]) : int(source[-1]) + 1] += part
+                    total[:, :, source] += part
 
     def lay_out(self, values: torch.Tensor, begin: int, end: int) -> torch.Tensor:
         """Slices of `(S, E, D, H, W)` in the rows of the tall image, zero between them: `(S, E, slices * pitch, W)`."""
@@ -145,23 +151,20 @@ def _plane_weight(weight: torch.Tensor) -> torch.Tensor:
 
 
 def slab_routed_conv3d(
-    input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, expert_channels: int, padding_mode: str
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    expert_channels: int,
+    padding_mode: str,
+    plane: PlaneConvolution,
 ) -> torch.Tensor:
-    """The output on a CPU; `dense_routed_conv3d` where there is no kernel."""
-    if library_for(input, weight) is None:
-        return dense_routed_conv3d(input, weight, indices, expert_channels, padding_mode)
-    slabs = _Slabs(input, tuple(weight.shape[2:]), padding_mode)  # type: ignore[arg-type]
+    """The output by the kernels of the plane; other arguments as the operator's."""
+    slabs = Slabs(input, tuple(weight.shape[2:]), padding_mode)  # type: ignore[arg-type]
     bank = _plane_weight(weight)
     output = input.new_empty(input.shape[0], indices.shape[1] * expert_channels, *input.shape[2:])
     for begin, end in slabs.ranges():
-        tall = native_routed_conv2d(
-            slabs.tall_image(begin, end),
-            bank,
-            slabs.indices(indices, begin, end),
-            expert_channels,
-            1,
-            slabs.plane_padding,
-        )
+        routing = slabs.indices(indices, begin, end)
+        tall = plane.forward(slabs.tall_image(begin, end), bank, routing, expert_channels, 1, slabs.plane_padding)
         output[:, :, begin:end] = slabs.inner_rows(tall, begin, end)
     return output
 
@@ -175,27 +178,17 @@ def slab_routed_conv3d_backward(
     padding_mode: str,
     needs_input: bool,
     needs_weight: bool,
+    plane: PlaneConvolution,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of input and weight on a CPU; one that is not needed is empty."""
-    options = (expert_channels, padding_mode, needs_input, needs_weight)
-    if library_for(error, input, weight) is None:
-        return dense_routed_conv3d_backward(error, input, weight, indices, *options)
-    slabs = _Slabs(input, tuple(weight.shape[2:]), padding_mode)  # type: ignore[arg-type]
+    """Gradients of input and weight by the kernels of the plane; one that is not needed is empty."""
+    slabs = Slabs(input, tuple(weight.shape[2:]), padding_mode)  # type: ignore[arg-type]
     bank = _plane_weight(weight)
-    by_input = torch.zeros_like(input) if needs_input else input.new_empty(0)
-    by_bank = torch.zeros_like(bank) if needs_weight else weight.new_empty(0)
+    by_input = input.new_zeros(input.shape if needs_input else 0)
+    by_bank = bank.new_zeros(bank.shape if needs_weight else 0)
     for begin, end in slabs.ranges():
-        by_tall, by_weight = native_routed_conv2d_backward(
-            slabs.lay_out(error, begin, end),
-            slabs.tall_image(begin, end),
-            bank,
-            slabs.indices(indices, begin, end),
-            expert_channels,
-            1,
-            slabs.plane_padding,
-            needs_input,
-            needs_weight,
-        )
+        tensors = (slabs.lay_out(error, begin, end), slabs.tall_image(begin, end), bank)
+        options = (expert_channels, 1, slabs.plane_padding, needs_input, needs_weight)
+        by_tall, by_weight = plane.backward(*tensors, slabs.indices(indices, begin, end), *options)
         if needs_input:
             slabs.add_from_tall(by_input, by_tall, begin, end)
         if needs_weight:

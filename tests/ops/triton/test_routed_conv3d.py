@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from routed_conv_cases import assert_near
+from smoe.ops.gather_experts import gather_experts
+from smoe.ops.routed_conv3d.cuda import slab_shape
+from smoe.ops.routed_conv3d.slabs import PlaneConvolution, slab_routed_conv3d, slab_routed_conv3d_backward
+from smoe.ops.triton.tiles import Tile
+
+TILE = Tile(16, 16, 16, num_warps=2, num_stages=2)
+BATCH, CHANNELS, EXPERTS, SELECTED, GRID = 2, 3, 5, 2, (3, 2, 3)
+
+
+def define(input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, padding_mode: str) -> torch.Tensor:
+    """All filters at all voxels, tap by tap, then the selected ones."""
+    depth, rows, columns = input.shape[2:]
+    outputs = input.new_zeros(len(input), len(weight), depth, rows, columns)
+    kernel = weight.shape[2:]
+    for tap in torch.ones(kernel).nonzero().tolist():
+        shifts = [offset - size // 2 for offset, size in zip(tap, kernel, strict=True)]
+        moved = input.roll([-shift for shift in shifts], (2, 3, 4))
+        if padding_mode == "zeros":
+            places = torch.meshgrid(*(torch.arange(size) for size in (depth, rows, columns)), indexing="ij")
+            for place, shift, size in zip(places, shifts, (depth, rows, columns), strict=True):
+                moved = moved * ((place + shift >= 0) & (place + shift < size))
+        outputs = outputs + torch.einsum("bcdhw,oc->bodhw", moved, weight[:, :, tap[0], tap[1], tap[2]])
+    return gather_experts(outputs, indices)
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "circular"])
+@pytest.mark.parametrize("slab_bytes", [1, 1 << 20])
+def test_volume_by_the_kernels_of_the_plane(padding_mode, slab_bytes, device, monkeypatch):
+    from smoe.ops.triton.routed_conv import triton_routed_conv2d, triton_routed_conv2d_backward
+
+    for name in ("_SLAB_BYTES", "_CUDA_SLAB_BYTES"):
+        monkeypatch.setattr(f"smoe.ops.routed_conv3d.slabs.{name}", slab_bytes)
+    plane = PlaneConvolution(
+        partial(triton_routed_conv2d, tile=TILE), partial(triton_routed_conv2d_backward, tile=TILE)
+    )
+    input = torch.randn(BATCH, CHANNELS, *GRID, device=device)
+    weight = torch.randn(EXPERTS, CHANNELS, 3, 3, 1, device=device)
+    indices = torch.rand(1, EXPERTS, 18, device=device).argsort(dim=1)[:, :SELECTED].int()
+    error = torch.randn(BATCH, SELECTED, *GRID, device=device)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        output = slab_routed_conv3d(input, weight, indices, 1, padding_mode, plane)
+        gradients = slab_routed_conv3d_backward(
+            error, input, weight, indices, 1, padding_mode, needs_input=True, needs_weight=True, plane=plane
+        )
+    exact_input, exact_weight = (tensor.cpu().double().requires_grad_() for tensor in (input, weight))
+    expected = define(exact_input, exact_weight, indices.cpu(), padding_mode)
+    truth = (expected.detach(), *torch.autograd.grad(expected, (exact_input, exact_weight), error.cpu().double()))
+    names = ("output", "input gradient", "weight gradient")
+    for name, actual, exact in zip(names, (output, *gradients), truth, strict=True):
+        assert actual.is_contiguous()
+        assert_near(name, actual, exact)
+
+
+def test_shape_of_a_slab():
+    def meta(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, device="meta")
+
+    input, weight, indices = meta(64, 16, 4, 8, 9), meta(96, 16, 5, 3, 3), meta(1, 24, 288)
+    shape = slab_shape(input, weight, indices, 2, "circular")
+    # One slab: depth taps are channels, and each of the four slices has a wrapped row above and below.
+    assert (shape.batch, shape.channels, shape.num_experts, shape.num_selected) == (64, 80, 48, 24)
+    assert shape.grid == (40, 9) and shape.output_pixels == 360 and shape.kernel == (3, 3) and shape.is_shared
+    assert slab_shape(input, weight, indices, 2, "zeros").grid == (36, 9)
