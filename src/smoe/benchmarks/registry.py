@@ -21,6 +21,7 @@ BENCHMARKS = {
     "backends": Benchmark("backends", "which implementation of the operators is used here, which is not, and why"),
     "layer": Benchmark("layer", "layers beside F.conv2d with as many filters as are selected (= 1.0)"),
     "device": Benchmark("device", "layers on a GPU beside F.conv2d: times, peak memory, the kernels chosen"),
+    "step": Benchmark("step", "a training step of recipes on a GPU: time, peak memory, the kernels chosen"),
     "gpu-model": Benchmark("gpu_model", "predicted times of layers on GPUs, from a roofline model"),
     "learn": Benchmark("learn", "what layers learn on planted structure, where the answer is known"),
     "local": Benchmark("local", "the locally connected layer beside unfold, multiply, sum"),

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from smoe.experiments.dry_task import DryTask
+from smoe.experiments.dry_training import DryTraining
 from smoe.experiments.recipe import Recipe
 from smoe.experiments.registry import experiment_of
-from smoe.nn import RoutedLayer, SpatialGate, track_loss_scale
-from smoe.training.devices import make_accelerator
+from smoe.nn import RoutedLayer, SpatialGate
 
 # Batches grow until a step takes this long, or is as large as the recipe's.
 _ENOUGH_SECONDS = 4.0
@@ -115,12 +115,11 @@ def count_parts(model: nn.Module) -> Parameters:
 
 
 class _Meter:
-    """Runs steps of a task without data, on the device and in the precision of its recipe."""
+    """Measures steps of a task without data."""
 
     def __init__(self, recipe: Recipe, dry: DryTask) -> None:
-        self.dry = dry
-        self.accelerator = make_accelerator(recipe.training)
-        self.model, self.optimizer = self.accelerator.prepare(dry.task.model, dry.task.optimizer)
+        self.training = DryTraining(dry, recipe.training)
+        self.model = self.training.model
 
     def saved_bytes(self, batch_size: int) -> int:
         """Bytes that a forward pass in training keeps for the backward pass, beside the parameters."""
@@ -134,23 +133,22 @@ class _Meter:
             return tensor
 
         self.model.train()
-        input, target = self._batch(batch_size)
+        input, target = self.training.batch(batch_size)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            loss = self._loss(input, target)
+            loss = self.training.loss(input, target)
         del loss
         return sum(saved.values())
 
     def step_seconds(self, batch_size: int) -> tuple[float, float]:
         """Seconds of forward and backward passes, and of the optimiser's step: the quickest after one to warm up."""
         self.model.train()
-        input, target = self._batch(batch_size)
+        input, target = self.training.batch(batch_size)
         passes, updates = [], []
         for _ in range(_NUM_STEPS):
             started = self._now()
-            self.accelerator.backward(track_loss_scale(self._loss(input, target), self.model))
+            self.training.compute_gradients(input, target)
             between = self._now()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            self.training.update()
             passes.append(between - started)
             updates.append(self._now() - between)
         return min(passes[1:]), min(updates[1:])
@@ -158,7 +156,7 @@ class _Meter:
     def forward_seconds(self, batch_size: int) -> float:
         """Seconds of a forward pass in evaluation."""
         self.model.eval()
-        input, _ = self._batch(batch_size)
+        input, _ = self.training.batch(batch_size)
         times = []
         with torch.no_grad():
             for _ in range(2):
@@ -169,23 +167,11 @@ class _Meter:
 
     def optimizer_bytes(self) -> int:
         """Bytes of the optimiser's state."""
-        state = self.dry.task.optimizer.state.values()
+        state = self.training.dry.task.optimizer.state.values()
         return sum(_num_bytes(value) for entry in state for value in entry.values() if isinstance(value, torch.Tensor))
 
-    def _loss(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        task = self.dry.task
-        loss = task.loss(self.model(input), target)
-        return loss if task.auxiliary_loss is None else loss + task.auxiliary_loss(self.model)
-
-    def _batch(self, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        device, dry = self.accelerator.device, self.dry
-        input = torch.randn(batch_size, *dry.input_shape, device=device)
-        if dry.num_classes is not None:
-            return input, torch.randint(dry.num_classes, (batch_size, *dry.target_shape), device=device)
-        return input, torch.randn(batch_size, *dry.target_shape, device=device)
-
     def _now(self) -> float:
-        if self.accelerator.device.type == "cuda":
+        if self.training.accelerator.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
 
