@@ -12,7 +12,9 @@ import xarray as xr
 
 import smoe
 from gridded_files import cosines, times
+from smoe.errors import DataError
 from smoe.gridded.field_source import FieldSource
+from smoe.gridded.nearest_points import on_sphere
 from smoe.gridded.open_fields import open_fields
 
 iris_sample_data = pytest.importorskip("iris_sample_data")
@@ -116,6 +118,33 @@ def test_grids_with_a_rotated_pole_or_two_dimensional_coordinates(
     xr.testing.assert_identical(
         smoe.GridRegressor.load(tmp_path / "m").predict(series).drop_attrs(), predicted.drop_attrs()
     )
+
+
+def test_a_curvilinear_ocean_is_regridded_to_latitudes_and_longitudes_on_request() -> None:
+    with open_fields(FILES / "orca2_votemper.nc") as dataset:
+        ocean = series_on(dataset["votemper"].load(), 0.01)
+    latitude, longitude = np.arange(-30.0, 31.0, 3.0), np.arange(-40.0, -20.0, 3.0)
+    target = xr.Dataset(
+        {"sst": (("time", "lat", "lon"), np.random.default_rng(0).normal(size=(24, 21, 7)).astype(np.float32))},
+        coords={
+            "time": times(24),
+            "lat": ("lat", latitude, {"units": "degrees_north"}),
+            "lon": ("lon", longitude, {"units": "degrees_east"}),
+        },
+    )
+    model = smoe.GridRegressor(max_epochs=1, batch_size=8, regrid=True, **SMALL)
+    with pytest.raises(DataError, match=r"inputs and targets are on different grids, .* curvilinear"):
+        smoe.GridRegressor(**SMALL).fit(ocean, target)
+    model.fit(ocean, target)
+    assert model.predict(ocean)["sst"].shape == (24, 21, 7)
+    # The mean of the training at a pixel is that of the pixels around it, by hand.
+    place = on_sphere(np.array([0.0]), np.array([-31.0]))
+    pixels = on_sphere(ocean["nav_lat"].values, ocean["nav_lon"].values)
+    distances = np.linalg.norm(pixels - place, axis=1)
+    nearest = np.argsort(distances)[:4]
+    train = ocean["votemper"].isel(time=slice(0, 19)).mean("time").values.ravel()[nearest]
+    expected = np.average(train, weights=distances[nearest] ** -2)
+    assert model.fitted.statistics.input_fill[0, 10, 3] == pytest.approx(expected, rel=1e-4)
 
 
 def test_many_files_with_dates_beside_a_counter() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from smoe.errors import DataError
 from smoe.gridded.cf_axes import Axes, find_axes
 from smoe.gridded.horizontal_grid import HorizontalGrid, Orientation, read_grid
-from smoe.gridded.regional_regrid import Regridding
+from smoe.gridded.regional_regrid import Interpolation, make_regridding
 from smoe.gridded.time_labels import TimeLabels, read_lead_times, read_times
 from smoe.suggestions import suggest
 
@@ -71,7 +71,7 @@ class FieldSource:
         self.axes = found[richest]
         self.grid, self.orientation = self._one_grid(found)
         self._file_shape = self.grid.shape
-        self._regridding: Regridding | None = None
+        self._regridding: Interpolation | None = None
         self.channels = tuple(channel for name in names for channel in self._channels(name))
         self.labels, self.lead_times = self._times()
         self._static: dict[str, np.ndarray] = {}
@@ -125,7 +125,7 @@ class FieldSource:
         Raises:
             DataError: If that is not possible between the two grids.
         """
-        self._regridding = Regridding(self.grid, grid)
+        self._regridding = make_regridding(self.grid, grid)
         self.grid = grid
 
     def _read_variable(self, name: str, axes: Axes, positions: np.ndarray) -> np.ndarray:

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.horizontal_grid import HorizontalGrid
+from smoe.gridded.inverse_distance import InverseDistance
+
+Interpolation = Callable[[np.ndarray], np.ndarray]
+"""Turns fields `(..., H, W)` of one grid into fields `(..., H', W')` of another."""
+
+
+def make_regridding(source: HorizontalGrid, target: HorizontalGrid) -> Interpolation:
+    """The interpolation between two grids: bilinear between rows and columns, else by inverse distance.
+
+    Raises:
+        DataError: If a grid has neither, or the target reaches beyond the source.
+    """
+    if source.kind == target.kind and source.kind in ("latitude-longitude", "rotated"):
+        return Regridding(source, target)
+    return InverseDistance(source, target)
 
 
 class Regridding:
