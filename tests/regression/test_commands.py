@@ -12,6 +12,7 @@ import xarray as xr
 import smoe
 from gridded_files import regional, times
 from smoe.cli.main import main
+from smoe.regression.scoring import NOT_KEPT, PLAIN
 
 FLAGS = ["--net", "layer", "--filters", "2", "--max-epochs", "2", "--device", "cpu", "--batch-size", "4"]
 
@@ -34,7 +35,7 @@ def test_fit_leaves_a_model_its_scores_and_its_record(folder: Path) -> None:
     model = smoe.GridRegressor.load(folder / "run")
     table = model.score(folder / "x.zarr", folder / "y.nc", period=model.fitted.period_of("test"))
     assert table.rmse["model"] == pytest.approx(scores["rmse"]["model"])
-    assert {"model", "plain net of the same size", "raw input"} <= set(scores["rmse"])
+    assert {"model", NOT_KEPT if model.fitted.keeps_plain else PLAIN, "raw input"} <= set(scores["rmse"])
     assert (folder / "run" / "training" / "metrics.jsonl").is_file()
     assert repr(smoe.load(folder / "run")) == repr(model)
 

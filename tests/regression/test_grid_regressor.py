@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import nn
 import smoe
 from gridded_files import cosines, regional, times
 from smoe.errors import DataError
+from smoe.regression.scoring import NOT_KEPT, PLAIN
 from smoe.regression.statistics import Statistics
 
 SMALL: dict[str, Any] = {
@@ -55,7 +55,7 @@ def test_the_lines_of_the_readme(tmp_path: Path) -> None:
     table = model.score(whole, whole, period="2001-02-10:2001-02-20")
     assert set(table.rmse) == {
         "model",
-        "plain net of the same size",
+        NOT_KEPT if model.fitted.keeps_plain else PLAIN,
         "persistence",
         "climatology (mean)",
         "input + map of mean errors",
@@ -291,18 +291,6 @@ def test_larger_than_memory_gives_the_same_model(tmp_path: Path) -> None:
     blocks = list(model.predict_blocks(x))
     assert len(blocks) > 1
     xr.testing.assert_equal(xr.concat(blocks, "time")["t2m"], model.predict(x)["t2m"])
-
-
-def test_the_warning_when_the_plain_net_is_better() -> None:
-    x, y = pair()
-    model = fitted(x, y, net="layer", compare="yes")
-    best = {name: min(record["validation/loss"] for record in records if "validation/loss" in record)
-            for name, records in model.fitted.records.items()}  # fmt: skip
-    assert (model.fitted.worse_than_plain() is not None) == (best["model"] > best["plain"])
-    worse = {"model": [{"validation/loss": 2.0}], "plain": [{"validation/loss": 1.0}]}
-    assert "2 against 1" in str(replace(model.fitted, records=worse).worse_than_plain())
-    better = {"model": worse["plain"], "plain": worse["model"]}
-    assert replace(model.fitted, records=better).worse_than_plain() is None
 
 
 def test_files_of_a_stranger(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import tyro
 
 from smoe.command_line import parse
 from smoe.experiments.recipe import Recipe
+from smoe.training.tracker_names import Tracker
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,14 @@ class RecipeFlags:
         recipe: The recipe with the fields that were set.
         output_dir: Run directory; None if not given.
         resume: Whether to continue the run in the output directory.
+        log_with: Package that records the training; None records nothing. It is no field of the recipe: it changes
+            nothing of what is computed.
     """
 
     recipe: Recipe
     output_dir: Path | None = None
     resume: bool = False
+    log_with: Tracker | None = None
 
 
 def parse_recipe(recipe: Recipe, args: list[str], *, prog: str, is_run: bool = True) -> RecipeFlags:
@@ -42,14 +46,19 @@ def parse_recipe(recipe: Recipe, args: list[str], *, prog: str, is_run: bool = T
         fields += [
             ("output_dir", Path | None, field(default=None)),
             ("resume", Annotated[bool, tyro.conf.FlagCreatePairsOff], field(default=False)),
+            ("log_with", Annotated[Tracker | None, tyro.conf.arg(name="training.log-with")], field(default=None)),
         ]
         attributes += [
             "output_dir: Run directory; runs/RECIPE-SEED if not given.",
             "resume: Continue the run in the output directory.",
+            "log_with: Record the training with this package too; Weights & Biases and MLflow stay offline unless "
+            "their environment variables say otherwise.",
         ]
     # The flags are those of the recipe's own class, which is known only now.
     kind = make_dataclass("Options", fields, frozen=True)
     summary = (type(recipe).__doc__ or "").splitlines()[0]
     kind.__doc__ = f"{summary}\n\nAttributes:\n" + "".join(f"    {line}\n" for line in attributes)
     options: Any = parse(kind, args, prog=prog, default=kind(recipe))
-    return RecipeFlags(options.recipe, options.output_dir, options.resume) if is_run else RecipeFlags(options.recipe)
+    if not is_run:
+        return RecipeFlags(options.recipe)
+    return RecipeFlags(options.recipe, options.output_dir, options.resume, options.log_with)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from smoe.experiments.registry import all_recipes, find_recipe
 
 if TYPE_CHECKING:
     from smoe.experiments.recipe import Recipe
+    from smoe.training.tracker_names import Tracker
 
 HELP = """usage: smoe train RECIPE [--output-dir DIR] [--resume] [--FIELD VALUE ...]
        smoe train path/to/recipe.py [--FIELD VALUE ...]
@@ -32,6 +34,7 @@ examples:
   smoe train heat/smoe --seed 0 --output-dir runs/first
   smoe train --resume runs/first
   smoe train --resume runs/first --training.max-epochs 300
+  smoe train heat/smoe --training.log-with tensorboard
   smoe train weather/smoe --data.store stores/era5 --data.lead-hours 120
   smoe train weather/smoe --data.store stores/era5 --init-from runs/pretrained
   smoe train heat/smoe --data.num-train-runs 100 --model.num-experts 6 --rule "probe(window=4)"
@@ -50,7 +53,7 @@ def run(args: list[str]) -> int:
         raise UsageError(f"name a recipe first: smoe train {first} (see smoe train --help)")
     name = args[0]
     options = parse_recipe(find_recipe(name), args[1:], prog=f"smoe train {name}")
-    return _train(name, options.recipe, options.output_dir, resume=options.resume)
+    return _train(name, options.recipe, options.output_dir, resume=options.resume, log_with=options.log_with)
 
 
 def _resume(path: Path, args: list[str]) -> int:
@@ -60,25 +63,29 @@ def _resume(path: Path, args: list[str]) -> int:
     name, recipe = read_recipe(RunDirectory(path))
     options = parse_recipe(recipe, args, prog=f"smoe train --resume {path}")
     options = replace(options, output_dir=path, resume=True)
-    return _train(name, options.recipe, path, resume=True)
+    return _train(name, options.recipe, path, resume=True, log_with=options.log_with)
 
 
-def _train(name: str, recipe: Recipe, output_dir: Path | None, *, resume: bool) -> int:
+def _train(name: str, recipe: Recipe, output_dir: Path | None, *, resume: bool, log_with: Tracker | None) -> int:
     # torch is imported from here on only: a typo is answered at once.
     from smoe.experiments.registry import experiment_of
     from smoe.experiments.result_table import print_result
     from smoe.experiments.runs import default_output_dir, train
     from smoe.training.devices import leave_processes
     from smoe.training.interruption import Interrupted
-    from smoe.training.progress import BarReporter
+    from smoe.training.progress import BarReporter, Reporter
+    from smoe.training.tracking import TrackedReporter
 
     output_dir = output_dir or default_output_dir(name, recipe)
     # Launchers number the processes of a run in RANK; the first one prints for all.
     is_first = os.environ.get("RANK", "0") == "0"
     reporter = BarReporter(recipe.training.monitor, is_quiet=not is_first)
     try:
-        with reporter:
-            record = train(name, recipe, output_dir, resume=resume, reporter=reporter, notify=reporter.notify)
+        with reporter, ExitStack() as closing:
+            logged: Reporter = reporter
+            if log_with is not None and is_first:
+                logged = closing.enter_context(TrackedReporter(reporter, log_with, output_dir, recipe.plain()))
+            record = train(name, recipe, output_dir, resume=resume, reporter=logged, notify=reporter.notify)
     except Interrupted as interruption:
         sys.stderr.write(f"{interruption}; the state is saved, continue with: smoe train --resume {output_dir}\n")
         return 128 + interruption.signal_number

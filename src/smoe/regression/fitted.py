@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,9 @@ class Fitted:
 
     Attributes:
         options: Options that it was fitted with.
-        net: Trained net.
+        net: Trained SMoE net, or the user's own net.
         plain: Plain net of the same size, if one was fitted beside it.
+        keeps_plain: Whether the plain net predicts, because it was better on the validation part.
         shape: What the nets are made for.
         has_own_net: Whether the net is a module of the user's own.
         input_channels: Channels of the inputs, static ones among them.
@@ -50,6 +51,7 @@ class Fitted:
     options: RegressorOptions
     net: Regression
     plain: Regression | None
+    keeps_plain: bool
     shape: NetShape
     has_own_net: bool
     input_channels: tuple[Channel, ...]
@@ -76,12 +78,18 @@ class Fitted:
         weights = self.grid.area_weights() if self.options.area_weights else None
         return np.ones(self.grid.shape) if weights is None else weights
 
+    @property
+    def predictor(self) -> Regression:
+        """The net that predicts."""
+        return self.plain if self.keeps_plain and self.plain is not None else self.net
+
     def describe(self) -> str:
         """Net, targets and grid in one line."""
         net = "own net" if self.has_own_net else self.options.net
+        net = f"plain {net}" if self.keeps_plain else net
         targets = ", ".join(channel.name for channel in self.target_channels)
         lead = f", lead {self.options.lead}" if self.options.lead else ""
-        return f"{net} of {count_parameters(self.net)} parameters for {targets}{lead} on {self.grid.describe()}"
+        return f"{net} of {count_parameters(self.predictor)} parameters for {targets}{lead} on {self.grid.describe()}"
 
     def period_of(self, which: str) -> Period:
         """Period of a split, such as `test`.
@@ -94,20 +102,39 @@ class Fitted:
         return Period(*self.bounds[which], self.calendar)
 
     def best_validation(self, which: str) -> float | None:
-        """Best validation of the `model` or the `plain` net."""
-        values = [record["validation/loss"] for record in self.records.get(which, []) if "validation/loss" in record]
-        finite = [value for value in values if value is not None and np.isfinite(value)]
-        return min(finite) if finite else None
+        """Lowest objective of the validation part in the training of the `model` or the `plain` net."""
+        return best_validation(self.records.get(which, ()))
 
     def worse_than_plain(self) -> str | None:
-        """A warning if the plain net of the same size is better on the validation part."""
-        ours, plain = self.best_validation("model"), self.best_validation("plain")
-        if ours is None or plain is None or ours <= plain:
+        """A warning if the plain net of the same size is better on the validation part, with what becomes of it."""
+        if not is_worse(self.records):
             return None
-        return (
-            f"the model is worse on validation than a plain net of the same size ({ours:.4g} against {plain:.4g}): the "
-            "location may not matter for these data, or the training needs more samples or epochs"
-        )
+        values = f"objective {self.best_validation('model'):.4g} against {self.best_validation('plain'):.4g}"
+        reason = "the location may not matter for these data, or the training needs more samples or epochs"
+        if self.keeps_plain:
+            return f"the plain net predicts, it was better on validation than the SMoE net ({values}): {reason}"
+        return f"the model was worse on validation than the plain net of the same size ({values}): {reason}"
+
+    def note(self) -> str | None:
+        """What the scores must say of the model beside the plain net; None if it is the better one on validation."""
+        if self.plain is None:
+            return (
+                "no plain net was fitted to compare with, so whether the location matters for these data is not known"
+            )
+        return self.worse_than_plain()
+
+
+def best_validation(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """Lowest objective of the validation part in the records of a training; None if it was never finite."""
+    values = [record.get("validation/loss") for record in records]
+    finite = [value for value in values if value is not None and np.isfinite(value)]
+    return min(finite) if finite else None
+
+
+def is_worse(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> bool:
+    """Whether the best validation of `model` is worse than that of `plain`, where both are known."""
+    ours, plain = best_validation(records.get("model", ())), best_validation(records.get("plain", ()))
+    return ours is not None and plain is not None and ours > plain
 
 
 def check_inputs(fitted: Fitted, dataset: xr.Dataset) -> FieldSource:

@@ -24,7 +24,8 @@ from smoe.training.task import Task
 
 # Options that do not change what is computed.
 _MAY_DIFFER = frozenset(
-    f"options.{name}" for name in ("num_threads", "num_workers", "device", "max_memory_gb", "log_with", "compare")
+    f"options.{name}"
+    for name in ("num_threads", "num_workers", "device", "max_memory_gb", "log_with", "compare", "keep")
 )
 
 

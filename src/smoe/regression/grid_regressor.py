@@ -18,7 +18,7 @@ from smoe.errors import DataError
 from smoe.gridded.cf_output import with_provenance
 from smoe.gridded.open_fields import Data, open_fields
 from smoe.gridded.open_files import import_xarray
-from smoe.regression.fitted import Fitted, check_inputs
+from smoe.regression.fitted import Fitted, check_inputs, is_worse
 from smoe.regression.fitting import train_net
 from smoe.regression.layout import OutputLayout
 from smoe.regression.nets import (
@@ -90,8 +90,8 @@ class GridRegressor:
 
     @property
     def net(self) -> Regression:
-        """The net, in evaluation mode; normalised inputs to normalised outputs."""
-        return self.fitted.net
+        """The net that predicts, in evaluation mode; normalised inputs to normalised outputs."""
+        return self.fitted.predictor
 
     def fit(
         self,
@@ -170,7 +170,7 @@ class GridRegressor:
         with reporter, ExitStack() as closing:
             logged = self._tracked(reporter, folder)
             if isinstance(logged, TrackedReporter):
-                closing.callback(logged.finish)
+                closing.enter_context(logged)
             records["model"] = train_net(
                 net, prepared.splits, objective, options, reporter=logged, recipe=recipe,
                 run_dir=None if folder is None else folder / "training", resume=resume,
@@ -190,6 +190,7 @@ class GridRegressor:
             options=options,
             net=net,
             plain=plain,
+            keeps_plain=options.keep == "better" and is_worse(records),
             shape=shape,
             has_own_net=self._own_net is not None,
             input_channels=prepared.inputs.channels,
@@ -205,9 +206,9 @@ class GridRegressor:
             bounds={name: (period.start, period.stop) for name, period in prepared.periods.items()},
             records=records,
         )
-        warning = fitted.worse_than_plain()
-        if warning is not None:
-            notify(warning)
+        note = fitted.note()
+        if note is not None and plain is not None:
+            notify(note)
         return fitted
 
     def predict(self, x: Data) -> Any:

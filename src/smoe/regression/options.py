@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from smoe.suggestions import suggest
+from smoe.training.tracker_names import TRACKERS, Tracker
 
 NetName = Literal["layer", "resnet", "unet"]
 NET_NAMES: tuple[NetName, ...] = get_args(NetName)
@@ -18,8 +19,6 @@ NORMALISATIONS: tuple[Normalisation, ...] = get_args(Normalisation)
 
 Missing = Literal["refuse", "drop", "fill"]
 MISSING: tuple[Missing, ...] = get_args(Missing)
-
-Tracker = Literal["tensorboard", "mlflow", "wandb"]
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,16 @@ class RegressorOptions:
         missing: What becomes of values that are missing at some times only: `refuse` them, `drop` their times, or
             `fill` inputs with the pixel's mean and leave targets out of the objective. Pixels without a value at any
             time, such as land in a field of the sea, are masked in any case.
-        regrid: Interpolate the inputs to the grid of the targets where they differ.
+        regrid: Interpolate the inputs to the grid of the targets where they differ: bilinearly between rows and columns
+            of latitudes and longitudes, else by inverse distance from the four nearest pixels.
         learning_rate: Learning rate of Adam at the start.
         batch_size: Samples of a training step.
         max_epochs: Most epochs.
         patience: Epochs without a better validation after which the training ends.
         validation_share: Share of the times, the last ones, that validate if no period is given.
-        compare: Fit a plain net of the same size and budget beside the model; `auto` does so for small data.
+        compare: Fit a plain net of the same size and budget beside the SMoE net; `auto` does so for small data.
+        keep: Net that predicts where both were fitted: the `better` one on the validation part, or the `smoe` net in
+            any case. The scores, the history of predictions and `config.json` name it.
         max_memory_gb: Data larger than this are streamed into a memory-mapped file; None: half of the free memory.
         seed: Seed of weights and shuffles.
         device: `auto` takes an accelerator if there is one.
@@ -77,6 +79,7 @@ class RegressorOptions:
     patience: int = 6
     validation_share: float = 0.2
     compare: Literal["auto", "yes", "no"] = "auto"
+    keep: Literal["better", "smoe"] = "better"
     max_memory_gb: float | None = None
     seed: int = 0
     device: Literal["auto", "cpu"] = "auto"
@@ -92,12 +95,15 @@ class RegressorOptions:
             ("missing", MISSING),
             ("residual", ("auto", "yes", "no")),
             ("compare", ("auto", "yes", "no")),
+            ("keep", ("better", "smoe")),
         ):
             value = getattr(self, name)
             if value not in known:
                 raise ValueError(
                     f"{name} must be one of {', '.join(known)}, got {value!r}; {suggest(str(value), known)}"
                 )
+        if self.log_with is not None and self.log_with not in TRACKERS:
+            raise ValueError(f"log_with must be one of {', '.join(TRACKERS)}, got {self.log_with!r}")
         for name in ("filters", "num_blocks", "batch_size", "max_epochs", "patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -139,7 +139,7 @@ def _predict_positions(fitted: Fitted, source: FieldSource, positions: np.ndarra
     for first in range(0, len(positions), _BATCH):
         chosen = slice(first, first + _BATCH)
         inputs = read_inputs(fitted, source, positions[chosen])
-        parts.append(predict_values(fitted, fitted.net, inputs, None if leads is None else leads[chosen]))
+        parts.append(predict_values(fitted, fitted.predictor, inputs, None if leads is None else leads[chosen]))
     coordinates, dims, shape = _sample_coordinates(fitted, source, positions)
     options = fitted.options
     dataset = fitted.layout.build(

@@ -55,6 +55,10 @@ def routing_map(fitted: Fitted, gate: str | int = 0, slot: int | None = 0) -> xr
         "num_experts": gates[name].num_experts,
         "gate": name,
     }
+    if fitted.keeps_plain:
+        attributes["comment"] = (
+            "the plain net predicts, which was better on validation; this is the routing of the other"
+        )
     row, column = fitted.layout.variables[0][2][-2:]
     coordinates: dict[str, Any] = {
         key: (dims, array, attrs)

@@ -7,10 +7,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from smoe.atomic_files import write_atomically
+from smoe.diagnostics import fixed_choices
 from smoe.errors import DataError
 from smoe.gridded.cf_output import with_provenance, write_cf, write_cf_by_year
 from smoe.gridded.open_files import import_xarray
+from smoe.regression.fitted import Fitted
 from smoe.regression.grid_regressor import GridRegressor
 from smoe.regression.scores import ScoreTable
 
@@ -77,11 +81,21 @@ def _time_of(dataset: Any) -> str:
     return ""
 
 
+def grid_coordinates(fitted: Fitted) -> dict[str, np.ndarray] | None:
+    """Coordinates of the rows and columns of a model's grid for pictures; None where a net has another grid."""
+    grid = fitted.grid
+    shapes = {tuple(gate.shape[1:]) for gate in fixed_choices(fitted.net).values()}
+    if grid.kind in ("indexed", "curvilinear") or grid.shape not in shapes:
+        return None
+    names = ("latitude", "longitude") if grid.kind == "latitude-longitude" else fitted.layout.variables[0][2][-2:]
+    return dict(zip(names, (grid.rows, grid.columns), strict=True))
+
+
 def draw_run(folder: Path) -> list[Path]:
     """Draws the routing of a fitted model into `pictures/routing.png`."""
     from smoe.views.routing import plot_routing
 
     model = GridRegressor.load(folder)
     path = folder / "pictures" / "routing.png"
-    plot_routing(model.net, path, title=model.fitted.describe())
+    plot_routing(model.fitted.net, path, coords=grid_coordinates(model.fitted), title=model.fitted.describe())
     return [path]

@@ -47,6 +47,7 @@ class ScoreTable:
         rmse_spread: Standard deviation of the same over a bootstrap of blocks of times.
         mae: Mean absolute error, by predictor.
         objective: Value of the objective where it is another one: its name, and its values by predictor.
+        note: What must be said of the model; None if there is nothing.
     """
 
     targets: tuple[str, ...]
@@ -56,6 +57,7 @@ class ScoreTable:
     rmse_spread: Mapping[str, tuple[float, ...]]
     mae: Mapping[str, tuple[float, ...]]
     objective: tuple[str, Mapping[str, tuple[float, ...]]] | None = None
+    note: str | None = None
 
     def value(self, predictor: str, target: str | None = None, metric: str = "rmse") -> float:
         """One number, such as `table.value("model", "t2m")`."""
@@ -63,7 +65,7 @@ class ScoreTable:
         return which[predictor][0 if target is None else self.targets.index(target)]
 
     def __str__(self) -> str:
-        """A table, best first."""
+        """A table, best first, and the note."""
         lines = []
         for number, (target, units) in enumerate(zip(self.targets, self.units, strict=True)):
             lines.append(f"{target} ({units or 'no units'}), {self.num_samples} times")
@@ -74,6 +76,8 @@ class ScoreTable:
                 line = f"  {predictor:34}{self.rmse[predictor][number]:10.4g}{self.rmse_spread[predictor][number]:9.2g}"
                 line += f"{self.mae[predictor][number]:10.4g}"
                 lines.append(line + (f"{values[predictor][number]:12.4g}" if predictor in values else ""))
+        if self.note is not None:
+            lines.append(f"note: {self.note}")
         return "\n".join(lines)
 
     def to_plain(self) -> dict[str, object]:
@@ -88,6 +92,7 @@ class ScoreTable:
             "objective": None
             if self.objective is None
             else [self.objective[0], {name: list(values) for name, values in self.objective[1].items()}],
+            "note": self.note,
         }
 
 
@@ -97,6 +102,8 @@ def make_table(
     units: tuple[str, ...],
     objective: str | None,
     seed: int = 0,
+    *,
+    note: str | None = None,
 ) -> ScoreTable:
     """Reduces the errors of all samples: the mean over times is inside of the root."""
     rmse, spread, mae, values = {}, {}, {}, {}
@@ -110,7 +117,7 @@ def make_table(
         if each.objective:
             values[name] = tuple(float(value) for value in np.nanmean(np.concatenate(each.objective), axis=0))
     return ScoreTable(
-        targets, units, num_samples, rmse, spread, mae, None if objective is None else (objective, values)
+        targets, units, num_samples, rmse, spread, mae, None if objective is None else (objective, values), note
     )
 
 

@@ -23,7 +23,7 @@ from smoe.regression.scores import ErrorSums, ScoreTable, make_table, weighted_m
 _BATCH = 32
 
 
-PLAIN = "plain net of the same size"
+PLAIN, NOT_KEPT = "plain net of the same size", "SMoE net, not kept"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class ComparedBatch:
 
     Attributes:
         truth: Truths in the units of the targets, `(N, K, H, W)`; NaN where they have no value.
-        nets: Predictions `(N, K, n, H, W)` of the `model` and of the plain net beside it, if there is one.
+        nets: Predictions `(N, K, n, H, W)` of the `model`, and of the net that was fitted beside it, if there is one:
+            the plain net, or the SMoE net where the plain net is the model.
         simple: Simple predictions by their names, `(N, K, H, W)`.
     """
 
@@ -76,7 +77,9 @@ def compare_batches(fitted: Fitted, x: Any, y: Any, period: Any = None) -> Itera
             lead = None if lead is None else lead[kept]
         if not len(before):
             continue
-        nets = {"model": fitted.net} | ({} if fitted.plain is None else {PLAIN: fitted.plain})
+        nets = {"model": fitted.predictor}
+        if fitted.plain is not None:
+            nets |= {NOT_KEPT: fitted.net} if fitted.keeps_plain else {PLAIN: fitted.plain}
         yield ComparedBatch(
             truth,
             {name: predict_values(fitted, net, before, lead) for name, net in nets.items()},
@@ -104,7 +107,8 @@ def score_samples(fitted: Fitted, x: Any, y: Any, period: Any = None) -> ScoreTa
         raise DataError("every sample has missing values, which the model was fitted to drop")
     objective = {"gaussian": "CRPS", "quantiles": "pinball"}.get(fitted.options.objective)
     names = tuple(channel.name for channel in fitted.target_channels)
-    return make_table(sums, names, tuple(channel.units for channel in fitted.target_channels), objective)
+    units = tuple(channel.units for channel in fitted.target_channels)
+    return make_table(sums, names, units, objective, note=fitted.note())
 
 
 def _simple_predictions(

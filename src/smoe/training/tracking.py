@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Self
 
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import Record
-
-Tracker = Literal["tensorboard", "mlflow", "wandb"]
+from smoe.training.tracker_names import Tracker
 
 
 class TrackedReporter:
     """Logs progress to another reporter, and the record of each epoch to a tracker.
+
+    Use it as a context manager, or call `finish`: some trackers write at the end.
 
     Weights & Biases runs offline unless the environment sets WANDB_MODE, MLflow writes into the folder unless it sets
     MLFLOW_TRACKING_URI.
@@ -30,14 +32,25 @@ class TrackedReporter:
     """
 
     def __init__(self, reporter: Reporter, tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> None:
-        self._reporter = reporter
-        self._tracker = make_tracker(tracker, folder)
-        self._tracker.store_init_configuration(
-            {key: value for key, value in config.items() if isinstance(value, (int, float, str, bool))}
-        )
+        check_installed(tracker)
+        self._reporter, self._folder = reporter, folder
+        self._name: Tracker = tracker
+        self._config = {
+            key: value for key, value in _flat(config).items() if isinstance(value, (int, float, str, bool))
+        }
+        self._tracker: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.finish()
 
     def begin_epoch(self, epoch: int, num_batches: int, first_batch: int) -> None:
-        """Logs that an epoch begins."""
+        """Logs that an epoch begins; the first one starts the tracker, so that a run that is refused leaves nothing."""
+        if self._tracker is None:
+            self._tracker = make_tracker(self._name, self._folder)
+            self._tracker.store_init_configuration(self._config)
         self._reporter.begin_epoch(epoch, num_batches, first_batch)
 
     def step(self, loss: float | None) -> None:
@@ -55,8 +68,28 @@ class TrackedReporter:
         self._reporter.notify(text)
 
     def finish(self) -> None:
-        """Closes the tracker."""
-        self._tracker.finish()
+        """Closes the tracker, if it was started."""
+        if self._tracker is not None:
+            self._tracker.finish()
+            self._tracker = None
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested options with names such as `training.batch_size`."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def check_installed(name: Tracker) -> None:
+    """Checks that the package of a tracker is there, without importing it.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if importlib.util.find_spec(name) is None:
+        raise ValueError(f"log_with={name!r} needs the package {name}: pip install {name}")
 
 
 def make_tracker(name: Tracker, folder: Path) -> Any:

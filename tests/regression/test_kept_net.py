@@ -1,0 +1,95 @@
+"""The net that predicts is the better one on validation, and every report says which it is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import smoe
+from gridded_files import regional
+from smoe.regression.fitted import best_validation, is_worse
+from smoe.regression.scores import bootstrap_spread
+from smoe.regression.scoring import NOT_KEPT, PLAIN
+
+SMALL: dict[str, Any] = {"device": "cpu", "progress": False, "compare": "yes", "net": "layer", "filters": 2}
+
+
+def alike_everywhere() -> tuple[xr.Dataset, xr.Dataset]:
+    """Targets that a plain net learns: a function of the pixel and its neighbours, the same at all places."""
+    x = regional(120, 8, 10, seed=1, name="x")
+    size = abs(x["x"] - 280.0)
+    y = (size + size.shift(lon=1, fill_value=0.0)).astype(np.float32)
+    return x, y.assign_attrs(units="K").to_dataset(name="y")
+
+
+@pytest.fixture(scope="module")
+def plain_is_better() -> tuple[smoe.GridRegressor, xr.Dataset, xr.Dataset, list[str]]:
+    x, y = alike_everywhere()
+    lines: list[str] = []
+    # One linear filter at each pixel cannot learn an absolute value; two convolutions with ReLU can.
+    model = smoe.GridRegressor(max_epochs=12, learning_rate=0.02, num_experts=40.0, **SMALL)
+    model.fit(x, y, notify=lines.append)
+    assert is_worse(model.fitted.records)
+    return model, x, y, lines
+
+
+def test_the_plain_net_predicts_where_it_is_better(
+    plain_is_better: tuple[smoe.GridRegressor, xr.Dataset, xr.Dataset, list[str]], tmp_path: Path
+) -> None:
+    model, x, y, lines = plain_is_better
+    fitted = model.fitted
+    assert fitted.keeps_plain and model.net is fitted.plain
+    table = model.score(x, y)
+    assert table.value("model") < table.value(NOT_KEPT) and PLAIN not in table.rmse
+    error = model.predict(x)["y"] - y["y"]
+    weights = xr.DataArray(np.cos(np.deg2rad(x["lat"].values)), dims="lat")
+    by_hand = float(np.sqrt((error.astype(np.float64) ** 2).weighted(weights).mean(["lat", "lon"]).mean()))
+    assert table.value("model") == pytest.approx(by_hand, rel=1e-4)
+    note = "the plain net predicts, it was better on validation than the SMoE net"
+    assert note in str(table) and note in str(table.to_plain()["note"]) and any(note in line for line in lines)
+    assert "plain layer of" in model.predict(x).attrs["history"]
+    assert "the plain net predicts" in model.routing_map().attrs["comment"]
+    model.save(tmp_path / "m")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert config["kept"] == "plain" and note in config["note"]
+    again = smoe.GridRegressor.load(tmp_path / "m")
+    assert again.fitted.keeps_plain
+    xr.testing.assert_equal(again.predict(x), model.predict(x))
+
+
+def test_the_smoe_net_is_kept_on_request_and_the_scores_say_that_it_is_worse(
+    plain_is_better: tuple[smoe.GridRegressor, xr.Dataset, xr.Dataset, list[str]],
+) -> None:
+    model, x, y, _ = plain_is_better
+    asked = smoe.GridRegressor(max_epochs=12, learning_rate=0.02, num_experts=40.0, keep="smoe", **SMALL)
+    asked.fit(x, y)
+    assert not asked.fitted.keeps_plain and asked.net is asked.fitted.net
+    table = asked.score(x, y)
+    assert table.value(PLAIN) == pytest.approx(model.score(x, y).value("model"), rel=1e-5)
+    assert "the model was worse on validation than the plain net of the same size" in str(table)
+
+
+def test_the_better_net_needs_no_note_and_an_unknown_one_has_one() -> None:
+    x, y = regional(30, 4, 6, seed=1), regional(30, 4, 6, seed=2)
+    model = smoe.GridRegressor(max_epochs=1, **SMALL)
+    model.fit(x, y)
+    better = {"model": [{"validation/loss": 1.0}, {"stopped": "x"}], "plain": [{"validation/loss": 2.0}]}
+    fitted = replace(model.fitted, records=better, keeps_plain=False)
+    assert fitted.note() is None and not is_worse(better)
+    assert "no plain net was fitted" in str(replace(fitted, plain=None).note())
+    assert best_validation([{"validation/loss": float("nan")}, {"validation/loss": None}]) is None
+
+
+def test_the_spread_is_that_of_the_root_mean_square_over_blocks() -> None:
+    generator = np.random.default_rng(0)
+    squared = generator.exponential(4.0, (900, 1))
+    # The root of a mean of 900 values of mean 4 and standard deviation 4: 4 / sqrt(900) / (2 * sqrt(4)) = 0.0333.
+    assert bootstrap_spread(squared)[0] == pytest.approx(0.0333, rel=0.2)
+    # Times that err alike in runs of 30 are 30 independent values, not 900.
+    assert bootstrap_spread(np.repeat(squared[:30], 30, axis=0))[0] > 3.0 * bootstrap_spread(squared)[0]
