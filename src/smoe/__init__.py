@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from smoe.ops import Routing, routed_conv2d
     from smoe.ops.graph import edge_directions
     from smoe.regression import GridRegressor
+    from smoe.views import plot_routing
 
 
 __all__ = [
@@ -90,6 +91,7 @@ __all__ = [
     "node_gate",
     "ops",
     "plan_conversion",
+    "plot_routing",
     "read_mesh",
     "routed_conv2d",
     "rules",
@@ -105,6 +107,7 @@ _HOMES = {
     "load": "smoe.experiments.loading",
     "Routing": "smoe.ops",
     "edge_directions": "smoe.ops.graph",
+    "plot_routing": "smoe.views",
     "read_mesh": "smoe.meshes",
     "routed_conv2d": "smoe.ops",
 }
@@ -114,7 +117,15 @@ def __getattr__(name: str) -> object:
     if name in _SUBMODULES:
         return importlib.import_module(f"smoe.{name}")
     if name in __all__:
-        return getattr(importlib.import_module(_HOMES.get(name, "smoe.nn")), name)
+        try:
+            home = importlib.import_module(_HOMES.get(name, "smoe.nn"))
+        except ModuleNotFoundError as error:
+            if error.name != "matplotlib":
+                raise
+            raise ModuleNotFoundError(
+                f"smoe.{name} needs matplotlib: pip install 'smoe[plot]'", name=error.name
+            ) from None
+        return getattr(home, name)
     raise AttributeError(f"module 'smoe' has no attribute {name!r}")
 
 

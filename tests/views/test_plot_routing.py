@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from torch import nn
 
+import smoe
 from smoe.nn import ConvGate, SpatialMoE2d
 from smoe.views import plot_routing, routing
 
@@ -39,6 +40,44 @@ def test_nodes_of_a_mesh_are_points(figures: list[Figure]) -> None:
     plot_routing(RNG.integers(0, 3, (1, 20)), "unused.png", num_experts=3, coords=torch.from_numpy(coords))
     (points,) = figures[0].axes[0].collections
     np.testing.assert_allclose(np.asarray(points.get_offsets()), coords)
+
+
+def test_a_map_has_the_coordinates_of_its_rows_and_columns(tmp_path: Path) -> None:
+    layer = SpatialMoE2d(1, 3, 2, spatial_shape=(6, 8))
+    north_to_south = {"latitude": np.linspace(60.0, 50.0, 6), "longitude": torch.arange(8) * 2.0}
+    figure = smoe.plot_routing(layer, tmp_path / "map.png", coords=north_to_south)
+    axes = figure.axes[0]
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("latitude", "longitude")
+    # The first row of the data, the northernmost, is drawn at the top: half a step beyond 60 degrees.
+    assert axes.get_ylim() == (49.0, 61.0) and axes.get_xlim() == (-1.0, 15.0)
+    (image,) = axes.images
+    assert image.get_extent() == [-1.0, 15.0, 61.0, 49.0] and image.origin == "lower"
+    assert (tmp_path / "map.png").stat().st_size > 5_000
+
+
+def test_rows_with_several_steps_and_pixels_with_two_coordinates() -> None:
+    choices = RNG.integers(0, 3, (1, 3, 4))
+    rows, columns = np.array([0.0, 1.0, 5.0]), np.arange(4.0)
+    figure = plot_routing(choices, num_experts=3, coords={"y": rows, "x": columns})
+    (mesh,) = figure.axes[0].collections
+    assert np.asarray(mesh.get_array()).shape == (3, 4, 3)
+    latitude, longitude = np.meshgrid(rows, columns, indexing="ij")
+    figure = plot_routing(choices, num_experts=3, coords={"lat": latitude, "lon": longitude})
+    (points,) = figure.axes[0].collections
+    np.testing.assert_array_equal(points.get_offsets(), np.stack([longitude.ravel(), latitude.ravel()], axis=1))
+
+
+def test_a_coarser_gate_of_a_model_is_stretched_over_the_same_area() -> None:
+    net = nn.Sequential(SpatialMoE2d(1, 3, 2, spatial_shape=(6, 8)), SpatialMoE2d(2, 4, 1, spatial_shape=(3, 4)))
+    figure = plot_routing(net, coords={"y": np.arange(6.0), "x": np.arange(8.0)})
+    fine, coarse = (axes.images[0] for axes in figure.axes if axes.images)
+    assert fine.get_extent() == coarse.get_extent() and np.asarray(coarse.get_array()).shape == (3, 4, 3)
+    with pytest.raises(
+        ValueError, match=r"coords y \(5,\) and x \(8,\) do not fit the pixels of the gates, 6 x 8, 3 x 4"
+    ):
+        plot_routing(net, coords={"y": np.arange(5.0), "x": np.arange(8.0)})
+    with pytest.raises(ValueError, match="must name rows and columns, two coordinates, got time, y, x"):
+        plot_routing(net, coords={"time": 0, "y": np.arange(6.0), "x": np.arange(8.0)})
 
 
 def test_each_gate_of_a_model_is_drawn(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,20 +12,21 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from smoe.diagnostics import expert_use, fixed_choices, fixed_gates
-from smoe.diagnostics.choices import Choices, as_array
+from smoe.diagnostics.choices import Choices
 from smoe.views.expert_use import draw_expert_use
 from smoe.views.picture import save_picture
+from smoe.views.pixel_places import PixelPlaces, read_places
 from smoe.views.similarity_colours import similarity_colours
 
 
 def plot_routing(
     routing: Choices | nn.Module,
-    path: str | Path,
+    path: str | Path | None = None,
     *,
     num_experts: int | None = None,
-    coords: np.ndarray | Tensor | None = None,
+    coords: np.ndarray | Tensor | Mapping[str, Any] | None = None,
     title: str = "",
-) -> None:
+) -> Figure:
     """Draws which experts serve which pixels, and how much each expert is used.
 
     Pixels with like colours share experts. A line is drawn as a strip, a map as it is, a volume as the middle slices
@@ -33,13 +35,22 @@ def plot_routing(
     Args:
         routing: Experts chosen at each pixel, `(E, ...)`; or a layer or model, whose gates are drawn one below the
             other. Gates whose choices depend on the input are left out: give what they choose for an input instead.
-        path: Picture to write.
+        path: Picture to write; None writes nothing.
         num_experts: Number of experts in the bank, X. Needed for a routing, not for a layer or model.
-        coords: Position of each pixel, such as longitude and latitude, `(..., 2)`.
+        coords: Where the pixels lie. Of a map, the coordinates of rows and columns by their names, such as
+            `{"latitude": data.lat, "longitude": data.lon}`, each `(H,)` and `(W,)` or of each pixel `(H, W)`; gates of
+            a model with another number of pixels are stretched over the same area. Of any pixels, two numbers for each,
+            `(..., 2)`.
         title: Title of the picture.
+
+    Returns:
+        The figure, which a notebook shows.
 
     Raises:
         ValueError: If there is nothing to draw, `num_experts` is missing, or `coords` do not fit the pixels.
+
+    Example:
+        >>> smoe.plot_routing(model, "routing.png", coords={"latitude": data.lat, "longitude": data.lon})
     """
     if isinstance(routing, nn.Module):
         gates, found = fixed_gates(routing), fixed_choices(routing)
@@ -53,29 +64,26 @@ def plot_routing(
         raise ValueError("num_experts is needed to draw a routing: its experts need not all be in use")
     else:
         rows = {"": (routing, num_experts)}
+    places = None if coords is None else read_places(coords, [tuple(choices.shape[1:]) for choices, _ in rows.values()])
     figure = Figure(figsize=(11.0, 0.5 + 3.6 * len(rows)), layout="constrained")
     figure.suptitle(title, fontsize=13, fontweight="bold")
     parts = np.atleast_1d(np.asarray(figure.subfigures(len(rows), 1)))
     for part, (name, (choices, size)) in zip(parts, rows.items(), strict=True):
         colours = similarity_colours(choices, size)
-        panels = _panels(colours, coords)
+        panels = [colours] if places is not None else _panels(colours)
         axes = part.subplots(1, len(panels) + 1, squeeze=False)[0]
         for panel, image in zip(axes, panels, strict=False):
-            _show(panel, image, coords)
+            _show(panel, image, places)
         num_selected = len(choices)
         part.suptitle(f"{name}: {num_selected} of {size} experts at each pixel".removeprefix(": "), fontsize=11)
         draw_expert_use(axes[-1], expert_use(choices, size))
-    save_picture(figure, path)
+    if path is not None:
+        save_picture(figure, path)
+    return figure
 
 
-def _panels(colours: np.ndarray, coords: np.ndarray | Tensor | None) -> list[np.ndarray]:
+def _panels(colours: np.ndarray) -> list[np.ndarray]:
     num_dimensions = colours.ndim - 1
-    if coords is not None:
-        if tuple(coords.shape) != (*colours.shape[:-1], 2):
-            raise ValueError(
-                f"coords must hold two numbers for each pixel, {(*colours.shape[:-1], 2)}, got {tuple(coords.shape)}"
-            )
-        return [colours]
     if num_dimensions == 1:
         return [colours[None]]
     if num_dimensions == 2:
@@ -85,13 +93,11 @@ def _panels(colours: np.ndarray, coords: np.ndarray | Tensor | None) -> list[np.
     raise ValueError(f"pixels of shape {colours.shape[:-1]} cannot be drawn without coords")
 
 
-def _show(axes: Axes, colours: np.ndarray, coords: np.ndarray | Tensor | None) -> None:
-    if coords is None:
+def _show(axes: Axes, colours: np.ndarray, places: PixelPlaces | None) -> None:
+    if places is None:
         axes.imshow(colours, interpolation="nearest", aspect="auto" if len(colours) == 1 else "equal")
+        axes.set_xticks([])
+        axes.set_yticks([])
     else:
-        places = as_array(coords).reshape(-1, 2)
-        axes.scatter(*places.T, c=colours.reshape(-1, 3), s=max(1.0, 4000.0 / len(places)), linewidths=0)
-        axes.set_aspect("equal", adjustable="datalim")
-    axes.set_xticks([])
-    axes.set_yticks([])
+        places.draw(axes, colours)
     axes.set_title("like colours share experts", fontsize=10.5)
