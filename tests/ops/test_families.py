@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
-from smoe.ops.families import family_gradient, family_sizes, sample_families, slot_products
+from smoe.ops.families import family_sizes, sample_families
+from smoe.ops.sample_factorised import sample_factorised
 
-SIZES = [(6, 3), (7, 3), (5, 1), (4, 4), (11, 4), (256, 128)]
+SIZES = [(6, 3), (7, 3), (5, 1), (4, 4), (11, 4)]
 
 
 def members(num_experts: int, num_families: int) -> list[range]:
@@ -35,7 +36,7 @@ def byte_sum(seed: int, place: int) -> int:
     return sum(bits.to_bytes(4, "little")) - 510
 
 
-@pytest.mark.parametrize(("num_experts", "num_families"), SIZES[:-1])
+@pytest.mark.parametrize(("num_experts", "num_families"), SIZES)
 @pytest.mark.parametrize("num_pixels", [1, 19, 33])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_sample_is_the_best_of_each_family_after_noise(
@@ -82,50 +83,27 @@ def test_the_operator_passes_the_checks_of_torch() -> None:
 
 
 @pytest.mark.parametrize(("num_experts", "num_families"), SIZES)
-@pytest.mark.parametrize("temperature", [1.0, 0.2])
-def test_the_gradient_is_that_of_a_softmax_that_mixes_the_outputs(
-    num_experts: int, num_families: int, temperature: float
+@pytest.mark.parametrize("rank", [1, 8, 13, 70])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sample_from_keys_and_embeddings_is_that_of_their_products(
+    num_experts: int, num_families: int, rank: int, dtype: torch.dtype
 ) -> None:
-    torch.manual_seed(1)
-    scores = (4.0 * torch.randn(1, num_experts, 5, dtype=torch.float64)).requires_grad_()
-    products = torch.randn(1, num_experts, 5, dtype=torch.float64)
-    value = torch.zeros((), dtype=torch.float64)
-    for family in members(num_experts, num_families):
-        own = slice(family.start, family.stop)
-        value = value + ((scores[0, own] / temperature).softmax(dim=0) * products[0, own]).sum()
-    (expected,) = torch.autograd.grad(value, scores)
-    torch.testing.assert_close(family_gradient(scores.detach(), products, num_families, temperature), expected)
-    # A number for each family and pixel has no effect.
-    shift = torch.cat([torch.randn(1, 5).expand(len(family), 5) for family in members(num_experts, num_families)])
-    shifted = family_gradient(scores.detach(), products + shift[None], num_families, temperature)
-    torch.testing.assert_close(shifted, expected)
+    torch.manual_seed(4)
+    # Small integers, whose products are exact in any order.
+    keys = torch.randint(-3, 4, (num_experts, rank)).to(dtype)
+    embedding = torch.randint(-3, 4, (rank, 37)).to(dtype)
+    for seed, noise in ((torch.tensor(11), 2.0), (torch.tensor(2**33), 0.0)):
+        expected = sample_families((keys @ embedding)[None], num_families, seed, noise)
+        assert torch.equal(sample_factorised(keys, embedding, num_families, seed, noise), expected)
 
 
-@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e12])
-@pytest.mark.parametrize(("num_experts", "num_families"), [(6, 3), (7, 3)])
-def test_a_relative_gradient_has_no_scale(num_experts: int, num_families: int, scale: float) -> None:
-    torch.manual_seed(2)
-    scores, products = torch.randn(1, num_experts, 40), torch.randn(1, num_experts, 40)
-    deviation = torch.cat(
-        [part - part.mean(dim=0) for part in products[0].split(family_sizes(num_experts, num_families))]
-    )
-    expected = family_gradient(scores, products, num_families) / deviation.square().mean().sqrt()
-    found = family_gradient(scores, products * scale, num_families, is_relative=True)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+def test_an_embedding_that_is_not_finite_is_refused() -> None:
+    keys, embedding = torch.ones(4, 2), torch.zeros(2, 19)
+    embedding[1, 17] = torch.inf
+    with pytest.raises(ValueError, match="pixel 17"):
+        sample_factorised(keys, embedding, 2, torch.tensor(0), 1.0)
 
 
-def test_equal_candidates_receive_nothing() -> None:
-    scores = torch.randn(1, 6, 4)
-    assert (family_gradient(scores, torch.zeros(1, 6, 4), 3, is_relative=True) == 0.0).all()
-
-
-@pytest.mark.parametrize("expert_channels", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_are_sums_over_samples_and_outputs(expert_channels: int, dtype: torch.dtype) -> None:
-    torch.manual_seed(3)
-    error, outputs = (torch.randn(3, 2 * expert_channels, 5).to(dtype) for _ in range(2))
-    expected = torch.zeros(2, 5)
-    for sample in range(3):
-        for channel in range(2 * expert_channels):
-            expected[channel // expert_channels] += error[sample, channel].float() * outputs[sample, channel].float()
-    torch.testing.assert_close(slot_products(error, outputs, expert_channels), expected)
+def test_the_operator_of_keys_and_embeddings_passes_the_checks_of_torch() -> None:
+    arguments = (torch.randn(7, 3), torch.randn(3, 9), 3, torch.tensor(5), 0.01)
+    torch.library.opcheck(torch.ops.smoe.sample_factorised.default, arguments)

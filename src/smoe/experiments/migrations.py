@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of the schema that this version writes."""
 
 Plain = dict[str, Any]
@@ -156,4 +156,13 @@ def _from_2_to_3(plain: Plain) -> Plain:
     return plain
 
 
-_STEPS: dict[int, Callable[[Plain], Plain]] = {1: _from_1_to_2, 2: _from_2_to_3}
+def _from_3_to_4(plain: Plain) -> Plain:
+    """The noise of the straight-through rule grows during a warm-up; it was whole from the first pass on before."""
+    rule = plain["rule"]
+    if rule["type"] == "straight_through":
+        # Without noise, the warm-up has no effect, and takes its default.
+        plain["rule"] = {"warm_up": 0 if rule["noise"] > 0.0 else 100, **rule}
+    return plain
+
+
+_STEPS: dict[int, Callable[[Plain], Plain]] = {1: _from_1_to_2, 2: _from_2_to_3, 3: _from_3_to_4}

@@ -13,7 +13,7 @@ from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_checks import check_positive
 from smoe.nn.local_affine import LocalAffine
 from smoe.nn.routed_layer import RoutedLayer, resolve_gate
-from smoe.ops.families import slot_products
+from smoe.ops.family_gradient import slot_products
 from smoe.ops.routed_bias import routed_bias
 from smoe.ops.top_experts import family_members
 from smoe.options import BIAS_OWNERS, BiasOwner, Order

@@ -119,7 +119,11 @@ class RoutedLayer(nn.Module, ABC):
     @property
     def last_routing(self) -> Routing | None:
         """Routing of the last forward pass in training mode; the auxiliary losses are made of it."""
-        return self._last_routing
+        routing = self._last_routing
+        if routing is not None and not routing.has_scores:
+            scored = self.gate.route(None, None)
+            routing = self._last_routing = scored._replace(indices=routing.indices)
+        return routing
 
     def routing(self, input: torch.Tensor | None = None) -> RoutingMap:
         """What the gate decides, in the shape of its grid.
@@ -140,7 +144,14 @@ class RoutedLayer(nn.Module, ABC):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, C, *grid)` to `(B, E * F, *grid)`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
         self.check_input(input)
-        return self.respond(input, self.gate.route(input, self))
+        return self.respond(input, self.route(input))
+
+    def route(self, input: torch.Tensor) -> Routing:
+        """The routing of a pass; in training mode, the rule may select other experts than the gate."""
+        if self.training and torch.is_grad_enabled():
+            needs_scores = self.weighted or self.active_damping is not None
+            return self.learner.route(self.gate, input, self, needs_scores=needs_scores)
+        return self.gate.route(input, self)
 
     def respond(self, input: torch.Tensor, routing: Routing) -> torch.Tensor:
         """The output for a routing; in training mode its backward pass trains the gate.

@@ -10,7 +10,7 @@ from torch import nn
 from smoe.nn.defaults import resolve_default_rule
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.routed_layer import RoutedLayer, resolve_gate
-from smoe.ops.families import slot_products
+from smoe.ops.family_gradient import slot_products
 from smoe.ops.gather_experts import gather_experts
 from smoe.ops.top_experts import family_members
 from smoe.options import Order

@@ -1,7 +1,7 @@
 """Stateless functions on tensors: the operations an SMoE layer is made of."""
 
 from smoe.ops.error_quantile import error_quantile
-from smoe.ops.families import family_gradient
+from smoe.ops.family_gradient import family_gradient
 from smoe.ops.gather_experts import gather_experts
 from smoe.ops.grid_conv import grid_conv2d
 from smoe.ops.local_conv import local_conv2d

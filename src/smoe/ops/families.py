@@ -1,12 +1,4 @@
-"""Families of experts: selection with noise, and the straight-through gradient.
-
-A family is a softmax over its candidates of which one alone is computed in forward. In backward, the score of candidate
-k receives the gradient that it would have if the softmax mixed the outputs, taken where the selected experts serve:
-
-    pi_k (D_k - sum_j pi_j D_j) / temperature,  D_k = sum over samples and outputs of error * output of candidate k.
-
-Adding the same number to all D of a family changes nothing.
-"""
+"""Families of experts, and their selection with noise."""
 
 from __future__ import annotations
 
@@ -18,9 +10,10 @@ import torch
 from smoe.ops.native.library import library_for, num_threads
 from smoe.ops.registration import register_operator
 from smoe.ops.top_experts import family_members, refuse_nonfinite
+from smoe.ops.triton.availability import why_not_for
 
 # Standard deviation of the sum of four bytes.
-_BYTES_STD = math.sqrt(4 * (256**2 - 1) / 12)
+BYTES_STD = math.sqrt(4 * (256**2 - 1) / 12)
 
 
 def family_sizes(num_experts: int, num_families: int) -> list[int]:
@@ -44,7 +37,7 @@ def sample_families(scores: torch.Tensor, num_selected: int, seed: torch.Tensor,
     Returns:
         Expert numbers `(1, E, P)`, int32.
     """
-    return torch.ops.smoe.sample_families(scores.detach(), num_selected, seed, noise / _BYTES_STD)
+    return torch.ops.smoe.sample_families(scores.detach(), num_selected, seed, noise / BYTES_STD)
 
 
 def _scramble(bits: torch.Tensor) -> torch.Tensor:
@@ -91,6 +84,14 @@ def _native_sample(scores: torch.Tensor, num_selected: int, seed: torch.Tensor, 
     return indices
 
 
+def _cuda_sample(scores: torch.Tensor, num_selected: int, seed: torch.Tensor, factor: float) -> torch.Tensor:
+    if why_not_for(scores) is not None:
+        return _dense_sample(scores, num_selected, seed, factor)
+    from smoe.ops.triton.family_experts import triton_sample_families
+
+    return triton_sample_families(scores, num_selected, seed, factor)
+
+
 def _fake_sample(scores: torch.Tensor, num_selected: int, seed: torch.Tensor, factor: float) -> torch.Tensor:
     del seed, factor
     return scores.new_empty((scores.shape[0], num_selected, scores.shape[2]), dtype=torch.int32)
@@ -100,88 +101,6 @@ register_operator(
     "sample_families(Tensor scores, int num_selected, Tensor seed, float factor) -> Tensor",
     dense=_dense_sample,
     native=_native_sample,
+    cuda=_cuda_sample,
     fake=_fake_sample,
 )
-
-
-def family_gradient(
-    scores: torch.Tensor,
-    products: torch.Tensor,
-    num_families: int,
-    temperature: float = 1.0,
-    *,
-    is_relative: bool = False,
-) -> torch.Tensor:
-    """The gradient at the scores.
-
-    Args:
-        scores: `(1, X, P)`.
-        products: D of each expert, `(1, X, P)`, up to a number for each family and pixel.
-        num_families: E.
-        temperature: Temperature of the softmax.
-        is_relative: Divide D less the mean of its family by the root mean square of that over all experts and pixels,
-            so that neither the scale of the loss nor that of the data has an effect. An optimiser with a threshold in
-            the units of the gradient, as the epsilon of Adam is, would stop the gate where errors are small.
-
-    Returns:
-        `(1, X, P)`.
-    """
-    num_experts = scores.shape[1]
-    # Experts as (E, K): views where all families have one size; otherwise smaller ones are padded.
-    places = None if num_experts % num_families == 0 else _places(num_experts, num_families, scores.device)
-    logits = _by_family(scores[0] / temperature, num_families, places, -torch.inf)
-    products = _by_family(products[0].to(scores.dtype), num_families, places, 0.0)
-    if is_relative:
-        if places is None:
-            products = products - products.mean(dim=1, keepdim=True)
-        else:
-            is_member = logits > -torch.inf
-            products = products - products.sum(dim=1, keepdim=True) / is_member.sum(dim=1, keepdim=True)
-            products = torch.where(is_member, products, 0.0)
-        products = _in_units_of_its_spread(products, scores[0].numel())
-    probability = logits.softmax(dim=1)
-    mean = (probability * products).sum(dim=1, keepdim=True)
-    gradient = (products - mean).mul_(probability).flatten(0, 1)
-    gradient = gradient if temperature == 1.0 else gradient / temperature
-    return (gradient if places is None else gradient[places])[None]
-
-
-def _places(num_experts: int, num_families: int, device: torch.device) -> torch.Tensor:
-    """Place of each expert among families that are padded to the size of the largest, `(X,)`."""
-    size, larger = divmod(num_experts, num_families)
-    expert = torch.arange(num_experts, device=device)
-    # The first `larger` families have one expert more; each later one has one place that is empty.
-    later = (expert - larger * (size + 1)) // size
-    return torch.where(expert < larger * (size + 1), expert, expert + later.clamp(min=0))
-
-
-def _by_family(values: torch.Tensor, num_families: int, places: torch.Tensor | None, fill: float) -> torch.Tensor:
-    """`(X, P)` as `(E, K, P)`."""
-    if places is not None:
-        largest = -(-values.shape[0] // num_families)
-        empty = values.new_full((num_families * largest, values.shape[1]), fill)
-        values = empty.index_copy_(0, places, values)
-    return values.unflatten(0, (num_families, -1))
-
-
-def _in_units_of_its_spread(values: torch.Tensor, count: int) -> torch.Tensor:
-    # In float64, because squares of small errors would be 0.
-    norm = torch.linalg.vector_norm(values, dtype=torch.float64)
-    spread = (norm / math.sqrt(max(1, count))).to(values.dtype)
-    # Values that are not finite stay so, and are counted by the layer.
-    return torch.where(spread == 0.0, 0.0, values / spread)
-
-
-def slot_products(error: torch.Tensor, outputs: torch.Tensor, expert_channels: int) -> torch.Tensor:
-    """Sum over samples and an expert's outputs of error times output, `(E, P)`, in at least float32.
-
-    Args:
-        error: `(B, E * F, P)`.
-        outputs: `(B, E * F, P)`.
-        expert_channels: F.
-    """
-    total = torch.zeros(error.shape[1:], dtype=torch.promote_types(error.dtype, torch.float32), device=error.device)
-    # One sample after the other, so that no product of the size of the batch is stored.
-    for sample, output in zip(error, outputs, strict=True):
-        total.addcmul_(sample.to(total.dtype), output.to(total.dtype))
-    return total if expert_channels == 1 else total.unflatten(0, (-1, expert_channels)).sum(dim=1)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from smoe.ops.observe_probe import at_slots, sum_over_samples
+
 # One pixel of so many has its output disturbed in a pass that measures the curvature.
 _PIXELS_PER_MEASUREMENT = 64
 # Size of the disturbance, in units of the difference between the two experts' outputs.
@@ -53,15 +55,6 @@ def draw_challenge(indices: torch.Tensor, num_experts: int, round_number: int) -
     experts = ((number == place + 1) & (is_other > 0)).to(torch.uint8).argmax(dim=0)
     slots = (start // 2**14 + round_number % num_others + round_number // num_others) % num_selected
     return Challenge(experts.to(torch.int32)[None, None], slots)
-
-
-def at_slots(values: torch.Tensor, slots: torch.Tensor, expert_channels: int) -> torch.Tensor:
-    """Outputs, or errors, `(B, F, P)` of one slot at each pixel, out of `(B, E * F, P)`."""
-    if values.shape[1] == expert_channels:
-        return values
-    by_slot = values.unflatten(1, (-1, expert_channels))
-    shape = (values.shape[0], 1, expert_channels, len(slots))
-    return by_slot.gather(1, slots.expand(shape)).squeeze(1)
 
 
 def exchange_scores(
@@ -160,15 +153,16 @@ def observe(
         disturbance: Disturbance of the output, if any.
         loss_scale: Factor of the loss before its backward, which is divided out; None for 1.
     """
+    if disturbance is None:
+        loss_scale = torch.ones((), device=error.device) if loss_scale is None else loss_scale
+        slopes, squares, sizes = sum_over_samples(error, difference, slots, loss_scale)
+        return Observation(slopes, squares, sizes, slopes.new_zeros(2))
     difference = difference.float()
     slopes = (at_slots(error, slots, difference.shape[1]).float() * difference).sum(dim=1)
-    if loss_scale is not None:
-        slopes = slopes / loss_scale
+    slopes = slopes if loss_scale is None else slopes / loss_scale
     sizes = difference.square().sum(dim=1)
-    curvature = slopes.new_zeros(2)
-    if disturbance is not None:
-        curvature = measure_curvature(slopes, sizes, disturbance)
-        slopes[:, disturbance.pixels] = 0.0
+    curvature = measure_curvature(slopes, sizes, disturbance)
+    slopes[:, disturbance.pixels] = 0.0
     return Observation(slopes.sum(dim=0), slopes.square().sum(dim=0), sizes.sum(dim=0), curvature)
 
 

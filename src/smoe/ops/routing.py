@@ -11,7 +11,8 @@ class Routing(NamedTuple):
     """The decision of a gate in one forward pass.
 
     The first dimension has size 1 if all samples share the routing, and size B if each sample has its own. Pixels are
-    flat: a grid of H x W has P = H * W.
+    flat: a grid of H x W has P = H * W. A routing that was drawn without computing the scores of all experts has empty
+    scores, `(1, 0, P)`.
 
     Attributes:
         indices: Selected experts `(1 or B, E, P)`, int32.
@@ -26,6 +27,11 @@ class Routing(NamedTuple):
     clean: torch.Tensor
     noisy: torch.Tensor
     noise_std: float = 0.0
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether the scores of all experts are at hand."""
+        return self.scores.shape[1] > 0
 
     @property
     def weights(self) -> torch.Tensor:

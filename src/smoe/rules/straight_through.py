@@ -23,16 +23,20 @@ class StraightThrough(Rule):
         temperature: Temperature of the softmax over a family, positive.
         share: Share of the samples of a batch, in (0, 1], from which the gate learns. The other candidates are computed
             for these samples only, which bounds the cost of a training step. Where it is less than one sample, the gate
-            learns in some of the passes only.
+            learns in some of the passes only. None for a quarter with up to three candidates in a family, and for
+            0.5 / (K - 1) with K of them.
         noise: Standard deviation of the noise of the selection in training, in units of the scores; 0 for none.
+        warm_up: Backward passes during which the noise grows from 0 to `noise`, so that a trained network that was
+            converted is not disturbed while its experts begin to differ. A compiled layer has no warm-up.
         patience: Backward passes after which an expert of a family that serves less than 1 % of the pixels becomes a
             copy of the one of its family that serves most; 0 for never. Needs a `FactorisedGate`, and a layer of
             filters.
     """
 
     temperature: float = 1.0
-    share: float = 0.25
+    share: float | None = None
     noise: float = 1.25
+    warm_up: int = 100
     patience: int = 0
 
     name: ClassVar[str] = "straight_through"
@@ -42,7 +46,8 @@ class StraightThrough(Rule):
     def __post_init__(self) -> None:
         if not self.temperature > 0.0:
             raise ValueError(f"temperature must be positive, got {self.temperature}")
-        if not 0.0 < self.share <= 1.0:
+        if self.share is not None and not 0.0 < self.share <= 1.0:
             raise ValueError(f"share must be in (0, 1], got {self.share}")
         check_not_negative("noise", self.noise)
+        check_not_negative("warm_up", self.warm_up)
         check_not_negative("patience", self.patience)

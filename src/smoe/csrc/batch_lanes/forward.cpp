@@ -139,6 +139,7 @@ constexpr std::array<Multiply, sizeof...(rows)> multiply_table(std::integer_sequ
 struct Work {
     const smoe_geometry& g;
     const Bank& bank;
+    const std::vector<int64_t>& rows;  // see source_rows()
     const int32_t* indices;
     Panel panel;
     float* picture;    // packed rows of the band, by slot
@@ -147,7 +148,7 @@ struct Work {
     bool stream;
 };
 
-// Columns of a packed row: kw / 2 before the first.
+// Columns of a packed row, with the padding before the first.
 int64_t padded_width(const smoe_geometry& g) { return (g.output_width - 1) * g.stride + g.kernel_width; }
 
 // `fold` channels of one input row, with the columns that wrap around; those beyond a zero border are never read and
@@ -159,9 +160,9 @@ void pack_row(const Work& work, const float* x, int64_t channel, int64_t row, in
     const int64_t used = panel.count * panel.fold;
     const float* source = x + panel.first * sample + channel * plane + row * g.width;
     float* target = work.picture + slot * work.row_size + channel * panel.width;
-    int64_t column = g.wraps_columns ? 0 : g.kernel_width / 2;
+    int64_t column = g.wraps_columns ? 0 : g.column_padding;
     while (column < padded_width(g)) {
-        const int64_t from = source_coordinate(0, column, g.kernel_width, 1, g.width, g.wraps_columns);
+        const int64_t from = source_coordinate(0, column, g.column_padding, 1, g.width, g.wraps_columns);
         if (from < 0) return;
         const int64_t count = std::min(g.width - from, padded_width(g) - column);
         float* first = target + column * pixel;
@@ -218,14 +219,14 @@ class Tile {
         // Of each kernel row without the taps beyond a zero border at the left and the right.
         int64_t left = 0, right = run;
         if (!g_.wraps_columns) {
-            const int64_t origin = column * g_.stride - g_.kernel_width / 2;
+            const int64_t origin = column * g_.stride - g_.column_padding;
             left = std::max<int64_t>(left, -origin * work_.bank.channels);
             right = std::min(right, (g_.width - origin) * work_.bank.channels);
         }
         Piece pieces[kMostPieces];
         int64_t count = 0;
         for (int64_t ky = begin / run; ky * run < end; ++ky) {
-            const int64_t from = source_coordinate(row, ky, g_.kernel_height, g_.stride, g_.height, g_.wraps_rows);
+            const int64_t from = work_.rows[ky * g_.output_height + row];
             const int64_t first = std::max(begin, ky * run + left), last = std::min(end, ky * run + right);
             if (from < 0 || first >= last) continue;
             const float* patch = work_.picture + band_.slot[from] * work_.row_size +
@@ -322,9 +323,8 @@ void forward(const smoe_geometry& g, const float* x, const float* weight, const 
     Bank bank(g, panels);
     const int64_t lanes = panels.front().lanes();
     const int64_t row_size = padded_width(g) * bank.channels * panels.front().width;
-    const auto read = [&](int64_t row, int64_t tap) {
-        return source_coordinate(row, tap, g.kernel_height, g.stride, g.height, g.wraps_rows);
-    };
+    const std::vector<int64_t> rows = source_rows(g);
+    const auto read = [&](int64_t row, int64_t tap) { return rows[tap * g.output_height + row]; };
     const Bands bands = cut_into_bands(g.output_height, g.height, g.kernel_height,
                                        rows_per_band(row_size * g.stride, g.output_width, g.threads), read);
     const int64_t tile = pixels_per_tile(g.selected * lanes, bands.list.front().end * g.output_width, g.threads);
@@ -341,7 +341,7 @@ void forward(const smoe_geometry& g, const float* x, const float* weight, const 
     for (int64_t expert = 0; expert < g.experts; ++expert) pack_expert(g, weight, expert, bank);
 
     for (const Panel& panel : panels) {
-        const Work work{g, bank, indices, panel, picture, row_size, y, size >= kStreamBytes};
+        const Work work{g, bank, rows, indices, panel, picture, row_size, y, size >= kStreamBytes};
         const auto make = panel.width == 8 ? make_tile<16, 2> : panel.width == 16 ? make_tile<16, 1> : make_tile<32, 1>;
 #pragma omp parallel num_threads(g.threads)
         for (const Band& band : bands.list) {

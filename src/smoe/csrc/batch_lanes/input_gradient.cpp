@@ -226,11 +226,8 @@ void input_gradient_panels(const smoe_geometry& g, const std::vector<Panel>& pan
                            const float* weight, const int32_t* indices, float* dx) {
     const int64_t lanes = panels.front().lanes;
     const Plan plan(g, lanes);
-    const std::vector<int64_t> row_readers =
-        readers(g.output_height, g.kernel_height, g.stride, g.height, g.wraps_rows);
-    const std::vector<int64_t> column_readers =
-        readers(g.output_width, g.kernel_width, g.stride, g.width, g.wraps_columns);
-    const auto read = [&](int64_t row, int64_t tap) { return row_readers[tap * g.height + row]; };
+    const std::vector<int64_t> by_rows = row_readers(g), by_columns = column_readers(g);
+    const auto read = [&](int64_t row, int64_t tap) { return by_rows[tap * g.height + row]; };
     const int64_t row_slots = g.output_width * g.selected;
     const Bands bands =
         cut_into_bands(g.height, g.output_height, g.kernel_height,
@@ -249,7 +246,7 @@ void input_gradient_panels(const smoe_geometry& g, const std::vector<Panel>& pan
     for (int64_t expert = 0; expert < g.experts; ++expert) pack_expert(g, plan, weight, expert, bank);
 
     for (const Panel& panel : panels) {
-        const Work work{g, plan, row_readers, column_readers, bank, panel, packed, experts, dx, size >= kStreamBytes};
+        const Work work{g, plan, by_rows, by_columns, bank, panel, packed, experts, dx, size >= kStreamBytes};
         const auto make = panel.lanes == 16 ? make_tile<16> : make_tile<32>;
 #pragma omp parallel num_threads(g.threads)
         for (const Band& band : bands.list) {

@@ -231,11 +231,8 @@ void input_gradient_few(const smoe_geometry& g, const float* gradient, const flo
                         float* dx) {
     const Plan plan(g);
     const int64_t taps = g.kernel_height * g.kernel_width;
-    const std::vector<int64_t> row_readers =
-        readers(g.output_height, g.kernel_height, g.stride, g.height, g.wraps_rows);
-    const std::vector<int64_t> column_readers =
-        readers(g.output_width, g.kernel_width, g.stride, g.width, g.wraps_columns);
-    const auto read = [&](int64_t row, int64_t tap) { return row_readers[tap * g.height + row]; };
+    const std::vector<int64_t> by_rows = row_readers(g), by_columns = column_readers(g);
+    const auto read = [&](int64_t row, int64_t tap) { return by_rows[tap * g.height + row]; };
     const int64_t row_size = g.output_width * g.batch * plan.gradient_stride, pixel = g.batch * plan.sums_stride;
     const Bands bands = cut_into_bands(g.height, g.output_height, g.kernel_height,
                                        rows_per_band(ceil_divide(row_size, g.stride), g.width, g.threads), read);
@@ -248,7 +245,7 @@ void input_gradient_few(const smoe_geometry& g, const float* gradient, const flo
         static_cast<int32_t*>(expert_scratch.bytes(bands.slots * g.output_width * g.selected * sizeof(int32_t)));
     float* tiles = tile_scratch.floats(g.threads * tile * pixel);
     const int64_t size = g.batch * g.channels * g.height * g.width * sizeof(float);
-    const Work work{g, plan, row_readers, column_readers, bank, packed, experts, dx, size >= kStreamBytes};
+    const Work work{g, plan, by_rows, by_columns, bank, packed, experts, dx, size >= kStreamBytes};
 
 #pragma omp parallel num_threads(g.threads)
     {

@@ -309,17 +309,39 @@ inline int64_t pixels_per_tile(int64_t pixel_floats, int64_t band_pixels, int64_
     return std::max(most, kLineFloats);
 }
 
+// source_row() of each kernel row and output row, table[kernel row * output rows + output row]: it divides too often to
+// be called for each pixel.
+inline std::vector<int64_t> source_rows(const smoe_geometry& g) {
+    std::vector<int64_t> table(g.kernel_height * g.output_height);
+    for (int64_t tap = 0; tap < g.kernel_height; ++tap) {
+        for (int64_t row = 0; row < g.output_height; ++row) table[tap * g.output_height + row] = source_row(g, row, tap);
+    }
+    return table;
+}
+
 // Which output coordinate reads input `coordinate` with `tap`: at most one does, since all outputs read different
 // inputs with the same tap. table[tap * size + coordinate], -1 for none.
-inline std::vector<int64_t> readers(int64_t outputs, int64_t kernel, int64_t stride, int64_t size, int64_t wraps) {
-    std::vector<int64_t> table(kernel * size, -1);
-    for (int64_t tap = 0; tap < kernel; ++tap) {
+template <typename Source>
+std::vector<int64_t> readers(int64_t outputs, int64_t taps, int64_t size, const Source& source) {
+    std::vector<int64_t> table(taps * size, -1);
+    for (int64_t tap = 0; tap < taps; ++tap) {
         for (int64_t output = 0; output < outputs; ++output) {
-            const int64_t source = source_coordinate(output, tap, kernel, stride, size, wraps);
-            if (source >= 0) table[tap * size + source] = output;
+            const int64_t coordinate = source(output, tap);
+            if (coordinate >= 0) table[tap * size + coordinate] = output;
         }
     }
     return table;
+}
+
+inline std::vector<int64_t> row_readers(const smoe_geometry& g) {
+    return readers(g.output_height, g.kernel_height, g.height,
+                   [&](int64_t row, int64_t tap) { return source_row(g, row, tap); });
+}
+
+inline std::vector<int64_t> column_readers(const smoe_geometry& g) {
+    return readers(g.output_width, g.kernel_width, g.width, [&](int64_t column, int64_t tap) {
+        return source_coordinate(column, tap, g.column_padding, g.stride, g.width, g.wraps_columns);
+    });
 }
 
 }  // namespace batch_lanes

@@ -56,6 +56,7 @@ constexpr auto kMultiply = multiply_table(std::make_integer_sequence<int, kMostR
 
 struct Work {
     const smoe_geometry& g;
+    const std::vector<int64_t>& rows;   // see source_rows()
     int64_t x_stride, gradient_stride;  // floats from sample to sample
     float* x;                           // [slot of the row][column][B][C]
     float* gradient;                    // [row of the band][column][B][E]
@@ -97,12 +98,12 @@ void add_pixels(const Work& work, const Band& band, int64_t first, int64_t count
                 float* slab) {
     const smoe_geometry& g = work.g;
     const Groups groups(g.selected, kMostRows);
+    const int64_t* rows = work.rows.data() + tap / g.kernel_width * g.output_height;
     const int32_t* experts_end = work.experts + (first + count - band.begin * g.output_width) * g.selected;
     for (int64_t pixel = first; pixel < first + count; ++pixel) {
-        const int64_t row = source_coordinate(pixel / g.output_width, tap / g.kernel_width, g.kernel_height, g.stride,
-                                              g.height, g.wraps_rows);
-        const int64_t column = source_coordinate(pixel % g.output_width, tap % g.kernel_width, g.kernel_width, g.stride,
-                                                 g.width, g.wraps_columns);
+        const int64_t row = rows[pixel / g.output_width];
+        const int64_t column = source_coordinate(pixel % g.output_width, tap % g.kernel_width, g.column_padding,
+                                                 g.stride, g.width, g.wraps_columns);
         if (row < 0 || column < 0) continue;
         const float* x = work.x + (band.slot[row] * g.width + column) * g.batch * work.x_stride + block * kBlock;
         const int64_t here = pixel - band.begin * g.output_width;
@@ -136,9 +137,8 @@ void weight_gradient(const smoe_geometry& g, const float* x, const float* gradie
     const int64_t blocks = ceil_divide(g.channels, kBlock), units = taps * blocks;
     const int64_t x_stride = odd_lines(blocks * kBlock), gradient_stride = odd_lines(g.selected);
     const int64_t x_row = g.width * g.batch * x_stride, gradient_row = g.output_width * g.batch * gradient_stride;
-    const auto read = [&](int64_t row, int64_t tap) {
-        return source_coordinate(row, tap, g.kernel_height, g.stride, g.height, g.wraps_rows);
-    };
+    const std::vector<int64_t> rows = source_rows(g);
+    const auto read = [&](int64_t row, int64_t tap) { return rows[tap * g.output_height + row]; };
     const Bands bands = cut_into_bands(g.output_height, g.height, g.kernel_height,
                                        rows_per_band(x_row * g.stride + gradient_row, g.output_width, g.threads), read);
     const int64_t band_rows = bands.list.front().end;
@@ -148,6 +148,7 @@ void weight_gradient(const smoe_geometry& g, const float* x, const float* gradie
     static thread_local Scratch x_scratch, gradient_scratch, expert_scratch, slab_scratch;
     const Work work{
         g,
+        rows,
         x_stride,
         gradient_stride,
         x_scratch.floats(bands.slots * x_row),

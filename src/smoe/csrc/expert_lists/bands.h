@@ -5,6 +5,7 @@
 // bands: results do not depend on how many there are. Small layers are one band.
 #pragma once
 
+#include "packing.h"
 #include "plan.h"
 
 namespace smoe {
@@ -30,15 +31,16 @@ inline std::vector<Band> cut_bands(const smoe_geometry& geometry, const Tiling& 
     for (int64_t sample = 0; sample < geometry.batch; sample += samples) {
         for (int64_t part = 0; part < parts; ++part) {
             const int64_t begin = tiling.rows * part / parts, end = tiling.rows * (part + 1) / parts;
-            const int64_t first_output = begin * tiling.height;
-            const int64_t last_output = std::min(end * tiling.height, tiling.output_height) - 1;
+            const Tile last(tiling, end * tiling.columns - 1);
+            const int64_t first_output = Tile(tiling, begin * tiling.columns).row;
+            const int64_t last_output = last.row + last.height - 1;
             Band band;
             band.first_sample = sample;
             band.samples = std::min(samples, geometry.batch - sample);
             band.first_tile = begin * tiling.columns;
             band.tiles = (end - begin) * tiling.columns;
-            band.first_row = first_output * geometry.stride;
-            band.rows = (last_output - first_output) * geometry.stride + geometry.kernel_height;
+            band.first_row = padded_row(geometry, first_output, 0);
+            band.rows = padded_row(geometry, last_output, geometry.kernel_height - 1) - band.first_row + 1;
             band.first_pixel = first_output * tiling.output_width;
             band.pixels = (last_output - first_output + 1) * tiling.output_width;
             bands.push_back(band);

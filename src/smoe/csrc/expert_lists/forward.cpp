@@ -8,7 +8,7 @@
 // the weights again, and end in a group of items too small to hide the latency.
 // Caches: L1 holds the tile's inputs of a channel block (23 KB), which are read again for each expert. The weights of
 // the block (X x 288 floats) stay in L2, and each is read once per tile.
-// Loops: band > (sample, tile) > channel block > expert > part of the taps > items.
+// Loops: band > (sample, tile) > channel block > some slices of the kernel > expert > part of the taps > items.
 // Threads share out (sample, tile) pairs of a band. Each writes the outputs of its pairs.
 #include <new>
 
@@ -76,7 +76,7 @@ void multiply_list(const float* weights, int64_t weight_pitch, const Part& part,
 #pragma GCC unroll 8
         for (int v = 0; v < kV; ++v) taps[r][v] = load_vector(first_weight + r * weight_pitch + v * kWidth);
     }
-    const float* first_input = inputs.corner + part.row * inputs.row_pitch + part.column;
+    const float* first_input = inputs.corner + part.padded_row * inputs.row_pitch + part.column;
     while (count >= 2 * kTogether || count == kTogether) {
         multiply_items<kR, kV, kFirst, kTogether>(taps, first_input, inputs, items, partial);
         items += kTogether;
@@ -103,9 +103,9 @@ MultiplyList pick_kernel(const Part& part, std::integer_sequence<int, kNumber...
     return kKernels[(part.rows - 1) * kVectors + part.vectors - 1];
 }
 
-MultiplyList pick_kernel(const Part& part) {
+MultiplyList pick_kernel(const Part& part, bool is_first) {
     constexpr auto kAll = std::make_integer_sequence<int, kRows * kVectors>{};
-    return part.row == 0 && part.column == 0 ? pick_kernel<true>(part, kAll) : pick_kernel<false>(part, kAll);
+    return is_first ? pick_kernel<true>(part, kAll) : pick_kernel<false>(part, kAll);
 }
 
 // A part of a block's taps, and the kernel of its size.
@@ -125,10 +125,11 @@ class Forward {
           weight_(weight),
           y_(y) {
         static thread_local Scratch inputs, weights, workspace;
-        for (int64_t i = 0; i < layout_.blocks(); ++i) {
+        passes_ = cut_passes(geometry, layout_, kRows, kVectors);
+        for (const Pass& pass : passes_) {
             steps_.emplace_back();
-            for (const Part& part : cut_taps(geometry.kernel_height, layout_.block(i), kRows, kVectors)) {
-                steps_.back().push_back({part, pick_kernel(part)});
+            for (const Part& part : pass.parts) {
+                steps_.back().push_back({part, pick_kernel(part, steps_.back().empty())});
             }
         }
         bands_ = cut_bands(geometry, tiling_, tiling_.height * geometry.stride * layout_.row_floats() * sizeof(float));
@@ -188,8 +189,8 @@ class Forward {
         float* sums = partial + kPending * kWidth;
         float* ordered = sums + sums_floats_;
         int32_t* offsets = reinterpret_cast<int32_t*>(ordered + sums_floats_);
-        for (int64_t i = 0; i < layout_.blocks(); ++i) {
-            const Block block = layout_.block(i, band.first_row, band.rows);
+        for (size_t i = 0; i < passes_.size(); ++i) {
+            const Block block = layout_.block(passes_[i].block, band.first_row, band.rows);
             pixel_offsets(geometry_, tiling_, block, offsets);
             const TileInputs inputs(geometry_, tiling_, tile, block, packed_sample(band, sample), offsets);
             convolve_block(tile, number, block, steps_[i], inputs, i == 0, partial, sums);
@@ -199,7 +200,7 @@ class Forward {
         copy_to_rows(geometry_, tiling_, tile, ordered, y_ + (band.first_sample + sample) * geometry_.selected * plane);
     }
 
-    // sums[i] = or += what a block of channels adds to item i of the tile.
+    // sums[i] = or += what a pass adds to item i of the tile.
     void convolve_block(const Tile& tile, int64_t number, const Block& block, const std::vector<Step>& steps,
                         const TileInputs& inputs, bool first, float* partial, float* sums) {
         const uint32_t* items = plan_->items(tile);
@@ -256,7 +257,8 @@ class Forward {
     const Layout layout_;
     const std::shared_ptr<const Plan> plan_;
     const Tiling tiling_;
-    std::vector<std::vector<Step>> steps_;  // of each block
+    std::vector<Pass> passes_;
+    std::vector<std::vector<Step>> steps_;  // of each pass
     std::vector<Band> bands_;
     const float *x_, *weight_;
     float* y_;

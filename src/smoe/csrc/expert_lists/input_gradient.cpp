@@ -212,8 +212,7 @@ class InputGradient {
         readers_.resize(geometry_.height);
         for (int64_t output = 0; output < geometry_.output_height; ++output) {
             for (int64_t tap = 0; tap < geometry_.kernel_height; ++tap) {
-                const int64_t row = source_coordinate(output, tap, geometry_.kernel_height, geometry_.stride,
-                                                      geometry_.height, geometry_.wraps_rows);
+                const int64_t row = source_row(geometry_, output, tap);
                 if (row >= 0) readers_[row].push_back({output, tap, 0});
             }
         }

@@ -198,6 +198,18 @@ struct Block {
     int64_t taps_offset;   // of the block in packed weights
 };
 
+// Padded rows of a slice. The slices of a padded volume lie below each other, each with its own padding.
+inline int64_t padded_slice_height(const smoe_geometry& geometry) {
+    return (output_slice_height(geometry) - 1) * geometry.stride + kernel_slice_height(geometry);
+}
+
+// Padded row that a kernel row of an output row reads.
+inline int64_t padded_row(const smoe_geometry& geometry, int64_t output_row, int64_t kernel_row) {
+    const int64_t outputs = output_slice_height(geometry), taps = kernel_slice_height(geometry);
+    const int64_t slice = output_row / outputs * geometry.stride + kernel_row / taps;
+    return slice * padded_slice_height(geometry) + output_row % outputs * geometry.stride + kernel_row % taps;
+}
+
 class Layout {
  public:
     explicit Layout(const smoe_geometry& geometry) : geometry_(geometry) {
@@ -206,9 +218,9 @@ class Layout {
                                                          kernel_width * ceil_divide(geometry.channels, kWidth);
         // A row of 96 floats: with three rows, what the registers of AVX-512 hold.
         block_channels_ = std::max<int64_t>(96 / kernel_width / 16, 1) * 16;
-        padded_rows_ = (geometry.output_height - 1) * geometry.stride + geometry.kernel_height;
-        padded_columns_ =
-            std::max((geometry.output_width - 1) * geometry.stride + kernel_width, kernel_width / 2 + geometry.width);
+        padded_rows_ = padded_row(geometry, geometry.output_height - 1, geometry.kernel_height - 1) + 1;
+        padded_columns_ = std::max((geometry.output_width - 1) * geometry.stride + kernel_width,
+                                   geometry.column_padding + geometry.width);
         packed_channels_ = round_up(geometry.channels, kWidth);
         const int64_t last_width = (packed_channels_ - 1) % block_channels_ + 1;
         last_pitch_ = spread_rows(padded_columns_ * last_width, last_width);
@@ -252,10 +264,14 @@ class Layout {
 
     // Input row that a padded row repeats, or -1 for zeros.
     int64_t source_row(int64_t padded_row) const {
-        return source_coordinate(0, padded_row, geometry_.kernel_height, 1, geometry_.height, geometry_.wraps_rows);
+        const int64_t slice = source_coordinate(0, padded_row / padded_slice_height(geometry_), geometry_.depth_padding,
+                                                1, geometry_.depth, geometry_.wraps_depth);
+        const int64_t row = source_coordinate(0, padded_row % padded_slice_height(geometry_), geometry_.row_padding, 1,
+                                              slice_height(geometry_), geometry_.wraps_rows);
+        return slice < 0 || row < 0 ? -1 : slice * slice_height(geometry_) + row;
     }
     int64_t source_column(int64_t padded_column) const {
-        return source_coordinate(0, padded_column, geometry_.kernel_width, 1, geometry_.width, geometry_.wraps_columns);
+        return source_coordinate(0, padded_column, geometry_.column_padding, 1, geometry_.width, geometry_.wraps_columns);
     }
 
     // Packs one padded row of a block. `sample` is (C, H, W).
@@ -273,7 +289,7 @@ class Layout {
             write_out_row(source, block, target);
             return;
         }
-        const int64_t left = geometry_.kernel_width / 2;
+        const int64_t left = geometry_.column_padding;
         float* inner = target + left * block.width;
         if (block.channels < block.width) {
             std::memset(inner, 0, geometry_.width * block.width * sizeof(float));
@@ -293,7 +309,7 @@ class Layout {
             gather_row(padded, block, target);
             return;
         }
-        const int64_t left = geometry_.kernel_width / 2;
+        const int64_t left = geometry_.column_padding;
         float* inner = padded + left * block.width;
         for (int64_t u = 0; u < padded_columns_; ++u) {
             if (u == left) u += geometry_.width;
@@ -335,7 +351,7 @@ class Layout {
     int64_t spread_rows(int64_t row_floats, int64_t width) const {
         constexpr int64_t kLine = 16, kSets = 64;
         const Tiling tiling(geometry_);
-        const int64_t rows = (tiling.height - 1) * geometry_.stride + geometry_.kernel_height;
+        const int64_t rows = (tiling.height - 1) * geometry_.stride + kernel_slice_height(geometry_);
         const int64_t columns = (tiling.width - 1) * geometry_.stride + geometry_.kernel_width;
         const int64_t lines = ceil_divide(std::min(columns * width, row_floats), kLine);
         const int64_t fair = ceil_divide(rows * lines, kSets);
@@ -358,7 +374,7 @@ class Layout {
 
     // Output columns whose tap `x` lies inside the row without wrapping: [first, last).
     std::pair<int64_t, int64_t> inside(int64_t x) const {
-        const int64_t shift = x - geometry_.kernel_width / 2, stride = geometry_.stride;
+        const int64_t shift = x - geometry_.column_padding, stride = geometry_.stride;
         const int64_t first = shift < 0 ? std::min(ceil_divide(-shift, stride), geometry_.output_width) : 0;
         const int64_t last = geometry_.width > shift ? ceil_divide(geometry_.width - shift, stride) : 0;
         return {first, std::max(first, std::min(last, geometry_.output_width))};
@@ -368,7 +384,7 @@ class Layout {
         const int64_t plane = geometry_.height * geometry_.width, stride = geometry_.stride;
         std::memset(target, 0, block.row_pitch * sizeof(float));
         for (int64_t x = 0; x < geometry_.kernel_width; ++x) {
-            const int64_t shift = x - geometry_.kernel_width / 2;
+            const int64_t shift = x - geometry_.column_padding;
             const auto [first, last] = inside(x);
             for (int64_t c = 0; c < block.channels; ++c) {
                 const float* line = source + c * plane;
@@ -390,7 +406,7 @@ class Layout {
             std::memset(line, 0, geometry_.width * sizeof(float));
             for (int64_t x = 0; x < geometry_.kernel_width; ++x) {
                 const float* taps = padded + x * block.width + c;
-                const int64_t shift = x - geometry_.kernel_width / 2;
+                const int64_t shift = x - geometry_.column_padding;
                 const auto [first, last] = inside(x);
                 for (int64_t o = first; o < last; ++o) line[o * stride + shift] += taps[o * block.pixel_pitch];
                 if (!geometry_.wraps_columns) continue;
@@ -409,13 +425,14 @@ class Layout {
     int64_t row_pitch_, last_pitch_;  // of all blocks but the last, and of the last
 };
 
-// Rectangle of a block's taps that fits the registers: kernel rows by vectors of a row.
+// Rectangle of a block's taps that fits the registers: kernel rows of one slice by vectors of a row.
 struct Part {
     int64_t row, column;  // column: in floats
     int rows, vectors;
+    int64_t padded_row;  // that `row` reads, counted from that of the first kernel row
 };
 
-// Cuts a block's taps into as few parts as possible, of nearly equal size.
+// Cuts a block's taps of some rows, all of one slice, into as few parts as possible, of nearly equal size.
 inline std::vector<Part> cut_taps(int64_t kernel_height, const Block& block, int64_t most_rows, int64_t most_vectors) {
     const int64_t vectors = block.row_floats / kWidth;
     const int64_t down = ceil_divide(kernel_height, most_rows), across = ceil_divide(vectors, most_vectors);
@@ -425,10 +442,40 @@ inline std::vector<Part> cut_taps(int64_t kernel_height, const Block& block, int
         for (int64_t j = 0; j < across; ++j) {
             const int64_t vector = vectors * j / across, next_vector = vectors * (j + 1) / across;
             parts.push_back(
-                {row, vector * kWidth, static_cast<int>(next_row - row), static_cast<int>(next_vector - vector)});
+                {row, vector * kWidth, static_cast<int>(next_row - row), static_cast<int>(next_vector - vector), row});
         }
     }
     return parts;
+}
+
+// Taps of a block that a tile is multiplied with in one go: those of as many kernel slices as read inputs that fit the
+// first level cache together.
+struct Pass {
+    int64_t block;
+    std::vector<Part> parts;
+};
+
+// Cuts the taps of all blocks into passes, and each into parts.
+inline std::vector<Pass> cut_passes(const smoe_geometry& geometry, const Layout& layout, int64_t most_rows,
+                                    int64_t most_vectors) {
+    constexpr int64_t kMostFloats = 6400;  // as for a plane: see Tiling
+    const Tiling tiling(geometry);
+    const int64_t taps = kernel_slice_height(geometry), rows = (tiling.height - 1) * geometry.stride + taps;
+    std::vector<Pass> passes;
+    for (int64_t number = 0; number < layout.blocks(); ++number) {
+        const Block block = layout.block(number);
+        const int64_t slice_floats = rows * (tiling.width * block.pixel_pitch + block.row_floats);
+        const int64_t together = std::max<int64_t>(kMostFloats / slice_floats, 1);
+        for (int64_t slice = 0; slice < geometry.kernel_depth; ++slice) {
+            if (slice % together == 0) passes.push_back({number, {}});
+            for (Part part : cut_taps(taps, block, most_rows, most_vectors)) {
+                part.row += slice * taps;
+                part.padded_row += slice * padded_slice_height(geometry);
+                passes.back().parts.push_back(part);
+            }
+        }
+    }
+    return passes;
 }
 
 }  // namespace expert_lists

@@ -48,20 +48,27 @@ bool equal(const int32_t* indices, const Stored* stored, int64_t count) {
 // The tile is as large as the first level cache allows: the kernels walk over the tile's inputs again for each expert,
 // 32 channels at a time.
 Tiling::Tiling(const smoe_geometry& geometry)
-    : output_height(geometry.output_height), output_width(geometry.output_width), height(8), width(16) {
+    : output_height(geometry.output_height),
+      output_width(geometry.output_width),
+      slice_height(output_slice_height(geometry)),
+      height(8),
+      width(16) {
     constexpr int64_t kMostInputs = 200;  // pixels of 128 bytes
     auto inputs = [&] {
-        return ((height - 1) * geometry.stride + geometry.kernel_height) *
+        return ((height - 1) * geometry.stride + kernel_slice_height(geometry)) *
                ((width - 1) * geometry.stride + geometry.kernel_width);
     };
     while (inputs() > kMostInputs && height * width > 16) (width > height ? width : height) /= 2;
-    rows = (output_height + height - 1) / height;
+    slice_rows = (slice_height + height - 1) / height;
+    rows = geometry.output_depth * slice_rows;
     columns = (output_width + width - 1) / width;
 }
 
-Tile::Tile(const Tiling& tiling, int64_t number)
-    : row(number / tiling.columns * tiling.height), column(number % tiling.columns * tiling.width) {
-    height = std::min(tiling.height, tiling.output_height - row);
+Tile::Tile(const Tiling& tiling, int64_t number) : column(number % tiling.columns * tiling.width) {
+    const int64_t slice = number / tiling.columns / tiling.slice_rows;
+    const int64_t row_in_slice = number / tiling.columns % tiling.slice_rows * tiling.height;
+    row = slice * tiling.slice_height + row_in_slice;
+    height = std::min(tiling.height, tiling.slice_height - row_in_slice);
     width = std::min(tiling.width, tiling.output_width - column);
     first_pixel = row * tiling.output_width + height * column;
 }
@@ -175,7 +182,8 @@ bool Plan::fits(const smoe_geometry& geometry) const {
     const Tiling other(geometry);
     return experts_ == geometry.experts && selected_ == geometry.selected &&
            tiling_.output_height == other.output_height && tiling_.output_width == other.output_width &&
-           tiling_.height == other.height && tiling_.width == other.width;
+           tiling_.slice_height == other.slice_height && tiling_.height == other.height &&
+           tiling_.width == other.width;
 }
 
 int64_t Plan::similarity(const int32_t* indices) const {

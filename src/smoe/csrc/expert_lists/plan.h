@@ -15,11 +15,13 @@
 namespace smoe {
 namespace expert_lists {
 
-// Output pixels are cut into tiles of the same shape; those at the lower and right border may be smaller. A pixel has
-// its number within a tile, row * width + column, whether or not the tile is complete.
+// Output pixels are cut into tiles of the same shape; those at the lower and right border of a slice may be smaller. A
+// pixel has its number within a tile, row * width + column, whether or not the tile is complete.
 struct Tiling {
     int64_t output_height, output_width;
+    int64_t slice_height;   // output rows of a slice
     int64_t height, width;  // of a tile; both powers of two
+    int64_t slice_rows;     // rows of tiles in a slice
     int64_t rows, columns;  // how many tiles
 
     explicit Tiling(const smoe_geometry& geometry);

@@ -6,8 +6,8 @@
 // Caches: L1 holds the tile's inputs of a channel block. The accumulators of the block (X x 288 floats) wait in L2 and
 // are fetched and put back once per tile. Output gradients are first brought into the order of the lists, for all tiles
 // of a band, and stream past too.
-// Loops: band > (range of experts, channel block) > sample > tile > expert > part of the taps > items.
-// Threads share out pairs of a channel block and a range of experts; ranges have about as many items each in the band.
+// Loops: band > (range of experts, pass) > sample > tile > expert > part of the taps > items; a pass is a channel block
+// and some slices of the kernel. Threads share out pairs of a pass and a range of experts; ranges have about as many items each in the band.
 // A thread adds up the gradients of its pairs over the samples and tiles of the band, in this order, and the bands
 // follow each other: an expert's gradient is summed in the same order by whatever threads.
 #include <new>
@@ -33,7 +33,7 @@ void accumulate_list(const Part& part, const TileInputs& inputs, const uint32_t*
 #pragma GCC unroll 8
         for (int v = 0; v < kV; ++v) sums[r][v] = load_vector(target + r * gradient_pitch + v * kWidth);
     }
-    const float* first_input = inputs.corner + part.row * inputs.row_pitch + part.column;
+    const float* first_input = inputs.corner + part.padded_row * inputs.row_pitch + part.column;
     const int64_t row_pitch = inputs.row_pitch;
     const int32_t* offsets = inputs.offsets;
     const uint32_t mask = inputs.pixel_mask;
@@ -79,9 +79,10 @@ class WeightGradient {
           x_(x),
           g_(g),
           dw_(dw) {
-        for (int64_t i = 0; i < layout_.blocks(); ++i) {
+        passes_ = cut_passes(geometry, layout_, kRows, kVectors);
+        for (const Pass& pass : passes_) {
             steps_.emplace_back();
-            for (const Part& part : cut_taps(geometry.kernel_height, layout_.block(i), kRows, kVectors)) {
+            for (const Part& part : pass.parts) {
                 constexpr auto kAll = std::make_integer_sequence<int, kRows * kVectors>{};
                 steps_.back().push_back({part, pick_kernel(part, kAll)});
             }
@@ -106,7 +107,7 @@ class WeightGradient {
     }
 
     void run() {
-        const int64_t blocks = layout_.blocks();
+        const int64_t blocks = layout_.blocks(), passes = static_cast<int64_t>(passes_.size());
 #pragma omp parallel num_threads(geometry_.threads)
         {
 #pragma omp for schedule(static) nowait
@@ -120,8 +121,8 @@ class WeightGradient {
                     list_gradients(band, i / band.tiles, i % band.tiles);
                 }
 #pragma omp for schedule(dynamic)
-                for (int64_t i = 0; i < geometry_.threads * blocks; ++i) {
-                    sum_share(band, shares_[b][i / blocks], shares_[b][i / blocks + 1], i % blocks);
+                for (int64_t i = 0; i < geometry_.threads * passes; ++i) {
+                    sum_share(band, shares_[b][i / passes], shares_[b][i / passes + 1], i % passes);
                 }
             }
 #pragma omp for schedule(static)
@@ -200,14 +201,14 @@ class WeightGradient {
     }
 
     // Adds what a band says about the experts [first, last).
-    void sum_share(const Band& band, int64_t first, int64_t last, int64_t block_number) {
+    void sum_share(const Band& band, int64_t first, int64_t last, int64_t pass) {
         if (first == last) return;
-        const Block block = layout_.block(block_number, band.first_row, band.rows);
+        const Block block = layout_.block(passes_[pass].block, band.first_row, band.rows);
         int32_t* offsets = reinterpret_cast<int32_t*>(workspace() + ordered_floats_);
         pixel_offsets(geometry_, tiling_, block, offsets);
         for (int64_t sample = 0; sample < band.samples; ++sample) {
             for (int64_t number = band.first_tile; number < band.first_tile + band.tiles; ++number) {
-                sum_tile(band, sample, number, block, steps_[block_number], offsets, first, last);
+                sum_tile(band, sample, number, block, steps_[pass], offsets, first, last);
             }
         }
     }
@@ -235,7 +236,8 @@ class WeightGradient {
     const Layout layout_;
     const std::shared_ptr<const Plan> plan_;
     const Tiling tiling_;
-    std::vector<std::vector<Step>> steps_;  // of each block
+    std::vector<Pass> passes_;
+    std::vector<std::vector<Step>> steps_;  // of each pass
     std::vector<Band> bands_;
     std::vector<std::vector<int64_t>> shares_;  // of each band: see share_out_experts()
     const float *x_, *g_;

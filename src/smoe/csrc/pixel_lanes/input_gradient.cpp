@@ -41,7 +41,7 @@ class ExpandInputGradient {
 
  private:
     void expand_block(int64_t channel, const int32_t* packed, float* planes) const {
-        const int64_t kernel_size = sweep_.rows.kernel * sweep_.columns.kernel;
+        const int64_t kernel_size = sweep_.kernel_rows() * sweep_.columns.kernel;
         const int64_t pitch = table_pitch(experts_);
         const float* tables = tables_ + channel * kernel_size * pitch;
         for (const Tap& tap : ring_.taps()) {

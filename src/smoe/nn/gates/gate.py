@@ -94,12 +94,18 @@ class SpatialGate(nn.Module, ABC):
         """
         return self.route(input, None)
 
-    def route(self, input: torch.Tensor | None, reader: nn.Module | None) -> Routing:
+    def route(
+        self,
+        input: torch.Tensor | None,
+        reader: nn.Module | None,
+        select: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> Routing:
         """The same for one of the layers that share the gate, which rank its experts once together.
 
         Args:
             input: Input of the layer.
             reader: The layer; None always ranks.
+            select: Selects experts `(1 or B, E, P)` by the scores `(1 or B, X, P)`; None takes the best.
         """
         if input is None and self.looks_at_input:
             raise ValueError(f"{type(self).__name__} looks at its input: give it one, (B, C, H, W)")
@@ -107,12 +113,17 @@ class SpatialGate(nn.Module, ABC):
         scores = normalize_scores(noisy, self.normalization)
 
         def rank() -> torch.Tensor:
-            return top_experts(scores, self.num_selected, self.order)
+            return top_experts(scores, self.num_selected, self.order) if select is None else select(scores)
 
-        sources = self.score_sources() if noise_std == 0.0 else None
+        sources = self.score_sources() if noise_std == 0.0 and select is None else None
         indices = rank() if sources is None or reader is None else self._ranking.get(sources, reader, rank)
         routing = Routing(indices, scores, clean, noisy, noise_std)
         return routing if self._replacement is None else self._replacement(routing)
+
+    @property
+    def has_replaced_routing(self) -> bool:
+        """Whether `replaced_routing` is active."""
+        return self._replacement is not None
 
     @contextmanager
     def replaced_routing(self, replacement: Callable[[Routing], Routing]) -> Iterator[None]:
@@ -180,7 +191,7 @@ class SpatialGate(nn.Module, ABC):
             self.memory = None
         is_held = len(self._learners) > 0 and not any(self._learners.values())
         # Parameters that waited before go on waiting: the wrapper does not know them.
-        is_held = is_held and (self.memory is not None or len(self._held) > 0 or not _has_process_group())
+        is_held = is_held and (self.memory is not None or len(self._held) > 0 or not has_process_group())
         if is_held:
             names = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
             self._held += names
@@ -279,5 +290,6 @@ def normalize_scores(scores: torch.Tensor, normalization: Normalization) -> torc
     return scores
 
 
-def _has_process_group() -> bool:
+def has_process_group() -> bool:
+    """Whether several processes train the model."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()

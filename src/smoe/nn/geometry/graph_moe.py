@@ -116,7 +116,7 @@ class GraphMoE(FilterBank):
         if node_id is None and self.fixed_graph and not torch.compiler.is_compiling():
             self._note_edges(edge_index, x.shape[-2])
         features = self.neighbourhood.features(samples, edge_index, edge_weight, edge_attr, x.shape[-2])
-        routing = self.gate.route(features, self)
+        routing = self.route(features)
         if node_id is None:
             output = self.finish(self.respond(features, routing))
         else:

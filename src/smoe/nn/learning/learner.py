@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import torch
+from torch import nn
 
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.memory import Memory
@@ -89,6 +90,18 @@ class Learner(Memory):
     @abstractmethod
     def output(self, step: Step) -> torch.Tensor:
         """Computes the layer's output `(B, E * F, *grid)`, and arranges that its backward pass trains the gate."""
+
+    def route(self, gate: SpatialGate, input: torch.Tensor, layer: nn.Module, *, needs_scores: bool) -> Routing:
+        """The routing of a training pass: what the gate decides, unless the rule selects otherwise.
+
+        Args:
+            gate: Gate of the layer.
+            input: Input of the layer.
+            layer: The layer.
+            needs_scores: Whether the layer needs the scores of the experts, because it is weighted or damps errors.
+        """
+        del needs_scores
+        return gate.route(input, layer)
 
     def make_memory(self, gate: SpatialGate) -> Memory | None:
         """Makes the memory that all layers with this rule share through their gate; None if the rule needs none."""

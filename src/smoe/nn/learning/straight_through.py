@@ -8,12 +8,15 @@ the gate the bare error, whose sign says nothing about a choice.) The optimiser 
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from smoe.nn.gates.factorised import FactorisedGate
+from smoe.nn.gates.gate import SpatialGate, has_process_group
 from smoe.nn.learning.end_to_end import count_nonfinite
 from smoe.nn.learning.learner import Learner, Setting, Step
 from smoe.nn.learning.probing import check_exchangeable
-from smoe.ops.families import family_gradient, sample_families
+from smoe.ops.families import sample_families
+from smoe.ops.family_gradient import family_gradient, relative_family_gradient
 from smoe.ops.probe_routing import at_slots, draw_challenge, observe
 from smoe.ops.routing import Routing
 from smoe.ops.top_experts import family_members
@@ -32,7 +35,7 @@ class StraightThroughLearner(Learner):
     def __init__(self, rule: StraightThrough, setting: Setting) -> None:
         # The number of backward passes decides which experts are tried, or, with families, whether the gate learns.
         is_pairwise = setting.gate.order != "families"
-        super().__init__(rule, setting, "num_trials" if is_pairwise else "num_passes")
+        super().__init__(rule, setting, *(("num_trials",) if is_pairwise else ("num_passes", "num_waited")))
         self._restarted_after = 0
         if is_pairwise:
             check_exchangeable(rule, setting, needs_order="score")
@@ -42,14 +45,27 @@ class StraightThroughLearner(Learner):
                 f"its input, got {type(setting.gate).__name__}"
             )
 
+    def route(self, gate: SpatialGate, input: torch.Tensor, layer: nn.Module, *, needs_scores: bool) -> Routing:
+        """With families, an expert of each drawn by the scores with noise."""
+        if gate.order != "families" or not _can_learn(gate):
+            return gate.route(input, layer)
+        noise, num_selected, device = self._noise(), gate.num_selected, next(gate.parameters()).device
+        # From the generator of the device, so that a pass that is computed again draws the same.
+        seed = torch.randint(2**31 - 1 if noise > 0.0 else 1, (), device=device)
+        waits = not (needs_scores or has_process_group() or self.is_due(gate, len(input)))
+        if waits and isinstance(gate, FactorisedGate) and gate.can_draw:
+            return gate.draw(seed, noise)
+        if noise == 0.0:
+            return gate.route(input, layer)
+        return gate.route(input, layer, lambda scores: sample_families(scores, num_selected, seed, noise))
+
     def output(self, step: Step) -> torch.Tensor:
         """The selected experts' outputs; in backward, the scores receive the gradient of other choices."""
         step.gate.refuse_memory(self.rule)
-        has_choice = step.gate.num_selected < step.gate.num_experts and step.routing.scores.requires_grad
-        if has_choice and step.gate.order == "families" and self.rule.patience > 0:
+        is_family, has_scores = step.gate.order == "families", step.routing.has_scores
+        has_choice = _can_learn(step.gate) and (step.routing.scores.requires_grad or not has_scores)
+        if has_choice and is_family and self.rule.patience > 0:
             self._restart_unused(step)  # type: ignore[call-arg]
-        if has_choice and step.gate.order == "families" and self.rule.noise > 0.0:
-            step = step._replace(routing=self._draw(step.routing))
         selected = train_routing(
             *(step.weighed(step.select(step.source, step.routing.indices)), step.routing),
             expert_channels=step.expert_channels,
@@ -58,9 +74,46 @@ class StraightThroughLearner(Learner):
         )
         if not has_choice:
             return selected
-        if step.gate.order == "families":
-            return _Families.apply(selected, step.routing.scores, step.source, step, self)  # type: ignore[return-value]
-        return self._exchange(step, selected)  # type: ignore[call-arg]
+        if not is_family:
+            return self._exchange(step, selected)  # type: ignore[call-arg]
+        if not has_scores:
+            return _Waiting.apply(selected, self)  # type: ignore[return-value]
+        return _Families.apply(selected, step.routing.scores, step.source, step, self)  # type: ignore[return-value]
+
+    def _noise(self) -> float:
+        """Standard deviation of the noise in this pass."""
+        rule = self.rule
+        # A compiled pass has no counters.
+        if rule.warm_up == 0 or rule.noise == 0.0 or torch.compiler.is_compiling():
+            return rule.noise
+        return rule.noise * min(1.0, self.counters["num_passes"] / rule.warm_up)
+
+    def num_samples(self, gate: SpatialGate, batch: int) -> float:
+        """Number of samples that the gate learns from in each pass; less than 1 if it learns in some passes only.
+
+        Args:
+            gate: Gate of the layer.
+            batch: Samples of the batch.
+        """
+        share = self.rule.share
+        if share is None:
+            num_others = -(-gate.num_experts // gate.num_selected) - 1
+            share = min(0.25, 0.5 / max(1, num_others))
+        return share * max(1, batch)
+
+    def is_due(self, gate: SpatialGate, batch: int) -> bool:
+        """Whether the gate learns in the next backward pass: in each, unless its share is less than one sample."""
+        # A compiled pass has no counters: there the gate learns always, and no expert restarts.
+        if torch.compiler.is_compiling():
+            return True
+        waited = self.counters["num_waited"]
+        return waited == 0 or waited >= round(1.0 / self.num_samples(gate, batch))
+
+    def count_pass(self, *, has_learned: bool) -> None:
+        """Counts a backward pass."""
+        if not torch.compiler.is_compiling():
+            self.counters["num_passes"] += 1
+            self.counters["num_waited"] = 1 if has_learned else self.counters["num_waited"] + 1
 
     @torch.compiler.disable  # whether it acts depends on a counter
     @torch.no_grad()
@@ -90,13 +143,6 @@ class StraightThroughLearner(Learner):
             step.restart_expert(torch.full_like(sources[0], expert), sources[expert], is_unused[expert], generator)
         gate.copy_keys(sources, generator)
 
-    def _draw(self, routing: Routing) -> Routing:
-        """The routing with an expert of each family drawn by the scores with noise."""
-        # From the generator of the device, so that a pass that is computed again draws the same.
-        seed = torch.randint(2**31 - 1, (), device=routing.scores.device)
-        indices = sample_families(routing.scores, routing.indices.shape[1], seed, self.rule.noise)
-        return routing._replace(indices=indices)
-
     @torch.compiler.disable  # what it tries depends on a counter
     def _exchange(self, step: Step, selected: torch.Tensor) -> torch.Tensor:
         routing = step.routing
@@ -111,9 +157,12 @@ class StraightThroughLearner(Learner):
 class _Families(torch.autograd.Function):
     @staticmethod
     def forward(ctx, selected, scores, source, step, learner):
+        ctx.is_due = learner.is_due(step.gate, len(source))
         # Samples at equal distances; the source is saved by the experts too, so that this takes no memory.
-        ctx.every = max(1, round(1.0 / learner.rule.share))
-        ctx.save_for_backward(scores, step.routing.indices, source[:: ctx.every])
+        count = max(1, int(learner.num_samples(step.gate, len(source))))
+        every = max(1, len(source) // count)
+        ctx.part = slice(0, count * every, every)
+        ctx.save_for_backward(scores, step.routing.indices, source[ctx.part])
         ctx.step, ctx.learner = step._replace(source=None, routing=None), learner
         return selected.detach()
 
@@ -121,30 +170,43 @@ class _Families(torch.autograd.Function):
     def backward(ctx, *grad_outputs):
         (error,) = grad_outputs
         scores, indices, source = ctx.saved_tensors
-        if not _is_due(ctx.learner, len(error)):
+        ctx.learner.count_pass(has_learned=ctx.is_due)
+        if not ctx.is_due:
             # Several processes expect a gradient of every parameter; one does without the passes over zeros.
-            has_peers = torch.distributed.is_available() and torch.distributed.is_initialized()
-            return error, torch.zeros_like(scores) if has_peers else None, None, None, None
-        step, temperature, part = ctx.step, ctx.learner.rule.temperature, error[:: ctx.every]
+            return error, torch.zeros_like(scores) if has_process_group() else None, None, None, None
+        step, temperature, part = ctx.step, ctx.learner.rule.temperature, error[ctx.part]
         products = step.candidate_products(source, part)
         if step.weighted:
             # An estimate from some of the samples, in the size of one from all of them.
             gradient = _weighted_gradient(scores, indices, products, temperature) * (len(error) / max(1, len(part)))
+            gradient = count_nonfinite(gradient, step.signal.num_nonfinite)
         else:
-            gradient = family_gradient(scores, products, indices.shape[1], temperature, is_relative=True)
             # A loss scaler divides all gradients by its factor.
-            gradient = gradient * step.signal.loss_scale.to(gradient.dtype)
-        return error, count_nonfinite(gradient.to(scores.dtype), step.signal.num_nonfinite), None, None, None
+            gradient, spread = relative_family_gradient(
+                scores, products, indices.shape[1], temperature, step.signal.loss_scale
+            )
+            # The gradient is 0 where the spread is not finite.
+            step.signal.num_nonfinite.add_(spread.isfinite().logical_not())
+        return error, gradient.to(scores.dtype), None, None, None
 
 
-def _is_due(learner: StraightThroughLearner, num_samples: int) -> bool:
-    """Whether the gate learns in this pass: in each, unless the share of the batch is less than one sample."""
-    period = max(1, round(1.0 / (learner.rule.share * max(1, num_samples))))
-    # A compiled pass has no counters: there the gate learns always, and no expert restarts.
-    if torch.compiler.is_compiling() or (period == 1 and learner.rule.patience == 0):
-        return True
-    learner.counters["num_passes"] += 1
-    return period == 1 or learner.counters["num_passes"] % period == 1
+class _Waiting(torch.autograd.Function):
+    """A pass in which the gate does not learn."""
+
+    @staticmethod
+    def forward(ctx, selected, learner):
+        ctx.learner = learner
+        return selected.detach()
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        ctx.learner.count_pass(has_learned=False)
+        return grad_outputs[0], None
+
+
+def _can_learn(gate: SpatialGate) -> bool:
+    has_choice = gate.num_selected < gate.num_experts
+    return has_choice and any(parameter.requires_grad for parameter in gate.parameters())
 
 
 def _weighted_gradient(

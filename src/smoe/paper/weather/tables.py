@@ -124,7 +124,7 @@ def _defaults() -> ResultTable:
     def with_model(model: Any, rule: Rule = _FROZEN) -> WeatherRecipe:
         return replace(recipe, model=model, rule=rule)
 
-    learned = StraightThrough(temperature=1.0, share=0.25, noise=1.25, patience=0)
+    learned = StraightThrough(temperature=1.0, share=0.25, noise=1.25, warm_up=100, patience=0)
     affine = {**DEFAULT_MODEL, "local_affine": True}
     recipes = {
         "R&T ResNet": WEATHER_RECIPES["weather/rt"],
