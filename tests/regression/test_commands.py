@@ -50,6 +50,7 @@ def test_show_draws_the_routing(folder: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
 def test_predict_writes_what_the_model_predicts(folder: Path, tmp_path: Path, suffix: str) -> None:
     new = regional(8, 4, 6, seed=9).assign_coords(time=times(8, "2003-12-28")).assign_attrs(history="downloaded")
+    new["t2m"].attrs["units"] = "kelvin"  # another spelling of the units of the fit
     new.to_netcdf(tmp_path / "new.nc")
     output = tmp_path / f"out{suffix}"
     assert main(["predict", str(folder / "run"), str(tmp_path / "new.nc"), "-o", str(output)]) == 0

@@ -13,6 +13,7 @@ from smoe.errors import DataError
 from smoe.gridded.field_source import Channel, FieldSource
 from smoe.gridded.horizontal_grid import HorizontalGrid
 from smoe.gridded.periods import Period
+from smoe.gridded.units import are_same_units
 from smoe.regression.layout import OutputLayout
 from smoe.regression.nets import NetShape, Regression, count_parameters
 from smoe.regression.options import RegressorOptions
@@ -155,7 +156,7 @@ def check_inputs(fitted: Fitted, dataset: xr.Dataset) -> FieldSource:
     for ours, theirs in zip(expected, source.channels, strict=False):
         if ours.name != theirs.name:
             raise DataError(f"the inputs have {theirs.name} where the model was fitted with {ours.name}")
-        if ours.units != theirs.units:
+        if not are_same_units(ours.units, theirs.units):
             raise DataError(
                 f"{ours.name} is in {theirs.units or '(no units)'!r}, but the model was fitted in "
                 f"{ours.units or '(no units)'!r}: convert it"

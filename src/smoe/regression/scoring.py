@@ -14,6 +14,7 @@ from smoe.gridded.field_source import FieldSource
 from smoe.gridded.open_fields import open_fields
 from smoe.gridded.periods import parse_period, samples_in
 from smoe.gridded.time_labels import TimeLabels
+from smoe.gridded.units import are_same_units
 from smoe.losses.crps import gaussian_crps
 from smoe.regression.fitted import Fitted, check_inputs
 from smoe.regression.prediction import central, find_gaps, predict_values, read_inputs
@@ -146,7 +147,9 @@ def _check_targets(fitted: Fitted, y: Any) -> FieldSource:
     targets = FieldSource(dataset, variables, "targets")
     ours = [(channel.name, channel.units) for channel in fitted.target_channels]
     theirs = [(channel.name, channel.units) for channel in targets.channels]
-    if ours != theirs:
+    if [name for name, _ in ours] != [name for name, _ in theirs] or not all(
+        are_same_units(one[1], other[1]) for one, other in zip(ours, theirs, strict=True)
+    ):
         raise DataError(f"the targets are {_list(theirs)}, the model predicts {_list(ours)}: convert them")
     if targets.labels is None:
         raise DataError("the targets have no time dimension")

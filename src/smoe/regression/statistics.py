@@ -9,6 +9,7 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.field_source import Channel
+from smoe.gridded.units import are_same_units
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def find_references(inputs: tuple[Channel, ...], targets: tuple[Channel, ...], r
     for target in targets:
         same = [i for i, one in enumerate(inputs) if _is_same(one, target) and not one.is_static]
         for number in same:
-            if inputs[number].units != target.units:
+            if not are_same_units(inputs[number].units, target.units):
                 raise DataError(
                     f"{target.name} is in {target.units or '(no units)'!r} among the targets and its like among the "
                     f"inputs, {inputs[number].name}, in {inputs[number].units or '(no units)'!r}: convert one of them"
