@@ -80,7 +80,8 @@ def check(library: NativeLibrary, family: str, case: Case, num_threads: tuple[in
         results = []
         for threads in num_threads:
             geometry = Geometry(
-                *(case.B, case.C, case.X, case.E, case.H, case.W, *grid, *case.kernel, case.stride, *wraps, threads)
+                *(case.B, case.C, case.X, case.E, case.H, case.W, *grid, *case.kernel, case.stride, *wraps, threads),
+                *(1, 1, 1, 0, 0, case.kernel[0] // 2, case.kernel[1] // 2),
             )
             # Prefilled with NaN, so that an element nobody writes shows.
             result = torch.full(truth.shape, torch.nan)

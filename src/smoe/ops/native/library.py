@@ -31,6 +31,8 @@ class Geometry(ctypes.Structure):
         for name in (
             *("batch", "channels", "experts", "selected", "height", "width", "output_height", "output_width"),
             *("kernel_height", "kernel_width", "stride", "wraps_rows", "wraps_columns", "threads"),
+            *("depth", "output_depth", "kernel_depth", "wraps_depth"),
+            *("depth_padding", "row_padding", "column_padding"),
         )
     )
 

@@ -50,6 +50,23 @@ class Problem:
             operand = second[sample] if direction == "weight_gradient" else second
             self.library.call(name, geometry, first[sample], operand, routing, result[sample])
 
+    def gradients(
+        self, error: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, needs_input: bool, needs_weight: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradients of input and weight, all contiguous; one that is not needed is empty."""
+        input_gradient = torch.empty_like(input) if needs_input else input.new_empty(0)
+        weight_gradient = weight.new_empty(0)
+        if needs_input:
+            self.run("input_gradient", error, weight, input_gradient)
+        if needs_weight and len(self.indices) == 1:
+            weight_gradient = torch.empty_like(weight)
+            self.run("weight_gradient", input, error, weight_gradient)
+        elif needs_weight:
+            sample_gradients = weight.new_empty(input.shape[0], *weight.shape)
+            self.run("weight_gradient", input, error, sample_gradients)
+            weight_gradient = sample_gradients.sum(dim=0)
+        return input_gradient, weight_gradient
+
 
 def make_problem(
     library: NativeLibrary,
@@ -60,13 +77,16 @@ def make_problem(
     stride: int,
     padding_mode: str,
 ) -> Problem:
-    """Describes a routed convolution with a routing `(1 or B, E, P)` for the kernels."""
+    """Describes a routed convolution of a plane, with a routing `(1 or B, E, P)`, for the kernels."""
     B, C, H, W = input_shape
-    folded = _fold(library, indices.contiguous(), expert_channels)
+    folded = fold_routing(library, indices, expert_channels)
+    kernel_height, kernel_width = weight.shape[2:]
     geometry = Geometry(
         *(B if len(folded) == 1 else 1, C, weight.shape[0], folded.shape[1], H, W, *output_grid(H, W, stride)),
-        *(weight.shape[2], weight.shape[3], stride),
+        *(kernel_height, kernel_width, stride),
         *(int(padding_mode == "circular"), int(padding_mode != "zeros"), torch.get_num_threads()),
+        *(1, 1, 1, 0),  # a plane is a volume of one slice
+        *(0, kernel_height // 2, kernel_width // 2),
     )
     return Problem(library, geometry, folded)
 
@@ -82,8 +102,9 @@ def kernels_for(input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor
     return library_for(input, weight)
 
 
-def _fold(library: NativeLibrary, indices: torch.Tensor, expert_channels: int) -> torch.Tensor:
+def fold_routing(library: NativeLibrary, indices: torch.Tensor, expert_channels: int) -> torch.Tensor:
     """The routing with an expert's F outputs as F experts, `(S, E * F, P)`."""
+    indices = indices.contiguous()
     if expert_channels == 1:
         return indices
     num_samples, num_selected, num_pixels = indices.shape
@@ -137,17 +158,5 @@ def native_routed_conv2d_backward(
             torch.zeros_like(input) if needs_input else input.new_empty(0),
             torch.zeros_like(weight) if needs_weight else weight.new_empty(0),
         )
-    error, input, weight = error.contiguous(), input.contiguous(), weight.contiguous()
     problem = make_problem(library, input.shape, weight, indices, expert_channels, stride, padding_mode)
-    input_gradient = torch.empty_like(input) if needs_input else input.new_empty(0)
-    weight_gradient = weight.new_empty(0)
-    if needs_input:
-        problem.run("input_gradient", error, weight, input_gradient)
-    if needs_weight and len(indices) == 1:
-        weight_gradient = torch.empty_like(weight)
-        problem.run("weight_gradient", input, error, weight_gradient)
-    elif needs_weight:
-        sample_gradients = weight.new_empty(input.shape[0], *weight.shape)
-        problem.run("weight_gradient", input, error, sample_gradients)
-        weight_gradient = sample_gradients.sum(dim=0)
-    return input_gradient, weight_gradient
+    return problem.gradients(error.contiguous(), input.contiguous(), weight.contiguous(), needs_input, needs_weight)
