@@ -44,6 +44,16 @@ def make_probing_net() -> nn.Sequential:
     ).double()
 
 
+def make_default_net(rule: str | None = None) -> nn.Sequential:
+    """Two layers with the gates, rule and families of the defaults."""
+    torch.manual_seed(0)
+    layers = [smoe.SpatialMoE2d(channels, 6, 2, spatial_shape=(6, 7), rule=rule) for channels in (1, 2)]
+    for layer in layers:
+        # Experts of a family start equal, which gives the gates nothing to learn.
+        nn.init.normal_(layer.weight, std=0.3)
+    return nn.Sequential(layers[0], nn.Tanh(), layers[1]).double()
+
+
 def make_warmed_net() -> nn.Sequential:
     """Two layers on a shared gate, and one with a gate of its own."""
     torch.manual_seed(0)
@@ -82,9 +92,9 @@ def train_warmed(net: nn.Module, warmup: RoutingWarmup, samples: slice) -> torch
     return scores
 
 
-def train(net: nn.Module, samples: slice) -> None:
+def train(net: nn.Module, samples: slice, num_steps: int = NUM_STEPS) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=2.0, momentum=0.9)
-    for x, target in zip(*make_data(), strict=True):
+    for x, target in list(zip(*make_data(), strict=True))[:num_steps]:
         optimizer.zero_grad()
         F.mse_loss(net(x[samples]), target[samples]).backward()
         optimizer.step()
@@ -115,6 +125,15 @@ def train_share(rank: int, num_processes: int, directory: Path) -> None:
     net = DistributedDataParallel(make_probing_net())
     train(net, slice(rank * share, (rank + 1) * share))
     torch.save(net.module.state_dict(), directory / f"probing-{rank}.pt")
+
+    share = GLOBAL_BATCH // num_processes
+    net = DistributedDataParallel(make_default_net("straight_through(noise=0.0)"))
+    train(net, slice(rank * share, (rank + 1) * share), num_steps=1)
+    torch.save(net.module.state_dict(), directory / f"default-first-{rank}.pt")
+    net = DistributedDataParallel(make_default_net())
+    torch.manual_seed(rank)  # the processes draw different noise
+    train(net, slice(rank * share, (rank + 1) * share))
+    torch.save(net.module.state_dict(), directory / f"default-{rank}.pt")
 
     warmed = make_warmed_net()
     # As the loop does: the warm-up belongs to the model, and begins when it is wrapped.

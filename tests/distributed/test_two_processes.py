@@ -8,6 +8,7 @@ from torch import distributed, multiprocessing
 
 from distributed_training import (
     PROBING_BATCH,
+    make_default_net,
     make_net,
     make_probing_net,
     make_warmed_net,
@@ -46,6 +47,21 @@ def test_two_processes_train_as_one_with_the_same_global_batch(tmp_path):
         if "memory" not in name and "learner" not in name:
             torch.testing.assert_close(states[0][name], value, rtol=1e-4, atol=1e-6, msg=name)
     assert not torch.equal(gate_scores(probing), start)
+
+    # The first update of the experts is that of one process; gates learn from the samples of each process.
+    expected = make_default_net("straight_through(noise=0.0)")
+    train(expected, slice(None), num_steps=1)
+    states = [torch.load(tmp_path / f"default-first-{rank}.pt") for rank in range(2)]
+    for name, value in expected.state_dict().items():
+        assert torch.equal(states[0][name], states[1][name]), name
+        if name.endswith(("weight", "bias")):
+            torch.testing.assert_close(states[0][name], value, rtol=1e-10, atol=1e-12, msg=name)
+    start = make_default_net().state_dict()
+    states = [torch.load(tmp_path / f"default-{rank}.pt") for rank in range(2)]
+    for name, value in start.items():
+        assert torch.equal(states[0][name], states[1][name]), name
+        assert not value.is_floating_point() or states[0][name].isfinite().all(), name
+    assert any("gate" in name and not torch.equal(states[0][name], value) for name, value in start.items())
 
     warmed = make_warmed_net()
     start = warmed.state_dict()["4.gate.scores"].clone()
