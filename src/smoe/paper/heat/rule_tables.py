@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from smoe.experiments.optimizers import Adam
 from smoe.experiments.result_tables.tables import ResultTable, Row
@@ -40,6 +41,32 @@ def rule_table() -> ResultTable:
         for label in ("RC, released settings", "probing")
     ]
     return ResultTable(name, "What trains the gate", ("experts", "gate"), tuple(rows), "")
+
+
+# What a layer with default arguments is, written out, so that a stored run keeps its meaning when the default changes:
+# with one output channel, and with several.
+_DEFAULT_OF_ONE: dict[str, Any] = {"bias": "expert"}
+_DEFAULT_OF_SEVERAL: dict[str, Any] = {"bias": "expert", "gate": "factorised", "order": "families"}
+_DEFAULT_RULE = StraightThrough(temperature=1.0, share=None, noise=1.25, warm_up=100, patience=0)
+
+
+def default_table() -> ResultTable:
+    """Table of layers with default arguments."""
+    three = HeatRecipe(model=SpatialMoEModel(**_DEFAULT_OF_ONE), rule=Probing())
+    several = SpatialMoEModel(num_experts=6, num_selected=2, **_DEFAULT_OF_SEVERAL)
+    recipes = {
+        ("three", "1"): three,
+        ("six", "1"): replace(three, model=SpatialMoEModel(num_experts=6, **_DEFAULT_OF_ONE)),
+        ("three of 5 x 5", "1"): replace(three, model=SpatialMoEModel(kernel_size=5, **_DEFAULT_OF_ONE)),
+        ("two of six, summed", "1"): HeatRecipe(model=several, rule=_DEFAULT_RULE),
+        **{
+            ("three", f"{unit:g}"): replace(three, data=HeatDiffusion(unit=unit), optimizer=Adam(eps=1e-15))
+            for unit in UNITS
+            if unit != 1.0
+        },
+    }
+    rows = [Row(labels, recipe) for labels, recipe in recipes.items()]
+    return ResultTable("heat/default", "Layers with default arguments", ("experts", "data times"), tuple(rows), "")
 
 
 def unit_table() -> ResultTable:

@@ -10,7 +10,7 @@ from smoe.experiments.result_tables.tables import ResultTable, Row, Scale, Shown
 from smoe.paper.heat.model_options import SpatialMoEModel
 from smoe.paper.heat.published import PUBLISHED, heat_result
 from smoe.paper.heat.recipes import HEAT_RECIPES, HeatRecipe
-from smoe.paper.heat.rule_tables import loss_table, rule_table, unit_table
+from smoe.paper.heat.rule_tables import default_table, loss_table, rule_table, unit_table
 from smoe.rules import Damping, EndToEnd, RoutingClassification, Rule
 
 SMOE = HEAT_RECIPES["heat/smoe"]
@@ -268,6 +268,7 @@ HEAT_TABLES = TableSet(
         _quantile_damping(),
         _tolerances(),
         rule_table(),
+        default_table(),
         unit_table(),
         loss_table(),
     ),
