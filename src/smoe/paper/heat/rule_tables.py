@@ -55,18 +55,18 @@ def default_table() -> ResultTable:
     three = HeatRecipe(model=SpatialMoEModel(**_DEFAULT_OF_ONE), rule=Probing())
     several = SpatialMoEModel(num_experts=6, num_selected=2, **_DEFAULT_OF_SEVERAL)
     recipes = {
-        ("three", "1"): three,
-        ("six", "1"): replace(three, model=SpatialMoEModel(num_experts=6, **_DEFAULT_OF_ONE)),
-        ("three of 5 x 5", "1"): replace(three, model=SpatialMoEModel(kernel_size=5, **_DEFAULT_OF_ONE)),
-        ("two of six, summed", "1"): HeatRecipe(model=several, rule=_DEFAULT_RULE),
+        ("three", "as simulated"): three,
+        ("six", "as simulated"): replace(three, model=SpatialMoEModel(num_experts=6, **_DEFAULT_OF_ONE)),
+        ("three of 5 x 5", "as simulated"): replace(three, model=SpatialMoEModel(kernel_size=5, **_DEFAULT_OF_ONE)),
+        ("two of six, summed", "as simulated"): HeatRecipe(model=several, rule=_DEFAULT_RULE),
         **{
-            ("three", f"{unit:g}"): replace(three, data=HeatDiffusion(unit=unit), optimizer=Adam(eps=1e-15))
+            ("three", f"times {unit:g}"): replace(three, data=HeatDiffusion(unit=unit), optimizer=Adam(eps=1e-15))
             for unit in UNITS
             if unit != 1.0
         },
     }
     rows = [Row(labels, recipe) for labels, recipe in recipes.items()]
-    return ResultTable("heat/default", "Layers with default arguments", ("experts", "data times"), tuple(rows), "")
+    return ResultTable("heat/default", "Layers with default arguments", ("experts", "data"), tuple(rows), "")
 
 
 def unit_table() -> ResultTable:
