@@ -86,6 +86,17 @@ def make_net(order: Order, options: dict[str, Any], gate: Callable[[], smoe.Spat
         )
 
 
+def make_default_net() -> nn.Module:
+    """Layers with the defaults: of several channels, of several outputs for each expert, and of one channel."""
+    with torch.device("meta"):
+        return nn.Sequential(
+            smoe.SpatialMoE2d(1, 5, 2, spatial_shape=GRID),
+            nn.Tanh(),
+            smoe.SpatialMoE2d(2, 4, 1, spatial_shape=GRID, expert_channels=2),
+            smoe.SpatialMoE2d(2, 3, 1, spatial_shape=GRID),
+        )
+
+
 def count_reads(net: nn.Module, num_steps: int = 1, *, half: bool = False) -> CountReads:
     """Training steps with two accumulated batches each, with a tracked loss and a gradient scaler's factor."""
     net = net.half() if half else net
@@ -110,6 +121,20 @@ def test_a_training_step_reads_nothing(name: str) -> None:
     counter = count_reads(make_net(*CASES[name]))
     assert counter.reads == []
     assert counter.num_operations > 50
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_training_step_of_default_layers_reads_nothing(half: bool) -> None:
+    net = make_default_net()
+    rules = [str(layer.rule) for layer in net if isinstance(layer, smoe.SpatialMoE2d)]
+    assert [rule.partition("(")[0] for rule in rules] == ["straight_through", "straight_through", "probe"]
+    assert count_reads(net, num_steps=3, half=half).reads == []
+
+
+@pytest.mark.parametrize("rule", ["straight_through", "straight_through(patience=1)", "frozen"])
+def test_families_of_a_shared_factorised_gate_read_nothing(rule: str) -> None:
+    net = make_net("families", {"rule": rule}, lambda: smoe.FactorisedGate(5, 2, GRID, order="families"))
+    assert count_reads(net, num_steps=3).reads == []
 
 
 @pytest.mark.parametrize("name", ["rc_released", "probe", "straight_through_families", "end_to_end", "frozen"])
@@ -142,7 +167,7 @@ def test_the_dense_operators_read_nothing_either() -> None:
     environment = {**os.environ, "SMOE_BACKEND": "dense"}
     result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == list(CASES)
+    assert result.stdout.split() == [*CASES, "default"]
 
 
 if __name__ == "__main__":
@@ -150,3 +175,5 @@ if __name__ == "__main__":
         found = count_reads(make_net(*CASES[case]))
         assert found.reads == [], (case, found.reads)
         sys.stdout.write(f"{case}\n")
+    assert count_reads(make_default_net(), num_steps=2).reads == []
+    sys.stdout.write("default\n")
