@@ -86,7 +86,7 @@ def make_net(order: Order, options: dict[str, Any], gate: Callable[[], smoe.Spat
         )
 
 
-def make_default_net() -> nn.Module:
+def make_default_net() -> nn.Sequential:
     """Layers with the defaults: of several channels, of several outputs for each expert, and of one channel."""
     with torch.device("meta"):
         return nn.Sequential(
