@@ -4,10 +4,12 @@ from smoe.nn.cond_conv import CondConv2d
 from smoe.nn.conversion_plan import ConversionPlan, plan_conversion
 from smoe.nn.convert import convert
 from smoe.nn.coord_conv import CoordConv2d
+from smoe.nn.freeze import freeze
 from smoe.nn.gates import (
     ConvGate,
     CoordConv3Gate,
     CoordConvGate,
+    DecidedGate,
     FactorisedGate,
     FixedGate,
     LinearGate,
@@ -45,6 +47,7 @@ __all__ = [
     "CoordConv2d",
     "CoordConv3Gate",
     "CoordConvGate",
+    "DecidedGate",
     "FactorisedGate",
     "FixedGate",
     "GraphMoE",
@@ -72,6 +75,7 @@ __all__ = [
     "Step",
     "TensorGate",
     "convert",
+    "freeze",
     "gaussian_correction",
     "gaussian_head",
     "interpolate_grids",

@@ -17,7 +17,7 @@ from smoe.nn.learning import Learner, Setting, Step, make_learner
 from smoe.ops.routing import Routing, RoutingMap, weigh
 from smoe.ops.train_routing import ErrorSignal
 from smoe.options import Order
-from smoe.rules import Damping, Rule, resolve_damping, resolve_rule
+from smoe.rules import Damping, Frozen, Rule, resolve_damping, resolve_rule
 
 
 class RoutedLayer(nn.Module, ABC):
@@ -88,6 +88,29 @@ class RoutedLayer(nn.Module, ABC):
         self._let_learn(new)
         self.gate.leave(old)
 
+    def freeze(self) -> Self:
+        """Ends the learning of the gate; the experts go on learning. The same as `layer.rule = "frozen"`.
+
+        See `smoe.freeze` for a copy of a network that computes no scores any more.
+        """
+        self.rule = Frozen()
+        return self
+
+    def replace_gate(self, gate: SpatialGate) -> None:
+        """Gives the layer another gate of the same numbers of experts and the same order; the rule starts anew.
+
+        Args:
+            gate: The new gate.
+        """
+        numbers = ("num_experts", "num_selected", "order", "spatial_shape")
+        old, new = ({name: getattr(each, name) for name in numbers} for each in (self.gate, gate))
+        if old != new:
+            raise ValueError(f"the new gate has {new}, but the layer needs {old}")
+        learner = make_learner(self.rule, Setting(gate, self.weighted, self.signal.loss_scale.device))
+        self.gate.leave(self.learner)
+        self.gate, self.learner = gate, learner.train(self.training)
+        self._let_learn(learner)
+
     def _let_learn(self, learner: Learner) -> None:
         self.gate.join(learner, trains_scores=learner.trains_scores, make_memory=lambda: learner.make_memory(self.gate))
 
@@ -121,8 +144,7 @@ class RoutedLayer(nn.Module, ABC):
         """Routing of the last forward pass in training mode; the auxiliary losses are made of it."""
         routing = self._last_routing
         if routing is not None and not routing.has_scores:
-            scored = self.gate.route(None, None)
-            routing = self._last_routing = scored._replace(indices=routing.indices)
+            routing = self._last_routing = self.gate(None)._replace(indices=routing.indices)
         return routing
 
     def routing(self, input: torch.Tensor | None = None) -> RoutingMap:

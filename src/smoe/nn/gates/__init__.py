@@ -1,6 +1,7 @@
 """Gating functions: who serves which pixel (paper section 2.1)."""
 
 from smoe.nn.gates.convolutional import ConvGate, CoordConv3Gate, CoordConvGate
+from smoe.nn.gates.decided import DecidedGate
 from smoe.nn.gates.factorised import FactorisedGate, PixelEmbedding
 from smoe.nn.gates.fixed import FixedGate
 from smoe.nn.gates.gate import SpatialGate
@@ -13,6 +14,7 @@ __all__ = [
     "ConvGate",
     "CoordConv3Gate",
     "CoordConvGate",
+    "DecidedGate",
     "FactorisedGate",
     "FixedGate",
     "LinearGate",
