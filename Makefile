@@ -1,4 +1,5 @@
-# Two commands: `make demo` trains the SMoE on heat diffusion and draws what it learned; `make test` runs every check.
+# Two commands: `make demo` trains the SMoE on heat diffusion, draws what it learned and writes a report of it;
+# `make test` runs every check.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
@@ -8,6 +9,7 @@ READY := .venv/ready
 demo: $(READY)
 	$(BIN)/smoe train heat/smoe --seed 0 --output-dir runs/demo --resume
 	$(BIN)/smoe show runs/demo
+	$(BIN)/smoe report runs/demo
 
 test: lint types layers unit
 

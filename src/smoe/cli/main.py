@@ -16,6 +16,7 @@ COMMANDS = {
     "plan": "print what training a recipe would cost here: parameters, memory, time",
     "evaluate": "score a trained run, or forecasts of other origin",
     "show": "draw what a run learned",
+    "report": "write a page about one run or several: scores, curves, routing, errors",
     "fit": "fit a location-aware model to gridded data of your own",
     "predict": "predict from new data by a model that smoe fit made",
     "reproduce": "train what a table of the paper needs and write it beside the paper's numbers",
@@ -39,6 +40,7 @@ examples:
   smoe plan weather/smoe --model.filters 16 --model.num-blocks 3
   smoe evaluate runs/first
   smoe show runs/first
+  smoe report runs/first runs/second -o report.html
   smoe reproduce heat/gates --seeds 3 --jobs 2
   smoe data prepare weather --root ~/weatherbench --output stores/era5
 

@@ -1,0 +1,126 @@
+"""What the gates of a model choose at each pixel, as a report shows it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from smoe.diagnostics import expert_use, layers_by_gate, similarity_components
+from smoe.diagnostics.layer_inputs import layer_inputs
+from smoe.experiments.report_parts import Places
+from smoe.reports.expert_filters import ExpertFilters, read_filters
+
+
+@dataclass(frozen=True)
+class GateMap:
+    """The routing of one gate.
+
+    Attributes:
+        layers: Names of the layers that share the gate.
+        kind: Class of the gate.
+        rule: Rule by which it learns.
+        num_experts: X, the number of experts in the bank.
+        places: Where the pixels of the gate lie.
+        choices: Selected experts, `(E, P)`, those with the highest scores first.
+        scores: Their scores, `(E, P)`, float32.
+        use: Share of the area that each expert serves, `(X,)`; the sum is E.
+        filters: Filters of the most used experts of the first layer; None for experts without filters.
+        is_of_sample: Whether the gate depends on its input, so that the choices are those for one sample.
+    """
+
+    layers: tuple[str, ...]
+    kind: str
+    rule: str
+    num_experts: int
+    places: Places
+    choices: np.ndarray
+    scores: np.ndarray
+    use: np.ndarray
+    filters: ExpertFilters | None
+    is_of_sample: bool
+
+    @property
+    def num_selected(self) -> int:
+        """E, the number of experts selected at each pixel."""
+        return len(self.choices)
+
+    def colours(self) -> np.ndarray:
+        """Colours such that pixels which share experts look alike, `(P, 3)`, uint8."""
+        on_grid = self.choices.reshape(self.num_selected, *self.places.shape)
+        parts = similarity_components(on_grid, self.num_experts, 3, self.places.areas)
+        # 2.2 standard deviations of the first component span the colours, as in `smoe.views`.
+        colours = np.clip(0.5 + 0.5 / 2.2 * np.moveaxis(parts, 0, -1), 0.0, 1.0)
+        return np.rint(255.0 * colours).astype(np.uint8).reshape(-1, 3)
+
+
+def read_gates(
+    model: nn.Module,
+    places: Places | None,
+    input: Tensor | None = None,
+    *,
+    shown_shape: tuple[int, ...] | None = None,
+) -> tuple[GateMap, ...]:
+    """Returns the routing of each gate of a model, in the order of the model.
+
+    Gates that depend on their input are shown for the first sample of `input`, and left out without one. So are gates
+    of a single expert, which have nothing to choose.
+
+    Args:
+        model: Model in evaluation mode.
+        places: Where the pixels of the data lie; None if they are only numbered.
+        input: Input of the model.
+        shown_shape: Grid of the data, where the network pads it to a larger one and halves that: the routing is then
+            shown on the grid of the data.
+    """
+    inputs = {} if input is None else layer_inputs(model, input)
+    maps: list[GateMap] = []
+    for gate, layers in layers_by_gate(model).items():
+        name, layer = next(iter(layers.items()))
+        if gate.num_experts < 2 or (gate.looks_at_input and name not in inputs):
+            continue
+        with torch.no_grad():
+            # In the order of the gate, which for every geometry is that of the data.
+            routing = gate(inputs.get(name))
+            choices, scores = ranked(routing.indices[0].cpu(), routing.weights[0].cpu())
+        grid = tuple(gate.spatial_shape or layer.output_grid(inputs.get(name)))
+        if shown_shape is not None and len(grid) == len(shown_shape) and grid != shown_shape:
+            choices, scores = (_spread(part, grid, shown_shape) for part in (choices, scores))
+            grid = shown_shape
+        found = None if places is None else places.on_grid(grid)
+        where = found if found is not None else Places("grid", grid)
+        use = expert_use(choices.reshape(len(choices), *grid), gate.num_experts, where.areas)
+        maps.append(
+            GateMap(
+                layers=tuple(layer_name or "the model itself" for layer_name in layers),
+                kind=type(gate).__name__,
+                rule=str(layer.rule),
+                num_experts=gate.num_experts,
+                places=where,
+                choices=choices,
+                scores=scores,
+                use=use,
+                filters=read_filters(layer, use),
+                is_of_sample=gate.looks_at_input,
+            )
+        )
+    return tuple(maps)
+
+
+def ranked(indices: Tensor, weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Returns experts and scores `(E, P)` with the highest score first at each pixel; equal scores keep their order."""
+    order = weights.float().argsort(dim=0, descending=True, stable=True)
+    choices = indices.long().gather(0, order).to(torch.int32)
+    return choices.numpy(), weights.float().gather(0, order).numpy()
+
+
+def _spread(values: np.ndarray, grid: tuple[int, ...], shown: tuple[int, ...]) -> np.ndarray:
+    """Values `(E, P)` of a padded grid, which may be halved several times, on the grid of the data."""
+    fields = values.reshape(-1, *grid)
+    for axis, (size, wanted) in enumerate(zip(grid, shown, strict=True), start=1):
+        repeats = 1 << max(0, math.ceil(math.log2(wanted / size)))
+        fields = fields.repeat(repeats, axis=axis).take(range(wanted), axis=axis)
+    return np.ascontiguousarray(fields).reshape(len(values), -1)

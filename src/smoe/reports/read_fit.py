@@ -1,0 +1,200 @@
+"""Reads a model that `smoe fit` made for its report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smoe.errors import DataError
+from smoe.experiments.experiment import Notify
+from smoe.experiments.report_parts import Axis, ErrorMap, Places
+from smoe.regression.fitted import Fitted
+from smoe.regression.model_files import load_model
+from smoe.regression.nets import count_parameters
+from smoe.regression.prediction import central
+from smoe.regression.run_files import SCORES
+from smoe.regression.scoring import PLAIN, compare_batches
+from smoe.reports.gate_maps import read_gates
+from smoe.reports.read_run import environment_facts, read_environment, repeating_command
+from smoe.reports.run_report import Monitor, RunReport
+from smoe.reports.score_sheet import ScoreRow, ScoreSheet
+from smoe.training.run_directory import Record, RunDirectory
+
+
+@dataclass(frozen=True)
+class FitData:
+    """Data of a user's own to measure errors on.
+
+    Attributes:
+        inputs: Files of inputs.
+        targets: Files of targets.
+    """
+
+    inputs: tuple[str, ...]
+    targets: str
+
+
+def read_fit(path: Path, label: str, data: FitData | None, notify: Notify) -> RunReport:
+    """Opens a fitted model and measures what its report shows.
+
+    Args:
+        path: Folder of the model.
+        label: Name of the model on the page.
+        data: Data of the scored period; None for a report without error maps.
+        notify: Receives messages about what is being measured.
+
+    Raises:
+        DataError: If the folder holds no model or a damaged one, or the data are not those of the model.
+    """
+    fitted = load_model(path)
+    environment = read_environment(RunDirectory(path / "training"))
+    which, sheet = _read_scores(path, fitted)
+    places = places_of(fitted)
+    maps, digest = (), ""
+    if data is not None:
+        notify(f"{label}: measuring errors in the {which} period {fitted.periods[which]}")
+        maps, digest = _measure(fitted, data, which)
+    facts = environment_facts(environment)
+    facts |= {"grid": f"{fitted.grid.describe()} (hash {fitted.grid.hash})"}
+    facts |= {f"{name} period": period for name, period in fitted.periods.items()}
+    if digest:
+        facts[f"SHA-256 of the {which} targets"] = digest
+    warning = fitted.worse_than_plain()
+    return RunReport(
+        label=label,
+        title=fitted.describe(),
+        path=path,
+        seed=fitted.options.seed,
+        num_parameters=count_parameters(fitted.net),
+        is_plain=False,
+        checkpoint="best weights",
+        scores=sheet,
+        history=_merge(fitted.records.get("model", []), fitted.records.get("plain", [])),
+        monitor=Monitor("validation/loss"),
+        places=places,
+        gates=read_gates(fitted.net, places, shown_shape=fitted.grid.shape),
+        regions=None,
+        error_maps=maps,
+        classes=None,
+        filters={},
+        command=repeating_command(environment),
+        recipe={
+            "options": asdict(fitted.options),
+            "inputs": [channel.name for channel in fitted.input_channels],
+            "targets": [channel.name for channel in fitted.target_channels],
+        },
+        facts=facts,
+        remarks=() if warning is None else (f"Warning: {warning}.",),
+        identity=json.dumps(["fit", fitted.grid.hash, fitted.periods.get(which), [*map(str, sheet.metrics)]]),
+    )
+
+
+def places_of(fitted: Fitted) -> Places:
+    """Returns where the pixels of a fitted model lie, with the coordinates of the user's data."""
+    grid = fitted.grid
+    if grid.kind == "indexed":
+        return Places("grid", grid.shape)
+    if grid.kind == "latitude-longitude" and grid.closes_circle:
+        return Places.globe(grid.rows, grid.columns)
+    is_geographic = grid.kind in ("latitude-longitude", "curvilinear")
+    if is_geographic:
+        rows, columns = Axis("latitude", grid.rows, "degrees_north"), Axis("longitude", grid.columns, "degrees_east")
+    else:
+        names = fitted.layout.variables[0][2][-2:]
+        units = [str(fitted.layout.coordinates.get(name, ((), None, {}))[2].get("units", "")) for name in names]
+        rows, columns = Axis(names[0], grid.rows, units[0]), Axis(names[1], grid.columns, units[1])
+    goes_up = bool(np.mean(grid.rows[0]) < np.mean(grid.rows[-1]))
+    return Places("grid", grid.shape, rows, columns, goes_up, is_geographic)
+
+
+def _read_scores(path: Path, fitted: Fitted) -> tuple[str, ScoreSheet]:
+    """The period of the stored scores, and the scores; without them, the best validation."""
+    file = path / SCORES
+    if not file.is_file():
+        ours, plain = fitted.best_validation("model"), fitted.best_validation("plain")
+        rows = [] if ours is None else [ScoreRow("model", "this run", {"loss": ours}, is_own=True)]
+        rows += [] if plain is None else [ScoreRow(PLAIN, "here, same data", {"loss": plain})]
+        return "validation", ScoreSheet("validation", tuple(rows))
+    try:
+        stored: dict[str, Any] = json.loads(file.read_text())
+        which, targets = str(stored["period"]), [str(name) for name in stored["targets"]]
+        rows = [_score_row(name, stored, targets) for name in sorted(stored["rmse"], key=lambda name: name != "model")]
+        units = {
+            f"{kind} {name}": str(unit)
+            for kind in ("RMSE", "MAE")
+            for name, unit in zip(targets, stored["units"], strict=True)
+        }
+    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} is damaged ({type(error).__name__}: {error}); fit the model again") from error
+    return which, ScoreSheet(which, tuple(rows), units)
+
+
+def _score_row(name: str, stored: dict[str, Any], targets: list[str]) -> ScoreRow:
+    values = {
+        f"{kind} {target}": float(stored[key][name][number])
+        for kind, key in (("RMSE", "rmse"), ("MAE", "mae"))
+        for number, target in enumerate(targets)
+    }
+    objective = stored.get("objective")
+    if objective is not None and name in objective[1]:
+        for number, target in enumerate(targets):
+            values[f"{objective[0]} {target}"] = float(objective[1][name][number])
+    spreads = {f"RMSE {target}": float(stored["rmse_spread"][name][number]) for number, target in enumerate(targets)}
+    is_own = name == "model"
+    return ScoreRow(name, "this run" if is_own else "here, same data", values, spreads, is_own)
+
+
+def _measure(fitted: Fitted, data: FitData, which: str) -> tuple[tuple[ErrorMap, ...], str]:
+    """Root mean squared errors of the model and of the net beside it at each pixel, and the hash of the truths."""
+    squared: dict[str, np.ndarray] = {}
+    counts = np.zeros((len(fitted.target_channels), *fitted.grid.shape))
+    digest = hashlib.sha256()
+    for batch in compare_batches(fitted, list(data.inputs), data.targets, fitted.period_of(which)):
+        digest.update(np.ascontiguousarray(batch.truth, dtype="<f4").tobytes())
+        counts += (~np.isnan(batch.truth)).sum(axis=0)
+        for name, values in batch.nets.items():
+            error = np.square(central(fitted, values).astype(np.float64) - batch.truth)
+            squared[name] = squared.get(name, 0.0) + np.nan_to_num(error).sum(axis=0)
+    if not squared:
+        raise DataError("every sample has missing values, which the model was fitted to drop")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        roots = {name: np.sqrt(total / counts) for name, total in squared.items()}
+    # The net that was fitted beside the model: a plain one, or the SMoE net where the plain one was better.
+    other = next((name for name in roots if name != "model"), "")
+    plain = roots.get(other)
+    return (
+        tuple(
+            ErrorMap(
+                f"{channel.name}, RMSE",
+                channel.units,
+                roots["model"][number],
+                None if plain is None else plain[number],
+                other,
+            )
+            for number, channel in enumerate(fitted.target_channels)
+        ),
+        digest.hexdigest(),
+    )
+
+
+def _merge(model: list[Record], plain: list[Record]) -> list[Record]:
+    """The records of the model with the losses of the plain net of the same epochs."""
+    losses = [
+        {f"{key} of the plain net": record[key] for key in ("train/loss", "validation/loss") if key in record}
+        for record in plain
+        if "stopped" not in record
+    ]
+    merged = [dict(record) for record in model]
+    of_epochs = [record for record in merged if "stopped" not in record]
+    for record, extra in zip(of_epochs, losses, strict=False):
+        record.update(extra)
+    # A plain net that was trained for longer has epochs of its own.
+    return [
+        *merged,
+        *({"epoch": number + 1, **extra} for number, extra in enumerate(losses) if number >= len(of_epochs)),
+    ]

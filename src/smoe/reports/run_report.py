@@ -1,0 +1,105 @@
+"""What a report states about one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smoe.experiments.report_parts import Classes, ErrorMap, Places
+from smoe.reports.gate_maps import GateMap
+from smoe.reports.score_sheet import ScoreSheet
+from smoe.training.run_directory import Record
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """The score that decides which weights are kept.
+
+    Attributes:
+        key: Name in the records, such as `validation/loss`.
+        is_best_high: Whether the highest value is the best one.
+    """
+
+    key: str
+    is_best_high: bool = False
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """One run, ready to be shown.
+
+    Attributes:
+        label: Name of the run on the page, from its directory.
+        title: Recipe, or network and targets.
+        path: Directory of the run.
+        seed: Seed of the run.
+        num_parameters: Number of parameters of the network.
+        is_plain: Whether the network has no experts.
+        checkpoint: Weights that are shown, in words.
+        scores: Scores beside simple predictions and the paper's.
+        history: Records of the epochs.
+        monitor: The score that decides which weights are kept.
+        places: Where the pixels of the data lie.
+        gates: Routing of each gate.
+        regions: Number of the known region of each pixel, `(P,)`; None if there are none.
+        error_maps: Errors at each pixel.
+        classes: Classes of images.
+        filters: Filters that the experts should find.
+        command: Command that makes the run again; empty if it is not known.
+        recipe: Every field of the recipe, nested.
+        facts: Versions, machine and data, by their names.
+        remarks: Sentences that a reader of the scores needs.
+        identity: What was learned from which data, as text: runs of equal identity can be subtracted.
+    """
+
+    label: str
+    title: str
+    path: Path
+    seed: int
+    num_parameters: int
+    is_plain: bool
+    checkpoint: str
+    scores: ScoreSheet
+    history: Sequence[Record]
+    monitor: Monitor
+    places: Places | None
+    gates: tuple[GateMap, ...]
+    regions: np.ndarray | None
+    error_maps: tuple[ErrorMap, ...]
+    classes: Classes | None
+    filters: Mapping[str, np.ndarray]
+    command: str
+    recipe: Mapping[str, Any]
+    facts: Mapping[str, str]
+    remarks: tuple[str, ...] = ()
+    identity: str = field(default="", repr=False)
+
+    @property
+    def epochs(self) -> list[Record]:
+        """Records of epochs; the record of the end of a run is left out."""
+        return [record for record in self.history if "stopped" not in record and "total_seconds" not in record]
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of training; None if they were not recorded."""
+        total = next((record["total_seconds"] for record in reversed(self.history) if "total_seconds" in record), None)
+        if total is not None:
+            return float(total)
+        parts = [record["seconds"] for record in self.epochs if isinstance(record.get("seconds"), (int, float))]
+        return float(sum(parts)) if parts else None
+
+    @property
+    def ending(self) -> str:
+        """Why the training ended, or that it did not."""
+        reason = next((record["stopped"] for record in reversed(self.history) if "stopped" in record), None)
+        return "the training has not ended" if reason is None else str(reason)
+
+    @property
+    def routing_gain(self) -> float | None:
+        """Share of the loss that the routing removed in the last epoch that measured it."""
+        found = (record.get("routing/gain") for record in reversed(self.epochs))
+        return next((float(value) for value in found if isinstance(value, (int, float))), None)

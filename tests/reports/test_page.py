@@ -1,0 +1,234 @@
+"""The page as text: escaped, self-contained, small, and complete."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sample_reports import GRID, class_sample, place_samples, random_gate, sample_report
+from smoe.errors import DataError
+from smoe.experiments.report_parts import Places
+from smoe.reports import page
+from smoe.reports.array_pack import ArrayPack
+from smoe.reports.markup import escape, script_json, tag
+from smoe.reports.page_data import DETAILS, Detail, Thinning, page_data
+from smoe.reports.run_report import RunReport
+from smoe.reports.score_sheet import show_number
+
+WRITTEN = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+class Outline(HTMLParser):
+    """Elements, addresses and text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.addresses: list[str] = []
+        self.headings: list[str] = []
+        self._is_heading = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.addresses += [value or "" for key, value in attrs if key in ("href", "src", "action", "data")]
+        self._is_heading = tag in ("h1", "h2", "h3")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_heading = False
+
+    def handle_data(self, data: str) -> None:
+        if self._is_heading:
+            self.headings.append(data)
+
+
+def data_of(text: str) -> tuple[dict[str, Any], bytes]:
+    """Plain values and the block of arrays of a page."""
+    plain = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    arrays = re.search(r'<script type="text/plain" id="arrays">(.*?)</script>', text, re.DOTALL)
+    assert plain is not None and arrays is not None
+    return json.loads(plain[1]), gzip.decompress(base64.b64decode(arrays[1]))
+
+
+def read(block: bytes, reference: dict[str, Any]) -> np.ndarray:
+    kind = {"u8": np.uint8, "u16": np.uint16, "i16": np.int16, "i32": np.int32, "f32": np.float32}[reference["type"]]
+    values = np.frombuffer(block, kind, reference["count"], reference["at"])
+    if "step" not in reference:
+        return values
+    return np.where(values == 65535, np.nan, reference["low"] + values * reference["step"])
+
+
+def test_a_page_of_one_run_has_every_part() -> None:
+    outline = Outline(page.make_page([sample_report(classes=class_sample())], WRITTEN))
+    assert outline.headings == [
+        "heat/smoe", "Scores", "Curves", "Routing", "Expert use", "Filters of chosen experts", "Routing by epoch",
+        "Errors", "Classes", "How it was made",
+    ]  # fmt: skip
+    # Nothing but places on the page itself, and an empty icon, which keeps browsers from asking for one.
+    assert [address for address in outline.addresses if not address.startswith("#")] == ["data:,"]
+    assert outline.names.count("script") == 3
+
+
+def test_a_page_of_several_runs_compares_them_first() -> None:
+    plain = sample_report("plain", gates=(), is_plain=True, error_maps=(), filters={})
+    outline = Outline(page.make_page([sample_report("a"), plain], WRITTEN))
+    assert outline.headings[:4] == ["2 runs", "All runs", "Curves together", "Routing side by side"]
+    assert outline.names.count("details") >= 2
+
+
+def test_text_from_outside_is_escaped() -> None:
+    evil = "<script>\"&'</script>"
+    report = sample_report(evil, title=evil, recipe={evil: evil}, facts={evil: evil}, command=evil, remarks=(evil,))
+    text = page.make_page([report], WRITTEN)
+    assert evil not in text
+    assert Outline(text).names.count("script") == 3
+    assert data_of(text)[0]["runs"][0]["label"] == evil
+    assert tag("a", evil, title=evil) == f'<a title="{escape(evil)}">{escape(evil)}</a>'
+    assert "<" not in script_json({evil: evil}) and json.loads(script_json({evil: evil})) == {evil: evil}
+
+
+def test_a_number_that_is_not_finite_is_none_in_the_page() -> None:
+    history = [{"epoch": 1, "validation/loss": float("nan")}, {"epoch": 2, "validation/loss": float("inf")}]
+    text = page.make_page([sample_report(history=history)], WRITTEN)
+    assert data_of(text)[0]["runs"][0]["curves"]["values"] == {"validation/loss": [None, None]}
+
+
+def test_the_arrays_hold_the_routing_and_the_errors() -> None:
+    report = sample_report()
+    plain, block = data_of(page.make_page([report], WRITTEN))
+    for gate, stored in zip(report.gates, plain["runs"][0]["gates"], strict=True):
+        best = read(block, stored["best"]).reshape(gate.choices.shape)
+        np.testing.assert_array_equal(best, gate.choices)
+        span = gate.scores.max() - gate.scores.min()
+        np.testing.assert_allclose(
+            read(block, stored["scores"]).reshape(gate.scores.shape), gate.scores, rtol=0, atol=span / 65534
+        )
+        bits = np.unpackbits(read(block, stored["selected"]))[: gate.num_experts * GRID[0] * GRID[1]]
+        bits = bits.reshape(gate.num_experts, -1)
+        for pixel in range(bits.shape[1]):
+            assert set(np.flatnonzero(bits[:, pixel])) == set(gate.choices[:, pixel])
+    error = plain["runs"][0]["errors"][0]
+    np.testing.assert_allclose(read(block, error["values"]), report.error_maps[0].values.ravel(), rtol=0, atol=2e-5)
+    # The plain net has twice the error everywhere: half of it is removed.
+    np.testing.assert_allclose(read(block, error["gain"]), 50.0, rtol=0, atol=1e-3)
+
+
+def test_experts_of_another_run_are_paired_with_those_of_the_first() -> None:
+    first = sample_report("a")
+    order = np.array([2, 0, 3, 1])
+    gate = first.gates[0]
+    renamed = replace(gate, choices=order[gate.choices].astype(np.int32), use=gate.use[np.argsort(order)])
+    plain, _ = data_of(page.make_page([first, replace(first, label="b", gates=(renamed,))], WRITTEN))
+    paired = plain["runs"][1]["gates"][0]
+    assert [paired["partners"][number] for number in order] == [0, 1, 2, 3]
+    assert paired["shared"] == 1.0
+    assert plain["runs"][0]["gates"][0]["partners"] is None
+
+
+def test_a_page_that_is_too_large_has_less_detail(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = Places.globe(np.linspace(-89.5, 89.5, 180), np.arange(360.0))
+    report = sample_report(places=places, gates=(random_gate(places, 40, 8),), regions=None, error_maps=())
+    whole = page.make_page([report], WRITTEN)
+    assert data_of(whole)[0]["runs"][0]["gates"][0]["places"]["step"] == 1
+    assert len(whole.encode()) < page.MAX_BYTES
+    monkeypatch.setattr(page, "MAX_BYTES", 500_000)
+    less = page.make_page([report], WRITTEN)
+    assert len(less.encode()) < 500_000
+    gate = data_of(less)[0]["runs"][0]["gates"][0]
+    assert gate["places"]["step"] > 1 and gate["numScored"] < 8
+    monkeypatch.setattr(page, "MAX_BYTES", 1000)
+    with pytest.raises(DataError, match=r"would have 0\.\d MB with the least detail, more than 0\.001 MB: give fewer"):
+        page.make_page([report], WRITTEN)
+
+
+def test_every_third_row_is_every_third_row() -> None:
+    thin = Thinning.of(Places("grid", (7, 10)), 12)
+    assert (thin.step, thin.new_shape) == (3, (3, 4))
+    values = np.arange(140).reshape(2, 70)
+    expected = [[70 * part + 10 * row + column for row in (0, 3, 6) for column in (0, 3, 6, 9)] for part in (0, 1)]
+    np.testing.assert_array_equal(thin.take(values), expected)
+    # The nodes of a mesh are not thinned: its triangles name them.
+    assert Thinning.of(place_samples()["mesh"], 2).step == 1
+
+
+@pytest.mark.parametrize("kind", place_samples())
+def test_thinned_places_keep_their_coordinates(kind: str) -> None:
+    places = place_samples()[kind]
+    report = sample_report(places=places, gates=(random_gate(places),), regions=None, error_maps=())
+    plain, text = page_data([report], Detail(12, 1, 1))
+    stored = plain["runs"][0]["gates"][0]["places"]
+    block = gzip.decompress(base64.b64decode(text))
+    step = stored["step"]
+    if places.rows is not None:
+        kept = places.rows.values[::step] if places.rows.values.ndim == 1 else places.rows.values[::step, ::step]
+        np.testing.assert_allclose(read(block, stored["rows"]["values"]), kept.ravel(), rtol=1e-6)
+    assert ("coastlines" in plain) == places.is_geographic
+
+
+def test_numbers_of_a_pack_come_back() -> None:
+    pack = ArrayPack()
+    values = np.array([1.0, np.nan, -2.5, np.inf, 7.25])
+    references = [pack.add_indices(np.array([0, 300])), pack.add_numbers(values), pack.add_numbers(np.full(3, 4.0))]
+    references.append(pack.add_numbers(np.full(2, np.nan)))
+    block = gzip.decompress(base64.b64decode(pack.encode()))
+    assert read(block, references[0]).tolist() == [0, 300] and references[0]["type"] == "u16"
+    np.testing.assert_allclose(read(block, references[1]), [1.0, np.nan, -2.5, np.nan, 7.25], rtol=0, atol=1e-4)
+    assert read(block, references[2]).tolist() == [4.0] * 3
+    assert np.isnan(read(block, references[3])).all()
+    with pytest.raises(ValueError, match=r"must have one of the types .* got float64"):
+        pack.add(np.zeros(2))
+
+
+def test_the_same_run_makes_the_same_page() -> None:
+    report = sample_report()
+    assert page.make_page([report], WRITTEN) == page.make_page([report], WRITTEN)
+
+
+def test_nothing_is_half_written(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is a directory: name a file"):
+        page.write_page([sample_report()], tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written"):
+        page.write_page([sample_report()], tmp_path / "file" / "report.html")
+    assert page.write_page([sample_report()], tmp_path / "new" / "report.html") == (
+        (tmp_path / "new" / "report.html").stat().st_size
+    )
+    assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["report.html"]
+
+
+def test_a_run_that_has_not_ended_is_shown() -> None:
+    report: RunReport = sample_report(history=[], scores=replace(sample_report().scores, rows=()), command="")
+    text = page.make_page([report], WRITTEN)
+    assert "The record of the run holds no scores." in text
+    assert "The training has not ended." in text
+    assert "the run was made from Python" in text
+
+
+def test_details_go_from_much_to_little() -> None:
+    assert list(DETAILS) == sorted(DETAILS, key=lambda one: -one.max_pixels)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, ""),
+        (0.0, "0"),
+        (100.0, "100"),
+        (91.25, "91.25"),
+        (1.5e-7, "1.500e-07"),
+        (12345.6, "12346"),
+        (512.125, "512.12"),
+    ],
+)
+def test_numbers_are_short(value: float | None, text: str) -> None:
+    assert show_number(value) == text
