@@ -6,7 +6,9 @@ import xarray as xr
 
 from smoe.errors import DataError
 from smoe.gridded.cf_axes import find_axes
+from smoe.gridded.field_source import FieldSource
 from smoe.gridded.horizontal_grid import HorizontalGrid, Orientation, read_grid
+from smoe.gridded.regional_regrid import make_regridding
 
 
 def read(latitude: np.ndarray, longitude: np.ndarray) -> tuple[HorizontalGrid, Orientation, xr.DataArray]:
@@ -96,3 +98,28 @@ def test_a_grid_without_coordinates_has_no_areas() -> None:
 def test_coordinates_that_make_no_grid_are_refused(latitude: np.ndarray, longitude: np.ndarray, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read(latitude, longitude)
+
+
+def rotated(latitude: float, longitude: float) -> xr.Dataset:
+    """A field around a rotated pole, which the grid mapping gives as CF has it."""
+    mapping = {"grid_mapping_name": "rotated_latitude_longitude"}
+    mapping |= {"grid_north_pole_latitude": latitude, "grid_north_pole_longitude": longitude}
+    return xr.Dataset(
+        {"t": (("rlat", "rlon"), np.zeros((3, 4)), {"grid_mapping": "pole"}), "pole": ((), 0, mapping)},
+        coords={
+            "rlat": ("rlat", np.arange(3.0), {"standard_name": "grid_latitude", "units": "degrees"}),
+            "rlon": ("rlon", np.arange(4.0), {"standard_name": "grid_longitude", "units": "degrees"}),
+        },
+    )
+
+
+def test_grids_around_different_poles_are_different() -> None:
+    ours = FieldSource(rotated(39.25, -162.0), ["t"]).grid
+    assert ours.kind == "rotated" and ours.pole == (39.25, -162.0)
+    same, other = FieldSource(rotated(39.25, 198.0), ["t"]).grid, FieldSource(rotated(42.5, 83.0), ["t"]).grid
+    unknown = FieldSource(rotated(39.25, -162.0).drop_vars("pole"), ["t"]).grid
+    assert ours.difference(same) is None and ours.difference(unknown) is None
+    assert "their rotated poles are at 39.25, -162 and 42.5, 83" in str(ours.difference(other))
+    assert ours.hash != other.hash
+    with pytest.raises(DataError, match="their rotated poles are at"):
+        make_regridding(ours, other)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.cf_axes import Axes, find_axes
-from smoe.gridded.horizontal_grid import HorizontalGrid, Orientation, read_grid
+from smoe.gridded.horizontal_grid import HorizontalGrid, Orientation, read_grid, read_pole
 from smoe.gridded.regional_regrid import Interpolation, make_regridding
 from smoe.gridded.time_labels import TimeLabels, read_lead_times, read_times
 from smoe.suggestions import suggest
@@ -171,6 +171,8 @@ class FieldSource:
         first: tuple[str, HorizontalGrid] | None = None
         for name, axes in found.items():
             grid, self._orientations[name] = read_grid(self.dataset[name], axes, f"{name} of {self.where}")
+            if grid.kind == "rotated":
+                grid = replace(grid, pole=self._pole(name))
             if first is None:
                 first = (name, grid)
                 continue
@@ -181,6 +183,11 @@ class FieldSource:
                 )
         assert first is not None
         return first[1], self._orientations[first[0]]
+
+    def _pole(self, name: str) -> tuple[float, float] | None:
+        array = self.dataset[name]
+        mapping = array.attrs.get("grid_mapping") or array.encoding.get("grid_mapping")
+        return read_pole(self.dataset[mapping].attrs) if mapping in self.dataset.variables else None
 
     def _channels(self, name: str) -> list[Channel]:
         array, axes = self.dataset[name], self.variable_axes[name]

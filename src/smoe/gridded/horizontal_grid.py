@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +32,7 @@ class HorizontalGrid:
         rows: Coordinate of the rows `(H,)`, or latitude of each pixel `(H, W)`; empty for an indexed grid.
         columns: Coordinate of the columns `(W,)`, or longitude of each pixel `(H, W)`.
         closes_circle: Whether the first column is the eastern neighbour of the last one.
+        pole: Latitude and longitude of the rotated pole, where the file gives them.
     """
 
     kind: GridKind
@@ -38,11 +40,13 @@ class HorizontalGrid:
     rows: np.ndarray = field(repr=False)
     columns: np.ndarray = field(repr=False)
     closes_circle: bool
+    pole: tuple[float, float] | None = None
 
     @property
     def hash(self) -> str:
         """Number of the grid, from its coordinates with three decimals of their step."""
-        digest = hashlib.sha256(f"{self.kind} {self.shape}".encode())
+        pole = "" if self.pole is None else " {:.3f} {:.3f}".format(*self.pole)
+        digest = hashlib.sha256(f"{self.kind} {self.shape}{pole}".encode())
         for values in (self.rows, self.columns):
             if values.size:
                 digest.update(np.rint(np.asarray(values, np.float64) * 1000.0).astype(np.int64).tobytes())
@@ -53,6 +57,8 @@ class HorizontalGrid:
         reason = None
         if self.kind != other.kind or self.shape != other.shape:
             reason = "they differ in kind or size"
+        elif not self.has_pole_of(other):
+            reason = f"their rotated poles are at {_place(self.pole)} and {_place(other.pole)}"
         else:
             for name, ours, theirs in (("rows", self.rows, other.rows), ("columns", self.columns, other.columns)):
                 distance = _largest_distance(ours, theirs, is_circular=name == "columns" and self.kind != "projected")
@@ -60,6 +66,13 @@ class HorizontalGrid:
                     reason = f"their {name} differ by up to {distance:g}"
                     break
         return None if reason is None else f"{self.describe()} against {other.describe()}: {reason}"
+
+    def has_pole_of(self, other: HorizontalGrid) -> bool:
+        """Whether two grids have the same rotated pole; one that a file does not give may be any."""
+        if self.pole is None or other.pole is None:
+            return True
+        apart = np.abs(np.subtract(self.pole, other.pole))
+        return bool(apart[0] < 1e-3 and min(apart[1], abs(360.0 - apart[1])) < 1e-3)
 
     def describe(self) -> str:
         """Size and extent, such as `40 x 60 latitude-longitude, rows 35 to 54.5, columns -10 to 19.5`."""
@@ -231,6 +244,19 @@ def _check_distinct(values: np.ndarray, where: str) -> None:
         raise DataError(f"{where} has the value {values[repeated[0]]:g} twice: drop one of them")
 
 
+def read_pole(mapping: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Latitude and longitude of a rotated pole from the attributes of a grid mapping; None if they are not there."""
+    names = ("grid_north_pole_latitude", "grid_north_pole_longitude")
+    if any(name not in mapping for name in names):
+        return None
+    latitude, longitude = (float(np.asarray(mapping[name]).ravel()[0]) for name in names)
+    return latitude, longitude
+
+
+def _place(pole: tuple[float, float] | None) -> str:
+    return "an unknown place" if pole is None else f"{pole[0]:g}, {pole[1]:g}"
+
+
 def _is_identity(order: np.ndarray) -> bool:
     return bool((order == np.arange(len(order))).all())
 
@@ -259,6 +285,7 @@ def to_plain(grid: HorizontalGrid) -> dict[str, Any]:
         "kind": grid.kind,
         "shape": list(grid.shape),
         "closes_circle": grid.closes_circle,
+        "pole": None if grid.pole is None else list(grid.pole),
         "hash": grid.hash,
         "description": grid.describe(),
     }

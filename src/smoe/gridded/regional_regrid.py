@@ -20,6 +20,8 @@ def make_regridding(source: HorizontalGrid, target: HorizontalGrid) -> Interpola
     Raises:
         DataError: If a grid has neither, or the target reaches beyond the source.
     """
+    if source.kind == target.kind == "rotated" and not source.has_pole_of(target):
+        raise DataError(f"{source.difference(target)}: regrid one of them first, for example by xesmf or cdo")
     if source.kind == target.kind and source.kind in ("latitude-longitude", "rotated"):
         return Regridding(source, target)
     return InverseDistance(source, target)

@@ -142,8 +142,9 @@ def _build(config: dict[str, Any], tensors: dict[str, torch.Tensor], own_net: nn
     arrays = {name: tensor.numpy() for name, tensor in tensors.items() if not name.startswith(("net.", "plain."))}
     grid = config["grid"]
     found = HorizontalGrid(
-        grid["kind"], tuple(grid["shape"]), arrays["grid.rows"], arrays["grid.columns"], grid["closes_circle"]
-    )
+        grid["kind"], tuple(grid["shape"]), arrays["grid.rows"], arrays["grid.columns"], grid["closes_circle"],
+        None if grid.get("pole") is None else tuple(grid["pole"]),
+    )  # fmt: skip
     if found.hash != grid["hash"]:
         raise DataError(f"{path}: the hash of its grid is {found.hash}, the config has {grid['hash']}")
     return Fitted(
