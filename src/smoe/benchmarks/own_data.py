@@ -1,23 +1,26 @@
-"""Measures the preparation of data that are four times larger than the memory they may take.
+"""Measures how a user's own data are prepared, and how long a training step waits for its batch.
 
-Run: smoe bench own-data [--folder DIR] [--max-memory-gb 0.5]. It writes a chunked Zarr store of 2 GB there for the time
-it runs, reads it block by block with xarray, and streams it as `smoe fit` does. Prints the table and stores it in
-results/bench.
+Run: smoe bench own-data [--folder DIR] [--max-memory-gb 0.5] [--times-the-bound 4] [--rounds 3]. It writes a chunked
+Zarr store there that is several times larger than the memory that fields may take, reads it block by block with xarray,
+and streams it as `smoe fit` does, by turns. Then it trains nets on samples of several sizes. Prints the tables and
+stores them in results/bench.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 _VARIABLES, _ROWS, _COLUMNS, _CHUNK = 4, 180, 360, 10
-_HEAD = ("what", "GB", "seconds", "processor seconds", "MB/s", "most memory above the start, MB")
+_HEAD = ("what", "GB read", "seconds", "processor seconds", "MB/s", "MB/s of a processor", "most memory, MB")
 
 _MEASURE = """
 import json, sys, threading, time
@@ -77,45 +80,69 @@ def write_store(path: Path, num_times: int) -> None:
 
 
 def main(args: list[str] | None = None) -> None:
-    """Writes the store, measures each way in a process of its own, and stores the table."""
+    """Measures each way in a process of its own, by turns, and stores the medians."""
     parser = argparse.ArgumentParser("smoe bench own-data", description=__doc__)
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--max-memory-gb", type=float, default=0.5)
+    parser.add_argument("--times-the-bound", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=("preparation", "waiting"), default=None)
     options = parser.parse_args(args)
+    if options.only != "waiting":
+        _measure_preparation(options)
+    if options.only != "preparation":
+        from smoe.benchmarks.own_data_waiting import measure_waiting
+
+        print(measure_waiting())
+
+
+def _measure_preparation(options: Any) -> None:
     row_bytes = 4 * _VARIABLES * _ROWS * _COLUMNS
-    num_times = round(4.0 * options.max_memory_gb * 1e9 / row_bytes / _CHUNK) * _CHUNK
-    rows = []
+    num_times = round(options.times_the_bound * options.max_memory_gb * 1e9 / row_bytes / _CHUNK) * _CHUNK
+    ways = {
+        "read": ("xarray.load, 100 times at once", 1.0),
+        "prepare": ("`smoe fit`: read, checked, written, statistics; one variable is a target too", 1 + 1 / _VARIABLES),
+    }
+    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in ways}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         store = Path(folder) / "inputs.zarr"
         write_store(store, num_times)
-        for kind, what, size in (
-            ("read", "xarray, 100 times at once", 1.0),
-            ("prepare", "streamed, checked, statistics; one variable is a target too", 1.0 + 1.0 / _VARIABLES),
-        ):
-            command = [sys.executable, "-c", _MEASURE, kind, str(store), f"{folder}/cache", str(options.max_memory_gb)]
-            found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-            gigabytes = size * num_times * row_bytes / 1e9
-            rows.append(
-                {
-                    "what": what,
-                    "GB": f"{gigabytes:.2f}",
-                    "seconds": f"{found['wall']:.1f}",
-                    "processor seconds": f"{found['processor']:.1f}",
-                    "MB/s": f"{1e3 * gigabytes / found['wall']:.0f}",
-                    "most memory above the start, MB": f"{found['peak']:.0f}",
-                }
-            )
+        for number in range(options.rounds):
+            for kind, results in found.items():
+                cache = f"{folder}/cache-{number}"
+                command = [sys.executable, "-c", _MEASURE, kind, str(store), cache, str(options.max_memory_gb)]
+                results.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+                subprocess.run(["rm", "-rf", cache], check=True)
+    rows = []
+    for kind, (what, size) in ways.items():
+        wall, processor, peak = (
+            statistics.median(each[name] for each in found[kind]) for name in ("wall", "processor", "peak")
+        )
+        gigabytes = size * num_times * row_bytes / 1e9
+        rows.append(
+            {
+                "what": what,
+                "GB read": f"{gigabytes:.2f}",
+                "seconds": f"{wall:.1f}",
+                "processor seconds": f"{processor:.1f}",
+                "MB/s": f"{1e3 * gigabytes / wall:.0f}",
+                "MB/s of a processor": f"{1e3 * gigabytes / processor:.0f}",
+                "most memory, MB": f"{peak:.0f}",
+            }
+        )
 
     from smoe.benchmarks.stored_table import circumstances, write_table
 
     where = circumstances()
     notes = (
-        f"{where['processor']}, {where['cores']} cores, commit {where['commit']}, {where['date']}. Chunked Zarr "
-        f"(Zstandard) of {num_times} times, {_VARIABLES} variables of {_ROWS} x {_COLUMNS}; the fields may take "
-        f"{options.max_memory_gb:g} GB (`max_memory_gb`). Other work ran beside it: compare the processor seconds."
+        f"{where['processor']}, {where['cores']} cores, commit {where['commit']}, {where['date']}. Medians of "
+        f"{options.rounds} rounds by turns. Chunked Zarr (Zstandard, noise) of {num_times} times, {_VARIABLES} "
+        f"variables of {_ROWS} x {_COLUMNS}, {options.times_the_bound:g} times the {options.max_memory_gb:g} GB that "
+        "fields may take (`max_memory_gb`). Memory is above that of the start, without pages of mapped files. Other "
+        "work may run beside it: compare the processor seconds."
     )
     path = Path("results/bench") / "own_data.md"
-    command = f"smoe bench own-data --max-memory-gb {options.max_memory_gb:g}"
+    command = f"smoe bench own-data --max-memory-gb {options.max_memory_gb:g} --rounds {options.rounds}"
     print(write_table(path, "Preparing data larger than memory", command, _HEAD, rows, notes))
 
 
