@@ -18,8 +18,8 @@ from smoe.ops.healpix import HEALPixOrder, face_pixels, healpix_coordinates, pad
 _HEALPIX_ORDERS: dict[str, HEALPixOrder] = {"nest": "nested", "nested": "nested", "ring": "ring"}
 
 
-def read_field_file(path: Path, location: str | None) -> Mesh:
-    """Reads a UGRID mesh or a HEALPix sphere."""
+def read_field_file(path: Path, location: str | None, *, with_fields: bool = True) -> Mesh:
+    """Reads a UGRID mesh or a HEALPix sphere, with its fields or without."""
     try:
         import xarray
     except ImportError as error:
@@ -40,17 +40,17 @@ def read_field_file(path: Path, location: str | None) -> Mesh:
             name for name, variable in raw.variables.items() if variable.attrs.get("cf_role") == "mesh_topology"
         ]
         if topologies:
-            return _read_ugrid(raw, fields, str(topologies[0]), location)
+            return _read_ugrid(raw, fields, str(topologies[0]), location, with_fields)
         mapping = _find_healpix(raw)
         if mapping is not None:
-            return _read_healpix(fields, mapping)
+            return _read_healpix(fields, mapping, with_fields)
     raise DataError(
         "has neither a UGRID topology (a variable with cf_role='mesh_topology') nor a HEALPix grid mapping "
         "(grid_mapping_name='healpix'): a mesh without connectivity cannot be read"
     )
 
 
-def _read_ugrid(raw: Any, fields: Any, name: str, location: str | None) -> Mesh:
+def _read_ugrid(raw: Any, fields: Any, name: str, location: str | None, with_fields: bool) -> Mesh:
     topology = raw[name].attrs
     places = _coordinates(fields, topology, "node_coordinates", name)
     assert places is not None
@@ -70,13 +70,13 @@ def _read_ugrid(raw: Any, fields: Any, name: str, location: str | None) -> Mesh:
         centres = _coordinates(fields, topology, "face_coordinates", name)
         if centres is None:
             centres = _centres(places, faces, is_sphere=_is_sphere(fields, topology))
-        return _make(centres, edges_of_neighbours(faces), fields, face_dimension)
+        return _make(centres, edges_of_neighbours(faces), fields if with_fields else None, face_dimension)
     if faces is not None:
         sides = sides_of_faces(faces)[0]
     else:
         sides = _corners(raw, str(edges_name), len(places), topology.get("edge_dimension"))[0]
     triangles = faces if faces is not None and faces.shape[1] == 3 and (faces >= 0).all() else None
-    return _make(places, edges_of_sides(sides), fields, node_dimension, triangles)
+    return _make(places, edges_of_sides(sides), fields if with_fields else None, node_dimension, triangles)
 
 
 def _make(
@@ -85,20 +85,37 @@ def _make(
     return Mesh(
         torch.from_numpy(np.ascontiguousarray(places, dtype=np.float64)),
         torch.from_numpy(edges.astype(np.int64)),
-        _fields_on(fields, dimension),
+        {} if fields is None else _read_fields(fields, dimension),
         None if triangles is None else torch.from_numpy(triangles.astype(np.int64)),
+        dimension=dimension,
     )
 
 
-def _fields_on(fields: Any, dimension: str | None) -> dict[str, torch.Tensor]:
-    """Floating variables whose last axis can be the nodes; coordinates and connectivity are left out."""
-    found: dict[str, torch.Tensor] = {}
-    for name, variable in fields.data_vars.items():
-        is_field = dimension in variable.dims and variable.dtype.kind == "f" and "cf_role" not in variable.attrs
-        if is_field and variable.attrs.get("standard_name") not in ("latitude", "longitude"):
-            values = variable.transpose(..., dimension).values
-            found[str(name)] = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
-    return found
+def fields_on(dataset: Any, dimension: str | None) -> list[str]:
+    """Names of the floating variables whose last axis can be the nodes, without coordinates and connectivity."""
+    places = {
+        name
+        for variable in dataset.variables.values()
+        if variable.attrs.get("cf_role") == "mesh_topology"
+        for key in ("node_coordinates", "edge_coordinates", "face_coordinates")
+        for name in str(variable.attrs.get(key, "")).split()
+    }
+    return [
+        str(name)
+        for name, variable in dataset.data_vars.items()
+        if dimension in variable.dims
+        and name not in places
+        and variable.dtype.kind == "f"
+        and "cf_role" not in variable.attrs
+        and variable.attrs.get("standard_name") not in ("latitude", "longitude")
+    ]
+
+
+def _read_fields(fields: Any, dimension: str | None) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(fields[name].transpose(..., dimension).values, dtype=np.float32))
+        for name in fields_on(fields, dimension)
+    }
 
 
 def _location_of_fields(fields: Any, node_dimension: str, face_dimension: str | None) -> str:
@@ -107,7 +124,7 @@ def _location_of_fields(fields: Any, node_dimension: str, face_dimension: str | 
         raise DataError("has fields on points and on faces; choose one by location='node' or location='face'")
     if locations:
         return str(locations.pop())
-    has_fields = {where: bool(_fields_on(fields, where)) for where in (node_dimension, face_dimension) if where}
+    has_fields = {where: bool(fields_on(fields, where)) for where in (node_dimension, face_dimension) if where}
     return "face" if face_dimension and has_fields[face_dimension] and not has_fields[node_dimension] else "node"
 
 
@@ -185,7 +202,7 @@ def _find_healpix(raw: Any) -> dict[str, Any] | None:
     return None
 
 
-def _read_healpix(fields: Any, mapping: dict[str, Any]) -> Mesh:
+def _read_healpix(fields: Any, mapping: dict[str, Any], with_fields: bool) -> Mesh:
     if "healpix_nside" not in mapping:
         raise DataError("the HEALPix grid mapping has no healpix_nside")
     nside = int(mapping["healpix_nside"])
@@ -202,9 +219,10 @@ def _read_healpix(fields: Any, mapping: dict[str, Any]) -> Mesh:
     return Mesh(
         torch.from_numpy(on_sphere(*coordinates.numpy().T)),
         torch.from_numpy(healpix_edges(nside, order)),
-        _fields_on(fields, dimensions[0]),
+        _read_fields(fields, dimensions[0]) if with_fields else {},
         nside=nside,
         pixel_order=order,
+        dimension=dimensions[0],
     )
 
 

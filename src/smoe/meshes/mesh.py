@@ -25,6 +25,7 @@ class Mesh:
         triangles: Corners of the triangles of a surface, `(T, 3)`; None if it has other faces.
         nside: Pixels along a side of a face of a HEALPix sphere; None for other meshes.
         pixel_order: Order of its pixels.
+        dimension: Dimension of the nodes in a NetCDF file or Zarr folder; None for other files.
     """
 
     coordinates: torch.Tensor
@@ -33,6 +34,7 @@ class Mesh:
     triangles: torch.Tensor | None = None
     nside: int | None = None
     pixel_order: HEALPixOrder | None = None
+    dimension: str | None = None
 
     def __post_init__(self) -> None:
         if not bool(self.coordinates.isfinite().all()):

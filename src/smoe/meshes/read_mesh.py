@@ -9,7 +9,7 @@ from smoe.errors import DataError
 from smoe.meshes.mesh import Mesh
 
 Location = Literal["node", "face"]
-_FIELD_SUFFIXES = (".nc", ".nc4", ".zarr")
+FIELD_SUFFIXES = (".nc", ".nc4", ".zarr")
 
 
 def read_mesh(path: str | Path, *, location: Location | None = None) -> Mesh:
@@ -37,7 +37,7 @@ def read_mesh(path: str | Path, *, location: Location | None = None) -> Mesh:
     if not path.exists():
         raise FileNotFoundError(f"there is no mesh file {path}")
     try:
-        if path.suffix.lower() in _FIELD_SUFFIXES:
+        if path.suffix.lower() in FIELD_SUFFIXES:
             from smoe.meshes.field_files import read_field_file
 
             return read_field_file(path, location)

@@ -1,0 +1,114 @@
+"""Fields on meshes in time: opened as one row of nodes, and learned by a net of graph or HEALPix layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import smoe
+from smoe.errors import DataError
+from smoe.meshes import Mesh, MeshNet, open_mesh_fields, read_mesh
+from smoe.nn import GraphMoE, HEALPixMoE
+
+xarray = pytest.importorskip("xarray")
+
+NSIDE, NUM_TIMES = 2, 40
+HEALPIX = {"grid_mapping_name": "healpix", "healpix_nside": NSIDE, "healpix_order": "ring"}
+
+
+def write_sphere(path: Path) -> Path:
+    """A field, and what half of the nodes make of it and the other half of its opposite."""
+    rng = np.random.default_rng(0)
+    field = rng.normal(size=(NUM_TIMES, 12 * NSIDE**2)).astype(np.float32)
+    sign = np.where(np.arange(field.shape[1]) % 2, 1.0, -1.0).astype(np.float32)
+    dataset = xarray.Dataset(
+        {
+            "crs": ((), 0, HEALPIX),
+            "x": (("time", "cell"), field),
+            "y": (("time", "cell"), sign * field, {"units": "K"}),
+            "mask": (("cell",), np.ones(field.shape[1], dtype=np.int8)),
+        },
+        coords={"time": np.arange("2001-01-01", "2001-02-10", dtype="datetime64[D]")},
+    )
+    dataset.to_netcdf(path)
+    return path
+
+
+def write_ring(path: Path, num_nodes: int = 12) -> Path:
+    """A ring of nodes joined by edges."""
+    nodes = np.arange(num_nodes)
+    topology = {
+        "cf_role": "mesh_topology",
+        "topology_dimension": 1,
+        "node_coordinates": "place_x place_y",
+        "edge_node_connectivity": "sides",
+    }
+    dataset = xarray.Dataset(
+        {
+            "mesh": ((), 0, topology),
+            "place_x": ("node", np.cos(2 * np.pi * nodes / num_nodes)),
+            "place_y": ("node", np.sin(2 * np.pi * nodes / num_nodes)),
+            "sides": (("side", "two"), np.stack([nodes, (nodes + 1) % num_nodes], axis=1), {"start_index": 0}),
+            "sst": (("node", "time"), np.arange(24.0).reshape(num_nodes, 2).astype(np.float32), {"location": "node"}),
+        }
+    )
+    dataset.to_netcdf(path)
+    return path
+
+
+def test_nodes_are_the_columns_of_one_row(tmp_path):
+    path = write_ring(tmp_path / "ring.nc")
+    mesh, fields = open_mesh_fields(path)
+    assert (mesh.num_nodes, mesh.dimension, dict(mesh.fields)) == (12, "node", {})
+    assert list(fields.data_vars) == ["sst"] and fields["sst"].dims == ("time", "nj", "ni")
+    assert fields["sst"].shape == (2, 1, 12) and fields["sst"].attrs["location"] == "node"
+    np.testing.assert_array_equal(fields["sst"].values[:, 0], read_mesh(path).fields["sst"].numpy())
+
+
+def test_a_regressor_learns_on_a_sphere(tmp_path):
+    mesh, fields = open_mesh_fields(write_sphere(tmp_path / "sphere.nc"))
+    assert set(fields.data_vars) == {"x", "y"} and mesh.pixel_order == "ring"
+    torch.manual_seed(0)
+    net = MeshNet(mesh, 1, 1, filters=8)
+    assert isinstance(net.stem, HEALPixMoE)
+    model = smoe.GridRegressor(net, progress=False, max_epochs=30, batch_size=4, learning_rate=1e-2, num_threads=1)
+    model.fit(fields[["x"]], fields[["y"]])
+    predicted = model.predict(fields[["x"]])
+    assert predicted["y"].dims[-2:] == ("nj", "ni") and predicted["y"].attrs["units"] == "K"
+    truth = fields["y"].values[-len(predicted["time"]) :]
+    assert np.mean((predicted["y"].values - truth) ** 2) < 0.5 * np.mean(truth**2)
+
+
+def test_a_net_on_a_mesh_without_a_grid_has_the_hash_of_its_nodes(tmp_path):
+    mesh, _ = open_mesh_fields(write_ring(tmp_path / "ring.nc"))
+    net = MeshNet(mesh, 2, 3, filters=4, num_blocks=2)
+    assert isinstance(net.head, GraphMoE)
+    x = torch.randn(5, 2, 1, 12)
+    output = net(x)
+    assert output.shape == (5, 3, 1, 12)
+    torch.testing.assert_close(net.eval()(x[:, :, 0]), net(x)[:, :, 0])
+    other = Mesh(mesh.coordinates.flip(0), mesh.edge_index)
+    turned = MeshNet(other, 2, 3, filters=4, num_blocks=2)
+    with pytest.raises(RuntimeError, match="coordinates of the saved gate"):
+        turned.load_state_dict(net.state_dict())
+    with pytest.raises(ValueError, match=r"input must be \(B, C, 12\) or \(B, C, 1, 12\), got shape \(5, 2, 2, 6\)"):
+        net(torch.randn(5, 2, 2, 6))
+
+
+def test_files_without_fields_or_nodes_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no mesh file"):
+        open_mesh_fields(tmp_path / "none.nc")
+    (tmp_path / "mesh.vtk").write_text("")
+    with pytest.raises(DataError, match=r"fields in time are read from .nc, .nc4, .zarr, got '.vtk'"):
+        open_mesh_fields(tmp_path / "mesh.vtk")
+    xarray.Dataset({"crs": ((), 0, HEALPIX), "mask": (("cell",), np.ones(48, dtype=np.int8))}).to_netcdf(
+        tmp_path / "empty.nc"
+    )
+    with pytest.raises(DataError, match=r"empty\.nc: no floating variable has the dimension 'cell' of the nodes"):
+        open_mesh_fields(tmp_path / "empty.nc")
+    xarray.Dataset({"x": (("time", "cell"), np.ones((2, 48)))}).to_netcdf(tmp_path / "loose.nc")
+    with pytest.raises(DataError, match=r"loose\.nc: has neither a UGRID topology"):
+        open_mesh_fields(tmp_path / "loose.nc")
