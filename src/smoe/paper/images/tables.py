@@ -10,7 +10,7 @@ from smoe.paper.images.data.catalogue import IMAGE_SETS
 from smoe.paper.images.model_options import SpatialMoEClassifierModel
 from smoe.paper.images.published import PUBLISHED
 from smoe.paper.images.recipes import IMAGE_RECIPES, IMAGE_TRAINING, ImageRecipe
-from smoe.rules import EndToEnd, Frozen, Probing, RoutingClassification, Rule
+from smoe.rules import EndToEnd, Frozen, Probing, RoutingClassification, Rule, StraightThrough
 
 _LABELS = {
     "conv": "convolution",
@@ -22,6 +22,20 @@ _LABELS = {
     "wide": "wide convolution",
 }
 
+
+# Networks with SMoE layers as `smoe.convert` makes them by default, written out, so that a stored run keeps its meaning
+# when the default changes.
+_DEFAULT_MODEL: dict[str, Any] = {
+    "gate": "factorised",
+    "gate_init": "kaiming",
+    "order": "families",
+    "bias": "expert",
+}
+_DEFAULT_RULE = StraightThrough(temperature=1.0, share=0.25, noise=1.25, warm_up=100, patience=0)
+_DEFAULTS = {
+    "SMoE, defaults": _DEFAULT_MODEL,
+    "SMoE, defaults and local affine": {**_DEFAULT_MODEL, "local_affine": True},
+}
 
 _FROZEN = Frozen()
 _UNDAMPED = RoutingClassification(error_quantile=0.7)
@@ -39,6 +53,11 @@ def _models(set_name: str) -> ResultTable:
             recipe = replace(recipe, model=SpatialMoEClassifierModel(), rule=_DAMPED)
         paper = (PUBLISHED[recipe_name],) if recipe_name in PUBLISHED else ()
         rows.append(Row((label,), recipe, paper))
+    if set_name != "cifar10":
+        recipe = IMAGE_RECIPES[f"{set_name}/smoe"]
+        for label, options in _DEFAULTS.items():
+            model = SpatialMoEClassifierModel(**options)
+            rows.append(Row((label,), replace(recipe, model=model, rule=_DEFAULT_RULE)))
     title = IMAGE_SETS[set_name].title
     source = next((row.paper[0].source for row in rows if row.paper), "")
     return ResultTable(name, f"Classification of {title}", ("model",), tuple(rows), source)
