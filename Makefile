@@ -71,12 +71,14 @@ $(SIMULATION)/ready: simulation/requirements.txt
 
 # Every Triton kernel compiled ahead of time, without a GPU (about five minutes), with the Triton of torch's builds for CUDA
 # and with a newer one; fails where a kernel spills registers or has lost its tensor-core instructions or 16-byte copies.
+# With the newer one, the tests of the kernels run in its interpreter, too.
 NEWER_TRITON := 3.9.0
 gpu-compile: $(READY)
 	TRITON_CACHE_DIR=build/triton-cache $(BIN)/python tools/gpu_compile.py
 	test -d build/triton-$(NEWER_TRITON) || $(BIN)/pip install --quiet --no-deps --target build/triton-$(NEWER_TRITON) \
 		triton==$(NEWER_TRITON)
 	PYTHONPATH=build/triton-$(NEWER_TRITON) TRITON_CACHE_DIR=build/triton-cache $(BIN)/python tools/gpu_compile.py
+	PYTHONPATH=build/triton-$(NEWER_TRITON) $(BIN)/pytest tests/ops/triton
 
 # The kernels' tests with builds that watch every access to memory and every undefined operation.
 SANITIZED := build/sanitize
