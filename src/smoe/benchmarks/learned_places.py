@@ -149,7 +149,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="folder of a run of `smoe train weather/...`")
     parser.add_argument("--output", type=Path, default=FOLDER / "learned_places.md", help="Markdown file to write")
     arguments = parser.parse_args(args)
-    run = open_run(arguments.run, notify=lambda _: None)
+    run = open_run(arguments.run, splits=("test",), notify=lambda _: None)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     text = report(run, arguments.output.with_suffix(".png"))
     write_atomically(arguments.output, lambda file: file.write(text.encode()))

@@ -73,7 +73,9 @@ class RoutedLayer(nn.Module, ABC):
     def rule(self) -> Rule:
         """How the gate learns. Assigning another rule takes effect with the next forward pass; its state starts anew.
 
-        Layers that share a gate need the same rule, or `Frozen`, when they run.
+        The straight-through rule goes on counting its passes if only its numbers change, as in a schedule:
+        `layer.rule = dataclasses.replace(layer.rule, temperature=0.5)`. Layers that share a gate need the same rule, or
+        `Frozen`, when they run.
         """
         return self.learner.rule
 
@@ -84,6 +86,7 @@ class RoutedLayer(nn.Module, ABC):
             return
         # The new learner first: if it refuses the layer, the old one goes on with all it has learned.
         new = make_learner(rule, Setting(self.gate, self.weighted, self.signal.loss_scale.device))
+        new.continue_from(self.learner)
         old, self.learner = self.learner, new.train(self.training)
         self._let_learn(new)
         self.gate.leave(old)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -253,6 +254,18 @@ def test_the_noise_grows_during_the_warm_up() -> None:
         shares.append(float((layer.last_routing.indices % 2 == 0).float().mean()))
     # The lead of 1 against the difference of two noises, sqrt(2) times 0, 0.5, 1, 1.5, 2, 2, 2: Phi of their ratio.
     assert shares == pytest.approx([1.0, 0.921, 0.760, 0.681, 0.638, 0.638, 0.638], abs=0.06)
+
+
+def test_a_schedule_of_the_temperature_goes_on_counting() -> None:
+    layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=GRID)
+    for temperature in (1.0, 0.5, 0.25):
+        layer.rule = dataclasses.replace(layer.rule, temperature=temperature)  # type: ignore[arg-type]
+        layer(torch.randn(4, 2, *GRID)).sum().backward()
+    assert layer.learner.counters["num_passes"] == 3
+    # Another rule starts anew.
+    layer.freeze()
+    layer.rule = StraightThrough()
+    assert layer.learner.counters["num_passes"] == 0
 
 
 @pytest.mark.parametrize(("num_experts", "expected"), [(4, 4.0), (6, 4.0), (8, 16 / 6), (12, 1.6)])

@@ -103,6 +103,9 @@ class Learner(Memory):
         del needs_scores
         return gate.route(input, layer)
 
+    def continue_from(self, previous: Learner) -> None:
+        """Takes over what the learner of the rule before has counted, if it means the same here: nothing by default."""
+
     def make_memory(self, gate: SpatialGate) -> Memory | None:
         """Makes the memory that all layers with this rule share through their gate; None if the rule needs none."""
         del gate

@@ -101,6 +101,11 @@ class StraightThroughLearner(Learner):
             share = min(0.25, 0.5 / max(1, num_others))
         return share * max(1, batch)
 
+    def continue_from(self, previous: Learner) -> None:
+        """Goes on counting, so that a schedule can change the temperature or the noise in the course of a training."""
+        if isinstance(previous, StraightThroughLearner) and previous.counters.keys() == self.counters.keys():
+            self.counters = dict(previous.counters)
+
     def is_due(self, gate: SpatialGate, batch: int) -> bool:
         """Whether the gate learns in the next backward pass: in each, unless its share is less than one sample."""
         # A compiled pass has no counters: there the gate learns always, and no expert restarts.
