@@ -107,7 +107,21 @@ def test_in_python(name: str, data: tuple[xr.Dataset, xr.Dataset]) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["units", "constant target", "overlap", "infinite"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "swapped",
+        "units",
+        "constant target",
+        "one step",
+        "overlap",
+        "lead",
+        "infinite",
+        "gaps",
+        "duplicates",
+        "other grid",
+    ],
+)
 def test_on_the_command_line(
     name: str, data: tuple[xr.Dataset, xr.Dataset], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
