@@ -10,8 +10,11 @@ import torch.nn.functional as F
 
 from smoe.nn import SpatialMoE2d
 from smoe.ops import routed_conv2d, top_experts
+from smoe.ops.families import sample_families
 from smoe.ops.routed_conv import dense_routed_conv2d
 from smoe.ops.routed_conv.cuda import why_not_sparse
+from smoe.ops.routed_conv3d import routed_conv3d
+from smoe.ops.routed_conv3d.cuda import why_no_slabs
 
 pytestmark = [
     pytest.mark.cuda,
@@ -31,8 +34,14 @@ def make_tensors(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.
     return input, weight, indices, error
 
 
-def make_layer() -> SpatialMoE2d:
-    return SpatialMoE2d(CHANNELS, EXPERTS, SELECTED, spatial_shape=GRID, damping=0.1, device="cuda")
+RULES = [None, "rc", "straight_through", "end_to_end", "frozen", "probe"]
+
+
+def make_layer(rule: str | None = None) -> SpatialMoE2d:
+    order = None if rule is None else "score"
+    return SpatialMoE2d(
+        CHANNELS, EXPERTS, SELECTED, spatial_shape=GRID, rule=rule, order=order, damping=0.1, device="cuda"
+    )
 
 
 def train_step(layer: SpatialMoE2d, input: torch.Tensor, target: torch.Tensor) -> None:
@@ -65,11 +74,47 @@ def test_opcheck():
     scores = torch.randn(1, EXPERTS, 60, device="cuda")
     torch.library.opcheck(torch.ops.smoe.top_experts.default, (scores, SELECTED))
     torch.library.opcheck(torch.ops.smoe.family_experts.default, (scores, SELECTED))
+    seed = torch.tensor(7, device="cuda")
+    torch.library.opcheck(torch.ops.smoe.sample_families.default, (scores, SELECTED, seed, 0.01))
     torch.library.opcheck(torch.ops.smoe.error_quantile.default, (torch.randn(4, 999, device="cuda"), 0.3))
 
 
-def test_step_never_waits_for_the_device(batch):
-    layer = make_layer()
+def test_opcheck_in_a_volume():
+    input, weight, indices = make_volume(torch.float32)
+    torch.library.opcheck(torch.ops.smoe.routed_conv3d.default, (input, weight, indices, 1, "zeros"))
+
+
+def make_volume(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    input = torch.randn(BATCH, CHANNELS, 3, *GRID, device="cuda", dtype=dtype).requires_grad_()
+    weight = torch.randn(EXPERTS, CHANNELS, 3, 3, 3, device="cuda", dtype=dtype).requires_grad_()
+    indices = top_experts(torch.randn(1, EXPERTS, 3 * GRID[0] * GRID[1], device="cuda"), SELECTED)
+    assert why_no_slabs(input, weight, indices, 1, "zeros") is None
+    return input, weight, indices
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "circular"])
+def test_volume_equals_dense_in_float64(padding_mode):
+    input, weight, indices = make_volume(torch.float32)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        output = routed_conv3d(input, weight, indices, padding_mode=padding_mode)
+        gradients = torch.autograd.grad(output.square().sum(), (input, weight))
+    exact_input, exact_weight = (tensor.detach().double().requires_grad_() for tensor in (input, weight))
+    expected = routed_conv3d(exact_input, exact_weight, indices, padding_mode=padding_mode)
+    expected_gradients = torch.autograd.grad(expected.square().sum(), (exact_input, exact_weight))
+    for actual, truth in zip((output, *gradients), (expected, *expected_gradients), strict=True):
+        largest = float(truth.detach().abs().max())
+        torch.testing.assert_close(actual.double(), truth, rtol=0, atol=1e-5 * largest)
+
+
+def test_families_are_sampled_as_on_a_cpu():
+    scores, seed = torch.randn(1, EXPERTS, 999), torch.tensor(2**40 + 5)
+    expected = sample_families(scores, SELECTED, seed, 0.7)
+    assert torch.equal(sample_families(scores.cuda(), SELECTED, seed.cuda(), 0.7).cpu(), expected)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_step_never_waits_for_the_device(batch, rule):
+    layer = make_layer(rule)
     train_step(layer, *batch)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -79,8 +124,10 @@ def test_step_never_waits_for_the_device(batch):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_step_is_captured_in_a_graph(batch):
-    layer = make_layer()
+# The other rules count their passes on the host, or draw noise that differs from step to step.
+@pytest.mark.parametrize("rule", ["rc", "end_to_end"])
+def test_step_is_captured_in_a_graph(batch, rule):
+    layer = make_layer(rule)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -100,13 +147,15 @@ def test_step_is_captured_in_a_graph(batch):
         assert parameter.grad is not None and torch.equal(parameter.grad, expected[name]), name
 
 
-def test_step_repeats_bit_by_bit(batch):
-    layer = make_layer()
+@pytest.mark.parametrize("rule", [None, "rc"])
+def test_step_repeats_bit_by_bit(batch, rule):
+    layer = make_layer(rule)
     other = copy.deepcopy(layer)
     torch.use_deterministic_algorithms(True)
     try:
-        train_step(layer, *batch)
-        train_step(other, *batch)
+        for net in (layer, other):
+            torch.manual_seed(0)
+            train_step(net, *batch)
     finally:
         torch.use_deterministic_algorithms(False)
     for (name, parameter), twin in zip(layer.named_parameters(), other.parameters(), strict=True):
@@ -114,13 +163,13 @@ def test_step_repeats_bit_by_bit(batch):
 
 
 def test_compiled_layer_equals_the_layer(batch):
-    layer = make_layer()
+    layer = make_layer("rc")
     compiled = torch.compile(copy.deepcopy(layer), fullgraph=True)
     torch.testing.assert_close(compiled(batch[0]), layer(batch[0]), rtol=1e-4, atol=1e-4)
 
 
 def test_autocast(batch):
-    layer = make_layer()
+    layer = make_layer("rc")
     with torch.autocast("cuda", dtype=torch.bfloat16):
         output = layer(batch[0])
     assert output.dtype == torch.bfloat16
