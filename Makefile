@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test lint types layers unit headline bench simulate simulate-ensemble sanitize gpu-compile clean
+.PHONY: demo test lint types layers unit wheel docs docs-links headline bench simulate simulate-ensemble sanitize gpu-compile clean
 
 demo: $(READY)
 	$(BIN)/smoe train heat/smoe --seed 0 --output-dir runs/demo --resume
@@ -33,6 +33,33 @@ layers: $(READY)
 
 unit: $(READY)
 	$(BIN)/pytest -n 2
+
+# The wheel and the sdist, in DIST, with everything that judges them (about two minutes). The wheel is built from the sdist
+# in an environment without torch, and its kernels serve every version of Python and every Linux from glibc 2.28 on.
+DIST ?= dist
+PLATFORM := manylinux_2_28_$(shell uname -m)
+wheel: $(READY)
+	rm -rf build/wheel $(DIST)/smoe-*
+	$(BIN)/python -m build --outdir build/wheel .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --plat $(PLATFORM) --only-plat --wheel-dir $(DIST) build/wheel/*.whl
+	mv build/wheel/*.tar.gz $(DIST)
+	$(BIN)/auditwheel show $(DIST)/*.whl
+	$(BIN)/twine check --strict $(DIST)/*
+	$(BIN)/check-wheel-contents $(DIST)/*.whl
+
+# The documentation site, in build/site: tutorials are run (again only if they changed), warnings are errors, and links
+# inside the site must lead somewhere. The examples of the API reference are run by the tests.
+SITE := $(BIN)/python -m sphinx -W --keep-going -c docs .
+docs: .venv/docs-ready
+	$(SITE) build/site
+
+# Links to other sites, which need a network.
+docs-links: .venv/docs-ready
+	$(SITE) -D nb_execution_mode=off -b linkcheck build/site-links
+
+.venv/docs-ready: $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,docs]"
+	touch $@
 
 # The five seeds of the headline (about 15 minutes on two cores); stored in results/heat.
 headline: $(READY)
@@ -82,14 +109,13 @@ gpu-compile: $(READY)
 
 # The kernels' tests with builds that watch every access to memory and every undefined operation.
 SANITIZED := build/sanitize
-SUFFIX = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))")
 SANITIZE = g++ -O1 -g -std=c++17 -fopenmp -fPIC -shared -fsanitize=address,undefined -fno-sanitize-recover=undefined \
 	-Isrc/smoe/csrc $(filter %.cpp,$(KERNELS))
 sanitize: $(READY)
 	mkdir -p $(SANITIZED)
-	$(SANITIZE) -o $(SANITIZED)/_native_portable$(SUFFIX)
-	$(SANITIZE) -mavx2 -mfma -o $(SANITIZED)/_native_avx2$(SUFFIX)
-	$(SANITIZE) -march=x86-64-v4 -o $(SANITIZED)/_native_avx512$(SUFFIX)
+	$(SANITIZE) -o $(SANITIZED)/_native_portable.so
+	$(SANITIZE) -mavx2 -mfma -o $(SANITIZED)/_native_avx2.so
+	$(SANITIZE) -march=x86-64-v4 -o $(SANITIZED)/_native_avx512.so
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		SMOE_LIBRARY_DIR=$(SANITIZED) $(BIN)/pytest tests/ops/native/test_kernels.py tests/ops/native/test_plan.py \
 		tests/ops/native/test_native_training.py tests/ops/test_top_experts.py -p no:cacheprovider

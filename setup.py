@@ -1,20 +1,29 @@
 """Builds the C++ kernels, once for each instruction set; everything else is in pyproject.toml.
 
 The kernels are plain shared libraries behind a C interface, opened by ctypes: no torch or Python headers, so they build
-in seconds, in any environment. They are optional: without a compiler the install succeeds and PyTorch does the work.
+in seconds, in any environment, and one wheel serves every version of Python. They are optional: without a compiler the
+install succeeds and PyTorch does the work.
 """
 
 import platform
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("src") / "smoe" / "csrc"
+IS_APPLE = sys.platform == "darwin"
 
 # Floating-point results must not depend on the order a compiler likes: no -ffast-math.
 # -Wno-psabi: vectors wider than a register are passed between inlined functions only.
-COMMON = ["-O3", "-std=c++17", "-fopenmp", "-Wno-psabi"]
+# -g0: Python's own flags ask for debugging symbols, which are nine tenths of the file.
+OPENMP = ["-Xpreprocessor", "-fopenmp"] if IS_APPLE else ["-fopenmp"]
+COMMON = ["-O3", "-g0", "-std=c++17", *OPENMP, "-Wno-psabi"]
+# OpenMP is compiled in and not linked: the symbols are found in the runtime that torch has loaded, whatever its file is
+# called, so that there is never a second one with threads of its own.
+LINK = ["-Wl,-undefined,dynamic_lookup"] if IS_APPLE else []
 INSTRUCTION_SETS = {"portable": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     INSTRUCTION_SETS |= {"avx2": ["-mavx2", "-mfma"], "avx512": ["-march=x86-64-v4"]}
@@ -37,11 +46,23 @@ class BuildKernels(build_ext):
         super().finalize_options()
         self.parallel = None
 
+    def get_ext_filename(self, fullname: str) -> str:
+        """File name without the version of Python, which the libraries do not depend on."""
+        return str(Path(*fullname.split(".")).with_suffix(".so"))
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel for one platform and every version of Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Tags of the file name."""
+        return ("py3", "none", super().get_tag()[2])
+
 
 sources = sorted(str(path) for path in FOLDER.rglob("*.cpp"))
 headers = sorted(str(path) for path in FOLDER.rglob("*.h"))
 setup(
-    cmdclass={"build_ext": BuildKernels},
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
     ext_modules=[
         Extension(
             f"smoe._native_{name}",
@@ -49,7 +70,7 @@ setup(
             depends=headers,
             include_dirs=[str(FOLDER)],
             extra_compile_args=[*COMMON, *flags],
-            extra_link_args=["-fopenmp"],
+            extra_link_args=LINK,
             language="c++",
             optional=True,
         )

@@ -1,14 +1,14 @@
 """Opens the shared library of kernels that suits this processor.
 
-The library is opened by the first operator that runs, not at import. torch must be loaded before it, so that its OpenMP
-runtime serves the kernels too and one pool of threads is shared.
+The library is opened by the first operator that runs, not at import. It names no OpenMP runtime of its own: torch is
+loaded before it, and its runtime serves the kernels too, so that one pool of threads is shared.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-import importlib.machinery
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from smoe.ops.registration import is_dense_only
 INSTRUCTION_SETS = {"avx512": ("AVX512",), "avx2": ("AVX512", "AVX2"), "portable": None}
 INSTRUCTION_SET_VARIABLE = "SMOE_INSTRUCTION_SET"
 LIBRARY_DIR_VARIABLE = "SMOE_LIBRARY_DIR"
+# Names under which builds of torch load their OpenMP runtime: GNU's, Intel's and LLVM's.
+OPENMP_RUNTIMES = ("libgomp.so.1", "libiomp5.so", "libomp.so", "@rpath/libomp.dylib")
 
 
 class Geometry(ctypes.Structure):
@@ -63,24 +65,42 @@ class NativeLibrary:
             raise MemoryError(f"the kernel {name} could not allocate its memory; use a smaller batch")
 
 
-def _library_file(instruction_set: str) -> Path | None:
+def _library_file(instruction_set: str) -> Path:
     folder = Path(os.environ.get(LIBRARY_DIR_VARIABLE) or Path(__file__).parents[2])
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        file = folder / f"_native_{instruction_set}{suffix}"
-        if file.is_file():
-            return file
-    return None
+    return folder / f"_native_{instruction_set}.so"
+
+
+def _show_openmp() -> None:
+    """Makes the symbols of the OpenMP runtime that is loaded visible to the kernels; never loads another one.
+
+    Most builds of torch do this themselves.
+    """
+    for name in OPENMP_RUNTIMES:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL | os.RTLD_NOLOAD)
+
+
+@functools.cache
+def _open(file: Path) -> ctypes.CDLL | str:
+    """An opened library, or the reason why it could not be opened."""
+    _show_openmp()
+    try:
+        return ctypes.CDLL(str(file))
+    except OSError as error:
+        return f"it could not be opened: {error}"
 
 
 def why_not(instruction_set: str) -> str | None:
     """The reason why a build of the kernels cannot be used here, or None."""
     capabilities = INSTRUCTION_SETS[instruction_set]
     capability = torch.backends.cpu.get_cpu_capability()
-    if _library_file(instruction_set) is None:
+    file = _library_file(instruction_set)
+    if not file.is_file():
         return "not built: no C++ compiler was found when smoe was installed, or it could not build for this platform"
     if capabilities is not None and capability not in capabilities:
         return f"this processor cannot run it (torch calls it {capability})"
-    return None
+    opened = _open(file)
+    return opened if isinstance(opened, str) else None
 
 
 @functools.cache
@@ -93,7 +113,9 @@ def native_library() -> NativeLibrary | None:
         raise ValueError(f"{INSTRUCTION_SET_VARIABLE} must be one of {', '.join(INSTRUCTION_SETS)}, got {asked!r}")
     for instruction_set in [asked] if asked else INSTRUCTION_SETS:
         if why_not(instruction_set) is None:
-            return NativeLibrary(instruction_set, ctypes.CDLL(str(_library_file(instruction_set))))
+            functions = _open(_library_file(instruction_set))
+            assert isinstance(functions, ctypes.CDLL)
+            return NativeLibrary(instruction_set, functions)
     return None
 
 
@@ -104,10 +126,13 @@ def library_for(*tensors: torch.Tensor) -> NativeLibrary | None:
     return None
 
 
-@torch.compiler.assume_constant_result
 def has_library() -> bool:
     """Whether there are kernels for this processor; compilers treat the result as a constant."""
     return native_library() is not None
+
+
+# What torch.compiler.assume_constant_result does, which would import the compiler: a second more for `import smoe.nn`.
+has_library._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def num_threads() -> ctypes.c_int64:
