@@ -96,7 +96,8 @@ def report(run: OpenRun, picture: Path) -> str:
     lines = [
         "# What the gates of a weather network learned",
         "Made by `smoe bench learned-places RUN`. "
-        f"Recipe of the run: {run.recipe.model}, {run.recipe.rule}, seed {run.recipe.seed}.",
+        f"{type(run.recipe.model).__name__} with {run.recipe.rule}, seed {run.recipe.seed}, lead of "
+        f"{run.recipe.data.lead_hours} hours.",
         "Loss on the test year without the routing of one layer (every pixel on the commonest expert of each slot), "
         "over the loss with it:",
         "| layer | loss without its routing |\n|---|---|",
