@@ -20,7 +20,6 @@ class LearningTask:
         planted: What is planted.
         ratio: Experts for each output channel of a student; the teacher has one for each region.
         optimizer: `adam`, or `sgd` with momentum.
-        eps: Threshold of Adam in units of the gradients.
         is_classification: Whether the largest of the teacher's spatial means is to be predicted, and not its output.
         for_all: Whether every student is trained on it, or the most important ones only.
     """
@@ -28,7 +27,6 @@ class LearningTask:
     planted: PlantedTask = field(default_factory=PlantedTask)
     ratio: int = 3
     optimizer: Literal["adam", "sgd"] = "adam"
-    eps: float = 1e-8
     is_classification: bool = False
     for_all: bool = False
 
@@ -42,7 +40,6 @@ TASKS = {
     "biases": LearningTask(PlantedTask(has_bias=True)),
     "noise 0.5": LearningTask(PlantedTask(noise=0.5)),
     "all x 1e-3": LearningTask(PlantedTask(input_scale=1e-3, target_scale=1e-3)),
-    "all x 1e-3, Adam's eps 1e-14": LearningTask(PlantedTask(input_scale=1e-3, target_scale=1e-3), eps=1e-14),
     "all x 1e3": LearningTask(PlantedTask(input_scale=1e3, target_scale=1e3)),
     "white regions": LearningTask(PlantedTask(region_length=0.0)),
     "X = 2 E": LearningTask(ratio=2),

@@ -17,7 +17,7 @@ def train(net: nn.Module, lesson: Lesson, seed: int, num_steps: int) -> None:
     learning_rate = LEARNING_RATES[lesson.task.optimizer]
     parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
     optimizer = (
-        torch.optim.Adam(parameters, lr=learning_rate, eps=lesson.task.eps)
+        torch.optim.Adam(parameters, lr=learning_rate)
         if lesson.task.optimizer == "adam"
         else torch.optim.SGD(parameters, lr=learning_rate, momentum=0.9)
     )
