@@ -87,8 +87,6 @@ def _why_no_grid_layer(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> str | None:
         return f"its kernel {tuple(module.kernel_size)} has no centre"
     if len(set(module.stride)) > 1:
         return f"its strides {tuple(module.stride)} differ"
-    if isinstance(module, nn.Conv3d) and module.stride[0] != 1:
-        return f"SMoE layers of volumes have stride 1, not {module.stride[0]}"
     if module.padding_mode not in ("zeros", "circular"):
         return f"there is no padding mode {module.padding_mode!r}"
     kept = tuple((size - 1) // 2 for size in module.kernel_size)
@@ -140,9 +138,8 @@ def make_layer(
     numbers = (num_experts, num_selected)
     layer: FilterBank
     if isinstance(module, GRID_CONVOLUTIONS):
-        grid_options = {**options, "padding_mode": module.padding_mode}
-        if not isinstance(module, nn.Conv3d):
-            grid_options["stride"] = module.stride if isinstance(module.stride, int) else module.stride[0]
+        stride = module.stride if isinstance(module.stride, int) else module.stride[0]
+        grid_options = {**options, "padding_mode": module.padding_mode, "stride": stride}
         kinds: dict[type[nn.Module], Callable[..., FilterBank]] = {nn.Conv1d: SpatialMoE1d, nn.Conv3d: SpatialMoE3d}
         kind = kinds.get(type(module), SpatialMoE2d)
         kernel = module.kernel_size[0] if isinstance(module, nn.Conv1d) else tuple(module.kernel_size)

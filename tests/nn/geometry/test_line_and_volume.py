@@ -13,7 +13,9 @@ from definitions import gate_gradient, gate_scores
 from smoe.nn.gates import FactorisedGate
 from smoe.nn.geometry.spatial_moe_1d import SpatialMoE1d
 from smoe.nn.geometry.spatial_moe_3d import SpatialMoE3d
-from smoe.ops.routed_conv3d import routed_conv3d, slabs
+from smoe.ops.routed_conv3d import routed_conv3d
+from smoe.ops.routed_conv3d.dense import dense_routed_conv3d, dense_routed_conv3d_backward
+from smoe.ops.routed_conv3d.planes import planes_routed_conv3d, planes_routed_conv3d_backward
 
 
 def loop_layer(
@@ -72,14 +74,17 @@ def test_line(dtype, padding_mode, kernel_size, stride, expert_channels):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("padding_mode", ["zeros", "circular"])
-@pytest.mark.parametrize(("kernel_size", "expert_channels"), [((3, 3, 3), 1), ((1, 5, 3), 2), ((5, 1, 1), 1)])
-@pytest.mark.parametrize("slab_bytes", [8 << 20, 1])
-def test_volume(monkeypatch, dtype, padding_mode, kernel_size, expert_channels, slab_bytes):
-    monkeypatch.setattr(slabs, "_SLAB_BYTES", slab_bytes)
+@pytest.mark.parametrize(
+    ("kernel_size", "stride", "expert_channels"),
+    [((3, 3, 3), 1, 1), ((1, 5, 3), 1, 2), ((5, 1, 1), 1, 1), ((3, 3, 3), 2, 1), ((3, 1, 5), 3, 2)],
+)
+def test_volume(dtype, padding_mode, kernel_size, stride, expert_channels):
+    grid = tuple(-(-size // stride) for size in (4, 3, 5))
     layer = SpatialMoE3d(
         *(2, 5, 2, kernel_size),
+        stride=stride,
         padding_mode=padding_mode,
-        spatial_shape=(4, 3, 5),
+        spatial_shape=grid,
         expert_channels=expert_channels,
         rule="frozen",
         order="score",
@@ -87,8 +92,8 @@ def test_volume(monkeypatch, dtype, padding_mode, kernel_size, expert_channels, 
     )
     x = torch.randn(2, 2, 4, 3, 5, dtype=dtype, requires_grad=True)
     indices = layer.routing().indices
-    assert indices.shape == (2, 4, 3, 5)
-    expected = loop_layer(x, layer.weight, indices.expand(2, -1, -1, -1, -1), expert_channels, 1, padding_mode)
+    assert indices.shape == (2, *grid)
+    expected = loop_layer(x, layer.weight, indices.expand(2, -1, -1, -1, -1), expert_channels, stride, padding_mode)
     compare(layer(x), expected, [x, layer.weight], 1e-10 if dtype == torch.float64 else 1e-4)
 
 
@@ -105,7 +110,23 @@ def test_volume_operator():
     x = torch.randn(2, 2, 3, 4, 5, requires_grad=True)
     weight = torch.randn(4, 2, 3, 3, 3, requires_grad=True)
     indices = torch.randn(1, 4, 60).argsort(dim=1)[:, :2].int()
-    torch.library.opcheck(torch.ops.smoe.routed_conv3d.default, (x, weight, indices, 1, "zeros"))
+    torch.library.opcheck(torch.ops.smoe.routed_conv3d.default, (x, weight, indices, 1, 1, "zeros"))
+    inner = torch.randn(1, 4, 3).argsort(dim=1)[:, :2].int()
+    torch.library.opcheck(torch.ops.smoe.routed_conv3d.default, (x, weight, inner[..., :2], 1, 2, "none"))
+
+
+@pytest.mark.parametrize("num_routings", [1, 3])
+def test_slices_by_the_operator_of_the_plane(num_routings):
+    """What a GPU does for a HEALPix sphere."""
+    x, weight = torch.randn(3, 2, 4, 6, 5, dtype=torch.float64), torch.randn(10, 2, 1, 5, 3, dtype=torch.float64)
+    indices = torch.randn(num_routings, 5, 4 * 2 * 3).argsort(dim=1)[:, :2].int()
+    output = planes_routed_conv3d(x, weight, indices, 2)
+    torch.testing.assert_close(output, dense_routed_conv3d(x, weight, indices, 2, 1, "none"))
+    tensors = (torch.randn_like(output), x, weight, indices)
+    gradients = planes_routed_conv3d_backward(*tensors, 2, needs_input=True, needs_weight=True)
+    truth = dense_routed_conv3d_backward(*tensors, 2, 1, "none", needs_input=True, needs_weight=True)
+    for actual, expected in zip(gradients, truth, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +207,11 @@ def test_bad_arguments():
         SpatialMoE1d(1, 3, 1, spatial_shape=8)(torch.randn(2, 3, 8))
     with pytest.raises(ValueError, match=r"got \(3, 2, 3\)"):
         SpatialMoE3d(1, 3, 1, (3, 2, 3), spatial_shape=(2, 2, 2))
+    with pytest.raises(ValueError, match="stride must be"):
+        SpatialMoE3d(1, 3, 1, stride=0, spatial_shape=(2, 2, 2))
+    with pytest.raises(ValueError, match=r"a volume of \(3, 2, 4\) is smaller than the kernel \(3, 3, 3\)"):
+        routed_conv3d(torch.randn(1, 1, 3, 2, 4), torch.randn(3, 1, 3, 3, 3), torch.zeros(1, 1, 1), padding_mode="none")
     with pytest.raises(ValueError, match=r"input must be \(B, 1, D, H, W\), got shape \(1, 1, 4, 4\)"):
         SpatialMoE3d(1, 3, 1, spatial_shape=(2, 2, 2))(torch.randn(1, 1, 4, 4))
-    with pytest.raises(ValueError, match=r"indices must be \(1 or 1, E, 12\) for a volume of \(2, 2, 3\)"):
+    with pytest.raises(ValueError, match=r"indices must be \(1 or 1, E, 12\) for an output volume of \(2, 2, 3\)"):
         SpatialMoE3d(1, 3, 1, spatial_shape=(2, 2, 2))(torch.randn(1, 1, 2, 2, 3))

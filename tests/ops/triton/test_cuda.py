@@ -81,14 +81,14 @@ def test_opcheck():
 
 def test_opcheck_in_a_volume():
     input, weight, indices = make_volume(torch.float32)
-    torch.library.opcheck(torch.ops.smoe.routed_conv3d.default, (input, weight, indices, 1, "zeros"))
+    torch.library.opcheck(torch.ops.smoe.routed_conv3d.default, (input, weight, indices, 1, 1, "zeros"))
 
 
 def make_volume(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     input = torch.randn(BATCH, CHANNELS, 3, *GRID, device="cuda", dtype=dtype).requires_grad_()
     weight = torch.randn(EXPERTS, CHANNELS, 3, 3, 3, device="cuda", dtype=dtype).requires_grad_()
     indices = top_experts(torch.randn(1, EXPERTS, 3 * GRID[0] * GRID[1], device="cuda"), SELECTED)
-    assert why_no_slabs(input, weight, indices, 1, "zeros") is None
+    assert why_no_slabs(input, weight, indices, 1, 1, "zeros") is None
     return input, weight, indices
 
 

@@ -1,11 +1,10 @@
-"""The SMoE layer on a HEALPix sphere: twelve faces, each padded by its neighbours, in one tall image."""
+"""The SMoE layer on a HEALPix sphere: twelve faces, each padded by its neighbours, as the slices of a volume."""
 
 from __future__ import annotations
 
 from typing import Unpack
 
 import torch
-import torch.nn.functional as F
 
 from smoe.nn.filter_bank import BankOptions, FilterBank
 from smoe.nn.geometry.spatial_moe_1d import check_axes
@@ -13,12 +12,11 @@ from smoe.ops.healpix import (
     HEALPixOrder,
     check_healpix_coordinates,
     check_nside,
-    crop_faces,
     face_pixels,
     pad_faces,
     permute_pixels,
 )
-from smoe.ops.routed_conv import routed_conv2d
+from smoe.ops.routed_conv3d import routed_conv3d, volume_conv3d
 from smoe.ops.routing import RoutingMap
 
 
@@ -47,7 +45,6 @@ class HEALPixMoE(FilterBank):
 
     pixels: torch.Tensor
     inverse: torch.Tensor
-    nearest: torch.Tensor
 
     def __init__(
         self,
@@ -77,10 +74,6 @@ class HEALPixMoE(FilterBank):
         pixels = face_pixels(nside, pixel_order).to(self.weight.device)
         self.register_buffer("pixels", pixels, persistent=False)
         self.register_buffer("inverse", pixels.argsort(), persistent=False)
-        inside = torch.arange(-self.width, nside + self.width, device=pixels.device).clamp(0, nside - 1)
-        face = torch.arange(12, device=pixels.device)[:, None, None]
-        nearest = (face * nside + inside[:, None]) * nside + inside
-        self.register_buffer("nearest", nearest.flatten(), persistent=False)
 
     @property
     def width(self) -> int:
@@ -114,23 +107,22 @@ class HEALPixMoE(FilterBank):
         return RoutingMap(indices, weights)
 
     def prepare(self, input: torch.Tensor) -> torch.Tensor:
-        """The padded faces, one below the other."""
-        return pad_faces(input, self.width).flatten(2, 3)
+        """The padded faces."""
+        return pad_faces(input, self.width)
 
     def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""
-        # Pixels of the border are computed too and dropped; the experts of the nearest pixel serve them.
-        padded = indices.index_select(2, self.nearest)
-        output = routed_conv2d(source, self.weight, padded, expert_channels=self.expert_channels, check_indices=False)
-        return self._inner(output)
+        return routed_conv3d(
+            source,
+            self.weight.unsqueeze(2),
+            indices,
+            expert_channels=self.expert_channels,
+            padding_mode="none",  # the faces have their borders
+        )
 
     def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Convolves with filters `(O, C, k, k)` everywhere."""
-        return self._inner(F.conv2d(source, filters, padding=self.width))
-
-    def _inner(self, output: torch.Tensor) -> torch.Tensor:
-        """The faces without their borders, `(B, O, 12, n, n)`."""
-        return crop_faces(output.unflatten(2, (12, -1)), self.width)
+        return volume_conv3d(source, filters.unsqueeze(2), padding_mode="none")
 
     def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
         """Faces, rows and columns."""

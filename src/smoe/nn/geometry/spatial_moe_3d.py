@@ -8,7 +8,10 @@ import torch
 
 from smoe.nn.filter_bank import BankOptions, FilterBank
 from smoe.nn.geometry.spatial_moe_1d import check_axes
-from smoe.ops.routed_conv3d import VOLUME_PADDINGS, routed_conv3d, volume_conv3d
+from smoe.nn.grid_checks import check_positive
+from smoe.ops.routed_conv3d import routed_conv3d, volume_conv3d, volume_grid
+
+_PADDING_MODES = ("zeros", "circular")
 
 
 class SpatialMoE3d(FilterBank):
@@ -19,8 +22,9 @@ class SpatialMoE3d(FilterBank):
         num_experts: X, the number of experts in the bank.
         num_selected: E, the number of experts selected at each voxel.
         kernel_size: Odd sizes of the filters, one number or depth, rows and columns.
+        stride: Stride of all axes; the gate has the output grid.
         padding_mode: `zeros`, or `circular`, which wraps all axes.
-        spatial_shape: Depth, rows and columns.
+        spatial_shape: Depth, rows and columns of the output grid.
         **options: Further arguments as for `SpatialMoE2d`.
 
     Example:
@@ -36,6 +40,7 @@ class SpatialMoE3d(FilterBank):
         num_selected: int,
         kernel_size: int | tuple[int, int, int] = 3,
         *,
+        stride: int = 1,
         padding_mode: str = "zeros",
         spatial_shape: tuple[int, int, int] | None = None,
         **options: Unpack[BankOptions],
@@ -43,17 +48,22 @@ class SpatialMoE3d(FilterBank):
         sizes = (kernel_size,) * 3 if isinstance(kernel_size, int) else tuple(kernel_size)
         if len(sizes) != 3 or any(size < 1 or size % 2 == 0 for size in sizes):
             raise ValueError(f"kernel_size must be odd, one number or (depth, rows, columns), got {kernel_size}")
-        if padding_mode not in VOLUME_PADDINGS:
+        if padding_mode not in _PADDING_MODES:
             raise ValueError(
-                f"padding_mode must be one of {', '.join(VOLUME_PADDINGS)} in a volume, got {padding_mode!r}"
+                f"padding_mode must be one of {', '.join(_PADDING_MODES)} in a volume, got {padding_mode!r}"
             )
+        check_positive(stride=stride)
         super().__init__(in_channels, num_experts, num_selected, sizes, spatial_shape, **options)
         check_axes(self, 3)
         self.kernel_size = sizes
+        self.stride = stride
         self.padding_mode = padding_mode
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`(B, C, D, H, W)` to `(B, E * F, D, H, W)`; channels `[s * F, (s + 1) * F)` are each voxel's s-th expert."""
+        """`(B, C, D, H, W)` to `(B, E * F, D', H', W')`.
+
+        Channels `[s * F, (s + 1) * F)` are each voxel's s-th expert.
+        """
         if input.ndim != 5 or input.shape[1] != self.in_channels:
             raise ValueError(f"input must be (B, {self.in_channels}, D, H, W), got shape {tuple(input.shape)}")
         return super().forward(input)
@@ -61,22 +71,27 @@ class SpatialMoE3d(FilterBank):
     def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each voxel with the filters of its experts."""
         return routed_conv3d(
-            source, self.weight, indices, expert_channels=self.expert_channels, padding_mode=self.padding_mode
+            source,
+            self.weight,
+            indices,
+            expert_channels=self.expert_channels,
+            stride=self.stride,
+            padding_mode=self.padding_mode,
         )
 
     def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Convolves with filters `(O, C, kd, kh, kw)` everywhere."""
-        return volume_conv3d(source, filters, self.padding_mode)
+        return volume_conv3d(source, filters, stride=self.stride, padding_mode=self.padding_mode)
 
     def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
-        """Depth, rows and columns of the input."""
+        """Depth, rows and columns of the output for an input."""
         if input is None:
             raise ValueError("give the input: the gate was made for no grid")
-        return tuple(input.shape[2:])
+        return volume_grid(input.shape[2:], self.kernel_size, self.stride, self.padding_mode)
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""
         return (
-            f"{self.in_channels}, kernel_size={self.kernel_size}, padding_mode={self.padding_mode!r}, "
-            f"{super().extra_repr()}"
+            f"{self.in_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"padding_mode={self.padding_mode!r}, {super().extra_repr()}"
         )

@@ -1,6 +1,6 @@
 """HEALPix spheres: orders of pixels, coordinates, and faces padded by their neighbours."""
 
-from smoe.ops.healpix.halo import crop_faces, pad_faces
+from smoe.ops.healpix.halo import pad_faces
 from smoe.ops.healpix.pixel_orders import (
     HEALPIX_ORDERS,
     HEALPixOrder,
@@ -16,7 +16,6 @@ __all__ = [
     "HEALPixOrder",
     "check_healpix_coordinates",
     "check_nside",
-    "crop_faces",
     "face_pixels",
     "healpix_coordinates",
     "pad_faces",

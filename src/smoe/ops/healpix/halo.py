@@ -179,32 +179,3 @@ def _add_to_source(
         is_first = (near == -1) != (axis in flips)
         block = block.narrow(axis, 0 if is_first else block.shape[axis] - width, width)
     block.add_(values.flip(flips) if flips else values)
-
-
-def crop_faces(padded: torch.Tensor, width: int) -> torch.Tensor:
-    """Faces without their borders, `(B, C, 12, n, n)`, contiguous; gradients of the borders are 0."""
-    if width == 0:
-        return padded
-    if torch.compiler.is_compiling():
-        return padded[..., width:-width, width:-width].contiguous()
-    return _CroppedFaces.apply(padded, width)  # type: ignore[return-value]
-
-
-class _CroppedFaces(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, padded, width):
-        ctx.width = width
-        return padded[..., width:-width, width:-width].contiguous()
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        (error,) = grad_outputs
-        width, n = ctx.width, error.shape[3]
-        size = n + 2 * width
-        gradient = error.new_empty(*error.shape[:3], size, size)
-        gradient[..., width:-width, width:-width] = error
-        for step in (-1, 1):
-            border = _border(step, n, width)
-            gradient[..., border, :] = 0.0
-            gradient[..., border] = 0.0
-        return gradient, None

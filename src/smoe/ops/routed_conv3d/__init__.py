@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from smoe.ops.registration import register_operator
 from smoe.ops.routed_conv3d.cuda import cuda_routed_conv3d, cuda_routed_conv3d_backward
 from smoe.ops.routed_conv3d.dense import dense_routed_conv3d, dense_routed_conv3d_backward, volume_conv3d
+from smoe.ops.routed_conv3d.grid import VOLUME_PADDINGS, volume_grid
 from smoe.ops.routed_conv3d.native import native_routed_conv3d, native_routed_conv3d_backward
 
-__all__ = ["VOLUME_PADDINGS", "routed_conv3d", "volume_conv3d"]
-
-VOLUME_PADDINGS = ("zeros", "circular")
+__all__ = ["routed_conv3d", "volume_conv3d", "volume_grid"]
 
 
 def routed_conv3d(
@@ -20,6 +21,7 @@ def routed_conv3d(
     indices: torch.Tensor,
     *,
     expert_channels: int = 1,
+    stride: int = 1,
     padding_mode: str = "zeros",
 ) -> torch.Tensor:
     """Applies, at each voxel, the filters of the experts selected there. Gradients reach `input` and `weight`, once.
@@ -27,12 +29,16 @@ def routed_conv3d(
     Args:
         input: `(B, C, D, H, W)`.
         weight: Bank of experts `(X * F, C, kd, kh, kw)` with odd sizes; expert `x` owns `[x * F, (x + 1) * F)`.
-        indices: Selected experts, distinct at each voxel and in range, `(1 or B, E, D * H * W)`, int32 or int64.
+        indices: Selected experts, distinct at each voxel of the output and in range, `(1 or B, E, D' * H' * W')`, int32
+            or int64.
         expert_channels: F, the number of outputs per expert.
-        padding_mode: `zeros`, or `circular`, which wraps all axes.
+        stride: Stride of all axes.
+        padding_mode: `zeros`; `circular`, which wraps all axes; or `none`, where only voxels are computed whose filter
+            lies inside the volume.
 
     Returns:
-        `(B, E * F, D, H, W)`; the channels of a voxel follow the order of its `indices`.
+        `(B, E * F, D', H', W')`; the channels of a voxel follow the order of its `indices`. With stride 1 and padding
+        the grid is that of the input.
     """
     if input.ndim != 5 or weight.ndim != 5 or weight.shape[1] != input.shape[1]:
         raise ValueError(
@@ -43,26 +49,34 @@ def routed_conv3d(
         raise ValueError(f"the kernel must have odd sides to keep the grid, got {tuple(weight.shape[2:])}")
     if padding_mode not in VOLUME_PADDINGS:
         raise ValueError(f"padding_mode must be one of {', '.join(VOLUME_PADDINGS)} in a volume, got {padding_mode!r}")
-    grid = input.shape[2:]
-    if indices.ndim != 3 or indices.shape[0] not in (1, len(input)) or indices.shape[2] != grid.numel():
+    if stride < 1:
+        raise ValueError(f"stride must be at least 1, got {stride}")
+    grid = volume_grid(input.shape[2:], weight.shape[2:], stride, padding_mode)
+    if any(size < 1 for size in grid):
         raise ValueError(
-            f"indices must be (1 or {len(input)}, E, {grid.numel()}) for a volume of {tuple(grid)}, got shape "
+            f"a volume of {tuple(input.shape[2:])} is smaller than the kernel {tuple(weight.shape[2:])}, and there is "
+            "no padding; use padding_mode zeros or circular"
+        )
+    num_voxels = math.prod(grid)
+    if indices.ndim != 3 or indices.shape[0] not in (1, len(input)) or indices.shape[2] != num_voxels:
+        raise ValueError(
+            f"indices must be (1 or {len(input)}, E, {num_voxels}) for an output volume of {tuple(grid)}, got shape "
             f"{tuple(indices.shape)}; make the gate for the output grid (spatial_shape)"
         )
     device_type = input.device.type
     if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
         input, weight = (part if part.dtype == torch.float64 else part.to(dtype) for part in (input, weight))
-    return torch.ops.smoe.routed_conv3d(input, weight, indices.to(torch.int32), expert_channels, padding_mode)
+    return torch.ops.smoe.routed_conv3d(input, weight, indices.to(torch.int32), expert_channels, stride, padding_mode)
 
 
-def _fake(input, weight, indices, expert_channels, padding_mode):
-    del weight, padding_mode
-    return input.new_empty(input.shape[0], indices.shape[1] * expert_channels, *input.shape[2:])
+def _fake(input, weight, indices, expert_channels, stride, padding_mode):
+    grid = volume_grid(input.shape[2:], weight.shape[2:], stride, padding_mode)
+    return input.new_empty(input.shape[0], indices.shape[1] * expert_channels, *grid)
 
 
-def _fake_backward(error, input, weight, indices, expert_channels, padding_mode, needs_input, needs_weight):
-    del error, indices, expert_channels, padding_mode
+def _fake_backward(error, input, weight, indices, expert_channels, stride, padding_mode, needs_input, needs_weight):
+    del error, indices, expert_channels, stride, padding_mode
     return (
         input.new_empty(input.shape if needs_input else (0,)),
         weight.new_empty(weight.shape if needs_weight else (0,)),
@@ -71,7 +85,7 @@ def _fake_backward(error, input, weight, indices, expert_channels, padding_mode,
 
 def _setup_context(ctx, inputs, output):
     del output
-    input, weight, indices, ctx.expert_channels, ctx.padding_mode = inputs
+    input, weight, indices, ctx.expert_channels, ctx.stride, ctx.padding_mode = inputs
     ctx.save_for_backward(input, weight, indices)
 
 
@@ -79,21 +93,22 @@ def _gradients(ctx, error):
     input, weight, indices = ctx.saved_tensors
     needs_input, needs_weight = ctx.needs_input_grad[:2]
     input_gradient, weight_gradient = torch.ops.smoe.routed_conv3d_backward(
-        error, input, weight, indices, ctx.expert_channels, ctx.padding_mode, needs_input, needs_weight
+        error, input, weight, indices, ctx.expert_channels, ctx.stride, ctx.padding_mode, needs_input, needs_weight
     )
-    return input_gradient if needs_input else None, weight_gradient if needs_weight else None, None, None, None
+    return input_gradient if needs_input else None, weight_gradient if needs_weight else None, None, None, None, None
 
 
 register_operator(
     "routed_conv3d_backward(Tensor error, Tensor input, Tensor weight, Tensor indices, int expert_channels, "
-    "str padding_mode, bool needs_input, bool needs_weight) -> (Tensor, Tensor)",
+    "int stride, str padding_mode, bool needs_input, bool needs_weight) -> (Tensor, Tensor)",
     dense=dense_routed_conv3d_backward,
     native=native_routed_conv3d_backward,
     cuda=cuda_routed_conv3d_backward,
     fake=_fake_backward,
 )
 register_operator(
-    "routed_conv3d(Tensor input, Tensor weight, Tensor indices, int expert_channels, str padding_mode) -> Tensor",
+    "routed_conv3d(Tensor input, Tensor weight, Tensor indices, int expert_channels, int stride, str padding_mode) -> "
+    "Tensor",
     dense=dense_routed_conv3d,
     native=native_routed_conv3d,
     cuda=cuda_routed_conv3d,

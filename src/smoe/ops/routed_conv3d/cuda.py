@@ -8,19 +8,31 @@ import torch
 
 from smoe.ops.routed_conv.cuda import major_capability, why_mixed
 from smoe.ops.routed_conv3d.dense import dense_routed_conv3d, dense_routed_conv3d_backward
+from smoe.ops.routed_conv3d.planes import (
+    has_separate_slices,
+    planes_routed_conv3d,
+    planes_routed_conv3d_backward,
+)
 from smoe.ops.routed_conv3d.slabs import PlaneConvolution, Slabs, slab_routed_conv3d, slab_routed_conv3d_backward
 from smoe.ops.triton.availability import RoutedShape, why_dense, why_not_for
 
 
 def cuda_routed_conv3d(
-    input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, expert_channels: int, padding_mode: str
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    expert_channels: int,
+    stride: int,
+    padding_mode: str,
 ) -> torch.Tensor:
     """The output on a GPU, by the implementation that the shape decides."""
-    arguments = (input, weight, indices, expert_channels, padding_mode)
+    arguments = (input, weight, indices, expert_channels, stride, padding_mode)
+    if has_separate_slices(weight, stride, padding_mode):
+        return planes_routed_conv3d(input, weight, indices, expert_channels)
     if why_not_for(input, weight, indices) is not None:
         return dense_routed_conv3d(*arguments)
     if why_no_slabs(*arguments) is None:
-        return slab_routed_conv3d(*arguments, plane=_sparse_plane())
+        return slab_routed_conv3d(input, weight, indices, expert_channels, padding_mode, plane=_sparse_plane())
     from smoe.ops.triton.gather_experts import triton_gather_experts
 
     return dense_routed_conv3d(*arguments, gather=triton_gather_experts)
@@ -32,24 +44,35 @@ def cuda_routed_conv3d_backward(
     weight: torch.Tensor,
     indices: torch.Tensor,
     expert_channels: int,
+    stride: int,
     padding_mode: str,
     *needs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients on a GPU, by the implementation that the shape decides; one that is not needed is empty."""
-    arguments = (error, input, weight, indices, expert_channels, padding_mode, *needs)
+    tensors = (error, input, weight, indices)
+    arguments = (*tensors, expert_channels, stride, padding_mode, *needs)
+    if has_separate_slices(weight, stride, padding_mode):
+        return planes_routed_conv3d_backward(*tensors, expert_channels, *needs)
     if why_not_for(error, input, weight, indices) is not None:
         return dense_routed_conv3d_backward(*arguments)
-    if error.dtype == input.dtype and why_no_slabs(input, weight, indices, expert_channels, padding_mode) is None:
-        return slab_routed_conv3d_backward(*arguments, plane=_sparse_plane())
+    if error.dtype == input.dtype and why_no_slabs(*arguments[1:7]) is None:
+        return slab_routed_conv3d_backward(*tensors, expert_channels, padding_mode, *needs, plane=_sparse_plane())
     from smoe.ops.triton.gather_experts import triton_scatter_experts
 
     return dense_routed_conv3d_backward(*arguments, scatter=triton_scatter_experts)
 
 
 def why_no_slabs(
-    input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, expert_channels: int, padding_mode: str
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    expert_channels: int,
+    stride: int,
+    padding_mode: str,
 ) -> str | None:
     """Why tensors on a GPU are computed densely, or None if slabs are computed by the sparse kernels of the plane."""
+    if stride != 1 or padding_mode == "none":
+        return f"slabs have stride 1 and padding, not stride {stride} and padding mode {padding_mode!r}"
     shape = slab_shape(input, weight, indices, expert_channels, padding_mode)
     return why_mixed(input, weight, indices) or why_dense(shape, major_capability(input))
 

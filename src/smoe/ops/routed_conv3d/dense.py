@@ -8,17 +8,21 @@ import torch
 import torch.nn.functional as F
 
 from smoe.ops.gather_experts import gather_experts, scatter_experts
+from smoe.ops.routed_conv3d.grid import volume_padding
 
 
-def volume_conv3d(input: torch.Tensor, weight: torch.Tensor, padding_mode: str = "zeros") -> torch.Tensor:
-    """Convolves `(B, C, D, H, W)` with `(O, C, kd, kh, kw)` and keeps the grid."""
+def volume_conv3d(
+    input: torch.Tensor, weight: torch.Tensor, *, stride: int = 1, padding_mode: str = "zeros"
+) -> torch.Tensor:
+    """Convolves `(B, C, D, H, W)` with `(O, C, kd, kh, kw)`; stride 1 keeps the grid, but for padding mode `none`."""
     padded, zeros = _pad(input, weight, padding_mode)
-    return F.conv3d(padded, weight, padding=zeros)
+    return F.conv3d(padded, weight, stride=stride, padding=zeros)
 
 
 def _pad(input: torch.Tensor, weight: torch.Tensor, padding_mode: str) -> tuple[torch.Tensor, tuple[int, int, int]]:
-    depth, rows, columns = (size // 2 for size in weight.shape[2:])
-    if padding_mode == "zeros":
+    """The input with wrapped borders, and the zeros that the convolution adds."""
+    depth, rows, columns = volume_padding(weight.shape[2:], padding_mode)
+    if padding_mode != "circular":
         return input, (depth, rows, columns)
     padded = input
     # By an index: F.pad wraps at most once around.
@@ -34,6 +38,7 @@ def dense_routed_conv3d(
     weight: torch.Tensor,
     indices: torch.Tensor,
     expert_channels: int,
+    stride: int,
     padding_mode: str,
     *,
     gather: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = gather_experts,
@@ -42,7 +47,8 @@ def dense_routed_conv3d(
 
     `gather` is an implementation of `gather_experts`.
     """
-    return gather(volume_conv3d(input, weight, padding_mode), indices, expert_channels).contiguous()
+    everywhere = volume_conv3d(input, weight, stride=stride, padding_mode=padding_mode)
+    return gather(everywhere, indices, expert_channels).contiguous()
 
 
 def dense_routed_conv3d_backward(
@@ -51,6 +57,7 @@ def dense_routed_conv3d_backward(
     weight: torch.Tensor,
     indices: torch.Tensor,
     expert_channels: int,
+    stride: int,
     padding_mode: str,
     needs_input: bool,
     needs_weight: bool,
@@ -63,7 +70,7 @@ def dense_routed_conv3d_backward(
         leaf = input.detach().requires_grad_(needs_input)
         padded, zeros = _pad(leaf, weight, padding_mode)
     by_padded, by_weight, _ = torch.ops.aten.convolution_backward(
-        *(everywhere, padded.detach(), weight, None, [1, 1, 1], list(zeros), [1, 1, 1], False, [0, 0, 0], 1),
+        *(everywhere, padded.detach(), weight, None, [stride] * 3, list(zeros), [1, 1, 1], False, [0, 0, 0], 1),
         [needs_input, needs_weight, False],
     )
     if needs_input and padded is not leaf:
