@@ -264,3 +264,11 @@ def test_a_journal_of_fields_names_the_command_that_writes_it(tmp_path: Path) ->
     with pytest.raises(DataError, match=r"fields\.json was not written by smoe fit") as caught:
         read_checked_json(tmp_path / "fields.json", "smoe field table", 1, writer="smoe fit")
     assert "data prepare" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("rows_that_fit", "expected"), [(25, 20), (10, 10), (3, 10), (2, 2), (1, 1)])
+def test_blocks_are_whole_chunks_of_the_file(tmp_path: Path, rows_that_fit: int, expected: int) -> None:
+    regional(40).chunk(time=10).to_zarr(tmp_path / "x.zarr", consolidated=False)
+    source = FieldSource(open_fields(tmp_path / "x.zarr"))
+    # Reading holds a block twice.
+    assert block_rows(source, rows_that_fit * 2 * 4 * 15) == expected

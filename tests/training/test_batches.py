@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from smoe.training.batches import OrderedBatches, ShuffledBatches
+from smoe.training.batches import OrderedBatches, ShuffledBatches, load_batches
 
 
 def epoch(batches: ShuffledBatches, number: int, first_batch: int = 0) -> list[list[int]]:
@@ -98,3 +99,38 @@ def test_repeated_augmentation_is_the_published_sampler(num_processes: int, part
 def test_refuses_parts_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"the 8 samples of a batch of 16 that a process has cannot be cut .* of 3"):
         ShuffledBatches(40, 16, seed=0, num_processes=2, part_size=3)
+
+
+class Counted(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Samples that hold their number, and keep which batches were read."""
+
+    def __init__(self) -> None:
+        self.read: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        if 6 in indices:
+            raise ValueError("sample 6 cannot be read")
+        self.read.append(indices)
+        return torch.tensor(indices), torch.tensor(indices) + 10
+
+
+def test_a_thread_reads_one_batch_ahead_and_in_order() -> None:
+    samples = Counted()
+    found = []
+    batches = load_batches(samples, OrderedBatches(6, 2), lambda batch: batch, "cpu", reads_ahead=True)
+    for number, (input, target) in enumerate(batches):
+        assert torch.equal(target, input + 10)
+        found.append(input.tolist())
+        # The next batch may have been read, but not the one after it.
+        assert len(samples.read) <= number + 2
+    assert found == samples.read == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_what_the_thread_raises_is_raised_where_its_batch_is_due() -> None:
+    batches = load_batches(Counted(), OrderedBatches(7, 2), lambda batch: batch, "cpu", reads_ahead=True)
+    assert [next(batches)[0].tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(ValueError, match="sample 6 cannot be read"):
+        next(batches)

@@ -20,7 +20,7 @@ from smoe.training.batches import ShuffledBatches, load_batches
 from smoe.training.freed_memory import keep_freed_memory
 
 _HEAD = ("samples", "net", "batch, ms", "step, ms", "waiting, %")
-_STEPS = 15
+_STEPS = 10
 # Times, rows, columns and input variables; whether a third of the pixels is masked.
 _CASES = ((700, 40, 60, 1, True), (300, 32, 64, 10, False), (120, 180, 360, 4, False))
 _NETS: tuple[dict[str, Any], ...] = (
@@ -54,8 +54,9 @@ def measure_waiting() -> str:
             )
     where = circumstances()
     notes = (
-        f"{where['processor']}, one thread, commit {where['commit']}, {where['date']}. Batches of 16 from memory by "
-        f"the loader of the training loop, no worker processes; medians of {_STEPS} steps."
+        f"{where['processor']}, one thread of torch, commit {where['commit']}, {where['date']}. Batches of 16 from "
+        f"memory by the loader of the training loop, which reads one batch ahead in a thread; medians of {_STEPS} "
+        "steps. Other work may run beside it."
     )
     path = Path("results/bench") / "own_data_waiting.md"
     return write_table(
@@ -112,5 +113,5 @@ def _endless(samples: Any, batch_size: int) -> Iterator[tuple[torch.Tensor, torc
     epoch = 0
     while True:
         batches.start(epoch)
-        yield from load_batches(samples, batches, keep_batch, "cpu")
+        yield from load_batches(samples, batches, keep_batch, "cpu", reads_ahead=True)
         epoch += 1

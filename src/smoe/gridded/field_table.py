@@ -135,13 +135,16 @@ def collect_fields(
 
 
 def block_rows(source: FieldSource, block_bytes: int) -> int:
-    """Rows that are read at once: as many as fit, whole chunks of the file if several of these fit."""
+    """Rows that are read at once: as many as fit, in whole chunks of the file.
+
+    A chunk is read as a whole in any case: one that is up to four times too large is a block, so that it is read once.
+    """
     row_bytes = 4 * len(source.channels) * source.grid.shape[0] * source.grid.shape[1]
     # Reading and converting holds the block about twice.
     rows = max(1, block_bytes // (2 * row_bytes))
     per_start = 1 if source.lead_times is None else len(source.lead_times)
     chunk = source.time_chunk * per_start
-    return rows // chunk * chunk if rows > chunk else rows
+    return rows // chunk * chunk if rows >= chunk else chunk if chunk <= 4 * rows else rows
 
 
 class _Gaps:

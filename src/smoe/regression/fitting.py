@@ -86,6 +86,7 @@ def train_net(
         splits={"train": splits["train"], "validation": splits["validation"], "test": splits["validation"]},
         collate=keep_batch,
         seed=options.seed,
+        reads_ahead=True,
     )
     with ExitStack() as stack:
         folder = run_dir

@@ -187,12 +187,12 @@ def prepare(
     folders = _folders(inputs, targets, len(used), len(used_targets), options, cache, notify)
     limit = memory_limit(options)
     _warn_of_large_chunks(targets, limit, notify)
-    target_table = collect_fields(targets, used_targets, folder=folders[1], block_bytes=limit // 8, progress=progress)
+    target_table = collect_fields(targets, used_targets, folder=folders[1], block_bytes=limit // 16, progress=progress)
     check_gaps(target_table, targets, options.missing)
     _warn_of_large_chunks(inputs, limit, notify)
     gathering = StatisticsPass(inputs.channels, used, target_table, splits["train"], reference)
     input_table = collect_fields(
-        inputs, used, folder=folders[0], block_bytes=limit // 8, progress=progress, observe=gathering.add
+        inputs, used, folder=folders[0], block_bytes=limit // 16, progress=progress, observe=gathering.add
     )
     check_gaps(input_table, inputs, options.missing)
     num_train = len(splits["train"])

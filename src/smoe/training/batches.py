@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -121,6 +122,8 @@ def load_batches(
     collate: Collate,
     device: torch.device | str,
     num_workers: int = 0,
+    *,
+    reads_ahead: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields the inputs and targets of batches on the device.
 
@@ -130,7 +133,13 @@ def load_batches(
         collate: Makes a batch from what the data set returns for a list of indices.
         device: Device of inputs and targets. For a CUDA device they are copied from pinned memory.
         num_workers: Number of processes that read ahead; 0: this process reads.
+        reads_ahead: Without such processes, a thread reads a batch while the one before is computed. Only for samples
+            that draw nothing at random and are read as a batch (`__getitems__`).
     """
+    if reads_ahead and num_workers == 0:
+        for input, target in _read_by_thread(samples, batches, collate):
+            yield input.to(device, non_blocking=True), target.to(device, non_blocking=True)
+        return
     loader = DataLoader(
         samples,
         batch_sampler=batches,
@@ -142,6 +151,19 @@ def load_batches(
     )
     for input, target in loader:
         yield input.to(device, non_blocking=True), target.to(device, non_blocking=True)
+
+
+def _read_by_thread(samples: Any, batches: Sampler[list[int]], collate: Collate) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields batches in their order, of which the next one is being read."""
+    with ThreadPoolExecutor(1, thread_name_prefix="smoe-batches") as pool:
+        waiting: Future[tuple[Tensor, Tensor]] | None = None
+        for indices in batches:
+            following = pool.submit(lambda chosen: collate(samples.__getitems__(chosen)), indices)
+            if waiting is not None:
+                yield waiting.result()
+            waiting = following
+        if waiting is not None:
+            yield waiting.result()
 
 
 def num_samples(samples: Dataset[Any]) -> int:

@@ -166,7 +166,8 @@ class Loop:
         device, num_workers = self.accelerator.device, self.plan.num_workers
         num_parts, num_done = self.batches.num_parts, 0
         batch: Batch | None = None
-        for batch in load_batches(samples, self.batches, self.task.collate, device, num_workers):
+        ahead = self.task.reads_ahead
+        for batch in load_batches(samples, self.batches, self.task.collate, device, num_workers, reads_ahead=ahead):
             input, target = batch
             num_done += 1
             is_whole = num_done % num_parts == 0

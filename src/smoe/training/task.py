@@ -35,6 +35,7 @@ class Task:
             new one each time.
         regions: Number of the known region of each pixel `(H, W)`, such as land or sea, with which the routing is
             compared.
+        reads_ahead: Read training batches by a thread, one ahead; for samples that draw nothing at random.
     """
 
     model: nn.Module
@@ -49,3 +50,4 @@ class Task:
     num_repetitions: int = 1
     for_evaluation: Callable[[nn.Module], nn.Module] | None = None
     regions: Tensor | None = None
+    reads_ahead: bool = False
