@@ -82,7 +82,8 @@ class Browser:
         """Waits until an expression is true."""
         end = time.monotonic() + seconds
         while not self.evaluate(expression):
-            if time.monotonic() > end:
+            # A script that failed will not make it true any more.
+            if self.errors or time.monotonic() > end:
                 raise AssertionError(f"{expression} was not true within {seconds:g} s; errors: {self.errors}")
             time.sleep(0.05)
 

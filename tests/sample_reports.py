@@ -47,7 +47,15 @@ def sample_report(label: str = "first", seed: int = 0, **changes: Any) -> RunRep
     rows = (
         ScoreRow("heat/smoe", "this run", {"mse": 1.0 + seed, "mse/part": 0.5}, is_own=True),
         ScoreRow("input unchanged", "here, same data", {"mse": 4.0}),
-        ScoreRow("heat/smoe (this recipe)", "paper, Table 1", {"mse": 0.75}, {"mse": 0.1}),
+        ScoreRow(
+            "heat/smoe (this recipe)",
+            "published, Table 1",
+            {"mse": 0.75},
+            {"mse": 0.1},
+            is_published=True,
+            is_same_recipe=True,
+        ),
+        ScoreRow("heat/conv", "published, Table 1", {"mse": 1.25}, is_published=True),
     )
     report = RunReport(
         label=label,

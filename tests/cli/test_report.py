@@ -54,7 +54,7 @@ def test_a_run_named_like_a_script(run: Path, tmp_path: Path) -> None:
         ([], "smoe: error: give a run directory (see smoe report --help)\n"),
         (["-o", "{out}"], "smoe: error: give a run directory (see smoe report --help)\n"),
         (["{run}", "{run}/."], "smoe: error: name the file of a report of several runs: -o report.html\n"),
-        (["{run}", "--spilt=test"], "smoe: error: Unrecognized options: --spilt=test; did you mean --split?"),
+        (["{run}", "--spilt", "test"], "smoe: error: Unrecognized options: --spilt, test; did you mean --split?"),
         (["{run}", "--data.inputs", "x.nc"], "smoe: error: give --data.inputs and --data.targets together\n"),
     ],
 )

@@ -210,7 +210,7 @@ def test_a_run_that_has_not_ended_is_shown() -> None:
     report: RunReport = sample_report(history=[], scores=replace(sample_report().scores, rows=()), command="")
     text = page.make_page([report], WRITTEN)
     assert "The record of the run holds no scores." in text
-    assert "The training has not ended." in text
+    assert "End of the training: it has not ended." in text
     assert "the run was made from Python" in text
 
 

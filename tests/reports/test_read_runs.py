@@ -130,7 +130,7 @@ def test_a_report_without_data_reads_no_sample(heat: Path, tmp_path: Path) -> No
     (report,) = read_runs([heat], ReadOptions(split=None), notify=messages.append)
     assert messages == []
     assert report.error_maps == () and len(report.gates) == 1
-    assert [row.source for row in report.scores.rows][:2] == ["this run", "paper, Figure 3, left"]
+    assert [row.source for row in report.scores.rows][:2] == ["this run", "published, Figure 3, left"]
     assert write_page([report], tmp_path / "report.html") < 200_000
 
 
@@ -139,7 +139,7 @@ def test_another_split_is_scored_anew(heat: Path) -> None:
     assert report.scores.split == "validation"
     expected = open_run(heat, splits=("validation",), notify=silently).evaluate("validation")
     assert report.scores.rows[0].values == pytest.approx(expected)
-    assert not any(row.source.startswith("paper") for row in report.scores.rows)
+    assert not any(row.is_published for row in report.scores.rows)
 
 
 @pytest.mark.parametrize(

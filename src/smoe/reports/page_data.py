@@ -91,7 +91,7 @@ def curves_of(report: RunReport) -> dict[str, Any]:
 
 def _references(report: RunReport) -> list[dict[str, Any]]:
     """The paper's results for the recipe of the run, as lines in its curves."""
-    rows = [row for row in report.scores.rows if row.name.endswith("(this recipe)")]
+    rows = [row for row in report.scores.rows if row.is_same_recipe]
     return [
         {"metric": metric, "name": "paper, test", "value": value}
         for row in rows

@@ -64,13 +64,16 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Notify) -> Ru
     facts |= {f"{name} period": period for name, period in fitted.periods.items()}
     if digest:
         facts[f"SHA-256 of the {which} targets"] = digest
-    warning = fitted.worse_than_plain()
+    note = fitted.note()
+    remarks = [] if note is None else [f"{note[:1].upper()}{note[1:]}."]
+    if fitted.keeps_plain:
+        remarks.append("The routing below is that of the SMoE net, which does not predict.")
     return RunReport(
         label=label,
         title=fitted.describe(),
         path=path,
         seed=fitted.options.seed,
-        num_parameters=count_parameters(fitted.net),
+        num_parameters=count_parameters(fitted.predictor),
         is_plain=False,
         checkpoint="best weights",
         scores=sheet,
@@ -89,7 +92,7 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Notify) -> Ru
             "targets": [channel.name for channel in fitted.target_channels],
         },
         facts=facts,
-        remarks=() if warning is None else (f"Warning: {warning}.",),
+        remarks=tuple(remarks),
         identity=json.dumps(["fit", fitted.grid.hash, fitted.periods.get(which), [*map(str, sheet.metrics)]]),
     )
 

@@ -96,7 +96,7 @@ class RunReport:
     def ending(self) -> str:
         """Why the training ended, or that it did not."""
         reason = next((record["stopped"] for record in reversed(self.history) if "stopped" in record), None)
-        return "the training has not ended" if reason is None else str(reason)
+        return "it has not ended" if reason is None else str(reason)
 
     @property
     def routing_gain(self) -> float | None:

@@ -20,6 +20,8 @@ class ScoreRow:
         values: Scores by metric.
         spreads: Standard deviations of some of them.
         is_own: Whether it is the run that the report is about.
+        is_published: Whether a publication prints the scores.
+        is_same_recipe: Whether they are published for the recipe of the run.
     """
 
     name: str
@@ -27,6 +29,8 @@ class ScoreRow:
     values: Mapping[str, float]
     spreads: Mapping[str, float] = field(default_factory=dict)
     is_own: bool = False
+    is_published: bool = False
+    is_same_recipe: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,14 +98,16 @@ def published_rows(published: Mapping[str, Sequence[PublishedResult]], own: str)
     rows = [
         ScoreRow(
             f"{name} (this recipe)" if name == own else name,
-            f"paper, {results[0].source}",
+            f"published, {results[0].source}",
             {result.metric: result.mean for result in results},
             {result.metric: result.spread for result in results},
+            is_published=True,
+            is_same_recipe=name == own,
         )
         for name, results in published.items()
         if results
     ]
-    return sorted(rows, key=lambda row: not row.name.endswith("(this recipe)"))
+    return sorted(rows, key=lambda row: not row.is_same_recipe)
 
 
 def show_number(value: float | None) -> str:

@@ -103,14 +103,21 @@ def comparison_table(reports: Sequence[RunReport], shared: Sequence[float | None
     return _scrolling(table, "All runs")
 
 
-def score_table(sheet: ScoreSheet) -> Markup:
-    """Returns the scores of a run beside those of simple predictions and the paper's."""
-    metrics = sheet.metrics
-    heads = ["prediction", *(f"{name}{f' ({unit})' if (unit := sheet.units.get(name)) else ''}" for name in metrics)]
-    rows = (_score_row(row, metrics) for row in sheet.rows)
-    caption = tag("caption", f"Scores on the split: {sheet.split}.")
-    table = tag("table", caption, head_row([*heads, "source"]), tag("tbody", *rows), class_="sortable")
-    return _scrolling(table, f"Scores, {sheet.split}")
+def score_table(sheet: ScoreSheet, rows: Sequence[ScoreRow], caption: str) -> Markup:
+    """Returns scores of predictions as a table that the script makes sortable.
+
+    Args:
+        sheet: All scores of the run.
+        rows: Rows to show.
+        caption: Caption of the table.
+    """
+    metrics = [metric for metric in sheet.metrics if any(metric in row.values for row in rows)]
+    heads = [f"{name}{f' ({unit})' if (unit := sheet.units.get(name)) else ''}" for name in metrics]
+    body = tag("tbody", *(_score_row(row, metrics) for row in rows))
+    table = tag(
+        "table", tag("caption", caption), head_row(["prediction", "source", *heads], 2), body, class_="sortable"
+    )
+    return _scrolling(table, caption)
 
 
 def confusion_table(classes: Classes, confusion: np.ndarray) -> Markup:
@@ -144,14 +151,21 @@ def confusion_table(classes: Classes, confusion: np.ndarray) -> Markup:
 
 def _scores(report: RunReport) -> list[object]:
     content: list[object] = [figures_list(report)]
-    if report.scores.rows:
-        content.append(score_table(report.scores))
+    sheet = report.scores
+    others = [row for row in sheet.rows if row.is_published and not row.is_same_recipe]
+    first = [row for row in sheet.rows if row not in others]
+    if first:
+        content.append(score_table(sheet, first, f"Scores on the split: {sheet.split}."))
     else:
         content.append(tag("p", "The record of the run holds no scores."))
     content += [tag("p", remark, class_="note") for remark in report.remarks]
-    parts = report.scores.parts
-    if parts:
-        facts = facts_table(f"Parts of the data, {report.scores.split}.", {k: show_number(v) for k, v in parts.items()})
+    if others:
+        own = [row for row in sheet.rows if row.is_own]
+        table = score_table(sheet, [*own, *others], "Published results of other models.")
+        content.append(tag("details", tag("summary", "Published results of other models"), table))
+    if sheet.parts:
+        values = {name: show_number(value) for name, value in sheet.parts.items()}
+        facts = facts_table(f"Parts of the data, {sheet.split}.", values)
         content.append(tag("details", tag("summary", "Scores of parts of the data"), facts))
     return content
 
@@ -164,7 +178,7 @@ def _error_words(report: RunReport) -> list[Markup]:
 
 
 def _origin(report: RunReport) -> list[object]:
-    content: list[object] = [tag("p", f"{report.ending[:1].upper()}{report.ending[1:]}. Shown: {report.checkpoint}.")]
+    content: list[object] = [tag("p", f"End of the training: {report.ending}. Shown: {report.checkpoint}.")]
     if report.command:
         content += [tag("p", "The command that makes it again:"), tag("pre", tag("code", report.command))]
     else:
@@ -185,7 +199,7 @@ def _score_row(row: ScoreRow, metrics: Sequence[str]) -> Markup:
             text = join([text, tag("small", f"± {show_number(spread)}")])
         cells.append(tag("td", text, data_value="" if value is None else repr(float(value))))
     source = tag("td", row.source, class_="text")
-    return tag("tr", tag("th", row.name, scope="row"), *cells, source, class_="own" if row.is_own else None)
+    return tag("tr", tag("th", row.name, scope="row"), source, *cells, class_="own" if row.is_own else None)
 
 
 def _own_values(report: RunReport) -> dict[str, float]:

@@ -13,7 +13,7 @@ from smoe.paper.weather.data.baselines import Baselines
 from smoe.paper.weather.data.store import WeatherStore
 from smoe.paper.weather.data.truth import Truth
 from smoe.paper.weather.evaluate import samples_of
-from smoe.paper.weather.published import PUBLISHED, PUBLISHED_DATA
+from smoe.paper.weather.published import PAPER, PUBLISHED, PUBLISHED_DATA
 from smoe.paper.weather.recipes import WeatherRecipe
 from smoe.paper.weather.scores import score_baselines
 
@@ -61,11 +61,12 @@ def _published(lead_hours: int, own: str) -> dict[str, tuple[PublishedResult, ..
     """Published rows by recipe or model; that of the run's recipe by the run's own name."""
     return {
         own if row.recipe == own.removesuffix("-rasp") else row.recipe or row.model: tuple(
-            PublishedResult(f"rmse_{channel}", value, row.spread.get((channel, lead), 0.0), None, row.source)
+            PublishedResult(f"rmse_{channel}", value, row.spread.get((channel, lead), 0.0), None, source)
             for (channel, lead), value in row.rmse.items()
             if lead == lead_hours
         )
         for row in PUBLISHED
+        for source in (f"Table 3, {lead_hours} h" if row.source == PAPER else row.source,)
     }
 
 

@@ -1,9 +1,10 @@
 // Elements of the page. Text is only ever set as text, so that no name of a run or layer can become markup.
 
 function element(name, attributes = {}, ...children) {
-  const made = name === "svg" || name in SVG_NAMES
-    ? document.createElementNS("http://www.w3.org/2000/svg", name)
-    : document.createElement(name);
+  const made =
+    name === "svg" || name in SVG_NAMES
+      ? document.createElementNS("http://www.w3.org/2000/svg", name)
+      : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
     if (value === false || value === null || value === undefined) continue;
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
@@ -82,16 +83,42 @@ function format(value) {
   return String(Number(value.toPrecision(5)));
 }
 
+// A share from 0 to 1 as a number of percent with three digits.
+function percent(share) {
+  return format(Number((100 * share).toPrecision(3)));
+}
+
+function withUnits(value, units) {
+  return units ? `${format(value)} ${units}` : format(value);
+}
+
 // A table of numbers behind a line that opens it; it is made when it is first opened.
 function numbersTable(caption, heads, makeRows) {
   const details = element("details", { class: "numbers" }, element("summary", {}, "Numbers as a table"));
   details.addEventListener("toggle", () => {
     if (!details.open || details.querySelector("table")) return;
     const table = element("table", {}, element("caption", {}, caption));
-    table.append(element("thead", {}, element("tr", {}, heads.map((head) => element("th", { scope: "col" }, head)))));
+    table.append(
+      element(
+        "thead",
+        {},
+        element(
+          "tr",
+          {},
+          heads.map((head) => element("th", { scope: "col" }, head)),
+        ),
+      ),
+    );
     const body = element("tbody");
     for (const [first, ...others] of makeRows()) {
-      body.append(element("tr", {}, element("th", { scope: "row" }, first), others.map((cell) => element("td", {}, cell))));
+      body.append(
+        element(
+          "tr",
+          {},
+          element("th", { scope: "row" }, first),
+          others.map((cell) => element("td", {}, cell)),
+        ),
+      );
     }
     table.append(body);
     details.append(element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, table));

@@ -1,13 +1,13 @@
-// Where each pixel of the data is on the canvas. Every view fills `cells`: for each dot of the canvas, the number of the
-// pixel that is shown there, or -1.
+// Where each pixel of the data is on the canvas. Every view fills `cells`: for each dot of the canvas, the number of
+// the pixel that is shown there, or -1.
 
 const DEGREES = Math.PI / 180;
 
 // Whatever the kind, a view is { width, height, cells, frame: { left, top }, overlay(context, ink) }.
-function makeView(places, width, turn, ink) {
+function makeView(places, width, turn) {
   if (places.kind === "globe") return turn.isRound ? roundGlobe(places, width, turn) : mollweide(places, width);
   if (places.kind === "mesh") return meshView(places, width, turn);
-  return mapView(places, width, turn, ink);
+  return mapView(places, width, turn);
 }
 
 function nearestTable(values, low, high, count, period) {
@@ -34,7 +34,8 @@ function globeLookup(places) {
   };
   const { rows, columns } = places.lookup;
   const numColumns = places.shape[1];
-  return (latitude, longitude) => rows[Math.round((latitude + 90) * 10)] * numColumns + columns[Math.round((longitude + 180) * 10)];
+  return (latitude, longitude) =>
+    rows[Math.round((latitude + 90) * 10)] * numColumns + columns[Math.round((longitude + 180) * 10)];
 }
 
 // Mollweide's equal-area map, Greenwich in the middle.
@@ -64,7 +65,9 @@ function mollweide(places, width) {
     return [((longitude / 180) * Math.cos(angle) + 1) * (width / 2), (1 - Math.sin(angle)) * (height / 2)];
   };
   return {
-    width, height, cells,
+    width,
+    height,
+    cells,
     overlay(context, ink) {
       drawCoast(context, ink, toCanvas, width / 3);
       context.beginPath();
@@ -98,11 +101,15 @@ function roundGlobe(places, width, turn) {
     const [phi, lambda] = [latitude * DEGREES, (longitude - turn.east) * DEGREES];
     const near = Math.sin(phi) * sine + Math.cos(phi) * cosine * Math.cos(lambda);
     if (near < 0) return null;
-    return [left + size / 2 + radius * Math.cos(phi) * Math.sin(lambda),
-      size / 2 - radius * (Math.sin(phi) * cosine - Math.cos(phi) * sine * Math.cos(lambda))];
+    return [
+      left + size / 2 + radius * Math.cos(phi) * Math.sin(lambda),
+      size / 2 - radius * (Math.sin(phi) * cosine - Math.cos(phi) * sine * Math.cos(lambda)),
+    ];
   };
   return {
-    width, height: size, cells,
+    width,
+    height: size,
+    cells,
     overlay(context, ink) {
       drawCoast(context, ink, toCanvas, size / 3);
       context.beginPath();
@@ -162,7 +169,9 @@ function mapView(places, width, turn) {
     }
   }
   return {
-    width, height, cells,
+    width,
+    height,
+    cells,
     overlay(context, ink) {
       if (hasAxes) drawAxes(context, ink, places, { left: margin.left, inner, tall, ratio });
       context.strokeStyle = ink;
@@ -178,14 +187,24 @@ function flatten(places, turn) {
   const shape = places.shape;
   if (shape.length === 1) {
     const columns = Math.min(shape[0], Math.max(16, 2 ** Math.round(Math.log2(Math.sqrt(shape[0] * 2)))));
-    return { rows: Math.ceil(shape[0] / columns), columns, aspect: 1, isMap: false,
-      cell: (row, column) => (row * columns + column < shape[0] ? row * columns + column : -1) };
+    return {
+      rows: Math.ceil(shape[0] / columns),
+      columns,
+      aspect: 1,
+      isMap: false,
+      cell: (row, column) => (row * columns + column < shape[0] ? row * columns + column : -1),
+    };
   }
   if (shape.length === 3) {
     const [rowAxis, columnAxis] = [0, 1, 2].filter((axis) => axis !== turn.axis);
     const strides = [shape[1] * shape[2], shape[2], 1];
-    return { rows: shape[rowAxis], columns: shape[columnAxis], aspect: 1, isMap: false,
-      cell: (row, column) => turn.slice * strides[turn.axis] + row * strides[rowAxis] + column * strides[columnAxis] };
+    return {
+      rows: shape[rowAxis],
+      columns: shape[columnAxis],
+      aspect: 1,
+      isMap: false,
+      cell: (row, column) => turn.slice * strides[turn.axis] + row * strides[rowAxis] + column * strides[columnAxis],
+    };
   }
   let aspect = 1;
   if (places.rows && places.columns && !places.rows.perPixel) {
@@ -193,7 +212,8 @@ function flatten(places, turn) {
     const step = (values) => Math.abs(values[values.length - 1] - values[0]) / Math.max(1, values.length - 1);
     const middle = places.geographic ? Math.cos(((rows[0] + rows[rows.length - 1]) / 2) * DEGREES) : 1;
     const isAlike = places.geographic || places.rows.units === places.columns.units;
-    if (isAlike && step(rows) && step(columns)) aspect = Math.max(0.25, Math.min(4, step(rows) / (step(columns) * middle)));
+    if (isAlike && step(rows) && step(columns))
+      aspect = Math.max(0.25, Math.min(4, step(rows) / (step(columns) * middle)));
   }
   return { rows: shape[0], columns: shape[1], aspect, isMap: true, cell: (row, column) => row * shape[1] + column };
 }
@@ -207,13 +227,15 @@ function drawAxes(context, ink, places, { left, inner, tall, ratio }) {
   const [west, east] = edges(columns);
   const [first, last] = edges(rows);
   const toX = (value) => left + ((value - west) / (east - west || 1)) * inner;
-  const toY = (value) => (places.up ? 1 - (value - first) / (last - first || 1) : (value - first) / (last - first || 1)) * tall;
+  const toY = (value) =>
+    (places.up ? 1 - (value - first) / (last - first || 1) : (value - first) / (last - first || 1)) * tall;
   if (places.geographic && PAGE.coastlines) {
     context.save();
     context.beginPath();
     context.rect(left, 0, inner, tall);
     context.clip();
-    const shift = (longitude) => (longitude < west - 1 ? longitude + 360 : longitude > east + 1 ? longitude - 360 : longitude);
+    const shift = (longitude) =>
+      longitude < west - 1 ? longitude + 360 : longitude > east + 1 ? longitude - 360 : longitude;
     drawCoast(context, ink, (longitude, latitude) => [toX(shift(longitude)), toY(latitude)], inner / 2);
     context.restore();
   }
@@ -222,7 +244,8 @@ function drawAxes(context, ink, places, { left, inner, tall, ratio }) {
   context.textBaseline = "middle";
   context.textAlign = "right";
   const [low, high] = [Math.min(first, last), Math.max(first, last)];
-  for (const tick of ticks(low, high, 5)) context.fillText(degrees(tick, places.rows, places), left - 5 * ratio, toY(tick));
+  for (const tick of ticks(low, high, 5))
+    context.fillText(degrees(tick, places.rows, places), left - 5 * ratio, toY(tick));
   context.textBaseline = "top";
   context.textAlign = "center";
   for (const tick of ticks(west, east, Math.max(2, inner / (90 * ratio)))) {
@@ -255,7 +278,10 @@ function describePlace(places, cell) {
   const numbers = `row ${row * step}, column ${column * step}`;
   if (!places.rows || !places.columns) return numbers;
   const at = (axis, index) => arrayOf(axis.values)[axis.perPixel ? cell : index];
-  if (places.geographic) return `${degrees(at(places.rows, row), places.rows, places)} ${degrees(at(places.columns, column), places.columns, places)} (${numbers})`;
+  if (places.geographic) {
+    const north = degrees(at(places.rows, row), places.rows, places);
+    return `${north} ${degrees(at(places.columns, column), places.columns, places)} (${numbers})`;
+  }
   const named = (axis, index) => `${axis.name} ${format(at(axis, index))}${axis.units ? ` ${axis.units}` : ""}`;
   return `${named(places.rows, row)}, ${named(places.columns, column)} (${numbers})`;
 }

@@ -22,7 +22,8 @@ function meshView(places, width, turn) {
   const cells = new Int32Array(width * height).fill(-1);
   const depths = new Float32Array(width * height).fill(-Infinity);
   const shades = new Float32Array(width * height).fill(1);
-  if (places.triangles) fillTriangles(arrayOf(places.triangles), x, y, depth, cells, depths, shades, width, height, places.flat);
+  if (places.triangles)
+    fillTriangles(arrayOf(places.triangles), x, y, depth, cells, depths, shades, width, height, places.flat);
   else fillPoints(count, x, y, depth, cells, depths, width, height);
   return { width, height, cells, shades, overlay() {} };
 }
@@ -32,7 +33,8 @@ function project(positions, count, turn) {
   const up = new Float32Array(count);
   const near = new Float32Array(count);
   if (!turn) {
-    for (let node = 0; node < count; node += 1) [right[node], up[node]] = [positions[3 * node], positions[3 * node + 1]];
+    for (let node = 0; node < count; node += 1)
+      [right[node], up[node]] = [positions[3 * node], positions[3 * node + 1]];
     return { right, up, near };
   }
   const centre = middleOf(positions, count);

@@ -19,7 +19,8 @@ class FieldPicture {
     if (this.places === places) return;
     this.places = places;
     this.cursor = null;
-    if (places.shape.length === 3 && places.kind === "grid") this.turn.slice = Math.floor(places.shape[this.turn.axis] / 2);
+    if (places.shape.length === 3 && places.kind === "grid")
+      this.turn.slice = Math.floor(places.shape[this.turn.axis] / 2);
     this.view = null;
   }
 
@@ -56,16 +57,19 @@ class FieldPicture {
       data[4 * dot + 3] = 255;
     }
     context.putImageData(image, 0, 0);
-    const ink = this.places.kind === "globe" || this.places.geographic ? "#000" : getComputedStyle(this.box).color;
+    const ink = this.places.kind === "globe" ? "#000" : getComputedStyle(this.box).color;
     context.strokeStyle = ink;
-    this.view.overlay(context, this.places.kind === "globe" ? "#000" : getComputedStyle(this.box).color);
+    this.view.overlay(context, ink);
     if (this.cursor) this.drawCursor(context);
   }
 
   drawCursor(context) {
     const [x, y] = this.cursor;
     const reach = 7 * devicePixelRatio;
-    for (const [style, wide] of [["#fff", 4], ["#000", 2]]) {
+    for (const [style, wide] of [
+      ["#fff", 4],
+      ["#000", 2],
+    ]) {
       context.strokeStyle = style;
       context.lineWidth = wide * devicePixelRatio;
       context.beginPath();
@@ -117,7 +121,10 @@ class FieldPicture {
   }
 
   canTurn() {
-    return this.places && ((this.places.kind === "globe" && this.turn.isRound) || (this.places.kind === "mesh" && !this.places.flat));
+    return (
+      this.places &&
+      ((this.places.kind === "globe" && this.turn.isRound) || (this.places.kind === "mesh" && !this.places.flat))
+    );
   }
 
   // One step of the cursor is to the next pixel of the data in that direction.
@@ -170,8 +177,26 @@ function placeControls(places, pictures) {
     }
   };
   const turning = () => {
-    const east = slider("Turn", { min: -180, max: 180, value: 0, words: (value) => `${value}°`, onChange: (value) => each((turn) => { turn.east = value; }) });
-    const north = slider("Tilt", { min: -90, max: 90, value: 20, words: (value) => `${value}°`, onChange: (value) => each((turn) => { turn.north = value; }) });
+    const east = slider("Turn", {
+      min: -180,
+      max: 180,
+      value: 0,
+      words: (value) => `${value}°`,
+      onChange: (value) =>
+        each((turn) => {
+          turn.east = value;
+        }),
+    });
+    const north = slider("Tilt", {
+      min: -90,
+      max: 90,
+      value: 20,
+      words: (value) => `${value}°`,
+      onChange: (value) =>
+        each((turn) => {
+          turn.north = value;
+        }),
+    });
     for (const picture of pictures) {
       picture.onTurn = () => {
         [east.input.value, north.input.value] = [Math.round(picture.turn.east), Math.round(picture.turn.north)];
@@ -183,24 +208,61 @@ function placeControls(places, pictures) {
   };
   if (places.kind === "globe") {
     const turns = turning();
-    const show = (isRound) => turns.forEach((control) => { control.hidden = !isRound; });
+    const show = (isRound) =>
+      turns.forEach((control) => {
+        control.hidden = !isRound;
+      });
     show(false);
-    controls.push(labelled("View", choice([["map", "Map of the whole globe"], ["round", "Globe to turn"]], (value) => {
-      show(value === "round");
-      each((turn) => { turn.isRound = value === "round"; });
-    })), ...turns);
+    controls.push(
+      labelled(
+        "View",
+        choice(
+          [
+            ["map", "Map of the whole globe"],
+            ["round", "Globe to turn"],
+          ],
+          (value) => {
+            show(value === "round");
+            each((turn) => {
+              turn.isRound = value === "round";
+            });
+          },
+        ),
+      ),
+      ...turns,
+    );
   } else if (places.kind === "mesh" && !places.flat) {
     controls.push(...turning());
   } else if (places.shape.length === 3) {
     const middle = Math.floor(places.shape[0] / 2);
-    const slice = slider("Slice", { max: places.shape[0] - 1, value: middle, onChange: (value) => each((turn) => { turn.slice = value; }) });
-    controls.push(labelled("Slices along", choice([["0", "first axis"], ["1", "second axis"], ["2", "third axis"]], (value) => {
-      const axis = Number(value);
-      slice.input.max = places.shape[axis] - 1;
-      slice.input.value = Math.floor(places.shape[axis] / 2);
-      slice.update();
-      each((turn) => Object.assign(turn, { axis, slice: Math.floor(places.shape[axis] / 2) }));
-    })), slice.control);
+    const slice = slider("Slice", {
+      max: places.shape[0] - 1,
+      value: middle,
+      onChange: (value) =>
+        each((turn) => {
+          turn.slice = value;
+        }),
+    });
+    controls.push(
+      labelled(
+        "Slices along",
+        choice(
+          [
+            ["0", "first axis"],
+            ["1", "second axis"],
+            ["2", "third axis"],
+          ],
+          (value) => {
+            const axis = Number(value);
+            slice.input.max = places.shape[axis] - 1;
+            slice.input.value = Math.floor(places.shape[axis] / 2);
+            slice.update();
+            each((turn) => Object.assign(turn, { axis, slice: Math.floor(places.shape[axis] / 2) }));
+          },
+        ),
+      ),
+      slice.control,
+    );
   }
   return controls;
 }

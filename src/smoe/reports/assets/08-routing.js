@@ -6,12 +6,23 @@ class RoutingPanel {
     this.state = { gate: 0, mode: "all", expert: 0, image: -1 };
     this.parent = parent;
     const numGates = Math.max(...runs.map((run) => run.gates.length));
-    const modes = [["all", "All choices: like colours share experts"], ["first", "First choice of each pixel"], ["one", "One expert"]];
+    const modes = [
+      ["all", "All choices: like colours share experts"],
+      ["first", "First choice of each pixel"],
+      ["one", "One expert"],
+    ];
     if (runs.some((run) => run.gates.some((gate) => gate.regions))) modes.push(["regions", "Known regions"]);
     this.mode = choice(modes, (mode) => this.change({ mode }));
-    this.layer = slider("Layer", { max: numGates - 1, words: (gate) => this.layerName(gate), onChange: (gate) => this.change({ gate }) });
-    this.expert = slider("Expert", { max: this.gateOf(runs[0]).numExperts - 1, words: (expert) => `expert ${expert}`,
-      onChange: (expert) => this.change({ expert, mode: "one" }) });
+    this.layer = slider("Layer", {
+      max: numGates - 1,
+      words: (gate) => this.layerName(gate),
+      onChange: (gate) => this.change({ gate }),
+    });
+    this.expert = slider("Expert", {
+      max: this.gateOf(runs[0]).numExperts - 1,
+      words: (expert) => `expert ${expert}`,
+      onChange: (expert) => this.change({ expert, mode: "one" }),
+    });
     this.pictures = [];
     const grid = element("div", { class: runs.length > 1 ? "side-by-side" : "" });
     for (const run of runs) {
@@ -25,12 +36,23 @@ class RoutingPanel {
       this.pictures.push({ run, picture, caption, legend });
     }
     const fields = this.pictures.map(({ picture }) => picture);
-    const controls = element("div", { class: "controls" }, this.layer.control, labelled("Show", this.mode), this.expert.control);
+    const controls = element(
+      "div",
+      { class: "controls" },
+      this.layer.control,
+      labelled("Show", this.mode),
+      this.expert.control,
+    );
     controls.append(...placeControls(this.gateOf(runs[0]).places, fields));
     const classes = runs[0].classes;
     if (classes) {
       const options = [["-1", "no image"], ...classes.names.map((name, number) => [String(number), name])];
-      controls.append(labelled("Over the mean image of", choice(options, (value) => this.change({ image: Number(value) }))));
+      controls.append(
+        labelled(
+          "Over the mean image of",
+          choice(options, (value) => this.change({ image: Number(value) })),
+        ),
+      );
     }
     this.layer.control.hidden = numGates < 2;
     parent.append(controls, grid);
@@ -59,7 +81,8 @@ class RoutingPanel {
     this.mode.value = this.state.mode;
     for (const shown of this.pictures) this.showPicture(shown);
     this.showUse(gate);
-    if (this.filters) showFilters(this.filters, this.runs[0], gate, this.state, (expert) => this.change({ expert, mode: "one" }));
+    if (this.filters)
+      showFilters(this.filters, this.runs[0], gate, this.state, (expert) => this.change({ expert, mode: "one" }));
   }
 
   showPicture({ run, picture, caption, legend }) {
@@ -68,11 +91,18 @@ class RoutingPanel {
     const expert = this.ownExpert(gate);
     picture.setPlaces(gate.places);
     const { colours, entries, words } = this.colour(run, gate, expert, numPixels);
-    picture.show(colours, (cell) => [describePlace(gate.places, cell), ...describeExperts(gate, cell, numPixels)], words);
+    picture.show(
+      colours,
+      (cell) => [describePlace(gate.places, cell), ...describeExperts(gate, cell, numPixels)],
+      words,
+    );
     legend.replaceChildren(...entries);
     const served = gate.layers.length > 1 ? `${gate.layers.length} layers` : gate.layers[0];
-    const parts = [`${gate.numSelected} of ${gate.numExperts} experts at each pixel, ${gate.kind} of ${served}, rule ${gate.rule}`];
-    if (gate.shared !== null && this.runs.length > 1) parts.push(`${format(100 * gate.shared)} % of the choices as in ${this.runs[0].label}`);
+    const parts = [
+      `${gate.numSelected} of ${gate.numExperts} experts at each pixel, ${gate.kind} of ${served}, rule ${gate.rule}`,
+    ];
+    if (gate.shared !== null && this.runs.length > 1)
+      parts.push(`${percent(gate.shared)} % of the choices as in ${this.runs[0].label}`);
     if (gate.ofSample) parts.push("the gate depends on its input: choices for the first sample");
     if (gate.places.step > 1) parts.push(`one of every ${gate.places.step} rows and columns is shown`);
     caption.replaceChildren(...parts.map((part) => element("div", {}, part)));
@@ -93,22 +123,29 @@ class RoutingPanel {
     if (mode === "regions" && gate.regions) {
       const regions = arrayOf(gate.regions);
       for (let pixel = 0; pixel < numPixels; pixel += 1) colours.set(expertColour(regions[pixel]), 3 * pixel);
-      entries = [...new Set(regions)].sort((a, b) => a - b).map((region) => swatch(expertColour(region), `region ${region}`));
+      entries = [...new Set(regions)]
+        .sort((a, b) => a - b)
+        .map((region) => swatch(expertColour(region), `region ${region}`));
       words = "Known regions.";
     } else if (mode === "first") {
       const best = arrayOf(gate.best);
       for (let pixel = 0; pixel < numPixels; pixel += 1) colours.set(own(best[pixel]), 3 * pixel);
       const used = [...new Set(best.subarray(0, numPixels))].sort((a, b) => a - b);
-      entries = used.length <= 12 ? used.map((number) => swatch(own(number), `expert ${number}`))
-        : [element("span", {}, `${used.length} of ${gate.numExperts} experts are the first choice of a pixel`)];
+      entries =
+        used.length <= 12
+          ? used.map((number) => swatch(own(number), `expert ${number}`))
+          : [element("span", {}, `${used.length} of ${gate.numExperts} experts are the first choice of a pixel`)];
       words = `First choices: ${used.length} experts.`;
     } else if (mode === "one") {
       const bits = arrayOf(gate.selected);
       for (let pixel = 0; pixel < numPixels; pixel += 1) {
         colours.set(isSelected(bits, expert, pixel, numPixels) ? own(expert) : [196, 200, 206], 3 * pixel);
       }
-      entries = [swatch(own(expert), `expert ${expert} serves ${format(100 * gate.use[expert])} %`), swatch([196, 200, 206], "others")];
-      words = `Expert ${expert} serves ${format(100 * gate.use[expert])} percent.`;
+      entries = [
+        swatch(own(expert), `expert ${expert} serves ${percent(gate.use[expert])} %`),
+        swatch([196, 200, 206], "others"),
+      ];
+      words = `Expert ${expert} serves ${percent(gate.use[expert])} percent.`;
     } else {
       colours.set(arrayOf(gate.colours));
       entries = [element("span", {}, "Pixels with like colours share experts.")];
@@ -123,12 +160,15 @@ class RoutingPanel {
     const inUse = bars.filter((bar) => bar.share > 0).length;
     this.use.show({
       title: `Use of each expert: ${inUse} of ${gate.numExperts} are in use`,
-      bars, chosen: this.state.mode === "one" ? this.state.expert : -1,
+      bars,
+      chosen: this.state.mode === "one" ? this.state.expert : -1,
       colours: (expert) => expertColour(gate.partners ? gate.partners[expert] : expert),
       even: gate.numSelected / gate.numExperts,
     });
     const note = this.use.box.parentElement.querySelector(".use-note");
-    note.textContent = `${inUse} of ${gate.numExperts} experts are in use. The dashed line is the use if all were used alike. Choose a bar to see its pixels.`;
+    note.textContent =
+      `${inUse} of ${gate.numExperts} experts are in use. The dashed line is the use if all were used alike. ` +
+      "Choose a bar to see its pixels.";
   }
 }
 
@@ -158,7 +198,8 @@ function darken(colours, shape, classes, number) {
   const image = arrayOf(classes.images).subarray(number * rows * columns, (number + 1) * rows * columns);
   for (let row = 0; row < shape[0]; row += 1) {
     for (let column = 0; column < shape[1]; column += 1) {
-      const place = Math.floor(((row + 0.5) * rows) / shape[0]) * columns + Math.floor(((column + 0.5) * columns) / shape[1]);
+      const place =
+        Math.floor(((row + 0.5) * rows) / shape[0]) * columns + Math.floor(((column + 0.5) * columns) / shape[1]);
       const brightness = 0.25 + (0.75 * image[place]) / 255;
       for (let part = 0; part < 3; part += 1) colours[3 * (row * shape[1] + column) + part] *= brightness;
     }
@@ -172,28 +213,48 @@ function showFilters(parent, run, gate, state, onChoose) {
     parent.append(element("p", { class: "note" }, "The experts of this layer have no filters to draw."));
     return;
   }
-  const all = gate.filters.experts.flatMap((one) => one.pictures.flat(2)).concat(run.knownFilters.flatMap((one) => one.pictures.flat(2)));
+  const all = gate.filters.experts
+    .flatMap((one) => one.pictures.flat(2))
+    .concat(run.knownFilters.flatMap((one) => one.pictures.flat(2)));
   const largest = Math.max(...all.map(Math.abs), 1e-12);
   const cards = element("div", { class: "cards" });
   for (const known of run.knownFilters) cards.append(filterCard(known.name, known, largest, null));
   for (const one of gate.filters.experts) {
-    const share = `serves ${format(100 * gate.use[one.expert])} %`;
+    const share = `serves ${percent(gate.use[one.expert])} %`;
     const isChosen = state.mode === "one" && state.expert === one.expert;
-    cards.append(filterCard(`expert ${one.expert}, ${share}`, one, largest, { isChosen, choose: () => onChoose(one.expert) }));
+    cards.append(
+      filterCard(`expert ${one.expert}, ${share}`, one, largest, { isChosen, choose: () => onChoose(one.expert) }),
+    );
   }
   const shown = gate.filters.experts[0]?.pictures.length ?? 0;
-  const some = shown < gate.filters.numFilters ? ` Each expert has ${gate.filters.numFilters} filters: the ${shown} with the largest weights are shown.` : "";
-  parent.append(cards, element("p", { class: "note" },
-    `The most used experts of ${gate.layers[0]}. Blue is positive, orange negative, white zero; all have one scale, up to ${format(largest)}.${some}`));
+  const some =
+    shown < gate.filters.numFilters
+      ? ` Each expert has ${gate.filters.numFilters} filters: the ${shown} with the largest weights are shown.`
+      : "";
+  parent.append(
+    cards,
+    element(
+      "p",
+      { class: "note" },
+      `The most used experts of ${gate.layers[0]}. Blue is positive, orange negative, white zero; all have one ` +
+        `scale, up to ${format(largest)}.${some}`,
+    ),
+  );
 }
 
 function filterCard(title, filters, largest, choosing) {
   const head = choosing
-    ? element("button", { type: "button", "aria-pressed": choosing.isChosen ? "true" : "false", onclick: choosing.choose }, title)
+    ? element(
+        "button",
+        { type: "button", "aria-pressed": choosing.isChosen ? "true" : "false", onclick: choosing.choose },
+        title,
+      )
     : element("strong", {}, `${title} (true)`);
   const card = element("div", { class: "card" }, head);
   const row = element("div", { class: "filters" });
-  filters.pictures.forEach((picture, number) => row.append(filterPicture(picture, filters.labels[number], title, largest)));
+  filters.pictures.forEach((picture, number) =>
+    row.append(filterPicture(picture, filters.labels[number], title, largest)),
+  );
   card.append(row);
   return card;
 }
@@ -202,12 +263,31 @@ function filterPicture(picture, label, title, largest) {
   const [rows, columns] = [picture.length, picture[0].length];
   const size = Math.max(6, Math.min(22, Math.floor(132 / columns)));
   const words = picture.map((row) => row.map(format).join(" ")).join("; ");
-  const svg = element("svg", { width: columns * size, height: rows * size, role: "img", "aria-label": `Filter ${label} of ${title}: ${words}` });
-  picture.forEach((row, y) => row.forEach((value, x) => {
-    const cell = element("rect", { x: x * size, y: y * size, width: size, height: size, fill: css(ramp(DIVERGING, 0.5 + value / (2 * largest))) });
-    cell.addEventListener("pointermove", (event) => showTip([`${title}${label ? `, ${label}` : ""}`, `row ${y}, column ${x}: ${format(value)}`], event.clientX, event.clientY));
-    svg.append(cell);
-  }));
+  const svg = element("svg", {
+    width: columns * size,
+    height: rows * size,
+    role: "img",
+    "aria-label": `Filter ${label} of ${title}: ${words}`,
+  });
+  picture.forEach((row, y) =>
+    row.forEach((value, x) => {
+      const cell = element("rect", {
+        x: x * size,
+        y: y * size,
+        width: size,
+        height: size,
+        fill: css(ramp(DIVERGING, 0.5 + value / (2 * largest))),
+      });
+      cell.addEventListener("pointermove", (event) =>
+        showTip(
+          [`${title}${label ? `, ${label}` : ""}`, `row ${y}, column ${x}: ${format(value)}`],
+          event.clientX,
+          event.clientY,
+        ),
+      );
+      svg.append(cell);
+    }),
+  );
   svg.addEventListener("pointerleave", hideTip);
   return element("figure", { class: "filter" }, svg, label ? element("figcaption", {}, label) : null);
 }

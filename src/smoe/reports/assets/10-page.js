@@ -10,7 +10,11 @@ function sortBy(table, column, button) {
   head.setAttribute("aria-sort", isUp ? "ascending" : "descending");
   const keyOf = (row) => {
     const cell = row.cells[column];
-    return cell.dataset.value === undefined ? cell.textContent.trim() : cell.dataset.value === "" ? null : Number(cell.dataset.value);
+    return cell.dataset.value === undefined
+      ? cell.textContent.trim()
+      : cell.dataset.value === ""
+        ? null
+        : Number(cell.dataset.value);
   };
   const rows = [...table.tBodies[0].rows].map((row, number) => [keyOf(row), number, row]);
   rows.sort(([a, first], [b, second]) => {
@@ -25,7 +29,11 @@ function sortBy(table, column, button) {
 
 function makeSortable(table) {
   [...table.tHead.rows[0].cells].forEach((head, column) => {
-    const button = element("button", { type: "button", class: "sort", onclick: () => sortBy(table, column, button) }, head.textContent);
+    const button = element(
+      "button",
+      { type: "button", class: "sort", onclick: () => sortBy(table, column, button) },
+      head.textContent,
+    );
     head.replaceChildren(button);
     head.setAttribute("aria-sort", "none");
   });
@@ -37,10 +45,17 @@ const FILL = {
   errors: (box, run) => showErrors(box, run),
   routing: (box, run) => {
     const scope = box.closest("[data-scope]");
-    new RoutingPanel(box, [run], { use: scope.querySelector('[data-part="use"]'), filters: scope.querySelector('[data-part="filters"]') });
+    new RoutingPanel(box, [run], {
+      use: scope.querySelector('[data-part="use"]'),
+      filters: scope.querySelector('[data-part="filters"]'),
+    });
   },
   "compare-curves": (box) => showCurvesTogether(box, PAGE.runs),
-  "compare-routing": (box) => new RoutingPanel(box, PAGE.runs.filter((run) => run.gates.length)),
+  "compare-routing": (box) =>
+    new RoutingPanel(
+      box,
+      PAGE.runs.filter((run) => run.gates.length),
+    ),
 };
 
 // Parts inside of a closed `details` have no width: they are filled when it is opened.
@@ -55,7 +70,9 @@ function fillParts(scope) {
 
 function chooseTheme() {
   const root = document.documentElement;
-  const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  const isDark = root.dataset.theme
+    ? root.dataset.theme === "dark"
+    : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = isDark ? "light" : "dark";
   document.getElementById("theme").setAttribute("aria-pressed", isDark ? "false" : "true");
   for (const picture of PICTURES) if (picture.view) picture.paint();
@@ -81,7 +98,8 @@ async function start() {
   await readArrays();
   document.getElementById("theme").addEventListener("click", chooseTheme);
   for (const table of document.querySelectorAll("table.sortable")) makeSortable(table);
-  for (const details of document.querySelectorAll("details.run")) details.addEventListener("toggle", () => fillParts(details));
+  for (const details of document.querySelectorAll("details.run"))
+    details.addEventListener("toggle", () => fillParts(details));
   fillParts(document);
   addEventListener("beforeprint", openAll);
   addEventListener("hashchange", followLink);
