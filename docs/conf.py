@@ -1,0 +1,96 @@
+"""Configuration of the documentation site, which `make docs` builds from the root of the repository.
+
+The root is the source folder, so that pages, tables of results and pictures stay where they are and their links work on
+a forge, in an editor and on the site alike.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from smoe.version import __version__
+
+# Tutorials run on one thread: the whole build must be quick on a small machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+project = "smoe"
+author = "The smoe developers"
+copyright = "The smoe developers, BSD-3-Clause"
+release = version = __version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+root_doc = "docs/index"
+include_patterns = [
+    "docs/**.md",
+    "results/**.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "simulation/README.md",
+    "src/smoe/csrc/README.md",
+]
+# Folders that hold no pages, so that they are not searched.
+exclude_patterns = [".*", ".venv*/**", "build/**", "dist/**", "data/**", "runs/**", "tests/**"]
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+# A tutorial that fails fails the build; what did not change is not run again.
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(Path(__file__).parents[1] / "build" / "docs-cache")
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 600
+nb_merge_streams = True
+
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+maximum_signature_line_length = 88
+# Docstrings mark code with single backticks, as in Markdown.
+default_role = "code"
+napoleon_use_ivar = True
+
+html_theme = "furo"
+html_title = f"smoe {__version__}"
+html_static_path = ["_static"]
+html_css_files = ["smoe.css"]
+# The address of the site leads to its start page.
+html_extra_path = ["site_root"]
+html_copy_source = False
+html_show_sourcelink = False
+copybutton_prompt_text = ">>> |\\.\\.\\. |\\$ "
+copybutton_prompt_is_regexp = True
+
+_CODE = re.compile(r"`([^`\n]+(?:\n[ ]*[^`\s][^`\n]*)?)`(?=(\w?))")
+
+
+def escape_text(app: Any, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
+    """Escapes the characters of docstrings that reStructuredText would read as markup; code stays as it is."""
+    del app, what, obj, options
+    if not name.startswith("smoe"):
+        return
+    text, done, position = "\n".join(lines), "", 0
+    for code in _CODE.finditer(text):
+        # A letter directly behind code, as in a plural, must be set apart.
+        done += _escape(text[position : code.start()]) + f"``{code[1]}``" + ("\\ " if code[2] else "")
+        position = code.end()
+    lines[:] = (done + _escape(text[position:])).split("\n")
+
+
+def _escape(text: str) -> str:
+    # Examples and fields that napoleon made are left alone.
+    return "\n".join(
+        line if line.lstrip().startswith((">>>", "...", ":")) else re.sub(r"(?<!\\)([*|])", r"\\\1", line)
+        for line in text.split("\n")
+    )
+
+
+def setup(app: Any) -> None:
+    """Connects the hook, ahead of napoleon."""
+    app.connect("autodoc-process-docstring", escape_text, priority=100)
