@@ -1,6 +1,7 @@
 """The documents: lines that fit, links that exist, commands that the command line knows."""
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,30 @@ import pytest
 import torch
 
 from smoe.benchmarks.registry import BENCHMARKS
-from smoe.cli.main import COMMANDS
+from smoe.cli.main import COMMANDS, main
 from smoe.experiments.registry import EXPERIMENTS, all_recipes, find_experiment
 
 ROOT = Path(__file__).parents[1]
 
 
-def _documents() -> list[str]:
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False)
+# A quick run in place of the one that a document describes.
+TINY = [
+    *("--data.spatial-shape", "8", "8", "--data.num-steps", "10", "--data.num-train-runs", "10"),
+    *("--data.num-validation-runs", "2", "--data.num-test-runs", "2", "--training.max-epochs", "1"),
+    *("--training.device", "cpu"),
+]
+
+
+def _listed(pattern: str) -> list[str]:
+    listed = subprocess.run(["git", "ls-files", pattern], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("the documents are listed by git, and this is no checkout")
+    return listed.stdout.split()
+
+
+def _documents() -> list[str]:
     # Tables of results are generated; their lines are as long as their rows.
-    return [name for name in listed.stdout.split() if not name.startswith("results/")]
+    return [name for name in _listed("*.md") if not name.startswith("results/")]
 
 
 def test_no_line_is_longer_than_120_columns():
@@ -87,3 +100,31 @@ def test_the_first_example_of_the_readme_learns(capsys: pytest.CaptureFixture[st
     assert (routing[:, :16] == routing[0, 0]).all() and (routing[:, 16:] == routing[0, -1]).all()
     assert routing[0, 0] != routing[0, -1]
     assert "2 in use" in capsys.readouterr().out
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_targets_of_make_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    texts = [(ROOT / name).read_text() for name in [*_documents(), *_listed(".github/workflows/*.yml")]]
+    named = {target for text in texts for target in re.findall(r"(?:^|`|run: )make ([a-z-]+)", text, re.MULTILINE)}
+    assert {"demo", "test", "docs", "wheel"} <= named
+    assert named - targets == set()
+
+
+def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    block = next(block for block in _blocks() if block.startswith("smoe recipes"))
+    commands = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
+    assert len(commands) >= 5
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        is_first_training = command[0] == "train" and "--resume" not in command
+        assert main([*command, *(TINY if is_first_training else [])]) == 0, command
+    assert list((tmp_path / "runs" / "first" / "pictures").glob("*.png"))
+
+
+def _blocks() -> list[str]:
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    return [block for language, block in fenced if not language]
