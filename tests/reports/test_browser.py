@@ -184,6 +184,13 @@ def test_every_kind_of_places_is_drawn(browser: Browser, tmp_path: Path, kind: s
     assert lines[1].startswith("expert ") and "score" in lines[1]
 
 
+def test_a_map_whose_first_row_is_in_the_south_has_it_below(browser: Browser, tmp_path: Path) -> None:
+    places = place_samples()["projected"]
+    open_page(browser, tmp_path, sample_report(places=places, gates=(random_gate(places),), error_maps=()))
+    assert point_at(browser, "#run-0-routing canvas", 0.99, 0.02)[0] == "y 3 km, x 5 km (row 3, column 5)"
+    assert point_at(browser, "#run-0-routing canvas", 0.1, 0.9)[0] == "y 0 km, x 0 km (row 0, column 0)"
+
+
 def test_a_globe_can_be_turned(browser: Browser, tmp_path: Path) -> None:
     places = place_samples()["globe"]
     open_page(browser, tmp_path, sample_report(places=places, gates=(random_gate(places),), error_maps=()))
