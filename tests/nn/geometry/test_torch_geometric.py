@@ -95,7 +95,7 @@ class NeighbourSampler(BaseSampler):
         row, column = places[self.edges[:, is_kept]]
         return SamplerOutput(nodes, row, column, is_kept.nonzero().flatten(), metadata=(index.input_id, index.time))
 
-    def sample_from_edges(self, index: object, **others: object) -> SamplerOutput:
+    def sample_from_edges(self, index: object, neg_sampling: object = None) -> SamplerOutput:
         raise NotImplementedError
 
 
