@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ def test_truncated_files_are_refused_by_name(tmp_path: Path, kept: float) -> Non
     content = (tmp_path / "whole.JPEG").read_bytes()
     number = kept if isinstance(kept, int) else int(kept * len(content))
     (tmp_path / "cut.JPEG").write_bytes(content[: int(number)])
-    with pytest.raises(DataError, match=r"cut.JPEG cannot be read as an image .*; fetch it again, or remove it"):
+    with pytest.raises(DataError, match=r"cut.JPEG cannot be read as an image.* fetch it again, or remove it$"):
         read_image(tmp_path / "cut.JPEG")
 
 
@@ -73,3 +74,29 @@ def test_other_refusals(tmp_path: Path) -> None:
         read_image(tmp_path / "deep.png")
     with pytest.raises(DataError, match=r"gone.JPEG is not there any more"):
         read_image(tmp_path / "gone.JPEG")
+
+
+@pytest.mark.parametrize("format", ["EPS", "GIF", "ICO", "PCX", "TGA", "SGI", "BMP", "TIFF", "PPM", "WEBP", "PDF"])
+def test_other_formats_are_not_opened(tmp_path: Path, format: str) -> None:
+    # Pillow decodes EPS by Ghostscript: a file named .JPEG could start a program.
+    make_picture(0).save(tmp_path / "a.JPEG", format=format)
+    with pytest.raises(DataError, match=r"a.JPEG cannot be read as an image: it is neither JPEG nor PNG"):
+        read_image(tmp_path / "a.JPEG")
+
+
+def test_pipes_devices_and_folders_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.JPEG")
+    (tmp_path / "endless.JPEG").symlink_to("/dev/zero")
+    (tmp_path / "folder.JPEG").mkdir()
+    for name in ("pipe.JPEG", "endless.JPEG", "folder.JPEG"):
+        with pytest.raises(DataError, match=rf"{name} is not a regular file"):
+            read_image(tmp_path / name)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.4])
+def test_images_with_too_many_pixels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    # Pillow warns above the limit and raises an error above twice the limit; neither names the file.
+    make_picture(0, (40, 30)).save(tmp_path / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", int(share * 40 * 30))
+    with pytest.raises(DataError, match=rf"large.png is too large: it has more than {int(share * 1200):,} pixels"):
+        read_image(tmp_path / "large.png")

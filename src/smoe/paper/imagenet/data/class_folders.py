@@ -11,7 +11,7 @@ import numpy as np
 
 from smoe.errors import DataError
 
-EXTENSIONS = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+EXTENSIONS = (".jpeg", ".jpg", ".png")
 _LAYOUT = "it is to hold a folder for each class with its images in it, as in n01440764/n01440764_10026.JPEG"
 # Number of names shown of a long list.
 _NUM_NAMED = 3
@@ -130,7 +130,9 @@ def _list_images(folder: Path) -> list[str]:
         if entry.is_dir():
             raise DataError(f"{entry.path} is a folder inside a class: the images are to be in {folder} itself")
         if not _is_image(entry.name):
-            raise DataError(f"{entry.path} is no image by its extension ({', '.join(EXTENSIONS)}); remove or rename it")
+            raise DataError(
+                f"{entry.path} is no image by its extension ({', '.join(EXTENSIONS)}); remove or convert it"
+            )
         names.append(entry.name)
     return sorted(names)
 

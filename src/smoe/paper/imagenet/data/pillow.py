@@ -5,8 +5,8 @@ from __future__ import annotations
 from smoe.errors import DataError
 
 try:
-    from PIL import Image, ImageEnhance, ImageFile, ImageOps
+    from PIL import Image, ImageEnhance, ImageFile, ImageOps, UnidentifiedImageError
 except ImportError as error:
     raise DataError("reading images needs Pillow: pip install 'smoe[images]'") from error
 
-__all__ = ["Image", "ImageEnhance", "ImageFile", "ImageOps"]
+__all__ = ["Image", "ImageEnhance", "ImageFile", "ImageOps", "UnidentifiedImageError"]
