@@ -139,3 +139,24 @@ def test_pickles_truncated_files_and_unknown_endings_are_refused(tmp_path: Path)
 
 def test_types_are_counted() -> None:
     assert count_region_types(np.array([[0, 2], [1, 0]])) == 3
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (2000000, 2000000), }",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (4611686018427387904, 16), }",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (-1, 8), }",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': ((8, 8), }",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (8, 8",
+        "{'descr': 8, 'fortran_order': False, 'shape': (8, 8), }",
+    ],
+    ids=range(6),
+)
+def test_headers_that_claim_what_the_file_does_not_hold(tmp_path: Path, header: str) -> None:
+    text = header.ljust(117).encode() + b"\n"
+    content = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(512)
+    (tmp_path / "claims.npy").write_bytes(content)
+    with pytest.raises(ValueError, match=r"region map .*claims.npy: cannot be read .*; write it again") as refusal:
+        load_region_map(tmp_path / "claims.npy")
+    assert "\n" not in str(refusal.value)

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from image_files import IDX_FILES, cifar10_bytes, draw_images, idx_bytes, write_cifar10, write_idx_set
+from smoe import file_claims
 from smoe.errors import DataError
 from smoe.paper.images.data import image_files
 from smoe.paper.images.data.catalogue import IMAGE_SETS
-from smoe.paper.images.data.cifar10 import read_cifar10
+from smoe.paper.images.data.cifar10 import read_archive, read_cifar10
 from smoe.paper.images.data.image_files import read_images
 from smoe.paper.images.data.samples import ImageSamples, split_training
 
@@ -120,6 +121,19 @@ def test_cifar10_from_its_archive(tmp_path, monkeypatch):
         image_files.IMAGE_SETS, "cifar10", replace(IMAGE_SETS["cifar10"], num_images={"train": 50, "test": 10})
     )
     assert read_images("cifar10", tmp_path, "test").labels.tolist() == list(range(10))
+
+
+def test_an_archive_claims_no_more_memory_than_its_size_allows(tmp_path, monkeypatch):
+    archive = tmp_path / "cifar-10-binary.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        for folder in ("first", "second"):
+            info = tarfile.TarInfo(f"{folder}/test_batch.bin")
+            info.size = 300_000
+            file.addfile(info, io.BytesIO(bytes(info.size)))
+    assert len(read_archive(archive, ("test_batch.bin",))[0]) == 300_000
+    monkeypatch.setattr(file_claims, "ALLOWANCE", 400_000)
+    with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz: it claims .* GB of memory, but has .* bytes"):
+        read_archive(archive, ("test_batch.bin",))
 
 
 @pytest.mark.parametrize(

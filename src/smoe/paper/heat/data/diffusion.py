@@ -254,8 +254,9 @@ def load_frames(path: str | Path, *, shape: tuple[int, int, int, int]) -> np.nda
     try:
         try:
             frames = np.lib.format.open_memmap(path, mode="c")
-        except (ValueError, EOFError, OSError) as error:
-            raise ValueError(f"truncated or not a .npy file ({error})") from error
+        except Exception as error:  # a damaged header can make the parser of numpy fail in any way
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise ValueError(f"truncated or not a .npy file ({reason})") from error
         _check_layout(frames)
         if frames.shape != tuple(shape):
             raise ValueError(f"shape must be {tuple(shape)}, got {frames.shape}")

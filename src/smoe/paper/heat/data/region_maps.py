@@ -110,13 +110,17 @@ def load_region_map(path: str | Path) -> np.ndarray:
 
 
 def _read_npy(path: Path) -> np.ndarray:
-    with path.open("rb") as file:
-        try:
-            return np.lib.format.read_array(file, allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
-            raise ValueError(
-                f"cannot be read ({error}); write it again with numpy.save from an array of integers"
-            ) from error
+    try:
+        # A map is refused if the file is shorter than its header claims, and takes no memory for the claim.
+        return np.array(np.lib.format.open_memmap(path, mode="r"))
+    except Exception as error:  # a damaged header can make the parser of numpy fail in any way
+        raise ValueError(
+            f"cannot be read ({_one_line(error)}); write it again with numpy.save from an array of integers"
+        ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _read_table(path: Path) -> np.ndarray:

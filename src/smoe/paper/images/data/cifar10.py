@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from smoe.errors import DataError
+from smoe.file_claims import excessive_claim
 from smoe.paper.images.data.whole_files import read_content
 
 NUM_CLASSES = 10
@@ -48,15 +49,20 @@ def read_archive(path: Path, names: tuple[str, ...]) -> list[bytes]:
     """Returns the contents of files of the archive, found by name in any of its folders.
 
     Raises:
-        DataError: If the archive is damaged or a file is missing.
+        DataError: If the archive is damaged, a file is missing, or the files would take more memory than
+            `smoe.file_claims` allows.
     """
     found: dict[str, bytes] = {}
+    claimed = 0
     try:
         with tarfile.open(path) as archive:
             for member in archive:
                 name = Path(member.name).name
                 file = archive.extractfile(member) if name in names and member.isfile() else None
                 if file is not None:
+                    claimed += member.size
+                    if reason := excessive_claim(path, claimed):
+                        raise DataError(f"{path}: {reason}; get the archive again")
                     found[name] = file.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise DataError(f"{path} is damaged: {error}; get the archive again") from None
