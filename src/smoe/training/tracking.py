@@ -61,6 +61,9 @@ class TrackedReporter:
         """Logs an epoch and records its numbers."""
         self._reporter.end_epoch(record, is_best=is_best)
         numbers = {key: float(value) for key, value in record.items() if isinstance(value, (int, float))}
+        if self._name == "mlflow":
+            # A metric is a file there, and cannot be a folder of others too, as `a` beside `a/b` would be.
+            numbers = {key.replace("/", "."): value for key, value in numbers.items()}
         self._tracker.log(numbers, step=int(record["epoch"]))
 
     def notify(self, text: str) -> None:
@@ -107,7 +110,10 @@ def make_tracker(name: Tracker, folder: Path) -> Any:
         if name == "tensorboard":
             tracker = tracking.TensorBoardTracker(folder.name, logging_dir=folder.parent)
         elif name == "mlflow":
-            os.environ.setdefault("MLFLOW_TRACKING_URI", (folder / "mlruns").resolve().as_uri())
+            if "MLFLOW_TRACKING_URI" not in os.environ:
+                os.environ["MLFLOW_TRACKING_URI"] = (folder / "mlruns").resolve().as_uri()
+                # Later versions prefer a database, which needs further packages, and refuse files unless asked.
+                os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             tracker = tracking.MLflowTracker("smoe", run_name=folder.name)
         else:
             os.environ.setdefault("WANDB_MODE", "offline")
