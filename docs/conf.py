@@ -48,6 +48,8 @@ nb_execution_in_temp = True
 nb_execution_raise_on_error = True
 nb_execution_timeout = 600
 nb_merge_streams = True
+# Warnings of notebooks name files of the machine that built the site.
+nb_output_stderr = "remove"
 
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
