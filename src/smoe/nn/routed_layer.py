@@ -176,7 +176,7 @@ class RoutedLayer(nn.Module, ABC):
         if self.training and torch.is_grad_enabled():
             needs_scores = self.weighted or self.active_damping is not None
             return self.learner.route(self.gate, input, self, needs_scores=needs_scores)
-        return self.gate.route(input, self)
+        return self.gate.route(input, self) if self.weighted else self.gate.decide(input, self)
 
     def respond(self, input: torch.Tensor, routing: Routing) -> torch.Tensor:
         """The output for a routing; in training mode its backward pass trains the gate.

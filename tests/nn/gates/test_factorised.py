@@ -110,3 +110,21 @@ def test_an_embedding_starts_anew() -> None:
     before = embedding.values.clone()
     embedding.reset_parameters()
     assert not torch.equal(before, embedding.values)
+
+
+@pytest.mark.parametrize("rule", ["straight_through", "frozen"])
+def test_passes_that_need_no_scores_select_the_same_without_them(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer = smoe.SpatialMoE2d(3, 6, 2, gate=FactorisedGate(6, 2, (5, 7)), rule=rule)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    input, indices = torch.randn(2, 3, 5, 7), layer.routing().indices
+    expected = layer.select(input, indices.flatten(1)[None].to(torch.int32))
+
+    def refuse(self: FactorisedGate, input: torch.Tensor | None = None) -> torch.Tensor:
+        raise AssertionError("scores were computed")
+
+    monkeypatch.setattr(FactorisedGate, "raw_scores", refuse)
+    assert torch.equal(layer.eval()(input), expected)
+    if rule == "frozen":
+        assert torch.equal(layer.train()(input), expected)

@@ -120,6 +120,15 @@ class SpatialGate(nn.Module, ABC):
         routing = Routing(indices, scores, clean, noisy, noise_std)
         return routing if self._replacement is None else self._replacement(routing)
 
+    def decide(self, input: torch.Tensor | None, reader: nn.Module | None) -> Routing:
+        """The same for a pass that needs no scores, which may be empty.
+
+        Args:
+            input: Input of the layer.
+            reader: The layer.
+        """
+        return self.route(input, reader)
+
     @property
     def has_replaced_routing(self) -> bool:
         """Whether `replaced_routing` is active."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
+from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.learning.learner import Learner, Step
+from smoe.ops.routing import Routing
 from smoe.ops.train_routing import train_routing
 
 
@@ -16,6 +19,11 @@ class FrozenLearner(Learner):
     """
 
     trains_scores = False
+
+    def route(self, gate: SpatialGate, input: torch.Tensor, layer: nn.Module, *, needs_scores: bool) -> Routing:
+        """What the gate decides, without scores if nobody needs them."""
+        needs_scores = needs_scores or any(parameter.requires_grad for parameter in gate.parameters())
+        return gate.route(input, layer) if needs_scores else gate.decide(input, layer)
 
     def output(self, step: Step) -> torch.Tensor:
         """The selected experts' outputs."""
