@@ -44,7 +44,7 @@ def from_plain(kind: type[Any], plain: Any, place: str = "") -> Any:
         RecipeError: If a field is unknown or missing, or a value has another type or is out of range.
     """
     if not isinstance(plain, dict):
-        raise RecipeError(f"{place or kind.__name__} must be a dictionary, got {plain!r}")
+        raise RecipeError(f"{place or kind.__name__} must be a dictionary, got {shorten(plain)}")
     hints = type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]
     for name in plain:
@@ -59,6 +59,12 @@ def from_plain(kind: type[Any], plain: Any, place: str = "") -> Any:
         return kind(**values)
     except ValueError as error:
         raise RecipeError(f"{place or kind.__name__}: {error}") from error
+
+
+def shorten(value: Any) -> str:
+    """A value as Python writes it, in at most 100 characters: a message is one line, whatever a file holds."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 @functools.cache
@@ -97,25 +103,25 @@ def _restore(hint: Any, value: Any, place: str) -> Any:
         if _is_of(option, value):
             return Path(value) if option is Path else float(value) if option is float else value
     expected = " or ".join(_describe(option) for option in _options(hint))
-    raise RecipeError(f"{place} must be {expected}, got {value!r}")
+    raise RecipeError(f"{place} must be {expected}, got {shorten(value)}")
 
 
 def _restore_class(classes: list[type[Any]], value: Any, place: str) -> Any:
     if not isinstance(value, dict):
-        raise RecipeError(f"{place} must be a dictionary, got {value!r}")
+        raise RecipeError(f"{place} must be a dictionary, got {shorten(value)}")
     is_rule = any(issubclass(kind, Rule) for kind in classes)
     by_name: dict[str, type[Any]] = dict(RULES) if is_rule else {kind.__name__: kind for kind in classes}
     if len(by_name) == 1 and "type" not in value:
         return from_plain(classes[0], value, place)
     name = value.get("type")
     if not isinstance(name, str) or name not in by_name:
-        raise RecipeError(f"{place} must be one of {', '.join(by_name)}, got {name!r}")
+        raise RecipeError(f"{place} must be one of {', '.join(by_name)}, got {shorten(name)}")
     return from_plain(by_name[name], {key: item for key, item in value.items() if key != "type"}, place)
 
 
 def _restore_tuple(hint: Any, value: Any, place: str) -> tuple[Any, ...]:
     if not isinstance(value, list):
-        raise RecipeError(f"{place} must be a list, got {value!r}")
+        raise RecipeError(f"{place} must be a list, got {shorten(value)}")
     kinds = next(typing.get_args(option) for option in _options(hint) if typing.get_origin(option) is tuple)
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         kinds = (kinds[0],) * len(value)
@@ -131,8 +137,13 @@ def _is_of(option: Any, value: Any) -> bool:
         return True
     if typing.get_origin(option) is Literal:
         return any(value == choice and type(value) is type(choice) for choice in typing.get_args(option))
+    if typing.get_origin(option) is dict:
+        kinds = typing.get_args(option)
+        return isinstance(value, dict) and all(all(map(_is_of, kinds, item)) for item in value.items())
     if option is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        # JSON has whole numbers of any size, which are not all numbers of 64 bits.
+        is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**308
+        return isinstance(value, float) or is_whole
     if option is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, str) if option is Path else isinstance(option, type) and isinstance(value, option)

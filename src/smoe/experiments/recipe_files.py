@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smoe.experiments.migrations import SCHEMA, migrate_recipe
+from smoe.experiments.migrations import SCHEMA, SchemaError, migrate_recipe
 from smoe.experiments.plain import RecipeError, from_plain
 from smoe.experiments.recipe import Recipe
 from smoe.experiments.registry import find_experiment
@@ -19,6 +19,8 @@ def recipe_from_plain(plain: dict[str, Any], schema: int = SCHEMA) -> Recipe:
     try:
         plain = migrate_recipe(plain, schema)
         experiment = find_experiment(plain["experiment"])
-    except (KeyError, TypeError, AttributeError) as error:
+    except SchemaError as error:
+        raise RecipeError(str(error)) from error
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise RecipeError(f"not a recipe: {type(error).__name__}: {error}") from error
     return from_plain(experiment.recipe_type, {name: part for name, part in plain.items() if name != "experiment"})

@@ -13,6 +13,7 @@ from smoe.experiments.experiment import Notify
 from smoe.experiments.initial_weights import check_initial_weights, load_initial_weights
 from smoe.experiments.migrations import SCHEMA
 from smoe.experiments.open_run import OpenRun
+from smoe.experiments.plain import RecipeError, shorten
 from smoe.experiments.recipe import Recipe
 from smoe.experiments.recipe_files import recipe_from_plain
 from smoe.experiments.registry import experiment_of
@@ -58,7 +59,9 @@ def train(
     experiment, plain = experiment_of(recipe), _stored(name, recipe)
     with directory.lock():
         may_differ = resumable_fields(recipe.training) | {f"data.{place}" for place in DATA_PLACES}
-        directory.check(plain, resume=resume, complete=_complete, may_differ=may_differ)
+        directory.check(
+            plain, resume=resume, complete=lambda stored: _complete(stored, directory), may_differ=may_differ
+        )
         check_monitor(recipe.training, metric_names(experiment.build_dry(recipe).task.metrics))
         has_begun = resume and directory.last_checkpoint.exists()
         if recipe.init_from is not None and not has_begun:
@@ -81,6 +84,9 @@ def open_run(
 ) -> OpenRun:
     """Builds a run's model again and loads its weights.
 
+    Nothing is written outside the run directory because a recipe.json says so: data are read where the recipe names
+    them, but its `cache_dir` is ignored unless it is in the run directory or given in `data`.
+
     Args:
         path: Run directory, wherever it was moved.
         checkpoint: `best`, or `last`.
@@ -92,6 +98,8 @@ def open_run(
     name, recipe = read_recipe(directory)
     if data:
         recipe = replace(recipe, data=replace(recipe.data, **data))
+    if "cache_dir" not in (data or {}):
+        recipe = _without_foreign_cache(recipe, directory)
     set_num_threads(recipe)
     file = directory.best_checkpoint if checkpoint == "best" else directory.last_checkpoint
     if checkpoint == "best" and not file.exists():
@@ -110,22 +118,41 @@ def read_recipe(directory: RunDirectory) -> tuple[str, Recipe]:
     """The name of the recipe that a run began as, and the recipe itself.
 
     Raises:
-        RunError: If the directory holds no run.
+        RunError: If the directory holds no run, or a field of recipe.json is unknown, missing or of another type.
     """
-    stored = directory.read_recipe()
-    try:
-        return stored["name"], recipe_from_plain(stored["recipe"], stored.get("schema", 1))
-    except (KeyError, TypeError) as error:
-        raise RunError(f"{directory.recipe_file} is not the recipe of a run: {error}") from error
+    return _parse_stored(directory.read_recipe(), str(directory.recipe_file))
 
 
 def _stored(name: str, recipe: Recipe) -> dict[str, Any]:
     return {"name": name, "schema": SCHEMA, "recipe": recipe.plain()}
 
 
-def _complete(stored: dict[str, Any]) -> dict[str, Any]:
+def _complete(stored: dict[str, Any], directory: RunDirectory) -> dict[str, Any]:
     """What an earlier version stored, as this one would have stored it."""
-    return _stored(stored["name"], recipe_from_plain(stored["recipe"], stored.get("schema", 1)))
+    return _stored(*_parse_stored(stored, str(directory.recipe_file)))
+
+
+def _parse_stored(stored: dict[str, Any], place: str) -> tuple[str, Recipe]:
+    """The name and the recipe; `place` begins the message of an error."""
+    name, schema = stored.get("name"), stored.get("schema", 1)
+    if not isinstance(name, str):
+        raise RunError(f"{place}: name must be a text, got {name!r}")
+    if not isinstance(schema, int) or isinstance(schema, bool):
+        raise RunError(f"{place}: schema must be a whole number, got {schema!r}")
+    if not isinstance(stored.get("recipe"), dict):
+        raise RunError(f"{place}: recipe must be a dictionary, got {shorten(stored.get('recipe'))}")
+    try:
+        return name, recipe_from_plain(stored["recipe"], schema)
+    except RecipeError as error:
+        raise RunError(f"{place}: {error}") from error
+
+
+def _without_foreign_cache(recipe: Recipe, directory: RunDirectory) -> Recipe:
+    """The recipe without a folder for simulated data that is outside the run directory."""
+    cache_dir: Path | None = getattr(recipe.data, "cache_dir", None)
+    if cache_dir is None or cache_dir.resolve().is_relative_to(directory.path.resolve()):
+        return recipe
+    return replace(recipe, data=replace(recipe.data, cache_dir=None))
 
 
 def place_fields(recipe: Recipe) -> list[str]:

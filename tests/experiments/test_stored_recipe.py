@@ -1,0 +1,84 @@
+"""The recipe.json of a run, which may come from a stranger: what it says is checked, and it has nothing written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smoe.cli.main import main
+from smoe.experiments.registry import all_recipes
+from smoe.experiments.runs import open_run, read_recipe
+from smoe.training.run_directory import RunDirectory, RunError
+
+
+def stored_recipe(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Writes the recipe.json of a run of heat, with entries changed, and returns its content."""
+    content = {"name": "heat/smoe", "schema": 4, "recipe": all_recipes()["heat/smoe"].plain(), **changes}
+    folder.mkdir(exist_ok=True)
+    (folder / "recipe.json").write_text(json.dumps(content))
+    return content
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": 5}, "name must be a text, got 5"),
+        ({"name": None}, "name must be a text, got None"),
+        ({"schema": "4"}, "schema must be a whole number, got '4'"),
+        ({"schema": True}, "schema must be a whole number, got True"),
+        ({"schema": 99}, "the recipe has schema 99, but this version reads 1 to 4: update smoe"),
+        ({"recipe": [1]}, r"recipe must be a dictionary, got \[1\]"),
+        ({"recipe": {}}, "not a recipe: KeyError: 'experiment'"),
+        ({"recipe": {"experiment": ["heat"]}}, "not a recipe"),
+        ({"schema": 3, "recipe": {"experiment": "heat", "rule": []}}, "not a recipe"),
+    ],
+)
+def test_a_wrong_entry_is_refused_in_one_line_with_the_file(
+    tmp_path: Path, changes: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored_recipe(tmp_path / "run", **changes)
+    with pytest.raises(RunError, match=rf"run.recipe\.json: {message}"):
+        read_recipe(RunDirectory(tmp_path / "run"))
+    for command in (["evaluate"], ["train", "--resume"]):
+        assert main([*command, str(tmp_path / "run")]) in (1, 2)
+        error = capsys.readouterr().err
+        assert "recipe.json: " in error and error.count("\n") == 1
+
+
+def test_a_wrong_field_is_refused_in_one_line_with_the_file(tmp_path: Path) -> None:
+    plain = json.loads(json.dumps(all_recipes()["heat/smoe"].plain()))
+    plain["training"]["batch_size"] = "many"
+    stored_recipe(tmp_path, recipe=plain)
+    with pytest.raises(RunError, match=r"recipe\.json: training\.batch_size must be a whole number, got 'many'"):
+        read_recipe(RunDirectory(tmp_path))
+
+
+def test_an_opened_run_writes_only_where_it_is_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from smoe.experiments.runs import train
+    from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
+
+    monkeypatch.chdir(tmp_path)
+    small = HeatDiffusion((8, 8), num_steps=3, num_train_runs=2, num_validation_runs=1, num_test_runs=1)
+    recipe = HeatRecipe(data=small)
+    recipe = replace(recipe, training=replace(recipe.training, max_epochs=1, batch_size=2, device="cpu"))
+    train("heat/smoe", recipe, tmp_path / "run", notify=lambda _: None)
+    content = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    elsewhere = tmp_path / "elsewhere"
+
+    content["recipe"]["data"]["cache_dir"] = str(elsewhere)
+    (tmp_path / "run" / "recipe.json").write_text(json.dumps(content))
+    open_run(tmp_path / "run", splits=("test",), notify=lambda _: None)
+    assert not elsewhere.exists()
+    open_run(tmp_path / "run", splits=("test",), notify=lambda _: None, data={"cache_dir": elsewhere})
+    assert len(list(elsewhere.iterdir())) == 1
+
+    # The run directory itself is a place for it, and a way out of it is none.
+    for place, is_used in (("run/frames", True), ("run/../out", False)):
+        content["recipe"]["data"]["cache_dir"] = place
+        (tmp_path / "run" / "recipe.json").write_text(json.dumps(content))
+        open_run(tmp_path / "run", splits=("test",), notify=lambda _: None)
+        assert (tmp_path / place).exists() == is_used
