@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from smoe.errors import DataError
+from smoe.file_claims import excessive_claim
 
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 _DIMENSION, _VARIABLE, _ATTRIBUTE = 10, 11, 12
 # Bytes of one value by nc_type: byte, char, short, int, float, double, then the unsigned and 64-bit ones of CDF-5.
 _TYPE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 8, 11: 8}
+
+# Bytes that a value of a coordinate takes while it is read: as stored, decoded, in an index, and compared.
+_BYTES_PER_COORDINATE = 40
 
 
 def check_netcdf_file(path: Path) -> None:
@@ -45,6 +49,29 @@ def check_netcdf_file(path: Path) -> None:
             f"{path} is truncated: its header declares {expected} bytes, it has {length} "
             f"({length / expected:.0%}); copy or download it again"
         )
+
+
+def check_netcdf_coordinates(path: Path) -> None:
+    """Refuses a file whose coordinates would take more memory than `smoe.file_claims` allows.
+
+    Coordinates are read whole when a file is opened; of fields, only what is asked for. In NetCDF-4, values that were
+    never written take no room in the file.
+
+    Raises:
+        DataError: with the dimension and its claim.
+    """
+    import xarray as xr
+
+    # By xarray, whose lock other threads that read by it respect. Nothing but the header is read.
+    store = xr.backends.NetCDF4DataStore.open(path)
+    try:
+        names = store.get_variables()
+        sizes = {name: size for name, size in store.get_dimensions().items() if name in names}
+    finally:
+        store.close()
+    for name, size in sizes.items():
+        if reason := excessive_claim(path, size * _BYTES_PER_COORDINATE):
+            raise DataError(f"{path}: its dimension {name} has {size:,} values: {reason}")
 
 
 class _HeaderError(Exception):

@@ -105,9 +105,10 @@ def _open_one(path: Path) -> xr.Dataset:
             return xr.open_zarr(path, chunks=chunks, decode_timedelta=False, consolidated=_is_consolidated(path))
         if path.suffix in (".grib", ".grib2", ".grb", ".grb2"):
             return xr.open_dataset(path, engine="cfgrib", chunks=chunks, decode_timedelta=False)
-        from smoe.gridded.netcdf_integrity import check_netcdf_file
+        from smoe.gridded.netcdf_integrity import check_netcdf_coordinates, check_netcdf_file
 
         check_netcdf_file(path)
+        check_netcdf_coordinates(path)
         return xr.open_dataset(path, engine="netcdf4", chunks=chunks, cache=False, decode_timedelta=False)
 
 
