@@ -152,7 +152,30 @@ def cut(name: str, num_bytes: int) -> Callable[[Path], object]:
         (edit(lambda whole: whole.pop("content"), with_checksum=False), "its checksum does not fit"),
         (
             edit(lambda whole: whole["content"].pop("mean"), with_checksum=True),
-            "lacks what version 1 holds",
+            "does not hold what version 1 holds (Metadata lacks the field 'mean')",
+        ),
+        (
+            edit(lambda whole: whole["content"].update(mean="abc"), with_checksum=True),
+            "does not hold what version 1 holds (mean must be a list, got 'abc')",
+        ),
+        (
+            edit(lambda whole: whole["content"]["years"][0].update(num_filled={"t": "x"}), with_checksum=True),
+            "years[0].num_filled must be dict[str, int], got {'t': 'x'}",
+        ),
+        # Without channels, any number of steps fits into an empty file.
+        (
+            edit(
+                lambda whole: (
+                    whole["content"].update(channels=[], mean=[], std=[]),
+                    whole["content"]["years"][0].update(num_steps=10**12),
+                ),
+                with_checksum=True,
+            ),
+            "the shape of the fields is (1000000",
+        ),
+        (
+            edit(lambda whole: whole["content"]["years"][0].update(first_time="noon"), with_checksum=True),
+            "does not hold what version 1 holds (Error parsing datetime string",
         ),
         (
             edit(lambda whole: whole["content"]["years"].pop(1), with_checksum=True),

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from smoe.errors import DataError
+from smoe.experiments.plain import RecipeError, from_plain
 from smoe.gridded.checked_json import checksum, read_checked_json, write_checked_json
 from smoe.gridded.field_files import DTYPE
 
@@ -111,15 +112,32 @@ class Metadata:
         Raises:
             DataError: If it is missing, of another format or version, or changed.
         """
-        content = read_json(folder / METADATA_FILE)
+        path = folder / METADATA_FILE
         try:
-            years = tuple(StoredYear(**year) for year in content.pop("years"))
-            plain: dict[str, Any] = {
-                key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
-            }
-            return cls(**plain, years=years)
-        except (TypeError, KeyError) as error:
-            raise DataError(f"{folder / METADATA_FILE} lacks what version {VERSION} holds ({error})") from error
+            metadata = from_plain(cls, read_json(path))
+            metadata.check()
+        except (RecipeError, ValueError) as error:
+            raise DataError(f"{path} does not hold what version {VERSION} holds ({error})") from error
+        return metadata
+
+    def check(self) -> None:
+        """Checks what the size of the fields does not imply: a file from a stranger can claim any number of steps.
+
+        Raises:
+            ValueError: If the fields of a step take no room, a number is out of range, or lengths differ.
+        """
+        if not self.bytes_per_row or not self.years:
+            raise ValueError(f"the shape of the fields is {self.shape}")
+        for name, values, others in (
+            ("channels", self.channels, (self.mean, self.std)),
+            ("constant_names", self.constant_names, (self.constant_mean, self.constant_std)),
+        ):
+            if any(len(other) != len(values) for other in others):
+                raise ValueError(f"{name} has {len(values)} entries, but its means and deviations have another number")
+        if self.step_hours < 1 or any(year.num_steps < 1 for year in self.years):
+            raise ValueError("step_hours and the num_steps of each year must be at least 1")
+        for year in self.years:
+            np.datetime64(year.first_time, "h")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
