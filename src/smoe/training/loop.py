@@ -23,6 +23,7 @@ from smoe.training.evaluated_model import EvaluatedModel, broadcast_state
 from smoe.training.evaluation import evaluate, sum_over_processes
 from smoe.training.finite_state import FiniteState
 from smoe.training.interruption import Interrupted, Interruption
+from smoe.training.lost_process import name_lost_processes
 from smoe.training.monitor import LOSS, check_monitor
 from smoe.training.plan import Stopping, TrainingPlan
 from smoe.training.process_states import gather_process_states, restore_process_state
@@ -118,8 +119,9 @@ class Loop:
             TrainingDiverged: If the loss or the weights are not finite. The last state that was finite stays stored.
             RunError: If another process trains in the run directory, or it cannot be written.
             CheckpointError: If a checkpoint cannot be read or written.
+            LostProcessError: If another process of the training has ended.
         """
-        with self.run.lock():
+        with name_lost_processes(self.accelerator, self.run, lambda: self._stored), self.run.lock():
             if self.accelerator.is_main_process:
                 self.run.make_folders()
             has_checkpoint = resume and self.run.last_checkpoint.exists()
