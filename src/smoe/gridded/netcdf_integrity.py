@@ -60,10 +60,10 @@ def check_netcdf_coordinates(path: Path) -> None:
     Raises:
         DataError: with the dimension and its claim.
     """
-    import xarray as xr
+    from xarray.backends import NetCDF4DataStore
 
     # By xarray, whose lock other threads that read by it respect. Nothing but the header is read.
-    store = xr.backends.NetCDF4DataStore.open(path)
+    store = NetCDF4DataStore.open(path)
     try:
         names = store.get_variables()
         sizes = {name: size for name, size in store.get_dimensions().items() if name in names}
