@@ -135,6 +135,13 @@ def has_library() -> bool:
 has_library._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
+_forked_processes: list[int] = []
+os.register_at_fork(after_in_child=lambda: _forked_processes.append(os.getpid()))
+
+
 def num_threads() -> ctypes.c_int64:
-    """The number of threads that kernels are called with."""
-    return ctypes.c_int64(torch.get_num_threads())
+    """The number of threads that kernels are called with.
+
+    It is 1 in a forked process: the threads of OpenMP are not forked, and a kernel would wait for them for ever.
+    """
+    return ctypes.c_int64(1 if _forked_processes else torch.get_num_threads())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from smoe.ops.native.library import Geometry, NativeLibrary, library_for
+from smoe.ops.native.library import Geometry, NativeLibrary, library_for, num_threads
 from smoe.ops.padding import output_grid
 from smoe.ops.routed_conv.dense import dense_routed_conv2d, dense_routed_conv2d_backward
 
@@ -84,7 +84,7 @@ def make_problem(
     geometry = Geometry(
         *(B if len(folded) == 1 else 1, C, weight.shape[0], folded.shape[1], H, W, *output_grid(H, W, stride)),
         *(kernel_height, kernel_width, stride),
-        *(int(padding_mode == "circular"), int(padding_mode != "zeros"), torch.get_num_threads()),
+        *(int(padding_mode == "circular"), int(padding_mode != "zeros"), num_threads().value),
         *(1, 1, 1, 0),  # a plane is a volume of one slice
         *(0, kernel_height // 2, kernel_width // 2),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from smoe.ops.native.library import Geometry, NativeLibrary, library_for
+from smoe.ops.native.library import Geometry, NativeLibrary, library_for, num_threads
 from smoe.ops.routed_conv.native import Problem, fold_routing
 from smoe.ops.routed_conv3d.dense import dense_routed_conv3d, dense_routed_conv3d_backward
 from smoe.ops.routed_conv3d.grid import volume_grid, volume_padding
@@ -28,7 +28,7 @@ def make_volume_problem(
     geometry = Geometry(
         *(B if len(folded) == 1 else 1, C, weight.shape[0], folded.shape[1]),
         *(D * H, W, output_depth * output_height, output_width),
-        *(kernel_depth * kernel_height, kernel_width, stride, wraps, wraps, torch.get_num_threads()),
+        *(kernel_depth * kernel_height, kernel_width, stride, wraps, wraps, num_threads().value),
         *(D, output_depth, kernel_depth, wraps),
         *volume_padding(weight.shape[2:], padding_mode),
     )
