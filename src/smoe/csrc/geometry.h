@@ -5,8 +5,9 @@
 // An expert with F output channels is F experts with one: Python folds F into X and E before it calls. The routing is
 // shared by the batch. Experts are distinct at each pixel (checked in Python).
 //
-// A volume is a tall image: the rows of its slices below each other. Its kernel likewise has the rows of all its slices,
-// and source_row() finds the input row that a kernel row of an output row reads. A plane is a volume of one slice.
+// A volume is a tall image: the rows of its slices below each other. Its kernel likewise has the rows of all its
+// slices, and source_row() finds the input row that a kernel row of an output row reads. A plane is a volume of one
+// slice.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +51,8 @@ inline int64_t kernel_slice_height(const smoe_geometry& g) { return g.kernel_hei
 // Input row that a kernel row of an output row reads, or -1 where it reads zeros.
 inline int64_t source_row(const smoe_geometry& g, int64_t output_row, int64_t kernel_row) {
     const int64_t outputs = output_slice_height(g), taps = kernel_slice_height(g), rows = slice_height(g);
-    const int64_t slice = source_coordinate(output_row / outputs, kernel_row / taps, g.depth_padding, g.stride, g.depth,
-                                            g.wraps_depth);
+    const int64_t slice =
+        source_coordinate(output_row / outputs, kernel_row / taps, g.depth_padding, g.stride, g.depth, g.wraps_depth);
     const int64_t row =
         source_coordinate(output_row % outputs, kernel_row % taps, g.row_padding, g.stride, rows, g.wraps_rows);
     return slice < 0 || row < 0 ? -1 : slice * rows + row;

@@ -314,7 +314,8 @@ inline int64_t pixels_per_tile(int64_t pixel_floats, int64_t band_pixels, int64_
 inline std::vector<int64_t> source_rows(const smoe_geometry& g) {
     std::vector<int64_t> table(g.kernel_height * g.output_height);
     for (int64_t tap = 0; tap < g.kernel_height; ++tap) {
-        for (int64_t row = 0; row < g.output_height; ++row) table[tap * g.output_height + row] = source_row(g, row, tap);
+        for (int64_t row = 0; row < g.output_height; ++row)
+            table[tap * g.output_height + row] = source_row(g, row, tap);
     }
     return table;
 }

@@ -271,7 +271,8 @@ class Layout {
         return slice < 0 || row < 0 ? -1 : slice * slice_height(geometry_) + row;
     }
     int64_t source_column(int64_t padded_column) const {
-        return source_coordinate(0, padded_column, geometry_.column_padding, 1, geometry_.width, geometry_.wraps_columns);
+        return source_coordinate(0, padded_column, geometry_.column_padding, 1, geometry_.width,
+                                 geometry_.wraps_columns);
     }
 
     // Packs one padded row of a block. `sample` is (C, H, W).

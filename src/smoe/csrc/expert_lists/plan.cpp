@@ -12,6 +12,8 @@
 // changed.
 #include "plan.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -182,8 +184,7 @@ bool Plan::fits(const smoe_geometry& geometry) const {
     const Tiling other(geometry);
     return experts_ == geometry.experts && selected_ == geometry.selected &&
            tiling_.output_height == other.output_height && tiling_.output_width == other.output_width &&
-           tiling_.slice_height == other.slice_height && tiling_.height == other.height &&
-           tiling_.width == other.width;
+           tiling_.slice_height == other.slice_height && tiling_.height == other.height && tiling_.width == other.width;
 }
 
 int64_t Plan::similarity(const int32_t* indices) const {
@@ -265,10 +266,14 @@ class Cache {
 };
 
 // Never destroyed: a thread may still convolve while the process ends.
-Cache& cache() {
-    static Cache* const instance = new Cache;
-    return *instance;
-}
+Cache* instance = new Cache;
+
+// A forked process starts with a cache of its own. The lock of its parent's cache may have been held by another thread
+// at the moment of the fork, and that thread does not exist in the child: the lock would never open. The parent's plans
+// are left where they are, in pages that the processes share.
+const int handles_forks = pthread_atfork(nullptr, nullptr, [] { instance = new Cache; });
+
+Cache& cache() { return *instance; }
 
 }  // namespace
 

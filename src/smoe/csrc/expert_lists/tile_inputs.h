@@ -16,8 +16,8 @@ struct TileInputs {
 
     TileInputs(const smoe_geometry& geometry, const Tiling& tiling, const Tile& tile, const Block& block,
                const float* packed_sample, const int32_t* pixel_offsets)
-        : corner(packed_sample +
-                 (block.input_offset + padded_row(geometry, tile.row, 0) * block.row_pitch + tile.column * block.pixel_pitch)),
+        : corner(packed_sample + (block.input_offset + padded_row(geometry, tile.row, 0) * block.row_pitch +
+                                  tile.column * block.pixel_pitch)),
           row_pitch(block.row_pitch),
           offsets(pixel_offsets),
           pixel_mask(static_cast<uint32_t>(tiling.pixels() - 1)) {}

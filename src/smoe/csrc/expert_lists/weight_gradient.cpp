@@ -7,9 +7,9 @@
 // are fetched and put back once per tile. Output gradients are first brought into the order of the lists, for all tiles
 // of a band, and stream past too.
 // Loops: band > (range of experts, pass) > sample > tile > expert > part of the taps > items; a pass is a channel block
-// and some slices of the kernel. Threads share out pairs of a pass and a range of experts; ranges have about as many items each in the band.
-// A thread adds up the gradients of its pairs over the samples and tiles of the band, in this order, and the bands
-// follow each other: an expert's gradient is summed in the same order by whatever threads.
+// and some slices of the kernel. Threads share out pairs of a pass and a range of experts; ranges have about as many
+// items each in the band. A thread adds up the gradients of its pairs over the samples and tiles of the band, in this
+// order, and the bands follow each other: an expert's gradient is summed in the same order by whatever threads.
 #include <new>
 
 #include "../scratch.h"

@@ -65,16 +65,16 @@ struct Sweep {
     int64_t source_height, source_width, target_height, target_width;
     int64_t source_slice_height, target_slice_height;
     Axis slices, rows, columns;  // rows of one slice
-    int64_t blocks;        // of sixteen pixels in a target row
-    int64_t pitch;         // of a packed row
-    int64_t packed_count;  // elements of it that target pixels read; what follows is for lanes beyond the row
+    int64_t blocks;              // of sixteen pixels in a target row
+    int64_t pitch;               // of a packed row
+    int64_t packed_count;        // elements of it that target pixels read; what follows is for lanes beyond the row
     std::vector<int32_t> column_sources;  // source column of each packed element, or -1
     std::vector<int32_t> column_offsets;  // of each horizontal tap in a packed row
     int64_t copied_from, copied_count;    // packed elements that are the source row as it is
 
     int64_t kernel_rows() const { return slices.kernel * rows.kernel; }
     int64_t taps() const { return sources * kernel_rows() * columns.kernel; }  // of one target plane
-    int64_t planes_per_row() const { return targets * blocks * taps(); }     // vectors, one per block and tap
+    int64_t planes_per_row() const { return targets * blocks * taps(); }       // vectors, one per block and tap
     int64_t block_width(int64_t block) const { return std::min<int64_t>(kLanes, target_width - block * kLanes); }
 };
 
@@ -130,8 +130,8 @@ inline Sweep output_to_input(const smoe_geometry& g) {
     sweep.target_height = g.height, sweep.target_width = g.width;
     sweep.source_slice_height = output_slice_height(g), sweep.target_slice_height = slice_height(g);
     sweep.slices = backward_axis(g, g.kernel_depth, g.depth_padding, g.depth, g.output_depth, g.wraps_depth);
-    sweep.rows = backward_axis(g, kernel_slice_height(g), g.row_padding, slice_height(g), output_slice_height(g),
-                               g.wraps_rows);
+    sweep.rows =
+        backward_axis(g, kernel_slice_height(g), g.row_padding, slice_height(g), output_slice_height(g), g.wraps_rows);
     sweep.columns = backward_axis(g, g.kernel_width, g.column_padding, g.width, g.output_width, g.wraps_columns);
     map_columns(sweep);
     return sweep;
@@ -154,9 +154,9 @@ struct Tap {
     int64_t plane;   // of its weights in a block's planes, in floats
 };
 
-// The packed rows that the current target row reads, of a few samples: [sample][source plane][kernel row][pitch], a ring
-// for each slice of the kernel. A row is packed when the first target row of its slice needs it and overwritten when
-// none does any more, so that all of them stay in L1. Rows of zeros are not kept: their taps are left out.
+// The packed rows that the current target row reads, of a few samples: [sample][source plane][kernel row][pitch], a
+// ring for each slice of the kernel. A row is packed when the first target row of its slice needs it and overwritten
+// when none does any more, so that all of them stay in L1. Rows of zeros are not kept: their taps are left out.
 template <class T>
 class RowRing {
  public:
@@ -200,7 +200,8 @@ class RowRing {
     void pack(int64_t kernel_slice, int64_t position) {
         const int64_t slot = kernel_slice * sweep_.rows.kernel + position % sweep_.rows.kernel;
         const int64_t row = sweep_.rows.source(position);
-        const int64_t slice = sweep_.slices.source(slice_ * sweep_.slices.step + sweep_.slices.tap_position(kernel_slice));
+        const int64_t slice =
+            sweep_.slices.source(slice_ * sweep_.slices.step + sweep_.slices.tap_position(kernel_slice));
         is_present_[slot] = row >= 0 && slice >= 0;
         if (!is_present_[slot]) return;
         const T* source = source_ + (slice * sweep_.source_slice_height + row) * sweep_.source_width;
