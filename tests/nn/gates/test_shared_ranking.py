@@ -250,7 +250,7 @@ def test_hooks_do_not_pile_up_and_rankings_end_with_their_gradient() -> None:
         net.zero_grad()
         net(input).square().mean().backward()
         assert not scores._post_accumulate_grad_hooks
-        assert gate_of(net)._ranking._indices is None
+        assert gate_of(net)._ranking._kept is None
     net.zero_grad()
     for _ in range(3):
         net(input)

@@ -13,20 +13,31 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 
+class _Kept(NamedTuple):
+    """A ranking, the parameters and their states that decided it, and the layers that have read it."""
+
+    parameters: tuple[weakref.ref[torch.Tensor], ...]
+    states: tuple[tuple[int, int], ...]
+    indices: torch.Tensor
+    served: weakref.WeakSet[nn.Module]
+
+
 class SharedRanking:
-    """Keeps the last ranking of one gate."""
+    """Keeps the last ranking of one gate.
+
+    Threads may share it: a ranking is replaced as a whole, and a thread returns the one that it found or made. There is
+    no lock, which a forked process could find closed for ever.
+    """
 
     def __init__(self) -> None:
-        self._parameters: tuple[weakref.ref[torch.Tensor], ...] = ()
-        self._states: tuple[tuple[int, int], ...] = ()
-        self._indices: torch.Tensor | None = None
-        self._served: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._kept: _Kept | None = None
         self._hooks: list[RemovableHandle] = []
 
     def get(
@@ -41,29 +52,26 @@ class SharedRanking:
         """
         if torch.compiler.is_compiling() or not all(map(_is_settled, parameters)):
             return rank()
-        if self._indices is None or reader in self._served or not self._is_of(parameters):
+        kept = self._kept
+        if kept is None or reader in kept.served or not _is_of(kept, parameters):
             self._forget()
-            self._indices = rank()
-            self._parameters = tuple(map(weakref.ref, parameters))
-            self._states = tuple(map(_state, parameters))
+            references = tuple(weakref.ref(parameter) for parameter in parameters)
+            states = tuple(map(_state, parameters))
+            kept = self._kept = _Kept(references, states, rank(), weakref.WeakSet())
             for parameter in parameters:
                 if parameter.requires_grad and parameter.is_leaf:
                     self._hooks.append(parameter.register_post_accumulate_grad_hook(_Forget(self)))
-        self._served.add(reader)
-        return self._indices
-
-    def _is_of(self, parameters: tuple[torch.Tensor, ...]) -> bool:
-        known = tuple(reference() for reference in self._parameters)
-        is_same = len(known) == len(parameters) and all(map(operator.is_, known, parameters))
-        return is_same and self._states == tuple(map(_state, parameters))
+        kept.served.add(reader)
+        return kept.indices
 
     def _forget(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        self._indices = None
-        self._parameters = self._states = ()
-        self._served = weakref.WeakSet()
+        self._kept = None
+        # `pop` gives each hook to one thread only.
+        while self._hooks:
+            try:
+                self._hooks.pop().remove()
+            except IndexError:
+                return
 
 
 class _Forget:
@@ -77,6 +85,12 @@ class _Forget:
         ranking = self._ranking()
         if ranking is not None:
             ranking._forget()
+
+
+def _is_of(kept: _Kept, parameters: tuple[torch.Tensor, ...]) -> bool:
+    known = tuple(reference() for reference in kept.parameters)
+    is_same = len(known) == len(parameters) and all(map(operator.is_, known, parameters))
+    return is_same and kept.states == tuple(map(_state, parameters))
 
 
 def _state(parameter: torch.Tensor) -> tuple[int, int]:
