@@ -15,11 +15,11 @@ from smoe.experiments.result_tables.notes import runs_of_table
 from smoe.experiments.result_tables.stored_runs import RunKey, RunStore
 
 RESULTS = Path(__file__).parents[3] / "results"
-NAMES = [name for name in ("heat", "weather", "ens10", "images") if (RESULTS / name / "runs").is_dir()]
+NAMES = [name for name in ("heat", "weather", "ens10", "images", "heat-mesh") if (RESULTS / name / "runs").is_dir()]
 
 
 def test_there_are_results() -> None:
-    assert NAMES == ["heat", "weather", "ens10", "images"]
+    assert NAMES == ["heat", "weather", "ens10", "images", "heat-mesh"]
 
 
 @pytest.mark.parametrize("name", NAMES)
