@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-from smoe.ops.native.library import INSTRUCTION_SETS, Geometry, NativeLibrary, _library_file, native_library, why_not
+from native_kernels import check_kernels, open_build
+from smoe.ops.native.library import INSTRUCTION_SETS, NativeLibrary, native_library
 from smoe.ops.padding import output_grid
 from smoe.ops.routed_conv import dense_routed_conv2d
-from smoe.ops.routed_conv.native import BATCH, LIST, PIXEL
+from smoe.ops.routed_conv.native import BATCH, LIST, PIXEL, PLANES
 from smoe.options import PaddingMode
 
 if native_library() is None:
     pytest.skip("the kernels are not built here; smoe bench backends says why", allow_module_level=True)
-
-DIRECTIONS = ("forward", "input_gradient", "weight_gradient")
 
 
 @dataclass(frozen=True)
@@ -55,45 +53,13 @@ def random_cases(seed: int, count: int) -> list[Case]:
     return cases
 
 
-def open_build(instruction_set: str) -> NativeLibrary:
-    reason = why_not(instruction_set)
-    if reason is not None:
-        pytest.skip(reason)
-    return NativeLibrary(instruction_set, ctypes.CDLL(str(_library_file(instruction_set))))
-
-
 def check(library: NativeLibrary, family: str, case: Case, num_threads: tuple[int, int] = (1, 2)) -> None:
     torch.manual_seed(0)
-    grid = output_grid(case.H, case.W, case.stride)
+    rows, columns = output_grid(case.H, case.W, case.stride)
     input, weight = torch.randn(case.B, case.C, case.H, case.W), torch.randn(case.X, case.C, *case.kernel)
-    indices = torch.rand(1, case.X, grid[0] * grid[1]).topk(case.E, dim=1).indices.int()
-    error = torch.randn(case.B, case.E, *grid)
-    exact_input, exact_weight = input.double().requires_grad_(), weight.double().requires_grad_()
-    output = dense_routed_conv2d(exact_input, exact_weight, indices, stride=case.stride, padding_mode=case.mode)
-    output.backward(error.double())
-    expected = {"forward": output.detach(), "input_gradient": exact_input.grad, "weight_gradient": exact_weight.grad}
-    arguments = {"forward": (input, weight), "input_gradient": (error, weight), "weight_gradient": (input, error)}
-    wraps = (int(case.mode == "circular"), int(case.mode != "zeros"))
-    for direction in DIRECTIONS:
-        truth = expected[direction]
-        assert truth is not None
-        results = []
-        for threads in num_threads:
-            geometry = Geometry(
-                *(case.B, case.C, case.X, case.E, case.H, case.W, *grid, *case.kernel, case.stride, *wraps, threads),
-                *(1, 1, 1, 0, 0, case.kernel[0] // 2, case.kernel[1] // 2),
-            )
-            # Prefilled with NaN, so that an element nobody writes shows.
-            result = torch.full(truth.shape, torch.nan)
-            library.call(
-                f"{family}_{direction}",
-                *(ctypes.byref(geometry), *arguments[direction], indices.contiguous(), result),
-            )
-            results.append(result)
-        assert torch.equal(*results), f"{direction} of {case} depends on the number of threads"
-        scale = float(truth.abs().max().clamp_min(1e-30))
-        difference = float((results[0].double() - truth).abs().max()) / scale
-        assert difference < 1e-5, f"{direction} of {case}: relative difference {difference}"
+    indices = torch.rand(1, case.X, rows * columns).topk(case.E, dim=1).indices.int()
+    tensors, options = (input, weight, indices), (case.stride, case.mode)
+    check_kernels(PLANES, dense_routed_conv2d, library, family, case, tensors, options, num_threads)
 
 
 @pytest.mark.parametrize("family", [PIXEL, LIST, BATCH])

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
+import math
 import random
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-from smoe.ops.native.library import INSTRUCTION_SETS, NativeLibrary, _library_file, native_library, why_not
+from native_kernels import check_kernels, open_build
+from smoe.ops.native.library import INSTRUCTION_SETS, NativeLibrary, native_library
 from smoe.ops.routed_conv.native import BATCH, LIST, PIXEL
 from smoe.ops.routed_conv3d.dense import dense_routed_conv3d
 from smoe.ops.routed_conv3d.grid import volume_grid
-from smoe.ops.routed_conv3d.native import make_volume_problem
+from smoe.ops.routed_conv3d.native import VOLUMES
 
 if native_library() is None:
     pytest.skip("the kernels are not built here; smoe bench backends says why", allow_module_level=True)
-
-DIRECTIONS = ("forward", "input_gradient", "weight_gradient")
 
 
 @dataclass(frozen=True)
@@ -51,39 +50,13 @@ def random_volumes(seed: int, number: int) -> list[Volume]:
     return cases
 
 
-def open_build(instruction_set: str) -> NativeLibrary:
-    reason = why_not(instruction_set)
-    if reason is not None:
-        pytest.skip(reason)
-    return NativeLibrary(instruction_set, ctypes.CDLL(str(_library_file(instruction_set))))
-
-
 def check(library: NativeLibrary, family: str, case: Volume, num_threads: tuple[int, int] = (1, 2)) -> None:
     torch.manual_seed(0)
-    grid = volume_grid(case.sizes, case.kernel, case.stride, case.mode)
+    num_voxels = math.prod(volume_grid(case.sizes, case.kernel, case.stride, case.mode))
     input, weight = torch.randn(case.B, case.C, *case.sizes), torch.randn(case.X, case.C, *case.kernel)
-    indices = torch.rand(1, case.X, grid[0] * grid[1] * grid[2]).topk(case.E, dim=1).indices.int().contiguous()
-    error = torch.randn(case.B, case.E, *grid)
-    exact_input, exact_weight = input.double().requires_grad_(), weight.double().requires_grad_()
-    output = dense_routed_conv3d(exact_input, exact_weight, indices, 1, case.stride, case.mode)
-    output.backward(error.double())
-    expected = {"forward": output.detach(), "input_gradient": exact_input.grad, "weight_gradient": exact_weight.grad}
-    arguments = {"forward": (input, weight), "input_gradient": (error, weight), "weight_gradient": (input, error)}
-    geometry = make_volume_problem(library, input, weight, indices, 1, case.stride, case.mode).geometry
-    for direction in DIRECTIONS:
-        truth = expected[direction]
-        assert truth is not None
-        results = []
-        for threads in num_threads:
-            geometry.threads = threads
-            # Prefilled with NaN, so that an element nobody writes shows.
-            result = torch.full(truth.shape, torch.nan)
-            library.call(f"{family}_{direction}", *(ctypes.byref(geometry), *arguments[direction], indices, result))
-            results.append(result)
-        assert torch.equal(*results), f"{direction} of {case} depends on the number of threads"
-        scale = float(truth.abs().max().clamp_min(1e-30))
-        difference = float((results[0].double() - truth).abs().max()) / scale
-        assert difference < 1e-5, f"{direction} of {case}: relative difference {difference}"
+    indices = torch.rand(1, case.X, num_voxels).topk(case.E, dim=1).indices.int()
+    tensors, options = (input, weight, indices), (case.stride, case.mode)
+    check_kernels(VOLUMES, dense_routed_conv3d, library, family, case, tensors, options, num_threads)
 
 
 @pytest.mark.parametrize("family", [PIXEL, LIST, BATCH])

@@ -11,7 +11,7 @@ from smoe.ops.registration import register_operator
 from smoe.ops.routed_conv.choices import check_choices
 from smoe.ops.routed_conv.cuda import cuda_routed_conv2d, cuda_routed_conv2d_backward
 from smoe.ops.routed_conv.dense import dense_routed_conv2d, dense_routed_conv2d_backward
-from smoe.ops.routed_conv.native import native_routed_conv2d, native_routed_conv2d_backward
+from smoe.ops.routed_conv.native import PLANES
 from smoe.ops.routed_conv.reference import reference_routed_conv2d
 from smoe.options import PADDING_MODES, PaddingMode
 
@@ -167,14 +167,14 @@ _routed_conv2d_backward = register_operator(
     f"routed_conv2d_backward(Tensor error, Tensor input, Tensor weight, Tensor indices, {_OPTIONS}, bool needs_input, "
     "bool needs_weight) -> (Tensor, Tensor)",
     dense=dense_routed_conv2d_backward,
-    native=native_routed_conv2d_backward,
+    native=PLANES.backward,
     cuda=cuda_routed_conv2d_backward,
     fake=_fake_backward,
 )
 _routed_conv2d = register_operator(
     f"routed_conv2d(Tensor input, Tensor weight, Tensor indices, {_OPTIONS}) -> Tensor",
     dense=dense_routed_conv2d,
-    native=native_routed_conv2d,
+    native=PLANES.forward,
     cuda=cuda_routed_conv2d,
     fake=_fake,
     gradients=_gradients,

@@ -1,8 +1,9 @@
-"""The routed convolution by the C++ kernels, and which kernel serves which shape."""
+"""The routed convolution by the C++ kernels, of planes and of volumes, and which kernel serves which shape."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -68,38 +69,98 @@ class Problem:
         return input_gradient, weight_gradient
 
 
-def make_problem(
-    library: NativeLibrary,
-    input_shape: torch.Size,
-    weight: torch.Tensor,
-    indices: torch.Tensor,
-    expert_channels: int,
-    stride: int,
-    padding_mode: str,
-) -> Problem:
-    """Describes a routed convolution of a plane, with a routing `(1 or B, E, P)`, for the kernels."""
-    B, C, H, W = input_shape
-    folded = fold_routing(library, indices, expert_channels)
-    kernel_height, kernel_width = weight.shape[2:]
-    geometry = Geometry(
-        *(B if len(folded) == 1 else 1, C, weight.shape[0], folded.shape[1], H, W, *output_grid(H, W, stride)),
-        *(kernel_height, kernel_width, stride),
-        *(int(padding_mode == "circular"), int(padding_mode != "zeros"), num_threads().value),
-        *(1, 1, 1, 0),  # a plane is a volume of one slice
-        *(0, kernel_height // 2, kernel_width // 2),
-    )
-    return Problem(library, geometry, folded)
+@dataclass(frozen=True)
+class NativeConvolution:
+    """The routed convolution on a CPU, of planes or of volumes: the kernels where they serve, dense otherwise.
+
+    Attributes:
+        output_grid: Makes the grid of the output from the grid of the input, the sizes of the kernel, the stride and
+            the padding mode.
+        make_geometry: Makes the description of a problem for the kernels, from the shapes of input and weight, the
+            numbers of samples and of selected experts, the stride and the padding mode.
+        dense: The output for every dtype.
+        dense_backward: The gradients for every dtype.
+    """
+
+    output_grid: Callable[..., tuple[int, ...]]
+    make_geometry: Callable[..., Geometry]
+    dense: Callable[..., torch.Tensor]
+    dense_backward: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+    def problem(
+        self,
+        library: NativeLibrary,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        indices: torch.Tensor,
+        expert_channels: int,
+        stride: int,
+        padding_mode: str,
+    ) -> Problem:
+        """Describes a routed convolution with a routing `(1 or B, E, P)` for the kernels."""
+        folded = fold_routing(library, indices, expert_channels)
+        batch = len(input) if len(folded) == 1 else 1
+        geometry = self.make_geometry(input.shape, weight.shape, batch, folded.shape[1], stride, padding_mode)
+        return Problem(library, geometry, folded)
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        indices: torch.Tensor,
+        expert_channels: int,
+        stride: int,
+        padding_mode: str,
+    ) -> torch.Tensor:
+        """The output."""
+        options = (expert_channels, stride, padding_mode)
+        library = kernels_for(indices, input, weight)
+        if library is None:
+            return self.dense(input, weight, indices, *options)
+        grid = self.output_grid(input.shape[2:], weight.shape[2:], stride, padding_mode)
+        output = input.new_empty(input.shape[0], indices.shape[1] * expert_channels, *grid)
+        if input.numel() == 0:
+            return output.zero_()
+        if output.numel():
+            problem = self.problem(library, input, weight, indices, *options)
+            problem.run("forward", input.contiguous(), weight.contiguous(), output)
+        return output
+
+    def backward(
+        self,
+        error: torch.Tensor,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        indices: torch.Tensor,
+        expert_channels: int,
+        stride: int,
+        padding_mode: str,
+        needs_input: bool,
+        needs_weight: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradients of input and weight; one that is not needed is empty."""
+        options = (expert_channels, stride, padding_mode)
+        library = kernels_for(indices, error, input, weight)
+        if library is None:
+            return self.dense_backward(error, input, weight, indices, *options, needs_input, needs_weight)
+        if error.numel() == 0 or input.numel() == 0:
+            return (
+                torch.zeros_like(input) if needs_input else input.new_empty(0),
+                torch.zeros_like(weight) if needs_weight else weight.new_empty(0),
+            )
+        problem = self.problem(library, input, weight, indices, *options)
+        return problem.gradients(error.contiguous(), input.contiguous(), weight.contiguous(), needs_input, needs_weight)
 
 
-def kernels_for(input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor) -> NativeLibrary | None:
+def kernels_for(indices: torch.Tensor, *tensors: torch.Tensor) -> NativeLibrary | None:
     """The kernels if they serve these tensors; None otherwise.
 
     Raises:
         ValueError: If the kernels would read the indices wrongly.
     """
     if indices.dtype != torch.int32 or indices.device.type != "cpu":
-        raise ValueError(f"smoe::routed_conv2d needs int32 indices on cpu, got {indices.dtype} on {indices.device}")
-    return library_for(input, weight)
+        raise ValueError(f"the routed convolution needs int32 indices on cpu, got {indices.dtype} on {indices.device}")
+    return library_for(*tensors)
 
 
 def fold_routing(library: NativeLibrary, indices: torch.Tensor, expert_channels: int) -> torch.Tensor:
@@ -115,48 +176,23 @@ def fold_routing(library: NativeLibrary, indices: torch.Tensor, expert_channels:
     return folded
 
 
-def native_routed_conv2d(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    indices: torch.Tensor,
-    expert_channels: int,
-    stride: int,
-    padding_mode: str,
-) -> torch.Tensor:
-    """The output on a CPU; `dense_routed_conv2d` where there is no kernel."""
-    library = kernels_for(input, weight, indices)
-    if library is None:
-        return dense_routed_conv2d(input, weight, indices, expert_channels, stride, padding_mode)
-    grid = output_grid(input.shape[2], input.shape[3], stride)
-    output = input.new_empty(input.shape[0], indices.shape[1] * expert_channels, *grid)
-    if input.numel() == 0:
-        return output.zero_()
-    if output.numel():
-        problem = make_problem(library, input.shape, weight, indices, expert_channels, stride, padding_mode)
-        problem.run("forward", input.contiguous(), weight.contiguous(), output)
-    return output
+def plane_geometry(
+    input: torch.Size, weight: torch.Size, batch: int, num_selected: int, stride: int, padding_mode: str
+) -> Geometry:
+    """Describes a convolution of planes: `make_geometry` of `NativeConvolution`."""
+    (_, C, H, W), (kernel_height, kernel_width) = input, weight[2:]
+    return Geometry(
+        *(batch, C, weight[0], num_selected, H, W, *output_grid(H, W, stride)),
+        *(kernel_height, kernel_width, stride),
+        *(int(padding_mode == "circular"), int(padding_mode != "zeros"), num_threads().value),
+        *(1, 1, 1, 0),  # a plane is a volume of one slice
+        *(0, kernel_height // 2, kernel_width // 2),
+    )
 
 
-def native_routed_conv2d_backward(
-    error: torch.Tensor,
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    indices: torch.Tensor,
-    expert_channels: int,
-    stride: int,
-    padding_mode: str,
-    needs_input: bool,
-    needs_weight: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of input and weight on a CPU; one that is not needed is empty."""
-    library = kernels_for(input, weight, indices) if error.dtype == torch.float32 else None
-    if library is None:
-        options = (expert_channels, stride, padding_mode, needs_input, needs_weight)
-        return dense_routed_conv2d_backward(error, input, weight, indices, *options)
-    if error.numel() == 0 or input.numel() == 0:
-        return (
-            torch.zeros_like(input) if needs_input else input.new_empty(0),
-            torch.zeros_like(weight) if needs_weight else weight.new_empty(0),
-        )
-    problem = make_problem(library, input.shape, weight, indices, expert_channels, stride, padding_mode)
-    return problem.gradients(error.contiguous(), input.contiguous(), weight.contiguous(), needs_input, needs_weight)
+def _plane_grid(sizes: torch.Size, kernel: torch.Size, stride: int, padding_mode: str) -> tuple[int, ...]:
+    del kernel, padding_mode  # the padding is that which keeps the grid
+    return output_grid(sizes[0], sizes[1], stride)
+
+
+PLANES = NativeConvolution(_plane_grid, plane_geometry, dense_routed_conv2d, dense_routed_conv2d_backward)

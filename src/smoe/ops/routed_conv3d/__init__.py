@@ -10,7 +10,7 @@ from smoe.ops.registration import register_operator
 from smoe.ops.routed_conv3d.cuda import cuda_routed_conv3d, cuda_routed_conv3d_backward
 from smoe.ops.routed_conv3d.dense import dense_routed_conv3d, dense_routed_conv3d_backward, volume_conv3d
 from smoe.ops.routed_conv3d.grid import VOLUME_PADDINGS, volume_grid
-from smoe.ops.routed_conv3d.native import native_routed_conv3d, native_routed_conv3d_backward
+from smoe.ops.routed_conv3d.native import VOLUMES
 
 __all__ = ["routed_conv3d", "volume_conv3d", "volume_grid"]
 
@@ -102,7 +102,7 @@ register_operator(
     "routed_conv3d_backward(Tensor error, Tensor input, Tensor weight, Tensor indices, int expert_channels, "
     "int stride, str padding_mode, bool needs_input, bool needs_weight) -> (Tensor, Tensor)",
     dense=dense_routed_conv3d_backward,
-    native=native_routed_conv3d_backward,
+    native=VOLUMES.backward,
     cuda=cuda_routed_conv3d_backward,
     fake=_fake_backward,
 )
@@ -110,7 +110,7 @@ register_operator(
     "routed_conv3d(Tensor input, Tensor weight, Tensor indices, int expert_channels, int stride, str padding_mode) -> "
     "Tensor",
     dense=dense_routed_conv3d,
-    native=native_routed_conv3d,
+    native=VOLUMES.forward,
     cuda=cuda_routed_conv3d,
     fake=_fake,
     gradients=_gradients,
