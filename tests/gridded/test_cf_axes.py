@@ -39,6 +39,13 @@ def test_names_without_attributes() -> None:
     assert (axes.time, axes.level, axes.row, axes.column) == ("valid_time", "plev", "latitude", "longitude")
 
 
+@pytest.mark.parametrize("names", [("LAT", "LON"), ("Latitude", "Longitude")])
+def test_names_in_any_case(names: tuple[str, str]) -> None:
+    array = field(("Time", *names), {"Time": times(2), names[0]: np.arange(3.0), names[1]: np.arange(4.0)})
+    axes = find_axes(array, "f")
+    assert (axes.time, axes.row, axes.column, axes.latitude, axes.longitude) == ("Time", *names, *names)
+
+
 def test_pixel_coordinates_give_rows_and_columns() -> None:
     pixels = np.zeros((3, 4))
     coords = {

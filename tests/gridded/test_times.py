@@ -39,6 +39,14 @@ def test_a_lead_that_is_none_is_refused(text: str) -> None:
         parse_lead(text)
 
 
+def test_last_days_of_months_stay_last_days() -> None:
+    ends = read_times(np.array(["2001-01-31", "2001-02-28", "2001-03-31"], "datetime64[ns]"), "time")
+    shown = [ends.text(int(seconds)) for seconds in ends.shifted(ends.seconds, Lead(months=1))]
+    assert shown == ["2001-02-28", "2001-03-31", "2001-04-30"]
+    days = read_times(np.array(["2001-02-27", "2001-02-28"], "datetime64[ns]"), "time")
+    assert days.text(int(days.shifted(days.seconds, Lead(months=1))[1])) == "2001-03-28"
+
+
 def test_pairs_follow_labels_not_positions() -> None:
     # Inputs unsorted, targets with another beginning and a gap: the loop below is the definition.
     inputs = read_times(times(10)[[3, 1, 2, 0, 9, 8, 7, 4, 6, 5]], "inputs")

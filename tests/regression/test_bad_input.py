@@ -222,7 +222,7 @@ def test_outputs_that_exist_or_cannot_be_written(run: Path, tmp_path: Path, caps
         ({"objective": "rmse"}, "objective must be one of mse, mae, quantiles, gaussian, got 'rmse'"),
         ({"quantiles": (0.5, 0.1)}, "quantiles must ascend"),
         ({"quantiles": (0.0, 0.1)}, "between 0 and 1"),
-        ({"filters": 0}, "filters must be at least 1, got 0"),
+        ({"filters": 0}, "filters must be a whole number of at least 1, got 0"),
         ({"num_experts": 0.5}, "at least 1, got 0.5"),
         ({"validation_share": 1.0}, "validation_share must lie between 0 and 1"),
         ({"learning_rate": 0.0}, "learning_rate must be positive"),

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ from torch import nn
 import smoe
 from gridded_files import cosines, regional, times
 from smoe.errors import DataError
+from smoe.regression.options import RegressorOptions
+from smoe.regression.preparation import prepare
 from smoe.regression.scoring import NOT_KEPT, PLAIN
 from smoe.regression.statistics import Statistics
 
@@ -252,6 +257,71 @@ def test_values_in_other_units_are_noticed_without_an_attribute() -> None:
     model = fitted(x, y, net="layer")
     with pytest.warns(UserWarning, match="t2m is on average .* standard deviations from its mean"):
         model.predict(x - 273.15)
+
+
+def test_pixels_where_an_input_never_has_a_value_start_at_the_mean_of_the_target() -> None:
+    x, y = pair()
+    x["t2m"][:, 3:5] = np.nan
+    for normalisation in ("pixel", "channel"):
+        model = fitted(x, y, net="layer", normalisation=normalisation)
+        statistics = model.fitted.statistics
+        training = y["t2m"].isel(time=slice(0, 32))
+        np.testing.assert_allclose(statistics.input_fill[0, 3:5], training[:, 3:5].mean("time"), rtol=1e-6)
+        np.testing.assert_allclose(statistics.mean_error[0, 3:5], 0.0, atol=1e-3)
+        assert np.isfinite(model.predict(x)["t2m"].values[:, 3:5]).all()
+        table = model.score(x, y)
+        assert all(np.isfinite(values).all() for values in table.rmse.values())
+        assert table.value("input + map of mean errors") < table.value("climatology (mean)")
+        _, target = model_samples(x, y, normalisation)
+        assert float(target[:, :, 3:5].abs().max()) < (6.0 if normalisation == "pixel" else 200.0)
+
+
+def model_samples(x: xr.Dataset, y: xr.Dataset, normalisation: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = prepare(x, y, RegressorOptions(normalisation=normalisation), {}, cache=Path(folder))
+    return prepared.splits["train"].__getitems__(range(32))
+
+
+def test_a_target_that_is_one_level_of_an_input_continues_it() -> None:
+    levels = xr.concat([regional(30, seed=number) for number in range(3)], "level")
+    x = levels.assign_coords(level=("level", [500.0, 850.0, 1000.0], {"units": "hPa"}))
+    model = fitted(x, x["t2m"].sel(level=850.0), lead="1D", net="layer")
+    assert model.fitted.statistics.reference.tolist() == [1]
+    assert "persistence" in model.score(x, x["t2m"].sel(level=850.0)).rmse
+    predicted = model.predict(x)
+    assert predicted.dims == ("time", "lat", "lon") and float(predicted["level"]) == 850.0
+
+
+@pytest.mark.parametrize("lead", [np.timedelta64(2, "D"), timedelta(days=2), "2D"])
+def test_leads_of_any_type_are_kept_as_text(lead: Any, tmp_path: Path) -> None:
+    whole = regional(20)
+    model = fitted(whole, whole, lead=lead, net="layer")
+    model.save(tmp_path / "m")
+    assert smoe.GridRegressor.load(tmp_path / "m").options.lead == "2D"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fliters": 3}, "GridRegressor has no option 'fliters'; did you mean 'filters'"),
+        ({"net": nn.Conv2d}, r"got the class Conv2d: give Conv2d\(...\)"),
+        ({"filters": "3"}, "filters must be a whole number of at least 1, got '3'"),
+        ({"lead": 3}, "lead must be a time such as '6h'"),
+    ],
+)
+def test_mistakes_at_construction(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError, DataError), match=message):
+        smoe.GridRegressor(**arguments)
+
+
+def test_an_own_net_is_named_and_must_take_the_inputs() -> None:
+    x, y = pair()
+    with pytest.raises(ValueError, match=r"the net does not take \(1, 1, 6, 9\), a sample of these inputs: Given"):
+        smoe.GridRegressor(nn.Conv2d(3, 1, 3, padding=1), progress=False).fit(x, y)
+    model = smoe.GridRegressor(nn.Conv2d(1, 1, 1), **{**SMALL, "max_epochs": 1}, compare="yes").fit(x, y)
+    kept = replace(model.fitted, keeps_plain=True, records={})
+    model._fitted = kept
+    assert "own net, not kept" in model.score(x, y).rmse
 
 
 def test_regridding_on_request() -> None:

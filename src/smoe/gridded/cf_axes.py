@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -35,16 +34,17 @@ _STANDARD_NAMES: dict[str, Role] = {
 }
 _AXIS_ATTRIBUTES: dict[str, Role] = {"T": "time", "Z": "level", "Y": "row", "X": "column"}
 _UNITS: dict[str, Role] = {
-    **dict.fromkeys(("degrees_north", "degree_north", "degree_N", "degrees_N"), "row"),
-    **dict.fromkeys(("degrees_east", "degree_east", "degree_E", "degrees_E"), "column"),
+    **dict.fromkeys(("degrees_north", "degree_north", "degree_N", "degrees_N", "degreeN", "degreesN"), "row"),
+    **dict.fromkeys(("degrees_east", "degree_east", "degree_E", "degrees_E", "degreeE", "degreesE"), "column"),
     **dict.fromkeys(("Pa", "hPa", "mbar", "millibars", "millibar"), "level"),
 }
+# In lower case: files have LAT and Latitude too.
 _NAMES: dict[str, Role] = {
     **dict.fromkeys(("time", "valid_time", "time_counter", "t"), "time"),
     **dict.fromkeys(("init_time", "initial_time", "reference_time", "forecast_reference_time", "init"), "start"),
     **dict.fromkeys(("lead_time", "lead", "step", "prediction_timedelta", "forecast_period", "leadtime"), "lead"),
     **dict.fromkeys(
-        ("level", "lev", "plev", "pressure", "pressure_level", "isobaricInhPa", "height", "depth", "deptht", "z"),
+        ("level", "lev", "plev", "pressure", "pressure_level", "isobaricinhpa", "height", "depth", "deptht", "z"),
         "level",
     ),
     **dict.fromkeys(("lat", "latitude", "y", "rlat", "grid_latitude", "south_north", "nj", "j", "yc"), "row"),
@@ -165,6 +165,13 @@ def _complete(
     )
 
 
+def scalar_level(array: xr.DataArray) -> float | None:
+    """The level of a field that was selected from several, from its scalar coordinate; None if there is no such one."""
+    found = [each for each in array.coords.values() if each.ndim == 0 and each.dtype.kind in "iuf"]
+    levels = [float(each.values) for each in found if _role(each) == "level"]
+    return levels[0] if len(levels) == 1 else None
+
+
 def _geographic(array: xr.DataArray, coordinate: str | None, which: str) -> str | None:
     """The coordinate of rows or columns if it holds true latitudes or longitudes, not those of a rotated pole."""
     if coordinate is None:
@@ -174,26 +181,31 @@ def _geographic(array: xr.DataArray, coordinate: str | None, which: str) -> str 
     if standard is not None:
         return coordinate if standard == which else None
     role: Role = "row" if which == "latitude" else "column"
-    if _UNITS.get(str(attributes.get("units", ""))) == role or coordinate in (which, which[:3]):
+    if _UNITS.get(str(attributes.get("units", ""))) == role or coordinate.lower() in (which, which[:3]):
         return coordinate
     return None
 
 
 def _pixel_coordinate(array: xr.DataArray, which: str, role: Role) -> str | None:
-    found = [str(name) for name in array.coords if array[name].ndim == 2 and _is_named(array, name, which, role)]
+    found = [str(name) for name in array.coords if array[name].ndim == 2 and _is_named(array[name], which, role)]
     return found[0] if found else None
 
 
-def _is_named(array: xr.DataArray, name: Hashable, which: str, role: Role) -> bool:
-    coordinate = array[name]
+def is_latitude_or_longitude(array: xr.DataArray) -> bool:
+    """Whether a variable holds latitudes or longitudes of pixels, by its standard name, units or name."""
+    return _is_named(array, "latitude", "row") or _is_named(array, "longitude", "column")
+
+
+def _is_named(coordinate: xr.DataArray, which: str, role: Role) -> bool:
     standard = coordinate.attrs.get("standard_name")
     if standard is not None:
         return standard == which
-    return _UNITS.get(str(coordinate.attrs.get("units", ""))) == role or str(name).lower() in (
+    return _UNITS.get(str(coordinate.attrs.get("units", ""))) == role or str(coordinate.name).lower() in (
         which,
         which[:3],
         f"nav_{which[:3]}",
-        f"x{which}",
+        f"x{which[:3]}",
+        f"x{which[:4]}",
         f"{which[:3]}2d",
     )
 
@@ -213,11 +225,11 @@ def _role_of_dimension(array: xr.DataArray, dimension: str) -> tuple[Role | None
     times = [name for name, role in found if role == "time" and not _lacks_dates(array, name, role)]
     if times:
         return "time", times[0]
-    if found and not (dimension in own or dimension in _NAMES):
+    if found and not (dimension in own or _named(dimension)):
         return found[0][1], found[0][0]
     if dimension in dict(found):
         return dict(found)[dimension], dimension
-    return _NAMES.get(dimension), own[0] if own else None
+    return _named(dimension), own[0] if own else None
 
 
 def _lacks_dates(array: xr.DataArray, name: str, role: Role) -> bool:
@@ -234,12 +246,17 @@ def _role(coordinate: xr.DataArray) -> Role | None:
         return "lead"
     if attributes.get("axis") in _AXIS_ATTRIBUTES:
         role = _AXIS_ATTRIBUTES[attributes["axis"]]
-        return "start" if role == "time" and _NAMES.get(name) == "start" else role
-    if coordinate.dtype.kind == "M" or (coordinate.dtype.kind == "O" and _NAMES.get(name) in ("time", "start", None)):
-        return "start" if _NAMES.get(name) == "start" else "time"
+        return "start" if role == "time" and _named(name) == "start" else role
+    if coordinate.dtype.kind == "M" or (coordinate.dtype.kind == "O" and _named(name) in ("time", "start", None)):
+        return "start" if _named(name) == "start" else "time"
     units = str(attributes.get("units", ""))
     if units in _UNITS:
         return _UNITS[units]
     if "positive" in attributes:
         return "level"
-    return _NAMES.get(name)
+    return _named(name)
+
+
+def _named(name: str) -> Role | None:
+    """Role by a usual name."""
+    return _NAMES.get(name.lower())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded.cf_axes import Axes, find_axes
+from smoe.gridded.cf_axes import Axes, find_axes, scalar_level
 from smoe.gridded.horizontal_grid import HorizontalGrid, Orientation, read_grid, read_pole
 from smoe.gridded.regional_regrid import Interpolation, make_regridding
 from smoe.gridded.time_labels import TimeLabels, read_lead_times, read_times
@@ -29,6 +29,7 @@ class Channel:
         level: Value of the level; None for a variable without levels.
         standard_name: CF standard name, or an empty text.
         is_static: Whether the field is the same at all times.
+        selected_level: Level that a variable without levels was selected at, from a scalar coordinate.
     """
 
     variable: str
@@ -36,6 +37,7 @@ class Channel:
     level: float | None = None
     standard_name: str = ""
     is_static: bool = False
+    selected_level: float | None = None
 
     @property
     def name(self) -> str:
@@ -135,7 +137,7 @@ class FieldSource:
             return np.broadcast_to(self._static[name], (len(positions), *self._static[name].shape[1:]))
         num_leads = 1 if self.lead_times is None or axes.lead is None else len(self.lead_times)
         starts, places = np.unique(positions // num_leads, return_inverse=True)
-        array = self.dataset[name].isel({axes.time: _as_slice(starts)})
+        array = self.dataset[name].isel({axes.time: as_slice(starts)})
         if axes.lead is None:
             return self._load(array, axes, name)[places]
         leads, lead_places = np.unique(positions % num_leads, return_inverse=True)
@@ -197,7 +199,7 @@ class FieldSource:
             "is_static": axes.time is None,
         }
         if axes.level is None:
-            return [Channel(name, **common)]
+            return [Channel(name, **common, selected_level=scalar_level(array))]
         has_values = axes.level in array.coords and array[axes.level].dtype.kind in "iuf"
         levels = np.asarray(array[axes.level].values if has_values else np.arange(array.sizes[axes.level]), np.float64)
         if len(np.unique(levels)) < len(levels):
@@ -262,8 +264,8 @@ def _choose(dataset: xr.Dataset, variables: Sequence[str] | None, where: str) ->
     return usable
 
 
-def _as_slice(positions: np.ndarray) -> slice | np.ndarray:
+def as_slice(positions: np.ndarray) -> slice | np.ndarray:
     """A slice where the positions are contiguous, which all readers read fastest."""
-    if len(positions) and positions[-1] - positions[0] + 1 == len(positions):
+    if len(positions) and np.array_equal(positions, np.arange(positions[0], positions[0] + len(positions))):
         return slice(int(positions[0]), int(positions[-1]) + 1)
     return positions

@@ -15,6 +15,7 @@ import numpy as np
 from smoe.errors import DataError
 from smoe.gridded.field_source import Channel, FieldSource
 from smoe.gridded.field_stream import FieldStream
+from smoe.gridded.missing_marks import find_mark
 from smoe.gridded.read_ahead import read_ahead
 
 Progress = Callable[[int, int], None]
@@ -104,6 +105,7 @@ def collect_fields(
     if is_static.any():
         static = source.read(positions[:1])[0, is_static]
         _check_infinite(static[None], [c for c in channels if c.is_static], source, positions[:1])
+        _check_marks(static[None], [c for c in channels if c.is_static], source, positions[:1])
     step = block_rows(source, block_bytes)
     gaps = _Gaps(shape[1:])
     with ExitStack() as closing:
@@ -124,6 +126,7 @@ def collect_fields(
             is_finite = is_all_finite(dynamic)
             if not is_finite:
                 _check_infinite(dynamic, [c for c in channels if not c.is_static], source, positions[first:])
+            _check_marks(dynamic, [c for c in channels if not c.is_static], source, positions[first:])
             gaps.add(dynamic, is_finite=is_finite)
             write(slice(first, first + len(block)), dynamic)
             if observe is not None:
@@ -183,6 +186,20 @@ def _check_infinite(block: np.ndarray, channels: list[Channel], source: FieldSou
     raise DataError(
         f"{channels[channel].name} of {source.where} has {int(infinite[row, channel].sum())} infinite values"
         f"{describe_position(source, int(positions[row]), channels[channel])}: correct the file or mark them as missing"
+    )
+
+
+def _check_marks(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
+    found = find_mark(block)
+    if found is None:
+        return
+    channel, mark = found
+    row = int(np.flatnonzero((block[:, channel] == np.float32(mark)).any(axis=(1, 2)))[0])
+    count = int((block[row, channel] == np.float32(mark)).sum())
+    raise DataError(
+        f"{channels[channel].name} of {source.where} has {count} values of {mark:g}"
+        f"{describe_position(source, int(positions[row]), channels[channel])}, which look like a mark of missing "
+        f"values: declare it by the attribute _FillValue, or mask it by .where(data != {mark:g})"
     )
 
 

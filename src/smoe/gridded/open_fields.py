@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from smoe.errors import DataError
 from smoe.gridded.field_source import FieldSource
+from smoe.gridded.merge_parts import in_order_of, merge_parts
 from smoe.gridded.open_files import damage_as_data_error, import_xarray
+from smoe.gridded.pixel_coordinates import with_pixel_coordinates
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -31,26 +33,17 @@ def open_fields(data: Data, where: str = "inputs") -> xr.Dataset:
     """
     xr = import_xarray()
     if isinstance(data, xr.Dataset):
-        return data
+        return with_pixel_coordinates(data)
     if isinstance(data, xr.DataArray):
         if data.name is None:
             raise DataError(f"{where} is a DataArray without a name: give it one by .rename('t2m')")
-        return data.to_dataset()
+        return with_pixel_coordinates(data.to_dataset())
     if isinstance(data, (str, Path)):
-        return _open_path(str(data), where)
+        return with_pixel_coordinates(_open_path(str(data), where))
     if isinstance(data, Sequence):
         if not data:
             raise DataError(f"{where} names no data")
-        parts = [open_fields(part, where) for part in data]
-        if len(parts) == 1:
-            return parts[0]
-        try:
-            return xr.merge(parts, join="exact", combine_attrs="drop_conflicts", compat="no_conflicts")
-        except ValueError as error:
-            raise DataError(
-                f"the parts of {where} do not fit together ({' '.join(str(error).split())}): give them on one grid and "
-                "with the same times"
-            ) from error
+        return merge_parts([open_fields(part, where) for part in data], where)
     raise DataError(f"{where} must be an xarray object or a path, got {type(data).__name__}")
 
 
@@ -65,29 +58,40 @@ def _open_path(text: str, where: str) -> xr.Dataset:
 
 def _join(parts: list[xr.Dataset], text: str) -> xr.Dataset:
     """Files with the same variables follow each other in time; others are merged."""
-    xr = import_xarray()
     groups: dict[frozenset[str], list[xr.Dataset]] = {}
     for part in parts:
         groups.setdefault(frozenset(map(str, part.data_vars)), []).append(part)
-    joined = []
+    return merge_parts([_follow(group, text) for group in groups.values()], text)
+
+
+def _follow(parts: list[xr.Dataset], text: str) -> xr.Dataset:
+    """Files that follow each other in time, along a dimension or with a single time each."""
+    xr = import_xarray()
+    if len(parts) == 1:
+        return parts[0]
+    source = FieldSource(parts[0], where=text)
+    time = source.axes.time or _scalar_time(parts[0])
+    if time is None:
+        raise DataError(
+            f"{len(parts)} files of {text!r} have the same variables but no time: name one of them, or add their times"
+        )
+    parts = [parts[0], *(in_order_of(part, source, text) for part in parts[1:])]
+    if source.axes.time is None:
+        parts = [part.expand_dims(time) for part in parts]
     try:
-        for group in groups.values():
-            source = FieldSource(group[0], where=text)
-            time = source.axes.time
-            if len(group) > 1 and time is None:
-                raise DataError(f"{len(group)} files of {text!r} have the same variables but no time dimension")
-            along: Any = group[0] if len(group) == 1 else xr.concat(
-                group, dim=time, data_vars="minimal", coords="minimal", compat="override", join="exact",
-                combine_attrs="drop_conflicts",
-            )  # fmt: skip
-            joined.append(along)
-        return joined[0] if len(joined) == 1 else xr.merge(joined, join="exact", combine_attrs="drop_conflicts")
-    except DataError:
-        raise
+        return xr.concat(
+            parts, dim=time, data_vars="minimal", coords="minimal", compat="override", join="exact",
+            combine_attrs="drop_conflicts",
+        )  # fmt: skip
     except ValueError as error:
         raise DataError(
             f"the {len(parts)} files of {text!r} do not fit together ({' '.join(str(error).split())})"
         ) from error
+
+
+def _scalar_time(dataset: xr.Dataset) -> str | None:
+    names = [str(name) for name, each in dataset.coords.items() if each.ndim == 0 and each.dtype.kind in "MO"]
+    return names[0] if len(names) == 1 else None
 
 
 def _open_one(path: Path) -> xr.Dataset:

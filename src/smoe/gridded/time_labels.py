@@ -48,10 +48,15 @@ class TimeLabels:
         return np.asarray([date.year * 12 + date.month - 1 for date in _dates(seconds, self.calendar)], np.int64)
 
     def shifted(self, seconds: np.ndarray, lead: Lead) -> np.ndarray:
-        """Times after a lead; months keep the day of the month, as far as the month has it."""
+        """Times after a lead; months keep the day of the month, as far as the month has it.
+
+        Where all times of the coordinate are last days of months, so are the times after the lead.
+        """
         if not lead.months:
             return seconds + lead.seconds
-        return np.asarray([_add_months(date, lead.months) for date in _dates(seconds, self.calendar)], np.int64)
+        is_last = all(date.day == date.daysinmonth for date in _dates(self.seconds, self.calendar))
+        dates = _dates(seconds, self.calendar)
+        return np.asarray([_add_months(date, lead.months, is_last=is_last) for date in dates], np.int64)
 
     def coordinate(self, seconds: np.ndarray) -> np.ndarray:
         """Times as the file has them: NumPy's dates, or those of cftime."""
@@ -226,10 +231,10 @@ def _dates(seconds: np.ndarray, calendar: str) -> np.ndarray:
     )
 
 
-def _add_months(date: Any, count: int) -> int:
+def _add_months(date: Any, count: int, *, is_last: bool = False) -> int:
     import cftime
 
     year, month = divmod(date.year * 12 + date.month - 1 + count, 12)
     first = date.replace(day=1, year=year, month=month + 1)
-    moved = first.replace(day=min(date.day, first.daysinmonth))
+    moved = first.replace(day=first.daysinmonth if is_last else min(date.day, first.daysinmonth))
     return int(cftime.date2num(moved, _UNITS, calendar=date.calendar))

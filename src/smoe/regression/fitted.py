@@ -84,6 +84,11 @@ class Fitted:
         """The net that predicts."""
         return self.plain if self.keeps_plain and self.plain is not None else self.net
 
+    @property
+    def net_kind(self) -> str:
+        """What `net` is called beside the plain net."""
+        return "own net" if self.has_own_net else "SMoE net"
+
     def describe(self) -> str:
         """Net, targets and grid in one line."""
         net = "own net" if self.has_own_net else self.options.net
@@ -113,7 +118,7 @@ class Fitted:
         values = f"objective {self.best_validation('model'):.4g} against {self.best_validation('plain'):.4g}"
         reason = "the location may not matter for these data, or the training needs more samples or epochs"
         if self.keeps_plain:
-            return f"the plain net predicts, it was better on validation than the SMoE net ({values}): {reason}"
+            return f"the plain net predicts, it was better on validation than the {self.net_kind} ({values}): {reason}"
         return f"the model was worse on validation than the plain net of the same size ({values}): {reason}"
 
     def note(self) -> str | None:

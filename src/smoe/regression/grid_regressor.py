@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from smoe.errors import DataError
 from smoe.gridded.cf_output import with_provenance
 from smoe.gridded.open_fields import Data, open_fields
 from smoe.gridded.open_files import import_xarray
+from smoe.gridded.time_labels import parse_lead
 from smoe.regression.fitted import Fitted, check_inputs, is_worse
 from smoe.regression.fitting import train_net
 from smoe.regression.layout import OutputLayout
@@ -38,6 +39,7 @@ from smoe.regression.reading_bar import ReadingBar
 from smoe.regression.routing_map import routing_map
 from smoe.regression.scores import ScoreTable
 from smoe.regression.scoring import score_samples
+from smoe.suggestions import suggest
 from smoe.training.progress import BarReporter, Reporter
 from smoe.training.tracking import TrackedReporter
 
@@ -63,6 +65,15 @@ class GridRegressor:
     """
 
     def __init__(self, net: NetName | nn.Module = "resnet", *, progress: bool = True, **options: Any) -> None:
+        known = [each.name for each in fields(RegressorOptions)]
+        for name in options:
+            if name not in known:
+                raise TypeError(f"GridRegressor has no option {name!r}; {suggest(name, known)}")
+        if isinstance(net, type):
+            raise TypeError(f"net must be a name or a module, got the class {net.__name__}: give {net.__name__}(...)")
+        if options.get("lead") is not None:
+            # A time difference as text, which config.json keeps.
+            options["lead"] = str(parse_lead(options["lead"]))
         self._own_net: nn.Module | None = None
         if isinstance(net, nn.Module):
             self._own_net = net

@@ -205,9 +205,16 @@ def wrap_own_net(net: nn.Module, shape: NetShape) -> Regression:
         ValueError: With both shapes.
     """
     was_training = net.training
-    with torch.no_grad():
-        output = net.eval()(torch.zeros(1, shape.in_channels, *shape.grid))
-    net.train(was_training)
+    try:
+        with torch.no_grad():
+            output = net.eval()(torch.zeros(1, shape.in_channels, *shape.grid))
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"the net does not take (1, {shape.in_channels}, {shape.grid[0]}, {shape.grid[1]}), a sample of these "
+            f"inputs: {' '.join(str(error).split())}"
+        ) from error
+    finally:
+        net.train(was_training)
     expected = (1, shape.out_channels, *shape.grid)
     if tuple(output.shape) != expected:
         raise ValueError(

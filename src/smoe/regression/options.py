@@ -105,8 +105,9 @@ class RegressorOptions:
         if self.log_with is not None and self.log_with not in TRACKERS:
             raise ValueError(f"log_with must be one of {', '.join(TRACKERS)}, got {self.log_with!r}")
         for name in ("filters", "num_blocks", "batch_size", "max_epochs", "patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if not self.num_experts >= 1.0:
             raise ValueError(
                 f"num_experts is the number of experts for each filter, at least 1, got {self.num_experts}"

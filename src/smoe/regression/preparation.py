@@ -140,8 +140,8 @@ def split_pairs(
         if len(split) < (_FEWEST_SAMPLES if name == "train" else 1):
             where = f" ({periods[name]})" if name in periods else ""
             raise DataError(
-                f"{name}{where} holds {len(split)} samples of {len(pairs)}, which lie from {_span(pairs)}: choose a "
-                "longer period"
+                f"{name}{where} holds {len(split)} samples of {len(pairs)}, which lie from {_span(pairs)}: choose "
+                "another period, or a longer one"
             )
     return splits, periods
 

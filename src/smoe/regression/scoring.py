@@ -24,7 +24,8 @@ from smoe.regression.scores import ErrorSums, ScoreTable, make_table, weighted_m
 _BATCH = 32
 
 
-PLAIN, NOT_KEPT = "plain net of the same size", "SMoE net, not kept"
+PLAIN = "plain net of the same size"
+NOT_KEPT = "SMoE net, not kept"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def compare_batches(fitted: Fitted, x: Any, y: Any, period: Any = None) -> Itera
             continue
         nets = {"model": fitted.predictor}
         if fitted.plain is not None:
-            nets |= {NOT_KEPT: fitted.net} if fitted.keeps_plain else {PLAIN: fitted.plain}
+            nets |= {f"{fitted.net_kind}, not kept": fitted.net} if fitted.keeps_plain else {PLAIN: fitted.plain}
         yield ComparedBatch(
             truth,
             {name: predict_values(fitted, net, before, lead) for name, net in nets.items()},

@@ -19,7 +19,8 @@ class Statistics:
     Attributes:
         input_mean: Mean of each input, float32, `(C, h, w)`.
         input_std: Spread of each input, `(C, h, w)`.
-        input_fill: Mean of each input at each pixel, which replaces missing values, `(C, H, W)`.
+        input_fill: Mean of each input at each pixel, which replaces missing values; where there is none, the mean of
+            the target that continues the input, else of the channel, `(C, H, W)`.
         target_mean: Mean of each target, less its reference if it has one, `(K, h, w)`.
         target_std: Spread of the same, `(K, h, w)`.
         mean_error: Mean of target less reference at each pixel; NaN for targets without one, `(K, H, W)`.
@@ -122,4 +123,6 @@ def find_references(inputs: tuple[Channel, ...], targets: tuple[Channel, ...], r
 
 def _is_same(one: Channel, target: Channel) -> bool:
     is_named = one.variable == target.variable or bool(one.standard_name and one.standard_name == target.standard_name)
-    return is_named and one.level == target.level
+    # A target may be one level of an input: `data["z"].sel(level=500)`.
+    is_selected = target.level is None and one.level is not None and one.level == target.selected_level
+    return is_named and (one.level == target.level or is_selected)

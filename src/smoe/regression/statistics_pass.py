@@ -100,17 +100,19 @@ class StatisticsPass:
         _check_varies(self._of_inputs, self._channels, "input", "leave it out")
         of_errors = self._of_errors if (reference >= 0).any() else self._of_targets
         climatology = np.where(self._numbers > 0, self._sums / np.maximum(self._numbers, 1), np.nan)
-        pixel_means = self._of_inputs.by_pixel()[0]
-        channel_means = self._of_inputs.by_channel()[0][:, None, None]
-        input_mean, input_std = _mean_and_std(self._of_inputs, normalisation)
-        target_mean, target_std = _mean_and_std(of_errors, normalisation)
+        input_fill = self._input_fill()
+        input_mean, input_std = _mean_and_std(self._of_inputs, normalisation, input_fill)
+        # What is learned at pixels without a reference is the distance from what stands in for it.
+        distance = self._of_targets.by_pixel()[0] - np.where((reference >= 0)[:, None, None], input_fill[reference], 0)
+        target_mean, target_std = _mean_and_std(of_errors, normalisation, distance)
         # A target that is its reference and a constant has no spread beside it.
         target_std = np.maximum(target_std, 1e-3 * self._of_targets.by_channel()[1][:, None, None])
-        mean_error = np.where((reference >= 0)[:, None, None], of_errors.by_pixel()[0], np.nan)
+        errors = of_errors.by_pixel()[0]
+        mean_error = np.where((reference >= 0)[:, None, None], np.where(np.isnan(errors), distance, errors), np.nan)
         return Statistics(
             input_mean=input_mean.astype(np.float32),
             input_std=input_std.astype(np.float32),
-            input_fill=np.where(np.isnan(pixel_means), channel_means, pixel_means).astype(np.float32),
+            input_fill=input_fill.astype(np.float32),
             target_mean=target_mean.astype(np.float32),
             target_std=target_std.astype(np.float32),
             mean_error=mean_error.astype(np.float32),
@@ -118,6 +120,18 @@ class StatisticsPass:
             reference=reference,
             target_mask=~targets.always_missing,
         )
+
+    def _input_fill(self) -> np.ndarray:
+        """What stands in for missing inputs, `(C, H, W)`.
+
+        The mean of the pixel; where there is none, that of the target that continues the input, else of the channel.
+        """
+        fill = self._of_inputs.by_pixel()[0]
+        target_means = self._of_targets.by_pixel()[0]
+        for target, channel in enumerate(self._reference):
+            if channel >= 0:
+                fill[channel] = np.where(np.isnan(fill[channel]), target_means[target], fill[channel])
+        return np.where(np.isnan(fill), self._of_inputs.by_channel()[0][:, None, None], fill)
 
 
 def gather_statistics(
@@ -136,13 +150,18 @@ def gather_statistics(
     return statistics.finish(normalisation)
 
 
-def _mean_and_std(moments: FieldMoments, normalisation: Normalisation) -> tuple[np.ndarray, np.ndarray]:
+def _mean_and_std(
+    moments: FieldMoments, normalisation: Normalisation, stand_in: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and spread; a pixel without values has the mean `stand_in`, where that is a number, and the usual spread."""
     mean, std = (each[:, None, None] for each in moments.by_channel())
     if normalisation == "channel":
         return mean, std
     pixel_mean, pixel_std = moments.by_pixel()
+    pixel_mean = np.where(np.isnan(pixel_mean), stand_in, pixel_mean)
     # A pixel that hardly varies would be blown up: its spread is a hundredth of the channel's at least.
-    return np.where(np.isnan(pixel_mean), mean, pixel_mean), np.fmax(pixel_std, 0.01 * std)
+    pixel_std = np.where(np.isnan(pixel_std), std, np.maximum(pixel_std, 0.01 * std))
+    return np.where(np.isnan(pixel_mean), mean, pixel_mean), pixel_std
 
 
 def _check_varies(moments: FieldMoments, channels: tuple[Channel, ...], what: str, remedy: str) -> None:

@@ -67,7 +67,7 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Notify) -> Ru
     note = fitted.note()
     remarks = [] if note is None else [f"{note[:1].upper()}{note[1:]}."]
     if fitted.keeps_plain:
-        remarks.append("The routing below is that of the SMoE net, which does not predict.")
+        remarks.append(f"The routing below is that of the {fitted.net_kind}, which does not predict.")
     return RunReport(
         label=label,
         title=fitted.describe(),

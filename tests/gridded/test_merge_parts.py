@@ -1,0 +1,104 @@
+"""Data sets of several files are aligned by their coordinates, never by position."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from gridded_files import regional, times
+from smoe.errors import DataError
+from smoe.gridded.field_source import FieldSource
+from smoe.gridded.open_fields import open_fields
+
+
+def read_all(data: object) -> dict[str, np.ndarray]:
+    source = FieldSource(open_fields(data))
+    fields = source.read(np.arange(source.num_positions))
+    return {channel.name: fields[:, number] for number, channel in enumerate(source.channels)}
+
+
+@pytest.mark.parametrize("change", ["reversed", "rounded", "turned"])
+def test_rows_and_columns_are_brought_to_one_order(change: str) -> None:
+    first, other = regional(4), regional(4, name="u", seed=1)
+    expected = read_all(other)["u"]
+    if change == "reversed":
+        other = other.isel(lat=slice(None, None, -1))
+    elif change == "rounded":
+        other = other.assign_coords(lat=other["lat"].astype(np.float32) + np.float32(1e-5))
+    else:
+        other = other.isel(lon=[3, 4, 0, 1, 2])
+    merged = read_all([first, other])
+    np.testing.assert_array_equal(merged["u"], expected)
+    np.testing.assert_array_equal(merged["t2m"], read_all(first)["t2m"])
+
+
+def test_times_are_those_that_all_parts_have() -> None:
+    first, other = regional(6), regional(6, name="u", seed=1)
+    merged = open_fields([first, other.isel(time=[5, 1, 3, 4])])
+    np.testing.assert_array_equal(merged["time"], times(6)[[1, 3, 4, 5]])
+    np.testing.assert_array_equal(merged["u"], other["u"].isel(time=[1, 3, 4, 5]))
+    np.testing.assert_array_equal(merged["t2m"], first["t2m"].isel(time=[1, 3, 4, 5]))
+
+
+def test_a_part_of_one_time_is_static() -> None:
+    height = regional(1, name="height", seed=2)
+    source = FieldSource(open_fields([regional(4), height]))
+    assert [(channel.name, channel.is_static) for channel in source.channels] == [("t2m", False), ("height", True)]
+    np.testing.assert_array_equal(source.read(np.array([3]))[0, 1], height["height"].values[0])
+
+
+def test_heights_and_bounds_of_single_files_do_not_conflict() -> None:
+    def part(name: str, height: float) -> xr.Dataset:
+        dataset = regional(4, name=name).assign_coords(height=((), height, {"units": "m", "standard_name": "height"}))
+        dataset["lat_bnds"] = (("lat", "bnds"), np.full((3, 2), height))
+        dataset["lat"].attrs["bounds"] = "lat_bnds"
+        return dataset
+
+    assert set(read_all([part("tas", 2.0), part("uas", 10.0)])) == {"tas", "uas"}
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (regional(4), "two parts of inputs have the variable 't2m': rename one of them"),
+        (regional(4, 3, 4, name="u"), "two parts of inputs are on different grids, 3 x 5 .* against 3 x 4"),
+        (
+            regional(4, name="u").assign_coords(time=times(4, "2005-01-01")),
+            "no time in common: they lie from 2001-01-01 to 2001-01-04 and 2005-01-01 to 2005-01-04",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit(other: xr.Dataset, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        open_fields([regional(4), other])
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_round_their_coordinates_and_files_of_one_time_follow_each_other(tmp_path: Path) -> None:
+    small = regional(4)
+    small.isel(time=slice(0, 2)).to_netcdf(tmp_path / "r1.nc")
+    rounded = small.assign_coords(lat=("lat", small["lat"].values.astype(np.float32) + np.float32(1e-5)))
+    rounded.isel(time=slice(2, 4), lat=slice(None, None, -1)).to_netcdf(tmp_path / "r2.nc")
+    np.testing.assert_array_equal(read_all(str(tmp_path / "r?.nc"))["t2m"], small["t2m"].values)
+    for number in range(4):
+        small.isel(time=number).to_netcdf(tmp_path / f"s{number}.nc")
+    np.testing.assert_array_equal(read_all(str(tmp_path / "s?.nc"))["t2m"], small["t2m"].values)
+
+
+@pytest.mark.parametrize("kind", ["variables", "each time"])
+def test_latitudes_that_are_variables_or_repeated_at_each_time(kind: str) -> None:
+    small = regional(4).rename(lat="south_north", lon="west_east").drop_vars(["south_north", "west_east"])
+    longitude, latitude = np.meshgrid(5.0 + np.arange(5), 40.0 + np.arange(3))
+    for name, values, units in (("XLAT", latitude, "degree_north"), ("XLONG", longitude, "degree_east")):
+        dims = ("south_north", "west_east") if kind == "variables" else ("time", "south_north", "west_east")
+        small[name] = (dims, np.broadcast_to(values, tuple(small.sizes[dim] for dim in dims)), {"units": units})
+    source = FieldSource(open_fields(small))
+    assert source.grid.kind == "curvilinear" and [channel.name for channel in source.channels] == ["t2m"]
+    np.testing.assert_array_equal(source.grid.rows, latitude)
+    moving = small.copy(deep=True)
+    if kind == "each time":
+        moving["XLAT"][-1] += 1.0
+        assert "XLAT" in [channel.name for channel in FieldSource(open_fields(moving)).channels]
