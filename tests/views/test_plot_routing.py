@@ -10,7 +10,7 @@ from matplotlib.image import imread
 from torch import nn
 
 import smoe
-from smoe.nn import ConvGate, SpatialMoE2d
+from smoe.nn import ConvGate, GraphMoE, SpatialMoE2d
 from smoe.views import plot_routing, routing
 
 RNG = np.random.default_rng(0)
@@ -93,7 +93,19 @@ def test_what_cannot_be_drawn_is_refused() -> None:
     line = np.zeros((1, 5), dtype=int)
     with pytest.raises(ValueError, match="num_experts is needed"):
         plot_routing(line, "unused.png")
-    with pytest.raises(ValueError, match=r"two numbers for each pixel, \(5, 2\), got \(4, 2\)"):
+    with pytest.raises(ValueError, match=r"two or three numbers for each pixel, \(5, 2\), got \(4, 2\)"):
         plot_routing(line, "unused.png", num_experts=2, coords=np.zeros((4, 2)))
     with pytest.raises(ValueError, match=r"pixels of shape \(1, 1, 1, 2\) cannot be drawn without coords"):
         plot_routing(np.zeros((1, 1, 1, 1, 2), dtype=int), "unused.png", num_experts=2)
+
+
+def test_nodes_in_space_are_seen_from_two_sides_and_those_of_a_plane_from_above() -> None:
+    corners = np.array([[1.0, 1.0, 1.0], [1.0, -1.0, -1.0], [-1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]])
+    triangles = np.array([[0, 1, 2], [0, 3, 1], [0, 2, 3], [1, 3, 2]])
+    layer = GraphMoE(1, 2, 1, num_nodes=4)
+    headings = [axes.get_title() for axes in plot_routing(layer, coords=corners, triangles=triangles).axes]
+    assert headings[:2] == ["like colours share experts, front", "like colours share experts, back"]
+    flat = plot_routing(layer, coords=corners[:, :2], triangles=triangles[:1])
+    assert len(flat.axes) == 2 and flat.axes[0].get_title() == "like colours share experts, above"
+    with pytest.raises(ValueError, match="triangles need coords"):
+        plot_routing(layer, triangles=triangles)

@@ -18,8 +18,9 @@ from smoe.regression.options import RegressorOptions
 class Fit:
     """Fits a model that predicts TARGETS from INPUTS and learns what to do where.
 
-    Both are NetCDF, GRIB or Zarr: one file, a store, or a pattern of files in quotes. They are aligned by time. The
-    folder of the output then holds the model, its scores and the record of the training.
+    Both are NetCDF, GRIB or Zarr: one file, a store, or a pattern of files in quotes. They are aligned by time. Fields
+    lie on a grid, a UGRID mesh or a HEALPix sphere, which the files say. The folder of the output then holds the model,
+    its scores and the record of the training.
 
     smoe fit inputs.zarr targets.nc --train 1979:2015 --validate 2016 --test 2017:2018 -o runs/mine
 

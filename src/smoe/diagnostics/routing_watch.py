@@ -60,14 +60,14 @@ class RoutingWatch:
         return {**values, "routing/certainty": sum(certainties) / len(certainties)}
 
     def measure(self, model: nn.Module, loss_fn: Loss, input: Tensor, target: Tensor) -> dict[str, float]:
-        """Returns what the routing does on a batch; empty for a model without gates. The model does not change.
+        """Returns what the routing does on a batch; empty where no gate has a choice. The model does not change.
 
         Returns:
             `routing/loss`: loss with the routing.
             `routing/loss_of_commonest`: loss with every pixel on the commonest expert of each slot.
             `routing/damped`: share of the errors that are damped, mean over the layers that damp; only if one does.
         """
-        if not layers_by_gate(model):
+        if all(gate.num_experts == 1 for gate in layers_by_gate(model)):
             return {}
         losses = routing_gain(model, loss_fn, input, target)
         values = {"routing/loss": losses.loss, "routing/loss_of_commonest": losses.loss_of_commonest}

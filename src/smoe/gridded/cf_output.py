@@ -20,9 +20,11 @@ CONVENTIONS = "CF-1.11"
 
 def with_provenance(dataset: xr.Dataset, what: str) -> xr.Dataset:
     """A data set with `Conventions` and a new first line of its `history`."""
+    has_mesh = any(variable.attrs.get("cf_role") == "mesh_topology" for variable in dataset.variables.values())
     line = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {what}"
     history = str(dataset.attrs.get("history", "")).strip()
-    return dataset.assign_attrs(Conventions=CONVENTIONS, history=f"{line}\n{history}" if history else line)
+    conventions = f"{CONVENTIONS} UGRID-1.0" if has_mesh else CONVENTIONS
+    return dataset.assign_attrs(Conventions=conventions, history=f"{line}\n{history}" if history else line)
 
 
 def check_output(path: Path, *, overwrite: bool = False) -> None:

@@ -11,8 +11,10 @@ import numpy as np
 from smoe.errors import DataError
 from smoe.gridded.cf_axes import Axes, find_axes, scalar_level
 from smoe.gridded.horizontal_grid import HorizontalGrid, Orientation, read_grid, read_pole
+from smoe.gridded.node_grid import read_node_grid
 from smoe.gridded.regional_regrid import Interpolation, make_regridding
 from smoe.gridded.time_labels import TimeLabels, read_lead_times, read_times
+from smoe.meshes.row_of_nodes import is_row_of_nodes
 from smoe.suggestions import suggest
 
 if TYPE_CHECKING:
@@ -172,7 +174,7 @@ class FieldSource:
         self._orientations: dict[str, Orientation] = {}
         first: tuple[str, HorizontalGrid] | None = None
         for name, axes in found.items():
-            grid, self._orientations[name] = read_grid(self.dataset[name], axes, f"{name} of {self.where}")
+            grid, self._orientations[name] = self._grid_of(name, axes)
             if grid.kind == "rotated":
                 grid = replace(grid, pole=self._pole(name))
             if first is None:
@@ -185,6 +187,10 @@ class FieldSource:
                 )
         assert first is not None
         return first[1], self._orientations[first[0]]
+
+    def _grid_of(self, name: str, axes: Axes) -> tuple[HorizontalGrid, Orientation]:
+        array = self.dataset[name]
+        return read_node_grid(array) if is_row_of_nodes(array) else read_grid(array, axes, f"{name} of {self.where}")
 
     def _pole(self, name: str) -> tuple[float, float] | None:
         array = self.dataset[name]

@@ -15,7 +15,7 @@ from smoe.gridded.cf_axes import Axes
 if TYPE_CHECKING:
     import xarray as xr
 
-GridKind = Literal["latitude-longitude", "rotated", "projected", "curvilinear", "indexed"]
+GridKind = Literal["latitude-longitude", "rotated", "projected", "curvilinear", "indexed", "mesh"]
 
 # Files keep coordinates in float32 or with the rounding of a regridding program.
 _TOLERANCE_STEPS = 0.02
@@ -27,7 +27,8 @@ class HorizontalGrid:
 
     Attributes:
         kind: `latitude-longitude`; `rotated`, degrees of a rotated pole; `projected`, other coordinates of rows and
-            columns; `curvilinear`, latitude and longitude of each pixel; `indexed`, no coordinates.
+            columns; `curvilinear`, latitude and longitude of each pixel; `indexed`, no coordinates; `mesh`, nodes in a
+            row (`NodeGrid`).
         shape: Rows and columns.
         rows: Coordinate of the rows `(H,)`, or latitude of each pixel `(H, W)`; empty for an indexed grid.
         columns: Coordinate of the columns `(W,)`, or longitude of each pixel `(H, W)`.
@@ -51,6 +52,11 @@ class HorizontalGrid:
             if values.size:
                 digest.update(np.rint(np.asarray(values, np.float64) * 1000.0).astype(np.int64).tobytes())
         return digest.hexdigest()[:16]
+
+    @property
+    def remedy(self) -> str:
+        """What a user does whose grid differs from that of a model."""
+        return "regrid them, or move the model by smoe.interpolate_grids"
 
     def difference(self, other: HorizontalGrid) -> str | None:
         """In which way another grid differs, both described; None if they are the same."""

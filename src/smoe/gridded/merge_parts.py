@@ -12,6 +12,7 @@ from smoe.errors import DataError
 from smoe.gridded.field_source import FieldSource, as_slice
 from smoe.gridded.open_files import import_xarray
 from smoe.gridded.time_labels import TimeLabels
+from smoe.meshes.row_of_nodes import with_mesh_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -69,7 +70,7 @@ def _turned(source: FieldSource, like: FieldSource) -> xr.Dataset:
         dataset = dataset.isel({ours: _positions(order[np.argsort(wanted)])})
         # Files round their coordinates differently.
         dataset = dataset.assign_coords({ours: like.dataset[ours]})
-    return dataset
+    return with_mesh_of(dataset, like.dataset)
 
 
 def _fields_alone(source: FieldSource, like: FieldSource | None = None) -> xr.Dataset:
@@ -77,7 +78,8 @@ def _fields_alone(source: FieldSource, like: FieldSource | None = None) -> xr.Da
     dataset = source.dataset if like is None else _turned(source, like)
     names = list(source.variable_axes)
     mappings = {dataset[n].attrs.get("grid_mapping") or dataset[n].encoding.get("grid_mapping") for n in names}
-    return dataset[[*names, *(name for name in mappings if name in dataset.data_vars)]]
+    chosen = dataset[[*names, *(name for name in mappings if name in dataset.data_vars)]]
+    return with_mesh_of(chosen, dataset)
 
 
 def _positions(order: np.ndarray) -> slice | np.ndarray:

@@ -13,6 +13,9 @@ from smoe.gridded.field_source import FieldSource
 from smoe.gridded.merge_parts import in_order_of, merge_parts
 from smoe.gridded.open_files import damage_as_data_error, import_xarray
 from smoe.gridded.pixel_coordinates import with_pixel_coordinates
+from smoe.meshes.field_files import is_mesh
+from smoe.meshes.read_mesh import Location
+from smoe.meshes.row_of_nodes import as_row_of_nodes, is_row_of_nodes
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -21,39 +24,53 @@ Data = Any
 """A `xarray.Dataset` or `DataArray`, a path or pattern of paths, or several of these, which are merged."""
 
 
-def open_fields(data: Data, where: str = "inputs") -> xr.Dataset:
+def open_fields(data: Data, where: str = "inputs", location: Location | None = None) -> xr.Dataset:
     """Opens data without reading more than their coordinates.
+
+    Fields on a mesh, of UGRID or HEALPix, become a grid of one row with the mesh in its coordinates.
 
     Args:
         data: A data set, an array with a name, a path such as `inputs.zarr` or `t2m_*.nc`, or a list of these.
         where: Name of the data in errors.
+        location: Whether fields on the points or on the faces of a mesh are used, where it has both.
 
     Raises:
         DataError: If a file is missing, damaged or of an unknown kind.
     """
     xr = import_xarray()
     if isinstance(data, xr.Dataset):
-        return with_pixel_coordinates(data)
+        return with_pixel_coordinates(_without_mesh(data, where, location))
     if isinstance(data, xr.DataArray):
         if data.name is None:
             raise DataError(f"{where} is a DataArray without a name: give it one by .rename('t2m')")
         return with_pixel_coordinates(data.to_dataset())
     if isinstance(data, (str, Path)):
-        return with_pixel_coordinates(_open_path(str(data), where))
+        return with_pixel_coordinates(_open_path(str(data), where, location))
     if isinstance(data, Sequence):
         if not data:
             raise DataError(f"{where} names no data")
-        return merge_parts([open_fields(part, where) for part in data], where)
+        return merge_parts([open_fields(part, where, location) for part in data], where)
     raise DataError(f"{where} must be an xarray object or a path, got {type(data).__name__}")
 
 
-def _open_path(text: str, where: str) -> xr.Dataset:
+def _open_path(text: str, where: str, location: Location | None) -> xr.Dataset:
     paths = [Path(text)]
     if not paths[0].exists() and glob.has_magic(text):
         paths = [Path(found) for found in sorted(glob.glob(text))]
         if not paths:
             raise DataError(f"no file matches {text!r}, which {where} names")
-    return _open_one(paths[0]) if len(paths) == 1 else _join([_open_one(path) for path in paths], text)
+    parts = [_without_mesh(_open_one(path), str(path), location) for path in paths]
+    return parts[0] if len(parts) == 1 else _join(parts, text)
+
+
+def _without_mesh(dataset: xr.Dataset, where: str, location: Location | None) -> xr.Dataset:
+    """Fields on a mesh as a row of nodes; other data sets as they are."""
+    if is_row_of_nodes(dataset) or not is_mesh(dataset):
+        return dataset
+    try:
+        return as_row_of_nodes(dataset, location)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
 
 
 def _join(parts: list[xr.Dataset], text: str) -> xr.Dataset:

@@ -51,6 +51,16 @@ class Mesh:
         """N."""
         return len(self.coordinates)
 
+    def smallest(self) -> Mesh:
+        """A mesh of the same kind with as few nodes as can be: one, or the twelve pixels of a sphere."""
+        num_nodes = 1 if self.nside is None else 12
+        return Mesh(
+            torch.zeros(num_nodes, 3),
+            torch.empty((2, 0), dtype=torch.int64),
+            nside=None if self.nside is None else 1,
+            pixel_order=self.pixel_order,
+        )
+
 
 def on_sphere(latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
     """Points of the unit sphere `(N, 3)` for angles in degrees."""

@@ -1,13 +1,89 @@
-"""A residual net of SMoE layers on the nodes of a mesh."""
+"""Nets of SMoE layers on the nodes of a mesh, and plain ones to compare with."""
 
 from __future__ import annotations
+
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from smoe.errors import DataError
 from smoe.meshes.mesh import Mesh
 from smoe.nn import GraphMoE, HEALPixMoE
+from smoe.nn.filter_bank import BankOptions
+from smoe.nn.gates.fixed import FixedGate
+
+MeshLayers = Literal["graph", "healpix"]
+
+# Scale of the last experts at the start: a net begins near the mean, or near what it is to correct.
+_START = 0.1
+
+
+class MeshLayer(nn.Module):
+    """One SMoE layer on a mesh, or a plain one: `(B, C, N)` to `(B, K, N)`.
+
+    Args:
+        mesh: Mesh of the fields.
+        in_channels: C, the number of channels of the input.
+        num_experts: X, the number of experts in the bank; None for a plain layer with one expert everywhere.
+        num_selected: E, the number of experts selected at each node; 1 for a plain layer.
+        expert_channels: F, the number of outputs per expert.
+        layers: `graph` for `GraphMoE`, whose gates hold the hash of the mesh; `healpix` for `HEALPixMoE`; None for what
+            suits the mesh.
+    """
+
+    edges: torch.Tensor
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        in_channels: int,
+        num_experts: int | None,
+        num_selected: int,
+        *,
+        expert_channels: int = 1,
+        layers: MeshLayers | None = None,
+    ) -> None:
+        super().__init__()
+        kind = check_layers(layers, mesh)
+        numbers = (in_channels, num_experts or 1, num_selected)
+        options: BankOptions = {"expert_channels": expert_channels}
+        if num_experts is None:
+            options |= {"gate": FixedGate(torch.zeros(1, *gate_grid(kind, mesh)), 1), "rule": "frozen"}
+        self.layer: GraphMoE | HEALPixMoE
+        if kind == "healpix":
+            assert mesh.nside is not None
+            assert mesh.pixel_order is not None
+            self.layer = HEALPixMoE(*numbers, nside=mesh.nside, pixel_order=mesh.pixel_order, **options)
+        else:
+            self.layer = GraphMoE(*numbers, num_nodes=mesh.num_nodes, coordinates=mesh.coordinates, **options)
+        self.register_buffer("edges", mesh.edge_index if kind == "graph" else torch.empty(2, 0), persistent=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`(B, C, N)` to `(B, E * F, N)`."""
+        if isinstance(self.layer, GraphMoE):
+            return self.layer(input.transpose(1, 2), self.edges).transpose(1, 2)
+        return self.layer(input)
+
+
+def gate_grid(layers: MeshLayers, mesh: Mesh) -> tuple[int, ...]:
+    """Sizes of the grid of a gate: the faces of a HEALPix sphere, or the nodes."""
+    return (12, mesh.nside, mesh.nside) if layers == "healpix" and mesh.nside is not None else (mesh.num_nodes,)
+
+
+def check_layers(layers: MeshLayers | None, mesh: Mesh) -> MeshLayers:
+    """The kind of layers to use on a mesh.
+
+    Raises:
+        ValueError: If the kind is unknown.
+        DataError: If HEALPix layers are asked for on another mesh.
+    """
+    if layers is not None and layers not in get_args(MeshLayers):
+        raise ValueError(f"layers must be one of {', '.join(get_args(MeshLayers))}, got {layers!r}")
+    if layers == "healpix" and mesh.nside is None:
+        raise DataError(f"HEALPix layers work on HEALPix spheres; on this mesh of {mesh.num_nodes} nodes use graph")
+    return layers or ("graph" if mesh.nside is None else "healpix")
 
 
 class MeshNet(nn.Module):
@@ -21,11 +97,11 @@ class MeshNet(nn.Module):
         in_channels: C, the number of channels of the input.
         out_channels: K, the number of channels of the output.
         filters: E, the number of outputs of each layer but the last.
-        num_experts: Experts in each bank, as a multiple of its outputs.
+        num_experts: Experts in each bank, as a multiple of its outputs; None for plain layers, in which all nodes share
+            one linear map or filter for each output.
         num_blocks: Residual blocks.
+        layers: `graph` or `healpix`; None for what suits the mesh.
     """
-
-    edges: torch.Tensor
 
     def __init__(
         self,
@@ -34,42 +110,77 @@ class MeshNet(nn.Module):
         out_channels: int,
         *,
         filters: int = 16,
-        num_experts: float = 2.0,
+        num_experts: float | None = 2.0,
         num_blocks: int = 1,
+        layers: MeshLayers | None = None,
     ) -> None:
         super().__init__()
-        self.num_nodes = mesh.num_nodes
-        self.register_buffer("edges", mesh.edge_index, persistent=False)
+        self.mesh = mesh
 
-        def layer(channels: int, outputs: int) -> GraphMoE | HEALPixMoE:
-            numbers = (channels, max(outputs, round(num_experts * outputs)), outputs)
-            if mesh.nside is not None and mesh.pixel_order is not None:
-                return HEALPixMoE(*numbers, nside=mesh.nside, pixel_order=mesh.pixel_order)
-            return GraphMoE(*numbers, num_nodes=mesh.num_nodes, coordinates=mesh.coordinates)
+        def layer(channels: int, outputs: int) -> MeshLayer:
+            if num_experts is None:
+                return MeshLayer(mesh, channels, None, 1, expert_channels=outputs, layers=layers)
+            return MeshLayer(mesh, channels, max(outputs, round(num_experts * outputs)), outputs, layers=layers)
 
         self.stem = layer(in_channels, filters)
         self.blocks = nn.ModuleList(nn.ModuleList(layer(filters, filters) for _ in range(2)) for _ in range(num_blocks))
         self.head = layer(filters, out_channels)
         with torch.no_grad():
-            # The net begins near the mean, or near what it is to correct.
-            self.head.weight.mul_(0.1)
+            self.head.layer.weight.mul_(_START)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, C, N)` to `(B, K, N)`, or `(B, C, 1, N)` to `(B, K, 1, N)` as `open_mesh_fields` has them."""
-        if input.shape[-1] != self.num_nodes or (input.ndim == 4 and input.shape[2] != 1) or input.ndim not in (3, 4):
-            raise ValueError(
-                f"input must be (B, C, {self.num_nodes}) or (B, C, 1, {self.num_nodes}), got shape {tuple(input.shape)}"
-            )
-        hidden = F.relu(self._apply_layer(self.stem, input.flatten(2)))
+        hidden = F.relu(self.stem(without_row(input, self.mesh.num_nodes)))
         # Each block adds a share, so that the size of the features does not grow with their number.
         scale = (2.0 * len(self.blocks)) ** -0.5
         for block in self.blocks:
             first, second = block.children()
-            hidden = hidden + scale * self._apply_layer(second, F.relu(self._apply_layer(first, hidden)))
-        output = self._apply_layer(self.head, F.relu(hidden))
+            hidden = hidden + scale * second(F.relu(first(hidden)))
+        output = self.head(F.relu(hidden))
         return output if input.ndim == 3 else output.unsqueeze(2)
 
-    def _apply_layer(self, layer: nn.Module, features: torch.Tensor) -> torch.Tensor:
-        if isinstance(layer, GraphMoE):
-            return layer(features.transpose(1, 2), self.edges).transpose(1, 2)
-        return layer(features)
+
+class SummedMeshLayer(nn.Module):
+    """One SMoE layer whose selected experts are summed: a linear map of its own at each node.
+
+    Args:
+        mesh: Mesh of the fields.
+        in_channels: C, the number of channels of the input.
+        out_channels: K, the number of channels of the output.
+        num_selected: E, the number of experts that are summed at each node.
+        num_experts: X, the number of experts in the bank.
+        layers: `graph` or `healpix`; None for what suits the mesh.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        in_channels: int,
+        out_channels: int,
+        *,
+        num_selected: int,
+        num_experts: int,
+        layers: MeshLayers | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_nodes = mesh.num_nodes
+        self.stem = MeshLayer(mesh, in_channels, num_experts, num_selected, expert_channels=out_channels, layers=layers)
+        with torch.no_grad():
+            self.stem.layer.weight.mul_(_START)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """As `MeshNet`."""
+        found = self.stem(without_row(input, self.num_nodes))
+        output = found.unflatten(1, (self.stem.layer.num_selected, -1)).sum(dim=1)
+        return output if input.ndim == 3 else output.unsqueeze(2)
+
+
+def without_row(input: torch.Tensor, num_nodes: int) -> torch.Tensor:
+    """`(B, C, N)` of the same or of a row of nodes `(B, C, 1, N)`.
+
+    Raises:
+        ValueError: If the input has another shape.
+    """
+    if input.shape[-1] != num_nodes or (input.ndim == 4 and input.shape[2] != 1) or input.ndim not in (3, 4):
+        raise ValueError(f"input must be (B, C, {num_nodes}) or (B, C, 1, {num_nodes}), got shape {tuple(input.shape)}")
+    return input.flatten(2)

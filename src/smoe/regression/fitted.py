@@ -14,6 +14,7 @@ from smoe.gridded.field_source import Channel, FieldSource
 from smoe.gridded.horizontal_grid import HorizontalGrid
 from smoe.gridded.periods import Period
 from smoe.gridded.units import are_same_units
+from smoe.meshes.mesh import Mesh
 from smoe.regression.layout import OutputLayout
 from smoe.regression.nets import NetShape, Regression, count_parameters
 from smoe.regression.options import RegressorOptions
@@ -38,6 +39,7 @@ class Fitted:
         input_channels: Channels of the inputs, static ones among them.
         target_channels: Channels of the targets.
         grid: Grid of both.
+        mesh: Mesh that its nodes belong to; None for a grid.
         layout: Layout of predictions.
         statistics: Statistics of the training part.
         static: Values of the static inputs, `(C', H, W)`.
@@ -58,6 +60,7 @@ class Fitted:
     input_channels: tuple[Channel, ...]
     target_channels: tuple[Channel, ...]
     grid: HorizontalGrid
+    mesh: Mesh | None
     layout: OutputLayout
     statistics: Statistics
     static: np.ndarray
@@ -176,7 +179,7 @@ def check_inputs(fitted: Fitted, dataset: xr.Dataset) -> FieldSource:
         if not fitted.options.regrid:
             raise DataError(
                 f"the inputs are on another grid than the model (hash {source.grid.hash} against {fitted.grid.hash}), "
-                f"{difference}; regrid them, or move the model by smoe.interpolate_grids"
+                f"{difference}; {fitted.grid.remedy}"
             )
         source.regrid_to(fitted.grid)
     if source.labels is not None and source.labels.calendar != fitted.calendar:

@@ -19,9 +19,11 @@ from smoe.gridded.cf_output import with_provenance
 from smoe.gridded.open_fields import Data, open_fields
 from smoe.gridded.open_files import import_xarray
 from smoe.gridded.time_labels import parse_lead
+from smoe.meshes.mesh import Mesh
 from smoe.regression.fitted import Fitted, check_inputs, is_worse
 from smoe.regression.fitting import train_net
 from smoe.regression.layout import OutputLayout
+from smoe.regression.mesh_nets import mesh_of_targets
 from smoe.regression.nets import (
     NetShape,
     Regression,
@@ -54,7 +56,8 @@ class GridRegressor:
     """Predicts gridded targets from gridded inputs by a net of SMoE layers, which learn what to do where.
 
     Args:
-        net: `layer`, `resnet` or `unet`, or a module of your own that turns `(B, C, H, W)` into `(B, K, H, W)`.
+        net: `layer`, `resnet` or `unet`, `graph` or `healpix` on a mesh, or a module of your own that turns
+            `(B, C, H, W)` into `(B, K, H, W)`; the nodes of a mesh are one row.
         progress: Show a progress bar and a line for each epoch.
         **options: Further fields of `RegressorOptions`, such as `lead="3D"`.
 
@@ -171,7 +174,8 @@ class GridRegressor:
         options = self.options
         shape = net_shape(prepared, options)
         torch.manual_seed(options.seed)
-        net = wrap_own_net(self._own_net, shape) if self._own_net is not None else build_net(shape, options)
+        mesh = mesh_of_targets(prepared.targets.dataset, prepared.targets.grid, self._own_net)
+        net = wrap_own_net(self._own_net, shape) if self._own_net is not None else build_net(shape, options, mesh)
         objective = make_objective(prepared, options)
         num_values = len(prepared.splits["train"]) * shape.in_channels * shape.grid[0] * shape.grid[1]
         compares = options.compare == "yes" or (options.compare == "auto" and num_values <= _SMALL_DATA)
@@ -191,7 +195,7 @@ class GridRegressor:
                 torch.manual_seed(options.seed)
                 name: NetName = options.net if self._own_net is None else "resnet"
                 plain = make_plain_net(
-                    name, shape, num_blocks=options.num_blocks, num_parameters=count_shared_parameters(net)
+                    name, shape, num_blocks=options.num_blocks, num_parameters=count_shared_parameters(net), mesh=mesh
                 )
                 records["plain"] = train_net(
                     plain, prepared.splits, objective, options, reporter=reporter, recipe=recipe,
@@ -207,6 +211,7 @@ class GridRegressor:
             input_channels=prepared.inputs.channels,
             target_channels=prepared.targets.channels,
             grid=prepared.targets.grid,
+            mesh=mesh,
             layout=OutputLayout.of(prepared.targets, is_array=is_array),
             statistics=prepared.statistics,
             static=prepared.splits["train"].inputs.static,
@@ -236,7 +241,7 @@ class GridRegressor:
             DataError: If variables, units or the grid differ, with the difference.
         """
         fitted = self.fitted
-        source = check_inputs(fitted, open_fields(x, "inputs"))
+        source = check_inputs(fitted, open_fields(x, "inputs", fitted.options.location))
         dataset = predict_dataset(fitted, source)
         dataset = with_provenance(dataset, f"predicted by smoe.GridRegressor ({fitted.describe()})")
         if fitted.layout.is_array and len(dataset.data_vars) == 1:
@@ -246,7 +251,7 @@ class GridRegressor:
     def predict_blocks(self, x: Data) -> Iterator[xr.Dataset]:
         """Predicts from new inputs that are larger than memory: one data set for each block of times."""
         fitted = self.fitted
-        yield from iterate_predictions(fitted, check_inputs(fitted, open_fields(x, "inputs")))
+        yield from iterate_predictions(fitted, check_inputs(fitted, open_fields(x, "inputs", fitted.options.location)))
 
     def score(self, x: Data, y: Data, period: Any = None) -> ScoreTable:
         """Scores predictions beside simple ones: persistence, climatology, the map of mean errors and a plain net.
@@ -339,7 +344,7 @@ def net_shape(prepared: Prepared, options: RegressorOptions) -> NetShape:
     )
 
 
-def build_net(shape: NetShape, options: RegressorOptions) -> Regression:
+def build_net(shape: NetShape, options: RegressorOptions, mesh: Mesh | None = None) -> Regression:
     """The net that the options name."""
     return make_net(
         options.net,
@@ -348,6 +353,7 @@ def build_net(shape: NetShape, options: RegressorOptions) -> Regression:
         num_blocks=options.num_blocks,
         num_experts=options.num_experts,
         local_affine=options.local_affine,
+        mesh=mesh,
     )
 
 

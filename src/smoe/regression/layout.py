@@ -10,9 +10,13 @@ import numpy as np
 from smoe.gridded.field_source import FieldSource
 from smoe.gridded.horizontal_grid import Orientation
 from smoe.gridded.open_files import import_xarray
+from smoe.meshes.row_of_nodes import DESCRIPTION, ROW_COORDINATES, is_row_of_nodes, restored_variables, with_mesh
 
 if TYPE_CHECKING:
     import xarray as xr
+
+Described = tuple[tuple[str, ...], np.ndarray, dict[str, Any]]
+"""Dimensions, values and attributes of an array."""
 
 # What holds for the targets of the training only, and attributes that name variables that are not written.
 _OF_THE_TARGETS = ("forecast_period", "forecast_reference_time")
@@ -31,15 +35,18 @@ class OutputLayout:
         orientation: Order of rows and columns.
         attributes: Attributes of the data set.
         is_array: Whether a single array was given.
+        mesh: Dimension of the nodes in the file of the targets, and the variables of their mesh, as for `coordinates`;
+            None for a grid.
     """
 
     variables: tuple[tuple[str, int, tuple[str, ...], dict[str, Any]], ...]
-    coordinates: dict[str, tuple[tuple[str, ...], np.ndarray, dict[str, Any]]]
+    coordinates: dict[str, Described]
     mappings: dict[str, dict[str, Any]]
     time: tuple[str, dict[str, Any]]
     orientation: Orientation
     attributes: dict[str, Any]
     is_array: bool
+    mesh: tuple[str, dict[str, Described]] | None = None
 
     @classmethod
     def of(cls, source: FieldSource, *, is_array: bool) -> OutputLayout:
@@ -55,10 +62,13 @@ class OutputLayout:
                 mappings[str(mapping)] = plain_attributes(dataset[mapping].attrs)
                 variables[-1][3].setdefault("grid_mapping", str(mapping))
             names += [str(each) for each in dataset[name].coords]
-        coordinates = {}
+        mesh = _mesh_of(dataset) if is_row_of_nodes(dataset) else None
+        coordinates: dict[str, Described] = {}
         for name in dict.fromkeys(names):
             array = dataset[name]
             if source.axes.time in array.dims or array.dtype.kind not in "iufUSb" or name in mappings:
+                continue
+            if mesh is not None and (name in mesh[1] or name in ROW_COORDINATES):
                 continue
             if array.attrs.get("standard_name") in _OF_THE_TARGETS:
                 continue
@@ -75,12 +85,13 @@ class OutputLayout:
             source.orientation_of(first),
             plain_attributes(dataset.attrs),
             is_array,
+            mesh,
         )
 
     def build(
         self,
         values: np.ndarray,
-        sample_coordinates: dict[str, tuple[tuple[str, ...], np.ndarray, dict[str, Any]]],
+        sample_coordinates: dict[str, Described],
         sample_dims: tuple[str, ...],
         sample_shape: tuple[int, ...],
         *,
@@ -129,7 +140,8 @@ class OutputLayout:
         }
         if quantiles is not None:
             coordinates["quantile"] = (("quantile",), np.asarray(quantiles), {"long_name": "quantile", "units": "1"})
-        return xr.Dataset(arrays, coords=coordinates | sample_coordinates, attrs=dict(self.attributes))
+        dataset = xr.Dataset(arrays, coords=coordinates | sample_coordinates, attrs=dict(self.attributes))
+        return dataset if self.mesh is None else with_mesh(dataset, *self.mesh)
 
     @staticmethod
     def _variable(
@@ -139,45 +151,70 @@ class OutputLayout:
         num_levels: int,
         dims: tuple[str, ...],
         attributes: dict[str, Any],
-    ) -> tuple[tuple[str, ...], np.ndarray, dict[str, Any]]:
+    ) -> Described:
         shape = (*sample_shape, *((num_levels,) if num_levels else ()), *values.shape[-2:])
         return (*sample_dims, *dims), values.reshape(shape), dict(attributes)
 
     def to_plain(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """What JSON keeps, and the arrays beside it."""
-        arrays = {f"layout.{name}": np.atleast_1d(values) for name, (_, values, _) in self.coordinates.items()
-                  if values.dtype.kind in "iuf"}  # fmt: skip
+        coordinates, arrays = _store("layout.", self.coordinates)
         arrays["layout.row_order"] = self.orientation.row_order
         arrays["layout.column_order"] = self.orientation.column_order
         plain = {
             "variables": [[name, levels, list(dims), attributes] for name, levels, dims, attributes in self.variables],
-            "coordinates": {
-                name: [list(dims), None if values.dtype.kind in "iuf" else values.astype(str).tolist(), attributes]
-                for name, (dims, values, attributes) in self.coordinates.items()
-            },
+            "coordinates": coordinates,
             "mappings": self.mappings,
             "time": list(self.time),
             "attributes": self.attributes,
             "is_array": self.is_array,
         }
+        if self.mesh is not None:
+            variables, mesh_arrays = _store("layout.mesh.", self.mesh[1])
+            plain["mesh"] = [self.mesh[0], variables]
+            arrays |= mesh_arrays
         return plain, arrays
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any], arrays: dict[str, np.ndarray]) -> OutputLayout:
         """The inverse of `to_plain`."""
-        coordinates = {}
-        for name, (dims, values, attributes) in plain["coordinates"].items():
-            array = arrays[f"layout.{name}"] if values is None else np.asarray(values)
-            coordinates[name] = (tuple(dims), array if dims or values is not None else array.reshape(()), attributes)
+        mesh = plain.get("mesh")
         return cls(
             tuple((name, levels, tuple(dims), attributes) for name, levels, dims, attributes in plain["variables"]),
-            coordinates,
+            _restore("layout.", plain["coordinates"], arrays),
             plain["mappings"],
             (plain["time"][0], plain["time"][1]),
             Orientation(arrays["layout.row_order"], arrays["layout.column_order"]),
             plain["attributes"],
             plain["is_array"],
+            None if mesh is None else (mesh[0], _restore("layout.mesh.", mesh[1], arrays)),
         )
+
+
+def _mesh_of(row: Any) -> tuple[str, dict[str, Described]]:
+    variables = {
+        name: (tuple(map(str, variable.dims)), np.asarray(variable.values), plain_attributes(variable.attrs))
+        for name, variable in restored_variables(row).items()
+    }
+    return str(row[DESCRIPTION].attrs["dimension"]), variables
+
+
+def _store(prefix: str, variables: dict[str, Described]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What JSON keeps of described arrays, texts among it; and their numbers by names with a prefix."""
+    words = {
+        name: [list(dims), None if values.dtype.kind in "iuf" else values.astype(str).tolist(), attributes]
+        for name, (dims, values, attributes) in variables.items()
+    }
+    arrays = {prefix + name: np.atleast_1d(variables[name][1]) for name, (_, text, _) in words.items() if text is None}
+    return words, arrays
+
+
+def _restore(prefix: str, words: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Described]:
+    """The inverse of `_store`."""
+    found: dict[str, Described] = {}
+    for name, (dims, text, attributes) in words.items():
+        array = arrays[prefix + name] if text is None else np.asarray(text)
+        found[name] = (tuple(dims), array if dims or text is not None else array.reshape(()), attributes)
+    return found
 
 
 def plain_attributes(attributes: Any) -> dict[str, Any]:

@@ -15,7 +15,10 @@ from torch import nn
 from smoe.atomic_files import write_atomically
 from smoe.errors import DataError
 from smoe.gridded.field_source import Channel
-from smoe.gridded.horizontal_grid import HorizontalGrid, to_plain
+from smoe.gridded.horizontal_grid import to_plain
+from smoe.gridded.node_grid import grid_from_plain
+from smoe.meshes.mesh import Mesh
+from smoe.meshes.stored_mesh import mesh_arrays, mesh_from_files, mesh_words
 from smoe.regression.fitted import Fitted
 from smoe.regression.layout import OutputLayout
 from smoe.regression.nets import NetShape, Regression, count_shared_parameters, make_net, make_plain_net, wrap_own_net
@@ -51,6 +54,8 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
     arrays = {f"statistics.{name}": getattr(fitted.statistics, name) for name in Statistics.names()}
     arrays |= layout_arrays | {"grid.rows": fitted.grid.rows, "grid.columns": fitted.grid.columns}
     arrays |= {"static": fitted.static, "input_mask": fitted.input_mask}
+    if fitted.mesh is not None:
+        arrays |= mesh_arrays(fitted.mesh)
     tensors = {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}
     for prefix, net in (("net", fitted.net), ("plain", fitted.plain)):
         if net is not None:
@@ -69,6 +74,7 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
         "inputs": [asdict(channel) for channel in fitted.input_channels],
         "targets": [asdict(channel) for channel in fitted.target_channels],
         "grid": to_plain(fitted.grid),
+        "mesh": None if fitted.mesh is None else mesh_words(fitted.mesh),
         "layout": layout,
         "lead_scale": fitted.lead_scale,
         "calendar": fitted.calendar,
@@ -131,22 +137,21 @@ def _build(config: dict[str, Any], tensors: dict[str, torch.Tensor], own_net: nn
     shape = NetShape(**{**described, "grid": tuple(described["grid"]), "start": tuple(described["start"])})
     if is_own and own_net is None:
         raise DataError(f"{path} was fitted with a net of its user's own: give it as load(path, net=...)")
-    net = wrap_own_net(own_net, shape) if is_own and own_net is not None else _make(shape, options)
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items() if not name.startswith(("net.", "plain."))}
+    mesh = None if config.get("mesh") is None else mesh_from_files(config["mesh"], arrays)
+    net = wrap_own_net(own_net, shape) if is_own and own_net is not None else _make(shape, options, mesh)
     net.load_state_dict(_of(tensors, "net."))
     plain: Regression | None = None
     if config["plain_parameters"] is not None:
         name = "resnet" if is_own else options.net
-        plain = make_plain_net(name, shape, num_blocks=options.num_blocks, num_parameters=config["plain_parameters"])
+        plain = make_plain_net(
+            name, shape, num_blocks=options.num_blocks, num_parameters=config["plain_parameters"], mesh=mesh
+        )
         plain.load_state_dict(_of(tensors, "plain."))
         plain.eval()
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items() if not name.startswith(("net.", "plain."))}
-    grid = config["grid"]
-    found = HorizontalGrid(
-        grid["kind"], tuple(grid["shape"]), arrays["grid.rows"], arrays["grid.columns"], grid["closes_circle"],
-        None if grid.get("pole") is None else tuple(grid["pole"]),
-    )  # fmt: skip
-    if found.hash != grid["hash"]:
-        raise DataError(f"{path}: the hash of its grid is {found.hash}, the config has {grid['hash']}")
+    grid = grid_from_plain(config["grid"], arrays["grid.rows"], arrays["grid.columns"])
+    if grid.hash != config["grid"]["hash"]:
+        raise DataError(f"{path}: the hash of its grid is {grid.hash}, the config has {config['grid']['hash']}")
     return Fitted(
         options=options,
         net=net.eval(),
@@ -156,7 +161,8 @@ def _build(config: dict[str, Any], tensors: dict[str, torch.Tensor], own_net: nn
         has_own_net=is_own,
         input_channels=tuple(Channel(**channel) for channel in config["inputs"]),
         target_channels=tuple(Channel(**channel) for channel in config["targets"]),
-        grid=found,
+        grid=grid,
+        mesh=mesh,
         layout=OutputLayout.from_plain(config["layout"], arrays),
         statistics=Statistics(**{name: arrays[f"statistics.{name}"] for name in Statistics.names()}),
         static=arrays["static"],
@@ -169,7 +175,7 @@ def _build(config: dict[str, Any], tensors: dict[str, torch.Tensor], own_net: nn
     )
 
 
-def _make(shape: NetShape, options: RegressorOptions) -> Regression:
+def _make(shape: NetShape, options: RegressorOptions, mesh: Mesh | None) -> Regression:
     return make_net(
         options.net,
         shape,
@@ -177,6 +183,7 @@ def _make(shape: NetShape, options: RegressorOptions) -> Regression:
         num_blocks=options.num_blocks,
         num_experts=options.num_experts,
         local_affine=options.local_affine,
+        mesh=mesh,
     )
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from smoe.meshes.mesh import Mesh
 from smoe.models.unet import UNet
 from smoe.nn import SpatialMoE2d, convert
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_conv import GridConv2d
 from smoe.nn.local_affine import LocalAffine
 from smoe.options import PaddingMode
+from smoe.regression.mesh_nets import make_mesh_module
 from smoe.regression.options import NetName
 
 # Scale of the last filters at the start: a net begins near the mean, or near what it is to correct.
@@ -143,9 +146,22 @@ class Regression(nn.Module):
 
 
 def make_net(
-    name: NetName, shape: NetShape, *, filters: int, num_blocks: int, num_experts: float, local_affine: bool
+    name: NetName,
+    shape: NetShape,
+    *,
+    filters: int,
+    num_blocks: int,
+    num_experts: float,
+    local_affine: bool,
+    mesh: Mesh | None = None,
 ) -> Regression:
     """A net with SMoE layers."""
+    if mesh is not None:
+        net = make_mesh_module(
+            name, mesh, shape.in_channels, shape.out_channels, filters=filters, num_blocks=num_blocks,
+            num_experts=num_experts,
+        )  # fmt: skip
+        return Regression(net, shape, local_affine=local_affine)
     if name == "layer":
         experts = max(1, round(filters * num_experts))
         return Regression(SummedExperts(shape, filters, experts), shape, local_affine=local_affine)
@@ -155,7 +171,9 @@ def make_net(
     return Regression(net, shape, local_affine=local_affine)
 
 
-def make_plain_net(name: NetName, shape: NetShape, *, num_blocks: int, num_parameters: int) -> Regression:
+def make_plain_net(
+    name: NetName, shape: NetShape, *, num_blocks: int, num_parameters: int, mesh: Mesh | None = None
+) -> Regression:
     """The same kind of net with plain convolutions, as wide as the number of parameters allows.
 
     Args:
@@ -163,18 +181,25 @@ def make_plain_net(name: NetName, shape: NetShape, *, num_blocks: int, num_param
         shape: What it is made for.
         num_blocks: Residual blocks.
         num_parameters: Most parameters; those of the experts of the net that it is compared with.
+        mesh: Mesh of the fields; None for a grid.
     """
     # One layer has no width: two convolutions with as many filters between them.
     kind: NetName = "resnet" if name == "layer" else name
     num_blocks = 1 if name == "layer" else num_blocks
     filters = 1
-    with torch.random.fork_rng(), torch.device("meta"):
-        while filters < 1024 and _count(_make_plain(kind, shape, filters + 1, num_blocks)) <= num_parameters:
+    # Plain layers have as many parameters on a mesh of one node, whose hash takes no time.
+    smallest = None if mesh is None else mesh.smallest()
+    with torch.random.fork_rng(), torch.device("meta") if mesh is None else nullcontext():
+        while filters < 1024 and _count(_make_plain(kind, shape, filters + 1, num_blocks, smallest)) <= num_parameters:
             filters += 1
-    return Regression(_make_plain(kind, shape, filters, num_blocks), shape, local_affine=False)
+    return Regression(_make_plain(kind, shape, filters, num_blocks, mesh), shape, local_affine=False)
 
 
-def _make_plain(name: NetName, shape: NetShape, filters: int, num_blocks: int) -> nn.Module:
+def _make_plain(name: NetName, shape: NetShape, filters: int, num_blocks: int, mesh: Mesh | None = None) -> nn.Module:
+    if mesh is not None:
+        return make_mesh_module(
+            name, mesh, shape.in_channels, shape.out_channels, filters=filters, num_blocks=num_blocks, num_experts=None
+        )
     return PaddedUNet(shape, filters) if name == "unet" else ResNet(shape, filters, num_blocks)
 
 

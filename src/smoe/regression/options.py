@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from smoe.suggestions import suggest
 from smoe.training.tracker_names import TRACKERS, Tracker
 
-NetName = Literal["layer", "resnet", "unet"]
+NetName = Literal["layer", "resnet", "unet", "graph", "healpix"]
 NET_NAMES: tuple[NetName, ...] = get_args(NetName)
 
 Objective = Literal["mse", "mae", "quantiles", "gaussian"]
@@ -28,7 +28,9 @@ class RegressorOptions:
     Attributes:
         lead: Time from an input to its target, such as `3D`, `6h`, `1 month`; None for inputs and targets of the same
             time, and for forecasts that have lead times of their own.
-        net: `layer`, one SMoE layer; `resnet`, residual blocks; `unet`, a U-Net.
+        net: `layer`, one SMoE layer; `resnet`, residual blocks; `unet`, a U-Net, for grids only. On a mesh, the layers
+            are those of HEALPix spheres for a HEALPix file and those of graphs for others; `graph` and `healpix` choose
+            a `resnet` of these layers.
         filters: Filters of the convolutions; of a `layer`, the experts selected at each pixel.
         num_blocks: Residual blocks of a `resnet`.
         num_experts: Experts for each filter.
@@ -37,6 +39,7 @@ class RegressorOptions:
         quantiles: Quantiles of the objective `quantiles`, ascending.
         residual: Predict the difference from the input variable that the target continues: the one with the same name,
             or the same standard name, and units. `auto` does so where there is one.
+        location: Whether fields on the points (`node`) or on the faces (`face`) of a mesh are used, where it has both.
         normalisation: Mean and spread of each `channel` over all pixels, or of each `pixel`.
         area_weights: Weigh pixels by their area in the objective and the scores, where the grid has latitudes.
         missing: What becomes of values that are missing at some times only: `refuse` them, `drop` their times, or
@@ -69,6 +72,7 @@ class RegressorOptions:
     objective: Objective = "mse"
     quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)
     residual: Literal["auto", "yes", "no"] = "auto"
+    location: Literal["node", "face"] | None = None
     normalisation: Normalisation = "pixel"
     area_weights: bool = True
     missing: Missing = "refuse"
@@ -102,6 +106,8 @@ class RegressorOptions:
                 raise ValueError(
                     f"{name} must be one of {', '.join(known)}, got {value!r}; {suggest(str(value), known)}"
                 )
+        if self.location not in (None, "node", "face"):
+            raise ValueError(f"location must be node or face, got {self.location!r}")
         if self.log_with is not None and self.log_with not in TRACKERS:
             raise ValueError(f"log_with must be one of {', '.join(TRACKERS)}, got {self.log_with!r}")
         for name in ("filters", "num_blocks", "batch_size", "max_epochs", "patience"):

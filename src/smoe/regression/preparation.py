@@ -17,6 +17,7 @@ from smoe.gridded.gap_policy import check_gaps, has_gap
 from smoe.gridded.open_fields import open_fields
 from smoe.gridded.periods import Period, check_apart, parse_period, remaining_samples, samples_in, split_off_last
 from smoe.gridded.time_labels import parse_lead
+from smoe.regression.mesh_nets import check_net_name
 from smoe.regression.options import RegressorOptions
 from smoe.regression.samples import GridSamples
 from smoe.regression.statistics import Statistics, find_references
@@ -58,8 +59,9 @@ def open_sources(
     Raises:
         DataError: If the grids differ and `regrid` is off, or inputs and targets look swapped.
     """
-    inputs = FieldSource(open_fields(x, "inputs"), input_variables, "inputs")
-    targets = FieldSource(open_fields(y, "targets"), target_variables, "targets")
+    inputs = FieldSource(open_fields(x, "inputs", options.location), input_variables, "inputs")
+    targets = FieldSource(open_fields(y, "targets", options.location), target_variables, "targets")
+    check_net_name(options.net, targets.grid)
     if targets.lead_times is not None:
         raise DataError(
             "the targets are forecasts with start and lead times: targets have a valid time only; were inputs and "

@@ -9,6 +9,7 @@ import numpy as np
 from smoe.diagnostics import fixed_choices, fixed_gates
 from smoe.errors import DataError
 from smoe.gridded.open_files import import_xarray
+from smoe.meshes.row_of_nodes import with_mesh
 from smoe.regression.fitted import Fitted
 from smoe.suggestions import suggest
 
@@ -36,6 +37,9 @@ def routing_map(fitted: Fitted, gate: str | int = 0, slot: int | None = 0) -> xr
         if name not in choices:
             raise DataError(f"the net has no gate {name!r}; {suggest(name, names)}")
     found = np.asarray(choices[name])
+    if fitted.grid.kind == "mesh":
+        # Nodes are one row.
+        found = found[:, None]
     rows, columns = fitted.grid.shape
     if found.shape[1] < rows or found.shape[2] < columns:
         raise DataError(
@@ -66,4 +70,7 @@ def routing_map(fitted: Fitted, gate: str | int = 0, slot: int | None = 0) -> xr
         if set(dims) <= {row, column}
     }
     dims = (row, column) if slot is not None else ("slot", row, column)
-    return xr.DataArray(values, dims=dims, coords=coordinates, attrs=attributes, name="routing")
+    found_map = xr.DataArray(values, dims=dims, coords=coordinates, attrs=attributes, name="routing")
+    if fitted.layout.mesh is None:
+        return found_map
+    return with_mesh(found_map.to_dataset(), *fitted.layout.mesh)["routing"]

@@ -14,6 +14,7 @@ from smoe.diagnostics import fixed_choices
 from smoe.errors import DataError
 from smoe.gridded.cf_output import with_provenance, write_cf, write_cf_by_year
 from smoe.gridded.open_files import import_xarray
+from smoe.meshes.row_of_nodes import with_mesh
 from smoe.regression.fitted import Fitted
 from smoe.regression.grid_regressor import GridRegressor
 from smoe.regression.scores import ScoreTable
@@ -58,6 +59,9 @@ def write_predictions(
                 parts, dim=str(first[time].dims[0]), data_vars="minimal", coords="minimal", compat="override",
                 join="exact",
             )  # fmt: skip
+        if model.fitted.layout.mesh is not None:
+            # As they were: blocks that were read again have numbers with NaN for integers with a fill value.
+            whole = with_mesh(whole, *model.fitted.layout.mesh)
         whole = with_provenance(whole, f"predicted by smoe predict ({model.fitted.describe()})")
         try:
             if per_year:
@@ -85,7 +89,7 @@ def grid_coordinates(fitted: Fitted) -> dict[str, np.ndarray] | None:
     """Coordinates of the rows and columns of a model's grid for pictures; None where a net has another grid."""
     grid = fitted.grid
     shapes = {tuple(gate.shape[1:]) for gate in fixed_choices(fitted.net).values()}
-    if grid.kind in ("indexed", "curvilinear") or grid.shape not in shapes:
+    if grid.kind in ("indexed", "curvilinear", "mesh") or grid.shape not in shapes:
         return None
     names = ("latitude", "longitude") if grid.kind == "latitude-longitude" else fitted.layout.variables[0][2][-2:]
     return dict(zip(names, (grid.rows, grid.columns), strict=True))
@@ -95,7 +99,10 @@ def draw_run(folder: Path) -> list[Path]:
     """Draws the routing of a fitted model into `pictures/routing.png`."""
     from smoe.views.routing import plot_routing
 
-    model = GridRegressor.load(folder)
+    fitted = GridRegressor.load(folder).fitted
     path = folder / "pictures" / "routing.png"
-    plot_routing(model.fitted.net, path, coords=grid_coordinates(model.fitted), title=model.fitted.describe())
+    mesh = fitted.mesh
+    coords = grid_coordinates(fitted) if mesh is None else mesh.coordinates
+    triangles = None if mesh is None else mesh.triangles
+    plot_routing(fitted.net, path, coords=coords, triangles=triangles, title=fitted.describe())
     return [path]

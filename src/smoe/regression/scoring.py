@@ -52,7 +52,7 @@ def compare_batches(fitted: Fitted, x: Any, y: Any, period: Any = None) -> Itera
     Raises:
         DataError: If inputs or targets are not those of the model, or no sample lies in the period.
     """
-    inputs = check_inputs(fitted, open_fields(x, "inputs"))
+    inputs = check_inputs(fitted, open_fields(x, "inputs", fitted.options.location))
     targets = _check_targets(fitted, y)
     pairs = pair_sources(inputs, targets, fitted.options)
     if period is not None:
@@ -143,7 +143,7 @@ def _objective_errors(fitted: Fitted, values: np.ndarray, truth: np.ndarray) -> 
 
 
 def _check_targets(fitted: Fitted, y: Any) -> FieldSource:
-    dataset = open_fields(y, "targets")
+    dataset = open_fields(y, "targets", fitted.options.location)
     variables = list(dict.fromkeys(channel.variable for channel in fitted.target_channels))
     targets = FieldSource(dataset, variables, "targets")
     ours = [(channel.name, channel.units) for channel in fitted.target_channels]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from smoe.diagnostics import expert_use, layers_by_gate, similarity_components
 from smoe.diagnostics.layer_inputs import layer_inputs
 from smoe.experiments.report_parts import Places
+from smoe.nn import HEALPixMoE
 from smoe.reports.expert_filters import ExpertFilters, read_filters
 
 
@@ -83,10 +84,14 @@ def read_gates(
         if gate.num_experts < 2 or (gate.looks_at_input and name not in inputs):
             continue
         with torch.no_grad():
-            # In the order of the gate, which for every geometry is that of the data.
+            # In the order of the gate.
             routing = gate(inputs.get(name))
             choices, scores = ranked(routing.indices[0].cpu(), routing.weights[0].cpu())
         grid = tuple(gate.spatial_shape or layer.output_grid(inputs.get(name)))
+        if isinstance(layer, HEALPixMoE) and places is not None and len(places.shape) == 1:
+            # The data have pixels in the order of their file, the gate has faces.
+            choices, scores = (part[:, layer.inverse.cpu().numpy()] for part in (choices, scores))
+            grid = (choices.shape[1],)
         if shown_shape is not None and len(grid) == len(shown_shape) and grid != shown_shape:
             choices, scores = (_spread(part, grid, shown_shape) for part in (choices, scores))
             grid = shown_shape

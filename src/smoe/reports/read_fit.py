@@ -100,6 +100,9 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Notify) -> Ru
 def places_of(fitted: Fitted) -> Places:
     """Returns where the pixels of a fitted model lie, with the coordinates of the user's data."""
     grid = fitted.grid
+    if grid.kind == "mesh":
+        triangles = None if fitted.mesh is None or fitted.mesh.triangles is None else fitted.mesh.triangles.numpy()
+        return Places("mesh", grid.shape[1:], coordinates=grid.rows, triangles=triangles)
     if grid.kind == "indexed":
         return Places("grid", grid.shape)
     if grid.kind == "latitude-longitude" and grid.closes_circle:

@@ -65,7 +65,7 @@ def draw_nodes(
         title: Title of the picture.
     """
     places = as_space(coordinates)
-    views = ("above",) if np.ptp(places[:, 2]) == 0.0 else ("front", "back")
+    views = views_of(places)
     corners = None if triangles is None else as_array(triangles)
     figure = Figure(figsize=(3.4 * len(columns) * len(views), 3.9), layout="constrained")
     figure.suptitle(title, fontsize=13, fontweight="bold")
@@ -76,6 +76,11 @@ def draw_nodes(
             draw_side(axes, places, colours, VIEWS[view], corners)
             axes.set_title(f"{heading}, {view}" if len(views) > 1 else heading, fontsize=10.5)
     save_picture(figure, path)
+
+
+def views_of(places: np.ndarray) -> tuple[str, ...]:
+    """Sides from which the whole of some places `(N, 3)` is seen: a plane from above, anything else from two sides."""
+    return ("above",) if np.ptp(places[:, 2]) == 0.0 else ("front", "back")
 
 
 def as_space(coordinates: np.ndarray | Tensor) -> np.ndarray:

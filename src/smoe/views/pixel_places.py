@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from matplotlib.axes import Axes
 from torch import Tensor
 
 from smoe.diagnostics.choices import as_array
+from smoe.views.mesh_routing import VIEWS, as_space, draw_side, views_of
 
 # Steps of a coordinate that differ by less than this share are one step, as files with rounded numbers have it.
 _ROUNDING = 0.02
@@ -31,6 +32,8 @@ class PixelPlaces:
     rows: np.ndarray
     columns: np.ndarray
     is_regular: bool
+
+    views: ClassVar[tuple[str, ...]] = ("above",)
 
     def draw(self, axes: Axes, colours: np.ndarray) -> None:
         """Draws pixels with their colours, `(..., 3)`."""
@@ -68,12 +71,39 @@ class PixelPlaces:
         return bool(np.abs(self.rows).max() <= 90.0 and np.abs(self.columns).max() <= 360.0)
 
 
-def read_places(coords: np.ndarray | Tensor | Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) -> PixelPlaces:
+@dataclass(frozen=True)
+class NodePlaces:
+    """Places of the nodes of a mesh in space.
+
+    Attributes:
+        places: Places, `(N, 3)`.
+        triangles: Corners of its triangles, `(T, 3)`; None to draw the nodes as points.
+    """
+
+    places: np.ndarray
+    triangles: np.ndarray | None
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """Sides from which the whole mesh is seen."""
+        return views_of(self.places)
+
+    def draw(self, axes: Axes, colours: np.ndarray, view: str) -> None:
+        """Draws nodes with their colours, `(N, 3)`, from one side."""
+        draw_side(axes, self.places, colours.reshape(-1, 3), VIEWS[view], self.triangles)
+
+
+def read_places(
+    coords: np.ndarray | Tensor | Mapping[str, Any],
+    shapes: Sequence[tuple[int, ...]],
+    triangles: np.ndarray | Tensor | None = None,
+) -> PixelPlaces | NodePlaces:
     """Checks coordinates against the pixels of all gates.
 
     Args:
         coords: As `plot_routing` takes them.
         shapes: Pixels of each gate.
+        triangles: Corners of triangles.
 
     Raises:
         ValueError: If they fit no gate, with both shapes.
@@ -82,8 +112,11 @@ def read_places(coords: np.ndarray | Tensor | Mapping[str, Any], shapes: Sequenc
         return _read_named(coords, shapes)
     values = as_array(coords)
     for shape in shapes:
-        if values.shape != (*shape, 2):
-            raise ValueError(f"coords must hold two numbers for each pixel, {(*shape, 2)}, got {values.shape}")
+        if values.shape not in ((*shape, 2), (*shape, 3)):
+            raise ValueError(f"coords must hold two or three numbers for each pixel, {(*shape, 2)}, got {values.shape}")
+    if values.shape[-1] == 3 or triangles is not None:
+        flat = as_space(values.reshape(-1, values.shape[-1]))
+        return NodePlaces(flat, None if triangles is None else as_array(triangles))
     flat = values.reshape(-1, 2)
     return PixelPlaces(None, flat[:, 1], flat[:, 0], is_regular=False)
 

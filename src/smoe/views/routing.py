@@ -15,7 +15,7 @@ from smoe.diagnostics import expert_use, fixed_choices, fixed_gates
 from smoe.diagnostics.choices import Choices
 from smoe.views.expert_use import draw_expert_use
 from smoe.views.picture import save_picture
-from smoe.views.pixel_places import PixelPlaces, read_places
+from smoe.views.pixel_places import NodePlaces, PixelPlaces, read_places
 from smoe.views.similarity_colours import similarity_colours
 
 
@@ -25,12 +25,13 @@ def plot_routing(
     *,
     num_experts: int | None = None,
     coords: np.ndarray | Tensor | Mapping[str, Any] | None = None,
+    triangles: np.ndarray | Tensor | None = None,
     title: str = "",
 ) -> Figure:
     """Draws which experts serve which pixels, and how much each expert is used.
 
     Pixels with like colours share experts. A line is drawn as a strip, a map as it is, a volume as the middle slices
-    along its three axes. Nodes of a mesh need `coords` and are drawn as points.
+    along its three axes. Nodes of a mesh need `coords`: those in space are drawn from two sides.
 
     Args:
         routing: Experts chosen at each pixel, `(E, ...)`; or a layer or model, whose gates are drawn one below the
@@ -40,7 +41,8 @@ def plot_routing(
         coords: Where the pixels lie. Of a map, the coordinates of rows and columns by their names, such as
             `{"latitude": data.lat, "longitude": data.lon}`, each `(H,)` and `(W,)` or of each pixel `(H, W)`; gates of
             a model with another number of pixels are stretched over the same area. Of any pixels, two numbers for each,
-            `(..., 2)`.
+            `(..., 2)`. Of nodes in space, `(N, 3)`.
+        triangles: Corners of the triangles of a mesh, `(T, 3)`; without them, nodes are drawn as points.
         title: Title of the picture.
 
     Returns:
@@ -64,16 +66,19 @@ def plot_routing(
         raise ValueError("num_experts is needed to draw a routing: its experts need not all be in use")
     else:
         rows = {"": (routing, num_experts)}
-    places = None if coords is None else read_places(coords, [tuple(choices.shape[1:]) for choices, _ in rows.values()])
+    shapes = [tuple(choices.shape[1:]) for choices, _ in rows.values()]
+    if triangles is not None and coords is None:
+        raise ValueError("triangles need coords, the places of their corners")
+    places = None if coords is None else read_places(coords, shapes, triangles)
     figure = Figure(figsize=(11.0, 0.5 + 3.6 * len(rows)), layout="constrained")
     figure.suptitle(title, fontsize=13, fontweight="bold")
     parts = np.atleast_1d(np.asarray(figure.subfigures(len(rows), 1)))
     for part, (name, (choices, size)) in zip(parts, rows.items(), strict=True):
         colours = similarity_colours(choices, size)
-        panels = [colours] if places is not None else _panels(colours)
+        panels = _panels(colours) if places is None else [colours] * len(places.views)
         axes = part.subplots(1, len(panels) + 1, squeeze=False)[0]
-        for panel, image in zip(axes, panels, strict=False):
-            _show(panel, image, places)
+        for number, image in enumerate(panels):
+            _show(axes[number], image, places, number)
         num_selected = len(choices)
         part.suptitle(f"{name}: {num_selected} of {size} experts at each pixel".removeprefix(": "), fontsize=11)
         draw_expert_use(axes[-1], expert_use(choices, size))
@@ -93,11 +98,15 @@ def _panels(colours: np.ndarray) -> list[np.ndarray]:
     raise ValueError(f"pixels of shape {colours.shape[:-1]} cannot be drawn without coords")
 
 
-def _show(axes: Axes, colours: np.ndarray, places: PixelPlaces | None) -> None:
+def _show(axes: Axes, colours: np.ndarray, places: PixelPlaces | NodePlaces | None, number: int) -> None:
+    heading = "like colours share experts"
     if places is None:
         axes.imshow(colours, interpolation="nearest", aspect="auto" if len(colours) == 1 else "equal")
         axes.set_xticks([])
         axes.set_yticks([])
-    else:
+    elif isinstance(places, PixelPlaces):
         places.draw(axes, colours)
-    axes.set_title("like colours share experts", fontsize=10.5)
+    else:
+        places.draw(axes, colours, places.views[number])
+        heading += f", {places.views[number]}"
+    axes.set_title(heading, fontsize=10.5)

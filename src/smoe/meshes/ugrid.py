@@ -1,0 +1,179 @@
+"""UGRID topologies of data sets: places and edges of points or faces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from smoe.errors import DataError
+from smoe.meshes.mesh import edges_of_neighbours, edges_of_sides, on_sphere, sides_of_faces
+from smoe.meshes.node_fields import fields_on
+
+
+@dataclass(frozen=True)
+class UgridTopology:
+    """Points or faces of a UGRID mesh.
+
+    Attributes:
+        name: Name of the topology variable.
+        dimension: Dimension of the points or faces.
+        is_on_faces: Whether the nodes of the graph are the faces.
+        places: Places of the points or centres of the faces, `(N, 3)`.
+        faces: Points of each face `(F, most)`, with -1 for missing corners; None for a network of edges.
+        sides: Points of each edge `(S, 2)`, for a topology without faces.
+    """
+
+    name: str
+    dimension: str
+    is_on_faces: bool
+    places: np.ndarray
+    faces: np.ndarray | None
+    sides: np.ndarray | None
+
+    def edges(self) -> np.ndarray:
+        """Edges between neighbours in both directions, `(2, M)`."""
+        if self.faces is None:
+            assert self.sides is not None
+            return edges_of_sides(self.sides)
+        return edges_of_neighbours(self.faces) if self.is_on_faces else edges_of_sides(sides_of_faces(self.faces)[0])
+
+    def triangles(self) -> np.ndarray | None:
+        """Corners of the faces of a triangular surface whose nodes are its points; None for others."""
+        if self.is_on_faces or self.faces is None or self.faces.shape[1] != 3 or not (self.faces >= 0).all():
+            return None
+        return self.faces
+
+
+def find_topology(dataset: Any) -> str | None:
+    """Name of the first UGRID topology of a data set; None if it has none."""
+    for name, variable in dataset.variables.items():
+        if variable.attrs.get("cf_role") == "mesh_topology":
+            return str(name)
+    return None
+
+
+def topology_variables(dataset: Any, name: str) -> list[str]:
+    """Names of the topology and of the variables that its attributes name, as far as the data set has them."""
+    named = [
+        part
+        for key, value in dataset[name].attrs.items()
+        if key.endswith(("_connectivity", "_coordinates"))
+        for part in str(value).split()
+    ]
+    return [name, *(part for part in dict.fromkeys(named) if part in dataset.variables)]
+
+
+def read_topology(raw: Any, fields: Any, name: str, location: str | None) -> UgridTopology:
+    """Reads a topology.
+
+    Args:
+        raw: Data set with the connectivity, decoded or not: integers, or numbers with NaN.
+        fields: Decoded data set with coordinates and fields.
+        name: Name of the topology.
+        location: `node` or `face`; None for where the fields are.
+
+    Raises:
+        DataError: If a part of the topology is missing or wrong.
+    """
+    topology = raw[name].attrs
+    places = _coordinates(fields, topology, "node_coordinates", name)
+    assert places is not None
+    connectivity = topology.get("face_node_connectivity")
+    edges_name = topology.get("edge_node_connectivity")
+    if connectivity is None and edges_name is None:
+        raise DataError(f"the topology {name} has no face_node_connectivity and no edge_node_connectivity")
+    face_dimension, faces, sides = None, None, None
+    if connectivity is not None:
+        faces, face_dimension = _corners(raw, str(connectivity), len(places), topology.get("face_dimension"))
+    else:
+        sides = _corners(raw, str(edges_name), len(places), topology.get("edge_dimension"))[0]
+    node_dimension = _node_dimension(fields, topology)
+    if location is None:
+        location = _location_of_fields(fields, node_dimension, face_dimension)
+    if location != "face":
+        return UgridTopology(name, node_dimension, False, places, faces, sides)
+    if faces is None or face_dimension is None:
+        raise DataError(f"the topology {name} has no face_node_connectivity, but location is 'face'")
+    centres = _coordinates(fields, topology, "face_coordinates", name)
+    if centres is None:
+        centres = _centres(places, faces, is_sphere=_is_sphere(fields, topology))
+    return UgridTopology(name, face_dimension, True, centres, faces, None)
+
+
+def _location_of_fields(fields: Any, node_dimension: str, face_dimension: str | None) -> str:
+    locations = {variable.attrs.get("location") for variable in fields.data_vars.values()} & {"node", "face"}
+    if len(locations) > 1:
+        raise DataError("has fields on points and on faces; choose one by location='node' or location='face'")
+    if locations:
+        return str(locations.pop())
+    has_fields = {where: bool(fields_on(fields, where)) for where in (node_dimension, face_dimension) if where}
+    return "face" if face_dimension and has_fields[face_dimension] and not has_fields[node_dimension] else "node"
+
+
+def _node_dimension(fields: Any, topology: Any) -> str:
+    first = str(topology["node_coordinates"]).split()[0]
+    return str(fields[first].dims[0])
+
+
+def _is_sphere(fields: Any, topology: Any) -> bool:
+    return all("degree" in str(fields[name].attrs.get("units", "")) for name in topology["node_coordinates"].split())
+
+
+def _coordinates(fields: Any, topology: Any, key: str, name: str) -> np.ndarray | None:
+    """Places `(N, 3)`; angles become points of the unit sphere."""
+    if key not in topology:
+        if key == "node_coordinates":
+            raise DataError(f"the topology {name} has no {key}")
+        return None
+    names = str(topology[key]).split()
+    missing = [part for part in names if part not in fields.variables]
+    if missing:
+        raise DataError(f"{key} of {name} names {missing[0]}, which the file does not have")
+    parts = [np.asarray(fields[part].values, dtype=np.float64) for part in names]
+    if _is_sphere(fields, {"node_coordinates": topology[key]}) and len(parts) == 2:
+        is_latitude = ["north" in str(fields[part].attrs["units"]) or "lat" in part.lower() for part in names]
+        latitude, longitude = parts if is_latitude[0] else parts[::-1]
+        return on_sphere(latitude, longitude)
+    return np.pad(np.stack(parts, axis=1), ((0, 0), (0, 3 - len(parts))))
+
+
+def _corners(raw: Any, name: str, num_points: int, first_dimension: str | None) -> tuple[np.ndarray, str]:
+    """A table of point numbers from 0, `(F, most)`, with -1 for corners that do not exist; and its long dimension."""
+    if name not in raw.variables:
+        raise DataError(f"the connectivity {name}, which the topology names, is not in the file")
+    variable = raw[name]
+    if first_dimension in variable.dims[1:]:
+        variable = variable.transpose(first_dimension, ...)
+    values = np.asarray(variable.values)
+    if values.dtype.kind not in "iu":
+        if not np.array_equal(values[np.isfinite(values)], np.round(values[np.isfinite(values)])):
+            raise DataError(f"{name} must hold integers, got {values.dtype}")
+        values = np.where(np.isfinite(values), values, -1).astype(np.int64)
+    fill = variable.attrs.get("_FillValue", variable.encoding.get("_FillValue"))
+    is_missing = np.zeros(values.shape, dtype=bool) if fill is None else values == fill
+    is_missing |= values == -1 if values.dtype.kind == "i" else False
+    start = int(variable.attrs.get("start_index", 0))
+    corners = np.where(is_missing, -1, values.astype(np.int64) - start)
+    low, high = corners[~is_missing].min(initial=num_points), corners[~is_missing].max(initial=-1)
+    if low == 1 and high == num_points and "start_index" not in variable.attrs:
+        raise DataError(
+            f"{name} numbers its points from 1 to {num_points}, but has no start_index: set its attribute start_index=1"
+        )
+    if low < 0 or high >= num_points:
+        raise DataError(
+            f"{name} names the points {low} to {high} (from {start}), but there are {num_points}; a value for missing "
+            f"corners must be its _FillValue, which is {fill}"
+        )
+    if (is_missing[:, :2]).any():
+        raise DataError(
+            f"{name} has a face with fewer than two corners, number {int(is_missing[:, :2].any(1).argmax())}"
+        )
+    return corners, str(variable.dims[0])
+
+
+def _centres(places: np.ndarray, faces: np.ndarray, *, is_sphere: bool) -> np.ndarray:
+    weight = (faces >= 0)[..., None]
+    centres = (places[faces] * weight).sum(axis=1) / weight.sum(axis=1)
+    return centres / np.linalg.norm(centres, axis=1, keepdims=True) if is_sphere else centres
