@@ -62,7 +62,8 @@ def test_the_border_holds_the_neighbours(nside):
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_gradients_of_wide_borders(width):
     faces = torch.randn(1, 2, 12, 3, 3, dtype=torch.float64, requires_grad=True)
-    torch.autograd.gradcheck(lambda part: pad_faces(part, width), faces)
+    # The border is linear in the faces, so that the gradient in a random direction shows every mistake.
+    torch.autograd.gradcheck(lambda part: pad_faces(part, width), faces, fast_mode=True)
     # A constant sphere has a constant border.
     assert (pad_faces(torch.ones_like(faces), width) == 1.0).all()
 
