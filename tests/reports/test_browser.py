@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from chromium import Browser, find_chromium
+from gridded_files import regional
 from sample_reports import GRID, class_sample, place_samples, random_gate, sample_report
+from smoe import GridRegressor
 from smoe.experiments.report_parts import ErrorMap
 from smoe.reports.page import write_page
+from smoe.reports.read_fit import FitData, read_fit
 from smoe.reports.run_report import RunReport
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no Chromium was found: apt-get install chromium")
@@ -117,6 +120,35 @@ def test_arrow_keys_move_over_the_pixels_and_speak(browser: Browser, tmp_path: P
     assert said == ["row 2, column 3", "row 2, column 4", "row 3, column 4"]
 
 
+def test_one_expert_at_each_pixel_has_the_colour_of_its_bar(browser: Browser, tmp_path: Path) -> None:
+    places = place_samples()["projected"]
+    open_page(browser, tmp_path, sample_report(places=places, gates=(random_gate(places, 3, 1),), error_maps=()))
+    options = "[...document.querySelectorAll('#run-0-routing select option')].map((one) => one.value)"
+    assert browser.evaluate(options) == ["first", "one"]
+    swatches = "[...document.querySelectorAll('#run-0-routing .swatch')].map((one) => one.style.background)"
+    bars = "[...document.querySelectorAll('#run-0-use .bar')].map((one) => one.getAttribute('fill'))"
+    in_bars = {colour.replace(" ", ", ") for colour in browser.evaluate(bars)}
+    assert set(browser.evaluate(swatches)) == in_bars and len(in_bars) == 3
+
+
+def test_the_gain_over_the_plain_net_is_beside_the_error(browser: Browser, tmp_path: Path) -> None:
+    report = sample_report()
+    without = replace(report.error_maps[0], name="humidity, RMSE", plain=None)
+    open_page(browser, tmp_path, replace(report, error_maps=(*report.error_maps, without)))
+    shown = "[...document.querySelectorAll('#run-0-errors figure')].filter((one) => !one.hidden).length"
+    assert browser.evaluate(shown) == 2
+    lines = point_at(browser, "#run-0-errors figure:nth-child(2) canvas", 0.5 / GRID[1], 0.5 / GRID[0])
+    error = float(report.error_maps[0].values[0, 0])
+    assert lines[0] == "row 0, column 0"
+    assert float(lines[1].removeprefix("temperature, RMSE: ").removesuffix(" K")) == pytest.approx(error, rel=1e-3)
+    # The error of the plain net is twice as large at every pixel.
+    assert lines[2] == "gain over conv: 50 %"
+    captions = browser.evaluate("document.querySelector('#run-0-errors figure:nth-child(2) figcaption').textContent")
+    assert "better at 100 % of the pixels; the median gain is 50 %" in captions
+    set_value(browser, "#run-0-errors select", "1", "change")
+    assert browser.evaluate(shown) == 1
+
+
 def test_pointing_at_a_curve_shows_its_values(browser: Browser, tmp_path: Path) -> None:
     open_page(browser, tmp_path, sample_report())
     assert point_at(browser, "#run-0-curves svg", 0.99, 0.5) == ["epoch 3", "train/loss: 1", "validation/loss: 1.5"]
@@ -152,7 +184,7 @@ def test_several_runs_stand_side_by_side(browser: Browser, tmp_path: Path) -> No
     # A run is filled when it is opened.
     assert browser.evaluate("document.querySelectorAll('#run-1 canvas').length") == 0
     browser.evaluate("document.querySelector('#run-1 details').open = true")
-    browser.wait("document.querySelectorAll('#run-1 canvas').length === 2")
+    browser.wait("document.querySelectorAll('#run-1 canvas').length === 3")
 
 
 @pytest.mark.parametrize("kind", place_samples())
@@ -235,6 +267,24 @@ def test_a_run_named_like_a_script_does_no_harm(browser: Browser, tmp_path: Path
         assert browser.evaluate("document.body.textContent").count(EVIL) > 3
 
 
+def test_variables_named_like_markup_do_no_harm(browser: Browser, tmp_path: Path) -> None:
+    name, units = "t<img src=x onerror=document.title='hacked'>", f"</script>{EVIL}"
+    regional(8, 4, 6, name=name, units=units, seed=1).to_netcdf(tmp_path / "x.nc")
+    regional(8, 4, 6, name=name, units=units, seed=2).to_netcdf(tmp_path / "y.nc")
+    model = GridRegressor("layer", filters=2, max_epochs=1, device="cpu", compare="no", progress=False)
+    model.fit(tmp_path / "x.nc", tmp_path / "y.nc", validation="2001-01-07:2001-01-08", notify=lambda _: None)
+    folder = tmp_path / EVIL.split("/")[0]
+    model.save(folder)
+    data = FitData((str(tmp_path / "x.nc"),), str(tmp_path / "y.nc"))
+    open_page(browser, tmp_path, read_fit(folder, folder.name, data, lambda _: None))
+    browser.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    point_at(browser, "#run-0-errors canvas", 0.5, 0.5)
+    assert browser.evaluate("document.querySelectorAll('script').length") == 3
+    assert browser.evaluate("document.querySelectorAll('img').length") == 0
+    assert browser.evaluate("document.title").startswith(f"{name} by a layer: report of <script>")
+    assert units in browser.evaluate("document.querySelector('#run-0-errors').textContent")
+
+
 @pytest.mark.parametrize("width", [360, 1400])
 def test_nothing_is_wider_than_the_window(browser: Browser, tmp_path: Path, width: int) -> None:
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
@@ -264,7 +314,7 @@ def test_dark_and_light(browser: Browser, tmp_path: Path) -> None:
 def test_everything_that_acts_has_a_name(browser: Browser, tmp_path: Path) -> None:
     open_page(browser, tmp_path, sample_report(), sample_report("second", 1))
     browser.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
-    browser.wait("document.querySelectorAll('#run-1 canvas').length === 2")
+    browser.wait("document.querySelectorAll('#run-1 canvas').length === 3")
     unnamed = browser.evaluate(
         """[...document.querySelectorAll("button, select, input, canvas, svg[tabindex], a")].filter((one) => {
           const label = one.getAttribute("aria-label") || one.textContent.trim() || (one.labels && one.labels.length);
@@ -272,5 +322,8 @@ def test_everything_that_acts_has_a_name(browser: Browser, tmp_path: Path) -> No
         }).map((one) => one.outerHTML.slice(0, 80))"""
     )
     assert unnamed == []
+    landmarks = browser.evaluate("[...document.querySelectorAll('section')].map((one) => one.ariaLabel)")
+    named = [label for label in landmarks if label]
+    assert len(set(named)) == len(named) >= 14
     identifiers = browser.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
     assert len(set(identifiers)) == len(identifiers)

@@ -118,8 +118,9 @@ class Fitted:
         """A warning if the plain net of the same size is better on the validation part, with what becomes of it."""
         if not is_worse(self.records):
             return None
-        values = f"objective {self.best_validation('model'):.4g} against {self.best_validation('plain'):.4g}"
+        ours, plain = self.best_validation("model"), self.best_validation("plain")
         reason = "the location may not matter for these data, or the training needs more samples or epochs"
+        values = f"objective {plain:.4g} of the plain net, {ours:.4g} of the SMoE net"
         if self.keeps_plain:
             return f"the plain net predicts, it was better on validation than the {self.net_kind} ({values}): {reason}"
         return f"the model was worse on validation than the plain net of the same size ({values}): {reason}"

@@ -69,9 +69,14 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def head_row(names: Sequence[str], num_text: int = 1) -> Markup:
-    """Returns the head of a table whose first columns hold text."""
-    cells = (
-        tag("th", name, scope="col", class_="text" if number < num_text else None) for number, name in enumerate(names)
-    )
+def head_row(names: Sequence[str], text_names: Sequence[str] = ()) -> Markup:
+    """Returns the head of a table.
+
+    Args:
+        names: Names of the column of row heads and of those that hold numbers.
+        text_names: Names of further columns, which hold text.
+    """
+    first, *numbers = names
+    texts = [tag("th", name, scope="col", class_="text") for name in text_names]
+    cells = [tag("th", first, scope="col", class_="text"), *(tag("th", name, scope="col") for name in numbers), *texts]
     return tag("thead", tag("tr", *cells))

@@ -70,7 +70,7 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Notify) -> Ru
         remarks.append(f"The routing below is that of the {fitted.net_kind}, which does not predict.")
     return RunReport(
         label=label,
-        title=fitted.describe(),
+        title=_title(fitted),
         path=path,
         seed=fitted.options.seed,
         num_parameters=count_parameters(fitted.predictor),
@@ -95,6 +95,12 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Notify) -> Ru
         remarks=tuple(remarks),
         identity=json.dumps(["fit", fitted.grid.hash, fitted.periods.get(which), [*map(str, sheet.metrics)]]),
     )
+
+
+def _title(fitted: Fitted) -> str:
+    net = "a net of your own" if fitted.has_own_net else f"a {fitted.options.net}"
+    lead = f", lead {fitted.options.lead}" if fitted.options.lead else ""
+    return f"{', '.join(channel.name for channel in fitted.target_channels)} by {net}{lead}"
 
 
 def places_of(fitted: Fitted) -> Places:

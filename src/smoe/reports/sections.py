@@ -52,7 +52,9 @@ def run_sections(report: RunReport, number: int, level: int) -> list[tuple[str, 
     for key, heading, content in found:
         identifier = f"run-{number}-{key}"
         head = tag(f"h{level}", heading, id=f"{identifier}-title")
-        body = tag("section", head, *content, id=identifier, aria_labelledby=f"{identifier}-title")
+        # Landmarks of several runs on one page need names of their own.
+        name = heading if level == 2 else f"{heading} of {report.label}"
+        body = tag("section", head, *content, id=identifier, aria_label=name)
         sections.append((identifier, heading, body))
     return sections
 
@@ -72,7 +74,7 @@ def figures_list(report: RunReport) -> Markup:
     if report.gates:
         figures["gates"] = str(len(report.gates))
     if report.routing_gain is not None:
-        figures["of the loss removed by the routing"] = f"{100 * report.routing_gain:.1f} %"
+        figures["loss removed by the routing"] = f"{100 * report.routing_gain:.1f} %"
     pairs = (tag("div", tag("dt", name), tag("dd", value)) for name, value in figures.items())
     return tag("dl", *pairs, class_="figures")
 
@@ -85,21 +87,23 @@ def comparison_table(reports: Sequence[RunReport], shared: Sequence[float | None
         shared: Share of the choices that each run has in common with the first one; None if it was not compared.
     """
     metrics = list(dict.fromkeys(metric for report in reports for metric in _own_values(report) if "/" not in metric))
-    heads = ["run", "recipe", "seed", "scored on", *metrics, "epochs", "seconds", "parameters", "routing gain, %"]
+    heads = ["run", *metrics, "routing gain, %"]
     has_shared = any(share is not None for share in shared)
     heads += ["choices as in the first run, %"] if has_shared else []
+    heads += ["epochs", "seconds", "parameters", "seed"]
     rows: list[Markup] = []
     for report, share in zip(reports, shared, strict=True):
         own = _own_values(report)
         gain = None if report.routing_gain is None else 100 * report.routing_gain
-        numbers: list[float | None] = [own.get(metric) for metric in metrics]
-        numbers += [len(report.epochs), report.seconds, report.num_parameters, gain]
+        numbers: list[float | None] = [*(own.get(metric) for metric in metrics), gain]
         numbers += [None if share is None else 100 * share] if has_shared else []
-        cells = [tag("td", report.title, class_="text"), _number_cell(report.seed)]
-        cells += [tag("td", report.scores.split or "nothing", class_="text"), *map(_number_cell, numbers)]
+        numbers += [len(report.epochs), report.seconds, report.num_parameters, report.seed]
+        words = [report.scores.split or "nothing", report.title]
+        cells = [*map(_number_cell, numbers), *(tag("td", word, class_="text") for word in words)]
         rows.append(tag("tr", tag("th", report.label, scope="row"), *cells))
     caption = tag("caption", "All runs. The buttons of the head sort the table.")
-    table = tag("table", caption, head_row(heads, 2), tag("tbody", *rows), class_="sortable")
+    head = head_row(heads, ["scored on", "recipe"])
+    table = tag("table", caption, head, tag("tbody", *rows), class_="sortable")
     return _scrolling(table, "All runs")
 
 
@@ -114,9 +118,8 @@ def score_table(sheet: ScoreSheet, rows: Sequence[ScoreRow], caption: str) -> Ma
     metrics = [metric for metric in sheet.metrics if any(metric in row.values for row in rows)]
     heads = [f"{name}{f' ({unit})' if (unit := sheet.units.get(name)) else ''}" for name in metrics]
     body = tag("tbody", *(_score_row(row, metrics) for row in rows))
-    table = tag(
-        "table", tag("caption", caption), head_row(["prediction", "source", *heads], 2), body, class_="sortable"
-    )
+    head = head_row(["prediction", *heads], ["source"])
+    table = tag("table", tag("caption", caption), head, body, class_="sortable")
     return _scrolling(table, caption)
 
 
@@ -155,7 +158,7 @@ def _scores(report: RunReport) -> list[object]:
     others = [row for row in sheet.rows if row.is_published and not row.is_same_recipe]
     first = [row for row in sheet.rows if row not in others]
     if first:
-        content.append(score_table(sheet, first, f"Scores on the split: {sheet.split}."))
+        content.append(score_table(sheet, first, _scores_caption(sheet.split)))
     else:
         content.append(tag("p", "The record of the run holds no scores."))
     content += [tag("p", remark, class_="note") for remark in report.remarks]
@@ -199,7 +202,12 @@ def _score_row(row: ScoreRow, metrics: Sequence[str]) -> Markup:
             text = join([text, tag("small", f"± {show_number(spread)}")])
         cells.append(tag("td", text, data_value="" if value is None else repr(float(value))))
     source = tag("td", row.source, class_="text")
-    return tag("tr", tag("th", row.name, scope="row"), source, *cells, class_="own" if row.is_own else None)
+    return tag("tr", tag("th", row.name, scope="row"), *cells, source, class_="own" if row.is_own else None)
+
+
+def _scores_caption(split: str) -> str:
+    name, _, detail = split.partition(", ")
+    return f"Scores on the {name} split{f', {detail}' if detail else ''}."
 
 
 def _own_values(report: RunReport) -> dict[str, float]:
@@ -217,7 +225,7 @@ def _place(part: str, number: int) -> Markup:
 
 
 def _scrolling(table: Markup, label: str) -> Markup:
-    return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=label)
+    return tag("div", table, class_="scroll", tabindex=0, role="group", aria_label=label)
 
 
 def _duration(seconds: float) -> str:

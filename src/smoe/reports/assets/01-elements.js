@@ -121,7 +121,7 @@ function numbersTable(caption, heads, makeRows) {
       );
     }
     table.append(body);
-    details.append(element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, table));
+    details.append(element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": caption }, table));
   });
   return details;
 }

@@ -44,6 +44,7 @@ class LineChart {
     this.series = [];
     this.references = [];
     this.isLog = false;
+    this.unit = "";
     this.box = element("div", { class: "chart" });
     this.legend = element("div", { class: "legend" });
     parent.append(this.box, this.legend);
@@ -115,7 +116,7 @@ class LineChart {
     for (const tick of this.isLog ? logTicks(yLow, yHigh) : ticks(yLow, yHigh, 5)) {
       const y = this.toY(tick);
       svg.append(element("line", { class: "grid", x1: margin.left, x2: width - margin.right, y1: y, y2: y }));
-      svg.append(element("text", { x: margin.left - 8, y: y + 4, "text-anchor": "end" }, tickText(tick)));
+      svg.append(element("text", { x: margin.left - 8, y: y + 4, "text-anchor": "end" }, `${tickText(tick)}${this.unit}`));
     }
     const wholes = ticks(xLow, xHigh, Math.max(2, Math.floor(width / 80))).filter(Number.isInteger);
     for (const tick of wholes.length ? wholes : [xLow]) {

@@ -3,12 +3,14 @@
 class RoutingPanel {
   constructor(parent, runs, { use, filters } = {}) {
     this.runs = runs;
-    this.state = { gate: 0, mode: "all", expert: 0, image: -1 };
+    // Where one expert is selected, the first choice is all there is, and has the colours of the experts.
+    const isSingle = runs.every((run) => run.gates.every((gate) => gate.numSelected === 1));
+    this.state = { gate: 0, mode: isSingle ? "first" : "all", expert: 0, image: -1 };
     this.parent = parent;
     const numGates = Math.max(...runs.map((run) => run.gates.length));
     const modes = [
-      ["all", "All choices: like colours share experts"],
-      ["first", "First choice of each pixel"],
+      ...(isSingle ? [] : [["all", "All choices: like colours share experts"]]),
+      ["first", isSingle ? "Expert of each pixel" : "First choice of each pixel"],
       ["one", "One expert"],
     ];
     if (runs.some((run) => run.gates.some((gate) => gate.regions))) modes.push(["regions", "Known regions"]);
@@ -220,10 +222,10 @@ function showFilters(parent, run, gate, state, onChoose) {
   const cards = element("div", { class: "cards" });
   for (const known of run.knownFilters) cards.append(filterCard(known.name, known, largest, null));
   for (const one of gate.filters.experts) {
-    const share = `serves ${percent(gate.use[one.expert])} %`;
+    const share = `${percent(gate.use[one.expert])} %`;
     const isChosen = state.mode === "one" && state.expert === one.expert;
     cards.append(
-      filterCard(`expert ${one.expert}, ${share}`, one, largest, { isChosen, choose: () => onChoose(one.expert) }),
+      filterCard(`expert ${one.expert}: ${share}`, one, largest, { isChosen, choose: () => onChoose(one.expert) }),
     );
   }
   const shown = gate.filters.experts[0]?.pictures.length ?? 0;
@@ -236,7 +238,7 @@ function showFilters(parent, run, gate, state, onChoose) {
     element(
       "p",
       { class: "note" },
-      `The most used experts of ${gate.layers[0]}. Blue is positive, orange negative, white zero; all have one ` +
+      `The most used experts of ${gate.layers[0]}, with the share of the pixels that each serves. Blue is positive, orange negative, white zero; all have one ` +
         `scale, up to ${format(largest)}.${some}`,
     ),
   );

@@ -16,12 +16,14 @@ function scoreGroups(values) {
 }
 
 function seriesOf(run, keys, name = (key) => key) {
+  const texts = keys.map((key) => JSON.stringify(run.curves.values[key]));
   return keys.map((key, number) => ({
     name: name(key),
     x: run.curves.epochs,
     y: run.curves.values[key],
     colour: CURVES[number % CURVES.length],
-    dash: DASHES[Math.floor(number / CURVES.length) % DASHES.length],
+    // A curve that lies on an earlier one has gaps, through which that one is seen.
+    dash: texts.indexOf(texts[number]) < number ? "8 8" : DASHES[Math.floor(number / CURVES.length) % DASHES.length],
   }));
 }
 
@@ -109,7 +111,10 @@ const ROUTING_CHARTS = {
 };
 
 function showRoutingEpochs(parent, run) {
-  const known = (names) => names.filter((name) => name in run.curves.values);
+  // With one expert at each pixel there is no order that could change.
+  const isSingle = run.gates.length > 0 && run.gates.every((gate) => gate.numSelected === 1);
+  const isShown = (name) => name in run.curves.values && !(isSingle && name === "routing/reordered");
+  const known = (names) => names.filter(isShown);
   const options = Object.keys(ROUTING_CHARTS).filter((name) => known(ROUTING_CHARTS[name]).length);
   const chart = new ChosenChart(parent, `Routing of ${run.label} by epoch`, options, (name) => ({
     unit: " %",
@@ -120,36 +125,47 @@ function showRoutingEpochs(parent, run) {
   chart.update(true);
 }
 
-// Errors at each pixel; with a plain net also the gain over it.
+// Errors at each pixel, and beside them the gain over a plain net where there is one.
 function showErrors(parent, run) {
-  const options = run.errors.flatMap((error, number) => [
-    [`${number} error`, error.name],
-    ...(error.gain ? [[`${number} gain`, `${error.name}: gain over ${error.plainName}`]] : []),
-  ]);
-  const select = choice(options, () => update());
-  const figure = element("figure", { class: "routing" });
-  const picture = new FieldPicture(figure, `Errors of ${run.label}`);
-  const legend = element("div");
-  const caption = element("figcaption");
-  figure.append(legend, caption);
+  const select = choice(
+    run.errors.map((error, number) => [String(number), error.name]),
+    () => update(),
+  );
+  const hasGain = run.errors.some((error) => error.gain);
+  const grid = element("div", { class: hasGain ? "side-by-side" : "" });
+  const figures = [new ErrorFigure(grid, `Errors of ${run.label}`, fillError)];
+  if (hasGain) figures.push(new ErrorFigure(grid, `Gain of ${run.label} over the plain net`, fillGain));
+  const pictures = figures.map((figure) => figure.picture);
   const controls = element(
     "div",
     { class: "controls" },
-    labelled("Show", select),
-    ...placeControls(run.errors[0].places, [picture]),
+    run.errors.length > 1 ? labelled("Show", select) : null,
+    ...placeControls(run.errors[0].places, pictures),
   );
-  parent.append(controls, figure);
-  const update = () => {
-    const [number, what] = select.value.split(" ");
-    const error = run.errors[Number(number)];
-    const isGain = what === "gain";
-    const values = numbersCache(isGain ? error.gain : error.values);
-    const known = Float64Array.from(values.filter((value) => !Number.isNaN(value))).sort();
-    const quantile = (share) => known[Math.min(known.length - 1, Math.floor(share * known.length))] ?? 0;
-    // Some pixels far off must not make all others look the same.
-    const reach = Math.max(Math.abs(quantile(0.02)), Math.abs(quantile(0.98)), 1e-12);
-    const [low, high] = isGain ? [-reach, reach] : [quantile(0.01), quantile(0.99)];
-    const stops = isGain ? DIVERGING : VIRIDIS;
+  parent.append(controls, grid);
+  const update = () => figures.forEach((figure) => figure.show(run.errors[Number(select.value)]));
+  update();
+}
+
+class ErrorFigure {
+  // fill(error) returns values, what their colours mean, and words about them.
+  constructor(parent, label, fill) {
+    this.fill = fill;
+    this.figure = element("figure", { class: "routing" });
+    this.head = element("strong");
+    this.figure.append(this.head);
+    this.picture = new FieldPicture(this.figure, label);
+    this.legend = element("div");
+    this.caption = element("figcaption");
+    this.figure.append(this.legend, this.caption);
+    parent.append(this.figure);
+  }
+
+  show(error) {
+    const filled = this.fill(error);
+    this.figure.hidden = filled === null;
+    if (!filled) return;
+    const { values, stops, low, high, units, head, words } = filled;
     const colours = new Uint8ClampedArray(3 * values.length);
     values.forEach((value, cell) => {
       colours.set(
@@ -157,27 +173,50 @@ function showErrors(parent, run) {
         3 * cell,
       );
     });
-    const units = isGain ? "%" : error.units;
-    picture.setPlaces(error.places);
-    const errors = numbersCache(error.values);
-    const gains = error.gain ? numbersCache(error.gain) : null;
-    picture.show(
-      colours,
-      (cell) => [
-        describePlace(error.places, cell),
-        `${error.name}: ${withUnits(errors[cell], error.units)}`,
-        ...(gains ? [`gain over ${error.plainName}: ${format(Number(gains[cell].toPrecision(3)))} %`] : []),
-      ],
-      `From ${format(known[0])} to ${withUnits(known[known.length - 1], units)}.`,
-    );
-    legend.replaceChildren(colourBar(stops, low, high, units));
-    const median = format(Number(quantile(0.5).toPrecision(3)));
-    const better = known.filter((value) => value > 0).length;
-    caption.textContent = isGain
-      ? `Share of the error of ${error.plainName} that this run removes at each pixel, at least -100 %; blue is ` +
-        `better. It is better at ${percent(better / known.length)} % of the pixels; the median gain is ${median} %.`
-      : `Error at each pixel over all samples of the split; the median is ${withUnits(quantile(0.5), units)}, ` +
-        `the largest ${withUnits(known[known.length - 1], units)}.`;
-  };
-  update();
+    this.head.textContent = head;
+    this.picture.setPlaces(error.places);
+    this.picture.show(colours, (cell) => describeError(error, cell), words);
+    this.legend.replaceChildren(colourBar(stops, low, high, units));
+    this.caption.textContent = words;
+  }
+}
+
+function sortedNumbers(values) {
+  const known = Float64Array.from(values.filter((value) => !Number.isNaN(value))).sort();
+  const quantile = (share) => known[Math.min(known.length - 1, Math.floor(share * known.length))] ?? 0;
+  return { known, quantile };
+}
+
+function fillError(error) {
+  const values = numbersCache(error.values);
+  const { known, quantile } = sortedNumbers(values);
+  const words =
+    `Error at each pixel over all samples of the split; the median is ${withUnits(quantile(0.5), error.units)}, ` +
+    `the largest ${withUnits(known[known.length - 1], error.units)}.`;
+  // Some pixels far off must not make all others look the same.
+  const [low, high] = [quantile(0.01), quantile(0.99)];
+  return { values, stops: VIRIDIS, low, high, units: error.units, head: error.name, words };
+}
+
+function fillGain(error) {
+  if (!error.gain) return null;
+  const values = numbersCache(error.gain);
+  const { known, quantile } = sortedNumbers(values);
+  const reach = Math.max(Math.abs(quantile(0.02)), Math.abs(quantile(0.98)), 1e-12);
+  const better = percent(known.filter((value) => value > 0).length / known.length);
+  const median = format(Number(quantile(0.5).toPrecision(3)));
+  const words =
+    `Share of the error of ${error.plainName} that this run removes at each pixel, at least -100 %; blue is better. ` +
+    `It is better at ${better} % of the pixels; the median gain is ${median} %.`;
+  const head = `Gain over ${error.plainName}`;
+  return { values, stops: DIVERGING, low: -reach, high: reach, units: "%", head, words };
+}
+
+function describeError(error, cell) {
+  const gains = error.gain ? numbersCache(error.gain) : null;
+  return [
+    describePlace(error.places, cell),
+    `${error.name}: ${withUnits(numbersCache(error.values)[cell], error.units)}`,
+    ...(gains ? [`gain over ${error.plainName}: ${format(Number(gains[cell].toPrecision(3)))} %`] : []),
+  ];
 }
