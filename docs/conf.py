@@ -66,6 +66,8 @@ html_css_files = ["smoe.css"]
 html_extra_path = ["site_root"]
 html_copy_source = False
 html_show_sourcelink = False
+# Excerpts of pages would be fetched, which a browser refuses for files: without them the search works offline too.
+html_show_search_summary = False
 copybutton_prompt_text = ">>> |\\.\\.\\. |\\$ "
 copybutton_prompt_is_regexp = True
 

@@ -29,6 +29,6 @@ for step in range(1500):
     if step % 250 == 249:
         print(f"step {step + 1:4d}  loss {loss.item():.2e}")
 
-print(f"final loss {loss.item():.2e}; who serves which pixel:")
+print(f"final loss {loss.item():.2e}; the expert of each pixel:")
 for row in layer.routing().indices[0].tolist():
     print(" ".join(str(expert) for expert in row))

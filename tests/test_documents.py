@@ -6,9 +6,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import smoe
+from gridded_files import regional
 from smoe.benchmarks.registry import BENCHMARKS
 from smoe.cli.main import COMMANDS, main
 from smoe.experiments.registry import EXPERIMENTS, all_recipes, find_experiment
@@ -100,6 +103,34 @@ def test_the_first_example_of_the_readme_learns(capsys: pytest.CaptureFixture[st
     assert (routing[:, :16] == routing[0, 0]).all() and (routing[:, 16:] == routing[0, -1]).all()
     assert routing[0, 0] != routing[0, -1]
     assert "2 in use" in capsys.readouterr().out
+
+
+def test_the_readme_converts_a_network():
+    code = re.search(r"```python\n(net = .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert code is not None
+    net, x = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3, padding=1)), torch.randn(1, 2, 6, 8)
+    names: dict[str, Any] = {"smoe": smoe, "net": net, "x": x}
+    exec(code[1], names)
+    torch.testing.assert_close(names["net"](x), net(x))
+
+
+def test_the_readme_fits_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.chdir(tmp_path)
+    for name, seed in (("forecasts.nc", 0), ("analyses.nc", 1)):
+        fields = regional(12, 4, 6, seed=seed)
+        fields["time"] = [np.datetime64(f"{2015 + number // 6}-03-{1 + number % 6:02}", "ns") for number in range(12)]
+        fields.to_netcdf(name)
+    fields.isel(time=slice(2)).to_netcdf("new.nc")
+    code = re.search(r"```python\n(model = .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {"smoe": smoe}
+    exec(code[1], names)
+    assert names["predicted"]["t2m"].attrs["units"] == "K"
+    block = next(block for block in _blocks() if block.startswith("smoe fit"))
+    for line in block.splitlines():
+        assert main(shlex.split(line)[1:]) == 0, line
+    assert Path("predicted.nc").is_file() and Path("runs/mine/report.html").is_file()
+    assert "validation period 2016-01-01 to 2016-12-31" in capsys.readouterr().out
 
 
 def test_the_readme_is_short():
