@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from smoe.losses import auxiliary_loss
     from smoe.meshes import read_mesh
     from smoe.nn import (
+        CoarseGate,
         CondConv2d,
         ConvGate,
         CoordConv2d,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "CoarseGate",
     "CondConv2d",
     "ConvGate",
     "CoordConv2d",

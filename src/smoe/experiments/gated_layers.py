@@ -41,7 +41,7 @@ def make_gate(
     prior: torch.Tensor | None = None,
     prior_strength: float = 2.0,
     embedding: nn.PixelEmbedding | None = None,
-) -> nn.TensorGate | nn.FactorisedGate:
+) -> nn.TensorGate | nn.FactorisedGate | nn.CoarseGate:
     """The gate that the options describe.
 
     Args:
@@ -53,7 +53,8 @@ def make_gate(
         prior_strength: Strength of the prior.
         embedding: Embedding of the pixels that a factorised gate shares with others; None for one of its own.
     """
-    kind = nn.FactorisedGate if options.gate == "factorised" else nn.TensorGate
+    kinds = {"factorised": nn.FactorisedGate, "coarse": nn.CoarseGate}
+    kind = kinds.get(options.gate, nn.TensorGate)
     start: dict[str, Any] = {
         "init": options.gate_init,
         "correlation_length": options.correlation_length,

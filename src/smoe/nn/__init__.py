@@ -6,6 +6,7 @@ from smoe.nn.convert import convert
 from smoe.nn.coord_conv import CoordConv2d
 from smoe.nn.freeze import freeze
 from smoe.nn.gates import (
+    CoarseGate,
     ConvGate,
     CoordConv3Gate,
     CoordConvGate,
@@ -41,6 +42,7 @@ from smoe.nn.spatial_moe import SpatialMoE
 from smoe.nn.spatial_moe_2d import SpatialMoE2d
 
 __all__ = [
+    "CoarseGate",
     "CondConv2d",
     "ConvGate",
     "ConversionPlan",

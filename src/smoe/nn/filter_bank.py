@@ -13,6 +13,7 @@ from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_checks import check_positive
 from smoe.nn.local_affine import LocalAffine
 from smoe.nn.routed_layer import RoutedLayer, resolve_gate
+from smoe.ops.families import ALL_FAMILIES, experts_of
 from smoe.ops.family_gradient import slot_products
 from smoe.ops.routed_bias import routed_bias
 from smoe.ops.top_experts import family_members
@@ -151,21 +152,28 @@ class FilterBank(RoutedLayer):
         if self.bias is None or self.bias_owner == "slot":
             return output
         bias = routed_bias(self.bias, indices, self.expert_channels)
-        return output + bias.to(output.dtype).unflatten(2, output.shape[2:])
+        bias = bias.to(output.dtype).unflatten(2, output.shape[2:])
+        # The biases are as large as the output of one sample: nothing else needs them, so the sum takes their place.
+        return bias.add_(output) if bias.shape == output.shape and not has_transforms() else output + bias
 
     @torch.no_grad()
-    def candidate_products(self, source: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+    def candidate_products(
+        self, source: torch.Tensor, error: torch.Tensor, families: slice = ALL_FAMILIES
+    ) -> torch.Tensor:
         """As its base says, by one pass over the input for each candidate of a family but the first.
 
         Only differences within a family matter, so the filters are those of a candidate less those of the first.
         """
-        members = family_members(self.num_experts, self.num_selected, device=self.weight.device)
+        members = family_members(self.num_experts, self.num_selected, device=self.weight.device)[families]
         experts = self.weight.unflatten(0, (-1, self.expert_channels))
         first = torch.zeros_like(experts[:1]) if self.weighted else experts[members[:, 0]]
         biases = None if self.bias is None or self.bias_owner == "slot" else self.bias.view(-1, self.expert_channels)
-        flat_error = error.flatten(2)
+        flat_error = error.flatten(2).unflatten(1, (-1, self.expert_channels))[:, families].flatten(1, 2)
+        compared = experts_of(self.num_experts, self.num_selected, families)
         products = flat_error.new_zeros(
-            self.num_experts, flat_error.shape[2], dtype=torch.promote_types(error.dtype, torch.float32)
+            compared.stop - compared.start,
+            flat_error.shape[2],
+            dtype=torch.promote_types(error.dtype, torch.float32),
         )
         for place in range(0 if self.weighted else 1, members.shape[1]):
             filters = (experts[members[:, place]] - first).flatten(0, 1).to(source.dtype)
@@ -176,7 +184,7 @@ class FilterBank(RoutedLayer):
                 total = flat_error.to(found.dtype).sum(dim=0).unflatten(0, (-1, self.expert_channels))
                 found += (total * offset[:, :, None]).sum(dim=1)
             # Families that are smaller repeat their first expert, whose product is 0, or its own once more.
-            products.index_copy_(0, members[:, place], found)
+            products.index_copy_(0, members[:, place] - compared.start, found)
         return products[None]
 
     @torch.no_grad()
@@ -193,3 +201,8 @@ class FilterBank(RoutedLayer):
             biases = self.bias.data.view(-1, self.expert_channels)
             old, copied = (biases.index_select(0, number.view(1)) for number in (expert, source))
             biases.index_copy_(0, expert.view(1), torch.where(is_due, copied, old))
+
+
+def has_transforms() -> bool:
+    """Whether a transform of torch.func is active: they need PyTorch's own operations, and none in place."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()

@@ -14,7 +14,15 @@ from torch import nn
 
 from smoe.nn.combiners import RowsAndColumns, Table
 from smoe.nn.conversion_plan import ExampleInput, run_example, show_name
-from smoe.nn.gates import FactorisedGate, FixedGate, LocallyConnectedGate, NoisyGate, SpatialGate, TensorGate
+from smoe.nn.gates import (
+    CoarseGate,
+    FactorisedGate,
+    FixedGate,
+    LocallyConnectedGate,
+    NoisyGate,
+    SpatialGate,
+    TensorGate,
+)
 from smoe.nn.locally_connected import LocallyConnected2d
 from smoe.nn.low_rank_local import LowRankLocal2d
 from smoe.nn.routed_layer import RoutedLayer
@@ -33,8 +41,10 @@ def interpolate_grids(model: Network, *, example_input: ExampleInput, mode: Inte
     Fields are the scores of tensor and fixed gates, the pixel embeddings of factorised gates, local affine maps, the
     combining weights and spatial biases of LRLCN, and the filters of LCN. The experts of a pixel are then selected by
     its interpolated scores, so there are as many distinct ones as before; with `nearest`, each pixel has those of the
-    nearest pixel of the old grid, in their order. An axis that the layer's padding wraps is interpolated around. Layers
-    whose grid is the same are left as they are. Parameters of the copy are new and need an optimiser of their own.
+    nearest pixel of the old grid, in their order. A coarse gate keeps its scores, which it interpolates to any grid
+    itself, linearly and around the axes that it was told to wrap. For all others, an axis that the layer's padding
+    wraps is interpolated around. Layers whose grid is the same are left as they are. Parameters of the copy are new and
+    need an optimiser of their own.
 
     Args:
         model: Network to adapt; it is not changed.
@@ -144,6 +154,8 @@ def _resize_gate(
     elif isinstance(gate, FactorisedGate):
         # Gates may share the embedding; the first one resizes it.
         gate.embedding.values = _interpolated(gate.embedding.values, grid, mode, wraps, name)
+    elif isinstance(gate, CoarseGate):
+        gate.change_grid(grid)
     elif isinstance(gate, FixedGate):
         scores = interpolate_grid(_checked(gate.scores, name), grid, mode=mode, wraps=wraps)
         gate.scores = scores.to(gate.scores.dtype)

@@ -14,6 +14,7 @@ from smoe.nn.defaults import make_default_gate
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_checks import check_positive
 from smoe.nn.learning import Learner, Setting, Step, make_learner
+from smoe.ops.families import ALL_FAMILIES
 from smoe.ops.routing import Routing, RoutingMap, weigh
 from smoe.ops.train_routing import ErrorSignal
 from smoe.options import Order
@@ -171,10 +172,15 @@ class RoutedLayer(nn.Module, ABC):
         self.check_input(input)
         return self.respond(input, self.route(input))
 
-    def route(self, input: torch.Tensor) -> Routing:
-        """The routing of a pass; in training mode, the rule may select other experts than the gate."""
+    def route(self, input: torch.Tensor, *, needs_scores: bool = False) -> Routing:
+        """The routing of a pass; in training mode, the rule may select other experts than the gate.
+
+        Args:
+            input: `(B, C, *grid)`.
+            needs_scores: Whether the rule needs the scores of all experts, however many they are.
+        """
         if self.training and torch.is_grad_enabled():
-            needs_scores = self.weighted or self.active_damping is not None
+            needs_scores = needs_scores or self.weighted or self.active_damping is not None
             return self.learner.route(self.gate, input, self, needs_scores=needs_scores)
         return self.gate.route(input, self) if self.weighted else self.gate.decide(input, self)
 
@@ -231,15 +237,19 @@ class RoutedLayer(nn.Module, ABC):
         """Computes the outputs `(B, E' * F, *grid)` of experts `(1 or B, E', P)` from what `prepare` returned."""
 
     @abstractmethod
-    def candidate_products(self, source: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+    def candidate_products(
+        self, source: torch.Tensor, error: torch.Tensor, families: slice = ALL_FAMILIES
+    ) -> torch.Tensor:
         """The product of error and output of each expert, summed over samples and outputs.
 
         Args:
             source: What `prepare` returned, of some samples `(B', ...)`.
             error: Error signal of these samples, `(B', E * F, *grid)`; slot s compares the experts of family s.
+            families: Families to compare; all of them, or some, where the products of all would be large.
 
         Returns:
-            `(1, X, P)`. Where the layer is not weighted, a number for each family and pixel may be missing.
+            `(1, X, P)`, or `(1, X', P)` for the experts of these families. Where the layer is not weighted, a number
+            for each family and pixel may be missing.
         """
 
     @abstractmethod

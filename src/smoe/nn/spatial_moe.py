@@ -10,6 +10,7 @@ from torch import nn
 from smoe.nn.defaults import resolve_default_rule
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.routed_layer import RoutedLayer, resolve_gate
+from smoe.ops.families import ALL_FAMILIES, experts_of
 from smoe.ops.family_gradient import slot_products
 from smoe.ops.gather_experts import gather_experts
 from smoe.ops.top_experts import family_members
@@ -85,17 +86,24 @@ class SpatialMoE(RoutedLayer):
         return gather_experts(source, indices, self.expert_channels)
 
     @torch.no_grad()
-    def candidate_products(self, source: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+    def candidate_products(
+        self, source: torch.Tensor, error: torch.Tensor, families: slice = ALL_FAMILIES
+    ) -> torch.Tensor:
         """See `RoutedLayer`; computed from the outputs of all experts."""
-        members = family_members(self.num_experts, self.num_selected, device=source.device)
+        members = family_members(self.num_experts, self.num_selected, device=source.device)[families]
         outputs = source.flatten(2).unflatten(1, (-1, self.expert_channels))
-        flat_error = error.flatten(2)
+        flat_error = error.flatten(2).unflatten(1, (-1, self.expert_channels))[:, families].flatten(1, 2)
+        compared = experts_of(self.num_experts, self.num_selected, families)
         products = flat_error.new_zeros(
-            self.num_experts, flat_error.shape[2], dtype=torch.promote_types(error.dtype, torch.float32)
+            compared.stop - compared.start,
+            flat_error.shape[2],
+            dtype=torch.promote_types(error.dtype, torch.float32),
         )
         for place in range(members.shape[1]):
             chosen = outputs[:, members[:, place]].flatten(1, 2)
-            products.index_copy_(0, members[:, place], slot_products(flat_error, chosen, self.expert_channels))
+            products.index_copy_(
+                0, members[:, place] - compared.start, slot_products(flat_error, chosen, self.expert_channels)
+            )
         return products[None]
 
     def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from smoe.nn.filter_bank import FilterBank
+from smoe.nn.filter_bank import FilterBank, has_transforms
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_checks import (
     check_kernel_size,
@@ -110,8 +110,7 @@ class SpatialMoE2d(FilterBank):
 
     def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""
-        if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-            # The transforms of torch.func need PyTorch's own operations.
+        if has_transforms():
             return dense_routed_conv2d(
                 source, self.weight, indices, self.expert_channels, self.stride, self.padding_mode
             )

@@ -12,6 +12,16 @@ from smoe.ops.registration import register_operator
 from smoe.ops.top_experts import family_members, refuse_nonfinite
 from smoe.ops.triton.availability import why_not_for
 
+ALL_FAMILIES = slice(None)
+"""Where work can be done on some families at a time."""
+
+# Numbers of 32 bits, held in int64.
+_MASK = 0xFFFFFFFF
+# Factor of a place in the hash of the noise, and the factors of the bijection that makes it pass as random, with their
+# inverses modulo 2^32.
+_PLACE_FACTOR = 0x9E3779B9
+_FACTORS = (0x7FEB352D, 0x846CA68B)
+_INVERSES = tuple(pow(factor, -1, 1 << 32) for factor in _FACTORS)
 # Standard deviation of the sum of four bytes.
 BYTES_STD = math.sqrt(4 * (256**2 - 1) / 12)
 
@@ -20,6 +30,13 @@ def family_sizes(num_experts: int, num_families: int) -> list[int]:
     """Number of experts in each family: near-equal, the larger ones first."""
     size, larger = divmod(num_experts, num_families)
     return [size + (family < larger) for family in range(num_families)]
+
+
+def experts_of(num_experts: int, num_families: int, families: slice) -> slice:
+    """The experts of consecutive families, which are consecutive too."""
+    sizes = family_sizes(num_experts, num_families)
+    first = sum(sizes[: families.indices(num_families)[0]])
+    return slice(first, first + sum(sizes[families]))
 
 
 def sample_families(scores: torch.Tensor, num_selected: int, seed: torch.Tensor, noise: float) -> torch.Tensor:
@@ -40,22 +57,39 @@ def sample_families(scores: torch.Tensor, num_selected: int, seed: torch.Tensor,
     return torch.ops.smoe.sample_families(scores.detach(), num_selected, seed, noise / BYTES_STD)
 
 
+def shifted_seed(seed: torch.Tensor, place: int) -> torch.Tensor:
+    """The seed whose noise begins with the number that `seed` has at a place: for work on a part of the experts.
+
+    Args:
+        seed: Seed of the noise of all experts, an int64 scalar.
+        place: Number of the first expert of the part times P.
+    """
+    return _unscramble((_scramble(seed & _MASK) + (place * _PLACE_FACTOR & _MASK)) & _MASK)
+
+
 def _scramble(bits: torch.Tensor) -> torch.Tensor:
     """A bijection of 32 bits, held in int64, whose outputs pass as random (lowbias32)."""
-    mask = 0xFFFFFFFF
     bits = bits ^ (bits >> 16)
-    bits = (bits * 0x7FEB352D) & mask
+    bits = (bits * _FACTORS[0]) & _MASK
     bits = bits ^ (bits >> 15)
-    bits = (bits * 0x846CA68B) & mask
+    bits = (bits * _FACTORS[1]) & _MASK
+    return bits ^ (bits >> 16)
+
+
+def _unscramble(bits: torch.Tensor) -> torch.Tensor:
+    """The inverse of `_scramble`."""
+    bits = bits ^ (bits >> 16)
+    bits = (bits * _INVERSES[1]) & _MASK
+    bits = bits ^ (bits >> 15) ^ (bits >> 30)
+    bits = (bits * _INVERSES[0]) & _MASK
     return bits ^ (bits >> 16)
 
 
 def _dense_sample(scores: torch.Tensor, num_selected: int, seed: torch.Tensor, factor: float) -> torch.Tensor:
     if scores.device.type == "cpu" and not torch.compiler.is_compiling():
         refuse_nonfinite(scores)
-    mask = 0xFFFFFFFF
-    place = torch.arange(scores.shape[1] * scores.shape[2], device=scores.device) & mask
-    bits = _scramble((place * 0x9E3779B9 + _scramble(seed & mask)) & mask)
+    place = torch.arange(scores.shape[1] * scores.shape[2], device=scores.device) & _MASK
+    bits = _scramble((place * _PLACE_FACTOR + _scramble(seed & _MASK)) & _MASK)
     noise = (bits & 0xFF) + ((bits >> 8) & 0xFF) + ((bits >> 16) & 0xFF) + (bits >> 24) - 510
     noisy = scores + factor * noise.to(scores.dtype).view(1, *scores.shape[1:])
     noisy = noisy.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)

@@ -45,21 +45,24 @@ def interpolate_axis(
 
 def interpolate_grid(
     field: torch.Tensor,
-    grid: tuple[int, int],
+    grid: tuple[int, ...],
     *,
     mode: Interpolation = "linear",
-    wraps: tuple[bool, bool] = (False, False),
+    wraps: tuple[bool, ...] = (False, False),
 ) -> torch.Tensor:
-    """Interpolates fields `(..., H, W)` to `(..., *grid)`: rows, then columns. See `interpolate_axis`.
+    """Interpolates fields `(..., *old_grid)` to `(..., *grid)`, axis by axis. See `interpolate_axis`.
+
+    The last axis is the first one: the axis that makes the field large is then copied in whole rows.
 
     Args:
         field: Floating-point tensor.
-        grid: New numbers of rows and columns.
-        mode: `linear`, which is bilinear here, or `nearest`.
-        wraps: Whether the rows and the columns are periodic.
+        grid: New sizes of the last axes, such as rows and columns.
+        mode: `linear`, which is bilinear on a plane, or `nearest`.
+        wraps: Whether each of these axes is periodic.
     """
-    rows = interpolate_axis(field, grid[0], -2, mode=mode, wraps=wraps[0])
-    return interpolate_axis(rows, grid[1], -1, mode=mode, wraps=wraps[1])
+    for axis in reversed(range(len(grid))):
+        field = interpolate_axis(field, grid[axis], axis - len(grid), mode=mode, wraps=wraps[axis])
+    return field
 
 
 def _into_axis(index: torch.Tensor, size: int, wraps: bool) -> torch.Tensor:

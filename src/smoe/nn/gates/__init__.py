@@ -1,5 +1,6 @@
 """Gating functions: who serves which pixel (paper section 2.1)."""
 
+from smoe.nn.gates.coarse import CoarseGate
 from smoe.nn.gates.convolutional import ConvGate, CoordConv3Gate, CoordConvGate
 from smoe.nn.gates.decided import DecidedGate
 from smoe.nn.gates.factorised import FactorisedGate, PixelEmbedding
@@ -11,6 +12,7 @@ from smoe.nn.gates.noisy import NoisyGate
 from smoe.nn.gates.tensor import TensorGate
 
 __all__ = [
+    "CoarseGate",
     "ConvGate",
     "CoordConv3Gate",
     "CoordConvGate",

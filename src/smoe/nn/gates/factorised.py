@@ -11,8 +11,9 @@ import math
 import torch
 from torch import nn
 
-from smoe.nn.gates.gate import SpatialGate
+from smoe.nn.gates.banded import BandedGate
 from smoe.nn.gates.groups import group_membership, group_of_expert
+from smoe.nn.gates.scaled_gradient import scale_gradient
 from smoe.nn.gates.smooth_fields import smooth_fields
 from smoe.nn.grid_checks import check_grid, check_positive
 from smoe.ops.native.library import has_library
@@ -81,7 +82,7 @@ class PixelEmbedding(nn.Module):
         return f"rank={len(self.values)}, spatial_shape={self.spatial_shape}"
 
 
-class FactorisedGate(SpatialGate):
+class FactorisedGate(BandedGate):
     """Scores `scale * keys . embedding`, shared by all samples.
 
     Args:
@@ -101,8 +102,6 @@ class FactorisedGate(SpatialGate):
         device: Device of the parameters.
         dtype: Dtype of the parameters.
     """
-
-    looks_at_input = False
 
     def __init__(
         self,
@@ -199,23 +198,30 @@ class FactorisedGate(SpatialGate):
         is_copy = (sources != torch.arange(len(keys), device=keys.device))[:, None]
         keys.copy_(torch.where(is_copy, copied + _KEY_CHANGE * change, keys))
 
-    def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
+    def row_parameters(self) -> tuple[nn.Parameter, ...]:
+        """The keys."""
+        return (self.keys,)
+
+    def common_parameters(self) -> tuple[nn.Parameter, ...]:
+        """The embedding."""
+        return (self.embedding.values,)
+
+    def scores_of(self, rows: tuple[torch.Tensor, ...], common: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """The products of keys and embedding."""
-        del input
-        values = self.embedding.values
-        num_pixels = values[0].numel()
-        # A step along the gradient then changes the scores alike through keys and embedding, whatever the scale and the
-        # number of pixels. It is for optimisers such as SGD; those that divide by the size of the gradient, as Adam
-        # does, are not affected.
-        keys = _ScaledGradient.apply(self.keys, 1.0 / (self.scale**2 * num_pixels))
-        pixels = _ScaledGradient.apply(values, 1.0 / self.scale**2)
-        return ((self.scale * keys) @ pixels.flatten(1)).unflatten(1, values.shape[1:])
+        (keys,), (values,) = rows, common
+        keys = scale_gradient(keys, 1.0 / (self.scale**2 * self.num_pixels))
+        values = scale_gradient(values, 1.0 / self.scale**2)
+        return (self.scale * keys) @ values.flatten(1)
 
     @property
     def can_draw(self) -> bool:
-        """Whether `draw` is faster than ranking the scores: where a kernel does both at once."""
-        is_plain = self.order == "families" and self.normalization == "none" and not self.has_replaced_routing
-        return is_plain and self.keys.device.type == "cpu" and self.keys.dtype == torch.float32 and has_library()
+        """Whether `draw` is better than ranking the scores: in bands, or where a kernel does both at once."""
+        return self._has_kernel or self.works_in_bands
+
+    @property
+    def _has_kernel(self) -> bool:
+        is_plain_float = self.keys.device.type == "cpu" and self.keys.dtype == torch.float32
+        return self.selects_families and is_plain_float and has_library()
 
     @torch.no_grad()
     def draw(self, seed: torch.Tensor, noise: float) -> Routing:
@@ -228,34 +234,13 @@ class FactorisedGate(SpatialGate):
         Returns:
             A routing with empty scores.
         """
+        if not self._has_kernel:
+            return super().draw(seed, noise)
         embedding = self.embedding.values.flatten(1)
         indices = sample_factorised(self.scale * self.keys, embedding, self.num_selected, seed, noise)
         nothing = embedding.new_empty(1, 0, embedding.shape[1])
         return Routing(indices, nothing, nothing, nothing)
 
-    def decide(self, input: torch.Tensor | None, reader: nn.Module | None) -> Routing:
-        """The best expert of each family, where that is faster without storing the scores."""
-        if not self.can_draw:
-            return self.route(input, reader)
-        return self.draw(torch.zeros((), dtype=torch.int64, device=self.keys.device), 0.0)
-
-    def score_sources(self) -> tuple[torch.Tensor, ...]:
-        """Keys and embedding."""
-        return (self.keys, self.embedding.values)
-
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""
         return f"{super().extra_repr()}, rank={self.keys.shape[1]}, scale={self.scale:g}"
-
-
-class _ScaledGradient(torch.autograd.Function):
-    """Returns its input; in backward, multiplies the gradient by a factor."""
-
-    @staticmethod
-    def forward(ctx, values, factor):
-        ctx.factor = factor
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        return grad_outputs[0] * ctx.factor, None

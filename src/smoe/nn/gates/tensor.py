@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from smoe.nn.gates.gate import SpatialGate
+from smoe.nn.gates.banded import BandedGate
 from smoe.nn.gates.groups import expert_membership
 from smoe.nn.gates.smooth_fields import smooth_fields
 from smoe.nn.grid_checks import check_grid, check_positive
@@ -19,7 +19,7 @@ def kaiming_bound(num_experts: int, num_selected: int, expert_channels: int = 1)
     return math.sqrt(3.0 * num_experts / (num_selected * expert_channels))
 
 
-class TensorGate(SpatialGate):
+class TensorGate(BandedGate):
     """A learned tensor of scores `(X, *grid)`, shared by all samples.
 
     Args:
@@ -37,8 +37,6 @@ class TensorGate(SpatialGate):
         device: Device of the scores.
         dtype: Dtype of the scores.
     """
-
-    looks_at_input = False
 
     def __init__(
         self,
@@ -122,14 +120,19 @@ class TensorGate(SpatialGate):
                 bound = self.bound if self.init == "kaiming" else self.bound**2
                 self.scores.uniform_(-bound, bound)
 
+    def row_parameters(self) -> tuple[nn.Parameter, ...]:
+        """The learned tensor."""
+        return (self.scores,)
+
+    def scores_of(self, rows: tuple[torch.Tensor, ...], common: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Rows of the learned tensor."""
+        del common
+        return rows[0].flatten(1)
+
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
         """The learned tensor."""
         del input
         return self.scores
-
-    def score_sources(self) -> tuple[torch.Tensor, ...]:
-        """The learned tensor."""
-        return (self.scores,)
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""

@@ -8,6 +8,7 @@ from typing import Unpack
 import torch
 
 from smoe.nn.filter_bank import BankOptions, FilterBank
+from smoe.nn.gates.banded import BandedGate
 from smoe.nn.geometry.neighbourhood import Neighbourhood
 from smoe.nn.geometry.node_order import node_order_of
 from smoe.nn.grid_checks import check_positive
@@ -116,7 +117,9 @@ class GraphMoE(FilterBank):
         if node_id is None and self.fixed_graph and not torch.compiler.is_compiling():
             self._note_edges(edge_index, x.shape[-2])
         features = self.neighbourhood.features(samples, edge_index, edge_weight, edge_attr, x.shape[-2])
-        routing = self.route(features)
+        # Where the scores of all nodes are computed in bands, the rule would learn about all nodes.
+        is_banded = isinstance(self.gate, BandedGate) and self.gate.works_in_bands
+        routing = self.route(features, needs_scores=is_banded and node_id is not None)
         if node_id is None:
             output = self.finish(self.respond(features, routing))
         else:

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import nn
 
+from smoe.nn.gates.coarse import CoarseGate
 from smoe.nn.gates.factorised import FactorisedGate
 from smoe.nn.gates.fixed import FixedGate
 from smoe.nn.gates.gate import SpatialGate
@@ -35,7 +36,8 @@ def transfer_gate(
     copy are new; rules start their memory anew.
 
     Args:
-        gate: Gate with a field of scores: `TensorGate`, `FixedGate`, `FactorisedGate`, or a `NoisyGate` of one.
+        gate: Gate with a field of scores: `TensorGate`, `FixedGate`, `FactorisedGate`, or a `NoisyGate` of one. A
+            `CoarseGate` becomes a `TensorGate`, because other nodes may have no coarse grid.
         old_coordinates: Places of the pixels that the gate was made for, `(*grid, D)`.
         new_coordinates: Places of the new pixels, `(*new_grid, D)`; the new gate has this grid.
         mode: `nearest`: each pixel takes the scores of the nearest old one. `inverse_distance`: their mean over the
@@ -68,7 +70,7 @@ def transfer_gate(
     # A pixel in the place of an old one takes its scores alone.
     weight = 1.0 / distance.clamp(min=1e-12 * max(1.0, float(distance.max())))
     weight = weight / weight.sum(dim=1, keepdim=True)
-    copied = copy.deepcopy(gate)
+    copied = _as_table(gate) if isinstance(gate, CoarseGate) else copy.deepcopy(gate)
     _transfer(copied, near, weight, tuple(new_coordinates.shape[:-1]))
     order = copied._modules.get("node_order")
     if isinstance(order, NodeOrder):
@@ -77,6 +79,22 @@ def transfer_gate(
             node_order_of(copied).note_coordinates(new_coordinates)
     copied.restart_memory(len(new))
     return copied
+
+
+@torch.no_grad()
+def _as_table(gate: CoarseGate) -> TensorGate:
+    """A gate with the scores of all pixels as a table."""
+    scores = gate.raw_scores(None)
+    table = TensorGate(
+        *(gate.num_experts, gate.num_selected, gate.spatial_shape),
+        init="uniform",
+        order=gate.order,
+        normalization=gate.normalization,
+        device=scores.device,
+        dtype=scores.dtype,
+    )
+    table.scores = nn.Parameter(scores, gate.values.requires_grad)
+    return table
 
 
 def _transfer(gate: SpatialGate, near: torch.Tensor, weight: torch.Tensor, grid: tuple[int, ...]) -> None:

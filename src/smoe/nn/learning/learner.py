@@ -39,9 +39,9 @@ class Step(NamedTuple):
         routing: Routing of this pass.
         source: What the experts work on, `(B, ...)`: the layer's input, or the outputs of all experts.
         select: Computes the outputs `(B, E' * F, *grid)` of experts `(1 or B, E', P)` from a source.
-        candidate_products: Computes, from some samples of the source and of the error `(B', E * F, *grid)`, the product
-            of error and output of each expert of a family, `(1, X, P)`, summed over samples and outputs; up to a number
-            for each family and pixel, unless the layer is weighted.
+        candidate_products: Computes, from some samples of the source and of the error `(B', E * F, *grid)`, and a slice
+            of the families, the product of error and output of each of their experts, `(1, X', P)`, summed over samples
+            and outputs; up to a number for each family and pixel, unless the layer is weighted.
         restart_expert: Makes an expert a copy of another: numbers of both, and whether to do so, as tensors, and a
             random generator.
         expert_channels: F.
@@ -54,7 +54,7 @@ class Step(NamedTuple):
     routing: Routing
     source: torch.Tensor
     select: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    candidate_products: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    candidate_products: Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]
     restart_expert: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Generator], None]
     expert_channels: int
     weighted: bool

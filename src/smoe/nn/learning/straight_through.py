@@ -10,12 +10,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from smoe.nn.gates.banded import BandedGate
 from smoe.nn.gates.factorised import FactorisedGate
 from smoe.nn.gates.gate import SpatialGate, has_process_group
 from smoe.nn.learning.end_to_end import count_nonfinite
+from smoe.nn.learning.families_in_bands import learn_in_bands
 from smoe.nn.learning.learner import Learner, Setting, Step
 from smoe.nn.learning.probing import check_exchangeable
-from smoe.ops.families import sample_families
+from smoe.ops.families import ALL_FAMILIES, sample_families
 from smoe.ops.family_gradient import family_gradient, relative_family_gradient
 from smoe.ops.probe_routing import at_slots, draw_challenge, observe
 from smoe.ops.routing import Routing
@@ -53,7 +55,7 @@ class StraightThroughLearner(Learner):
         # From the generator of the device, so that a pass that is computed again draws the same.
         seed = torch.randint(2**31 - 1 if noise > 0.0 else 1, (), device=device)
         waits = not (needs_scores or has_process_group() or self.is_due(gate, len(input)))
-        if waits and isinstance(gate, FactorisedGate) and gate.can_draw:
+        if isinstance(gate, BandedGate) and ((waits and gate.can_draw) or (not needs_scores and gate.works_in_bands)):
             return gate.draw(seed, noise)
         if noise == 0.0:
             return gate.route(input, layer)
@@ -77,6 +79,9 @@ class StraightThroughLearner(Learner):
         if not is_family:
             return self._exchange(step, selected)  # type: ignore[call-arg]
         if not has_scores:
+            is_banded = isinstance(step.gate, BandedGate) and step.gate.works_in_bands
+            if is_banded:
+                return learn_in_bands(selected, step, self)
             return _Waiting.apply(selected, self)  # type: ignore[return-value]
         return _Families.apply(selected, step.routing.scores, step.source, step, self)  # type: ignore[return-value]
 
@@ -100,6 +105,15 @@ class StraightThroughLearner(Learner):
             num_others = -(-gate.num_experts // gate.num_selected) - 1
             share = min(0.25, 0.5 / max(1, num_others))
         return share * max(1, batch)
+
+    def samples(self, gate: SpatialGate, batch: int) -> slice:
+        """The samples that the gate learns from, at equal distances.
+
+        The layer's input is saved by the experts too, so that a slice of it takes no memory.
+        """
+        count = max(1, int(self.num_samples(gate, batch)))
+        every = max(1, batch // count)
+        return slice(0, count * every, every)
 
     def continue_from(self, previous: Learner) -> None:
         """Goes on counting, so that a schedule can change the temperature or the noise in the course of a training."""
@@ -163,10 +177,7 @@ class _Families(torch.autograd.Function):
     @staticmethod
     def forward(ctx, selected, scores, source, step, learner):
         ctx.is_due = learner.is_due(step.gate, len(source))
-        # Samples at equal distances; the source is saved by the experts too, so that this takes no memory.
-        count = max(1, int(learner.num_samples(step.gate, len(source))))
-        every = max(1, len(source) // count)
-        ctx.part = slice(0, count * every, every)
+        ctx.part = learner.samples(step.gate, len(source))
         ctx.save_for_backward(scores, step.routing.indices, source[ctx.part])
         ctx.step, ctx.learner = step._replace(source=None, routing=None), learner
         return selected.detach()
@@ -180,7 +191,7 @@ class _Families(torch.autograd.Function):
             # Several processes expect a gradient of every parameter; one does without the passes over zeros.
             return error, torch.zeros_like(scores) if has_process_group() else None, None, None, None
         step, temperature, part = ctx.step, ctx.learner.rule.temperature, error[ctx.part]
-        products = step.candidate_products(source, part)
+        products = step.candidate_products(source, part, ALL_FAMILIES)
         if step.weighted:
             # An estimate from some of the samples, in the size of one from all of them.
             gradient = _weighted_gradient(scores, indices, products, temperature) * (len(error) / max(1, len(part)))
