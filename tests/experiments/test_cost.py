@@ -3,7 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from smoe.experiments.cost import count_parts, measure_cost
+from smoe.experiments.cost import count_parts, estimate_cost
+from smoe.experiments.memory_prediction import predict_memory
 from smoe.models import WeatherResNet
 from smoe.paper.heat.recipes import HEAT_RECIPES, HeatDiffusion
 from smoe.paper.weather.dry import build_dry_task
@@ -13,7 +14,7 @@ from tiny_weather import make_store, tiny_recipe
 
 def test_a_store_decides_the_shapes_and_the_samples(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store")
-    cost = measure_cost(tiny_recipe("weather/smoe", store))
+    cost = estimate_cost(tiny_recipe("weather/smoe", store))
     dry = cost.dry_task
     assert dry.input_shape == (3 * 5 + 3, 4, 6)
     assert dry.target_shape == (3, 4, 6)
@@ -21,12 +22,14 @@ def test_a_store_decides_the_shapes_and_the_samples(tmp_path: Path) -> None:
     assert dry.num_train_samples == 45
     # Two layers of 8 experts, 4 x 9 each, with 4 biases; a gate of 8 x 4 x 6.
     assert (cost.parameters.experts, cost.parameters.gates) == (2 * (8 * 36 + 4), 192)
-    assert cost.weight_bytes >= 4 * cost.parameters.total
-    assert cost.gradient_bytes == 4 * cost.parameters.total
-    # Two averages of each parameter, and a few counters.
-    assert 2 * cost.gradient_bytes <= cost.optimizer_bytes < 2.1 * cost.gradient_bytes
-    assert cost.step_seconds > 0.0 and cost.validation_seconds > 0.0
-    assert cost.measured_batch_size == 4
+    memory, times = cost.memory, cost.times
+    assert memory is not None and times is not None and cost.fits
+    assert memory.weights >= 4 * cost.parameters.total
+    assert memory.gradients == 4 * cost.parameters.total
+    # Two averages of each parameter, and a counter.
+    assert 2 * memory.gradients <= memory.optimizer < 2.1 * memory.gradients
+    assert times.step > 0.0 and times.validation > 0.0
+    assert times.batch_size == 4
 
 
 def test_the_papers_shapes_need_no_store() -> None:
@@ -44,7 +47,7 @@ def test_activations_grow_with_the_batch(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store")
     recipe = tiny_recipe("weather/rt", store)
     sizes = [
-        measure_cost(replace(recipe, training=replace(recipe.training, batch_size=size))).activation_bytes
+        predict_memory(replace(recipe, training=replace(recipe.training, batch_size=size))).memory.activations
         for size in (2, 4)
     ]
     assert 1.8 * sizes[0] < sizes[1] <= 2.0 * sizes[0]
@@ -54,7 +57,7 @@ def test_activations_grow_with_the_batch(tmp_path: Path) -> None:
 
 def test_heat() -> None:
     data = HeatDiffusion(spatial_shape=(6, 5), num_train_runs=3, num_validation_runs=2, num_steps=10)
-    cost = measure_cost(replace(HEAT_RECIPES["heat/smoe"], data=data))
+    cost = estimate_cost(replace(HEAT_RECIPES["heat/smoe"], data=data))
     assert (cost.dry_task.num_train_samples, cost.dry_task.num_validation_samples) == (30, 20)
     assert (cost.parameters.experts, cost.parameters.gates, cost.parameters.rest) == (27, 90, 0)
 

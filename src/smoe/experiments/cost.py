@@ -1,4 +1,4 @@
-"""The cost of training a recipe on this machine: parameters, memory and time, from a few real steps."""
+"""The cost of training a recipe on this machine: parameters, predicted memory, and time from a few real steps."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from torch import nn
 
 from smoe.experiments.dry_task import DryTask
 from smoe.experiments.dry_training import DryTraining
+from smoe.experiments.memory_prediction import MemoryPrediction, PredictionError, predict_memory
 from smoe.experiments.recipe import Recipe
 from smoe.experiments.registry import experiment_of
 from smoe.nn import RoutedLayer, SpatialGate
+from smoe.training.live_memory import available_bytes
 
 # Batches grow until a step takes this long, or is as large as the recipe's.
 _ENOUGH_SECONDS = 4.0
@@ -40,67 +42,95 @@ class Parameters:
 
 
 @dataclass(frozen=True)
+class StepTimes:
+    """Seconds of training.
+
+    Attributes:
+        step: Seconds of a training step of the recipe's batch.
+        validation: Seconds of the validation split, forward only.
+        batch_size: Size of the batches that were timed; the rest is in proportion.
+    """
+
+    step: float
+    validation: float
+    batch_size: int
+
+
+@dataclass(frozen=True)
 class Cost:
     """The cost of training a recipe.
 
     Attributes:
         dry_task: Task that was measured.
         parameters: Numbers of parameters.
-        weight_bytes: Bytes of parameters and buffers.
-        gradient_bytes: Bytes of the gradients of parameters that learn.
-        optimizer_bytes: Bytes of the optimiser's state after a step.
-        activation_bytes: Bytes that the forward pass of a batch, or of a part of it, keeps for the backward pass.
-        step_seconds: Seconds of a training step of the recipe's batch.
-        validation_seconds: Seconds of the validation split, forward only.
-        measured_batch_size: Size of the batches that were timed; the rest is in proportion.
+        memory: Predicted memory; None if it cannot be predicted.
+        available: Bytes that the machine had left; None if it does not say.
+        times: Measured times; None if the predicted memory is not available.
     """
 
     dry_task: DryTask
     parameters: Parameters
-    weight_bytes: int
-    gradient_bytes: int
-    optimizer_bytes: int
-    activation_bytes: int
-    step_seconds: float
-    validation_seconds: float
-    measured_batch_size: int
+    memory: MemoryPrediction | None
+    available: int | None
+    times: StepTimes | None
 
     @property
-    def total_bytes(self) -> int:
-        """Bytes that are needed at once, without the working space of single operations."""
-        return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
+    def fits(self) -> bool:
+        """Whether the memory is available, as far as is known."""
+        return fits(self.memory, self.available)
 
 
-def measure_cost(recipe: Recipe) -> Cost:
+def fits(memory: MemoryPrediction | None, available: int | None) -> bool:
+    """Whether training with this memory is possible, as far as is known.
+
+    The process that asks holds the memory of a process already.
+    """
+    return memory is None or available is None or memory.total - memory.process <= available
+
+
+def estimate_cost(recipe: Recipe, grid: tuple[int, int] | None = None) -> Cost:
+    """Predicts the memory, and measures a few steps on random data of the true shape if they fit.
+
+    Args:
+        recipe: Recipe.
+        grid: Rows and columns of the data, in place of those that the recipe would have.
+    """
+    available = available_bytes()
+    try:
+        predicted = predict_memory(recipe, grid)
+    except PredictionError:
+        dry, memory = _build(recipe, grid), None
+    else:
+        dry, memory = predicted.dry_task, predicted.memory
+    parameters = count_parts(dry.task.model)
+    times = None
+    if fits(memory, available):
+        dry = dry if memory is None else _build(recipe, grid)
+        times = measure_times(recipe, dry)
+    return Cost(dry, parameters, memory, available, times)
+
+
+def _build(recipe: Recipe, grid: tuple[int, int] | None) -> DryTask:
+    experiment = experiment_of(recipe)
+    return experiment.build_dry(recipe) if grid is None else experiment.build_dry_on(recipe, grid)
+
+
+def measure_times(recipe: Recipe, dry: DryTask) -> StepTimes:
     """Trains a few steps on random data of the true shape.
 
     Steps of small batches come first, and larger ones while they are quick; the forward and backward passes of a whole
     batch are taken to be in proportion, the optimiser's step is not.
     """
-    dry = experiment_of(recipe).build_dry(recipe)
     meter = _Meter(recipe, dry)
-    first, second = meter.saved_bytes(1), meter.saved_bytes(2)
     batch_size = recipe.training.batch_size
     part_size = recipe.training.part_size or batch_size
-    # What does not grow with the batch, such as the routing of a tensor gate, is kept once.
-    activation_bytes = first + (second - first) * (part_size - 1)
     measured = 1
     passes, update = meter.step_seconds(measured)
     while measured < part_size and 2 * (passes + update) < _ENOUGH_SECONDS:
         measured = min(2 * measured, part_size)
         passes, update = meter.step_seconds(measured)
     forward = meter.forward_seconds(measured) / measured
-    return Cost(
-        dry,
-        count_parts(dry.task.model),
-        sum(_num_bytes(tensor) for tensor in (*dry.task.model.parameters(), *dry.task.model.buffers())),
-        sum(_num_bytes(parameter) for parameter in dry.task.model.parameters() if parameter.requires_grad),
-        meter.optimizer_bytes(),
-        activation_bytes,
-        passes * batch_size / measured + update,
-        forward * dry.num_validation_samples,
-        measured,
-    )
+    return StepTimes(passes * batch_size / measured + update, forward * dry.num_validation_samples, measured)
 
 
 def count_parts(model: nn.Module) -> Parameters:
@@ -120,24 +150,6 @@ class _Meter:
     def __init__(self, recipe: Recipe, dry: DryTask) -> None:
         self.training = DryTraining(dry, recipe.training)
         self.model = self.training.model
-
-    def saved_bytes(self, batch_size: int) -> int:
-        """Bytes that a forward pass in training keeps for the backward pass, beside the parameters."""
-        known = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
-        saved: dict[int, int] = {}
-
-        def note(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known:
-                saved[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        self.model.train()
-        input, target = self.training.batch(batch_size)
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            loss = self.training.loss(input, target)
-        del loss
-        return sum(saved.values())
 
     def step_seconds(self, batch_size: int) -> tuple[float, float]:
         """Seconds of forward and backward passes, and of the optimiser's step: the quickest after one to warm up."""
@@ -165,11 +177,6 @@ class _Meter:
                 times.append(self._now() - started)
         return times[-1]
 
-    def optimizer_bytes(self) -> int:
-        """Bytes of the optimiser's state."""
-        state = self.training.dry.task.optimizer.state.values()
-        return sum(_num_bytes(value) for entry in state for value in entry.values() if isinstance(value, torch.Tensor))
-
     def _now(self) -> float:
         if self.training.accelerator.device.type == "cuda":
             torch.cuda.synchronize()
@@ -178,7 +185,3 @@ class _Meter:
 
 def _identities(modules: object) -> set[int]:
     return {id(parameter) for module in modules for parameter in module.parameters()}  # type: ignore[attr-defined]
-
-
-def _num_bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -18,13 +18,13 @@ def latitude_weights(latitude: Sequence[float] | np.ndarray) -> torch.Tensor:
     Returns:
         Weights `(H,)` with mean 1, float64.
     """
-    degrees = torch.as_tensor(np.asarray(latitude, dtype=np.float64))
+    degrees = np.asarray(latitude, dtype=np.float64)
     if degrees.ndim != 1 or len(degrees) == 0:
-        raise ValueError(f"latitude must hold one number for each row, got the shape {tuple(degrees.shape)}")
-    if not bool((degrees.abs() <= 90.0).all()):
-        outside = degrees[~(degrees.abs() <= 90.0)][0]
-        raise ValueError(f"latitude must be in degrees from -90 to 90, got {outside:g}")
-    cosine = torch.cos(torch.deg2rad(degrees))
+        raise ValueError(f"latitude must hold one number for each row, got the shape {degrees.shape}")
+    is_inside = np.abs(degrees) <= 90.0
+    if not is_inside.all():
+        raise ValueError(f"latitude must be in degrees from -90 to 90, got {degrees[~is_inside][0]:g}")
+    cosine = torch.cos(torch.deg2rad(torch.as_tensor(degrees)))
     return cosine / cosine.mean()
 
 

@@ -37,7 +37,8 @@ class PercentWithin(Metric):
                 raise ValueError(f"{name} must be finite and not negative, got {value}")
         self.tolerance = tolerance
         self.absolute_tolerance = absolute_tolerance
-        self.region_map = None if region_map is None else torch.as_tensor(region_map)
+        # An array stays on the host, whatever the default device is: its values are checked.
+        self.region_map = torch.from_numpy(region_map) if isinstance(region_map, np.ndarray) else region_map
         overall = f"within_{100 * tolerance:g}_percent"
         self.names: tuple[str, ...] = (overall,)
         if self.region_map is not None:

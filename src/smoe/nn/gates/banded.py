@@ -8,6 +8,7 @@ only: where all of them would be large, they are computed band by band and never
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -124,7 +125,7 @@ class BandedGate(SpatialGate):
         indices = torch.empty(1, self.num_selected, self.num_pixels, dtype=torch.int32, device=device)
         common = self.common_parameters()
         # Half precision would make ties of distinct scores.
-        with torch.autocast(device.type, enabled=False):
+        with without_autocast(device):
             for band in self.bands():
                 rows = tuple(parameter[band.experts] for parameter in self.row_parameters())
                 scores = full_precision(self.scores_of(rows, common))[None]
@@ -145,3 +146,9 @@ class BandedGate(SpatialGate):
 def full_precision(scores: torch.Tensor) -> torch.Tensor:
     """Scores in at least float32, in which they are compared."""
     return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which scores have the dtype of their parameters."""
+    is_available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if is_available else nullcontext()

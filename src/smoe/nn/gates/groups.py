@@ -57,6 +57,12 @@ def group_of_expert(num_experts: int, num_groups: int, num_families: int = 1) ->
 
 
 def _fraction_membership(fraction: torch.Tensor) -> torch.Tensor:
+    if not fraction.is_meta:
+        _check_fraction(fraction)
+    return torch.stack([1.0 - fraction, fraction]).float()
+
+
+def _check_fraction(fraction: torch.Tensor) -> None:
     if fraction.isnan().any():
         raise ValueError(f"the map of fractions has {int(fraction.isnan().sum())} NaN; fill them before making a gate")
     low, high = (float(bound) for bound in fraction.aminmax())
@@ -64,7 +70,6 @@ def _fraction_membership(fraction: torch.Tensor) -> torch.Tensor:
         raise ValueError(
             f"a map of fractions must lie in [0, 1], got [{low}, {high}]; for group numbers give an integer map"
         )
-    return torch.stack([1.0 - fraction, fraction]).float()
 
 
 def _number_membership(groups: torch.Tensor) -> torch.Tensor:

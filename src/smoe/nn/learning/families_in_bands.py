@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from smoe.nn.gates.banded import Band, BandedGate, full_precision
+from smoe.nn.gates.banded import Band, BandedGate, full_precision, without_autocast
 from smoe.nn.gates.gate import has_process_group
 from smoe.nn.learning.learner import Step
 from smoe.ops.family_gradient import relative_family_gradient
@@ -110,7 +110,7 @@ class _Total:
             (parameter[band.experts] if number < self.num_rows else parameter).detach().requires_grad_()
             for number, parameter in enumerate(self.parameters)
         ]
-        with torch.enable_grad(), torch.autocast(products.device.type, enabled=False):
+        with torch.enable_grad(), without_autocast(products.device):
             scores = full_precision(self.gate.scores_of(tuple(leaves[: self.num_rows]), tuple(leaves[self.num_rows :])))
         gradient, spread = relative_family_gradient(
             scores.detach()[None], products, band.num_families, temperature, loss_scale

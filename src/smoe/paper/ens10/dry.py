@@ -12,14 +12,19 @@ from smoe.paper.ens10.setting import open_store, setting_of, usual_setting
 _STARTS_A_YEAR = 105
 
 
-def build_dry_task(recipe: EnsembleRecipe) -> DryTask:
-    """Makes the task without reading fields."""
+def build_dry_task(recipe: EnsembleRecipe, grid: tuple[int, int] | None = None) -> DryTask:
+    """Makes the task without reading fields.
+
+    Args:
+        recipe: Recipe.
+        grid: Rows and columns of data that do not exist yet; None for those of the store, or ENS-10's.
+    """
     data = recipe.data
-    if data.store is None:
-        setting = usual_setting()
+    if data.store is None or grid is not None:
+        setting = usual_setting() if grid is None else usual_setting(grid)
         spans = (data.train_years, data.validation_years)
         num_train, num_validation = (_STARTS_A_YEAR * (last - first + 1) for first, last in spans)
-        source = f"no store is named: ENS-10's z500 with 10 members, {_STARTS_A_YEAR} forecasts a year"
+        source = f"no store is read: ENS-10's z500 with 10 members, {_STARTS_A_YEAR} forecasts a year"
     else:
         store = open_store(data)
         setting = setting_of(store)

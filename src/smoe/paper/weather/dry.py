@@ -10,14 +10,20 @@ from smoe.paper.weather.recipes import WeatherData, WeatherRecipe
 from smoe.paper.weather.setting import USUAL_GRID, open_store, setting_of, usual_setting
 
 
-def build_dry_task(recipe: WeatherRecipe) -> DryTask:
-    """Makes the task without reading fields."""
+def build_dry_task(recipe: WeatherRecipe, grid: tuple[int, int] | None = None) -> DryTask:
+    """Makes the task without reading fields.
+
+    Args:
+        recipe: Recipe.
+        grid: Rows and columns of data that do not exist yet; None for those of the store, or the usual grid.
+    """
     data = recipe.data
-    if data.store is None:
-        setting = usual_setting(data)
+    if data.store is None or grid is not None:
+        setting = usual_setting(data, grid)
         num_train = _count_starts(data, data.train_years, data.skip_hours)
         num_validation = _count_starts(data, data.validation_years, 0)
-        source = f"no store is named: the paper's channels at {USUAL_GRID}, hourly"
+        where = USUAL_GRID if grid is None else f"{grid[0]} x {grid[1]} pixels"
+        source = f"no store is read: the paper's channels at {where}, hourly"
     else:
         store = open_store(data)
         setting = setting_of(data, store)

@@ -109,6 +109,12 @@ class WeatherExperiment(Experiment):
 
         return build_dry_task(recipe)
 
+    def build_dry_on(self, recipe: WeatherRecipe, grid: tuple[int, int]) -> DryTask:
+        """The same for a store of the paper's channels on another grid."""
+        from smoe.paper.weather.dry import build_dry_task
+
+        return build_dry_task(recipe, grid)
+
     def published(self, recipe_name: str) -> tuple[PublishedResult, ...]:
         """Returns the result that the paper prints for a recipe at three days."""
         return published_results(recipe_name, 72)
