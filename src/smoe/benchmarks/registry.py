@@ -26,6 +26,8 @@ BENCHMARKS = {
     "learn": Benchmark("learn", "what layers learn on planted structure, where the answer is known"),
     "local": Benchmark("local", "the locally connected layer beside unfold, multiply, sum"),
     "memory": Benchmark("memory", "peak memory of a training step on a 361 x 720 grid beside F.conv2d's"),
+    "plan-memory": Benchmark("plan_memory", "the memory that smoe plan predicts beside what training steps take"),
+    "large-grid": Benchmark("large_grid", "a training step on 721 x 1440 pixels with each kind of gate: memory, time"),
     "mesh": Benchmark("mesh", "layers on graphs, volumes and spheres beside SAGEConv, F.conv3d and F.conv2d (= 1.0)"),
     "own-data": Benchmark("own_data", "preparing data of a user's own, and waiting for their batches"),
     "own-bias": Benchmark("own_bias", "bias correction of the simulated ensemble's mean by smoe fit"),

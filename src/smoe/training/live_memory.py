@@ -61,6 +61,11 @@ def resident_bytes() -> int:
     return _kilobytes("/proc/self/status", "VmRSS") * 1024
 
 
+def peak_bytes() -> int:
+    """The largest number of bytes of memory that this process has held; 0 where the system does not say."""
+    return _kilobytes("/proc/self/status", "VmHWM") * 1024
+
+
 def available_bytes() -> int | None:
     """Bytes of memory that this machine, or the container of this process, can still give; None if it does not say."""
     found = _kilobytes("/proc/meminfo", "MemAvailable") * 1024

@@ -1,0 +1,150 @@
+"""A training step of one layer on a grid of 0.25 degrees with each kind of gate, beside a convolution."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from torch import nn
+
+import smoe
+from smoe.benchmarks.stored_table import circumstances, origin, write_table
+from smoe.command_line import UsageError, parse
+from smoe.experiments.memory_prediction import Passes, predict_passes
+from smoe.training.live_memory import available_bytes, peak_bytes
+
+GATES = ("conv2d", "factorised", "coarse", "tensor")
+COLUMNS = (
+    *("layer", "gate parameters", "gate optimiser state MB", "predicted peak GB", "peak GB", "predicted / measured"),
+    *("learning step s", "other step s", "learning step / conv2d", "other step / conv2d"),
+)
+
+
+@dataclass(frozen=True)
+class LargeGridOptions:
+    """Measures the peak memory and the processor time of training steps, and stores a table.
+
+    Attributes:
+        names: Layers to measure: conv2d, factorised, coarse, tensor; all if none is given.
+        rows: Rows of the grid.
+        columns: Columns of the grid.
+        channels: Channels of the input, and experts selected at each pixel.
+        experts: Experts in the bank.
+        output: Markdown file of the table; a .jsonl beside it holds the rows.
+        only: Measures one layer in this process and prints the numbers; the command itself uses it.
+    """
+
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    rows: int = 721
+    columns: int = 1440
+    channels: int = 128
+    experts: int = 256
+    output: Path = Path("results/bench/large_grid.md")
+    only: str | None = None
+
+
+def make_layer(name: str, options: LargeGridOptions) -> nn.Module:
+    """The convolution, or a layer with default arguments but for its gate."""
+    C, X, grid = options.channels, options.experts, (options.rows, options.columns)
+    if name == "conv2d":
+        return nn.Conv2d(C, C, 3, padding=1)
+    gates = {
+        "factorised": lambda: smoe.FactorisedGate(X, C, grid),
+        "coarse": lambda: smoe.CoarseGate(X, C, grid, wraps=(False, True)),
+        "tensor": lambda: smoe.TensorGate(X, C, grid, order="families"),
+    }
+    return smoe.SpatialMoE2d(C, X, C, gate=gates[name](), padding_mode="longitude")
+
+
+def make_passes(name: str, options: LargeGridOptions) -> Passes:
+    """A step with one sample, whose input receives a gradient as that of a layer within a network does."""
+    layer = make_layer(name, options)
+    input = torch.randn(1, options.channels, options.rows, options.columns, requires_grad=True)
+    return Passes(layer, lambda: layer(input).square().mean(), torch.optim.Adam(layer.parameters()))
+
+
+def measure(name: str, options: LargeGridOptions) -> dict[str, float]:
+    """Peak memory of this process in three steps, and processor seconds of a step with and without learning."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    passes = make_passes(name, options)
+    seconds = []
+    for _ in range(3):
+        started = time.process_time()
+        passes.compute_loss().backward()
+        passes.optimizer.step()
+        passes.optimizer.zero_grad()
+        seconds.append(time.process_time() - started)
+    # With one sample, the gate learns in the first step, and not in the next three.
+    return {"peak": peak_bytes(), "learning": seconds[0], "other": min(seconds[1:])}
+
+
+def describe(name: str, options: LargeGridOptions, conv2d: dict[str, float] | None) -> tuple[dict[str, Any], Any]:
+    """A row of the table, and the numbers that were measured; a layer that does not fit is not measured."""
+    predicted = predict_passes(lambda: make_passes(name, options))
+    with torch.device("meta"):
+        layer = make_layer(name, options)
+    gate = 0 if name == "conv2d" else sum(p.numel() for p in layer.get_submodule("gate").parameters())
+    row: dict[str, Any] = {
+        "layer": "F.conv2d with E filters" if name == "conv2d" else f"SMoE, {name} gate",
+        "gate parameters": f"{gate:,}",
+        "gate optimiser state MB": f"{8 * gate / 1e6:.0f}",
+        "predicted peak GB": f"{predicted.total / 1e9:.2f}",
+        **dict.fromkeys(COLUMNS[4:], "-"),
+        **circumstances(),
+    }
+    available = available_bytes()
+    if available is not None and predicted.total > available:
+        row["peak GB"] = f"not measured: {available / 1e9:.1f} GB are available"
+        return row, None
+    flags = [f"--{field}={getattr(options, field)}" for field in ("rows", "columns", "channels", "experts")]
+    command = [sys.executable, "-m", "smoe", "bench", "large-grid", f"--only={name}", *flags]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        row["peak GB"] = f"failed: exit code {result.returncode}"
+        return row, None
+    numbers = json.loads(result.stdout)
+    row["peak GB"] = f"{numbers['peak'] / 1e9:.2f}"
+    row["predicted / measured"] = f"{predicted.total / numbers['peak']:.2f}"
+    row["learning step s"] = f"{numbers['learning']:.1f}"
+    row["other step s"] = f"{numbers['other']:.1f}"
+    if conv2d is not None:
+        row["learning step / conv2d"] = f"{numbers['learning'] / conv2d['other']:.2f}"
+        row["other step / conv2d"] = f"{numbers['other'] / conv2d['other']:.2f}"
+    return row, numbers
+
+
+def main(args: list[str] | None = None) -> None:
+    """Measures each layer in a process of its own, and stores the table after each."""
+    options = parse(LargeGridOptions, args or [], prog="smoe bench large-grid")
+    if options.only is not None:
+        sys.stdout.write(json.dumps(measure(options.only, options)))
+        return
+    unknown = [name for name in options.names if name not in GATES]
+    if unknown:
+        raise UsageError(f"the layers are {', '.join(GATES)}, got {unknown[0]!r}")
+    rows: list[dict[str, Any]] = []
+    conv2d, text = None, ""
+    for name in options.names or GATES:
+        row, numbers = describe(name, options, conv2d)
+        conv2d = numbers if name == "conv2d" else conv2d
+        rows.append(row)
+        title = (
+            f"One layer on {options.rows} x {options.columns} pixels: C = {options.channels}, X = {options.experts}, "
+            f"E = {options.channels}, batch 1"
+        )
+        notes = (
+            "Forward, backward and Adam, three steps, each layer in a process of its own, one thread, seconds of the "
+            "processor. The peak is the largest resident memory of the whole process, interpreter and libraries "
+            "included; the prediction is made from shapes before anything is allocated. With one sample the gate "
+            f"learns in every fourth step. {origin(rows[-1])}"
+        )
+        text = write_table(options.output, title, "smoe bench large-grid", COLUMNS, rows, notes)
+    sys.stdout.write(text)
