@@ -12,7 +12,6 @@ from typing import Any
 import tyro
 
 from smoe.benchmarks.stored_table import circumstances, origin, write_table
-from smoe.cli.recipe_flags import parse_recipe
 from smoe.command_line import parse
 from smoe.experiments.memory_prediction import predict_memory
 from smoe.experiments.recipe import Recipe
@@ -53,7 +52,8 @@ class PlanMemoryOptions:
 def recipe_of(case: str) -> Recipe:
     """The recipe that a case names."""
     name, *flags = case.split()
-    return parse_recipe(find_recipe(name), flags, prog=f"smoe plan {name}", is_run=False).recipe
+    recipe = find_recipe(name)
+    return parse(type(recipe), flags, prog=f"smoe plan {name}", default=recipe)
 
 
 def measure(recipe: Recipe) -> float:
