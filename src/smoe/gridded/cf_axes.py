@@ -80,6 +80,12 @@ class Axes:
     longitude: str | None = None
 
     @property
+    def in_order(self) -> tuple[str, ...]:
+        """Dimensions in the order of fields: times, lead times, levels, rows, columns."""
+        order = (self.time, self.lead, self.level, self.row, self.column)
+        return tuple(dim for dim in order if dim is not None)
+
+    @property
     def is_forecast(self) -> bool:
         """Whether the times are start times, to which a lead time is added."""
         return self.lead_coordinate is not None

@@ -11,6 +11,7 @@ import numpy as np
 from smoe.errors import DataError
 from smoe.gridded.cf_axes import Axes, find_axes, scalar_level
 from smoe.gridded.horizontal_grid import HorizontalGrid, Orientation, read_grid, read_pole
+from smoe.gridded.load_arrays import load_arrays
 from smoe.gridded.node_grid import read_node_grid
 from smoe.gridded.regional_regrid import Interpolation, make_regridding
 from smoe.gridded.time_labels import TimeLabels, read_lead_times, read_times
@@ -115,12 +116,21 @@ class FieldSource:
             float32, rows northwards and columns eastwards, `(N, C, H, W)`.
         """
         positions = np.asarray(positions, np.int64)
-        output = np.empty((len(positions), len(self.channels), *self._file_shape), np.float32)
-        channel = 0
+        dated = {name: axes for name, axes in self.variable_axes.items() if axes.time is not None}
+        num_leads = 1 if self.lead_times is None else len(self.lead_times)
+        loaded = load_arrays(
+            {name: self._select(name, axes, positions, num_leads) for name, axes in dated.items()}, self.where
+        )
+        parts = []
         for name, axes in self.variable_axes.items():
-            values = self._read_variable(name, axes, positions)
-            output[:, channel : channel + values.shape[1]] = values
-            channel += values.shape[1]
+            if axes.time is None:
+                fields = self._static_fields(name, axes)
+                parts.append(np.broadcast_to(fields, (len(positions), *fields.shape)))
+            else:
+                fields = self._as_channels(loaded.pop(name), name, axes)
+                parts.append(_in_order_of(fields, positions, num_leads, has_leads=axes.lead is not None))
+        # A copy in any case: callers may change what they get, and it may be the user's own array.
+        output = np.concatenate(parts, axis=1, dtype=np.float32)
         return output if self._regridding is None else self._regridding(output)
 
     def regrid_to(self, grid: HorizontalGrid) -> None:
@@ -132,38 +142,24 @@ class FieldSource:
         self._regridding = make_regridding(self.grid, grid)
         self.grid = grid
 
-    def _read_variable(self, name: str, axes: Axes, positions: np.ndarray) -> np.ndarray:
-        if axes.time is None:
-            if name not in self._static:
-                self._static[name] = self._load(self.dataset[name], axes, name)
-            return np.broadcast_to(self._static[name], (len(positions), *self._static[name].shape[1:]))
-        num_leads = 1 if self.lead_times is None or axes.lead is None else len(self.lead_times)
-        starts, places = np.unique(positions // num_leads, return_inverse=True)
-        array = self.dataset[name].isel({axes.time: as_slice(starts)})
-        if axes.lead is None:
-            return self._load(array, axes, name)[places]
-        leads, lead_places = np.unique(positions % num_leads, return_inverse=True)
-        array = array.isel({axes.lead: leads})
-        values = self._load(array, axes, name)
-        return values.reshape(len(starts), len(leads), *values.shape[1:])[places, lead_places]
+    def _select(self, name: str, axes: Axes, positions: np.ndarray, num_leads: int) -> xr.DataArray:
+        """The times, and lead times, of some positions, each once, with the dimensions in the order of the fields."""
+        array = self.dataset[name].isel({axes.time: as_slice(np.unique(positions // num_leads))})
+        if axes.lead is not None:
+            array = array.isel({axes.lead: as_slice(np.unique(positions % num_leads))})
+        return array.transpose(*axes.in_order)
 
-    def _load(self, array: xr.DataArray, axes: Axes, name: str) -> np.ndarray:
-        """Values as `(times or times * leads, levels, H, W)`."""
-        order = [dim for dim in (axes.time, axes.lead, axes.level, axes.row, axes.column) if dim is not None]
-        try:
-            values = np.asarray(array.transpose(*order).values)
-        except Exception as error:
-            # Each codec behind NetCDF and Zarr has errors of its own.
-            raise DataError(
-                f"{name} of {self.where} cannot be read, the file is damaged or incomplete "
-                f"({type(error).__name__}: {' '.join(str(error).split())}); copy it again"
-            ) from error
-        if values.dtype.kind not in "iufb":
-            raise DataError(f"{name} of {self.where} holds {values.dtype} values, no numbers: leave it out")
-        num_times = 1 if axes.time is None else array.sizes[axes.time]
-        num_leads = 1 if axes.lead is None else array.sizes[axes.lead]
-        num_levels = 1 if axes.level is None else array.sizes[axes.level]
-        values = values.reshape(num_times * num_leads, num_levels, *self._file_shape)
+    def _static_fields(self, name: str, axes: Axes) -> np.ndarray:
+        """A variable without time, `(levels, H, W)`."""
+        if name not in self._static:
+            values = load_arrays({name: self.dataset[name].transpose(*axes.in_order)}, self.where)[name]
+            self._static[name] = self._as_channels(values, name, axes)[0]
+        return self._static[name]
+
+    def _as_channels(self, values: np.ndarray, name: str, axes: Axes) -> np.ndarray:
+        """Values of a variable as `(times or times * leads, levels, H, W)`, rows northwards and columns eastwards."""
+        num_levels = 1 if axes.level is None else self.dataset.sizes[axes.level]
+        values = values.reshape(-1, num_levels, *self._file_shape)
         return self.orientation_of(name).turn(values.astype(np.float32, copy=False))
 
     def orientation_of(self, name: str) -> Orientation:
@@ -243,6 +239,16 @@ class FieldSource:
                     "are aligned by time, or leave one out"
                 )
         return labels, lead_times
+
+
+def _in_order_of(fields: np.ndarray, positions: np.ndarray, num_leads: int, *, has_leads: bool) -> np.ndarray:
+    """Fields of the positions, from those of each time, and lead time, once."""
+    places = np.unique(positions // num_leads, return_inverse=True)[1]
+    if has_leads:
+        leads, lead_places = np.unique(positions % num_leads, return_inverse=True)
+        places = places * len(leads) + lead_places
+    # A copy is spared where there is nothing to change.
+    return fields if np.array_equal(places, np.arange(len(fields))) else fields[places]
 
 
 def _choose(dataset: xr.Dataset, variables: Sequence[str] | None, where: str) -> list[str]:

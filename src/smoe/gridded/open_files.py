@@ -7,8 +7,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from smoe.errors import DataError
 
@@ -28,18 +29,28 @@ class OpenFiles:
         self._open_file = open_file
         self._capacity = capacity
         self._open: OrderedDict[Path, xr.Dataset] = OrderedDict()
+        self._lock = Lock()
 
     def get(self, path: Path) -> xr.Dataset:
-        """The file's data set; nothing but its coordinates is read."""
-        if path in self._open:
-            self._open.move_to_end(path)
-            return self._open[path]
-        with damage_as_data_error(path):
-            dataset = self._open_file(path)
-        while len(self._open) >= self._capacity:
-            self._open.popitem(last=False)[1].close()
-        self._open[path] = dataset
-        return dataset
+        """The file's data set; nothing but its coordinates is read. Threads may call it."""
+        with self._lock:
+            if path in self._open:
+                self._open.move_to_end(path)
+                return self._open[path]
+            with damage_as_data_error(path):
+                dataset = self._open_file(path)
+            while len(self._open) >= self._capacity:
+                # Not closed here, for another thread may read it: xarray closes a file that nothing refers to.
+                self._open.popitem(last=False)
+            self._open[path] = dataset
+            return dataset
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the files that are open: another process opens its own."""
+        return {"_open_file": self._open_file, "_capacity": self._capacity}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_open_file"], state["_capacity"])
 
     def close(self) -> None:
         """Closes all of them."""

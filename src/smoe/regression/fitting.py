@@ -25,7 +25,7 @@ from smoe.training.task import Task
 # Options that do not change what is computed.
 _MAY_DIFFER = frozenset(
     f"options.{name}"
-    for name in ("num_threads", "num_workers", "device", "max_memory_gb", "log_with", "compare", "keep")
+    for name in ("num_threads", "num_workers", "device", "max_memory_gb", "scheduler", "log_with", "compare", "keep")
 )
 
 

@@ -18,6 +18,7 @@ from smoe.errors import DataError
 from smoe.gridded.cf_output import with_provenance
 from smoe.gridded.open_fields import Data, open_fields
 from smoe.gridded.open_files import import_xarray
+from smoe.gridded.schedulers import reading_by
 from smoe.gridded.time_labels import parse_lead
 from smoe.meshes.mesh import Mesh
 from smoe.regression.fitted import Fitted, check_inputs, is_worse
@@ -146,7 +147,11 @@ class GridRegressor:
         notify = notify or reporter.notify
         folder = None if run_dir is None else Path(run_dir)
         with tempfile.TemporaryDirectory(prefix="smoe-fields-") as spare:
-            with ReadingBar(is_quiet=not self._shows_progress) as bar, _nothing_left_of_bad_data(folder):
+            with (
+                _nothing_left_of_bad_data(folder),
+                reading_by(self.options.scheduler),
+                ReadingBar(is_quiet=not self._shows_progress) as bar,
+            ):
                 prepared = prepare(
                     x,
                     y,

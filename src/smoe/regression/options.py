@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from smoe.gridded.schedulers import check_scheduler
 from smoe.suggestions import suggest
 from smoe.training.tracker_names import TRACKERS, Tracker
 
@@ -56,6 +57,9 @@ class RegressorOptions:
         keep: Net that predicts where both were fitted: the `better` one on the validation part, or the `smoe` net in
             any case. The scores, the history of predictions and `config.json` name it.
         max_memory_gb: Data larger than this are streamed into a memory-mapped file; None: half of the free memory.
+        scheduler: How dask reads files: `serial`, `threads`, `processes`, or the address of a running cluster, such as
+            `tcp://host:8786`, whose workers see the files under the same paths. None: threads, or the cluster that you
+            have connected to.
         seed: Seed of weights and shuffles.
         device: `auto` takes an accelerator if there is one.
         num_threads: Threads of torch on a CPU; None leaves torch's choice.
@@ -85,6 +89,7 @@ class RegressorOptions:
     compare: Literal["auto", "yes", "no"] = "auto"
     keep: Literal["better", "smoe"] = "better"
     max_memory_gb: float | None = None
+    scheduler: str | None = None
     seed: int = 0
     device: Literal["auto", "cpu"] = "auto"
     num_threads: int | None = None
@@ -108,6 +113,7 @@ class RegressorOptions:
                 )
         if self.location not in (None, "node", "face"):
             raise ValueError(f"location must be node or face, got {self.location!r}")
+        check_scheduler(self.scheduler)
         if self.log_with is not None and self.log_with not in TRACKERS:
             raise ValueError(f"log_with must be one of {', '.join(TRACKERS)}, got {self.log_with!r}")
         for name in ("filters", "num_blocks", "batch_size", "max_epochs", "patience"):
