@@ -46,10 +46,10 @@ def assert_same(one: Prepared, other: Prepared) -> None:
 
 @pytest.fixture
 def cluster() -> Iterator[str]:
-    distributed = pytest.importorskip("distributed")
+    deploy = pytest.importorskip("distributed.deploy")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with distributed.LocalCluster(
+        with deploy.LocalCluster(
             n_workers=1, threads_per_worker=2, processes=False, protocol="tcp://", dashboard_address=None
         ) as running:
             yield running.scheduler_address
@@ -114,7 +114,7 @@ def test_schedulers_that_are_none() -> None:
 
 
 def test_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("distributed")
+    pytest.importorskip("distributed.deploy")
     monkeypatch.setattr("smoe.gridded.schedulers._TIMEOUT", 1)
     with pytest.raises(DataError, match="no cluster answers at tcp:"), reading_by("tcp://127.0.0.1:9"):
         pass

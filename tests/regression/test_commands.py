@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import xarray as xr
 import smoe
 from gridded_files import regional, times
 from smoe.cli.main import main
+from smoe.regression.run_files import write_predictions
 from smoe.regression.scoring import NOT_KEPT, PLAIN
 
 FLAGS = ["--net", "layer", "--filters", "2", "--max-epochs", "2", "--device", "cpu", "--batch-size", "4"]
@@ -63,6 +65,47 @@ def test_predict_writes_what_the_model_predicts(folder: Path, tmp_path: Path, su
     assert main(["predict", str(folder / "run"), str(tmp_path / "new.nc"), "-o", str(output), "--per-year"]) == 0
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == sorted(["new.nc", f"out{suffix}", f"out_2003{suffix}", f"out_2004{suffix}"])
+
+
+def forecasts_and_analyses() -> tuple[xr.Dataset, xr.Dataset]:
+    """Forecasts with two lead times, which the model takes as an input, and analyses with an offset."""
+    y = regional(30, 4, 6, seed=4)
+    y["t2m"][:, 1, 2] = np.nan
+    valid = np.stack([y["t2m"].values[lead : 26 + lead] for lead in (1, 3)], axis=1) + 1.5
+    x = xr.Dataset(
+        {"t2m": (("init_time", "lead_time", "lat", "lon"), valid, {"units": "K"})},
+        coords={
+            "init_time": times(26),
+            "lead_time": ("lead_time", [24, 72], {"units": "hours"}),
+            "lat": y["lat"],
+            "lon": y["lon"],
+        },
+    )
+    return x, y
+
+
+@pytest.mark.parametrize("objective", ["mse", "quantiles", "gaussian"])
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_blocks_are_written_as_the_whole(tmp_path: Path, suffix: str, objective: Any) -> None:
+    x, y = forecasts_and_analyses()
+    x.chunk(init_time=3).to_zarr(tmp_path / "x.zarr", consolidated=False)
+    options: dict[str, Any] = {"net": "layer", "filters": 1, "max_epochs": 1, "compare": "no", "progress": False}
+    whole = smoe.GridRegressor(objective=objective, **options).fit(x, y).predict(x)
+    # Room for a few fields: many blocks, of whole chunks and all lead times.
+    model = smoe.GridRegressor(objective=objective, max_memory_gb=2e-5, **options).fit(tmp_path / "x.zarr", y)
+    assert len(list(model.predict_blocks(tmp_path / "x.zarr"))) > 3
+    (output,) = write_predictions(model, str(tmp_path / "x.zarr"), tmp_path / f"out{suffix}")
+    engine = "netcdf4" if suffix == ".nc" else "zarr"
+    with xr.open_dataset(output, engine=engine, decode_timedelta=False) as written:
+        assert list(written.data_vars) == list(whole.data_vars) and set(written.coords) == set(whole.coords)
+        for name in whole.variables:
+            assert written[name].dims == whole[name].dims
+            if whole[name].dtype.kind == "f":
+                np.testing.assert_allclose(written[name], whole[name], rtol=1e-5)
+            else:
+                np.testing.assert_array_equal(written[name], whole[name])
+        assert np.isnan(written["t2m"].values[..., 1, 2]).all()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"out{suffix}", "x.zarr"]
 
 
 def test_a_fit_that_was_stopped_goes_on(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

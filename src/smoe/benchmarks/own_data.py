@@ -2,7 +2,8 @@
 
 Run: smoe bench own-data [--folder DIR] [--max-memory-gb 0.5] [--times-the-bound 4] [--rounds 3]. It writes a chunked
 Zarr store there that is several times larger than the memory that fields may take, reads it block by block with xarray,
-and streams it as `smoe fit` does, by turns. Then it trains nets on samples of several sizes. Prints the tables and
+and streams it as `smoe fit` does, by turns. Then it trains nets on samples of several sizes, reads by threads,
+processes and a cluster, and predicts from files of several sizes; --only chooses one of these. Prints the tables and
 stores them in results/bench.
 """
 
@@ -17,9 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from smoe.benchmarks.own_data_store import CHUNK, COLUMNS, ROWS, VARIABLES, row_bytes, write_store
 
-_VARIABLES, _ROWS, _COLUMNS, _CHUNK = 4, 180, 360, 10
 _HEAD = ("what", "GB read", "seconds", "processor seconds", "MB/s", "MB/s of a processor", "most memory, MB")
 
 _MEASURE = """
@@ -56,29 +56,6 @@ print(json.dumps({"wall": time.perf_counter() - wall, "processor": time.process_
 """
 
 
-def write_store(path: Path, num_times: int) -> None:
-    """Writes noise, chunk by chunk."""
-    import zarr
-
-    group = zarr.open_group(path, mode="w")
-    axes = {
-        "time": (np.arange(num_times), {"units": "days since 2000-01-01", "calendar": "standard"}),
-        "lat": (np.linspace(-89.5, 89.5, _ROWS), {"units": "degrees_north"}),
-        "lon": (np.arange(0.5, 360.0), {"units": "degrees_east"}),
-    }
-    for name, (values, attributes) in axes.items():
-        array = group.create_array(name, shape=values.shape, dtype=values.dtype, dimension_names=[name])
-        array[:] = values
-        array.attrs.update(attributes)
-    generator = np.random.default_rng(0)
-    for number in range(_VARIABLES):
-        shape, chunks = (num_times, _ROWS, _COLUMNS), (_CHUNK, _ROWS, _COLUMNS)
-        dims = ["time", "lat", "lon"]
-        array = group.create_array(f"v{number}", shape=shape, chunks=chunks, dtype="float32", dimension_names=dims)
-        for first in range(0, num_times, _CHUNK):
-            array[first : first + _CHUNK] = generator.standard_normal(chunks, dtype=np.float32)
-
-
 def main(args: list[str] | None = None) -> None:
     """Measures each way in a process of its own, by turns, and stores the medians."""
     parser = argparse.ArgumentParser("smoe bench own-data", description=__doc__)
@@ -86,22 +63,30 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--max-memory-gb", type=float, default=0.5)
     parser.add_argument("--times-the-bound", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=("preparation", "waiting"), default=None)
+    parser.add_argument("--schedulers-gb", type=float, default=1.0)
+    parser.add_argument("--only", choices=("preparation", "waiting", "schedulers", "prediction"), default=None)
     options = parser.parse_args(args)
-    if options.only != "waiting":
+    if options.only in (None, "preparation"):
         _measure_preparation(options)
-    if options.only != "preparation":
+    if options.only in (None, "waiting"):
         from smoe.benchmarks.own_data_waiting import measure_waiting
 
         print(measure_waiting())
+    if options.only in (None, "schedulers"):
+        from smoe.benchmarks.own_data_schedulers import measure_schedulers
+
+        print(measure_schedulers(options))
+    if options.only in (None, "prediction"):
+        from smoe.benchmarks.own_data_prediction import measure_prediction
+
+        print(measure_prediction(options))
 
 
 def _measure_preparation(options: Any) -> None:
-    row_bytes = 4 * _VARIABLES * _ROWS * _COLUMNS
-    num_times = round(options.times_the_bound * options.max_memory_gb * 1e9 / row_bytes / _CHUNK) * _CHUNK
+    num_times = round(options.times_the_bound * options.max_memory_gb * 1e9 / row_bytes() / CHUNK) * CHUNK
     ways = {
         "read": ("xarray.load, 100 times at once", 1.0),
-        "prepare": ("`smoe fit`: read, checked, written, statistics; one variable is a target too", 1 + 1 / _VARIABLES),
+        "prepare": ("`smoe fit`: read, checked, written, statistics; one variable is a target too", 1 + 1 / VARIABLES),
     }
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in ways}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -118,7 +103,7 @@ def _measure_preparation(options: Any) -> None:
         wall, processor, peak = (
             statistics.median(each[name] for each in found[kind]) for name in ("wall", "processor", "peak")
         )
-        gigabytes = size * num_times * row_bytes / 1e9
+        gigabytes = size * num_times * row_bytes() / 1e9
         rows.append(
             {
                 "what": what,
@@ -136,13 +121,16 @@ def _measure_preparation(options: Any) -> None:
     where = circumstances()
     notes = (
         f"{where['processor']}, {where['cores']} cores, commit {where['commit']}, {where['date']}. Medians of "
-        f"{options.rounds} rounds by turns. Chunked Zarr (Zstandard, noise) of {num_times} times, {_VARIABLES} "
-        f"variables of {_ROWS} x {_COLUMNS}, {options.times_the_bound:g} times the {options.max_memory_gb:g} GB that "
+        f"{options.rounds} rounds by turns. Chunked Zarr (Zstandard, noise) of {num_times} times, {VARIABLES} "
+        f"variables of {ROWS} x {COLUMNS}, {options.times_the_bound:g} times the {options.max_memory_gb:g} GB that "
         "fields may take (`max_memory_gb`). Memory is above that of the start, without pages of mapped files. Other "
         "work may run beside it: compare the processor seconds."
     )
     path = Path("results/bench") / "own_data.md"
-    command = f"smoe bench own-data --max-memory-gb {options.max_memory_gb:g} --rounds {options.rounds}"
+    command = (
+        f"smoe bench own-data --only preparation --max-memory-gb {options.max_memory_gb:g} --times-the-bound "
+        f"{options.times_the_bound:g} --rounds {options.rounds}"
+    )
     print(write_table(path, "Preparing data larger than memory", command, _HEAD, rows, notes))
 
 

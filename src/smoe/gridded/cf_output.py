@@ -7,6 +7,7 @@ import secrets
 import shutil
 import warnings
 from datetime import UTC, datetime
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 CONVENTIONS = "CF-1.11"
+_CHUNK_BYTES = 1 << 20
 
 
 def with_provenance(dataset: xr.Dataset, what: str) -> xr.Dataset:
@@ -93,8 +95,22 @@ def _netcdf_encoding(dataset: xr.Dataset) -> dict[str, Any]:
     encoding: dict[str, Any] = {}
     for name, array in dataset.data_vars.items():
         if array.dtype.kind == "f" and array.ndim:
-            encoding[str(name)] = {"_FillValue": 9.969209968386869e36, "dtype": "float32", "zlib": True, "complevel": 1}
+            encoding[str(name)] = {
+                "_FillValue": 9.969209968386869e36,
+                "dtype": "float32",
+                "zlib": True,
+                "complevel": 1,
+                # Whole fields: the chunks that the library would choose reach over many times, and are written again
+                # with each of them.
+                "chunksizes": _chunk_of(array.shape),
+            }
     return encoding | {str(name): {"_FillValue": None} for name in dataset.coords if dataset[name].dtype.kind == "f"}
+
+
+def _chunk_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A chunk of the first dimension, of about a megabyte."""
+    row_bytes = 4 * prod(shape[1:])
+    return (max(1, min(shape[0], _CHUNK_BYTES // max(row_bytes, 1))), *shape[1:])
 
 
 def _zarr_encoding(dataset: xr.Dataset) -> dict[str, Any]:

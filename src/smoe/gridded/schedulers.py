@@ -121,11 +121,11 @@ def reading_by(scheduler: str | None) -> Iterator[Readers]:
 
 def _connect(address: str) -> Any:
     try:
-        distributed = importlib.import_module("distributed")
+        client = importlib.import_module("distributed.client")
     except ModuleNotFoundError:
         raise DataError(f"to read on the cluster {address} needs distributed: pip install 'smoe[cluster]'") from None
     try:
-        return distributed.Client(address, timeout=_TIMEOUT, set_as_default=False)
+        return client.Client(address, timeout=_TIMEOUT, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
         raise DataError(
             f"no cluster answers at {address} ({' '.join(str(error).split())}): start one with `dask scheduler` and "

@@ -11,7 +11,7 @@ import torch
 
 from smoe.errors import DataError
 from smoe.gridded.field_source import FieldSource
-from smoe.gridded.field_table import describe_position
+from smoe.gridded.field_table import block_rows, describe_position
 from smoe.gridded.time_labels import parse_lead
 from smoe.regression.fitted import Fitted, run_net
 from smoe.regression.nets import Regression
@@ -121,11 +121,16 @@ def _warn_of_far_values(fitted: Fitted, inputs: np.ndarray) -> None:
 
 def iterate_predictions(fitted: Fitted, source: FieldSource) -> Iterator[xr.Dataset]:
     """Predictions for all times of a source, a block of times at once."""
-    num_leads = 1 if source.lead_times is None else len(source.lead_times)
-    row_bytes = 4 * len(fitted.input_channels) * source.grid.shape[0] * source.grid.shape[1] * num_leads
-    step = max(1, memory_limit(fitted.options) // (16 * row_bytes)) * num_leads
+    step = _block_size(fitted, source)
     for first in range(0, source.num_positions, step):
         yield _predict_positions(fitted, source, np.arange(first, min(first + step, source.num_positions)))
+
+
+def _block_size(fitted: Fitted, source: FieldSource) -> int:
+    """Positions that are read at once: whole chunks of the file and all lead times, as far as memory allows."""
+    num_leads = 1 if source.lead_times is None else len(source.lead_times)
+    rows = block_rows(source, memory_limit(fitted.options) // 8)
+    return max(num_leads, rows // num_leads * num_leads)
 
 
 def predict_dataset(fitted: Fitted, source: FieldSource) -> xr.Dataset:
@@ -136,10 +141,13 @@ def predict_dataset(fitted: Fitted, source: FieldSource) -> xr.Dataset:
 def _predict_positions(fitted: Fitted, source: FieldSource, positions: np.ndarray) -> xr.Dataset:
     leads = lead_channel(positions, source.lead_times, fitted.lead_scale)
     parts = []
-    for first in range(0, len(positions), _BATCH):
-        chosen = slice(first, first + _BATCH)
-        inputs = read_inputs(fitted, source, positions[chosen])
-        parts.append(predict_values(fitted, fitted.predictor, inputs, None if leads is None else leads[chosen]))
+    step = _block_size(fitted, source)
+    for start in range(0, len(positions), step):
+        inputs = read_inputs(fitted, source, positions[start : start + step])
+        for first in range(0, len(inputs), _BATCH):
+            batch = inputs[first : first + _BATCH]
+            of_batch = slice(start + first, start + first + len(batch))
+            parts.append(predict_values(fitted, fitted.predictor, batch, None if leads is None else leads[of_batch]))
     coordinates, dims, shape = _sample_coordinates(fitted, source, positions)
     options = fitted.options
     dataset = fitted.layout.build(

@@ -13,10 +13,9 @@ from smoe.atomic_files import write_atomically
 from smoe.diagnostics import fixed_choices
 from smoe.errors import DataError
 from smoe.gridded.cf_output import with_provenance, write_cf, write_cf_by_year
-from smoe.gridded.open_files import import_xarray
-from smoe.meshes.row_of_nodes import with_mesh
 from smoe.regression.fitted import Fitted
 from smoe.regression.grid_regressor import GridRegressor
+from smoe.regression.joined_blocks import join_blocks
 from smoe.regression.scores import ScoreTable
 
 SCORES = "scores.json"
@@ -37,52 +36,24 @@ def write_predictions(
     Returns:
         The files, one or one for each year.
     """
-    xr = import_xarray()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"{output} cannot be written: {error.strerror or error}") from error
     with tempfile.TemporaryDirectory(prefix=".smoe-predict-", dir=output.parent) as folder:
-        parts: list[Any] = []
-        for number, block in enumerate(model.predict_blocks(inputs)):
-            if number == 0:
-                parts.append(block)
-                continue
-            if number == 1:
-                parts[0] = _spill(parts[0], Path(folder) / "0.nc")
-            parts.append(_spill(block, Path(folder) / f"{number}.nc"))
-        first = parts[0]
-        time = _time_of(first)
-        whole = first
-        if len(parts) > 1:
-            whole = xr.concat(
-                parts, dim=str(first[time].dims[0]), data_vars="minimal", coords="minimal", compat="override",
-                join="exact",
-            )  # fmt: skip
-        if model.fitted.layout.mesh is not None:
-            # As they were: blocks that were read again have numbers with NaN for integers with a fill value.
-            whole = with_mesh(whole, *model.fitted.layout.mesh)
+        whole = join_blocks(model.predict_blocks(inputs), Path(folder))
         whole = with_provenance(whole, f"predicted by smoe predict ({model.fitted.describe()})")
-        try:
-            if per_year:
-                return write_cf_by_year(whole, output, time, overwrite=overwrite)
-            write_cf(whole, output, overwrite=overwrite)
-            return [output]
-        finally:
-            for part in parts:
-                part.close()
-
-
-def _spill(block: Any, path: Path) -> Any:
-    write_cf(block, path)
-    return import_xarray().open_dataset(path, engine="netcdf4", chunks={}, decode_timedelta=False)
+        if per_year:
+            return write_cf_by_year(whole, output, _time_of(whole), overwrite=overwrite)
+        write_cf(whole, output, overwrite=overwrite)
+        return [output]
 
 
 def _time_of(dataset: Any) -> str:
     for name in ("valid_time", *map(str, dataset.coords)):
         if name in dataset.coords and dataset[name].ndim == 1 and dataset[name].dtype.kind in "MO":
             return name
-    return ""
+    raise DataError("the predictions have no times, so they cannot be written by years: leave --per-year out")
 
 
 def grid_coordinates(fitted: Fitted) -> dict[str, np.ndarray] | None:
