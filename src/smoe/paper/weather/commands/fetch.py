@@ -1,11 +1,12 @@
-"""`smoe data fetch era5-sample`: downloads a few real fields of ERA5 from a package."""
+"""`smoe data fetch era5-sample`: downloads a few real fields of ERA5, and accepts no other file."""
 
 from __future__ import annotations
 
-import subprocess
+import hashlib
+import io
 import sys
 import tarfile
-import tempfile
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +14,25 @@ from smoe.atomic_files import write_atomically
 from smoe.command_line import parse
 from smoe.errors import DataError
 
-# The source package of cfgrib contains ERA5 fields for its own tests; later releases may not.
-PACKAGE = "cfgrib==0.9.15.1"
+# The source package of cfgrib contains ERA5 fields for its own tests; later releases may not. It is downloaded as a
+# file and not by pip, which would run the package's build code to learn its dependencies.
+PACKAGE = "cfgrib-0.9.15.1"
+URL = (
+    "https://files.pythonhosted.org/packages/4a/51/cace2747a517667bbbe5fcab1f35958ad05c778251a452c461b8b3649dbe/"
+    f"{PACKAGE}.tar.gz"
+)
+SHA256 = "d959d8b97e55a63646fa86686b297905ff7f2918a91e3a11d6292dab09598e4d"
 MEMBER = "tests/sample-data/era5-levels-members.nc"
+MEMBER_SHA256 = "db82b7db1d50a113b5d9e1d252678f5e5b769d3fb1b31eaa258fdc2e2431aee9"
+_NUM_BYTES = 9_746_591
+_SECONDS = 60
 
 
 @dataclass(frozen=True)
 class FetchSample:
     """Fetches ERA5's ten ensemble members at 3 degrees: geopotential and temperature at 850 and 500 hPa, four times.
 
-    The fields are from January 2017; pip downloads 10 MB, the source package of cfgrib.
+    The fields are from January 2017; 10 MB are downloaded, the source package of cfgrib, of which nothing is run.
 
     Attributes:
         output_dir: Folder for the file.
@@ -39,38 +49,41 @@ def run(args: list[str]) -> int:
 
 
 def fetch_era5_sample(output_dir: Path) -> Path:
-    """Downloads the package with pip, extracts the file and checks it; an existing file is kept."""
-    from smoe.gridded.netcdf_integrity import check_netcdf_file
+    """Downloads the package and extracts the file; both must have the checksums that are known here.
 
+    An existing file is kept.
+
+    Raises:
+        DataError: If there is no network, or the package or the file is another one.
+    """
     path = output_dir / Path(MEMBER).name
-    if path.exists():
-        check_netcdf_file(path)
-        return path
-    with tempfile.TemporaryDirectory() as folder:
-        archive = _download(Path(folder))
-        try:
-            with tarfile.open(archive) as package:
-                name = f"{archive.name.removesuffix('.tar.gz')}/{MEMBER}"
-                member = package.extractfile(name)
-                content = b"" if member is None else member.read()
-        except (tarfile.TarError, KeyError, EOFError) as error:
-            raise DataError(
-                f"{PACKAGE} does not hold {MEMBER} ({error}); fetch the file by hand into {output_dir}"
-            ) from None
+    if not path.exists():
+        package = _download()
+        _check("the package", URL, package, SHA256)
+        with tarfile.open(fileobj=io.BytesIO(package)) as archive:
+            member = archive.extractfile(f"{PACKAGE}/{MEMBER}")
+            assert member is not None
+            content = member.read()
         write_atomically(path, lambda file: file.write(content))
-    check_netcdf_file(path)
+    _check("the file", str(path), path.read_bytes(), MEMBER_SHA256)
     return path
 
 
-def _download(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "cfgrib", PACKAGE]
-    done = subprocess.run([*command, "--dest", str(folder)], capture_output=True, text=True, check=False)
-    archives = sorted(folder.glob("cfgrib-*.tar.gz"))
-    if done.returncode or not archives:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no output"]
-        said = next((line for line in lines if line.startswith("ERROR")), lines[-1])
+def _download() -> bytes:
+    try:
+        with urllib.request.urlopen(URL, timeout=_SECONDS) as response:
+            # A byte more than the package has: another one is noticed without being read to its end.
+            return response.read(_NUM_BYTES + 1)
+    except OSError as error:
         raise DataError(
-            f"pip could not download {PACKAGE} ({said}); with a network, run "
-            f"`pip download --no-deps --no-binary cfgrib {PACKAGE}` and take {MEMBER} out of it"
+            f"{URL} could not be downloaded ({error}); with a network, download it and take out {PACKAGE}/{MEMBER}"
+        ) from None
+
+
+def _check(what: str, where: str, content: bytes, expected: str) -> None:
+    found = hashlib.sha256(content).hexdigest()
+    if found != expected:
+        raise DataError(
+            f"{what} {where} is not the expected one (its SHA-256 begins with {found[:8]}, not {expected[:8]}); remove "
+            "it, and fetch it again"
         )
-    return archives[0]
