@@ -12,13 +12,20 @@ import itertools
 import os
 import struct
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from smoe.errors import DataError
+from smoe.file_claims import excessive_claim
 
 # Offset and length of an inner chunk that its shard does not hold.
 _ABSENT = 2**64 - 1
+# Bytes that a value of a coordinate takes while it is read, and a chunk in the list of those that are to be read.
+_BYTES_PER_COORDINATE = 40
+_BYTES_PER_CHUNK = 1000
+# Missing chunks that are counted.
+_MAX_MISSING = 10_000
 
 
 def check_zarr_array(store: Path, name: str, *, may_begin_late: int = 0) -> None:
@@ -41,38 +48,110 @@ def check_zarr_array(store: Path, name: str, *, may_begin_late: int = 0) -> None
     late = may_begin_late if array.fill_value is not None and array.fill_value != array.fill_value else 0
     sizes = {os.path.relpath(os.path.join(root, file), folder): os.path.getsize(os.path.join(root, file))
              for root, _, files in os.walk(folder) for file in files}  # fmt: skip
+    _check_chunks(store, name, array, sum(sizes.values()))
+    chunk_size = prod(outer) * array.dtype.itemsize
 
-    num_chunks, missing = 0, []
+    missing: list[str] = []
     for position in _positions(array.shape, outer):
-        num_chunks += 1
+        if len(missing) > _MAX_MISSING:
+            break
         key = str(array.metadata.encode_chunk_key(position)).replace("/", os.sep)
         if position and (position[0] + 1) * outer[0] <= late:
             continue
         if not sizes.get(key):
             missing.append(f"{name}/{key}")
         elif array.shards is None and _uses_blosc(array):
-            _check_blosc_length(folder / key, sizes[key])
+            _check_blosc_lengths(folder / key, sizes[key], chunk_size)
         elif array.shards is not None:
             missing += [f"{name}/{key} inner chunk {i}" for i in _absent_in_shard(array, folder / key, position)]
     if missing:
         raise DataError(
-            f"{store}: {name} lacks {len(missing)} chunks of its {num_chunks} chunk files, the first {missing[0]}, "
+            f"{store}: {name} lacks {'at least ' if len(missing) > _MAX_MISSING else ''}{len(missing)} chunks of its "
+            f"{_num_chunks(array.shape, outer)} chunk files, the first {missing[0]}, "
             "which would read as fill values; copy the store again, or, if its writer left out chunks of fill values, "
             "write it with write_empty_chunks=True"
         )
+
+
+def check_zarr_claims(store: Path) -> None:
+    """Refuses a store whose metadata claim more memory than `smoe.file_claims` allows.
+
+    Coordinates are read whole when a store is opened, and of a field, whole chunks. Chunks that were never written take
+    no room on the disk.
+
+    Raises:
+        DataError: with the array and its claim.
+    """
+    import zarr
+
+    size = _store_size(store)
+    for name, array in zarr.open_group(store, mode="r").arrays():
+        _check_chunks(store, name, array, size)
+        if len(array.shape) == 1:
+            _check_line(store, name, array)
+        if len(array.shape) < 2 and (reason := excessive_claim(size, prod(array.shape) * _BYTES_PER_COORDINATE)):
+            raise DataError(f"{store}: {name} has {prod(array.shape):,} values: {reason}")
+
+
+def _check_line(store: Path, name: str, array: Any) -> None:
+    """Refuses a one-dimensional array with damaged chunks, and a coordinate without those of several values.
+
+    The values of a coordinate differ: a writer that leaves out chunks of fill values leaves out one of a single value
+    at most.
+    """
+    (length,), (chunk,) = array.shape, array.shards or array.chunks
+    # Version 2 of the format has no names of dimensions; xarray keeps them in an attribute.
+    names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS", ())
+    is_coordinate = tuple(names) == (name,)
+    for (position,) in _positions((length,), (chunk,)):
+        path = store / name / str(array.metadata.encode_chunk_key((position,)))
+        size = path.stat().st_size if path.is_file() else 0
+        if size and array.shards is None and _uses_blosc(array):
+            _check_blosc_lengths(path, size, chunk * array.dtype.itemsize)
+        if not size and is_coordinate and min(chunk, length - position * chunk) > 1:
+            raise DataError(f"{store}: the coordinate {name} lacks the chunk {path.relative_to(store)}; copy it again")
+
+
+def _check_chunks(store: Path, name: str, array: Any, size: int) -> None:
+    shape, outer = tuple(array.shape), tuple(array.shards or array.chunks)
+    for what, claimed in (
+        ("its chunks", prod(outer) * array.dtype.itemsize),
+        ("the list of its chunks", _num_chunks(shape, outer) * _BYTES_PER_CHUNK),
+    ):
+        if reason := excessive_claim(size, claimed):
+            raise DataError(f"{store}: {name} has the shape {shape} in chunks of {outer}; {what}: {reason}")
+
+
+def _store_size(store: Path) -> int:
+    return sum(os.path.getsize(os.path.join(root, file)) for root, _, files in os.walk(store) for file in files)
+
+
+def _num_chunks(shape: tuple[int, ...], chunks: tuple[int, ...]) -> int:
+    return prod(-(-length // chunk) for length, chunk in zip(shape, chunks, strict=True))
 
 
 def _uses_blosc(array: Any) -> bool:
     return any("blosc" in type(codec).__name__.lower() for codec in array.compressors)
 
 
-def _check_blosc_length(path: Path, length: int) -> None:
-    """Compares the length in the header of a Blosc chunk with the file: a short one would crash the library."""
+def _check_blosc_lengths(path: Path, length: int, chunk_size: int) -> None:
+    """Compares the lengths in the header of a Blosc chunk with the file and the chunk: others would crash the library.
+
+    Args:
+        path: File of the chunk.
+        length: Bytes of the file.
+        chunk_size: Bytes of the chunk in memory; filters before the compressor make it smaller, not larger.
+    """
     with path.open("rb") as file:
         header = file.read(16)
-    declared = struct.unpack("<I", header[12:16])[0] if len(header) == 16 else 16
+    content, _, declared = struct.unpack("<III", header[4:16]) if len(header) == 16 else (0, 0, 16)
     if length < declared:
         raise DataError(f"{path} is truncated: it declares {declared} bytes and has {length}; copy the store again")
+    if content > chunk_size or declared < 16:
+        raise DataError(
+            f"{path} is damaged: it declares {content} bytes of content in {declared}, a chunk has {chunk_size}; copy "
+            "the store again"
+        )
 
 
 def _positions(shape: tuple[int, ...], chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -83,11 +162,11 @@ def _absent_in_shard(array: Any, path: Path, position: tuple[int, ...]) -> list[
     # A shard ends (or begins) with an index: offset and length of every inner chunk, 16 bytes each, then a checksum.
     codec = array.metadata.codecs[0]
     per_axis = [shard // chunk for shard, chunk in zip(array.shards, array.chunks, strict=True)]
-    inner = list(itertools.product(*map(range, per_axis)))
+    num_inner = prod(per_axis)
     codecs = [type(each).__name__ for each in codec.index_codecs]
     if codecs not in (["BytesCodec"], ["BytesCodec", "Crc32cCodec"]):
         raise DataError(f"{path}: its index of chunks is written by {', '.join(codecs)}, which cannot be checked")
-    num_bytes = 16 * len(inner)
+    num_bytes = 16 * num_inner
     index_length = num_bytes + 4 * (len(codecs) - 1)
     length = path.stat().st_size
     if length < index_length:
@@ -97,7 +176,7 @@ def _absent_in_shard(array: Any, path: Path, position: tuple[int, ...]) -> list[
         entries = list(struct.iter_unpack("<QQ", file.read(num_bytes)))
 
     absent = []
-    for place, (offset, size) in zip(inner, entries, strict=True):
+    for place, (offset, size) in zip(itertools.product(*map(range, per_axis)), entries, strict=True):
         starts = [
             shard * outer + chunk * width
             for shard, outer, chunk, width in zip(position, array.shards, place, array.chunks, strict=True)

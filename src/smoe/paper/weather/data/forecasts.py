@@ -11,9 +11,9 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.grid import Grid
-from smoe.gridded.netcdf_integrity import check_netcdf_file
+from smoe.gridded.netcdf_integrity import check_netcdf_coordinates, check_netcdf_file
 from smoe.gridded.open_files import damage_as_data_error, import_xarray
-from smoe.gridded.zarr_integrity import check_zarr_array
+from smoe.gridded.zarr_integrity import check_zarr_array, check_zarr_claims
 from smoe.paper.atmosphere.axes import LEVEL_NAMES, Orientation, find_levels, find_orientation
 from smoe.paper.atmosphere.units import check_units
 from smoe.paper.atmosphere.variables import VARIABLES, Variable, parse_channel
@@ -179,8 +179,10 @@ class ForecastFile:
 def _open(path: Path) -> xr.Dataset:
     xarray = import_xarray()
     if path.is_dir():
+        check_zarr_claims(path)
         return xarray.open_dataset(path, engine="zarr", chunks=None, consolidated=False, decode_timedelta=True)
     if not path.exists():
         raise DataError(f"there are no forecasts in {path}")
     check_netcdf_file(path)
+    check_netcdf_coordinates(path)
     return xarray.open_dataset(path, engine="netcdf4", cache=False, decode_timedelta=True)

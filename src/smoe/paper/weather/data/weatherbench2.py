@@ -9,7 +9,7 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.open_files import OpenFiles, damage_as_data_error, import_xarray
-from smoe.gridded.zarr_integrity import check_zarr_array
+from smoe.gridded.zarr_integrity import check_zarr_array, check_zarr_claims
 from smoe.paper.atmosphere.time_axis import read_time_axis
 from smoe.paper.atmosphere.variables import (
     CONSTANTS,
@@ -111,6 +111,7 @@ def _open_zarr(path: Path) -> xr.Dataset:
         import zarr
     except ModuleNotFoundError:
         raise DataError("reading a Zarr store needs zarr: pip install 'smoe[weather]'") from None
+    check_zarr_claims(path)
     # A request for consolidated metadata that do not exist would warn.
     group = zarr.open_group(path, mode="r")
     is_consolidated = group.metadata.consolidated_metadata is not None

@@ -1,0 +1,77 @@
+"""Zarr stores of a few KB whose metadata claim more memory than their size allows."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from gridded_files import regional
+from smoe.errors import DataError
+from smoe.gridded.open_fields import open_fields
+
+zarr = pytest.importorskip("zarr")
+
+
+def write(path: Path, name: str, **metadata: object) -> Path:
+    """Writes a small store and changes the metadata of an array afterwards."""
+    regional().to_zarr(path, zarr_format=3, consolidated=False)
+    file = path / name / "zarr.json"
+    content = json.loads(file.read_text()) | metadata
+    file.write_text(json.dumps(content))
+    return path
+
+
+def grid(*chunks: int) -> dict[str, object]:
+    return {"name": "regular", "configuration": {"chunk_shape": list(chunks)}}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "chunks", "message"),
+    [
+        ("time", [10**9], [6], r"time has the shape \(1000000000,\) in chunks of \(6,\); the list of its chunks"),
+        ("time", [10**8], [10**8], "time has 100,000,000 values: it claims 4.0 GB of memory"),
+        ("t2m", [10**6, 3000, 5000], [1, 1, 1], "t2m has the shape .*; the list of its chunks: it claims"),
+        ("t2m", [10**5, 10**5, 5], [10**5, 10**5, 5], "t2m has the shape .*; its chunks: it claims 200.0 GB"),
+        (
+            "t2m",
+            [1000, 100, 5],
+            [1, 1, 1],
+            "t2m lacks at least 10001 chunks of its 500000 chunk files, the first t2m/c",
+        ),
+    ],
+)
+def test_a_small_store_that_claims_much_is_refused(
+    tmp_path: Path, name: str, shape: list[int], chunks: list[int], message: str
+) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match=message):
+        open_fields(write(tmp_path / "claims.zarr", name, shape=shape, chunk_grid=grid(*chunks)))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+
+
+def test_a_store_within_bounds_is_opened(tmp_path: Path) -> None:
+    regional().to_zarr(tmp_path / "small.zarr", zarr_format=2)
+    assert open_fields(tmp_path / "small.zarr").sizes["time"] == 6
+
+
+@pytest.mark.parametrize("value", [2**31 - 1, 7])
+def test_lengths_in_a_blosc_header_are_compared(tmp_path: Path, value: int) -> None:
+    from numcodecs import Blosc
+
+    path = tmp_path / "blosc.zarr"
+    data = xr.Dataset({"t2m": (("lat", "lon"), np.arange(400.0).reshape(20, 20))})
+    data.to_zarr(path, zarr_format=2, encoding={"t2m": {"compressors": [Blosc()]}})
+    (chunk,) = (path / "t2m").glob("0.0")
+    content = bytearray(chunk.read_bytes())
+    place = 4 if value > 100 else 12  # of the length of the content, and of the chunk itself
+    content[place : place + 4] = value.to_bytes(4, "little")
+    chunk.write_bytes(content)
+    with pytest.raises(
+        DataError, match=r"0\.0 is damaged: it declares .* bytes of content in .*; copy the store again"
+    ):
+        open_fields(path)
