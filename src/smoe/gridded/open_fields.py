@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from smoe.errors import DataError
 from smoe.gridded.field_source import FieldSource
+from smoe.gridded.grib_files import GRIB_ENDINGS, open_grib
 from smoe.gridded.merge_parts import in_order_of, merge_parts
 from smoe.gridded.open_files import damage_as_data_error, import_xarray
 from smoe.gridded.pixel_coordinates import with_pixel_coordinates
@@ -124,8 +125,8 @@ def _open_one(path: Path) -> xr.Dataset:
                 )
             _check_zarr(path)
             return xr.open_zarr(path, chunks=chunks, decode_timedelta=False, consolidated=_is_consolidated(path))
-        if path.suffix in (".grib", ".grib2", ".grb", ".grb2"):
-            return xr.open_dataset(path, engine="cfgrib", chunks=chunks, decode_timedelta=False)
+        if path.suffix in GRIB_ENDINGS:
+            return open_grib(path) if chunks is None else open_grib(path).chunk(chunks)
         from smoe.gridded.netcdf_integrity import check_netcdf_coordinates, check_netcdf_file
 
         check_netcdf_file(path)
@@ -136,8 +137,9 @@ def _open_one(path: Path) -> xr.Dataset:
 def _check_zarr(path: Path) -> None:
     import zarr
 
-    from smoe.gridded.zarr_integrity import check_zarr_array
+    from smoe.gridded.zarr_integrity import check_zarr_array, check_zarr_claims
 
+    check_zarr_claims(path)
     group = zarr.open_group(path, mode="r")
     for name, array in group.arrays():
         if len(array.shape) >= 2:

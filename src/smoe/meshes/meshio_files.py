@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from smoe.confined_process import ConfinedError, ConfinedReader
 from smoe.errors import DataError
 from smoe.meshes.mesh import Mesh, edges_of_neighbours, edges_of_sides, sides_of_faces
 
@@ -22,20 +23,39 @@ _SOLID_SIDES = {
 _FLAT = ("triangle", "quad", "polygon")
 
 
-def read_meshio_file(path: Path, location: str | None) -> Mesh:
-    """Reads a mesh by meshio."""
-    try:
+class MeshioFile:
+    """A file, read by meshio in a process of its own: on some damaged files it does not come to an end.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        mesh: The mesh.
+    """
+
+    def __init__(self, path: Path) -> None:
         import meshio
-    except ImportError as error:
-        raise ImportError("this format is read by meshio; pip install 'smoe[mesh]'") from error
-    try:
+
         with warnings.catch_warnings():
             # meshio takes the first bytes of a text for a number and multiplies it.
             warnings.filterwarnings("ignore", message="overflow encountered", category=RuntimeWarning)
-            mesh = meshio.read(path)
-    except (meshio.ReadError, ValueError, KeyError, IndexError, SystemExit) as error:
-        # meshio ends the process where none of its readers knows a file.
-        raise DataError(f"meshio cannot read it ({type(error).__name__}: {error})") from error
+            try:
+                self.mesh = meshio.read(path)
+            except SystemExit as error:
+                # meshio ends the process where none of its readers knows a file.
+                raise DataError("meshio cannot read it: it is of another format, or damaged") from error
+
+
+def read_meshio_file(path: Path, location: str | None) -> Mesh:
+    """Reads a mesh by meshio."""
+    try:
+        import meshio  # noqa: F401
+    except ImportError as error:
+        raise ImportError("this format is read by meshio; pip install 'smoe[mesh]'") from error
+    try:
+        mesh = ConfinedReader(path, f"{__name__}:MeshioFile", path).get("mesh")
+    except ConfinedError as error:
+        raise DataError(f"meshio cannot read it ({' '.join(str(error).split())})") from error
     points = np.asarray(mesh.points, dtype=np.float64)
     points = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))
     flat = [_checked(block, len(points)) for block in mesh.cells if block.type in _FLAT]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from smoe.confined_process import ConfinedReader
 from smoe.errors import DataError
 from smoe.gridded.open_files import damage_as_data_error
 from smoe.paper.ens10.data.global_grid import check_global
@@ -26,6 +27,27 @@ _GRID_KEYS = (
     "longitudeOfFirstGridPointInDegrees:float",
     "longitudeOfLastGridPointInDegrees:float",
 )
+
+
+class ConfinedGribMembers(OpenMembers):
+    """Reads a file in another process, which a damaged file can end.
+
+    Args:
+        file: File of one date, or as downloaded.
+        task: Task that selects the fields.
+    """
+
+    def __init__(self, file: MemberFile, task: EnsembleTask) -> None:
+        _import_messages()
+        self._path = file.path
+        with damage_as_data_error(file.path):
+            self._reader = ConfinedReader(file.path, f"{__name__}:GribMembers", file, task)
+            self.grid, self.starts = self._reader.get("grid"), self._reader.get("starts")
+
+    def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:
+        """Returns all members of a variable, with missing values as NaN."""
+        with damage_as_data_error(self._path, f"{variable.grib_short_name} of {start}"):
+            return self._reader.call("read", variable, start)
 
 
 class GribMembers(OpenMembers):
