@@ -70,7 +70,8 @@ for gate in gates:
     assert len(graphs) == 2, len(graphs)
     assert not any("smoe" in name for graph in graphs for name in names(graph))
 
-    # A NaN is refused in eager mode; a compiled layer has plain torch operations only, and ranks it last.
+    # A NaN is refused in eager mode; a compiled layer has plain torch operations only, which cannot raise: it ranks
+    # last, and the output is NaN there, so that it is seen where the loss is read.
     broken = x.clone()
     broken[1, 0, 3, 3] = torch.nan
     if gate.looks_at_input:
@@ -79,8 +80,22 @@ for gate in gates:
             raise SystemExit("a NaN was not refused")
         except ValueError as error:
             assert "not finite" in str(error)
-        assert torch.compile(layer, backend="aot_eager")(broken).shape == (3, 4, 6, 5)
-        assert program.module()(broken).shape == (3, 4, 6, 5)
+        for function in (torch.compile(layer, backend="aot_eager"), program.module()):
+            output = function(broken)
+            assert output.shape == (3, 4, 6, 5) and output[1, :, 3, 3].isnan().all() and output[0].isfinite().all()
+    else:
+        with torch.no_grad():
+            gate.scores[3, 2, 1] = torch.nan
+        layer.train().zero_grad()
+        output = torch.compile(layer, backend="aot_eager")(x)
+        assert output.isnan().sum() == output[:, :, 2, 1].isnan().sum() == 3 * 4
+        output.sum().backward()
+        assert layer.num_nonfinite_errors == 0
+        output = torch.compile(layer, backend="aot_eager")(x)
+        (output * output).mean().backward()
+        assert layer.num_nonfinite_errors == 1
+        with torch.no_grad():
+            gate.scores[3, 2, 1] = 0.0
 torch.save(layer(x).detach(), __import__("sys").argv[1])
 """
 

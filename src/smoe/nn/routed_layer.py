@@ -15,7 +15,7 @@ from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_checks import check_positive
 from smoe.nn.learning import Learner, Setting, Step, make_learner
 from smoe.ops.families import ALL_FAMILIES
-from smoe.ops.routing import Routing, RoutingMap, weigh
+from smoe.ops.routing import Routing, RoutingMap, mark_unranked, weigh
 from smoe.ops.train_routing import ErrorSignal
 from smoe.options import Order
 from smoe.rules import Damping, Frozen, Rule, resolve_damping, resolve_rule
@@ -191,11 +191,11 @@ class RoutedLayer(nn.Module, ABC):
             input: `(B, C, *grid)`.
             routing: Routing of the pixels of the input.
         """
+        is_training_step = self.training and torch.is_grad_enabled()
+        output = self._train(input, routing) if is_training_step else self._compute(input, routing)
         if self.training:
-            output = self._train(input, routing) if torch.is_grad_enabled() else self._compute(input, routing)
             self._last_routing = routing
-            return output
-        return self._compute(input, routing)
+        return mark_unranked(output, routing)
 
     def check_input(self, input: torch.Tensor) -> None:
         """Refuses an input that the layer cannot work on.

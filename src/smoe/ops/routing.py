@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from smoe.ops.registration import is_dense_only
+
 
 class Routing(NamedTuple):
     """The decision of a gate in one forward pass.
@@ -61,3 +63,23 @@ def weigh(selected: torch.Tensor, weights: torch.Tensor, expert_channels: int) -
     """
     per_channel = weights.to(selected.dtype).repeat_interleave(expert_channels, dim=1)
     return selected * per_channel.unflatten(2, selected.shape[2:])
+
+
+def mark_unranked(output: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Makes the outputs NaN at pixels where a score is not finite and could not be refused when it was ranked.
+
+    On a CPU the selection itself raises an error, compiled or not. On an accelerator the host would have to wait for
+    the device, and plain operations that were compiled cannot raise. There such a score ranks last, and is seen where
+    the loss is read; layers count the error that comes back.
+
+    Args:
+        output: Output of a layer, `(B, E * F, *grid)`.
+        routing: Its routing.
+    """
+    scores = routing.scores.detach()
+    is_refused = scores.device.type == "cpu" and not (is_dense_only() and torch.compiler.is_compiling())
+    if is_refused or not routing.has_scores:
+        return output
+    # Infinity minus itself is NaN, too.
+    mark = (scores - scores).sum(dim=1, keepdim=True)
+    return output + mark.to(output.dtype).unflatten(2, output.shape[2:])

@@ -38,7 +38,7 @@ def top_experts(scores: torch.Tensor, num_selected: int, order: Order = "score")
 
     Raises:
         ValueError: If a score is not finite. Off the CPU this is not checked, because the host would have to wait for
-            the device: `SpatialGate` counts such scores there.
+            the device: the outputs of layers are NaN there (`mark_unranked`).
     """
     if scores.ndim != 3:
         raise ValueError(f"scores must be (S, X, P) with flat pixels, got shape {tuple(scores.shape)}")
