@@ -57,7 +57,9 @@ def test_a_wrong_field_is_refused_in_one_line_with_the_file(tmp_path: Path) -> N
         read_recipe(RunDirectory(tmp_path))
 
 
-def test_an_opened_run_writes_only_where_it_is_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_others_writes_only_where_it_is_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from smoe.experiments.runs import train
     from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
 
@@ -82,3 +84,12 @@ def test_an_opened_run_writes_only_where_it_is_asked_to(tmp_path: Path, monkeypa
         (tmp_path / "run" / "recipe.json").write_text(json.dumps(content))
         open_run(tmp_path / "run", splits=("test",), notify=lambda _: None)
         assert (tmp_path / place).exists() == is_used
+
+    content["recipe"]["data"]["cache_dir"] = str(tmp_path / "theirs")
+    (tmp_path / "run" / "recipe.json").write_text(json.dumps(content))
+    resume = ["train", "--resume", str(tmp_path / "run"), "--training.max-epochs", "2"]
+    assert main(resume) == 0
+    assert "theirs, which is outside the run directory and not given now" in capsys.readouterr().err
+    assert not (tmp_path / "theirs").exists()
+    assert main([*resume[:-1], "3", "--data.cache-dir", str(tmp_path / "ours")]) == 0
+    assert (tmp_path / "ours").is_dir()

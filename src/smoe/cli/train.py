@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from smoe.cli.recipe_flags import parse_recipe
 from smoe.command_line import UsageError
 from smoe.experiments.registry import all_recipes, find_recipe
+from smoe.experiments.run_names import default_output_dir
 
 if TYPE_CHECKING:
     from smoe.experiments.recipe import Recipe
@@ -22,6 +23,7 @@ HELP = """usage: smoe train RECIPE [--output-dir DIR] [--resume] [--FIELD VALUE 
        smoe train --resume RUN [--training.max-epochs N] [--FIELD VALUE ...]
 
 Trains a recipe. Every field of the recipe is a flag: `smoe train RECIPE --help` lists them.
+Without --output-dir, the run directory is named after the recipe, the seed and the fields that differ from the recipe.
 The run directory holds the recipe, versions, metrics.jsonl (a line per epoch) and checkpoints.
 Runs are resumable: Ctrl-C saves a checkpoint, and --resume continues from it exactly. A run knows its recipe, so that
 `smoe train --resume RUN` needs no other flag. With a larger --training.max-epochs a run is extended.
@@ -52,31 +54,39 @@ def run(args: list[str]) -> int:
         first = next(iter(all_recipes()))
         raise UsageError(f"name a recipe first: smoe train {first} (see smoe train --help)")
     name = args[0]
-    options = parse_recipe(find_recipe(name), args[1:], prog=f"smoe train {name}")
-    return _train(name, options.recipe, options.output_dir, resume=options.resume, log_with=options.log_with)
+    default = find_recipe(name)
+    options = parse_recipe(default, args[1:], prog=f"smoe train {name}")
+    output_dir = options.output_dir or default_output_dir(name, options.recipe, default)
+    return _train(name, options.recipe, output_dir, resume=options.resume, log_with=options.log_with)
 
 
 def _resume(path: Path, args: list[str]) -> int:
-    from smoe.experiments.runs import read_recipe
+    from smoe.experiments.runs import read_recipe, without_foreign_cache
     from smoe.training.run_directory import RunDirectory
 
-    name, recipe = read_recipe(RunDirectory(path))
+    directory = RunDirectory(path)
+    name, stored = read_recipe(directory)
+    recipe = without_foreign_cache(stored, directory)
     options = parse_recipe(recipe, args, prog=f"smoe train --resume {path}")
+    if recipe != stored and options.recipe.data == recipe.data:
+        sys.stderr.write(
+            f"simulated data are not kept in {stored.data.cache_dir}, which is outside the run directory and not given "
+            "now; give --data.cache-dir to keep them there\n"
+        )
     options = replace(options, output_dir=path, resume=True)
     return _train(name, options.recipe, path, resume=True, log_with=options.log_with)
 
 
-def _train(name: str, recipe: Recipe, output_dir: Path | None, *, resume: bool, log_with: Tracker | None) -> int:
+def _train(name: str, recipe: Recipe, output_dir: Path, *, resume: bool, log_with: Tracker | None) -> int:
     # torch is imported from here on only: a typo is answered at once.
     from smoe.experiments.registry import experiment_of
     from smoe.experiments.result_table import print_result
-    from smoe.experiments.runs import default_output_dir, train
+    from smoe.experiments.runs import train
     from smoe.training.devices import leave_processes
     from smoe.training.interruption import Interrupted
     from smoe.training.progress import BarReporter, Reporter
     from smoe.training.tracking import TrackedReporter
 
-    output_dir = output_dir or default_output_dir(name, recipe)
     # Launchers number the processes of a run in RANK; the first one prints for all.
     is_first = os.environ.get("RANK", "0") == "0"
     reporter = BarReporter(recipe.training.monitor, is_quiet=not is_first)

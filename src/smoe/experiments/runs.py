@@ -99,7 +99,7 @@ def open_run(
     if data:
         recipe = replace(recipe, data=replace(recipe.data, **data))
     if "cache_dir" not in (data or {}):
-        recipe = _without_foreign_cache(recipe, directory)
+        recipe = without_foreign_cache(recipe, directory)
     set_num_threads(recipe)
     file = directory.best_checkpoint if checkpoint == "best" else directory.last_checkpoint
     if checkpoint == "best" and not file.exists():
@@ -147,8 +147,11 @@ def _parse_stored(stored: dict[str, Any], place: str) -> tuple[str, Recipe]:
         raise RunError(f"{place}: {error}") from error
 
 
-def _without_foreign_cache(recipe: Recipe, directory: RunDirectory) -> Recipe:
-    """The recipe without a folder for simulated data that is outside the run directory."""
+def without_foreign_cache(recipe: Recipe, directory: RunDirectory) -> Recipe:
+    """The recipe without a folder for simulated data that is outside the run directory.
+
+    A recipe.json from others does not decide where files are written.
+    """
     cache_dir: Path | None = getattr(recipe.data, "cache_dir", None)
     if cache_dir is None or cache_dir.resolve().is_relative_to(directory.path.resolve()):
         return recipe
@@ -164,9 +167,3 @@ def set_num_threads(recipe: Recipe) -> None:
     """Gives torch the threads that the recipe asks for."""
     if recipe.training.num_threads is not None:
         torch.set_num_threads(recipe.training.num_threads)
-
-
-def default_output_dir(name: str, recipe: Recipe) -> Path:
-    """`runs/heat-smoe-0` for seed 0 of heat/smoe; of a user's file, the name of the file."""
-    stem = Path(name.partition(":")[0]).stem if name.partition(":")[0].endswith(".py") else name.replace("/", "-")
-    return Path("runs") / f"{stem}-{recipe.seed}"

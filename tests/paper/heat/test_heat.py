@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from smoe.experiments.gated_layers import Learning
-from smoe.experiments.runs import default_output_dir, open_run, train
+from smoe.experiments.runs import open_run, train
 from smoe.paper.heat.build import build_task, make_region_map, make_split
 from smoe.paper.heat.build_model import build_gate, build_model
 from smoe.paper.heat.model_options import ConvNetModel, SpatialMoEModel
@@ -140,7 +140,3 @@ def test_parameter_counts_of_the_paper() -> None:
     for gate, count in {"conv": 27, "coordconv": 81, "coordconv3": 255, "lcn": 110592}.items():
         built = build_gate(SpatialMoEModel(gate=gate), region_map)  # type: ignore[arg-type]
         assert sum(parameter.numel() for parameter in built.parameters()) == count, gate
-
-
-def test_default_output_dir_names_recipe_and_seed() -> None:
-    assert default_output_dir("heat/smoe", replace(SMALL, seed=4)) == Path("runs/heat-smoe-4")
