@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from torch import nn
 
 from smoe.atomic_files import write_atomically
 from smoe.errors import DataError
+from smoe.gridded.checked_json import checksum
 from smoe.gridded.field_source import Channel
 from smoe.gridded.horizontal_grid import to_plain
 from smoe.gridded.node_grid import grid_from_plain
@@ -82,9 +84,11 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
         "bounds": {name: list(bounds) for name, bounds in fitted.bounds.items()},
         "records": dict(fitted.records),
     }
-    text = json.dumps(_without_nan(config), indent=1, allow_nan=False) + "\n"
+    weights = save(tensors, {"format": "pt"})
+    config = _without_nan({**config, "weights_sha256": hashlib.sha256(weights).hexdigest()})
+    text = json.dumps({**config, "checksum": checksum(config)}, indent=1, allow_nan=False) + "\n"
     try:
-        write_atomically(path / WEIGHTS, lambda file: file.write(save(tensors, {"format": "pt"})))
+        write_atomically(path / WEIGHTS, lambda file: file.write(weights))
         write_atomically(path / CONFIG, lambda file: file.write(text.encode()))
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
@@ -101,7 +105,12 @@ def load_model(path: Path, own_net: nn.Module | None = None) -> Fitted:
 
     config = _read_config(path)
     try:
-        tensors = load((path / WEIGHTS).read_bytes())
+        weights = (path / WEIGHTS).read_bytes()
+        if hashlib.sha256(weights).hexdigest() != config.get("weights_sha256", hashlib.sha256(weights).hexdigest()):
+            raise DataError(f"{path / WEIGHTS} is damaged, or of another model: its checksum is not that of {CONFIG}")
+        tensors = load(weights)
+    except DataError:
+        raise
     except FileNotFoundError:
         raise DataError(f"{path} has no {WEIGHTS}") from None
     except (SafetensorError, OSError, ValueError) as error:
@@ -119,10 +128,14 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} is no folder of a fitted model: it has no {CONFIG}")
     try:
         config = json.loads((path / CONFIG).read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path / CONFIG} is damaged: {error}") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise DataError(f"{path / CONFIG} is no config of a fitted model")
+    # Models of earlier versions have no checksum.
+    stored = config.pop("checksum", None)
+    if stored is not None and stored != checksum(config):
+        raise DataError(f"{path / CONFIG} was edited or damaged: its checksum does not fit")
     if config.get("version") != VERSION:
         raise DataError(
             f"{path / CONFIG} has version {config.get('version')} of the format, this smoe reads version {VERSION}"
