@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -66,6 +67,12 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.stderr.write("stopped\n")
         return 130
     except Exception as error:
+        if is_out_of_memory(error) and not os.environ.get("SMOE_TRACEBACK"):
+            return _complain(
+                f"there is not enough memory ({_first_sentence(error)}); make the model, the batch or the data "
+                "smaller; `smoe plan RECIPE` prints what a recipe needs",
+                1,
+            )
         # Only errors that speak to the user are shortened; anything else is a bug, and its traceback is wanted.
         if not _speaks_to_user(error) or os.environ.get("SMOE_TRACEBACK"):
             raise
@@ -93,6 +100,16 @@ def _speaks_to_user(error: Exception) -> bool:
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         return True
     return bool(names & ours) or isinstance(error, (ValueError, FileNotFoundError, PermissionError))
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory could not be allocated; torch says so by a RuntimeError."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
+
+
+def _first_sentence(error: Exception) -> str:
+    asked = re.search(r"you tried to allocate (\d+) bytes", str(error))
+    return f"{int(asked[1]) / 1e9:,.1f} GB were asked for" if asked else str(error) or type(error).__name__
 
 
 def _complain(text: str, code: int) -> int:
