@@ -80,7 +80,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"checkpoint {path} is refused: it holds objects other than tensors and plain values"
         ) from error
-    except Exception as error:  # noqa: BLE001: a file from a stranger can make a reader fail in any way
+    except Exception as error:  # a file from a stranger can make a reader fail in any way
         raise CheckpointError(f"checkpoint {path} cannot be read: {_reason(error)}") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"checkpoint {path} must hold a dictionary, but it holds a {type(state).__name__}")

@@ -1,0 +1,119 @@
+"""Tries the cases of a kind, keeps what came of them, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from faults.isolation import try_isolated
+from faults.outcome import BAD, VERDICTS, Kind, Outcome
+from smoe.atomic_files import write_atomically
+from smoe.benchmarks.stored_table import circumstances, origin, write_table
+
+_SECONDS_BETWEEN_SAVES = 10.0
+_NUM_KEPT = 50
+
+
+class Campaign:
+    """All cases of a kind.
+
+    Args:
+        kind: Kind of fault.
+        share: Share of its cases.
+        state: Folder in which the state is kept; None keeps none.
+        restart: Forget an earlier state.
+    """
+
+    def __init__(self, kind: Kind, share: float = 1.0, state: Path | None = None, *, restart: bool = False) -> None:
+        self.kind = kind
+        self.number = math.ceil(kind.number * share)
+        self.counts: Counter[str] = Counter()
+        self.bad: list[str] = []
+        self.seconds = 0.0
+        self._file = None if state is None else state / f"{kind.name}.json"
+        self._origin = circumstances()
+        if self._file is not None and self._file.is_file() and not restart:
+            stored = json.loads(self._file.read_text())
+            # Outcomes of another commit say nothing about this one.
+            if stored["commit"] == self._origin["commit"]:
+                self.counts, self.bad, self.seconds = Counter(stored["counts"]), stored["bad"], stored["seconds"]
+
+    @property
+    def num_tried(self) -> int:
+        """Number of cases that were tried."""
+        return self.counts.total()
+
+    @property
+    def num_bad(self) -> int:
+        """Number of cases that came to a bad end."""
+        return sum(self.counts[verdict] for verdict in BAD)
+
+    def run(self, report: Callable[[str], object]) -> None:
+        """Tries the cases that are left."""
+        started = saved = time.monotonic()
+        before = self.seconds
+        with _Folder() as folder:
+            for outcome in self._outcomes(Path(folder)) if self.num_tried < self.number else ():
+                self.counts[outcome.verdict] += 1
+                if outcome.verdict in BAD:
+                    report(f"{self.kind.name} {self.num_tried - 1}: {outcome.verdict}: {outcome.detail}")
+                    self.bad = [*self.bad, f"{self.num_tried - 1}: {outcome.verdict}: {outcome.detail}"][:_NUM_KEPT]
+                self.seconds = before + time.monotonic() - started
+                if time.monotonic() - saved > _SECONDS_BETWEEN_SAVES:
+                    self._save()
+                    saved = time.monotonic()
+        self._save()
+        report(
+            f"{self.kind.name}: {self.num_tried} tried, {self.num_bad} bad: {dict(self.counts)}, {self.seconds:.0f} s"
+        )
+
+    def try_one(self, number: int) -> Outcome:
+        """Tries a case again."""
+        with _Folder() as folder:
+            return self.kind.prepare(Path(folder))(number)
+
+    def row(self) -> dict[str, object]:
+        """The row of the table."""
+        counts = {verdict: self.counts[verdict] for verdict in VERDICTS}
+        row = {"fault": self.kind.title, "tried": self.num_tried, "of": self.kind.number, **counts}
+        return {**row, "seconds": round(self.seconds), **self._origin}
+
+    def _outcomes(self, folder: Path) -> Iterator[Outcome]:
+        torch.set_num_threads(1)
+        numbers = range(self.num_tried, self.number)
+        if self.kind.is_isolated:
+            return try_isolated(lambda: self.kind.prepare(folder), numbers, self.kind.seconds)
+        return map(self.kind.prepare(folder), numbers)
+
+    def _save(self) -> None:
+        if self._file is not None:
+            content = {"counts": self.counts, "bad": self.bad, "seconds": self.seconds, **self._origin}
+            text = json.dumps(content, indent=1)
+            write_atomically(self._file, lambda file: file.write(text.encode()))
+
+
+class _Folder(tempfile.TemporaryDirectory[str]):
+    """A temporary folder that goes even if a mount or a file in it was made read-only."""
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.name, ignore_errors=True)
+        self._finalizer.detach()  # type: ignore[attr-defined]
+
+
+def write_results(output: Path, campaigns: Sequence[Campaign]) -> None:
+    """Writes the table and the bad outcomes."""
+    rows = [campaign.row() for campaign in campaigns]
+    lines = [f"- `{verdict}`: {meaning}." for verdict, meaning in VERDICTS.items()]
+    lines += ["", "The number of cases of a whole run is in the column `of`.", "", origin(rows[0])]
+    for campaign in campaigns:
+        lines += [f"- {campaign.kind.name} {text}" for text in campaign.bad]
+    columns = ("fault", "tried", "of", *VERDICTS, "seconds")
+    write_table(output / "faults.md", "Faults", "make faults", columns, rows, "\n".join(lines))

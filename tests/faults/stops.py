@@ -1,0 +1,120 @@
+"""Commands that are killed, or stopped by signals, at random moments, and then run again to their end."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from faults.jobs import FITTING, PREPARING, REPRODUCING, TRAINING, Job, Started, make_inputs, run_to_end
+from faults.outcome import Kind, Outcome, TryCase, random_of
+
+_SECONDS = 60.0
+
+
+class Reference:
+    """A job, its inputs, and what it leaves if nothing stops it.
+
+    Args:
+        job: The job.
+        folder: Folder of inputs and outputs.
+    """
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self.job, self.folder, self.inputs = job, folder, folder / "inputs"
+        self.inputs.mkdir()
+        make_inputs(job, self.inputs)
+        output = folder / "whole"
+        started = time.monotonic()
+        code, said = run_to_end(job, self.inputs, output)
+        assert code == 0, said
+        self.seconds = time.monotonic() - started
+        self.digest = job.digest(output)
+
+    def finish(self, what: str, output: Path) -> Outcome:
+        """Runs a command that was stopped to its end, and compares what it leaves."""
+        code, said = run_to_end(self.job, self.inputs, output)
+        if code is None:
+            return Outcome("hang", f"{what}: the command that goes on hangs")
+        if code != 0:
+            return Outcome(
+                "traceback" if "Traceback" in said else "lost", f"{what}: the next start said: {said[-1500:]}"
+            )
+        try:
+            digest = self.job.digest(output)
+        except Exception as error:  # what is left cannot be read
+            return Outcome("lost", f"{what}: what is left cannot be read: {error!r}")
+        shutil.rmtree(output, ignore_errors=True)
+        is_equal = digest == self.digest
+        return Outcome(
+            "equal" if is_equal else "lost", f"{what}: {digest if is_equal else f'{digest}, not {self.digest}'}"
+        )
+
+
+def _kills(job: Job, folder: Path) -> TryCase:
+    reference = Reference(job, folder)
+
+    def try_case(number: int) -> Outcome:
+        chance = random_of(f"kill {job.name}", number)
+        output = folder / f"killed-{number}"
+        while True:
+            shutil.rmtree(output, ignore_errors=True)
+            moment = chance.uniform(0.0, reference.seconds)
+            started = Started(job, reference.inputs, output)
+            if started.code(moment) is None:
+                break
+            # It ended before the kill, and is tried again.
+        started.send(signal.SIGKILL)
+        started.code(_SECONDS)
+        return reference.finish(f"killed after {moment:.2f} s", output)
+
+    return try_case
+
+
+def _signals(folder: Path) -> TryCase:
+    references = []
+    for job in (TRAINING, FITTING):
+        (folder / job.name).mkdir()
+        references.append(Reference(job, folder / job.name))
+
+    def try_case(number: int) -> Outcome:
+        chance = random_of("signals", number)
+        reference = references[chance.random() < 0.3]
+        ways = ((signal.SIGTERM,), (signal.SIGINT,), (signal.SIGINT, signal.SIGINT), (signal.SIGINT, signal.SIGTERM))
+        signals = ways[number % len(ways)]
+        output = reference.folder / f"stopped-{number}"
+        started = Started(reference.job, reference.inputs, output)
+        moment = chance.uniform(0.0, reference.seconds)
+        code = started.code(moment)
+        for each in signals:
+            if code is None:
+                started.send(each)
+                code = started.code(chance.uniform(0.0, 0.2) if each is not signals[-1] else _SECONDS)
+        what = f"{'+'.join(each.name for each in signals)} after {moment:.2f} s of {reference.job.name}, code {code}"
+        if code is None:
+            started.send(signal.SIGKILL)
+            started.code(_SECONDS)
+            return Outcome("hang", what)
+        if "Traceback" in started.said():
+            return Outcome("traceback", f"{what}: {started.said()[-1500:]}")
+        # Before a command handles signals, they have their usual meaning.
+        if code not in (0, 130, 143, -signal.SIGTERM, -signal.SIGINT):
+            return Outcome("lost", f"{what}: {started.said()[-500:]}")
+        return reference.finish(what, output)
+
+    return try_case
+
+
+def _kind(name: str, title: str, number: int, job: Job) -> Kind:
+    return Kind(name, title, number, lambda folder: _kills(job, folder), is_isolated=False)
+
+
+KINDS = (
+    _kind("kill-train", "kill -9 of smoe train", 100, TRAINING),
+    _kind("kill-prepare", "kill -9 of smoe data prepare", 50, PREPARING),
+    _kind("kill-fit", "kill -9 of smoe fit", 40, FITTING),
+    _kind("kill-reproduce", "kill -9 of the runs of smoe reproduce", 10, REPRODUCING),
+    Kind("signals", "SIGTERM, SIGINT, two SIGINT, SIGINT and SIGTERM: smoe train, smoe fit", 120, _signals,
+         is_isolated=False),
+)  # fmt: skip
