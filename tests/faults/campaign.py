@@ -110,6 +110,7 @@ class _Folder(tempfile.TemporaryDirectory[str]):
 
 def write_results(output: Path, campaigns: Sequence[Campaign]) -> None:
     """Writes the table and the bad outcomes."""
+    campaigns = [campaign for campaign in campaigns if campaign.num_tried]
     rows = [campaign.row() for campaign in campaigns]
     lines = [f"- `{verdict}`: {meaning}." for verdict, meaning in VERDICTS.items()]
     lines += ["", "The number of cases of a whole run is in the column `of`.", "", origin(rows[0])]
