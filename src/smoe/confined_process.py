@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from smoe.errors import DataError
 from smoe.file_claims import largest_claim
@@ -97,7 +97,8 @@ class _Server:
 
     def _connected(self) -> Connection:
         if self._connection is None:
-            self._connection, theirs = Pipe()
+            ours, theirs = Pipe()
+            self._connection = cast(Connection, ours)
             # Isolated, so that no module of the working directory is imported.
             command = [sys.executable, "-I", "-c", _START, str(theirs.fileno()), json.dumps(sys.path)]
             self._process = subprocess.Popen(

@@ -16,19 +16,19 @@ def damage(content: bytes, chance: random.Random) -> tuple[str, bytes]:
             return what, bytes(damaged)
 
 
-def truncate(content: bytes, chance: random.Random) -> tuple[str, bytes]:
+def truncate(content: bytes | bytearray, chance: random.Random) -> tuple[str, bytes]:
     """Cuts off the end."""
     length = chance.randrange(len(content))
     return f"truncated to {length} of {len(content)} bytes", bytes(content[:length])
 
 
-def _flip(content: bytearray, chance: random.Random) -> tuple[str, bytes]:
+def _flip(content: bytearray, chance: random.Random) -> tuple[str, bytearray]:
     place, bit = chance.randrange(len(content)), chance.randrange(8)
     content[place] ^= 1 << bit
     return f"bit {bit} of byte {place} flipped", content
 
 
-def _overwrite(content: bytearray, chance: random.Random) -> tuple[str, bytes]:
+def _overwrite(content: bytearray, chance: random.Random) -> tuple[str, bytearray]:
     length = min(len(content), chance.choice((1, 2, 4, 8, 64, 512)))
     place = chance.randrange(len(content) - length + 1)
     value = chance.choice((b"\0", b"\xff", b"\x7f", None))
@@ -36,19 +36,19 @@ def _overwrite(content: bytearray, chance: random.Random) -> tuple[str, bytes]:
     return f"{length} bytes from {place} on overwritten by {value!r}", content
 
 
-def _remove(content: bytearray, chance: random.Random) -> tuple[str, bytes]:
+def _remove(content: bytearray, chance: random.Random) -> tuple[str, bytearray]:
     place, length = chance.randrange(len(content)), chance.randrange(1, 64)
     del content[place : place + length]
     return f"{length} bytes from {place} on removed", content
 
 
-def _repeat(content: bytearray, chance: random.Random) -> tuple[str, bytes]:
+def _repeat(content: bytearray, chance: random.Random) -> tuple[str, bytearray]:
     place, length = chance.randrange(len(content)), chance.randrange(1, 64)
     content[place:place] = content[place : place + length]
     return f"{length} bytes from {place} on repeated", content
 
 
-def _move(content: bytearray, chance: random.Random) -> tuple[str, bytes]:
+def _move(content: bytearray, chance: random.Random) -> tuple[str, bytearray]:
     source, target = chance.randrange(len(content)), chance.randrange(len(content))
     length = min(chance.randrange(1, 512), len(content) - max(source, target))
     content[target : target + length] = content[source : source + length]

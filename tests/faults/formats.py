@@ -118,8 +118,8 @@ def _write_mesh(path: Path) -> object:
     import meshio
 
     points = np.random.default_rng(0).normal(size=(6, 3))
-    cells = [("triangle", np.array([[0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5]]))]
-    data = {} if path.suffix in (".stl", ".ply") else {"sst": np.arange(6.0)}
+    cells: list[Any] = [("triangle", np.array([[0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5]]))]
+    data: dict[str, Any] = {} if path.suffix in (".stl", ".ply") else {"sst": np.arange(6.0)}
     return meshio.Mesh(points, cells, point_data=data).write(path)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import cast
 
 from faults.outcome import Outcome, TryCase
 from smoe.file_claims import ALLOWANCE
@@ -35,7 +36,7 @@ def try_isolated(prepare: Callable[[], TryCase], numbers: range, seconds: float)
         child = os.fork()
         if child == 0:
             ours.close()
-            _work(prepare, numbers[place:], theirs)
+            _work(prepare, numbers[place:], cast(Connection, theirs))
         theirs.close()
         while place < len(numbers):
             if not ours.poll(seconds + (_PREPARING if place == first else 0.0)):
