@@ -37,7 +37,7 @@ def main() -> int:
 
 def _campaign(kind: Kind, options: argparse.Namespace) -> Campaign:
     share = options.share if options.most is None else min(options.share, options.most / kind.number)
-    return Campaign(kind, share, options.state, restart=options.restart)
+    return Campaign(kind, share, options.state, restart=options.restart, any_commit=options.table)
 
 
 if __name__ == "__main__":

@@ -30,9 +30,18 @@ class Campaign:
         share: Share of its cases.
         state: Folder in which the state is kept; None keeps none.
         restart: Forget an earlier state.
+        any_commit: Keep the state of another commit, which the table names.
     """
 
-    def __init__(self, kind: Kind, share: float = 1.0, state: Path | None = None, *, restart: bool = False) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        share: float = 1.0,
+        state: Path | None = None,
+        *,
+        restart: bool = False,
+        any_commit: bool = False,
+    ) -> None:
         self.kind = kind
         self.number = math.ceil(kind.number * share)
         self.counts: Counter[str] = Counter()
@@ -43,8 +52,9 @@ class Campaign:
         if self._file is not None and self._file.is_file() and not restart:
             stored = json.loads(self._file.read_text())
             # Outcomes of another commit say nothing about this one.
-            if stored["commit"] == self._origin["commit"]:
+            if any_commit or stored["commit"] == self._origin["commit"]:
                 self.counts, self.bad, self.seconds = Counter(stored["counts"]), stored["bad"], stored["seconds"]
+                self._origin = {name: stored[name] for name in self._origin}
 
     @property
     def num_tried(self) -> int:
@@ -84,7 +94,7 @@ class Campaign:
         """The row of the table."""
         counts = {verdict: self.counts[verdict] for verdict in VERDICTS}
         row = {"fault": self.kind.title, "tried": self.num_tried, "of": self.kind.number, **counts}
-        return {**row, "seconds": round(self.seconds), **self._origin}
+        return {**row, "seconds": round(self.seconds), **self._origin, "commit": self._origin["commit"][:8]}
 
     def _outcomes(self, folder: Path) -> Iterator[Outcome]:
         torch.set_num_threads(1)
@@ -116,5 +126,5 @@ def write_results(output: Path, campaigns: Sequence[Campaign]) -> None:
     lines += ["", "The number of cases of a whole run is in the column `of`.", "", origin(rows[0])]
     for campaign in campaigns:
         lines += [f"- {campaign.kind.name} {text}" for text in campaign.bad]
-    columns = ("fault", "tried", "of", *VERDICTS, "seconds")
+    columns = ("fault", "tried", "of", *VERDICTS, "seconds", "commit")
     write_table(output / "faults.md", "Faults", "make faults", columns, rows, "\n".join(lines))
