@@ -54,6 +54,23 @@ def test_a_small_store_that_claims_much_is_refused(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
 
 
+@pytest.mark.parametrize("value", [[], {"a": 1}, 3])
+def test_attributes_that_are_no_texts_are_refused(tmp_path: Path, value: object) -> None:
+    path = write(tmp_path / "own.zarr", "lat", attributes={"standard_name": value})
+    with pytest.raises(DataError, match=r"own\.zarr: the attribute standard_name of lat must be a text, got"):
+        open_fields(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "message"), [("lat", "the coordinate lat lacks the chunk lat/c/0"), ("t2m", "t2m lacks")]
+)
+def test_missing_chunks_are_refused(tmp_path: Path, place: str, message: str) -> None:
+    path = write(tmp_path / "lost.zarr", place)
+    next(file for file in (path / place / "c").rglob("*") if file.is_file()).unlink()
+    with pytest.raises(DataError, match=message):
+        open_fields(path)
+
+
 def test_a_store_within_bounds_is_opened(tmp_path: Path) -> None:
     regional().to_zarr(tmp_path / "small.zarr", zarr_format=2)
     assert open_fields(tmp_path / "small.zarr").sizes["time"] == 6

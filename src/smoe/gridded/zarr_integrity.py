@@ -24,6 +24,8 @@ _ABSENT = 2**64 - 1
 # Bytes that a value of a coordinate takes while it is read, and a chunk in the list of those that are to be read.
 _BYTES_PER_COORDINATE = 40
 _BYTES_PER_CHUNK = 1000
+# Attributes that decide what an array is.
+_TEXTS = ("standard_name", "axis", "units", "calendar", "grid_mapping", "bounds", "coordinates", "positive", "cf_role")
 # Missing chunks that are counted.
 _MAX_MISSING = 10_000
 
@@ -74,7 +76,7 @@ def check_zarr_array(store: Path, name: str, *, may_begin_late: int = 0) -> None
 
 
 def check_zarr_claims(store: Path) -> None:
-    """Refuses a store whose metadata claim more memory than `smoe.file_claims` allows.
+    """Refuses a store whose metadata claim more memory than `smoe.file_claims` allows, or are of a wrong type.
 
     Coordinates are read whole when a store is opened, and of a field, whole chunks. Chunks that were never written take
     no room on the disk.
@@ -87,10 +89,19 @@ def check_zarr_claims(store: Path) -> None:
     size = _store_size(store)
     for name, array in zarr.open_group(store, mode="r").arrays():
         _check_chunks(store, name, array, size)
+        _check_attributes(store, name, array)
         if len(array.shape) == 1:
             _check_line(store, name, array)
         if len(array.shape) < 2 and (reason := excessive_claim(size, prod(array.shape) * _BYTES_PER_COORDINATE)):
             raise DataError(f"{store}: {name} has {prod(array.shape):,} values: {reason}")
+
+
+def _check_attributes(store: Path, name: str, array: Any) -> None:
+    """Refuses attributes that must be texts and are not: in Zarr, an attribute can be anything."""
+    for attribute in _TEXTS:
+        value = array.attrs.get(attribute)
+        if value is not None and not isinstance(value, str):
+            raise DataError(f"{store}: the attribute {attribute} of {name} must be a text, got {str(value)[:100]}")
 
 
 def _check_line(store: Path, name: str, array: Any) -> None:
