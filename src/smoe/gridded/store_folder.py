@@ -7,6 +7,7 @@ from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 
+from smoe.atomic_files import remove_leftovers
 from smoe.errors import DataError
 
 _LOCK_FILE = "lock"
@@ -14,7 +15,7 @@ _LOCK_FILE = "lock"
 
 @contextmanager
 def only_process(output: Path, our_files: Set[str]) -> Iterator[None]:
-    """Makes the folder and keeps every other process out of it.
+    """Makes the folder, keeps every other process out of it, and removes what a killed one left half-written.
 
     Args:
         output: the store's folder.
@@ -37,4 +38,5 @@ def only_process(output: Path, our_files: Set[str]) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise DataError(f"another process is preparing {output}: wait for it, or stop it") from None
+        remove_leftovers(output / name for name in our_files)
         yield

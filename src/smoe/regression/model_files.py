@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from smoe.atomic_files import write_atomically
+from smoe.atomic_files import remove_leftovers, write_atomically
 from smoe.errors import DataError
 from smoe.gridded.checked_json import checksum
 from smoe.gridded.field_source import Channel
@@ -88,6 +88,7 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
     config = _without_nan({**config, "weights_sha256": hashlib.sha256(weights).hexdigest()})
     text = json.dumps({**config, "checksum": checksum(config)}, indent=1, allow_nan=False) + "\n"
     try:
+        remove_leftovers((path / WEIGHTS, path / CONFIG))
         write_atomically(path / WEIGHTS, lambda file: file.write(weights))
         write_atomically(path / CONFIG, lambda file: file.write(text.encode()))
     except OSError as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from smoe.atomic_files import write_atomically
+from smoe.atomic_files import remove_leftovers, write_atomically
 from smoe.diagnostics import fixed_choices
 from smoe.errors import DataError
 from smoe.gridded.cf_output import with_provenance, write_cf, write_cf_by_year
@@ -24,6 +24,7 @@ SCORES = "scores.json"
 def write_scores(folder: Path, which: str, table: ScoreTable) -> None:
     """Writes `scores.json` and the same as text, `scores.txt`."""
     text = json.dumps({"period": which, **table.to_plain()}, indent=1) + "\n"
+    remove_leftovers((folder / SCORES, folder / "scores.txt"))
     write_atomically(folder / SCORES, lambda file: file.write(text.encode()))
     write_atomically(folder / "scores.txt", lambda file: file.write(f"{which}\n{table}\n".encode()))
 
