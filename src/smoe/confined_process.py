@@ -6,6 +6,7 @@ opened again when they are next used. It ends with the process that started it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import itertools
@@ -95,6 +96,11 @@ class _Server:
             )
         raise DataError(value) if kind == "data" else ConfinedError(value)
 
+    def end(self) -> None:
+        """Ends the process, if it was started."""
+        if self._connection is not None:
+            self._end()
+
     def _connected(self) -> Connection:
         if self._connection is None:
             ours, theirs = Pipe()
@@ -133,8 +139,15 @@ _servers: list[_Server] = []
 def _server() -> _Server:
     """The server of this process; a forked process has one of its own."""
     if not _servers or _servers[-1].owner != os.getpid():
-        _servers[:] = [_Server()]
+        # That of the process that forked stays in the list: it belongs to that process, and is not ended here.
+        _servers.append(_Server())
     return _servers[-1]
+
+
+@atexit.register
+def _end_server() -> None:
+    if _servers and _servers[-1].owner == os.getpid():
+        _servers[-1].end()
 
 
 def serve(descriptor: int) -> None:

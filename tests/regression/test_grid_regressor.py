@@ -373,6 +373,10 @@ def test_files_of_a_stranger(tmp_path: Path) -> None:
         model.save(tmp_path / "m")
     model.save(tmp_path / "m", overwrite=True)
     config = json.loads((tmp_path / "m" / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps({**config, "lead_scale": 2.0}))
+    with pytest.raises(DataError, match="was edited or damaged: its checksum does not fit"):
+        smoe.GridRegressor.load(tmp_path / "m")
+    del config["checksum"]  # a stranger can compute it, and earlier versions had none
     assert config["inputs"][0]["units"] == "K" and config["grid"]["hash"] == model.fitted.grid.hash
     for change, message in (
         ({"format": "other"}, "no config of a fitted model"),
@@ -386,7 +390,14 @@ def test_files_of_a_stranger(tmp_path: Path) -> None:
             smoe.GridRegressor.load(tmp_path / "m")
     (tmp_path / "m" / "config.json").write_text(json.dumps(config))
     weights = tmp_path / "m" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
+    whole = weights.read_bytes()
+    for damaged in (whole[:-100], whole[:-1] + bytes([whole[-1] ^ 1])):
+        weights.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"model\.safetensors is damaged, or of another model: its checksum"):
+            smoe.GridRegressor.load(tmp_path / "m")
+    del config["weights_sha256"]
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    weights.write_bytes(whole[:-100])
     with pytest.raises(DataError, match="is damaged"):
         smoe.GridRegressor.load(tmp_path / "m")
     with pytest.raises(DataError, match=r"it has no config\.json"):

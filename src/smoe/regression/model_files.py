@@ -133,14 +133,14 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise DataError(f"{path / CONFIG} is damaged: {error}") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise DataError(f"{path / CONFIG} is no config of a fitted model")
-    # Models of earlier versions have no checksum.
-    stored = config.pop("checksum", None)
-    if stored is not None and stored != checksum(config):
-        raise DataError(f"{path / CONFIG} was edited or damaged: its checksum does not fit")
     if config.get("version") != VERSION:
         raise DataError(
             f"{path / CONFIG} has version {config.get('version')} of the format, this smoe reads version {VERSION}"
         )
+    # Models of earlier versions have no checksum.
+    stored = config.pop("checksum", None)
+    if stored is not None and stored != checksum(config):
+        raise DataError(f"{path / CONFIG} was edited or damaged: its checksum does not fit")
     return config
 
 
