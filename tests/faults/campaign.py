@@ -125,6 +125,6 @@ def write_results(output: Path, campaigns: Sequence[Campaign]) -> None:
     lines = [f"- `{verdict}`: {meaning}." for verdict, meaning in VERDICTS.items()]
     lines += ["", "The number of cases of a whole run is in the column `of`.", "", origin(rows[0])]
     for campaign in campaigns:
-        lines += [f"- {campaign.kind.name} {text}" for text in campaign.bad]
+        lines += [f"- {campaign.kind.name} {text.splitlines()[0][:200]}" for text in campaign.bad]
     columns = ("fault", "tried", "of", *VERDICTS, "seconds", "commit")
     write_table(output / "faults.md", "Faults", "make faults", columns, rows, "\n".join(lines))
