@@ -12,10 +12,12 @@ function meshView(places, width, turn) {
   const margin = 6 * devicePixelRatio;
   // A body that is turned keeps its size: its longest diagonal fits.
   const size = places.flat ? Math.max(wide, tall) : longestReach(positions, count) * 2;
+  // Points reach over the outermost nodes by their radius on each side.
+  const room = places.triangles ? 0 : 2 * pointShare(count) * (places.flat ? Math.sqrt(wide * tall) : size);
   const scale = places.flat
-    ? Math.min((width - 2 * margin) / wide, (highest - 2 * margin) / tall)
-    : (Math.min(width, highest) - 2 * margin) / size;
-  const height = Math.round(places.flat ? Math.min(highest, tall * scale + 2 * margin) : highest);
+    ? Math.min((width - 2 * margin) / (wide + room), (highest - 2 * margin) / (tall + room))
+    : (Math.min(width, highest) - 2 * margin) / (size + room);
+  const height = Math.round(places.flat ? Math.min(highest, (tall + room) * scale + 2 * margin) : highest);
   const x = Float32Array.from(right, (value) => width / 2 + (value - (places.flat ? (lowX + highX) / 2 : 0)) * scale);
   const y = Float32Array.from(up, (value) => height / 2 - (value - (places.flat ? (lowY + highY) / 2 : 0)) * scale);
   const depth = near.map((value) => value * scale);
@@ -110,11 +112,16 @@ function fillTriangles(corners, x, y, near, cells, depths, shades, width, height
   }
 }
 
+// Radius of a point as a share of the width of all: wide enough that the points of a sphere, half of which are seen,
+// leave no gaps.
+function pointShare(count) {
+  return 1.05 * Math.sqrt(2 / Math.max(1, count));
+}
+
 function fillPoints(count, x, y, near, cells, depths, width, height) {
   const [lowX, highX] = extent(x);
   const [lowY, highY] = extent(y);
-  // Wide enough that the points of a sphere, half of which are seen, leave no gaps.
-  const radius = Math.max(1, 1.05 * Math.sqrt(((highX - lowX) * (highY - lowY) * 2) / Math.max(1, count)));
+  const radius = Math.max(1, pointShare(count) * Math.sqrt((highX - lowX) * (highY - lowY)));
   for (let node = 0; node < count; node += 1) {
     const [low, high] = [Math.max(0, Math.floor(y[node] - radius)), Math.min(height - 1, Math.ceil(y[node] + radius))];
     const [left, right] = [Math.max(0, Math.floor(x[node] - radius)), Math.min(width - 1, Math.ceil(x[node] + radius))];

@@ -57,7 +57,8 @@ class FieldPicture {
       data[4 * dot + 3] = 255;
     }
     context.putImageData(image, 0, 0);
-    const ink = this.places.kind === "globe" ? "#000" : getComputedStyle(this.box).color;
+    const isOnWhite = this.places.kind === "globe" || document.documentElement.dataset.printing;
+    const ink = isOnWhite ? "#000" : getComputedStyle(this.box).color;
     context.strokeStyle = ink;
     this.view.overlay(context, ink);
     if (this.cursor) this.drawCursor(context);

@@ -75,12 +75,24 @@ function chooseTheme() {
     : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = isDark ? "light" : "dark";
   document.getElementById("theme").setAttribute("aria-pressed", isDark ? "false" : "true");
+  repaint();
+}
+
+function repaint() {
   for (const picture of PICTURES) if (picture.view) picture.paint();
 }
 
-function openAll() {
+// On paper all runs are open, and the lines on pictures are black whatever the theme is.
+function beforePrinting() {
   for (const details of document.querySelectorAll("details.run")) details.open = true;
   fillParts(document);
+  document.documentElement.dataset.printing = "yes";
+  repaint();
+}
+
+function afterPrinting() {
+  delete document.documentElement.dataset.printing;
+  repaint();
 }
 
 // A link to a part inside of a closed run opens the run.
@@ -101,7 +113,8 @@ async function start() {
   for (const details of document.querySelectorAll("details.run"))
     details.addEventListener("toggle", () => fillParts(details));
   fillParts(document);
-  addEventListener("beforeprint", openAll);
+  addEventListener("beforeprint", beforePrinting);
+  addEventListener("afterprint", afterPrinting);
   addEventListener("hashchange", followLink);
   followLink();
   document.documentElement.dataset.ready = "yes";
