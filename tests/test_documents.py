@@ -137,6 +137,12 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
+def test_every_folder_of_results_is_listed_in_the_site():
+    folders = {str(Path(name).parent) for name in _listed("results/*.md")}
+    listed = set(re.findall(r"^\.\./(results/\S+)/\*$", (ROOT / "docs" / "results.md").read_text(), re.MULTILINE))
+    assert folders == listed
+
+
 def test_targets_of_make_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     texts = [(ROOT / name).read_text() for name in [*_documents(), *_listed(".github/workflows/*.yml")]]
