@@ -155,9 +155,10 @@ def launches_with_every_tile(layer: Layer, dtype: torch.dtype, precision: str) -
     ]
 
 
-def routing_launches(layer: Layer, dtype: torch.dtype) -> list[Launch]:
+def routing_launches(layer: Layer, dtype: torch.dtype, memory_format: torch.memory_format) -> list[Launch]:
     """The launches of the other operators of a training step."""
     error, _, _, indices = _tensors(layer, dtype)
+    error = error.contiguous(memory_format=memory_format)
     X, E, P = layer.num_experts, layer.num_selected, indices.shape[2]
     scores = _empty(1, X, P, dtype=torch.float32)
     scalar, counter = _empty(dtype=torch.float64), _empty(dtype=torch.int64)
@@ -168,7 +169,7 @@ def routing_launches(layer: Layer, dtype: torch.dtype) -> list[Launch]:
         triton_error_quantile(error, 0.3)
         rule = (True, 1.0, 0.3, 0.1, 1e-5, 1e-3)
         triton_train_routing_backward(error.flatten(2), scores, indices, None, scalar, counter, 1, *rule)
-        outputs = _empty(layer.batch, X, P, dtype=dtype)
+        outputs = _empty(layer.batch, X, P, 1, dtype=dtype).contiguous(memory_format=memory_format).flatten(2)
         triton_scatter_channels(triton_gather_channels(outputs, indices), indices, X)
     return launches
 
@@ -223,7 +224,8 @@ def compile_launch(launch: Launch, layer: str, dtype: str, capability: int) -> C
 
 
 def _describe(constants: dict[str, Any]) -> str:
-    return ", ".join(f"{name.lower()} {int(value)}" for name, value in constants.items() if name.isupper()) or "-"
+    """Block sizes, and the arguments that are 1: among them the stride along which a tensor is contiguous."""
+    return ", ".join(f"{name.lower().replace('_', ' ')} {int(value)}" for name, value in constants.items()) or "-"
 
 
 def resource_usage(cubin: bytes) -> tuple[int, int]:
@@ -249,8 +251,10 @@ def all_launches() -> Iterator[tuple[Launch, str, str]]:
         for layer_name, layer in LAYERS.items():
             for launch in convolution_launches(layer, dtype):
                 yield launch, layer_name, dtype_name
-            for launch in routing_launches(layer, dtype):
+            for launch in routing_launches(layer, dtype, torch.channels_last):
                 yield launch, layer_name, _CUDA_NAMES[launch.arguments[0].dtype]
+        for launch in routing_launches(LAYER, dtype, torch.contiguous_format):
+            yield launch, "WeatherBench B=64, NCHW", _CUDA_NAMES[launch.arguments[0].dtype]
 
 
 def compile_all(capabilities: list[int], only: str | None) -> Iterator[Compiled]:

@@ -28,7 +28,7 @@ def gather_experts(outputs: torch.Tensor, indices: torch.Tensor, expert_channels
         )
     if indices.shape[0] not in (1, batch):
         raise ValueError(f"the routing is for {indices.shape[0]} samples but the experts' output has {batch}")
-    channels = fold_channels(indices, expert_channels).expand(batch, -1, -1)
+    channels = fold_channels(indices.long(), expert_channels).expand(batch, -1, -1)
     return _Gather.apply(outputs.flatten(2), channels).unflatten(2, grid)  # type: ignore[union-attr]
 
 
@@ -46,16 +46,15 @@ def scatter_experts(
     Returns:
         `(B, X * F, *grid)`, in the memory format of `selected`.
     """
-    channels = fold_channels(indices, expert_channels).expand(selected.shape[0], -1, -1)
+    channels = fold_channels(indices.long(), expert_channels).expand(selected.shape[0], -1, -1)
     return _scatter(selected.flatten(2), channels, num_experts * expert_channels).unflatten(2, selected.shape[2:])
 
 
 def fold_channels(indices: torch.Tensor, expert_channels: int) -> torch.Tensor:
-    """Channels of the selected experts: `(..., E, P)` to int64 `(..., E * F, P)`, an expert's F outputs adjacent."""
-    indices = indices.long()  # PyTorch gathers by nothing else
+    """Channels of the selected experts: `(..., E, P)` to `(..., E * F, P)`, an expert's F outputs adjacent."""
     if expert_channels == 1:
         return indices
-    channels = torch.arange(expert_channels, device=indices.device)[:, None]
+    channels = torch.arange(expert_channels, dtype=indices.dtype, device=indices.device)[:, None]
     return (indices.unsqueeze(-2) * expert_channels + channels).flatten(-3, -2)
 
 

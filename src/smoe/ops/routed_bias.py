@@ -19,5 +19,5 @@ def routed_bias(bias: torch.Tensor, indices: torch.Tensor, expert_channels: int 
         `(1 or B, E * F, P)`.
     """
     # Autograd keeps the index: as int32, which the layer keeps too, it takes no memory.
-    channels = indices if expert_channels == 1 else fold_channels(indices, expert_channels).to(indices.dtype)
+    channels = fold_channels(indices, expert_channels)
     return bias.index_select(0, channels.flatten()).view_as(channels)

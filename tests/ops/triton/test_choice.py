@@ -3,12 +3,23 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
 from smoe.benchmarks.gpu_model import GPUS, predict_dense, predict_sparse
-from smoe.ops.triton.availability import MAX_ELEMENTS, RoutedShape, why_dense, why_no_triton, why_not_for
+from smoe.ops.gather_experts import gather_experts, scatter_experts
+from smoe.ops.routed_conv.cuda import GpuConvolution
+from smoe.ops.routed_conv.implementation import Implementation
+from smoe.ops.triton.availability import (
+    MAX_ELEMENTS,
+    RoutedShape,
+    why_dense,
+    why_no_triton,
+    why_not_for,
+    why_too_old,
+)
 from smoe.ops.triton.tiles import tile_for, tiles_of
 
 WEATHER = RoutedShape(64, 128, 256, 128, 1, (3, 3), (32, 64), 2048)
@@ -64,6 +75,53 @@ def test_no_kernel_for_float64_or_without_a_gpu():
         assert why_not_for(tensor) == why_no_triton()
     else:
         assert why_not_for(tensor.cuda()) == "no kernel for torch.float64"
+
+
+def test_old_triton_is_not_used():
+    assert why_too_old("3.1.0") == "Triton 3.1.0 is older than 3.4; update PyTorch"
+    assert why_too_old("3.10.0+git") is None
+
+
+def test_part_of_a_tensor_beyond_the_offsets_has_no_kernel(monkeypatch):
+    for name in ("why_no_triton", "why_not_on"):
+        monkeypatch.setattr(f"smoe.ops.triton.availability.{name}", lambda *_: None)
+    whole = torch.empty(3, 2**30, device="meta")
+    # Few elements, but far apart.
+    assert why_not_for(whole[:, :5]) == f"a tensor has {2**31 + 5} elements, more than 32-bit offsets reach"
+    assert why_not_for(whole[:2, :5]) is None
+    assert why_not_for(whole[:, :0]) is None
+
+
+def choose(convolution: GpuConvolution, num_pixels: int, *, is_backward: bool) -> object:
+    """What an implementation returns that names itself."""
+    input, weight = torch.empty(64, 32, 1, num_pixels, device="meta"), torch.empty(256, 32, 1, 1, device="meta")
+    indices, error = torch.empty(1, 8, num_pixels, device="meta"), torch.empty(64, 8, 1, num_pixels, device="meta")
+    if is_backward:
+        return convolution.backward(error, input, weight, indices, 1, 1, "zeros", True, True)
+    return convolution.forward(input, weight, indices, 1, 1, "zeros")
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_outputs_of_a_bank_beyond_the_offsets_are_gathered_by_pytorch(monkeypatch, is_backward):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    monkeypatch.setattr("smoe.ops.routed_conv.cuda.why_not_for", lambda *_: None)
+
+    def dense(*arguments: object, gather: object = None, scatter: object = None) -> Any:
+        del arguments
+        return "pytorch" if gather is gather_experts or scatter is scatter_experts else "triton"
+
+    def sparse(*arguments: object) -> Any:
+        return f"sparse, {len(arguments)} arguments"
+
+    both = Implementation(dense, dense)
+    convolution = GpuConvolution(lambda *_: "a reason", lambda: Implementation(sparse, sparse), both)
+    # 64 samples and 256 filters: 2^14 outputs at each pixel.
+    assert choose(convolution, 2**17 - 4, is_backward=is_backward) == "pytorch"
+    assert choose(convolution, 2**17 - 5, is_backward=is_backward) == "triton"
+    convolution = dataclasses.replace(
+        convolution, why_not_sparse=lambda *arguments: None if len(arguments) == 6 else "wrong arguments"
+    )
+    assert choose(convolution, 7, is_backward=is_backward) == f"sparse, {9 if is_backward else 6} arguments"
 
 
 def test_tiles_fit_the_sides_of_a_product():

@@ -7,8 +7,9 @@ import torch
 
 from routed_conv_cases import assert_near
 from smoe.ops.gather_experts import gather_experts
+from smoe.ops.routed_conv.implementation import Implementation
 from smoe.ops.routed_conv3d.cuda import slab_shape
-from smoe.ops.routed_conv3d.slabs import PlaneConvolution, slab_routed_conv3d, slab_routed_conv3d_backward
+from smoe.ops.routed_conv3d.slabs import slab_routed_conv3d, slab_routed_conv3d_backward
 from smoe.ops.triton.tiles import Tile
 
 TILE = Tile(16, 16, 16, num_warps=2, num_stages=2)
@@ -36,11 +37,8 @@ def define(input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, pad
 def test_volume_by_the_kernels_of_the_plane(padding_mode, slab_bytes, device, monkeypatch):
     from smoe.ops.triton.routed_conv import triton_routed_conv2d, triton_routed_conv2d_backward
 
-    for name in ("_SLAB_BYTES", "_CUDA_SLAB_BYTES"):
-        monkeypatch.setattr(f"smoe.ops.routed_conv3d.slabs.{name}", slab_bytes)
-    plane = PlaneConvolution(
-        partial(triton_routed_conv2d, tile=TILE), partial(triton_routed_conv2d_backward, tile=TILE)
-    )
+    monkeypatch.setattr("smoe.ops.routed_conv3d.slabs._SLAB_BYTES", slab_bytes)
+    plane = Implementation(partial(triton_routed_conv2d, tile=TILE), partial(triton_routed_conv2d_backward, tile=TILE))
     input = torch.randn(BATCH, CHANNELS, *GRID, device=device)
     weight = torch.randn(EXPERTS, CHANNELS, 3, 3, 1, device=device)
     indices = torch.rand(1, EXPERTS, 18, device=device).argsort(dim=1)[:, :SELECTED].int()

@@ -9,7 +9,7 @@ from smoe.ops.native.library import library_for
 from smoe.ops.padding import output_grid
 from smoe.ops.registration import register_operator
 from smoe.ops.routed_conv.choices import check_choices
-from smoe.ops.routed_conv.cuda import cuda_routed_conv2d, cuda_routed_conv2d_backward
+from smoe.ops.routed_conv.cuda import GPU_PLANES
 from smoe.ops.routed_conv.dense import dense_routed_conv2d, dense_routed_conv2d_backward
 from smoe.ops.routed_conv.native import PLANES
 from smoe.ops.routed_conv.reference import reference_routed_conv2d
@@ -168,14 +168,14 @@ _routed_conv2d_backward = register_operator(
     "bool needs_weight) -> (Tensor, Tensor)",
     dense=dense_routed_conv2d_backward,
     native=PLANES.backward,
-    cuda=cuda_routed_conv2d_backward,
+    cuda=GPU_PLANES.backward,
     fake=_fake_backward,
 )
 _routed_conv2d = register_operator(
     f"routed_conv2d(Tensor input, Tensor weight, Tensor indices, {_OPTIONS}) -> Tensor",
     dense=dense_routed_conv2d,
     native=PLANES.forward,
-    cuda=cuda_routed_conv2d,
+    cuda=GPU_PLANES.forward,
     fake=_fake,
     gradients=_gradients,
     setup_context=_setup_context,

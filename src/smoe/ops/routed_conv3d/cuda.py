@@ -6,36 +6,31 @@ from typing import Any
 
 import torch
 
-from smoe.ops.routed_conv.cuda import major_capability, why_mixed
+from smoe.ops.routed_conv.cuda import (
+    GpuConvolution,
+    load_sparse_planes,
+    major_capability,
+    shape_of,
+    why_mixed,
+)
+from smoe.ops.routed_conv.implementation import Implementation
 from smoe.ops.routed_conv3d.dense import dense_routed_conv3d, dense_routed_conv3d_backward
 from smoe.ops.routed_conv3d.planes import (
     has_separate_slices,
     planes_routed_conv3d,
     planes_routed_conv3d_backward,
 )
-from smoe.ops.routed_conv3d.slabs import PlaneConvolution, Slabs, slab_routed_conv3d, slab_routed_conv3d_backward
-from smoe.ops.triton.availability import RoutedShape, why_dense, why_not_for
+from smoe.ops.routed_conv3d.slabs import Slabs, slab_routed_conv3d, slab_routed_conv3d_backward
+from smoe.ops.triton.availability import RoutedShape, why_dense
 
 
 def cuda_routed_conv3d(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    indices: torch.Tensor,
-    expert_channels: int,
-    stride: int,
-    padding_mode: str,
+    input: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, expert_channels: int, *options: Any
 ) -> torch.Tensor:
     """The output on a GPU, by the implementation that the shape decides."""
-    arguments = (input, weight, indices, expert_channels, stride, padding_mode)
-    if has_separate_slices(weight, stride, padding_mode):
+    if has_separate_slices(weight, *options):
         return planes_routed_conv3d(input, weight, indices, expert_channels)
-    if why_not_for(input, weight, indices) is not None:
-        return dense_routed_conv3d(*arguments)
-    if why_no_slabs(*arguments) is None:
-        return slab_routed_conv3d(input, weight, indices, expert_channels, padding_mode, plane=_sparse_plane())
-    from smoe.ops.triton.gather_experts import triton_gather_experts
-
-    return dense_routed_conv3d(*arguments, gather=triton_gather_experts)
+    return GPU_VOLUMES.forward(input, weight, indices, expert_channels, *options)
 
 
 def cuda_routed_conv3d_backward(
@@ -50,16 +45,9 @@ def cuda_routed_conv3d_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients on a GPU, by the implementation that the shape decides; one that is not needed is empty."""
     tensors = (error, input, weight, indices)
-    arguments = (*tensors, expert_channels, stride, padding_mode, *needs)
     if has_separate_slices(weight, stride, padding_mode):
         return planes_routed_conv3d_backward(*tensors, expert_channels, *needs)
-    if why_not_for(error, input, weight, indices) is not None:
-        return dense_routed_conv3d_backward(*arguments)
-    if error.dtype == input.dtype and why_no_slabs(*arguments[1:7]) is None:
-        return slab_routed_conv3d_backward(*tensors, expert_channels, padding_mode, *needs, plane=_sparse_plane())
-    from smoe.ops.triton.gather_experts import triton_scatter_experts
-
-    return dense_routed_conv3d_backward(*arguments, scatter=triton_scatter_experts)
+    return GPU_VOLUMES.backward(*tensors, expert_channels, stride, padding_mode, *needs)
 
 
 def why_no_slabs(
@@ -84,20 +72,25 @@ def slab_shape(
     slabs = Slabs(input, (weight.shape[2], weight.shape[3], weight.shape[4]), padding_mode)
     begin, end = next(slabs.ranges())
     rows, columns = (end - begin) * slabs.pitch, input.shape[4]
-    return RoutedShape(
-        batch=input.shape[0],
-        channels=weight.shape[1] * weight.shape[2],
-        num_experts=weight.shape[0] // expert_channels,
-        num_selected=indices.shape[1],
-        expert_channels=expert_channels,
-        kernel=(weight.shape[3], weight.shape[4]),
-        grid=(rows, columns),
-        output_pixels=rows * columns,
-        is_shared=indices.shape[0] == 1,
-    )
+    return shape_of(input, weight, indices, expert_channels, (rows, columns), rows * columns)
 
 
-def _sparse_plane() -> PlaneConvolution:
-    from smoe.ops.triton.routed_conv import triton_routed_conv2d, triton_routed_conv2d_backward
+def load_sparse_slabs() -> Implementation:
+    """Slabs by the sparse kernels of the plane; this imports Triton."""
+    plane = load_sparse_planes()
 
-    return PlaneConvolution(triton_routed_conv2d, triton_routed_conv2d_backward)
+    def forward(input, weight, indices, expert_channels, stride, padding_mode):
+        del stride  # 1, or `why_no_slabs` has a reason
+        return slab_routed_conv3d(input, weight, indices, expert_channels, padding_mode, plane)
+
+    def backward(error, input, weight, indices, expert_channels, stride, padding_mode, *needs):
+        del stride
+        tensors = (error, input, weight, indices)
+        return slab_routed_conv3d_backward(*tensors, expert_channels, padding_mode, *needs, plane=plane)
+
+    return Implementation(forward, backward)
+
+
+GPU_VOLUMES = GpuConvolution(
+    why_no_slabs, load_sparse_slabs, Implementation(dense_routed_conv3d, dense_routed_conv3d_backward)
+)

@@ -7,27 +7,15 @@ input and output is that of one slab.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
-# Bytes of a slab's tall image: on a CPU it should stay in the last cache, and on a GPU it should fill the device.
-_SLAB_BYTES = 8 << 20
-_CUDA_SLAB_BYTES = 256 << 20
+from smoe.ops.routed_conv.implementation import Implementation
 
-
-class PlaneConvolution(NamedTuple):
-    """An implementation of the routed convolution of the plane.
-
-    Attributes:
-        forward: As the operator `smoe::routed_conv2d`.
-        backward: As the operator `smoe::routed_conv2d_backward`.
-    """
-
-    forward: Callable[..., torch.Tensor]
-    backward: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+# Bytes of a slab's tall image: it should fill the GPU.
+_SLAB_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -58,8 +46,7 @@ class Slabs:
         """First and last slice of each slab."""
         B, C, D, _, W = self.input.shape
         slice_bytes = self.input.element_size() * B * C * self.kernel[0] * self.pitch * W
-        slab_bytes = _CUDA_SLAB_BYTES if self.input.is_cuda else _SLAB_BYTES
-        number = max(1, min(D, slab_bytes // max(1, slice_bytes)))
+        number = max(1, min(D, _SLAB_BYTES // max(1, slice_bytes)))
         for begin in range(0, D, number):
             yield begin, min(begin + number, D)
 
@@ -156,7 +143,7 @@ def slab_routed_conv3d(
     indices: torch.Tensor,
     expert_channels: int,
     padding_mode: str,
-    plane: PlaneConvolution,
+    plane: Implementation,
 ) -> torch.Tensor:
     """The output by the kernels of the plane; other arguments as the operator's."""
     slabs = Slabs(input, tuple(weight.shape[2:]), padding_mode)  # type: ignore[arg-type]
@@ -178,7 +165,7 @@ def slab_routed_conv3d_backward(
     padding_mode: str,
     needs_input: bool,
     needs_weight: bool,
-    plane: PlaneConvolution,
+    plane: Implementation,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of input and weight by the kernels of the plane; one that is not needed is empty."""
     slabs = Slabs(input, tuple(weight.shape[2:]), padding_mode)  # type: ignore[arg-type]

@@ -13,8 +13,11 @@ import torch
 MIN_CAPABILITY = (8, 0)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-# Offsets in the kernels are 32-bit integers.
-MAX_ELEMENTS = 2**31
+# Offsets in the kernels are 32-bit integers, and the last block of a tensor reaches beyond its end.
+MAX_ELEMENTS = 2**31 - 2**16
+
+# The oldest Triton that the kernels were written for: `tl.histogram` with a mask.
+MIN_TRITON = (3, 4)
 
 # The rule of `why_dense`. A block of the matrix product has at least 16 rows, columns and depth: below these
 # sizes most of it is padding, and more than that for the weight gradient.
@@ -90,7 +93,20 @@ def why_no_triton() -> str | None:
         return f"this PyTorch ({torch.__version__}) is built without CUDA"
     if not torch.cuda.is_available():
         return "PyTorch finds no CUDA device or driver"
-    return None
+    return why_too_old(_triton_version())
+
+
+def why_too_old(version: str) -> str | None:
+    """Why a version of Triton does not serve, or None."""
+    numbers = tuple(int(number) for number in version.split(".")[:2])
+    wanted = ".".join(map(str, MIN_TRITON))
+    return f"Triton {version} is older than {wanted}; update PyTorch" if numbers < MIN_TRITON else None
+
+
+def _triton_version() -> str:
+    import triton
+
+    return triton.__version__
 
 
 @functools.cache
@@ -108,10 +124,22 @@ def why_not_for(*tensors: torch.Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES
     for tensor in tensors if reason is None else ():
         if tensor.is_floating_point() and tensor.dtype not in dtypes:
             return f"no kernel for {tensor.dtype}"
-        if tensor.numel() >= MAX_ELEMENTS:
-            return f"a tensor has {tensor.numel()} elements, more than 32-bit offsets reach"
+        if is_too_large(_extent(tensor)):
+            return f"a tensor has {_extent(tensor)} elements, more than 32-bit offsets reach"
         reason = reason or why_not_on(tensor.device.index)
     return reason
+
+
+def is_too_large(num_elements: int) -> bool:
+    """Whether a tensor of so many elements is beyond the offsets of the kernels."""
+    return num_elements >= MAX_ELEMENTS
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Elements from the first of a tensor to its last in memory: more than it has, if it is a part of another."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def why_dense(shape: RoutedShape, major: int) -> str | None:
@@ -128,7 +156,7 @@ def why_dense(shape: RoutedShape, major: int) -> str | None:
     crossover = CROSSOVERS[min(major, max(CROSSOVERS))]
     if not shape.is_shared:
         return "each sample has its own routing, so that no filters are shared by the batch"
-    if shape.largest_tensor >= MAX_ELEMENTS:
+    if is_too_large(shape.largest_tensor):
         return f"a tensor has {shape.largest_tensor} elements, more than 32-bit offsets reach"
     if shape.channels < MIN_CHANNELS:
         return f"C = {shape.channels} is below {MIN_CHANNELS}"

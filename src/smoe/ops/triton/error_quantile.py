@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from smoe.ops.triton.blocks import block_and_sample
 from smoe.ops.triton.launch import ceil_div, launch
 
 _VALUES_PER_STEP = 1024
@@ -38,13 +39,14 @@ def count_kernel(
     values, state, counts, num_values, num_steps, SHIFT: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Adds to `counts[row, digit]` the number of values in this program's share whose byte at `SHIFT` is the digit."""
-    row = tl.program_id(1)
+    num_shares = tl.cdiv(num_values, num_steps * BLOCK)
+    share, row = block_and_sample(num_shares)
     prefix = tl.load(state + row * COLUMNS + _PREFIX)
     digits = tl.arange(0, 256)
     total = tl.zeros((256,), dtype=tl.int32)
     has_nan = 0
     for step in range(num_steps):
-        offsets = (tl.program_id(0) * num_steps + step) * BLOCK + tl.arange(0, BLOCK)
+        offsets = (share * num_steps + step) * BLOCK + tl.arange(0, BLOCK)
         loaded = tl.load(values + row * num_values + offsets, mask=offsets < num_values, other=0.0).to(tl.float32)
         # With the sign inverted, the bytes of the key are digits of an unsigned number.
         key = (ordered_key(loaded) ^ -0x80000000).to(tl.uint32, bitcast=True)
@@ -82,11 +84,12 @@ def pick_kernel(state, counts, COLUMNS: tl.constexpr):
 @triton.jit
 def above_kernel(values, state, num_values, num_steps, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
     """Finds the smallest key above the one that was found, in this program's share of a row."""
-    row = tl.program_id(1)
+    num_shares = tl.cdiv(num_values, num_steps * BLOCK)
+    share, row = block_and_sample(num_shares)
     found = tl.load(state + row * COLUMNS + _PREFIX) ^ -0x80000000
     smallest = tl.full((BLOCK,), _LARGEST_KEY, dtype=tl.int32)
     for step in range(num_steps):
-        offsets = (tl.program_id(0) * num_steps + step) * BLOCK + tl.arange(0, BLOCK)
+        offsets = (share * num_steps + step) * BLOCK + tl.arange(0, BLOCK)
         loaded = tl.load(values + row * num_values + offsets, mask=offsets < num_values, other=0.0).to(tl.float32)
         key = ordered_key(loaded)
         smallest = tl.minimum(smallest, tl.where((offsets < num_values) & (key > found), key, _LARGEST_KEY))
@@ -126,9 +129,9 @@ def triton_error_quantile(errors: torch.Tensor, quantile: float) -> torch.Tensor
     columns, block = {"COLUMNS": _NUM_COLUMNS}, {"BLOCK": _VALUES_PER_STEP}
     for shift in (24, 16, 8, 0):
         sizes = (num_values, num_steps)
-        launch(count_kernel, (shares, num_rows), rows, state, counts, *sizes, SHIFT=shift, **columns, **block)
+        launch(count_kernel, (shares * num_rows,), rows, state, counts, *sizes, SHIFT=shift, **columns, **block)
         launch(pick_kernel, (num_rows,), state, counts, **columns)
-    launch(above_kernel, (shares, num_rows), rows, state, num_values, num_steps, **columns, **block)
+    launch(above_kernel, (shares * num_rows,), rows, state, num_values, num_steps, **columns, **block)
     # Without fused multiply-adds, the interpolation rounds as PyTorch's separate operations do.
     launch(interpolate_kernel, (num_rows,), state, result, position - rank, **columns, enable_fp_fusion=False)
     return result

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from smoe.ops.triton.blocks import block_and_sample
 from smoe.ops.triton.launch import ceil_div, launch
 
 PIXELS_PER_PROGRAM = 128
@@ -46,9 +47,10 @@ def family_kernel(
 ):
     """Writes the best expert of one family to `indices[sample, family, pixel]`; the lower number wins a tie."""
     dtype: tl.constexpr = scores.dtype.element_ty
-    pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    pixel_blocks = tl.cdiv(num_pixels, PIXELS)
+    block, sample = block_and_sample(pixel_blocks)
+    pixels = block * PIXELS + tl.arange(0, PIXELS)
     family = tl.program_id(1)
-    sample = tl.program_id(2)
     size = num_experts // num_families
     larger = num_experts % num_families
     first = family * size + tl.minimum(family, larger)
@@ -88,7 +90,7 @@ def _select(scores: torch.Tensor, num_selected: int, seed: torch.Tensor | None, 
     indices = torch.empty(num_samples, num_selected, num_pixels, dtype=torch.int32, device=scores.device)
     if indices.numel():
         launch(
-            *(family_kernel, (ceil_div(num_pixels, PIXELS_PER_PROGRAM), num_selected, num_samples), scores, indices),
+            *(family_kernel, (ceil_div(num_pixels, PIXELS_PER_PROGRAM) * num_samples, num_selected), scores, indices),
             *(indices if seed is None else seed, factor, num_experts, num_selected, num_pixels),
             HAS_NOISE=seed is not None,
             PIXELS=PIXELS_PER_PROGRAM,

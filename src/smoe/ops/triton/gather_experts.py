@@ -11,7 +11,9 @@ import triton
 import triton.language as tl
 
 from smoe.ops.gather_experts import fold_channels
+from smoe.ops.triton.blocks import block_and_sample
 from smoe.ops.triton.launch import ceil_div, launch
+from smoe.ops.triton.slots import find_slots
 
 CHANNELS_PER_PROGRAM = 32
 PIXELS_PER_PROGRAM = 64
@@ -37,9 +39,10 @@ def gather_kernel(
     PIXELS: tl.constexpr,
 ):
     """`result[sample, channel, pixel] = values[sample, sources[channel, pixel], pixel]`, 0 for a negative source."""
-    pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    pixel_blocks = tl.cdiv(num_pixels, PIXELS)
+    block, sample = block_and_sample(pixel_blocks)
+    pixels = block * PIXELS + tl.arange(0, PIXELS)
     channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    sample = tl.program_id(2)
     is_here = (channels < num_channels)[:, None] & (pixels < num_pixels)[None, :]
     source = tl.load(
         sources
@@ -80,28 +83,28 @@ def triton_scatter_experts(
 
 
 def triton_gather_channels(values: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:
-    """`(B, N, P)` at channels `(1 or B, M, P)`: `(B, M, P)`, in the memory format of the values."""
-    return _pick(values, channels.to(torch.int32), channels.shape[1])
+    """`(B, N, P)` at int32 channels `(1 or B, M, P)`: `(B, M, P)`, in the memory format of the values."""
+    return _pick(values, channels, channels.shape[1])
 
 
 def triton_scatter_channels(values: torch.Tensor, channels: torch.Tensor, num_channels: int) -> torch.Tensor:
-    """`(B, M, P)` to its channels `(1 or B, M, P)` in zeros `(B, num_channels, P)`, in the format of the values."""
-    shape = (channels.shape[0], num_channels, channels.shape[2])
-    slots = torch.full(shape, -1, dtype=torch.int32, device=channels.device)
-    numbers = torch.arange(channels.shape[1], dtype=torch.int32, device=channels.device)
-    slots.scatter_(1, channels.long(), numbers[:, None].expand(channels.shape))
-    return _pick(values, slots, num_channels)
+    """`(B, M, P)` to int32 channels `(1 or B, M, P)` in zeros `(B, num_channels, P)`, in the format of the values."""
+    return _pick(values, find_slots(channels, num_channels, channels_last=_has_channels_last(values)), num_channels)
+
+
+def _has_channels_last(values: torch.Tensor) -> bool:
+    return values.stride(1) == 1 and values.shape[2] > 1 and not values.is_contiguous()
 
 
 def _pick(values: torch.Tensor, sources: torch.Tensor, num_channels: int) -> torch.Tensor:
     num_samples, _, num_pixels = values.shape
-    if values.stride(1) == 1 and num_pixels > 1 and not values.is_contiguous():
+    if _has_channels_last(values):
         result = values.new_empty(num_samples, num_pixels, num_channels).transpose(1, 2)
     else:
         result = values.new_empty(num_samples, num_channels, num_pixels)
     if result.numel() == 0:
         return result
-    grid = (ceil_div(num_pixels, PIXELS_PER_PROGRAM), ceil_div(num_channels, CHANNELS_PER_PROGRAM), num_samples)
+    grid = (ceil_div(num_pixels, PIXELS_PER_PROGRAM) * num_samples, ceil_div(num_channels, CHANNELS_PER_PROGRAM))
     source_sample_stride = sources.stride(0) if sources.shape[0] > 1 else 0
     launch(
         *(gather_kernel, grid, values, sources, result, num_channels, num_pixels, source_sample_stride),

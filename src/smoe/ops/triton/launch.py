@@ -25,6 +25,9 @@ class Launch(NamedTuple):
     options: dict[str, Any]
 
 
+# Programs along the second and third axis of a grid, by CUDA; the first axis has room for 2^31 - 1.
+MAX_PROGRAMS_ACROSS = 65_535
+
 _recorded: list[Launch] | None = None
 
 
@@ -34,6 +37,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     Multiplications and additions are fused unless `enable_fp_fusion=False` is given, whatever a version of Triton does
     by default.
     """
+    if max(grid[1:], default=1) > MAX_PROGRAMS_ACROSS or grid[0] >= 2**31:
+        raise ValueError(f"{kernel.__name__} has a grid of {grid}, larger than CUDA allows")
     options = {"enable_fp_fusion": True, **options}
     if _recorded is not None:
         _recorded.append(Launch(kernel, grid, arguments, options))

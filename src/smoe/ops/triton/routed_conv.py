@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from smoe.ops.gather_experts import fold_channels
 from smoe.ops.memory_format import format_of
 from smoe.ops.padding import output_grid
 from smoe.ops.triton.problem import Problem
@@ -90,11 +91,7 @@ def triton_routed_conv2d_backward(
 
 def filters_by_pixel(indices: torch.Tensor, expert_channels: int) -> torch.Tensor:
     """Filters selected at each pixel, `(P, E * F)`, from a shared routing `(1, E, P)`; an expert's F are adjacent."""
-    experts = indices[0].T.contiguous()
-    if expert_channels == 1:
-        return experts
-    outputs = torch.arange(expert_channels, dtype=torch.int32, device=indices.device)
-    return (experts[:, :, None] * expert_channels + outputs).flatten(1)
+    return fold_channels(indices[0], expert_channels).T.contiguous()
 
 
 def pixel_rows(values: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from smoe.ops.triton.blocks import load_rows, store_rows
+from smoe.ops.triton.blocks import block_and_sample, load_pixel, load_rows, store_rows
 from smoe.ops.triton.launch import ceil_div, launch
 from smoe.ops.triton.problem import Problem
 from smoe.ops.triton.tiles import Tile
@@ -43,9 +43,10 @@ def forward_kernel(
     """
     # Programs that follow each other share a pixel, and with it the patch of the input.
     row_blocks = tl.cdiv(num_rows, ROWS)
-    pixel = tl.program_id(0) // row_blocks
-    rows = (tl.program_id(0) % row_blocks) * ROWS + tl.arange(0, ROWS)
-    samples = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    block, sample_block = block_and_sample(row_blocks * num_pixels)
+    pixel = block // row_blocks
+    rows = (block % row_blocks) * ROWS + tl.arange(0, ROWS)
+    samples = sample_block * COLUMNS + tl.arange(0, COLUMNS)
     chosen = tl.load(filters + pixel * num_rows + rows, mask=rows < num_rows, other=0)
     taps = num_taps(WINDOW)
     channel_blocks = tl.cdiv(channels, DEPTH)
@@ -55,9 +56,7 @@ def forward_kernel(
         channel = (step % channel_blocks) * DEPTH + tl.arange(0, DEPTH)
         source, is_inside = read_pixel(pixel, tap, height, width, output_width, WINDOW)
         bank = load_rows(weight, chosen * taps + tap, rows < num_rows, channel, channels)
-        # The scalar is part of the bound: the interpreter refuses a block mask combined with a scalar.
-        is_read = samples < tl.where(is_inside, num_samples, 0)
-        patch = load_rows(input, samples * (height * width) + source, is_read, channel, channels)
+        patch = load_pixel(input, samples, num_samples, source, is_inside, height * width, channel, channels)
         sums = tl.dot(patch, tl.trans(bank), sums, input_precision=PRECISION)
     store_rows(output, sums, samples * num_pixels + pixel, samples < num_samples, rows, num_rows)
 
@@ -69,7 +68,7 @@ def routed_conv_forward(
     num_samples, _, channels = input.shape
     num_pixels, num_rows = filters.shape
     output = input.new_empty(num_samples, num_pixels, num_rows)
-    grid = (num_pixels * ceil_div(num_rows, tile.rows), ceil_div(num_samples, tile.columns))
+    grid = (num_pixels * ceil_div(num_rows, tile.rows) * ceil_div(num_samples, tile.columns),)
     launch(
         *(forward_kernel, grid, input, weight, filters, output, num_samples, channels, num_rows, num_pixels),
         *(problem.height, problem.width, problem.output_width),

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from smoe.ops.triton.blocks import load_rows, store_rows
+from smoe.ops.triton.blocks import block_and_sample, load_pixel, load_rows, store_rows
 from smoe.ops.triton.launch import ceil_div, launch
 from smoe.ops.triton.problem import Problem
 from smoe.ops.triton.tiles import Tile
@@ -42,9 +42,10 @@ def input_gradient_kernel(
     `error` is `(B, P, E * F)`, `weight` `(X * F, taps, C)`, `filters` `(P, E * F)`, `gradient` `(B, H * W, C)`.
     """
     channel_blocks = tl.cdiv(channels, ROWS)
-    pixel = tl.program_id(0) // channel_blocks
-    channel = (tl.program_id(0) % channel_blocks) * ROWS + tl.arange(0, ROWS)
-    samples = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    block, sample_block = block_and_sample(channel_blocks * height * width)
+    pixel = block // channel_blocks
+    channel = (block % channel_blocks) * ROWS + tl.arange(0, ROWS)
+    samples = sample_block * COLUMNS + tl.arange(0, COLUMNS)
     row, column = pixel // width, pixel % width
     first_row_tap, first_column_tap, row_taps, column_taps = reading_taps(row, column, WINDOW)
     slot_blocks = tl.cdiv(num_filters, DEPTH)
@@ -57,9 +58,7 @@ def input_gradient_kernel(
         is_slot = slots < num_filters
         chosen = tl.load(filters + reader * num_filters + slots, mask=is_slot, other=0)
         bank = load_rows(weight, chosen * num_taps(WINDOW) + tap, is_slot, channel, channels)
-        # The scalar is part of the bound: the interpreter refuses a block mask combined with a scalar.
-        is_sample = samples < tl.where(is_read, num_samples, 0)
-        signal = load_rows(error, samples * num_pixels + reader, is_sample, slots, num_filters)
+        signal = load_pixel(error, samples, num_samples, reader, is_read, num_pixels, slots, num_filters)
         sums = tl.dot(signal, bank, sums, input_precision=PRECISION)
     store_rows(gradient, sums, samples * (height * width) + pixel, samples < num_samples, channel, channels)
 
@@ -71,7 +70,7 @@ def routed_conv_input_gradient(
     num_samples, num_pixels, num_filters = error.shape
     channels = weight.shape[2]
     gradient = error.new_empty(num_samples, problem.height * problem.width, channels)
-    grid = (gradient.shape[1] * ceil_div(channels, tile.rows), ceil_div(num_samples, tile.columns))
+    grid = (gradient.shape[1] * ceil_div(channels, tile.rows) * ceil_div(num_samples, tile.columns),)
     launch(
         *(input_gradient_kernel, grid, error, weight, filters, gradient, num_samples, channels, num_filters),
         *(num_pixels, problem.height, problem.width, problem.output_width),

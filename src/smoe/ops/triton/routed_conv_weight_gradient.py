@@ -16,9 +16,10 @@ import torch
 import triton
 import triton.language as tl
 
-from smoe.ops.triton.blocks import load_rows, store_rows
+from smoe.ops.triton.blocks import load_pixel, load_rows, store_rows
 from smoe.ops.triton.launch import ceil_div, launch
 from smoe.ops.triton.problem import Problem
+from smoe.ops.triton.slots import find_slots
 from smoe.ops.triton.tiles import Tile
 from smoe.ops.triton.window import num_taps, read_pixel
 
@@ -73,9 +74,7 @@ def masked_kernel(
         source, is_inside = read_pixel(pixel, tap, height, width, output_width, WINDOW)
         slot = tl.load(slots + pixel * num_filters + rows, mask=rows < num_filters, other=-1)
         signal = load_rows(error, pixel * num_selected + slot, slot >= 0, samples, padded_samples)
-        # The scalar is part of the bound: the interpreter refuses a block mask combined with a scalar.
-        is_read = samples < tl.where(is_inside, num_samples, 0)
-        patch = load_rows(input, samples * (height * width) + source, is_read, channel, channels)
+        patch = load_pixel(input, samples, num_samples, source, is_inside, height * width, channel, channels)
         sums = tl.dot(signal, patch, sums, input_precision=PRECISION)
     share = tl.program_id(1) * num_filters
     store_rows(gradient, sums, (share + rows) * taps + tap, rows < num_filters, channel, channels)
@@ -112,7 +111,7 @@ def atomic_kernel(
     for step in range(tl.where(is_inside, tl.cdiv(num_samples, DEPTH), 0)):
         samples = step * DEPTH + tl.arange(0, DEPTH)
         signal = load_rows(error, pixel * num_selected + slot, slot < num_selected, samples, padded_samples)
-        patch = load_rows(input, samples * (height * width) + source, samples < num_samples, channel, channels)
+        patch = load_pixel(input, samples, num_samples, source, is_inside, height * width, channel, channels)
         sums = tl.dot(signal, patch, sums, input_precision=PRECISION)
     # A tap outside the grid has nothing to add.
     is_slot = slot < tl.where(is_inside, num_selected, 0)
@@ -133,13 +132,6 @@ def pack_error(error: torch.Tensor) -> torch.Tensor:
     packed[:, :, :num_samples] = error.permute(1, 2, 0)
     packed[:, :, num_samples:] = 0.0
     return packed
-
-
-def find_slots(filters: torch.Tensor, num_filters: int) -> torch.Tensor:
-    """The slot of every filter at every pixel, `(P, X * F)` int32, -1 where the filter is not selected."""
-    slots = torch.full((filters.shape[0], num_filters), -1, dtype=torch.int32, device=filters.device)
-    numbers = torch.arange(filters.shape[1], dtype=torch.int32, device=filters.device)
-    return slots.scatter_(1, filters.long(), numbers.expand(filters.shape))
 
 
 def num_shares(num_pixels: int, num_programs: int) -> int:
@@ -187,8 +179,9 @@ def routed_conv_weight_gradient(
     pixels_each = ceil_div(num_pixels, num_shares(num_pixels, num_programs))
     shares = ceil_div(num_pixels, pixels_each)
     gradient = input.new_empty(shares, num_filters, problem.num_taps, channels, dtype=torch.float32)
+    slots = find_slots(filters.T[None], num_filters, channels_last=True)[0].T
     launch(
-        *(masked_kernel, (num_programs, shares), packed, input, find_slots(filters, num_filters), gradient),
+        *(masked_kernel, (num_programs, shares), packed, input, slots, gradient),
         *(num_samples, packed.shape[2], channels, num_filters, num_selected, num_pixels, pixels_each, *geometry),
         **options,
     )

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from smoe.ops.triton.blocks import block_and_sample
 from smoe.ops.triton.family_experts import triton_family_experts
 from smoe.ops.triton.launch import ceil_div, launch
 
@@ -20,9 +21,10 @@ PIXELS_PER_PROGRAM = 32
 @triton.jit
 def rank_kernel(scores, indices, num_experts, num_selected, num_pixels, EXPERTS: tl.constexpr, PIXELS: tl.constexpr):
     """Writes the experts of one block whose rank is below `num_selected` to `indices[sample, rank, pixel]`."""
-    pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    pixel_blocks = tl.cdiv(num_pixels, PIXELS)
+    block, sample = block_and_sample(pixel_blocks)
+    pixels = block * PIXELS + tl.arange(0, PIXELS)
     experts = tl.program_id(1) * EXPERTS + tl.arange(0, EXPERTS)
-    sample = tl.program_id(2)
     row = scores + sample * num_experts * num_pixels
     is_here = (experts < num_experts)[:, None] & (pixels < num_pixels)[None, :]
     own = tl.load(row + experts[:, None] * num_pixels + pixels[None, :], mask=is_here, other=float("-inf"))
@@ -48,7 +50,7 @@ def triton_top_experts(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
     num_samples, num_experts, num_pixels = scores.shape
     indices = torch.empty(num_samples, num_selected, num_pixels, dtype=torch.int32, device=scores.device)
     if indices.numel():
-        grid = (ceil_div(num_pixels, PIXELS_PER_PROGRAM), ceil_div(num_experts, EXPERTS_PER_PROGRAM), num_samples)
+        grid = (ceil_div(num_pixels, PIXELS_PER_PROGRAM) * num_samples, ceil_div(num_experts, EXPERTS_PER_PROGRAM))
         blocks = {"EXPERTS": EXPERTS_PER_PROGRAM, "PIXELS": PIXELS_PER_PROGRAM}
         launch(rank_kernel, grid, scores, indices, num_experts, num_selected, num_pixels, **blocks)
     return indices

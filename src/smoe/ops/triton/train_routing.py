@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from smoe.ops.triton.blocks import block_and_sample
 from smoe.ops.triton.error_quantile import triton_error_quantile
 from smoe.ops.triton.launch import ceil_div, launch, power_of_two
 
@@ -40,9 +41,10 @@ def error_size_kernel(
     PIXELS: tl.constexpr,
 ):
     """Writes the size of the errors of one sample and block of pixels: the mean of |error| over an expert's outputs."""
-    pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    pixel_blocks = tl.cdiv(num_pixels, PIXELS)
+    block, sample = block_and_sample(pixel_blocks)
+    pixels = block * PIXELS + tl.arange(0, PIXELS)
     slots = tl.arange(0, SLOTS)
-    sample = tl.program_id(1)
     is_here = (slots < num_selected)[:, None] & (pixels < num_pixels)[None, :]
     total = tl.zeros((SLOTS, PIXELS), dtype=tl.float32)
     place = sample * error_sample_stride + pixels[None, :] * error_pixel_stride
@@ -88,9 +90,10 @@ def damp_and_count_kernel(
     PIXELS: tl.constexpr,
 ):
     """Writes the damped error of a share of the samples, and their sums of wrong choices and of labels."""
-    pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    pixel_blocks = tl.cdiv(num_pixels, PIXELS)
+    block, share = block_and_sample(pixel_blocks)
+    pixels = block * PIXELS + tl.arange(0, PIXELS)
     slots = tl.arange(0, SLOTS)
-    share = tl.program_id(1)
     is_here = (slots < num_selected)[:, None] & (pixels < num_pixels)[None, :]
     num_wrong = tl.zeros((SLOTS, PIXELS), dtype=tl.float32)
     label = tl.zeros((PIXELS,), dtype=tl.float32)
@@ -134,9 +137,10 @@ def gradient_kernel(
     PIXELS: tl.constexpr,
 ):
     """Writes `(sigmoid(score) - label) * factor` for one sample of the scores and a block of experts and pixels."""
-    pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    pixel_blocks = tl.cdiv(num_pixels, PIXELS)
+    block, sample = block_and_sample(pixel_blocks)
+    pixels = block * PIXELS + tl.arange(0, PIXELS)
     experts = tl.program_id(1) * EXPERTS + tl.arange(0, EXPERTS)
-    sample = tl.program_id(2)
     is_pixel = pixels < num_pixels
     label = tl.load(unselected + sample * num_pixels + pixels, mask=is_pixel, other=0.0)
     label = tl.broadcast_to(label[None, :], (EXPERTS, PIXELS))
@@ -213,7 +217,7 @@ def triton_train_routing_backward(
     unselected = sizes.new_empty((shares, num_pixels) if trains_gate else (0,))
     if trains_gate or damping is not None:
         launch(
-            *(damp_and_count_kernel, (pixel_blocks, shares), error, sizes, *thresholds, damped, wrong, unselected),
+            *(damp_and_count_kernel, (pixel_blocks * shares,), error, sizes, *thresholds, damped, wrong, unselected),
             *(0.0 if damping is None else damping, num_samples, num_selected, num_pixels, num_unselected),
             *(samples_each, *error.stride(), *sizes.stride()),
             DAMPS=damping is not None,
@@ -240,7 +244,8 @@ def _error_sizes(
     is_nonfinite = torch.zeros(1, dtype=torch.int32, device=error.device)
     factor = ((error.numel() / 2) / loss_scale.abs()).to(torch.float32)
     launch(
-        *(error_size_kernel, (pixel_blocks, num_samples), error, sizes, is_nonfinite, factor, num_selected, num_pixels),
+        *(error_size_kernel, (pixel_blocks * num_samples,), error, sizes, is_nonfinite, factor, num_selected),
+        num_pixels,
         *(*error.stride(), *sizes.stride()),
         **options,
     )
@@ -260,7 +265,7 @@ def _gradient(
     num_samples, num_experts, num_pixels = scores.shape
     gradient = torch.empty_like(scores)
     factor = (weight / scores.numel()).to(torch.float32)
-    grid = (ceil_div(num_pixels, 64), ceil_div(num_experts, 32), num_samples)
+    grid = (ceil_div(num_pixels, 64) * num_samples, ceil_div(num_experts, 32))
     launch(
         *(gradient_kernel, grid, scores, indices, wrong, unselected, is_nonfinite, factor, gradient),
         *(num_experts, indices.shape[1], num_pixels),
