@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from host_reads import CountReads
 from smoe.nn import PatchMoE
 from smoe.nn.feed_forward import FeedForward
-from smoe.nn.patch_moe import within_capacity
+from smoe.nn.patch_moe import place_in_turn
 
 
 @dataclass(frozen=True)
@@ -166,13 +167,41 @@ def test_capacity(group_size, num_experts, num_selected, capacity_factor, capaci
 def test_first_choices_come_before_second_ones():
     # One group of three tokens, first choices 0, 1, 0 and second choices 1, 0, 2.
     indices = torch.tensor([[[0, 1, 0], [1, 0, 2]]])
-    assert within_capacity(indices, 3, 1).tolist() == [[[True, True, False], [False, False, True]]]
-    assert within_capacity(indices, 3, 2).tolist() == [[[True, True, True], [True, False, True]]]
+    assert place_in_turn(indices, 3).tolist() == [[[0, 0, 1], [1, 2, 0]]]
 
 
 def test_each_group_has_its_own_capacity():
     indices = torch.zeros(2, 1, 3, dtype=torch.int64)
-    assert within_capacity(indices, 2, 2).tolist() == [[[True, True, False]], [[True, True, False]]]
+    assert place_in_turn(indices, 2).tolist() == [[[0, 1, 2]], [[0, 1, 2]]]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_experts_on_all_their_places_equal_experts_on_their_choices(name, monkeypatch):
+    case = CASES[name]
+    layer = PatchMoE(
+        *(6, 5, case.num_experts, case.num_selected),
+        capacity_factor=case.capacity_factor,
+        group_size=case.group_size,
+        noise_std=0.0,
+        dtype=torch.float64,
+    )
+    tokens = torch.randn(case.samples, case.tokens, 6, dtype=torch.float64).requires_grad_()
+    leaves = (tokens, *layer.parameters())
+    expected = layer(tokens)
+    error = torch.randn_like(expected)
+    expected_gradients = torch.autograd.grad(expected, leaves, error)
+    # What an accelerator does.
+    monkeypatch.setattr(layer, "_apply_to_choices", layer._apply_to_places)
+    actual = layer(tokens)
+    torch.testing.assert_close(actual, expected)
+    for gradient, truth in zip(torch.autograd.grad(actual, leaves, error), expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, truth)
+
+
+def test_a_step_on_an_accelerator_reads_nothing():
+    with torch.device("meta"), CountReads() as counter:
+        PatchMoE(6, 5, 3, 2)(torch.empty(2, 7, 6).requires_grad_()).sum().backward()
+    assert counter.reads == [] and counter.num_operations > 50
 
 
 def test_dropped_token_gets_zero_and_passes_nothing_back():

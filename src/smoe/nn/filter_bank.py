@@ -11,6 +11,7 @@ from torch import nn
 from smoe.nn.defaults import default_bias, resolve_default_rule
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_checks import check_positive
+from smoe.nn.host_noise import host_normal
 from smoe.nn.local_affine import LocalAffine
 from smoe.nn.routed_layer import RoutedLayer, resolve_gate
 from smoe.ops.families import ALL_FAMILIES, experts_of
@@ -194,7 +195,7 @@ class FilterBank(RoutedLayer):
         """Makes an expert a copy of another with 2 % of noise; the optimiser's state does not change."""
         # `.data`: another graph may wait for its backward pass with these weights, and hardly used this expert.
         experts = self.weight.data.unflatten(0, (-1, self.expert_channels))
-        noise = torch.randn(experts.shape[1:], generator=generator).to(experts)
+        noise = host_normal(experts.shape[1:], generator, experts)
         old, copied = (experts.index_select(0, number.view(1)) for number in (expert, source))
         experts.index_copy_(0, expert.view(1), torch.where(is_due, copied * (1.0 + _RESTART_NOISE * noise), old))
         if self.bias is not None and self.bias_owner == "expert":

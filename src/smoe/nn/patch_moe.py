@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -127,24 +128,31 @@ class PatchMoE(nn.Module):
         # A group is a sample to `top_experts`, and its tokens are the pixels.
         probabilities = scores.noisy.softmax(dim=-1).transpose(1, 2)
         indices = top_experts(probabilities, self.num_selected).long()
-        is_served = within_capacity(indices, self.num_experts, self.capacity(group_size))
-        output = self._apply_experts(grouped.flatten(0, 1), indices, probabilities.gather(1, indices), is_served)
-        return output.view(tokens.shape)
+        place = place_in_turn(indices, self.num_experts)
+        apply_experts = self._apply_to_choices if tokens.device.type == "cpu" else self._apply_to_places
+        return apply_experts(grouped, indices, probabilities.gather(1, indices), place).view(tokens.shape)
 
     def _score(self, grouped: torch.Tensor) -> PatchScores:
         # Half precision would make ties of distinct scores.
         dtype = torch.promote_types(grouped.dtype, torch.float32)
-        with torch.autocast(grouped.device.type, enabled=False):
+        device_type = grouped.device.type
+        has_autocast = torch.amp.is_autocast_available(device_type)
+        with torch.autocast(device_type, enabled=False) if has_autocast else nullcontext():
             clean = F.linear(grouped.to(dtype), self.gate.weight.to(dtype))
         if not self.training or self.noise_std == 0.0:
             return PatchScores(clean, clean, 0.0)
         return PatchScores(clean, clean + self.noise_std * torch.randn_like(clean), self.noise_std)
 
-    def _apply_experts(
-        self, tokens: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor, is_served: torch.Tensor
+    def _apply_to_choices(
+        self, grouped: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor, place: torch.Tensor
     ) -> torch.Tensor:
-        """Turns tokens `(T, D)` and choices `(groups, num_selected, tokens of a group)` into outputs `(T, D)`."""
+        """Outputs `(T, D)` of tokens `(groups, tokens of a group, D)`; each expert computes its choices, and no more.
+
+        The number of an expert's choices is read on the host.
+        """
+        tokens = grouped.flatten(0, 1)
         num_groups, num_selected, group_size = indices.shape
+        is_served = place < self.capacity(group_size)
         token_of_choice = torch.arange(len(tokens), device=tokens.device).view(num_groups, 1, group_size)
         token_of_choice = token_of_choice.expand(-1, num_selected, -1).flatten()
         expert_of_choice = indices.where(is_served, self.num_experts).flatten()
@@ -159,6 +167,26 @@ class PatchMoE(nn.Module):
         weighted = torch.cat(outputs)
         return weighted.new_zeros(tokens.shape).index_add(0, torch.cat(rows), weighted)
 
+    def _apply_to_places(
+        self, grouped: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor, place: torch.Tensor
+    ) -> torch.Tensor:
+        """As `_apply_to_choices`, without a value that the host waits for: each expert computes all places it has."""
+        num_groups, num_selected, group_size = indices.shape
+        capacity, width = self.capacity(group_size), grouped.shape[2]
+        is_served = place < capacity
+        # Places of all experts in a group, and one more for the choices that are dropped.
+        num_places = self.num_experts * capacity
+        number = torch.where(is_served, indices * capacity + place, num_places).flatten(1)
+        token = torch.arange(group_size, device=grouped.device).expand(num_groups, num_selected, -1).flatten(1)
+        token_of_place = token.new_zeros(num_groups, num_places + 1).scatter_(1, number, token)[:, :-1]
+        served = grouped.gather(1, token_of_place.unsqueeze(2).expand(-1, -1, width))
+        by_expert = served.unflatten(1, (self.num_experts, capacity)).unbind(1)
+        outputs = torch.stack([expert(part) for expert, part in zip(self.experts, by_expert, strict=True)], dim=1)
+        outputs = outputs.flatten(1, 2)
+        chosen = outputs.gather(1, number.clamp(max=num_places - 1).unsqueeze(2).expand(-1, -1, width))
+        factors = torch.where(is_served, weights, 0.0).to(outputs.dtype).flatten(1)
+        return (chosen * factors.unsqueeze(2)).unflatten(1, (num_selected, group_size)).sum(dim=1)
+
     def __getstate__(self) -> dict[str, object]:
         # The last scores belong to a graph of the past, which can be neither copied nor pickled.
         return {**self.__dict__, "_last_scores": None}
@@ -171,18 +199,17 @@ class PatchMoE(nn.Module):
         )
 
 
-def within_capacity(indices: torch.Tensor, num_experts: int, capacity: int) -> torch.Tensor:
-    """Returns which choices their experts have room for.
+def place_in_turn(indices: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """The place of each choice in the queue of its expert, from 0; those below the capacity are served.
 
     Args:
         indices: Chosen experts `(groups, num_selected, tokens of a group)`, best first.
         num_experts: Number of experts X.
-        capacity: Number of tokens of a group that one expert can serve.
 
     Returns:
-        Bool, of the shape of `indices`. First choices come before second ones, and equal choices in token order.
+        int64, of the shape of `indices`. First choices come before second ones, and equal choices in token order.
     """
     in_turn = indices.long().flatten(1)
     is_expert = F.one_hot(in_turn, num_experts)
     place = is_expert.cumsum(dim=1).gather(2, in_turn.unsqueeze(2)).squeeze(2)
-    return (place <= capacity).view_as(indices)
+    return (place - 1).view_as(indices)

@@ -20,7 +20,7 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
             return super().forward(input)
         # Statistics of half precision are taken in float32, as torch's own are.
         values = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
-        size = values.new_tensor([values.numel() // values.shape[1]])
+        size = values.new_full((1,), values.numel() // values.shape[1])
         sums = _sum_over_processes(torch.cat([values.sum(dim=(0, 2, 3)), size]))
         count = sums[-1].detach()
         mean = sums[:-1] / count
@@ -37,9 +37,11 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
             return
         with torch.no_grad():
             self.num_batches_tracked += 1
-            share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-            self.running_var.lerp_(variance.to(self.running_var.dtype), share)
+            for running, value in ((self.running_mean, mean), (self.running_var, variance)):
+                if self.momentum is None:
+                    running.lerp_(value.to(running.dtype), self.num_batches_tracked.to(running.dtype).reciprocal())
+                else:
+                    running.lerp_(value.to(running.dtype), self.momentum)
 
 
 def _sum_over_processes(values: torch.Tensor) -> torch.Tensor:

@@ -136,8 +136,9 @@ def load_batches(
         reads_ahead: Without such processes, a thread reads a batch while the one before is computed. Only for samples
             that draw nothing at random and are read as a batch (`__getitems__`).
     """
+    is_pinned = torch.device(device).type == "cuda"
     if reads_ahead and num_workers == 0:
-        for input, target in _read_by_thread(samples, batches, collate):
+        for input, target in _read_by_thread(samples, batches, collate, is_pinned=is_pinned):
             yield input.to(device, non_blocking=True), target.to(device, non_blocking=True)
         return
     loader = DataLoader(
@@ -145,7 +146,7 @@ def load_batches(
         batch_sampler=batches,
         collate_fn=collate,
         num_workers=num_workers,
-        pin_memory=torch.device(device).type == "cuda",
+        pin_memory=is_pinned,
         # Without a generator of its own, a loader draws from torch's, and a resumed run would draw once more.
         generator=torch.Generator(),
     )
@@ -153,12 +154,19 @@ def load_batches(
         yield input.to(device, non_blocking=True), target.to(device, non_blocking=True)
 
 
-def _read_by_thread(samples: Any, batches: Sampler[list[int]], collate: Collate) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields batches in their order, of which the next one is being read."""
+def _read_by_thread(
+    samples: Any, batches: Sampler[list[int]], collate: Collate, *, is_pinned: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields batches in their order, of which the next one is being read, into pinned memory if so asked."""
+
+    def read(chosen: list[int]) -> tuple[Tensor, Tensor]:
+        input, target = collate(samples.__getitems__(chosen))
+        return (input.pin_memory(), target.pin_memory()) if is_pinned else (input, target)
+
     with ThreadPoolExecutor(1, thread_name_prefix="smoe-batches") as pool:
         waiting: Future[tuple[Tensor, Tensor]] | None = None
         for indices in batches:
-            following = pool.submit(lambda chosen: collate(samples.__getitems__(chosen)), indices)
+            following = pool.submit(read, indices)
             if waiting is not None:
                 yield waiting.result()
             waiting = following

@@ -6,11 +6,13 @@ operators consist of PyTorch's own, so that their implementations for accelerato
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,24 +22,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import smoe
+from host_reads import CountReads
 from smoe.options import Order
 from smoe.rules import Damping, RoutingClassification
 
 GRID = (6, 7)
-# Operations whose result, or the shape of it, depends on values that the host has to wait for.
-READS = (
-    "_local_scalar_dense",
-    "item",
-    "is_nonzero",
-    "nonzero",
-    "nonzero_numpy",
-    "equal",
-    "masked_select",
-    "unique_dim",
-    "_unique2",
-    "unique_consecutive",
-    "repeat_interleave",
-)
 CASES: dict[str, tuple[Order, dict[str, Any]]] = {
     "rc": ("score", {"rule": "rc"}),
     "rc_released": ("score", {"rule": RoutingClassification.released()}),
@@ -54,23 +43,6 @@ CASES: dict[str, tuple[Order, dict[str, Any]]] = {
     "frozen": ("score", {"rule": "frozen"}),
     "frozen_damped": ("index", {"rule": "frozen", "damping": 0.1}),
 }
-
-
-class CountReads(TorchDispatchMode):
-    """Counts the operations that wait for a value."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: list[str] = []
-        self.num_operations = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        del types
-        self.num_operations += 1
-        # Copies between devices wait too, but for the few numbers that a random generator draws on the CPU.
-        if func._schema.name.removeprefix("aten::") in READS:
-            self.reads.append(func._schema.name)
-        return func(*args, **(kwargs or {}))
 
 
 def make_net(order: Order, options: dict[str, Any], gate: Callable[[], smoe.SpatialGate] | None = None) -> nn.Module:
@@ -156,6 +128,50 @@ def test_other_gates_read_nothing_either(gate: Callable[[], smoe.SpatialGate], r
     assert count_reads(make_net("score", {"rule": rule}, gate)).reads == []
 
 
+class CountConvolutions(TorchDispatchMode):
+    """Notes the number of experts that each routed convolution evaluates at a pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_selected: list[int] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        del types
+        if func is torch.ops.smoe.routed_conv2d.default:
+            self.num_selected.append(args[2].shape[1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rule", ["probe", "straight_through"])
+def test_challengers_are_evaluated_together_with_the_selected_experts(rule: str) -> None:
+    with torch.device("meta"):
+        layer = smoe.SpatialMoE2d(1, 5, 2, spatial_shape=GRID, order="score", rule=rule)
+    with CountConvolutions() as counter:
+        layer(torch.empty(3, 1, *GRID, device="meta")).sum().backward()
+    # A GPU may compute the whole bank for it: once.
+    assert counter.num_selected == [3]
+
+
+@pytest.mark.parametrize("per_expert", [1, 2])
+@pytest.mark.parametrize("rule", ["probe", "straight_through"])
+def test_challengers_teach_the_same_as_if_evaluated_alone(rule: str, per_expert: int, monkeypatch) -> None:
+    layer = smoe.SpatialMoE2d(
+        3, 5, 2, spatial_shape=GRID, order="score", rule=rule, expert_channels=per_expert, bias=True, damping=0.1
+    )
+    batch, error = torch.randn(2, 3, *GRID), torch.randn(2, 2 * per_expert, *GRID)
+    found: list[list[torch.Tensor]] = []
+    for together in (False, True):
+        monkeypatch.setattr("smoe.nn.learning.learner._may_compute_bank", lambda _, chosen=together: chosen)
+        net, input = copy.deepcopy(layer), batch.clone().requires_grad_()
+        output = net(input)
+        output.backward(error)
+        gradients = [part.grad for part in (input, *net.parameters()) if part.grad is not None]
+        found.append([output.detach(), *gradients, *net.buffers()])
+    assert len(found[0]) == len(found[1]) > 4
+    for alone, together in zip(*found, strict=True):
+        torch.testing.assert_close(together, alone)
+
+
 def test_a_read_is_counted() -> None:
     with CountReads() as counter:
         bool(torch.ones(2).sum() > 1.0)
@@ -163,8 +179,19 @@ def test_a_read_is_counted() -> None:
     assert sorted(counter.reads) == ["aten::_local_scalar_dense", "aten::nonzero"]
 
 
+def test_a_copy_to_the_device_is_counted_unless_it_is_asynchronous() -> None:
+    with CountReads() as counter:
+        torch.ones(3).to("meta", torch.float64)
+        torch.ones(3).to("meta", non_blocking=True)
+        torch.empty(2, device="meta").copy_(torch.ones(2))
+        torch.empty(2, device="meta").copy_(torch.ones(2), non_blocking=True)
+        torch.empty(2, device="meta").to(torch.float64)
+    assert counter.reads == ["copy of (3,)", "copy of (2,)"]
+
+
 def test_the_dense_operators_read_nothing_either() -> None:
-    environment = {**os.environ, "SMOE_BACKEND": "dense"}
+    paths = os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")))
+    environment = {**os.environ, "SMOE_BACKEND": "dense", "PYTHONPATH": paths}
     result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == [*CASES, "default"]

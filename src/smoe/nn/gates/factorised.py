@@ -16,6 +16,7 @@ from smoe.nn.gates.groups import group_membership, group_of_expert
 from smoe.nn.gates.scaled_gradient import scale_gradient
 from smoe.nn.gates.smooth_fields import smooth_fields
 from smoe.nn.grid_checks import check_grid, check_positive
+from smoe.nn.host_noise import host_normal
 from smoe.ops.native.library import has_library
 from smoe.ops.routing import Routing
 from smoe.ops.sample_factorised import sample_factorised
@@ -192,9 +193,7 @@ class FactorisedGate(BandedGate):
         # `.data`: another graph may wait for its backward pass with these keys.
         keys = self.keys.data
         copied = keys[sources]
-        change = (
-            torch.randn(keys.shape, generator=generator).to(keys) * copied.square().mean(dim=1, keepdim=True).sqrt()
-        )
+        change = host_normal(keys.shape, generator, keys) * copied.square().mean(dim=1, keepdim=True).sqrt()
         is_copy = (sources != torch.arange(len(keys), device=keys.device))[:, None]
         keys.copy_(torch.where(is_copy, copied + _KEY_CHANGE * change, keys))
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from smoe.nn.geometry.graph_memory import GraphMemory
 from smoe.ops.graph import Aggregation, SparseGraph, check_edges, neighbour_features
-from smoe.ops.graph.edges import AGGREGATIONS, edge_factors, with_self_loops
+from smoe.ops.graph.edges import AGGREGATIONS, edge_factors, lacks_self_loop, with_all_self_loops
 
 
 class Neighbourhood:
@@ -67,9 +67,9 @@ class Neighbourhood:
             check_edges(edge_index, num_nodes)
             edges = all_edges = self._all_edges(edge_index, num_nodes)
         if is_sorted and edge_weight is None:
-            factors = self._memory.factors(dtype, lambda: self._factors(all_edges, None, num_nodes, dtype))
+            factors = self._memory.factors(dtype, lambda: self._factors(edge_index, all_edges, None, num_nodes, dtype))
         else:
-            factors = self._factors(all_edges, edge_weight, num_nodes, dtype)
+            factors = self._factors(edge_index, all_edges, edge_weight, num_nodes, dtype)
         if edge_attr is not None:
             # Self loops that were added have no direction.
             columns = F.pad(edge_attr.to(dtype).T, (0, factors.shape[1] - len(edge_attr)))
@@ -96,13 +96,19 @@ class Neighbourhood:
         return graph
 
     def _all_edges(self, edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
-        return with_self_loops(edge_index, num_nodes) if self.aggregation == "gcn" else edge_index
+        return with_all_self_loops(edge_index, num_nodes) if self.aggregation == "gcn" else edge_index
 
     def _factors(
-        self, edges: torch.Tensor, weight: torch.Tensor | None, num_nodes: int, dtype: torch.dtype
+        self,
+        edge_index: torch.Tensor,
+        all_edges: torch.Tensor,
+        weight: torch.Tensor | None,
+        num_nodes: int,
+        dtype: torch.dtype,
     ) -> torch.Tensor:
         if weight is None:
-            weight = torch.ones(edges.shape[1], dtype=dtype, device=edges.device)
-        # Self loops that were added have the weight 1.
-        weight = F.pad(weight.to(dtype), (0, edges.shape[1] - len(weight)), value=1.0)
-        return edge_factors(edges, weight, num_nodes, self.aggregation)[None]
+            weight = torch.ones(edge_index.shape[1], dtype=dtype, device=edge_index.device)
+        if self.aggregation == "gcn":
+            # A self loop that was added counts only where there was none.
+            weight = torch.cat([weight.to(dtype), lacks_self_loop(edge_index, num_nodes).to(dtype)])
+        return edge_factors(all_edges, weight.to(dtype), num_nodes, self.aggregation)[None]

@@ -61,11 +61,31 @@ class Step(NamedTuple):
     signal: ErrorSignal
     damping: Damping | None
 
+    def select_with(self, challengers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs of the selected experts `(B, E * F, *grid)`, and of others `(B, F, *grid)` without a gradient.
+
+        Args:
+            challengers: An expert that is not selected for each pixel, `(1, 1, P)`, int32.
+        """
+        indices = self.routing.indices
+        if not _may_compute_bank(self.source):
+            selected = self.select(self.source, indices)
+            with torch.no_grad():
+                return selected, self.select(self.source, challengers)
+        together = self.select(self.source, torch.cat((indices, challengers.expand(len(indices), -1, -1)), dim=1))
+        num_selected = indices.shape[1] * self.expert_channels
+        return together[:, :num_selected], together[:, num_selected:].detach()
+
     def weighed(self, selected: torch.Tensor) -> torch.Tensor:
         """The outputs times their weights, if the layer is weighted; the weights receive no gradient."""
         if not self.weighted:
             return selected
         return weigh(selected, self.routing.weights.detach(), self.expert_channels)
+
+
+def _may_compute_bank(source: torch.Tensor) -> bool:
+    """Whether all experts may be computed to select some: then it should be done once. A CPU's kernels never do."""
+    return source.device.type != "cpu"
 
 
 class Learner(Memory):

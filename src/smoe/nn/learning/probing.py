@@ -99,9 +99,7 @@ class ProbingLearner(Learner):
         memory = gate.memory_of(self)
         assert isinstance(memory, ProbingMemory)
         challenge = memory.challenge(gate.scores, step.routing)
-        selected = step.select(step.source, step.routing.indices)
-        with torch.no_grad():
-            others = step.select(step.source, challenge.experts)
+        selected, others = step.select_with(challenge.experts)
         selected = train_routing(
             selected, step.routing, expert_channels=step.expert_channels, signal=step.signal, damping=step.damping
         )

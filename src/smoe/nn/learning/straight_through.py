@@ -66,18 +66,13 @@ class StraightThroughLearner(Learner):
         step.gate.refuse_memory(self.rule)
         is_family, has_scores = step.gate.order == "families", step.routing.has_scores
         has_choice = _can_learn(step.gate) and (step.routing.scores.requires_grad or not has_scores)
-        if has_choice and is_family and self.rule.patience > 0:
+        if has_choice and not is_family:
+            return self._exchange(step)  # type: ignore[call-arg]
+        if has_choice and self.rule.patience > 0:
             self._restart_unused(step)  # type: ignore[call-arg]
-        selected = train_routing(
-            *(step.weighed(step.select(step.source, step.routing.indices)), step.routing),
-            expert_channels=step.expert_channels,
-            signal=step.signal,
-            damping=step.damping,
-        )
+        selected = _damped(step, step.weighed(step.select(step.source, step.routing.indices)))
         if not has_choice:
             return selected
-        if not is_family:
-            return self._exchange(step, selected)  # type: ignore[call-arg]
         if not has_scores:
             is_banded = isinstance(step.gate, BandedGate) and step.gate.works_in_bands
             if is_banded:
@@ -163,14 +158,21 @@ class StraightThroughLearner(Learner):
         gate.copy_keys(sources, generator)
 
     @torch.compiler.disable  # what it tries depends on a counter
-    def _exchange(self, step: Step, selected: torch.Tensor) -> torch.Tensor:
+    def _exchange(self, step: Step) -> torch.Tensor:
         routing = step.routing
         challenge = draw_challenge(routing.indices, step.gate.num_experts, self.counters["num_trials"])
-        with torch.no_grad():
-            others = step.select(step.source, challenge.experts)
+        selected, others = step.select_with(challenge.experts)
+        selected = _damped(step, step.weighed(selected))
         return _Exchange.apply(
             selected, routing.scores, others, routing.indices, *challenge, step.signal.num_nonfinite, self
         )  # type: ignore[return-value]
+
+
+def _damped(step: Step, selected: torch.Tensor) -> torch.Tensor:
+    """The selected experts' outputs, whose error is damped in the backward pass."""
+    return train_routing(
+        selected, step.routing, expert_channels=step.expert_channels, signal=step.signal, damping=step.damping
+    )
 
 
 class _Families(torch.autograd.Function):

@@ -43,13 +43,22 @@ def check_edges(edge_index: torch.Tensor, num_nodes: int) -> None:
         )
 
 
+def lacks_self_loop(edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
+    """Whether a node has no self loop, bool `(N,)`; no value is read on the host."""
+    source, target = edge_index
+    num_loops = torch.zeros(num_nodes, dtype=torch.int32, device=edge_index.device)
+    return num_loops.index_add(0, target, (source == target).to(torch.int32)) == 0
+
+
 def with_self_loops(edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
     """Adds a self loop to each node that has none; the edges given come first, in their order."""
-    source, target = edge_index
-    has_loop = torch.zeros(num_nodes, dtype=torch.bool, device=edge_index.device)
-    has_loop[target[source == target]] = True
-    added = (~has_loop).nonzero().flatten()
+    added = lacks_self_loop(edge_index, num_nodes).nonzero().flatten()
     return torch.cat([edge_index, added.expand(2, -1)], dim=1)
+
+
+def with_all_self_loops(edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
+    """Adds a self loop to each node, whether it has one or not, so that the number of edges is known beforehand."""
+    return torch.cat([edge_index, torch.arange(num_nodes, device=edge_index.device).expand(2, -1)], dim=1)
 
 
 def edge_factors(
