@@ -14,6 +14,7 @@ from smoe.ops.local_conv import local_conv2d
 from smoe.ops.probe_routing import at_slots, disturb, draw_challenge, draw_disturbance, exchange_scores, observe
 from smoe.ops.routed_bias import routed_bias
 from smoe.ops.routed_conv import dense_routed_conv2d, routed_conv2d
+from smoe.ops.routed_conv.choices import assert_in_range
 from smoe.ops.routed_conv.dense import dense_routed_conv2d_backward
 from smoe.ops.top_experts import _dense as dense_top_experts
 from smoe.ops.top_experts import _dense_families
@@ -27,6 +28,14 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def test_reading_a_value_raises_an_error():
     with pytest.raises((RuntimeError, NotImplementedError)):
         bool(meta(1) > 0)
+
+
+def test_range_of_indices():
+    assert_in_range(meta(1, 2, 5, dtype=torch.int32), 3)
+    assert_in_range(torch.tensor([[[0, 2]]]), 3)
+    for wrong in (-1, 3):
+        with pytest.raises(RuntimeError, match=r"indices must be in \[0, 2\] for 3 experts"):
+            assert_in_range(torch.tensor([[[0, wrong]]]), 3)
 
 
 @pytest.mark.parametrize("num_samples", [1, 3])

@@ -34,7 +34,7 @@ def make_tensors(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.
     return input, weight, indices, error
 
 
-RULES = [None, "rc", "straight_through", "end_to_end", "frozen", "probe"]
+RULES = [None, "rc", "straight_through", "end_to_end", "frozen", "probe(window=1)"]
 
 
 def make_layer(rule: str | None = None) -> SpatialMoE2d:
@@ -119,7 +119,8 @@ def test_step_never_waits_for_the_device(batch, rule):
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        train_step(layer, *batch)
+        for _ in range(3):
+            train_step(layer, *batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -8,7 +8,7 @@ from smoe.ops.memory_format import format_of
 from smoe.ops.native.library import library_for
 from smoe.ops.padding import output_grid
 from smoe.ops.registration import register_operator
-from smoe.ops.routed_conv.choices import check_choices
+from smoe.ops.routed_conv.choices import assert_in_range, check_choices
 from smoe.ops.routed_conv.cuda import GPU_PLANES
 from smoe.ops.routed_conv.dense import dense_routed_conv2d, dense_routed_conv2d_backward
 from smoe.ops.routed_conv.native import PLANES
@@ -41,18 +41,19 @@ def routed_conv2d(
         expert_channels: F, the number of outputs per expert.
         stride: Stride of both axes; the output grid has `ceil(H / stride) x ceil(W / stride)` pixels.
         padding_mode: `zeros`, `circular` (both axes wrap) or `longitude` (the width wraps, zeros on the height).
-        check_indices: Check on a CPU that the indices are in range and distinct at each pixel. Not needed for the
-            indices of `top_experts`.
+        check_indices: Check on a CPU that the indices are in range and distinct at each pixel, and on a GPU that they
+            are in range. Not needed for the indices of `top_experts`.
 
     Returns:
         `(B, E * F, H', W')`; the channels of a pixel follow the order of its `indices`.
     """
     _check(input, weight, indices, expert_channels, stride, padding_mode)
-    # Checked only where that is free: on an accelerator the host would wait for the device at every layer.
-    if check_indices and indices.device.type == "cpu" and not torch.compiler.is_compiling():
-        check_choices(
-            indices, weight.shape[0] // expert_channels, output_grid(input.shape[2], input.shape[3], stride)[1]
-        )
+    num_experts = weight.shape[0] // expert_channels
+    if check_indices and not torch.compiler.is_compiling():
+        if indices.device.type == "cpu":
+            check_choices(indices, num_experts, output_grid(input.shape[2], input.shape[3], stride)[1])
+        elif indices.is_cuda:
+            assert_in_range(indices, num_experts)
     input, weight = (_autocast(tensor) for tensor in (input, weight))
     return _routed_conv2d(input, weight, indices.to(torch.int32), expert_channels, stride, padding_mode)
 

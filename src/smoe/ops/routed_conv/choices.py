@@ -36,6 +36,15 @@ def check_choices(indices: torch.Tensor, num_experts: int, width: int) -> None:
         )
 
 
+def assert_in_range(indices: torch.Tensor, num_experts: int) -> None:
+    """As `check_choices`, of the range only, on the device: the host does not wait for the answer.
+
+    An error ends the next operation that waits for the device, as errors of a GPU do.
+    """
+    is_inside = (indices >= 0) & (indices < num_experts)
+    torch._assert_async(is_inside.all(), f"indices must be in [0, {num_experts - 1}] for {num_experts} experts")
+
+
 def _find_problem(routing: torch.Tensor, num_experts: int) -> tuple[int, ...] | None:
     library = native_library()
     if library is None or routing.dtype != torch.int32:
