@@ -33,6 +33,7 @@ include_patterns = [
     "results/**.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "SECURITY.md",
     "simulation/README.md",
     "src/smoe/csrc/README.md",
 ]
