@@ -16,7 +16,7 @@ from smoe.experiments.memory_prediction import Passes, predict_memory, predict_p
 from smoe.ops.routed_conv.working_memory import kernel_bytes
 from smoe.paper.heat.recipes import HEAT_RECIPES
 from smoe.paper.weather.recipes import WEATHER_RECIPES
-from smoe.training.live_memory import LiveMemory, available_bytes, peak_bytes, resident_bytes
+from smoe.training.live_memory import LiveMemory, available_bytes, peak_bytes
 
 GRID = (19, 23)
 LAYERS = {
@@ -78,7 +78,6 @@ def test_a_prediction_allocates_nothing() -> None:
     assert found.dry_task.input_shape == (117, 721, 1440)
     assert next(found.dry_task.task.model.parameters()).is_meta
     assert peak_bytes() - before < 3e8
-    assert resident_bytes() > 0
 
 
 def test_gates_with_fewer_parameters_need_less_on_large_grids() -> None:

@@ -21,7 +21,7 @@ from smoe.experiments.dry_task import DryTask
 from smoe.experiments.recipe import Recipe
 from smoe.experiments.registry import experiment_of
 from smoe.ops.routed_conv.working_memory import kernel_bytes
-from smoe.training.live_memory import LiveMemory, resident_bytes
+from smoe.training.live_memory import LiveMemory, peak_bytes
 
 # What a process holds on a system that does not say: interpreter, torch and this library.
 _USUAL_PROCESS = 400_000_000
@@ -133,8 +133,9 @@ def predict_passes(make: Callable[[], Passes]) -> MemoryPrediction:
     update = round(per_byte.working * max(map(_num_bytes, learning), default=0))
     activations = max(live.peak - weights - gradients, update, 0)
     kernels = kernel_bytes(live.operations)
-    # Last, when everything is imported that training needs; tensors with shapes only take nothing.
-    process = resident_bytes() or _USUAL_PROCESS
+    # Last, when everything is imported that training needs; tensors with shapes only take nothing. The peak, because a
+    # system that is short of memory takes back the pages of libraries.
+    process = peak_bytes() or _USUAL_PROCESS
     return MemoryPrediction(weights, gradients, round(per_byte.state * gradients), activations, kernels, process)
 
 

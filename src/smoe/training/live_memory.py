@@ -56,11 +56,6 @@ class LiveMemory(TorchDispatchMode):
         self.current += size
 
 
-def resident_bytes() -> int:
-    """Bytes of memory that this process holds now; 0 where the system does not say."""
-    return _kilobytes("/proc/self/status", "VmRSS") * 1024
-
-
 def peak_bytes() -> int:
     """The largest number of bytes of memory that this process has held; 0 where the system does not say."""
     return _kilobytes("/proc/self/status", "VmHWM") * 1024
