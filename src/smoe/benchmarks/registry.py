@@ -23,6 +23,7 @@ BENCHMARKS = {
     "device": Benchmark("device", "layers on a GPU beside F.conv2d: times, peak memory, the kernels chosen"),
     "step": Benchmark("step", "a training step of recipes on a GPU: time, peak memory, the kernels chosen"),
     "gpu-model": Benchmark("gpu_model", "predicted times of layers on GPUs, from a roofline model"),
+    "latency": Benchmark("latency", "one sample in inference: layers as trained, frozen, exported, compiled"),
     "learn": Benchmark("learn", "what layers learn on planted structure, where the answer is known"),
     "local": Benchmark("local", "the locally connected layer beside unfold, multiply, sum"),
     "memory": Benchmark("memory", "peak memory of a training step on a 361 x 720 grid beside F.conv2d's"),

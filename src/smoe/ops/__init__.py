@@ -6,6 +6,7 @@ from smoe.ops.gather_experts import gather_experts
 from smoe.ops.grid_conv import grid_conv2d
 from smoe.ops.local_conv import local_conv2d
 from smoe.ops.padding import output_grid, wrap_padding
+from smoe.ops.registration import plain_operators
 from smoe.ops.routed_conv import routed_conv2d
 from smoe.ops.routing import Routing, RoutingMap
 from smoe.ops.top_experts import family_members, top_experts
@@ -24,6 +25,7 @@ __all__ = [
     "grid_conv2d",
     "local_conv2d",
     "output_grid",
+    "plain_operators",
     "routed_conv2d",
     "top_experts",
     "train_routing",

@@ -20,6 +20,7 @@ BACKEND_VARIABLE = "SMOE_BACKEND"
 # Operators are defined by schema and not by torch.library.custom_op, whose Python wrapping takes as long as the kernel
 # of a small layer.
 _LIBRARY = torch.library.Library("smoe", "FRAGMENT")
+_DENSE: dict[str, Callable[..., Any]] = {}
 
 
 def is_dense_only() -> bool:
@@ -53,6 +54,7 @@ def register_operator(
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
+    _DENSE[name] = dense
     if is_dense_only():
         # Programs that were exported with the operators can still be run.
         _LIBRARY.impl(name, dense, "CompositeImplicitAutograd")
@@ -66,3 +68,12 @@ def register_operator(
     if gradients is not None:
         torch.library.register_autograd(f"smoe::{name}", gradients, setup_context=setup_context, lib=_LIBRARY)
     return getattr(torch.ops.smoe, name).default
+
+
+def plain_operators() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
+    """The dense implementation of each operator, for `ExportedProgram.run_decompositions`.
+
+    A program that was exported and decomposed so has PyTorch's own operations only: it runs without this library, and
+    other runtimes can read it.
+    """
+    return {getattr(torch.ops.smoe, name).default: dense for name, dense in _DENSE.items()}

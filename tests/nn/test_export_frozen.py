@@ -1,0 +1,116 @@
+"""Frozen networks in other forms: exported, with plain operators, compiled ahead of time, as ONNX."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import smoe
+
+pytestmark = [
+    # The tracer of torch 2.13 instantiates autograd functions, and its inductor imports scripted methods.
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+    # A program is copied with what torch itself no longer likes to construct.
+    pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning"),
+]
+EDGES = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]])
+
+
+class OnGraph(nn.Module):
+    """A layer on a graph whose edges stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = smoe.GraphMoE(3, 4, 2, num_nodes=5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Features of the nodes to outputs of their experts."""
+        return self.layer(x, EDGES)
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "plane": (lambda: smoe.SpatialMoE2d(3, 7, 3, spatial_shape=(5, 9), padding_mode="longitude"), (2, 3, 5, 9)),
+    "stride": (lambda: smoe.SpatialMoE2d(3, 6, 2, spatial_shape=(3, 4), stride=2, expert_channels=2), (2, 3, 5, 7)),
+    "affine": (lambda: smoe.SpatialMoE2d(3, 6, 2, spatial_shape=(5, 9), local_affine=True), (1, 3, 5, 9)),
+    "coarse": (lambda: smoe.SpatialMoE2d(3, 6, 2, gate=smoe.CoarseGate(6, 2, (5, 9))), (1, 3, 5, 9)),
+    "any experts": (
+        lambda: smoe.SpatialMoE(nn.Conv2d(3, 6, 3, padding=1), 6, 2, spatial_shape=(5, 9), rule="frozen"),
+        (2, 3, 5, 9),
+    ),
+    "line": (lambda: smoe.SpatialMoE1d(3, 4, 2, spatial_shape=9), (2, 3, 9)),
+    "volume": (lambda: smoe.SpatialMoE3d(3, 4, 2, spatial_shape=(3, 4, 5)), (2, 3, 3, 4, 5)),
+    "sphere": (lambda: smoe.HEALPixMoE(3, 4, 2, nside=2), (1, 3, 12, 2, 2)),
+    "graph": (OnGraph, (2, 5, 3)),
+}
+
+
+def make(name: str) -> tuple[nn.Module, torch.Tensor]:
+    """A frozen network and an input."""
+    torch.manual_seed(0)
+    build, shape = NETWORKS[name]
+    network = build()
+    for parameter in network.parameters():
+        nn.init.normal_(parameter)
+    return smoe.freeze(network).eval(), torch.randn(shape)
+
+
+def export(name: str, *, is_plain: bool) -> tuple[nn.Module, torch.Tensor, torch.export.ExportedProgram]:
+    """A frozen network, an input, and its program."""
+    frozen, input = make(name)
+    program = torch.export.export(frozen, (input,))
+    return frozen, input, program.run_decompositions(smoe.ops.plain_operators()) if is_plain else program
+
+
+@pytest.mark.parametrize("is_plain", [False, True], ids=["operators", "plain"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_program_computes_the_same(name: str, is_plain: bool) -> None:
+    frozen, input, program = export(name, is_plain=is_plain)
+    torch.testing.assert_close(program.module()(input), frozen(input), rtol=1e-4, atol=1e-5)
+    operators = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    has_own = any(operator.startswith("smoe") for operator in operators)
+    assert has_own == (not is_plain and name != "any experts")
+    # Nothing is ranked.
+    assert not any("experts" in operator or "topk" in operator or "sort" in operator for operator in operators)
+
+
+def test_the_training_form_is_plain_too() -> None:
+    layer = smoe.SpatialMoE2d(3, 6, 2, spatial_shape=(5, 9)).eval()
+    input = torch.randn(1, 3, 5, 9)
+    program = torch.export.export(layer, (input,)).run_decompositions(smoe.ops.plain_operators())
+    assert not any("smoe" in str(node.target) for node in program.graph.nodes)
+    torch.testing.assert_close(program.module()(input), layer(input), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
+@pytest.mark.parametrize("is_plain", [False, True], ids=["operators", "plain"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_package_compiled_ahead_of_time_computes_the_same(name: str, is_plain: bool, tmp_path: Path) -> None:
+    frozen, input, program = export(name, is_plain=is_plain)
+    with torch.no_grad():
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    torch.testing.assert_close(torch._inductor.aoti_load_package(path)(input), frozen(input), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_onnx_computes_the_same(name: str, tmp_path: Path) -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package, reason=f"ONNX needs {package}")
+    import onnxruntime  # pyright: ignore[reportMissingImports]
+
+    frozen, input, program = export(name, is_plain=True)
+    exported = torch.onnx.export(program, (), dynamo=True, verbose=False)
+    assert exported is not None
+    exported.save(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (found,) = session.run(None, {session.get_inputs()[0].name: input.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), frozen(input), rtol=1e-4, atol=1e-5)
