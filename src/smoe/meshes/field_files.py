@@ -33,7 +33,7 @@ def read_field_file(path: Path, location: str | None) -> Mesh:
     try:
         raw = xarray.open_dataset(path, decode_cf=False, **options)
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"cannot be opened as NetCDF or Zarr ({error})") from error
+        raise DataError(f"cannot be opened as NetCDF or Zarr ({' '.join(str(error).split())})") from error
     with raw:
         fields = xarray.decode_cf(raw, decode_coords=False, decode_times=False)
         nodes = read_nodes(raw, fields, location)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +39,16 @@ class MeshioFile:
     def __init__(self, path: Path) -> None:
         import meshio
 
-        with warnings.catch_warnings():
+        said = io.StringIO()
+        # meshio prints what it finds wrong, and ends the process where none of its readers knows a file.
+        with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             # meshio takes the first bytes of a text for a number and multiplies it.
             warnings.filterwarnings("ignore", message="overflow encountered", category=RuntimeWarning)
             try:
                 self.mesh = meshio.read(path)
             except SystemExit as error:
-                # meshio ends the process where none of its readers knows a file.
-                raise DataError("meshio cannot read it: it is of another format, or damaged") from error
+                reason = " ".join(said.getvalue().split()) or "it is of another format, or damaged"
+                raise DataError(f"meshio cannot read it ({reason})") from error
 
 
 def read_meshio_file(path: Path, location: str | None) -> Mesh:
@@ -72,7 +77,7 @@ def read_meshio_file(path: Path, location: str | None) -> Mesh:
     return Mesh(
         torch.from_numpy(points),
         torch.from_numpy(edges_of_sides(sides)),
-        {name: _field(values) for name, values in mesh.point_data.items() if np.asarray(values).dtype.kind in "fiu"},
+        {name: _field(values) for name, values in mesh.point_data.items() if _is_field(name, [values])},
         torch.from_numpy(flat[0]) if is_surface else None,
     )
 
@@ -86,7 +91,7 @@ def _on_faces(mesh: Any, points: np.ndarray, flat: list[np.ndarray]) -> Mesh:
     fields = {
         name: _field(np.concatenate([np.asarray(blocks[place]) for place in places]))
         for name, blocks in mesh.cell_data.items()
-        if all(np.asarray(blocks[place]).dtype.kind in "fiu" for place in places)
+        if _is_field(name, [blocks[place] for place in places])
     }
     return Mesh(torch.from_numpy(centres), torch.from_numpy(edges_of_neighbours(faces)), fields)
 
@@ -112,6 +117,11 @@ def _checked(block: Any, num_points: int) -> np.ndarray:
             f"its {block.type} cells name the points {low} to {high}, but there are {num_points}, numbered from 0"
         )
     return cells
+
+
+def _is_field(name: str, blocks: Sequence[np.ndarray]) -> bool:
+    """Whether values are numbers and no tags of the format, such as `gmsh:dim_tags`."""
+    return ":" not in name and all(np.asarray(block).dtype.kind in "fiu" for block in blocks)
 
 
 def _field(values: np.ndarray) -> torch.Tensor:

@@ -356,7 +356,7 @@ def resolve_gate(
     """The gate given, checked against the layer's numbers, or the default one made for them."""
     if gate is None:
         if spatial_shape is None:
-            raise ValueError("give spatial_shape=(rows, columns) of the output grid, or a gate")
+            raise ValueError("give spatial_shape=, the sizes of the output grid, or a gate")
         return make_default_gate(
             *(rule, num_experts, num_selected, spatial_shape, expert_channels), order=order, device=device, dtype=dtype
         )

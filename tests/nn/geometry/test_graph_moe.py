@@ -207,6 +207,8 @@ def test_other_coordinates_are_refused():
         ({"edge_index": EDGES.float()}, r"int64, got torch\.float32; convert it by \.long"),
         ({"edge_index": EDGES.T}, r"must be \(2, M\), sources above targets, got shape \(32, 2\)"),
         ({"edge_index": EDGES + 1 + (EDGES == 11)}, r"in \[0, 12\] for 13 nodes, got 1 to 13; do they start at 1\?"),
+        ({"edge_index": EDGES.tolist()}, r"edge_index must be a tensor \(2, M\), int64, got list"),
+        ({"edge_index": torch.eye(13).to_sparse()}, r"sources above targets, got a sparse matrix: give its edges"),
         ({"edge_index": EDGES - 1}, r"in \[0, 12\] for 13 nodes, got -1 to"),
         ({"x": torch.randn(14, C)}, "14 nodes, no multiple of the 13"),
         ({"x": torch.randn(2, 14, C)}, "made for 13 nodes, got 14"),
@@ -222,6 +224,20 @@ def test_bad_input(change, message):
     layer = GraphMoE(C, X, E, num_nodes=NUM_NODES)
     with pytest.raises(ValueError, match=message):
         layer(**{"x": torch.randn(NUM_NODES, C), "edge_index": EDGES} | change)
+
+
+def test_autocast_and_batches_without_samples():
+    layer = GraphMoE(C, X, E, num_nodes=NUM_NODES)
+    x = torch.randn(2, NUM_NODES, C, requires_grad=True)
+    expected = layer(x, EDGES)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = layer(x, EDGES)
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output.float(), expected, atol=0.02, rtol=0.02)
+    output.float().sum().backward()
+    assert x.grad is not None and bool(x.grad.isfinite().all())
+    assert layer(x[:0], EDGES).shape == (0, NUM_NODES, E)
+    assert layer(x[0, :0], EDGES[:, :0]).shape == (0, E)
 
 
 def test_bad_arguments():

@@ -109,6 +109,8 @@ def test_bad_input():
         HEALPixMoE(2, 6, 2, nside=6)
     with pytest.raises(ValueError, match="pixel_order must be one of nested, ring, got 'rings'"):
         HEALPixMoE(2, 6, 2, nside=4, pixel_order="rings")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"nside must be an integer of at least 1, got 4\.0"):
+        HEALPixMoE(2, 6, 2, nside=4.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="odd and at most 3 for nside 1, got 5"):
         HEALPixMoE(2, 6, 2, 5, nside=1)
     with pytest.raises(ValueError, match="ring order, but pixel_order is 'nested'"):

@@ -112,8 +112,10 @@ class GraphMoE(FilterBank):
         Returns:
             Of the shape of `x` with E * F channels; channels `[s * F, (s + 1) * F)` are each node's s-th expert.
         """
-        self._check(x, node_id)
-        samples = x if x.ndim == 3 else x.reshape(-1, self.num_nodes if node_id is None else len(x), self.in_channels)
+        self._check(x, edge_index, node_id)
+        num_nodes = self.num_nodes if node_id is None else x.shape[-2]
+        # Sizes without -1, which a tensor of no elements does not have.
+        samples = x if x.ndim == 3 else x.reshape(len(x) // max(1, num_nodes), num_nodes, self.in_channels)
         if node_id is None and self.fixed_graph and not torch.compiler.is_compiling():
             self._note_edges(edge_index, x.shape[-2])
         features = self.neighbourhood.features(samples, edge_index, edge_weight, edge_attr, x.shape[-2])
@@ -124,10 +126,12 @@ class GraphMoE(FilterBank):
             output = self.finish(self.respond(features, routing))
         else:
             output = self._finish_nodes(self.respond(features, _at_nodes(routing, node_id)), node_id)
-        return output.transpose(1, 2).reshape(*x.shape[:-1], -1)
+        return output.transpose(1, 2).reshape(*x.shape[:-1], output.shape[1])
 
-    def _check(self, x: torch.Tensor, node_id: torch.Tensor | None) -> None:
+    def _check(self, x: torch.Tensor, edge_index: torch.Tensor, node_id: torch.Tensor | None) -> None:
         C, N = self.in_channels, self.num_nodes
+        if not isinstance(edge_index, torch.Tensor):
+            raise ValueError(f"edge_index must be a tensor (2, M), int64, got {type(edge_index).__name__}")
         if x.ndim not in (2, 3) or x.shape[-1] != C:
             raise ValueError(f"x must be (N, {C}), (B, N, {C}) or (B * N, {C}), got shape {tuple(x.shape)}")
         if not x.is_floating_point():

@@ -25,6 +25,8 @@ def check_edges(edge_index: torch.Tensor, num_nodes: int) -> None:
     Raises:
         ValueError: If the shape or dtype is wrong, or a node does not exist.
     """
+    if edge_index.layout is not torch.strided:
+        raise ValueError("edge_index must be (2, M), sources above targets, got a sparse matrix: give its edges")
     if edge_index.ndim != 2 or edge_index.shape[0] != 2:
         raise ValueError(
             f"edge_index must be (2, M), sources above targets, got shape {tuple(edge_index.shape)}; transpose a list "

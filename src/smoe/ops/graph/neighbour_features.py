@@ -75,7 +75,10 @@ def neighbour_features(
     """
     if isinstance(edges, SparseGraph):
         dtype = x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
-        return _NeighbourFeatures.apply(x.to(dtype), values.to(dtype), edges, root).to(x.dtype)  # type: ignore[union-attr]
+        # Sparse products have no bfloat16, which autocast would ask for.
+        with torch.autocast(x.device.type, enabled=False):
+            features = _NeighbourFeatures.apply(x.to(dtype), values.to(dtype), edges, root)
+        return features.to(x.dtype)  # type: ignore[union-attr]
     source, target = edges
     nodes = x.reshape(-1, num_nodes, x.shape[2])
     gathered = nodes.index_select(1, source)

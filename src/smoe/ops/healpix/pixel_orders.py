@@ -25,10 +25,10 @@ def check_nside(nside: int, order: HEALPixOrder | None = None) -> int:
     """The number of pixels along a side of a face.
 
     Raises:
-        ValueError: If it is not positive, or no power of two where the order is nested.
+        ValueError: If it is no positive integer, or no power of two where the order is nested.
     """
-    if nside < 1:
-        raise ValueError(f"nside must be at least 1, got {nside}")
+    if not isinstance(nside, int) or nside < 1:
+        raise ValueError(f"nside must be an integer of at least 1, got {nside}")
     if order is not None and order not in HEALPIX_ORDERS:
         raise ValueError(f"pixel_order must be one of {', '.join(HEALPIX_ORDERS)}, got {order!r}")
     if order == "nested" and nside & (nside - 1):
