@@ -1,12 +1,13 @@
 // Ranks the experts of each pixel by their scores and keeps the best E, the lower number first among equals.
 //
-// The rank of an expert is the number of experts that beat it: those with a higher score, and those with the same score
-// and a lower number. Counting them compares each expert with all others, up to 16 pixels at a time and without a
-// branch, which beats sorting up to several hundred experts (measured: 256 of them 4 times). Only the E best need a
-// rank: if a score can be found that just E experts reach, by halving the interval it lies in, these are drawn together
-// and counted among themselves, E * E comparisons in place of X * X. Scores tied about the E-th place have none; then
-// all are counted. For larger banks a score and its expert make one 64-bit key, and the keys of a pixel are selected
-// and sorted.
+// Up to 64 of them are found by sorting networks (ranking_network.h), with the instruction sets that compare 64-bit
+// integers. Otherwise experts are counted: the rank of an expert is the number of experts that beat it: those with a
+// higher score, and those with the same score and a lower number. Counting them compares each expert with all others,
+// up to 16 pixels at a time and without a branch, which beats sorting up to several hundred experts (measured: 256 of
+// them 4 times). Only the E best need a rank: if a score can be found that just E experts reach, by halving the
+// interval it lies in, these are drawn together and counted among themselves, E * E comparisons in place of X * X.
+// Scores tied about the E-th place have none; then all are counted. For larger banks a score and its expert make one
+// 64-bit key, and the keys of a pixel are selected and sorted.
 //
 // The best one alone needs no ranks: it is the running maximum, whose number is kept beside it.
 //
@@ -27,6 +28,8 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+
+#include "ranking_network.h"
 
 namespace smoe {
 namespace {
@@ -236,7 +239,40 @@ void rank_by_sorting(const Ranking& ranking, std::vector<uint64_t>& keys, int64_
 }
 
 // Returns whether a score is not finite.
+bool rank_by_networks(const Ranking& ranking, int64_t threads) {
+    const int64_t tiles = (ranking.pixels + kTile - 1) / kTile;
+    const RankLanes rank = network_for(ranking.selected);
+    // Zeros, because the last tile may not be full.
+    std::vector<float> scratch(threads * ranking.experts * kTile, 0.0f);
+    int found_bad = 0;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1) reduction(| : found_bad)
+    for (int64_t number = 0; number < tiles; ++number) {
+        int64_t thread = 0;
+#ifdef _OPENMP
+        thread = omp_get_thread_num();
+#endif
+        float* tile = scratch.data() + thread * ranking.experts * kTile;
+        const int64_t begin = number * kTile;
+        const int64_t count = std::min(kTile, ranking.pixels - begin);
+        for (int64_t expert = 0; expert < ranking.experts; ++expert) {
+            std::memcpy(tile + expert * kTile, ranking.scores + expert * ranking.pixels + begin, count * sizeof(float));
+            if (count < kTile) std::fill(tile + expert * kTile + count, tile + (expert + 1) * kTile, 0.0f);
+        }
+        KeyBits is_bad = {};
+        for (int64_t first = 0; first < count; first += kKeyLanes) {
+            rank(tile + first, ranking.experts, ranking.selected, ranking.indices + begin + first, ranking.pixels,
+                 std::min(kKeyLanes, count - first), is_bad);
+        }
+        for (int64_t lane = 0; lane < kKeyLanes; ++lane) found_bad |= is_bad[lane];
+    }
+    return found_bad != 0;
+}
+
+// Returns whether a score is not finite.
 bool rank_all(const Ranking& ranking, int64_t threads) {
+    if (kHasNetworks && ranking.selected > 1 && ranking.selected <= kMaxNetwork) {
+        return rank_by_networks(ranking, threads);
+    }
     const int64_t blocks = (ranking.pixels + kPixels - 1) / kPixels;
     const bool counts = ranking.experts <= kMaxCounted;
     // Zeros, because the last block may not fill its lanes. One row more: the last expert is written behind the drawn.
