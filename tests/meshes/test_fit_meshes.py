@@ -136,6 +136,9 @@ def test_other_meshes_are_refused(ocean: Path, tmp_path: Path, capsys: pytest.Ca
     line = refused(capsys, *predict[:2], tmp_path / "sphere.nc", *predict[2:])
     assert "mesh of 96 faces against HEALPix sphere of nside 2 in nested order" in line
     assert not (tmp_path / "out.nc").exists()
+    (tmp_path / "mesh.vtu").write_text("")
+    line = refused(capsys, "fit", tmp_path / "mesh.vtu", ocean / "ocean.nc", "-o", tmp_path / "run")
+    assert "mesh.vtu holds no dates: write its series in time as UGRID NetCDF" in line
     line = refused(capsys, "fit", ocean / "ocean.nc", tmp_path / "turned.nc", "-o", tmp_path / "run")
     assert "different grids" in line and "another order" in line
     assert not (tmp_path / "run").exists()

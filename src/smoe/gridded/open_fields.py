@@ -21,6 +21,9 @@ from smoe.meshes.row_of_nodes import as_row_of_nodes, is_row_of_nodes
 if TYPE_CHECKING:
     import xarray as xr
 
+# Formats of meshes, which smoe.read_mesh reads.
+_WITHOUT_DATES = (".vtk", ".vtu", ".msh", ".stl", ".ply", ".obj", ".xdmf")
+
 Data = Any
 """A `xarray.Dataset` or `DataArray`, a path or pattern of paths, or several of these, which are merged."""
 
@@ -117,6 +120,8 @@ def _open_one(path: Path) -> xr.Dataset:
     chunks = {} if _has_dask() else None
     if not path.exists():
         raise DataError(f"{path} does not exist")
+    if path.suffix.lower() in _WITHOUT_DATES:
+        raise DataError(f"{path} holds no dates: write its series in time as UGRID NetCDF (docs/geometries.md)")
     with damage_as_data_error(path):
         if path.is_dir():
             if not any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zmetadata")):

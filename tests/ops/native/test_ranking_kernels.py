@@ -30,7 +30,10 @@ def rank(instruction_set: str, name: str, scores: torch.Tensor, num_selected: in
 
 
 def spoil(scores: torch.Tensor, kind: str) -> torch.Tensor:
-    if kind == "one nan":
+    if kind == "ties":
+        # Many zeros among them, of either sign.
+        scores = scores.round()
+    elif kind == "one nan":
         scores[-1, -1] = torch.nan
     elif kind == "all nan":
         scores.fill_(torch.nan)
@@ -48,21 +51,23 @@ def spoil(scores: torch.Tensor, kind: str) -> torch.Tensor:
     return scores
 
 
-# The best alone; few experts; enough to draw the best together; enough to sort.
+# The best alone; networks of every size, with groups that are not full; more than networks sort: counted, and sorted.
 @pytest.mark.parametrize(
-    ("num_experts", "num_selected"), [(2, 1), (3, 2), (9, 9), (40, 8), (64, 1), (100, 99), (600, 5)]
-)
+    ("num_experts", "num_selected"),
+    [(2, 1), (3, 2), (9, 9), (11, 3), (40, 8), (41, 16), (64, 1), (70, 33), (33, 32), (64, 64), (100, 99), (600, 5),
+     (600, 65)],
+)  # fmt: skip
 @pytest.mark.parametrize(
-    "kind", ["finite", "one nan", "all nan", "nan pixels", "nan experts", "infinities", "everything"]
+    "kind", ["finite", "ties", "one nan", "all nan", "nan pixels", "nan experts", "infinities", "everything"]
 )
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_every_rank_is_written_and_nan_is_last(instruction_set, kind, num_experts, num_selected):
     torch.manual_seed(num_experts)
-    scores = spoil(torch.randn(num_experts, 37), kind)
+    scores = spoil(torch.randn(num_experts, 69), kind)
     as_lowest = torch.where(scores.isnan(), -torch.inf, scores)
     for threads in (1, 2):
         indices, is_nonfinite = rank(instruction_set, "smoe_top_experts", scores, num_selected, threads)
-        assert is_nonfinite == (kind != "finite")
+        assert is_nonfinite == (kind not in ("finite", "ties"))
         assert torch.equal(indices, loop_top_experts(as_lowest[None], num_selected)[0])
 
 
