@@ -74,6 +74,7 @@ def test_corners_with_a_fill_value_are_integers_again(tmp_path: Path) -> None:
     # Little memory: predictions are written block by block, and joined again.
     assert fit(tmp_path, "--max-memory-gb", "2e-5", "--compare", "no") == 0
     assert main(["predict", str(tmp_path / "run"), str(tmp_path / "ocean.nc"), "-o", str(tmp_path / "out.nc")]) == 0
+    assert read_mesh(tmp_path / "out.nc").edge_index.equal(read_mesh(tmp_path / "ocean.nc").edge_index)
     with xr.open_dataset(tmp_path / "out.nc", decode_cf=False) as raw:
         np.testing.assert_array_equal(raw["example_C4_face_nodes"].values, filled)
         assert raw["example_C4_face_nodes"].dtype == np.int32 and raw["example_C4_face_nodes"].attrs["_FillValue"] == -9

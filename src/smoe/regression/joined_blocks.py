@@ -59,8 +59,9 @@ def join_blocks(blocks: Iterator[xr.Dataset], folder: Path) -> xr.Dataset:
                first[name].attrs)
         for name, file in files.items()
     }  # fmt: skip
-    # In the order of the targets.
-    return whole.assign(fields)[list(first.data_vars)]
+    # In the order of the targets; a choice of variables would lose coordinates on other dimensions, such as the points
+    # of a mesh whose fields lie on its faces.
+    return whole.assign(fields)[list(first.data_vars)].assign_coords(whole.coords)
 
 
 def _on_disk(path: Path, shape: tuple[int, ...]) -> Any:
