@@ -67,6 +67,13 @@ def test_grib_files_are_opened_without_the_index_beside_them(tmp_path: Path) -> 
     np.testing.assert_allclose(fields["t"].isel(number=[1, 0], longitude=3).values[0], expected[:, 3], rtol=1e-5)
     # cfgrib would write an index, and read one, which is a pickle.
     assert [each.name for each in tmp_path.iterdir()] == ["members.grib"]
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"members\.grib: it cannot be read, the file is damaged or incomplete"):
-        open_fields(path)
+    whole = path.read_bytes()
+    # Inside the last message, behind it, and in its header.
+    for damaged in (whole[:-100], whole + b"GR", whole[:-1] + b"8", whole[: len(whole) // 14 + 9]):
+        path.write_bytes(damaged)
+        with pytest.raises(
+            DataError, match=r"members\.grib is truncated or damaged: the message at byte \d+ does not end"
+        ):
+            open_fields(path)
+    path.write_bytes(whole + bytes(8))
+    assert "t" in open_fields(path)

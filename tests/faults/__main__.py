@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--state", type=Path, default=Path("build/faults"), help="where a run that is stopped goes on")
     parser.add_argument("--output", type=Path, default=Path("results/faults"), help="folder of the table")
     parser.add_argument("--table", action="store_true", help="try nothing, and write the table of what was tried")
+    parser.add_argument("--note", default="", help="a sentence to print below the table")
     parser.add_argument("--restart", action="store_true", help="begin anew")
     options = parser.parse_args()
     kinds = find_kinds(options.only)
@@ -31,7 +32,7 @@ def main() -> int:
     campaigns = [_campaign(kind, options) for kind in kinds]
     for campaign in campaigns if not options.table else ():
         campaign.run(print)
-    write_results(options.output, campaigns)
+    write_results(options.output, campaigns, options.note)
     return int(any(campaign.num_bad for campaign in campaigns))
 
 

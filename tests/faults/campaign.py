@@ -118,12 +118,14 @@ class _Folder(tempfile.TemporaryDirectory[str]):
         self._finalizer.detach()  # type: ignore[attr-defined]
 
 
-def write_results(output: Path, campaigns: Sequence[Campaign]) -> None:
-    """Writes the table and the bad outcomes."""
+def write_results(output: Path, campaigns: Sequence[Campaign], note: str = "") -> None:
+    """Writes the table, the bad outcomes and a note."""
     campaigns = [campaign for campaign in campaigns if campaign.num_tried]
     rows = [campaign.row() for campaign in campaigns]
     lines = [f"- `{verdict}`: {meaning}." for verdict, meaning in VERDICTS.items()]
     lines += ["", "The number of cases of a whole run is in the column `of`.", "", origin(rows[0])]
+    lines += ["", note] if note else []
+    lines += [""] if any(campaign.bad for campaign in campaigns) else []
     for campaign in campaigns:
         lines += [f"- {campaign.kind.name} {text.splitlines()[0][:200]}" for text in campaign.bad]
     columns = ("fault", "tried", "of", *VERDICTS, "seconds", "commit")

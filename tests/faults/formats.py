@@ -230,6 +230,8 @@ def _prepare(format: Format, folder: Path) -> TryCase:
         damaged = folder / f"damaged-{number}{format.ending}"
         what = _copy_damaged(original, damaged, random_of(format.name, number))
         must_notice = format.has_checksum or ("truncated" in what and format.name not in _WITHOUT_LENGTH)
+        # A GRIB file that is cut off between two messages is a shorter file.
+        must_notice = must_notice and not (format.ending == ".grib" and damaged.read_bytes().endswith(b"7777"))
         is_right = (lambda result: _digest(result) == expected) if must_notice else None
         outcome = read_or_refuse(what, lambda: format.read(damaged), is_right)
         shutil.rmtree(damaged, ignore_errors=True) if damaged.is_dir() else damaged.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from smoe.file_claims import ALLOWANCE
 # Beside the allowance for a file: what a process takes by itself while it works.
 _OWN_MEMORY = 500_000_000
 # Seconds that preparing may take.
-_PREPARING = 120.0
+_PREPARING = 600.0
 
 
 def try_isolated(prepare: Callable[[], TryCase], numbers: range, seconds: float) -> Iterator[Outcome]:

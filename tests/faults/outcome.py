@@ -57,7 +57,7 @@ class Kind(NamedTuple):
     number: int
     prepare: Callable[[Path], TryCase]
     is_isolated: bool = True
-    seconds: float = 60.0
+    seconds: float = 300.0
 
 
 def random_of(name: str, number: int) -> random.Random:

@@ -84,6 +84,6 @@ def _metrics(folder: Path) -> TryCase:
 
 
 KINDS = (
-    Kind("recipes", "changed recipe.json of a run that is opened or resumed", 1000, _recipes, seconds=90),
-    Kind("metrics", "changed metrics.jsonl of a run that is drawn or reported", 400, _metrics, seconds=90),
+    Kind("recipes", "changed recipe.json of a run that is opened or resumed", 1000, _recipes),
+    Kind("metrics", "changed metrics.jsonl of a run that is drawn or reported", 400, _metrics),
 )

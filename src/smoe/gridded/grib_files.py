@@ -9,6 +9,7 @@ import numpy as np
 
 from smoe.confined_process import ConfinedReader
 from smoe.errors import DataError
+from smoe.gridded.grib_integrity import check_grib_file
 from smoe.gridded.open_files import damage_as_data_error, import_xarray
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def open_grib(path: Path) -> xr.Dataset:
     except (ImportError, RuntimeError) as error:
         raise DataError(f"reading GRIB needs cfgrib and eccodes ({error}): pip install 'smoe[weather]'") from None
     with damage_as_data_error(path):
+        check_grib_file(path)
         reader = ConfinedReader(path, f"{__name__}:GribDataset", path)
         coordinates, fields = reader.call("header")
     variables = {}

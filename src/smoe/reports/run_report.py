@@ -87,7 +87,7 @@ class RunReport:
     def seconds(self) -> float | None:
         """Seconds of training; None if they were not recorded."""
         total = next((record["total_seconds"] for record in reversed(self.history) if "total_seconds" in record), None)
-        if total is not None:
+        if isinstance(total, (int, float)):
             return float(total)
         parts = [record["seconds"] for record in self.epochs if isinstance(record.get("seconds"), (int, float))]
         return float(sum(parts)) if parts else None

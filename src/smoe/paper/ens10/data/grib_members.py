@@ -8,6 +8,7 @@ import numpy as np
 
 from smoe.confined_process import ConfinedReader
 from smoe.errors import DataError
+from smoe.gridded.grib_integrity import check_grib_file
 from smoe.gridded.open_files import damage_as_data_error
 from smoe.paper.ens10.data.global_grid import check_global
 from smoe.paper.ens10.data.member_files import MemberFile, OpenMembers, check_numbers
@@ -41,6 +42,7 @@ class ConfinedGribMembers(OpenMembers):
         _import_messages()
         self._path = file.path
         with damage_as_data_error(file.path):
+            check_grib_file(file.path)
             self._reader = ConfinedReader(file.path, f"{__name__}:GribMembers", file, task)
             self.grid, self.starts = self._reader.get("grid"), self._reader.get("starts")
 
