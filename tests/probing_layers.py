@@ -55,7 +55,7 @@ def curvature_of(layer: smoe.SpatialMoE2d) -> torch.Tensor:
 
 def challenge_of(layer: smoe.SpatialMoE2d) -> Challenge:
     """The challenge of the present window, with the pixels of the grid: experts `(1, H, W)` and slots `(H, W)`."""
-    experts, slots = memory_of(layer).challenge(gate_of(layer).scores, layer.gate())
+    experts, slots = memory_of(layer).challenge(gate_of(layer), layer.gate())
     return Challenge(experts[0].long().unflatten(1, GRID), slots.unflatten(0, GRID))
 
 

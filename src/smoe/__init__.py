@@ -46,8 +46,10 @@ if TYPE_CHECKING:
         interpolate_grids,
         node_gate,
         plan_conversion,
+        shard,
         track_loss_scale,
         transfer_gate,
+        unsharded,
     )
     from smoe.ops import Routing, routed_conv2d
     from smoe.ops.graph import edge_directions
@@ -101,8 +103,10 @@ __all__ = [
     "read_mesh",
     "routed_conv2d",
     "rules",
+    "shard",
     "track_loss_scale",
     "transfer_gate",
+    "unsharded",
 ]
 
 _SUBMODULES = ("diagnostics", "losses", "metrics", "nn", "ops", "rules")

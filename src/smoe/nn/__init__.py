@@ -37,6 +37,7 @@ from smoe.nn.loss_scale import track_loss_scale
 from smoe.nn.low_rank_local import LowRankLocal2d
 from smoe.nn.patch_moe import PatchMoE
 from smoe.nn.routed_layer import RoutedLayer
+from smoe.nn.sharding import shard, unsharded
 from smoe.nn.shared_batch_norm import SharedBatchNorm2d
 from smoe.nn.spatial_moe import SpatialMoE
 from smoe.nn.spatial_moe_2d import SpatialMoE2d
@@ -83,6 +84,8 @@ __all__ = [
     "interpolate_grids",
     "node_gate",
     "plan_conversion",
+    "shard",
     "track_loss_scale",
     "transfer_gate",
+    "unsharded",
 ]

@@ -100,6 +100,37 @@ def make_default_gate(
     )
 
 
+def resolve_gate(
+    gate: SpatialGate | None,
+    rule: Rule,
+    num_experts: int,
+    num_selected: int,
+    spatial_shape: tuple[int, ...] | None,
+    expert_channels: int,
+    order: Order | None,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> SpatialGate:
+    """The gate given to a layer, checked against its numbers, or the default one made for them."""
+    if gate is None:
+        if spatial_shape is None:
+            raise ValueError("give spatial_shape=, the sizes of the output grid, or a gate")
+        return make_default_gate(
+            *(rule, num_experts, num_selected, spatial_shape, expert_channels), order=order, device=device, dtype=dtype
+        )
+    if (gate.num_experts, gate.num_selected) != (num_experts, num_selected):
+        raise ValueError(
+            f"the gate selects {gate.num_selected} of {gate.num_experts} experts, but the layer is to select "
+            f"{num_selected} of {num_experts}"
+        )
+    made_for = gate.spatial_shape
+    if spatial_shape is not None and made_for is not None and tuple(spatial_shape) != made_for:
+        raise ValueError(f"the gate was made for a grid of {made_for}, but spatial_shape is {tuple(spatial_shape)}")
+    if order is not None and order != gate.order:
+        raise ValueError(f"the gate has order={gate.order!r}, but order is {order!r}; give it to the gate")
+    return gate
+
+
 def default_bias(gate: SpatialGate, *, is_default_rule: bool) -> BiasOwner | bool:
     """The owner of the bias: the expert in families and by default, so that the routing decides offsets too."""
     return "expert" if gate.order == "families" or is_default_rule else False

@@ -8,12 +8,13 @@ from typing import TypedDict
 import torch
 from torch import nn
 
-from smoe.nn.defaults import default_bias, resolve_default_rule
+from smoe.nn.defaults import default_bias, resolve_default_rule, resolve_gate
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_checks import check_positive
 from smoe.nn.host_noise import host_normal
 from smoe.nn.local_affine import LocalAffine
-from smoe.nn.routed_layer import RoutedLayer, resolve_gate
+from smoe.nn.routed_layer import RoutedLayer
+from smoe.nn.sharded_parameters import change_parameter
 from smoe.ops.families import ALL_FAMILIES, experts_of
 from smoe.ops.family_gradient import slot_products
 from smoe.ops.routed_bias import routed_bias
@@ -188,20 +189,21 @@ class FilterBank(RoutedLayer):
             products.index_copy_(0, members[:, place] - compared.start, found)
         return products[None]
 
-    @torch.no_grad()
-    def restart_expert(
-        self, expert: torch.Tensor, source: torch.Tensor, is_due: torch.Tensor, generator: torch.Generator
-    ) -> None:
-        """Makes an expert a copy of another with 2 % of noise; the optimiser's state does not change."""
-        # `.data`: another graph may wait for its backward pass with these weights, and hardly used this expert.
-        experts = self.weight.data.unflatten(0, (-1, self.expert_channels))
-        noise = host_normal(experts.shape[1:], generator, experts)
-        old, copied = (experts.index_select(0, number.view(1)) for number in (expert, source))
-        experts.index_copy_(0, expert.view(1), torch.where(is_due, copied * (1.0 + _RESTART_NOISE * noise), old))
+    def restart_experts(self, sources: torch.Tensor, generator: torch.Generator) -> None:
+        """Makes experts copies of others with 2 % of noise; the optimiser's state does not change."""
+        is_copy = sources != torch.arange(self.num_experts, device=sources.device)
+
+        def copy_rows(whole: torch.Tensor, *, is_changed: bool = False) -> None:
+            # `.data`: another graph may wait for its backward pass with these weights, and hardly used these experts.
+            experts = whole.data.unflatten(0, (-1, self.expert_channels))
+            new = experts[sources]
+            if is_changed:
+                new = new * (1.0 + _RESTART_NOISE * host_normal(new.shape, generator, new))
+            experts.copy_(torch.where(is_copy.view(-1, *(1,) * (experts.ndim - 1)), new, experts))
+
+        change_parameter(self, "weight", lambda weight: copy_rows(weight, is_changed=True))
         if self.bias is not None and self.bias_owner == "expert":
-            biases = self.bias.data.view(-1, self.expert_channels)
-            old, copied = (biases.index_select(0, number.view(1)) for number in (expert, source))
-            biases.index_copy_(0, expert.view(1), torch.where(is_due, copied, old))
+            change_parameter(self, "bias", copy_rows)
 
 
 def has_transforms() -> bool:

@@ -10,10 +10,10 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from smoe.nn.defaults import make_default_gate
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_checks import check_positive
 from smoe.nn.learning import Learner, Setting, Step, make_learner
+from smoe.nn.sharded_parameters import is_freed, is_sharded
 from smoe.ops.families import ALL_FAMILIES
 from smoe.ops.routing import Routing, RoutingMap, mark_unranked, weigh
 from smoe.ops.train_routing import ErrorSignal
@@ -147,6 +147,11 @@ class RoutedLayer(nn.Module, ABC):
     def last_routing(self) -> Routing | None:
         """Routing of the last forward pass in training mode; the auxiliary losses are made of it."""
         routing = self._last_routing
+        if routing is not None and is_sharded(self.gate) and is_freed(routing.scores):
+            raise RuntimeError(
+                "the scores of the last routing were freed, because FSDP has sharded the gate again; read them between "
+                "the forward and the backward pass, and shard with reshard_after_forward=False"
+            )
         if routing is not None and not routing.has_scores:
             routing = self._last_routing = self.gate(None)._replace(indices=routing.indices)
         return routing
@@ -217,7 +222,7 @@ class RoutedLayer(nn.Module, ABC):
             source=self.prepare(input),
             select=self.select,
             candidate_products=self.candidate_products,
-            restart_expert=self.restart_expert,
+            restart_experts=self.restart_experts,
             expert_channels=self.expert_channels,
             weighted=self.weighted,
             signal=self.signal,
@@ -256,15 +261,11 @@ class RoutedLayer(nn.Module, ABC):
     def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
         """Grid of the output for an input."""
 
-    def restart_expert(
-        self, expert: torch.Tensor, source: torch.Tensor, is_due: torch.Tensor, generator: torch.Generator
-    ) -> None:
-        """Makes an expert a slightly changed copy of another, if single experts of the layer can be told apart.
+    def restart_experts(self, sources: torch.Tensor, generator: torch.Generator) -> None:
+        """Makes experts slightly changed copies of others, if single experts of the layer can be told apart.
 
         Args:
-            expert: Number of the expert to start anew, a scalar.
-            source: Number of the expert to copy, a scalar.
-            is_due: Whether to do so, a scalar bool.
+            sources: For each expert the one that it becomes a copy of, `(X,)`; its own number leaves it as it is.
             generator: Generator of the change, on the CPU.
         """
 
@@ -340,34 +341,3 @@ def _leave_meta_device(layer: RoutedLayer, incompatible_keys: object) -> None:
     parameter = next(layer.parameters(), None)
     if parameter is not None:
         layer._move_signal(parameter.device)
-
-
-def resolve_gate(
-    gate: SpatialGate | None,
-    rule: Rule,
-    num_experts: int,
-    num_selected: int,
-    spatial_shape: tuple[int, ...] | None,
-    expert_channels: int,
-    order: Order | None,
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
-) -> SpatialGate:
-    """The gate given, checked against the layer's numbers, or the default one made for them."""
-    if gate is None:
-        if spatial_shape is None:
-            raise ValueError("give spatial_shape=, the sizes of the output grid, or a gate")
-        return make_default_gate(
-            *(rule, num_experts, num_selected, spatial_shape, expert_channels), order=order, device=device, dtype=dtype
-        )
-    if (gate.num_experts, gate.num_selected) != (num_experts, num_selected):
-        raise ValueError(
-            f"the gate selects {gate.num_selected} of {gate.num_experts} experts, but the layer is to select "
-            f"{num_selected} of {num_experts}"
-        )
-    made_for = gate.spatial_shape
-    if spatial_shape is not None and made_for is not None and tuple(spatial_shape) != made_for:
-        raise ValueError(f"the gate was made for a grid of {made_for}, but spatial_shape is {tuple(spatial_shape)}")
-    if order is not None and order != gate.order:
-        raise ValueError(f"the gate has order={gate.order!r}, but order is {order!r}; give it to the gate")
-    return gate

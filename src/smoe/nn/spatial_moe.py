@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from smoe.nn.defaults import resolve_default_rule
+from smoe.nn.defaults import resolve_default_rule, resolve_gate
 from smoe.nn.gates.gate import SpatialGate
-from smoe.nn.routed_layer import RoutedLayer, resolve_gate
+from smoe.nn.routed_layer import RoutedLayer
 from smoe.ops.families import ALL_FAMILIES, experts_of
 from smoe.ops.family_gradient import slot_products
 from smoe.ops.gather_experts import gather_experts

@@ -17,6 +17,7 @@ from smoe.nn.gates.scaled_gradient import scale_gradient
 from smoe.nn.gates.smooth_fields import smooth_fields
 from smoe.nn.grid_checks import check_grid, check_positive
 from smoe.nn.host_noise import host_normal
+from smoe.nn.sharded_parameters import change_parameter
 from smoe.ops.native.library import has_library
 from smoe.ops.routing import Routing
 from smoe.ops.sample_factorised import sample_factorised
@@ -190,12 +191,16 @@ class FactorisedGate(BandedGate):
             sources: For each expert the one whose key it takes, `(X,)`; its own number leaves it as it is.
             generator: Generator of the change, on the CPU.
         """
-        # `.data`: another graph may wait for its backward pass with these keys.
-        keys = self.keys.data
-        copied = keys[sources]
-        change = host_normal(keys.shape, generator, keys) * copied.square().mean(dim=1, keepdim=True).sqrt()
-        is_copy = (sources != torch.arange(len(keys), device=keys.device))[:, None]
-        keys.copy_(torch.where(is_copy, copied + _KEY_CHANGE * change, keys))
+
+        def copy_rows(whole: torch.Tensor) -> None:
+            # `.data`: another graph may wait for its backward pass with these keys.
+            keys = whole.data
+            copied = keys[sources]
+            change = host_normal(keys.shape, generator, keys) * copied.square().mean(dim=1, keepdim=True).sqrt()
+            is_copy = (sources != torch.arange(len(keys), device=keys.device))[:, None]
+            keys.copy_(torch.where(is_copy, copied + _KEY_CHANGE * change, keys))
+
+        change_parameter(self, "keys", copy_rows)
 
     def row_parameters(self) -> tuple[nn.Parameter, ...]:
         """The keys."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from smoe.nn.gates.shared_ranking import SharedRanking
 from smoe.nn.memory import Memory
+from smoe.nn.sharded_parameters import refuse_shards
 from smoe.ops.routing import Routing
 from smoe.ops.top_experts import top_experts
 from smoe.options import NORMALIZATIONS, ORDERS, Normalization, Order
@@ -91,7 +92,11 @@ class SpatialGate(nn.Module, ABC):
 
         Args:
             input: Input of the layer; needed only by a gate that looks at it.
+
+        Raises:
+            RuntimeError: If the parameters of the gate are sharded, outside a pass of their network.
         """
+        refuse_shards(self)
         return self.route(input, None)
 
     def route(

@@ -35,7 +35,7 @@ class BandedLearner(Protocol):
         """The samples that the gate learns from."""
         ...
 
-    def count_pass(self, *, has_learned: bool) -> None:
+    def count_pass(self, step: Step, indices: torch.Tensor, *, has_learned: bool) -> None:
         """Counts a backward pass."""
         ...
 
@@ -58,15 +58,15 @@ class _FamiliesInBands(torch.autograd.Function):
     def forward(ctx, selected, source, step, learner, *parameters):
         ctx.is_due = learner.is_due(step.gate, len(source))
         ctx.part = learner.samples(step.gate, len(source))
-        ctx.save_for_backward(source[ctx.part], *parameters)
+        ctx.save_for_backward(step.routing.indices, source[ctx.part], *parameters)
         ctx.step, ctx.learner = step._replace(source=None, routing=None), learner
         return selected.detach()
 
     @staticmethod
     def backward(ctx, *grad_outputs):
         (error,) = grad_outputs
-        source, *parameters = ctx.saved_tensors
-        ctx.learner.count_pass(has_learned=ctx.is_due)
+        indices, source, *parameters = ctx.saved_tensors
+        ctx.learner.count_pass(ctx.step, indices, has_learned=ctx.is_due)
         if not ctx.is_due:
             # Several processes expect a gradient of every parameter.
             nothing = [torch.zeros_like(parameter) if has_process_group() else None for parameter in parameters]

@@ -42,8 +42,8 @@ class Step(NamedTuple):
         candidate_products: Computes, from some samples of the source and of the error `(B', E * F, *grid)`, and a slice
             of the families, the product of error and output of each of their experts, `(1, X', P)`, summed over samples
             and outputs; up to a number for each family and pixel, unless the layer is weighted.
-        restart_expert: Makes an expert a copy of another: numbers of both, and whether to do so, as tensors, and a
-            random generator.
+        restart_experts: Makes experts copies of others: for each the number of the one it copies, `(X,)`, and a random
+            generator.
         expert_channels: F.
         weighted: Whether the outputs are multiplied by the scores of their experts.
         signal: Loss scale and counter of non-finite errors of the layer.
@@ -55,7 +55,7 @@ class Step(NamedTuple):
     source: torch.Tensor
     select: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     candidate_products: Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]
-    restart_expert: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Generator], None]
+    restart_experts: Callable[[torch.Tensor, torch.Generator], None]
     expert_channels: int
     weighted: bool
     signal: ErrorSignal

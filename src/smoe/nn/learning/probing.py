@@ -19,6 +19,7 @@ from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.gates.tensor import TensorGate
 from smoe.nn.learning.learner import Learner, Setting, Step
 from smoe.nn.memory import Memory
+from smoe.nn.sharded_parameters import change_parameter, is_sharded
 from smoe.ops.probe_routing import (
     Challenge,
     Disturbance,
@@ -98,7 +99,7 @@ class ProbingLearner(Learner):
         assert isinstance(gate, TensorGate)
         memory = gate.memory_of(self)
         assert isinstance(memory, ProbingMemory)
-        challenge = memory.challenge(gate.scores, step.routing)
+        challenge = memory.challenge(gate, step.routing)
         selected, others = step.select_with(challenge.experts)
         selected = train_routing(
             selected, step.routing, expert_channels=step.expert_channels, signal=step.signal, damping=step.damping
@@ -148,7 +149,7 @@ class ProbingLearner(Learner):
         rise, size = self.curvature
         # A negative one would favour whoever differs most: without a bottom to it, the loss is taken as straight.
         curvature = torch.where(size > 0.0, rise / size, 0.0).clamp(min=0.0)
-        memory.add(step.restart_expert, seen, found[4] if len(found) > 4 else None, curvature)
+        memory.add(step.restart_experts, seen, found[4] if len(found) > 4 else None, curvature)
 
 
 class _ProbedOutput(torch.autograd.Function):
@@ -174,8 +175,7 @@ class _ProbedOutput(torch.autograd.Function):
         memory, step, disturbance = ctx.memory, ctx.step, ctx.disturbance
         ctx.learner.learn(memory, step, error.flatten(2), difference, slots, disturbance)
         # A window ends when all layers that share the gate have seen this pass.
-        scores = step.gate.scores
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: memory.end_pass(scores))
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: memory.end_pass(step.gate))
         if disturbance is not None:
             error = error.clone(memory_format=torch.contiguous_format)
             error.flatten(2)[:, :, disturbance.pixels] = 0.0
@@ -236,14 +236,15 @@ class ProbingMemory(Memory):
         super().start_from(counters)
         self._challenge = None
 
-    def challenge(self, scores: torch.Tensor, routing: Routing) -> Challenge:
+    def challenge(self, gate: TensorGate, routing: Routing) -> Challenge:
         """Challengers and incumbents of this window.
 
         Args:
-            scores: Parameter of the gate.
+            gate: The gate.
             routing: Experts that it selects.
         """
-        decided_by = (scores.data_ptr(), scores._version)
+        # The memory of a sharded parameter is another in each pass.
+        decided_by = (0 if is_sharded(gate) else gate.scores.data_ptr(), gate.scores._version)
         if self._challenge is not None and decided_by != self._decided_by:
             # The scores were changed from outside: what was seen so far is about another choice.
             self.evidence.zero_()
@@ -260,11 +261,11 @@ class ProbingMemory(Memory):
         costs = by_slot.new_zeros(self.num_experts)
         return costs.scatter_add_(0, self._indices.long().flatten(), by_slot.flatten())
 
-    def add(self, restart_expert: Any, seen: Observation, costs: torch.Tensor | None, curvature: torch.Tensor) -> None:
+    def add(self, restart_experts: Any, seen: Observation, costs: torch.Tensor | None, curvature: torch.Tensor) -> None:
         """Adds what one layer saw in one backward pass.
 
         Args:
-            restart_expert: Method of the layer that restarts an expert of its bank.
+            restart_experts: Method of the layer that restarts experts of its bank.
             seen: What all processes saw.
             costs: Cost of each expert `(X,)`, in the last pass of a window.
             curvature: Curvature of the loss along the layer's differences.
@@ -273,14 +274,14 @@ class ProbingMemory(Memory):
         self.squares += seen.squares
         if costs is not None:
             self.costs += costs
-        self._banks.append(weakref.WeakMethod(restart_expert))
+        self._banks.append(weakref.WeakMethod(restart_experts))
 
     @torch.no_grad()
-    def end_pass(self, scores: torch.Tensor) -> None:
+    def end_pass(self, gate: TensorGate) -> None:
         """Ends the window if it is time; called when a backward pass is complete, once for each layer.
 
         Args:
-            scores: Parameter of the gate, `(X, *grid)`; changed in place where pixels decide for another expert.
+            gate: The gate; its scores are changed in place where pixels decide for another expert.
         """
         if not self._banks:
             return
@@ -290,8 +291,13 @@ class ProbingMemory(Memory):
         if self.counters["num_passes"] < self.rule.window or self._challenge is None:
             return
         is_better = self.evidence < -self.rule.confidence * self.squares.sqrt()
-        exchange_scores(scores.view(self.num_experts, -1), self._indices, self._challenge, is_better)
-        self._restart_dead_expert(self._challenge, is_better, [bank for bank in banks.values() if bank is not None])
+        challenge = self._challenge
+        change_parameter(
+            gate,
+            "scores",
+            lambda scores: exchange_scores(scores.view(self.num_experts, -1), self._indices, challenge, is_better),
+        )
+        self._restart_dead_expert(challenge, is_better, [bank for bank in banks.values() if bank is not None])
         self.evidence.zero_()
         self.squares.zero_()
         self.costs *= _COST_DECAY
@@ -313,8 +319,10 @@ class ProbingMemory(Memory):
         is_due = is_dead & (self.until_restart <= 0) & (expert != source)
         # A generator of its own neither disturbs the user's random numbers nor differs between processes.
         generator = torch.Generator().manual_seed(self.counters["num_windows"])
-        for restart_expert in banks:
-            restart_expert(expert, source, is_due, generator)
+        sources = torch.arange(self.num_experts, device=expert.device)
+        sources.scatter_(0, expert.view(1), torch.where(is_due, source, expert).view(1))
+        for restart_experts in banks:
+            restart_experts(sources, generator)
         # Ever more rarely: a bank may have more experts than the data need.
         pause = max(_RESTART_WINDOWS, self.counters["num_windows"] // _RESTART_WINDOWS)
         self.until_restart.copy_(torch.where(is_due, pause, self.until_restart))

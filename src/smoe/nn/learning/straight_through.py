@@ -7,6 +7,9 @@ the gate the bare error, whose sign says nothing about a choice.) The optimiser 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -38,7 +41,6 @@ class StraightThroughLearner(Learner):
         # The number of backward passes decides which experts are tried, or, with families, whether the gate learns.
         is_pairwise = setting.gate.order != "families"
         super().__init__(rule, setting, *(("num_trials",) if is_pairwise else ("num_passes", "num_waited")))
-        self._restarted_after = 0
         if is_pairwise:
             check_exchangeable(rule, setting, needs_order="score")
         elif setting.gate.looks_at_input:
@@ -68,8 +70,6 @@ class StraightThroughLearner(Learner):
         has_choice = _can_learn(step.gate) and (step.routing.scores.requires_grad or not has_scores)
         if has_choice and not is_family:
             return self._exchange(step)  # type: ignore[call-arg]
-        if has_choice and self.rule.patience > 0:
-            self._restart_unused(step)  # type: ignore[call-arg]
         selected = _damped(step, step.weighed(step.select(step.source, step.routing.indices)))
         if not has_choice:
             return selected
@@ -77,7 +77,7 @@ class StraightThroughLearner(Learner):
             is_banded = isinstance(step.gate, BandedGate) and step.gate.works_in_bands
             if is_banded:
                 return learn_in_bands(selected, step, self)
-            return _Waiting.apply(selected, self)  # type: ignore[return-value]
+            return _Waiting.apply(selected, step, self)  # type: ignore[return-value]
         return _Families.apply(selected, step.routing.scores, step.source, step, self)  # type: ignore[return-value]
 
     def _noise(self) -> float:
@@ -123,39 +123,22 @@ class StraightThroughLearner(Learner):
         waited = self.counters["num_waited"]
         return waited == 0 or waited >= round(1.0 / self.num_samples(gate, batch))
 
-    def count_pass(self, *, has_learned: bool) -> None:
-        """Counts a backward pass."""
-        if not torch.compiler.is_compiling():
-            self.counters["num_passes"] += 1
-            self.counters["num_waited"] = 1 if has_learned else self.counters["num_waited"] + 1
+    def count_pass(self, step: Step, indices: torch.Tensor, *, has_learned: bool) -> None:
+        """Counts a backward pass; when it is complete, experts that are not used may start anew.
 
-    @torch.compiler.disable  # whether it acts depends on a counter
-    @torch.no_grad()
-    def _restart_unused(self, step: Step) -> None:
-        """Makes experts that serve hardly a pixel copies of the one of their family that serves most.
-
-        It acts before a forward pass, once for each number of backward passes: a pass that is computed again finds it
-        done. All processes decide alike, because the routing and the generator are the same.
+        Args:
+            step: The forward pass.
+            indices: Experts that were selected.
+            has_learned: Whether the gate learned.
         """
-        num_passes = self.counters["num_passes"]
-        if num_passes % self.rule.patience or num_passes == self._restarted_after:
+        if torch.compiler.is_compiling():
             return
-        self._restarted_after = num_passes
-        gate, indices = step.gate, step.routing.indices
-        if not isinstance(gate, FactorisedGate):
-            return
-        members = family_members(gate.num_experts, gate.num_selected, device=indices.device)
-        use = torch.zeros(gate.num_experts, device=indices.device)
-        use.scatter_add_(0, indices.flatten().long(), torch.ones(indices.numel(), device=indices.device))
-        busiest = members.gather(1, use[members].argmax(dim=1, keepdim=True)).expand_as(members)
-        sources = torch.arange(gate.num_experts, device=indices.device)
-        is_unused = use < _UNUSED * indices.shape[2]
-        copied = torch.empty_like(sources).scatter_(0, members.flatten(), busiest.flatten())
-        sources = torch.where(is_unused, copied, sources)
-        generator = torch.Generator().manual_seed(num_passes)
-        for expert in range(gate.num_experts):
-            step.restart_expert(torch.full_like(sources[0], expert), sources[expert], is_unused[expert], generator)
-        gate.copy_keys(sources, generator)
+        self.counters["num_passes"] += 1
+        self.counters["num_waited"] = 1 if has_learned else self.counters["num_waited"] + 1
+        num_passes, patience = self.counters["num_passes"], self.rule.patience
+        if patience > 0 and num_passes % patience == 0 and isinstance(step.gate, FactorisedGate):
+            restart = partial(_restart_unused, step.gate, step.restart_experts, indices, num_passes)
+            torch.autograd.Variable._execution_engine.queue_callback(restart)
 
     @torch.compiler.disable  # what it tries depends on a counter
     def _exchange(self, step: Step) -> torch.Tensor:
@@ -188,7 +171,7 @@ class _Families(torch.autograd.Function):
     def backward(ctx, *grad_outputs):
         (error,) = grad_outputs
         scores, indices, source = ctx.saved_tensors
-        ctx.learner.count_pass(has_learned=ctx.is_due)
+        ctx.learner.count_pass(ctx.step, indices, has_learned=ctx.is_due)
         if not ctx.is_due:
             # Several processes expect a gradient of every parameter; one does without the passes over zeros.
             return error, torch.zeros_like(scores) if has_process_group() else None, None, None, None
@@ -212,14 +195,49 @@ class _Waiting(torch.autograd.Function):
     """A pass in which the gate does not learn."""
 
     @staticmethod
-    def forward(ctx, selected, learner):
-        ctx.learner = learner
+    def forward(ctx, selected, step, learner):
+        ctx.save_for_backward(step.routing.indices)
+        ctx.step, ctx.learner = step._replace(source=None, routing=None), learner
         return selected.detach()
 
     @staticmethod
     def backward(ctx, *grad_outputs):
-        ctx.learner.count_pass(has_learned=False)
-        return grad_outputs[0], None
+        ctx.learner.count_pass(ctx.step, *ctx.saved_tensors, has_learned=False)
+        return grad_outputs[0], None, None
+
+
+@torch.no_grad()
+def _restart_unused(
+    gate: FactorisedGate,
+    restart_experts: Callable[[torch.Tensor, torch.Generator], None],
+    indices: torch.Tensor,
+    num_passes: int,
+) -> None:
+    """Makes experts that serve hardly a pixel copies of the one of their family that serves most.
+
+    All processes decide alike: by the pixels of all of them, and with the same random numbers.
+
+    Args:
+        gate: Gate of the layer.
+        restart_experts: Makes experts of the layer copies of others.
+        indices: Selected experts `(1, E, P)`.
+        num_passes: Number of backward passes, which decides the random numbers.
+    """
+    members = family_members(gate.num_experts, gate.num_selected, device=indices.device)
+    use = torch.zeros(gate.num_experts, device=indices.device)
+    use.scatter_add_(0, indices.flatten().long(), torch.ones(indices.numel(), device=indices.device))
+    use /= indices.shape[2]
+    if has_process_group():
+        # Each process has drawn experts with noise of its own.
+        torch.distributed.all_reduce(use)
+        use /= torch.distributed.get_world_size()
+    busiest = members.gather(1, use[members].argmax(dim=1, keepdim=True)).expand_as(members)
+    sources = torch.arange(gate.num_experts, device=indices.device)
+    copied = torch.empty_like(sources).scatter_(0, members.flatten(), busiest.flatten())
+    sources = torch.where(use < _UNUSED, copied, sources)
+    generator = torch.Generator().manual_seed(num_passes)
+    restart_experts(sources, generator)
+    gate.copy_keys(sources, generator)
 
 
 def _can_learn(gate: SpatialGate) -> bool:
