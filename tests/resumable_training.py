@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,6 +27,8 @@ from smoe.training.task import Task
 
 BATCH_SIZE, NUM_BATCHES = 4, 60
 PLAN = TrainingPlan(batch_size=BATCH_SIZE, max_epochs=2, device="cpu")
+AVERAGED = replace(PLAN, average_every=2, average_decay=0.9, part_size=1)
+SHARDED = replace(AVERAGED, sharding="full")
 
 
 def make_task(*, noisy: bool) -> Task:
@@ -43,17 +46,19 @@ def make_task(*, noisy: bool) -> Task:
     return Task(layer, optimizer, F.mse_loss, [MeanSquaredError()], splits, default_collate, 0)  # type: ignore[arg-type]
 
 
-def train(directory: Path, *, stop_after: int = 0, noisy: bool = False) -> tuple[int, int]:
+def train(directory: Path, *, stop_after: int = 0, noisy: bool = False, plan: TrainingPlan = PLAN) -> tuple[int, int]:
     """Trains, or continues; returns the epoch and the batch that come next.
 
     Args:
         directory: Directory of the run.
         stop_after: Number of steps after which the last process receives SIGTERM; 0 for none.
         noisy: Draw random numbers in each step.
+        plan: Plan of the run.
     """
     task = make_task(noisy=noisy)
     is_last = int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1
-    num_left = stop_after
+    share = BATCH_SIZE // int(os.environ.get("WORLD_SIZE", "1"))
+    num_left = stop_after * (share // (plan.part_size or share))
 
     def loss(prediction: Tensor, target: Tensor) -> Tensor:
         nonlocal num_left
@@ -64,26 +69,53 @@ def train(directory: Path, *, stop_after: int = 0, noisy: bool = False) -> tuple
         return F.mse_loss(prediction, target)
 
     task.loss = loss
-    loop = Loop(task, PLAN, RunDirectory(directory))
+    loop = Loop(task, plan, RunDirectory(directory))
     with suppress(Interrupted):
         loop.fit(resume=True)
-    return loop.epoch, loop.next_batch
+    return loop.state.epoch, loop.state.next_batch
 
 
 def run_process(rank: int, num_processes: int, port: int, directory: str) -> None:
-    """What each of several processes does; the environment is that of a launcher."""
+    """What each of two processes does; the environment is that of a launcher."""
+    join(rank, num_processes, port)
+    folder = Path(directory)
+    stop_and_resume(folder, PLAN, "noisy")
+    assert train(folder / "two-then-one", stop_after=30) == (1, 50)
+    train(folder / "one-then-two")
+
+    # Each holds a part of the model: the same results, whoever resumes them.
+    train(folder / "averaged", plan=AVERAGED)
+    train(folder / "sharded", plan=SHARDED)
+    stop_and_resume(folder, SHARDED, "sharded-noisy")
+    assert train(folder / "sharded-then-one", stop_after=30, plan=SHARDED) == (1, 50)
+    train(folder / "one-then-sharded", plan=SHARDED)
+    leave_processes()
+
+
+def run_one_of_four(rank: int, num_processes: int, port: int, directory: str) -> None:
+    """What each of four processes does."""
+    join(rank, num_processes, port)
+    folder = Path(directory)
+    stop_and_resume(folder, PLAN, "noisy")
+    stop_and_resume(folder, SHARDED, "sharded-noisy")
+    assert train(folder / "four-then-one", stop_after=30) == (1, 50)
+    leave_processes()
+
+
+def join(rank: int, num_processes: int, port: int) -> None:
+    """Sets the environment of a launcher."""
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank),
         WORLD_SIZE=str(num_processes), LOCAL_WORLD_SIZE=str(num_processes),
     )  # fmt: skip
     torch.set_num_threads(1)
-    folder = Path(directory)
-    train(folder / "noisy-whole", noisy=True)
-    # One process receives the signal at step 63; both stop at the next step where they agree.
-    assert train(folder / "noisy-stopped", stop_after=63, noisy=True) == (2, 25)
+
+
+def stop_and_resume(folder: Path, plan: TrainingPlan, name: str) -> None:
+    """Trains a run as a whole, and one that the last process is asked to stop."""
+    train(folder / f"{name}-whole", noisy=True, plan=plan)
+    # One process receives the signal at step 63; all stop at the next step where they agree.
+    assert train(folder / f"{name}-stopped", stop_after=63, noisy=True, plan=plan) == (2, 25)
     # The random numbers of a new process are others.
     torch.manual_seed(12345)
-    train(folder / "noisy-stopped", noisy=True)
-    assert train(folder / "two-then-one", stop_after=30) == (1, 50)
-    train(folder / "one-then-two")
-    leave_processes()
+    train(folder / f"{name}-stopped", noisy=True, plan=plan)

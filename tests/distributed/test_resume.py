@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import distributed, multiprocessing
 
-from resumable_training import run_process, train
+from resumable_training import SHARDED, run_one_of_four, run_process, train
 from smoe.training.checkpoints import load_checkpoint
 from smoe.training.run_directory import Record, RunDirectory
 
@@ -23,31 +23,66 @@ def history(directory: Path) -> list[Record]:
     ]
 
 
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    return load_checkpoint(RunDirectory(directory).last_checkpoint)["model"]
+def weights(directory: Path, part: str = "model") -> dict[str, torch.Tensor]:
+    state = load_checkpoint(RunDirectory(directory).last_checkpoint)
+    return state["average"]["model"] if part == "average" else state[part]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def assert_equal(folder: Path, name: str) -> None:
+    """The run that was stopped equals the one that was not, to the last bit."""
+    stopped, whole = folder / f"{name}-stopped", folder / f"{name}-whole"
+    assert len(history(whole)) == 3
+    assert history(stopped) == history(whole)
+    expected = weights(whole)
+    assert all(torch.equal(value, expected[name]) for name, value in weights(stopped).items())
+    assert list(stopped.glob(".*")) == []
+
+
+def assert_close(ours: Path, theirs: Path, *parts: str) -> None:
+    """As exact as the sum of gradients."""
+    for mine, other in zip(history(ours), history(theirs), strict=True):
+        assert mine.keys() == other.keys()
+        for key in ("train/loss", "validation/mse", "test/mse", "routing/changed_since_start"):
+            if key in other:
+                assert mine[key] == pytest.approx(other[key], rel=1e-5), (ours, key)
+    for part in ("model", *parts):
+        for name, value in weights(theirs, part).items():
+            torch.testing.assert_close(weights(ours, part)[name], value, rtol=0, atol=1e-5, msg=f"{ours} {name}")
 
 
 def test_runs_resume_in_as_many_processes_and_in_others(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     train(tmp_path / "one")
     assert train(tmp_path / "one-then-two", stop_after=30) == (1, 30)
-    multiprocessing.spawn(run_process, args=(2, port, str(tmp_path)), nprocs=2)
+    assert train(tmp_path / "one-then-sharded", stop_after=30, plan=SHARDED) == (1, 30)
+    multiprocessing.spawn(run_process, args=(2, free_port(), str(tmp_path)), nprocs=2)
     train(tmp_path / "two-then-one")
+    train(tmp_path / "sharded-then-one", plan=SHARDED)
 
     # As many processes: exact, with the random numbers of each.
-    assert len(history(tmp_path / "noisy-whole")) == 3
-    assert history(tmp_path / "noisy-stopped") == history(tmp_path / "noisy-whole")
-    expected = weights(tmp_path / "noisy-whole")
-    assert all(torch.equal(value, expected[name]) for name, value in weights(tmp_path / "noisy-stopped").items())
-    assert list((tmp_path / "noisy-stopped").glob(".*")) == []
-
-    # Another number: as exact as the sum of gradients.
+    assert_equal(tmp_path, "noisy")
+    assert_equal(tmp_path, "sharded-noisy")
     for changed in ("one-then-two", "two-then-one"):
-        for ours, theirs in zip(history(tmp_path / changed), history(tmp_path / "one"), strict=True):
-            for key in ("train/loss", "validation/mse", "test/mse"):
-                if key in theirs:
-                    assert ours[key] == pytest.approx(theirs[key], rel=1e-5), (changed, key)
-        for name, value in weights(tmp_path / changed).items():
-            torch.testing.assert_close(value, weights(tmp_path / "one")[name], rtol=0, atol=1e-5, msg=name)
+        assert_close(tmp_path / changed, tmp_path / "one")
+    # The gain is measured on the last part of a batch, which depends on the number of processes.
+    gains = [[record.get("routing/gain") for record in history(tmp_path / run)] for run in ("sharded", "averaged")]
+    assert gains[0][:2] == pytest.approx(gains[1][:2], rel=1e-4)
+    for changed in ("sharded", "sharded-then-one", "one-then-sharded"):
+        assert_close(tmp_path / changed, tmp_path / "averaged", "average")
+    trained, averaged = (weights(tmp_path / "averaged", part)["weight"] for part in ("model", "average"))
+    assert not torch.equal(trained, averaged)
+
+
+@pytest.mark.slow
+def test_four_processes_resume_exactly(tmp_path: Path) -> None:
+    multiprocessing.spawn(run_one_of_four, args=(4, free_port(), str(tmp_path)), nprocs=4)
+    assert_equal(tmp_path, "noisy")
+    assert_equal(tmp_path, "sharded-noisy")
+    train(tmp_path / "one")
+    train(tmp_path / "four-then-one")
+    assert_close(tmp_path / "four-then-one", tmp_path / "one")

@@ -111,3 +111,13 @@ def test_migrating_leaves_what_is_given_and_the_current_schema_as_they_are() -> 
     assert old == copy
     plain = HeatRecipe(seed=4).plain()
     assert migrate_recipe(plain, SCHEMA) == plain
+
+
+def test_a_recipe_without_a_later_field_that_has_no_effect_is_completed() -> None:
+    recipe = HeatRecipe()
+    plain = recipe.plain()
+    del plain["training"]["sharding"]
+    assert recipe_from_plain(plain) == recipe
+    sharded = replace(recipe, training=replace(recipe.training, sharding="full"))
+    assert recipe_from_plain(sharded.plain()) == sharded
+    assert RunKey.of(sharded) == RunKey.of(recipe)

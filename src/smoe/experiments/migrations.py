@@ -2,7 +2,8 @@
 
 A stored recipe holds every field, with the version of the schema. A change of the schema (a field that is added,
 renamed or removed) raises `SCHEMA` and adds a function here that turns the version before into it: a field that is
-added gets the value that computes what was computed before, whatever the default of its class is.
+added gets the value that computes what was computed before, whatever the default of its class is. A field that changes
+how a run computes, but not what, needs no new version, which would rename all stored runs: it is completed.
 """
 
 from __future__ import annotations
@@ -36,8 +37,14 @@ def migrate_recipe(plain: Plain, schema: int) -> Plain:
     plain = copy.deepcopy(plain)
     for version in range(schema, SCHEMA):
         plain = _STEPS[version](plain)
+    # What a stranger wrote in place of a training is refused later, with its name.
+    if isinstance(plain.get("training"), dict):
+        plain["training"] = {**_LATER_WITHOUT_EFFECT, **plain["training"]}
     return plain
 
+
+# Fields of the training that have no effect on its result, and came while version 4 was in use.
+_LATER_WITHOUT_EFFECT = {"sharding": "none"}
 
 _EXPERIMENTS = {
     "HeatRecipe": "heat",

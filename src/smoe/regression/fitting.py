@@ -101,4 +101,4 @@ def train_net(
         directory.begin(plain)
         loop.fit(resume=resume)
         net.cpu().eval()
-        return list(loop.history)
+        return list(loop.state.history)

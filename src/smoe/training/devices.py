@@ -8,7 +8,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
+from smoe.training.distribution import Distribution, WholeModel
 from smoe.training.plan import TrainingPlan
+from smoe.training.task import Task
 
 
 def make_accelerator(plan: TrainingPlan) -> Accelerator:
@@ -16,6 +18,17 @@ def make_accelerator(plan: TrainingPlan) -> Accelerator:
     # accelerate keeps the precision of the first accelerator for all later ones, and refuses another.
     AcceleratorState._reset_state()
     return Accelerator(cpu=plan.device == "cpu", mixed_precision=plan.precision)
+
+
+def distribute(accelerator: Accelerator, task: Task, plan: TrainingPlan) -> Distribution:
+    """Distributes the model and the optimiser of a task over the processes, as a plan says."""
+    if plan.sharding == "none" or accelerator.num_processes == 1:
+        return WholeModel(accelerator, task.model, task.optimizer)
+    from smoe.training.sharded_model import ShardedModel
+
+    # An auxiliary loss reads the scores of the gates between the forward and the backward pass.
+    is_freed = task.auxiliary_loss is None
+    return ShardedModel(accelerator, task.model, task.optimizer, reshard_after_forward=is_freed)
 
 
 def leave_processes() -> None:

@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from smoe.training.distribution import Distribution
 from smoe.training.plan import TrainingPlan
 from smoe.training.task import Task
 from smoe.training.weight_average import WeightAverage
@@ -16,7 +17,7 @@ from smoe.training.weight_average import WeightAverage
 class EvaluatedModel:
     """Makes the model to evaluate from the one that trains.
 
-    Must be made before accelerate wraps the model: a wrapped forward, copied, would still call the original.
+    Must be made before the model is distributed: a wrapped forward, copied, would still call the original.
 
     Args:
         task: Task that is trained.
@@ -28,7 +29,8 @@ class EvaluatedModel:
         self._task, self._accelerator = task, accelerator
         device = accelerator.device
         self.average = None if plan.average_every is None else WeightAverage(task.model.to(device), plan)
-        needs_twin = task.for_evaluation is not None and self.average is None
+        # A model for another grid is made from a whole one.
+        needs_twin = task.for_evaluation is not None and (self.average is None or plan.sharding == "full")
         self._twin = copy.deepcopy(task.model).to(device) if needs_twin else None
 
     @property
@@ -36,26 +38,28 @@ class EvaluatedModel:
         """The model whose weights are stored as the best: the average, or the one that trains."""
         return self._task.model if self.average is None else self.average.model
 
-    def get(self, wrapped: nn.Module) -> nn.Module:
+    def distribute(self, distribution: Distribution) -> None:
+        """Lets the processes hold the average as they hold the model that trains."""
+        if self.average is not None:
+            self.average.model = distribution.add(self.average.model)
+
+    def get(self, distribution: Distribution) -> nn.Module:
         """Returns the model to evaluate. Every process must call this method.
 
         Args:
-            wrapped: Model that trains, wrapped by accelerate; returned if nothing else is evaluated.
+            distribution: Model that trains; returned if nothing else is evaluated.
         """
-        if self.average is not None:
-            model = self.average.model
-        elif self._twin is not None:
-            model = self._twin
-            model.load_state_dict(self._task.model.state_dict())
-        else:
-            return wrapped
-        # As DistributedDataParallel does for the model it wraps: the running means are those of process 0.
-        broadcast_state(self._accelerator, model)
-        return model if self._task.for_evaluation is None else self._task.for_evaluation(model)
+        weights = self.weights
+        self._send_buffers(weights)
+        if self._task.for_evaluation is None:
+            return distribution.model if self.average is None else weights
+        if self._twin is None:
+            return self._task.for_evaluation(weights)
+        self._twin.load_state_dict(distribution.state_of(weights, everywhere=True))
+        return self._task.for_evaluation(self._twin)
 
-
-def broadcast_state(accelerator: Accelerator, model: nn.Module) -> None:
-    """Gives all processes the weights and buffers of process 0."""
-    if accelerator.num_processes > 1:
-        for tensor in model.state_dict().values():
-            torch.distributed.broadcast(tensor, src=0)
+    def _send_buffers(self, model: nn.Module) -> None:
+        """Gives all processes the buffers of process 0, such as running means, in which they differ."""
+        if self._accelerator.num_processes > 1:
+            for buffer in model.buffers():
+                torch.distributed.broadcast(buffer, src=0)

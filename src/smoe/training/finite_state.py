@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from smoe.nn.sharded_parameters import local_part
+
 
 class FiniteState:
     """Finds values that training has made infinite or NaN.
@@ -28,7 +30,7 @@ class FiniteState:
 
 
 def _all_finite(values: list[Tensor]) -> bool:
-    numbers = [value.detach() for value in values if value.is_floating_point() or value.is_complex()]
+    numbers = [local_part(value.detach()) for value in values if value.is_floating_point() or value.is_complex()]
     # One value is read on the host, and not one for each tensor.
     flags = [value.isfinite().all() for value in numbers]
     return not flags or bool(torch.stack([flag.to(flags[0].device) for flag in flags]).all())

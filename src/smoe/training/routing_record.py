@@ -7,12 +7,17 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from smoe.diagnostics import RoutingGain, RoutingWatch
+from smoe.training.distribution import Distribution
 from smoe.training.evaluation import sum_over_processes
 from smoe.training.task import Task
 
 
 def routing_record(
-    watch: RoutingWatch, task: Task, accelerator: Accelerator, batch: tuple[Tensor, Tensor]
+    watch: RoutingWatch,
+    task: Task,
+    accelerator: Accelerator,
+    distribution: Distribution,
+    batch: tuple[Tensor, Tensor],
 ) -> dict[str, float]:
     """Returns the values `routing/...` of an epoch, over all processes; empty for a model without gates.
 
@@ -22,11 +27,14 @@ def routing_record(
         watch: Watch of the routing.
         task: Task that is trained.
         accelerator: Accelerator of the run.
+        distribution: Model of the task, as the processes hold it.
         batch: Input and target on which the routing is measured.
     """
-    values = watch.observe(task.model)
+    with distribution.whole(task.model):
+        values = watch.observe(task.model)
     with accelerator.autocast():
         measured = watch.measure(task.model, task.loss, *batch)
+    distribution.end_evaluation(task.model)
     if not measured:
         return values
     numbers = torch.tensor(list(measured.values()), dtype=torch.float64, device=accelerator.device)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from smoe.nn.sharded_parameters import local_part
 from smoe.training.plan import TrainingPlan
 
 
@@ -22,13 +22,17 @@ class WeightAverage:
     Args:
         model: Model at the start, before anything is wrapped around it: it is copied.
         plan: Plan that gives the interval of the updates, the decay and the length of the warm-up.
+
+    Attributes:
+        model: Model with the averaged weights. It and `has_begun` are what a resumed run needs.
+        has_begun: Whether the warm-up is over.
     """
 
     def __init__(self, model: nn.Module, plan: TrainingPlan) -> None:
         assert plan.average_every is not None
         self._every, self._num_warmup_epochs = plan.average_every, plan.warmup_epochs
         self._share = 1.0 - rescaled_decay(plan)
-        self._has_begun = False
+        self.has_begun = False
         self.model = copy.deepcopy(model)
 
     def observe(self, model: nn.Module, epoch: int, num_steps: int) -> None:
@@ -41,9 +45,9 @@ class WeightAverage:
         """
         if (num_steps - 1) % self._every:
             return
-        self._update(model, 1.0 if not self._has_begun else self._share)
+        self._update(model, 1.0 if not self.has_begun else self._share)
         # The first update after the warm-up copies the weights.
-        self._has_begun = epoch > self._num_warmup_epochs
+        self.has_begun = epoch > self._num_warmup_epochs
 
     @torch.no_grad()
     def _update(self, model: nn.Module, share: float) -> None:
@@ -56,18 +60,11 @@ class WeightAverage:
             floating = [(average, value) for average, value in pairs if average.is_floating_point()]
             torch._foreach_lerp_([average for average, _ in floating], [value for _, value in floating], share)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what a resumed run needs."""
-        return {"model": self.model.state_dict(), "has_begun": self._has_begun}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a `state_dict`."""
-        self.model.load_state_dict(state["model"])
-        self._has_begun = state["has_begun"]
-
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters()
+    """Parameters and buffers; of a parameter that is sharded, the part of this process."""
+    for name, parameter in model.named_parameters():
+        yield name, local_part(parameter)
     yield from model.named_buffers()
 
 

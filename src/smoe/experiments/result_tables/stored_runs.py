@@ -17,7 +17,7 @@ from smoe.experiments.recipe import Recipe
 DATA_PLACES = ("cache_dir", "store", "root")
 
 # Fields that change where and how fast a run computes, but not what it computes.
-WITHOUT_EFFECT = frozenset({*DATA_PLACES, "device", "num_threads", "num_workers", "evaluation_batch_size"})
+WITHOUT_EFFECT = frozenset({*DATA_PLACES, "device", "num_threads", "num_workers", "evaluation_batch_size", "sharding"})
 
 Plain = dict[str, Any]
 
