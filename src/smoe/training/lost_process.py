@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,12 +16,15 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from smoe.training.heartbeat import INTERVAL, LIMIT, Heartbeat
 from smoe.training.run_directory import RunDirectory
 
 # What gloo, NCCL and the store of a process group write when the other end of a connection is gone.
 _CONNECTION = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed out|socket", re.IGNORECASE)
+# A process of another host that has missed two beats after a connection broke is lost.
+_SILENCE = 2.5 * INTERVAL
 # A launcher collects a killed process within some tenths of a second; until then it looks alive.
-_PATIENCE = 3.0
+_PATIENCE = _SILENCE + INTERVAL
 
 
 class LostProcessError(Exception):
@@ -43,9 +47,14 @@ class Member:
     host: str
     process: int
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the process runs on this host."""
+        return self.host == socket.gethostname()
+
     def has_ended(self) -> bool:
         """Whether the process has ended, as far as this host can tell."""
-        if self.host != socket.gethostname():
+        if not self.is_here:
             return False
         try:
             os.kill(self.process, 0)
@@ -56,9 +65,35 @@ class Member:
         return _is_zombie(self.process)
 
 
+@dataclass(frozen=True)
+class Lost:
+    """A process that is lost.
+
+    Attributes:
+        member: The process.
+        silence: Seconds for which nothing was heard from it; None if it has ended.
+    """
+
+    member: Member
+    silence: float | None
+
+    def __str__(self) -> str:
+        member = self.member
+        if self.silence is None:
+            return f"rank {member.rank} (process {member.process}) has ended; {_log_of(member)}"
+        return (
+            f"rank {member.rank} (process {member.process} on {member.host}) has not been heard from for "
+            f"{self.silence:.0f} s; its messages are on that host"
+        )
+
+
 @contextmanager
 def name_lost_processes(accelerator: Accelerator, run: RunDirectory, stored: Callable[[], str]) -> Iterator[None]:
-    """Turns the error of a broken connection between processes into one line. Every process must enter it.
+    """Turns the loss of another process into one line. Every process must enter it.
+
+    A connection that breaks raises an error in the operation that needs it. A host that was cut off breaks no
+    connection: if nothing is heard from a process for `heartbeat.LIMIT` seconds, this process writes the line and ends
+    at once, because its main thread may wait in an operation that nothing else can end.
 
     Args:
         accelerator: Accelerator of the run.
@@ -71,17 +106,36 @@ def name_lost_processes(accelerator: Accelerator, run: RunDirectory, stored: Cal
     if accelerator.num_processes == 1:
         yield
         return
+    rank = accelerator.process_index
+
+    def message(lost: Sequence[Lost]) -> str:
+        return (
+            f"rank {rank} of {len(members)} cannot go on: {_describe(lost)}; {run.last_checkpoint} holds {stored()}; "
+            f"continue with: {_resume_command(members, lost, run)}"
+        )
+
+    def end(silent: Sequence[int]) -> None:
+        lost = [Lost(members[other], LIMIT) for other in silent]
+        # Without the host that holds the store, nobody is heard, not even a process of this host.
+        lost = [each for each in lost if not each.member.is_here] or lost
+        sys.stderr.write(f"smoe: error: {message(lost)}\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+    heartbeat = Heartbeat(rank, accelerator.num_processes, end)
     members = _gather_members(accelerator)
-    others = [member for member in members if member.rank != accelerator.process_index]
+    heartbeat.start()
+    is_done = False
     try:
         yield
+        is_done = True
     except RuntimeError as error:
         if not (isinstance(error, torch.distributed.DistError) or _CONNECTION.search(str(error))):
             raise
-        raise LostProcessError(
-            f"rank {accelerator.process_index} of {len(members)} cannot go on: {_describe(_find_ended(others))}; "
-            f"{run.last_checkpoint} holds {stored()}; continue with: {_resume_command(members, run)}"
-        ) from error
+        others = [member for member in members if member.rank != rank]
+        raise LostProcessError(message(_find_lost(others, heartbeat))) from error
+    finally:
+        heartbeat.stop(is_done=is_done)
 
 
 def _gather_members(accelerator: Accelerator) -> list[Member]:
@@ -91,21 +145,22 @@ def _gather_members(accelerator: Accelerator) -> list[Member]:
     return members
 
 
-def _find_ended(others: Sequence[Member]) -> list[Member]:
-    """The processes of this host that have ended; waits a little for the first one."""
+def _find_lost(others: Sequence[Member], heartbeat: Heartbeat) -> list[Lost]:
+    """The processes of this host that have ended, or those of other hosts that are silent; waits a little for them."""
     until = time.monotonic() + _PATIENCE
     while True:
-        ended = [member for member in others if member.has_ended()]
-        if ended or time.monotonic() > until:
-            return ended
+        lost = [Lost(member, None) for member in others if member.has_ended()]
+        silent = heartbeat.silent(_SILENCE)
+        lost += [Lost(member, _SILENCE) for member in others if member.rank in silent and not member.is_here]
+        if lost or time.monotonic() > until:
+            return lost
         time.sleep(0.05)
 
 
-def _describe(ended: Sequence[Member]) -> str:
-    if not ended:
-        return "the connection to a process of another host, or to one that hangs, is lost; its messages are there"
-    parts = [f"rank {member.rank} (process {member.process}) has ended; {_log_of(member)}" for member in ended]
-    return ", ".join(parts)
+def _describe(lost: Sequence[Lost]) -> str:
+    if not lost:
+        return "the connection to a process that hangs is lost, or to one of another host; its messages are there"
+    return ", ".join(map(str, lost))
 
 
 def _log_of(member: Member) -> str:
@@ -118,10 +173,14 @@ def _log_of(member: Member) -> str:
     return "its messages, if any, are above (torchrun --redirects 3 --log-dir FOLDER keeps them in files)"
 
 
-def _resume_command(members: Sequence[Member], run: RunDirectory) -> str:
-    here = sum(member.host == socket.gethostname() for member in members)
-    hosts = len({member.host for member in members})
-    nodes = f"--nnodes {hosts} " if hosts > 1 else ""
+def _resume_command(members: Sequence[Member], lost: Sequence[Lost], run: RunDirectory) -> str:
+    """The command for the hosts that are left, as many processes on each as on this one."""
+    gone = {each.member.host for each in lost if not each.member.is_here}
+    hosts = [host for host in dict.fromkeys(member.host for member in members) if host not in gone]
+    here = sum(member.is_here for member in members)
+    nodes = ""
+    if len(hosts) > 1:
+        nodes = f"--nnodes {len(hosts)} --rdzv-backend c10d --rdzv-endpoint {hosts[0]}:29500 "
     return f"torchrun {nodes}--nproc-per-node {here} -m smoe train --resume {run.path}"
 
 
