@@ -31,7 +31,7 @@ _START = (
 )
 
 # Seconds of the processor that a request may take: a damaged file can make a reader run for ever.
-_SECONDS, _SECONDS_PER_BYTE = 2.0, 5e-6
+_SECONDS, _SECONDS_PER_BYTE = 5.0, 5e-6
 
 
 class ConfinedError(Exception):
