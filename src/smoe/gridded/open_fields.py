@@ -148,7 +148,7 @@ def _check_zarr(path: Path) -> None:
     group = zarr.open_group(path, mode="r")
     for name, array in group.arrays():
         if len(array.shape) >= 2:
-            check_zarr_array(path, name)
+            check_zarr_array(path, name, may_have_mask=True)
 
 
 def _is_consolidated(path: Path) -> bool:

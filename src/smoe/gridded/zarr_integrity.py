@@ -2,8 +2,9 @@
 
 A chunk may be missing for two reasons: it was lost, or it held fill values only and the writer left it out, which is
 the default of Zarr 3 (`write_empty_chunks=False`). Nothing in the store tells one from the other, so that the rule is:
-every chunk of a field must be there. Coordinates are not subject to it: their values are compared with what they must
-be.
+every chunk of a field must be there. Land in a field of the sea is an exception where a caller allows it: a place whose
+chunks are missing at all times, if a value that was not written is NaN. Coordinates are not subject to the rule: their
+values are compared with what they must be.
 """
 
 from __future__ import annotations
@@ -30,36 +31,39 @@ _TEXTS = ("standard_name", "axis", "units", "calendar", "grid_mapping", "bounds"
 _MAX_MISSING = 10_000
 
 
-def check_zarr_array(store: Path, name: str, *, may_begin_late: int = 0) -> None:
+def check_zarr_array(store: Path, name: str, *, may_begin_late: int = 0, may_have_mask: bool = False) -> None:
     """Refuses an array of which a chunk is missing or empty; in shards, of which an inner chunk is.
 
     Args:
         store: Folder of the group.
-        name: Of the array in it; versions 2 and 3 of the format.
+        name: Name of the array in it; versions 2 and 3 of the format.
         may_begin_late: Chunks may be missing whose first axis ends at or before this index, if missing values are NaN:
             accumulated fields have no value at the first times.
+        may_have_mask: All chunks of a place, along the first axis, may be missing, if missing values are NaN.
 
     Raises:
-        DataError: with the number of missing chunks and the first of them.
+        DataError: With the number of missing chunks and the first of them.
     """
     import zarr
 
     array: Any = zarr.open_group(store, mode="r")[name]
     folder = store / name
     outer = tuple(array.shards or array.chunks)
-    late = may_begin_late if array.fill_value is not None and array.fill_value != array.fill_value else 0
+    is_nan = array.fill_value is not None and array.fill_value != array.fill_value
+    late = may_begin_late if is_nan else 0
     sizes = {os.path.relpath(os.path.join(root, file), folder): os.path.getsize(os.path.join(root, file))
              for root, _, files in os.walk(folder) for file in files}  # fmt: skip
     _check_chunks(store, name, array, sum(sizes.values()))
     chunk_size = prod(outer) * array.dtype.itemsize
+    masked = _places_without_chunks(array, outer, sizes) if may_have_mask and is_nan and array.shards is None else set()
 
     missing: list[str] = []
     for position in _positions(array.shape, outer):
         if len(missing) > _MAX_MISSING:
             break
-        key = str(array.metadata.encode_chunk_key(position)).replace("/", os.sep)
-        if position and (position[0] + 1) * outer[0] <= late:
+        if (position and (position[0] + 1) * outer[0] <= late) or position[1:] in masked:
             continue
+        key = _chunk_file(array, position)
         if not sizes.get(key):
             missing.append(f"{name}/{key}")
         elif array.shards is None and _uses_blosc(array):
@@ -73,6 +77,24 @@ def check_zarr_array(store: Path, name: str, *, may_begin_late: int = 0) -> None
             "which would read as fill values; copy the store again, or, if its writer left out chunks of fill values, "
             "write it with write_empty_chunks=True"
         )
+
+
+def _places_without_chunks(array: Any, outer: tuple[int, ...], sizes: dict[str, int]) -> set[tuple[int, ...]]:
+    """Places, which are positions without that of the first axis, none of whose chunks was written.
+
+    Empty if a place has a single chunk, which may have been lost, or if nothing was written at all.
+    """
+    if len(array.shape) < 3 or array.shape[0] <= outer[0]:
+        return set()
+    absent, written = set(), set()
+    for position in _positions(array.shape, outer):
+        (written if _chunk_file(array, position) in sizes else absent).add(position[1:])
+    return absent - written if written else set()
+
+
+def _chunk_file(array: Any, position: tuple[int, ...]) -> str:
+    """File of a chunk, relative to the folder of its array."""
+    return str(array.metadata.encode_chunk_key(position)).replace("/", os.sep)
 
 
 def check_zarr_claims(store: Path) -> None:

@@ -246,11 +246,11 @@ def test_accumulated_fields_may_lack_their_first_chunk(tmp_path, first_value):
 
 def test_lost_chunk_of_a_coordinate_is_refused(tmp_path):
     path = write_weatherbench2(tmp_path / "era5.zarr", weatherbench2_dataset(TIMES, ("t2m",)), zarr_format=3)
-    for name, says in (("latitude", "another grid"), ("longitude", "another grid"), ("time", "twice|without units")):
+    for name in ("latitude", "longitude", "time"):
         lost = tmp_path / f"{name}.zarr"
         shutil.copytree(path, lost)
         (lost / name / "c" / "0").unlink()
-        with pytest.raises(DataError, match=says):
+        with pytest.raises(DataError, match=f"the coordinate {name} lacks the chunk {name}/c/0; copy it again"):
             open_source(lost)
 
 
