@@ -65,7 +65,8 @@ def tile_for(direction: Direction, *, rows: int, columns: int, depth: int, bytes
     if direction == "weight_gradient":
         row_block, column_block = _block(rows, _BANK_ROWS), _block(columns, _CHANNELS)
         num_sums = row_block * column_block
-        depth_block = 16 if bytes_each == 4 and num_sums >= 128 * 64 else 32
+        is_large = num_sums > 128 * 64 or (row_block, column_block) == (128, 64)
+        depth_block = 16 if bytes_each == 4 and is_large else 32
         return Tile(row_block, column_block, depth_block, 8 if num_sums >= 128 * 32 else 4, 5)
     if direction == "atomic_weight_gradient":
         column_block = _block(columns, _CHANNELS[:2])
@@ -77,7 +78,7 @@ def tile_for(direction: Direction, *, rows: int, columns: int, depth: int, bytes
     if direction == "forward":
         return Tile(row_block, column_block, depth_block, 8 if is_large else 4, 3)
     is_flat = (row_block, column_block) == (128, 32)
-    if is_flat and bytes_each == 4:
+    if bytes_each == 4 and row_block == 128 and not is_large:
         depth_block = 16
     return Tile(row_block, column_block, depth_block, 8 if is_large or is_flat else 4, 5)
 
