@@ -109,3 +109,13 @@ def test_chunks_of_land_are_not_written_and_not_missed(tmp_path: Path, zarr_form
     (path / names[zarr_format]).unlink()
     with pytest.raises(DataError, match=f"t2m lacks 1 chunks .* the first {names[zarr_format]},"):
         open_fields(path)
+
+
+def test_variables_of_a_folder_have_one_order(tmp_path: Path) -> None:
+    names = [f"v{number}" for number in (3, 1, 4, 0, 5, 2)]
+    fields = xr.merge([regional(name=name) for name in names]).assign_coords(height=2.0)
+    fields.to_zarr(tmp_path / "several.zarr", zarr_format=3, consolidated=False)
+    found = open_fields(tmp_path / "several.zarr")
+    assert list(found.data_vars) == sorted(names)
+    assert set(found.coords) == {"time", "lat", "lon", "height"}
+    assert found.attrs == fields.attrs

@@ -129,7 +129,10 @@ def _open_one(path: Path) -> xr.Dataset:
                     f"{path} is a folder but no Zarr group: name a file, a Zarr store or a pattern of files"
                 )
             _check_zarr(path)
-            return xr.open_zarr(path, chunks=chunks, decode_timedelta=False, consolidated=_is_consolidated(path))
+            is_consolidated = _is_consolidated(path)
+            dataset = xr.open_zarr(path, chunks=chunks, decode_timedelta=False, consolidated=is_consolidated)
+            # The library lists the arrays of a folder in the order in which their metadata happen to arrive.
+            return dataset if is_consolidated else dataset[sorted(dataset.variables, key=str)]
         if path.suffix in GRIB_ENDINGS:
             return open_grib(path) if chunks is None else open_grib(path).chunk(chunks)
         from smoe.gridded.netcdf_integrity import check_netcdf_coordinates, check_netcdf_file
