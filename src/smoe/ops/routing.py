@@ -22,6 +22,8 @@ class Routing(NamedTuple):
         clean: Scores before noise and normalisation, `(1 or B, X, P)`.
         noisy: Scores before normalisation, `(1 or B, X, P)`.
         noise_std: Standard deviation of the noise in `noisy`; 0 without noise.
+        unranked: NaN at pixels where a score is not finite and 0 elsewhere, `(1, 1, P)`, where the scores are empty and
+            such a score could not be refused; None otherwise.
     """
 
     indices: torch.Tensor
@@ -29,6 +31,7 @@ class Routing(NamedTuple):
     clean: torch.Tensor
     noisy: torch.Tensor
     noise_std: float = 0.0
+    unranked: torch.Tensor | None = None
 
     @property
     def has_scores(self) -> bool:
@@ -65,21 +68,35 @@ def weigh(selected: torch.Tensor, weights: torch.Tensor, expert_channels: int) -
     return selected * per_channel.unflatten(2, selected.shape[2:])
 
 
+def refuses_nonfinite(device: torch.device) -> bool:
+    """Whether a selection on a device raises an error where a score is not finite.
+
+    On an accelerator the host would have to wait for the device. Plain operations cannot raise in a compiled program,
+    and what is exported may become plain operations.
+    """
+    is_plain = torch.compiler.is_exporting() or (is_dense_only() and torch.compiler.is_compiling())
+    return device.type == "cpu" and not is_plain
+
+
+def nan_where_nonfinite(values: torch.Tensor) -> torch.Tensor:
+    """NaN at pixels where a value is not finite and 0 elsewhere, `(1 or B, 1, P)` of values `(1 or B, X, P)`."""
+    values = values.detach()
+    # Infinity minus itself is NaN, too.
+    return (values - values).sum(dim=1, keepdim=True)
+
+
 def mark_unranked(output: torch.Tensor, routing: Routing) -> torch.Tensor:
     """Makes the outputs NaN at pixels where a score is not finite and could not be refused when it was ranked.
 
-    On a CPU the selection itself raises an error, compiled or not. On an accelerator the host would have to wait for
-    the device, and plain operations that were compiled cannot raise. There such a score ranks last, and is seen where
-    the loss is read; layers count the error that comes back.
+    Such a score ranks last, and is seen where the loss is read; layers count the error that comes back.
 
     Args:
         output: Output of a layer, `(B, E * F, *grid)`.
         routing: Its routing.
     """
-    scores = routing.scores.detach()
-    is_refused = scores.device.type == "cpu" and not (is_dense_only() and torch.compiler.is_compiling())
-    if is_refused or not routing.has_scores:
-        return output
-    # Infinity minus itself is NaN, too.
-    mark = (scores - scores).sum(dim=1, keepdim=True)
+    mark = routing.unranked
+    if mark is None:
+        if refuses_nonfinite(routing.scores.device) or not routing.has_scores:
+            return output
+        mark = nan_where_nonfinite(routing.scores)
     return output + mark.to(output.dtype).unflatten(2, output.shape[2:])

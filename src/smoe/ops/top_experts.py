@@ -69,7 +69,7 @@ def _dense(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
 
 
 def _repeated_max(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
-    remaining = scores.clone()
+    remaining = scores
     is_taken = torch.zeros_like(scores, dtype=torch.bool)
     chosen: list[torch.Tensor] = []
     for _ in range(num_selected):
@@ -78,8 +78,9 @@ def _repeated_max(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
         free = is_taken.to(torch.uint8).min(dim=1, keepdim=True).indices
         best = torch.where(is_taken.gather(1, best), free, best)
         chosen.append(best)
-        remaining.scatter_(1, best, -torch.inf)
-        is_taken.scatter_(1, best, True)
+        # Not in place: an exported program must be functional.
+        remaining = remaining.scatter(1, best, -torch.inf)
+        is_taken = is_taken.scatter(1, best, True)
     return torch.cat(chosen, dim=1)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from smoe.nn.gates.gate import SpatialGate
 from smoe.ops.families import experts_of, sample_families, shifted_seed
-from smoe.ops.routing import Routing
+from smoe.ops.routing import Routing, nan_where_nonfinite, refuses_nonfinite
 
 # Scores that are held at a time, 128 MB of them; a gate with more works in bands.
 _MAX_SCORES = 1 << 25
@@ -123,6 +123,7 @@ class BandedGate(SpatialGate):
         """
         device = seed.device
         indices = torch.empty(1, self.num_selected, self.num_pixels, dtype=torch.int32, device=device)
+        unranked = None if refuses_nonfinite(device) else torch.zeros(1, 1, self.num_pixels, device=device)
         common = self.common_parameters()
         # Half precision would make ties of distinct scores.
         with without_autocast(device):
@@ -132,8 +133,10 @@ class BandedGate(SpatialGate):
                 place = band.experts.start * self.num_pixels
                 chosen = sample_families(scores, band.num_families, shifted_seed(seed, place), noise)
                 indices[:, band.families] = chosen + band.experts.start
+                if unranked is not None:
+                    unranked += nan_where_nonfinite(scores)
         nothing = torch.empty(1, 0, self.num_pixels, device=device)
-        return Routing(indices, nothing, nothing, nothing)
+        return Routing(indices, nothing, nothing, nothing, unranked=unranked)
 
     def decide(self, input: torch.Tensor | None, reader: nn.Module | None) -> Routing:
         """The best expert of each family, where that is better without storing the scores."""

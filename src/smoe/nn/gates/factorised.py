@@ -19,7 +19,7 @@ from smoe.nn.grid_checks import check_grid, check_positive
 from smoe.nn.host_noise import host_normal
 from smoe.nn.sharded_parameters import change_parameter
 from smoe.ops.native.library import has_library
-from smoe.ops.routing import Routing
+from smoe.ops.routing import Routing, nan_where_nonfinite, refuses_nonfinite
 from smoe.ops.sample_factorised import sample_factorised
 from smoe.options import GateInit, Normalization, Order
 
@@ -227,7 +227,6 @@ class FactorisedGate(BandedGate):
         is_plain_float = self.keys.device.type == "cpu" and self.keys.dtype == torch.float32
         return self.selects_families and is_plain_float and has_library()
 
-    @torch.no_grad()
     def draw(self, seed: torch.Tensor, noise: float) -> Routing:
         """Selects an expert of each family by the scores with noise, without storing the scores.
 
@@ -240,10 +239,14 @@ class FactorisedGate(BandedGate):
         """
         if not self._has_kernel:
             return super().draw(seed, noise)
-        embedding = self.embedding.values.flatten(1)
-        indices = sample_factorised(self.scale * self.keys, embedding, self.num_selected, seed, noise)
+        # Detached, and not under `no_grad`: after an error, an exported program would leave gradients switched off.
+        keys, embedding = self.scale * self.keys.detach(), self.embedding.values.detach().flatten(1)
+        indices = sample_factorised(keys, embedding, self.num_selected, seed, noise)
         nothing = embedding.new_empty(1, 0, embedding.shape[1])
-        return Routing(indices, nothing, nothing, nothing)
+        unranked = None
+        if not refuses_nonfinite(keys.device):
+            unranked = nan_where_nonfinite(embedding[None]) + nan_where_nonfinite(keys.view(1, -1, 1))
+        return Routing(indices, nothing, nothing, nothing, unranked=unranked)
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""

@@ -213,7 +213,8 @@ class GraphMoE(FilterBank):
 def _at_nodes(routing: Routing, node_id: torch.Tensor) -> Routing:
     """The routing of some of the nodes."""
     indices, scores, clean, noisy = (part.index_select(2, node_id) for part in routing[:4])
-    return Routing(indices, scores, clean, noisy, routing.noise_std)
+    unranked = None if routing.unranked is None else routing.unranked.index_select(2, node_id)
+    return Routing(indices, scores, clean, noisy, routing.noise_std, unranked)
 
 
 def _fold(num_nodes: int) -> tuple[int, int]:
