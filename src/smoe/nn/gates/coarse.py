@@ -6,21 +6,16 @@ number for 4 x 4 pixels the table has 17 million, each of which learns from all 
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import nn
 
 from smoe.nn.gates.banded import BandedGate
 from smoe.nn.gates.groups import group_membership, group_of_expert
+from smoe.nn.gates.random_start import START_STD, check_scale, check_start, check_strength, draw_start
 from smoe.nn.gates.scaled_gradient import scale_gradient
-from smoe.nn.gates.smooth_fields import smooth_fields
 from smoe.nn.grid_checks import check_grid
 from smoe.ops.interpolation import interpolate_grid
 from smoe.options import GateInit, Normalization, Order
-
-# Standard deviation of the scores of a random start, as that of a `FactorisedGate`.
-_START = 0.1
 
 
 class CoarseGate(BandedGate):
@@ -69,12 +64,8 @@ class CoarseGate(BandedGate):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_experts, num_selected, order=order, normalization=normalization)
-        if not 0.0 < scale < math.inf:
-            raise ValueError(f"scale must be positive and finite, got {scale}")
-        if init not in ("uniform", "kaiming", "smooth"):
-            raise ValueError(f"init must be one of uniform, kaiming, smooth, got {init!r}")
-        if correlation_length is not None and init != "smooth":
-            raise ValueError(f"correlation_length belongs to init='smooth', but init is {init!r}")
+        check_scale(scale)
+        check_start(init, correlation_length)
         self.grid = check_grid(spatial_shape)
         self.wraps = _of_axes(wraps, len(self.grid))
         self.scale = scale
@@ -101,8 +92,7 @@ class CoarseGate(BandedGate):
                 random start.
             **options: Further arguments of `CoarseGate`.
         """
-        if not strength >= 0.0:
-            raise ValueError(f"strength must not be negative, got {strength}")
+        check_strength(strength)
         groups = torch.as_tensor(groups)
         gate = cls(num_experts, num_selected, tuple(groups.shape), **options)
         membership = group_membership(groups)
@@ -111,7 +101,7 @@ class CoarseGate(BandedGate):
             membership = torch.cat([cell.mean(dim=axis, keepdim=True) for cell in cells], dim=axis)
         of_expert = group_of_expert(num_experts, len(membership), num_selected if gate.order == "families" else 1)
         with torch.no_grad():
-            gate.values.add_(strength * _START / gate.scale * membership[of_expert].to(gate.values))
+            gate.values.add_(strength * START_STD / gate.scale * membership[of_expert].to(gate.values))
         return gate
 
     @property
@@ -138,16 +128,9 @@ class CoarseGate(BandedGate):
 
     def reset_parameters(self) -> None:
         """Draws the scores anew."""
+        draw_start(self.values, self.init, self.correlation_length)
         with torch.no_grad():
-            if self.init == "uniform":
-                self.values.zero_()
-                return
-            if self.init == "smooth":
-                length = self.correlation_length or min(self.coarse_shape) / 8
-                self.values.copy_(smooth_fields(tuple(self.values.shape), length))
-            else:
-                self.values.normal_()
-            self.values.mul_(_START / self.scale)
+            self.values.mul_(START_STD / self.scale)
 
     def row_parameters(self) -> tuple[nn.Parameter, ...]:
         """The scores of the coarse grid."""

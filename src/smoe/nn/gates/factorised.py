@@ -13,8 +13,8 @@ from torch import nn
 
 from smoe.nn.gates.banded import BandedGate
 from smoe.nn.gates.groups import group_membership, group_of_expert
+from smoe.nn.gates.random_start import START_STD, check_scale, check_start, check_strength, draw_start
 from smoe.nn.gates.scaled_gradient import scale_gradient
-from smoe.nn.gates.smooth_fields import smooth_fields
 from smoe.nn.grid_checks import check_grid, check_positive
 from smoe.nn.host_noise import host_normal
 from smoe.nn.sharded_parameters import change_parameter
@@ -23,9 +23,6 @@ from smoe.ops.routing import Routing, nan_where_nonfinite, refuses_nonfinite
 from smoe.ops.sample_factorised import sample_factorised
 from smoe.options import GateInit, Normalization, Order
 
-# Standard deviation of the scores of a random start: small beside the temperature 1 of the straight-through rule, so
-# that all candidates of a family stay likely.
-_START = 0.1
 # Change of a key that is copied, relative to its size.
 _KEY_CHANGE = 0.3
 
@@ -54,10 +51,7 @@ class PixelEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(rank=rank)
-        if init not in ("uniform", "kaiming", "smooth"):
-            raise ValueError(f"init must be one of uniform, kaiming, smooth, got {init!r}")
-        if correlation_length is not None and init != "smooth":
-            raise ValueError(f"correlation_length belongs to init='smooth', but init is {init!r}")
+        check_start(init, correlation_length)
         self.init: GateInit = init
         self.correlation_length = correlation_length
         self.values = nn.Parameter(torch.empty(rank, *check_grid(spatial_shape), device=device, dtype=dtype))
@@ -70,14 +64,7 @@ class PixelEmbedding(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draws the numbers anew, of standard deviation 1 unless they start at 0."""
-        with torch.no_grad():
-            if self.init == "uniform":
-                self.values.zero_()
-            elif self.init == "smooth":
-                length = self.correlation_length or min(self.spatial_shape) / 8
-                self.values.copy_(smooth_fields(tuple(self.values.shape), length))
-            else:
-                self.values.normal_()
+        draw_start(self.values, self.init, self.correlation_length)
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""
@@ -122,8 +109,7 @@ class FactorisedGate(BandedGate):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_experts, num_selected, order=order, normalization=normalization)
-        if not 0.0 < scale < math.inf:
-            raise ValueError(f"scale must be positive and finite, got {scale}")
+        check_scale(scale)
         if embedding is None:
             if spatial_shape is None:
                 raise ValueError("give spatial_shape, the sizes of the output grid, or an embedding")
@@ -131,7 +117,7 @@ class FactorisedGate(BandedGate):
                 rank, spatial_shape, init=init, correlation_length=correlation_length, device=device, dtype=dtype
             )
             with torch.no_grad():
-                embedding.values.mul_(_START / scale)
+                embedding.values.mul_(START_STD / scale)
         elif spatial_shape is not None and tuple(spatial_shape) != embedding.spatial_shape:
             raise ValueError(
                 f"the embedding was made for a grid of {embedding.spatial_shape}, but spatial_shape is "
@@ -158,8 +144,7 @@ class FactorisedGate(BandedGate):
                 random start.
             **options: Further arguments of `FactorisedGate`.
         """
-        if not strength >= 0.0:
-            raise ValueError(f"strength must not be negative, got {strength}")
+        check_strength(strength)
         groups = torch.as_tensor(groups)
         membership = group_membership(groups)
         gate = cls(num_experts, num_selected, tuple(groups.shape), **options)
@@ -169,7 +154,7 @@ class FactorisedGate(BandedGate):
         of_expert = group_of_expert(num_experts, len(membership), num_selected if gate.order == "families" else 1)
         with torch.no_grad():
             # A number of the embedding for each group, to which the keys of its experts answer.
-            gate.embedding.values[: len(membership)] = (strength * _START / gate.scale) * membership.to(gate.keys)
+            gate.embedding.values[: len(membership)] = (strength * START_STD / gate.scale) * membership.to(gate.keys)
             gate.keys[:, : len(membership)] = 0.0
             gate.keys[torch.arange(num_experts), of_expert] = 1.0
         return gate

@@ -9,6 +9,7 @@ from torch import nn
 
 from smoe.nn.gates.banded import BandedGate
 from smoe.nn.gates.groups import expert_membership
+from smoe.nn.gates.random_start import check_start, check_strength
 from smoe.nn.gates.smooth_fields import smooth_fields
 from smoe.nn.grid_checks import check_grid, check_positive
 from smoe.options import GATE_INITS, GateInit, Normalization, Order
@@ -54,10 +55,7 @@ class TensorGate(BandedGate):
     ) -> None:
         super().__init__(num_experts, num_selected, order=order, normalization=normalization)
         check_positive(expert_channels=expert_channels)
-        if init not in GATE_INITS:
-            raise ValueError(f"init must be one of {', '.join(GATE_INITS)}, got {init!r}")
-        if correlation_length is not None and init != "smooth":
-            raise ValueError(f"correlation_length belongs to init='smooth', but init is {init!r}")
+        check_start(init, correlation_length, GATE_INITS)
         self.expert_channels = expert_channels
         self.init: GateInit = init
         self.correlation_length = correlation_length
@@ -88,8 +86,7 @@ class TensorGate(BandedGate):
             expert_channels: F, the number of outputs per expert.
             **options: Further arguments of `TensorGate`.
         """
-        if not strength >= 0.0:
-            raise ValueError(f"strength must not be negative, got {strength}")
+        check_strength(strength)
         groups = torch.as_tensor(groups)
         gate = cls(num_experts, num_selected, tuple(groups.shape), expert_channels, **options)
         membership = expert_membership(groups, num_experts, num_selected if gate.order == "families" else 1)
