@@ -10,6 +10,7 @@ from smoe.nn.filter_bank import BankOptions, FilterBank
 from smoe.nn.geometry.spatial_moe_1d import check_axes
 from smoe.ops.healpix import (
     HEALPixOrder,
+    border_sources,
     check_healpix_coordinates,
     check_nside,
     face_pixels,
@@ -45,6 +46,7 @@ class HEALPixMoE(FilterBank):
 
     pixels: torch.Tensor
     inverse: torch.Tensor
+    border_sources: torch.Tensor
 
     def __init__(
         self,
@@ -74,6 +76,8 @@ class HEALPixMoE(FilterBank):
         pixels = face_pixels(nside, pixel_order).to(self.weight.device)
         self.register_buffer("pixels", pixels, persistent=False)
         self.register_buffer("inverse", pixels.argsort(), persistent=False)
+        sources = border_sources(nside, self.width).to(self.weight.device)
+        self.register_buffer("border_sources", sources, persistent=False)
 
     @property
     def width(self) -> int:
@@ -108,7 +112,7 @@ class HEALPixMoE(FilterBank):
 
     def prepare(self, input: torch.Tensor) -> torch.Tensor:
         """The padded faces."""
-        return pad_faces(input, self.width)
+        return pad_faces(input, self.width, self.border_sources)
 
     def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""

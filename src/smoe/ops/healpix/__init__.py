@@ -1,6 +1,6 @@
 """HEALPix spheres: orders of pixels, coordinates, and faces padded by their neighbours."""
 
-from smoe.ops.healpix.halo import pad_faces
+from smoe.ops.healpix.halo import border_sources, pad_faces
 from smoe.ops.healpix.pixel_orders import (
     HEALPIX_ORDERS,
     HEALPixOrder,
@@ -14,6 +14,7 @@ from smoe.ops.healpix.pixel_orders import (
 __all__ = [
     "HEALPIX_ORDERS",
     "HEALPixOrder",
+    "border_sources",
     "check_healpix_coordinates",
     "check_nside",
     "face_pixels",

@@ -90,7 +90,35 @@ def _flips(piece: _Piece) -> list[int]:
     return [axis for axis, bit in ((2, 2), (3, 1)) if piece.turn & bit]
 
 
-def pad_faces(faces: torch.Tensor, width: int) -> torch.Tensor:
+def border_sources(nside: int, width: int) -> torch.Tensor:
+    """The pixels that the borders of the faces are made of, for programs that are compiled or exported.
+
+    Args:
+        nside: n, the number of pixels along a side of a face.
+        width: Width of the border.
+
+    Returns:
+        Numbers of pixels `(2, N)` in the flat faces, int64. A pixel of the border is a copy of the pixel whose number
+        stands twice, or the mean of two. The order is that of the faces; in a face, the rows above it, the columns left
+        and right of it, and the rows below it.
+    """
+    numbers = torch.arange(12 * nside**2).view(1, 1, 12, nside, nside)
+    first = _pad_without_corners(numbers, width)
+    second = first.clone()
+    for (face, row_step, column_step), beyond_row, beyond_column in _corners(first, width):
+        rows, columns = _border(row_step, nside, width), _border(column_step, nside, width)
+        first[:, :, face, rows, columns], second[:, :, face, rows, columns] = beyond_row, beyond_column
+    above, inside, below = (_border(step, nside, width) for step in (-1, 0, 1))
+    parts = ((above, slice(None)), (inside, above), (inside, below), (below, slice(None)))
+    return torch.stack(
+        [
+            torch.cat([padded[0, 0, :, rows, columns].flatten(1) for rows, columns in parts], dim=1).flatten()
+            for padded in (first, second)
+        ]
+    )
+
+
+def pad_faces(faces: torch.Tensor, width: int, sources: torch.Tensor | None = None) -> torch.Tensor:
     """Pads each face by the pixels of its neighbours; gradients go back to these.
 
     Eight corners of faces touch no other face: there, the border is the mean of the pixels beyond the two edges, as far
@@ -99,6 +127,8 @@ def pad_faces(faces: torch.Tensor, width: int) -> torch.Tensor:
     Args:
         faces: `(B, C, 12, n, n)`, floating.
         width: Width of the border, at most n.
+        sources: What `border_sources` returns, on the device of the faces. A program that is compiled or exported is
+            then small: a hundred parts of borders are copied by one operation.
 
     Returns:
         `(B, C, 12, n + 2 * width, n + 2 * width)`.
@@ -110,11 +140,11 @@ def pad_faces(faces: torch.Tensor, width: int) -> torch.Tensor:
     if width == 0:
         return faces
     if torch.compiler.is_compiling():
-        return _pad(faces, width)
+        return _pad(faces, width) if sources is None else _pad_from(faces, width, sources)
     return _PaddedFaces.apply(faces, width)  # type: ignore[return-value]
 
 
-def _pad(faces: torch.Tensor, width: int) -> torch.Tensor:
+def _pad_without_corners(faces: torch.Tensor, width: int) -> torch.Tensor:
     B, C, _, n, _ = faces.shape
     size = n + 2 * width
     padded = faces.new_empty(B, C, 12, size, size)
@@ -123,14 +153,37 @@ def _pad(faces: torch.Tensor, width: int) -> torch.Tensor:
         rows, columns = _border(piece.row_step, n, width), _border(piece.column_step, n, width)
         block, flips = _source(faces, piece, width), _flips(piece)
         padded[:, :, piece.face, rows, columns] = block.flip(flips) if flips else block
+    return padded
+
+
+def _corners(padded: torch.Tensor, width: int) -> Iterator[tuple[tuple[int, int, int], torch.Tensor, torch.Tensor]]:
+    """Corners where three faces meet, and the pixels beyond the two edges that each is the mean of."""
+    n = padded.shape[3] - 2 * width
     for face, row_step, column_step in _MISSING_CORNERS:
         part = padded[:, :, face]
+        beyond_row = part[:, :, _border(row_step, n, width), _inside(column_step, n, width)].flip(3)
+        beyond_column = part[:, :, _inside(row_step, n, width), _border(column_step, n, width)].flip(2)
+        yield (face, row_step, column_step), beyond_row, beyond_column
+
+
+def _pad(faces: torch.Tensor, width: int) -> torch.Tensor:
+    n = faces.shape[3]
+    padded = _pad_without_corners(faces, width)
+    for (face, row_step, column_step), beyond_row, beyond_column in _corners(padded, width):
         rows, columns = _border(row_step, n, width), _border(column_step, n, width)
-        beyond_row = part[:, :, rows, _inside(column_step, n, width)].flip(3)
-        beyond_column = part[:, :, _inside(row_step, n, width), columns].flip(2)
         # Halves first: a sum of two large half-precision numbers could overflow.
-        part[:, :, rows, columns] = beyond_row * 0.5 + beyond_column * 0.5
+        padded[:, :, face, rows, columns] = beyond_row * 0.5 + beyond_column * 0.5
     return padded
+
+
+def _pad_from(faces: torch.Tensor, width: int, sources: torch.Tensor) -> torch.Tensor:
+    n, flat = faces.shape[3], faces.flatten(2)
+    size = n + 2 * width
+    first, second = (flat.index_select(2, source) for source in sources)
+    border = torch.where(sources[0] == sources[1], first, first * 0.5 + second * 0.5).unflatten(2, (12, -1))
+    above, left, right, below = border.split([width * size, n * width, n * width, width * size], dim=3)
+    middle = torch.cat([left.unflatten(3, (n, width)), faces, right.unflatten(3, (n, width))], dim=4)
+    return torch.cat([above.unflatten(3, (width, size)), middle, below.unflatten(3, (width, size))], dim=3)
 
 
 class _PaddedFaces(torch.autograd.Function):
