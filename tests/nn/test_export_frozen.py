@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -79,6 +80,20 @@ def test_a_program_computes_the_same(name: str, is_plain: bool) -> None:
     assert not any("experts" in operator or "topk" in operator or "sort" in operator for operator in operators)
 
 
+@pytest.mark.parametrize("is_plain", [False, True], ids=["operators", "plain"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_program_takes_any_number_of_samples(name: str, is_plain: bool) -> None:
+    frozen, input = make(name)
+    example = torch.randn(3, *input.shape[1:])
+    # The lower bound: a program for one sample or more; torch.export takes 0 and 1 for special otherwise.
+    program = torch.export.export(frozen, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+    if is_plain:
+        program = program.run_decompositions(smoe.ops.plain_operators())
+    for num_samples in (1, 5, 20):
+        samples = torch.randn(num_samples, *input.shape[1:])
+        torch.testing.assert_close(program.module()(samples), frozen(samples), rtol=1e-4, atol=1e-5)
+
+
 def test_the_training_form_is_plain_too() -> None:
     layer = smoe.SpatialMoE2d(3, 6, 2, spatial_shape=(5, 9)).eval()
     input = torch.randn(1, 3, 5, 9)
@@ -87,10 +102,16 @@ def test_the_training_form_is_plain_too() -> None:
     torch.testing.assert_close(program.module()(input), layer(input), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+AHEAD_OF_TIME = [
+    # Each takes ten to twenty seconds, most of them in the C++ compiler.
+    pytest.param(name, is_plain, marks=() if (name, is_plain) == ("plane", False) else pytest.mark.slow)
+    for name in NETWORKS
+    for is_plain in (False, True)
+]
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
-@pytest.mark.parametrize("is_plain", [False, True], ids=["operators", "plain"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "is_plain"), AHEAD_OF_TIME)
 def test_a_package_compiled_ahead_of_time_computes_the_same(name: str, is_plain: bool, tmp_path: Path) -> None:
     frozen, input, program = export(name, is_plain=is_plain)
     with torch.no_grad():
@@ -98,15 +119,8 @@ def test_a_package_compiled_ahead_of_time_computes_the_same(name: str, is_plain:
     torch.testing.assert_close(torch._inductor.aoti_load_package(path)(input), frozen(input), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_onnx_computes_the_same(name: str, tmp_path: Path) -> None:
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(package, reason=f"ONNX needs {package}")
-    import onnxruntime  # pyright: ignore[reportMissingImports]
-
     frozen, input, program = export(name, is_plain=True)
     exported = torch.onnx.export(program, (), dynamo=True, verbose=False)
     assert exported is not None

@@ -35,7 +35,7 @@ class LearnedChannels(nn.Module):
         if input.shape[2:] != self.fields.shape[1:]:
             made_for, got = tuple(self.fields.shape[1:]), tuple(input.shape[2:])
             raise ValueError(f"the learned channels were made for a grid of {made_for}, got {got}")
-        fields = self.fields.to(input.dtype).expand(len(input), *self.fields.shape)
+        fields = self.fields.to(input.dtype).expand(input.shape[0], *self.fields.shape)
         return torch.cat((input, fields), dim=1)
 
     def extra_repr(self) -> str:

@@ -115,7 +115,7 @@ class GraphMoE(FilterBank):
         self._check(x, edge_index, node_id)
         num_nodes = self.num_nodes if node_id is None else x.shape[-2]
         # Sizes without -1, which a tensor of no elements does not have.
-        samples = x if x.ndim == 3 else x.reshape(len(x) // max(1, num_nodes), num_nodes, self.in_channels)
+        samples = x if x.ndim == 3 else x.reshape(x.shape[0] // max(1, num_nodes), num_nodes, self.in_channels)
         if node_id is None and self.fixed_graph and not torch.compiler.is_compiling():
             self._note_edges(edge_index, x.shape[-2])
         features = self.neighbourhood.features(samples, edge_index, edge_weight, edge_attr, x.shape[-2])
@@ -140,7 +140,7 @@ class GraphMoE(FilterBank):
             self._check_node_id(node_id, x.shape[-2])
         elif x.ndim == 3 and x.shape[1] != N:
             raise ValueError(f"the layer was made for {N} nodes, got {x.shape[1]}; for a part of them give node_id")
-        elif x.ndim == 2 and len(x) % N:
+        elif x.ndim == 2 and x.shape[0] % N:
             raise ValueError(
                 f"x has {len(x)} nodes, no multiple of the {N} that the layer was made for; for a part of them give "
                 "node_id"

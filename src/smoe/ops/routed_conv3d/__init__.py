@@ -58,10 +58,11 @@ def routed_conv3d(
             "no padding; use padding_mode zeros or circular"
         )
     num_voxels = math.prod(grid)
-    if indices.ndim != 3 or indices.shape[0] not in (1, len(input)) or indices.shape[2] != num_voxels:
+    # Not len(), which would make a constant of the number of samples where a program is exported.
+    if indices.ndim != 3 or indices.shape[0] not in (1, input.shape[0]) or indices.shape[2] != num_voxels:
         raise ValueError(
-            f"indices must be (1 or {len(input)}, E, {num_voxels}) for an output volume of {tuple(grid)}, got shape "
-            f"{tuple(indices.shape)}; make the gate for the output grid (spatial_shape)"
+            f"indices must be (1 or {input.shape[0]}, E, {num_voxels}) for an output volume of {tuple(grid)}, got "
+            f"shape {tuple(indices.shape)}; make the gate for the output grid (spatial_shape)"
         )
     device_type = input.device.type
     if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
