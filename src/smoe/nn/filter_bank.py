@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import nn
 
 from smoe.nn.defaults import default_bias, resolve_default_rule, resolve_gate
+from smoe.nn.gates.decided import DecidedGate
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_checks import check_positive
 from smoe.nn.host_noise import host_normal
@@ -18,6 +19,7 @@ from smoe.nn.sharded_parameters import change_parameter
 from smoe.ops.families import ALL_FAMILIES, experts_of
 from smoe.ops.family_gradient import slot_products
 from smoe.ops.routed_bias import routed_bias
+from smoe.ops.routed_conv.held_plan import HeldPlan, hold_plan
 from smoe.ops.top_experts import family_members
 from smoe.options import BIAS_OWNERS, BiasOwner, Order
 from smoe.rules import Damping, Rule
@@ -64,6 +66,8 @@ class FilterBank(RoutedLayer):
         dtype: Dtype of the weights.
     """
 
+    stride: int = 1
+
     def __init__(
         self,
         in_channels: int,
@@ -90,6 +94,7 @@ class FilterBank(RoutedLayer):
         gate = resolve_gate(gate, rule, num_experts, num_selected, spatial_shape, expert_channels, order, device, dtype)
         super().__init__(gate, expert_channels, weighted, rule, damping, device=device)
         self.in_channels = in_channels
+        self._plan: HeldPlan | None = None
         self.weight = nn.Parameter(
             torch.empty(num_experts * expert_channels, in_channels, *kernel, device=device, dtype=dtype)
         )
@@ -129,6 +134,27 @@ class FilterBank(RoutedLayer):
             nn.init.zeros_(self.bias)
         if self.affine is not None:
             self.affine.reset_parameters()
+
+    def planned_grid(self) -> tuple[int, ...]:
+        """The output grid as the kernels see it, of a layer whose gate was made for one."""
+        assert self.gate.spatial_shape is not None
+        return self.gate.spatial_shape
+
+    def plan_routing(self) -> None:
+        """Makes what the kernels derive from a decided routing, and keeps it as long as the layer lives."""
+        plan = None
+        if isinstance(self.gate, DecidedGate):
+            options = {"expert_channels": self.expert_channels, "stride": self.stride}
+            plan = hold_plan(self.weight, self.gate.indices, self.planned_grid(), **options)
+        self._plan = plan
+
+    def __getstate__(self) -> dict[str, object]:
+        # A plan belongs to its process.
+        return {**super().__getstate__(), "_plan": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.plan_routing()
 
     def finish(self, output: torch.Tensor) -> torch.Tensor:
         """Adds the bias of the slots to `(B, E * F, *grid)` and applies the local affine map."""

@@ -69,6 +69,7 @@ class RoutedLayer(nn.Module, ABC):
         self.register_state_dict_post_hook(_drop_repeated_gate)
         self.register_load_state_dict_pre_hook(_find_repeated_gate)
         self.register_load_state_dict_post_hook(_leave_meta_device)
+        self.register_load_state_dict_post_hook(_plan_routing)
 
     @property
     def rule(self) -> Rule:
@@ -114,6 +115,10 @@ class RoutedLayer(nn.Module, ABC):
         self.gate.leave(self.learner)
         self.gate, self.learner = gate, learner.train(self.training)
         self._let_learn(learner)
+        self.plan_routing()
+
+    def plan_routing(self) -> None:
+        """Called when a decided routing, or the place of the layer, may be another: after loading, moving, copying."""
 
     def _let_learn(self, learner: Learner) -> None:
         self.gate.join(learner, trains_scores=learner.trains_scores, make_memory=lambda: learner.make_memory(self.gate))
@@ -288,6 +293,7 @@ class RoutedLayer(nn.Module, ABC):
         super()._apply(fn, recurse)
         # The device only: `.half()` must not round the loss scale.
         self._move_signal(fn(self.signal.num_nonfinite).device)
+        self.plan_routing()
         return self
 
     def _move_signal(self, device: torch.device) -> None:
@@ -341,3 +347,9 @@ def _leave_meta_device(layer: RoutedLayer, incompatible_keys: object) -> None:
     parameter = next(layer.parameters(), None)
     if parameter is not None:
         layer._move_signal(parameter.device)
+
+
+def _plan_routing(layer: RoutedLayer, incompatible_keys: object) -> None:
+    """Load hook: the routing may be another."""
+    del incompatible_keys
+    layer.plan_routing()

@@ -5,11 +5,15 @@
 // its own tiles' items, runs and remembered indices, at places that depend on the geometry only, so that a tile can be
 // sorted again without moving the others.
 //
-// Cache: a list of plans, the last used in front. A plan is found by its geometry and by a sample of its indices: the
-// plan with the most equal samples is a candidate, and the full comparison that follows decides what must be sorted
-// again. A routing that differs in more than half of the samples is taken for another layer's, and gets a plan of its
-// own. One lock guards the list and every change of a plan; a plan that someone else is using is replaced rather than
-// changed.
+// Cache: a list of plans, the last used in front. A plan is found by its geometry and by a sample of its indices: where
+// all samples are equal, the full comparison decides whether it is the plan of this routing. Otherwise the plan with
+// the most equal samples is brought up to date. A routing that differs in more than half of the samples is taken for
+// another layer's, and gets a plan of its own. One lock guards the list and every change of a plan; a plan that someone
+// else is using is replaced rather than changed.
+//
+// A layer whose routing is decided holds its plan (smoe_plan_hold): it is made before the first pass, and neither
+// changed nor forgotten until it is released. Held plans do not count towards the limits below; they are a small
+// multiple of the indices that the layer itself keeps.
 #include "plan.h"
 
 #include <pthread.h>
@@ -17,8 +21,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <iterator>
 #include <list>
 #include <mutex>
+#include <new>
+#include <utility>
 
 #include "packing.h"
 
@@ -27,7 +34,7 @@ namespace expert_lists {
 namespace {
 
 constexpr size_t kMostPlans = 32;
-constexpr int64_t kMostBytes = int64_t{512} << 20;  // of all plans; one is kept in any case
+constexpr int64_t kMostBytes = int64_t{512} << 20;  // of all plans that nobody holds; one is kept in any case
 constexpr int64_t kSamples = 1024;
 
 std::atomic<int64_t> tiles_sorted{0};
@@ -163,7 +170,6 @@ bool Plan::matches(const int32_t* indices, int64_t threads) const {
 }
 
 int64_t Plan::update(const int32_t* indices, int64_t threads) {
-    if (matches(indices, threads)) return 0;
     int64_t sorted = 0;
     std::vector<uint32_t> counts(threads * experts_);
 #pragma omp parallel for num_threads(threads) schedule(static) reduction(+ : sorted)
@@ -207,18 +213,23 @@ class Cache {
  public:
     std::shared_ptr<const Plan> obtain(const smoe_geometry& geometry, const int32_t* indices) {
         std::lock_guard<std::mutex> lock(mutex_);
-        auto best = most_similar(geometry, indices);
-        if (best == plans_.end()) return add(geometry, indices);
-        plans_.splice(plans_.begin(), plans_, best);
-        if (best->use_count() == 1) {
+        const Found found = find(geometry, indices);
+        if (found.plan == plans_.end()) return add(geometry, indices);
+        plans_.splice(plans_.begin(), plans_, found.plan);
+        if (!found.is_exact) {
             // Nobody else holds it, and nobody can take it before the lock opens. The fence orders what its last user
             // read before what is written now.
             std::atomic_thread_fence(std::memory_order_acquire);
-            tiles_sorted += (*best)->update(indices, geometry.threads);
-            return *best;
+            tiles_sorted += (*found.plan)->update(indices, geometry.threads);
         }
-        if ((*best)->matches(indices, geometry.threads)) return *best;
-        return add(geometry, indices);
+        return *found.plan;
+    }
+
+    // What a layer held counts towards the limits again.
+    void release(const std::shared_ptr<const Plan>* held) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        delete held;
+        forget_oldest();
     }
 
     void clear() {
@@ -226,17 +237,31 @@ class Cache {
         plans_.clear();
     }
 
+    // Around a fork: nobody changes the list meanwhile, so that the child has a whole one.
+    void lock() { mutex_.lock(); }
+    void unlock() { mutex_.unlock(); }
+
  private:
     using Plans = std::list<std::shared_ptr<Plan>>;
 
-    Plans::iterator most_similar(const smoe_geometry& geometry, const int32_t* indices) {
-        auto best = plans_.end();
+    struct Found {
+        Plans::iterator plan;
+        bool is_exact;
+    };
+
+    // By a kernel that is running, or by a layer.
+    static bool is_held(const std::shared_ptr<Plan>& plan) { return plan.use_count() > 1; }
+
+    // The plan of this routing, or of those that may be changed the one that is most similar.
+    Found find(const smoe_geometry& geometry, const int32_t* indices) {
+        Found best = {plans_.end(), false};
         int64_t most = 0;
         for (auto plan = plans_.begin(); plan != plans_.end(); ++plan) {
             if (!(*plan)->fits(geometry)) continue;
-            const int64_t equal = (*plan)->similarity(indices);
-            if (equal > most && 2 * equal >= (*plan)->samples()) {
-                best = plan;
+            const int64_t equal = (*plan)->similarity(indices), samples = (*plan)->samples();
+            if (equal == samples && (*plan)->matches(indices, geometry.threads)) return {plan, true};
+            if (equal > most && 2 * equal >= samples && !is_held(*plan)) {
+                best.plan = plan;
                 most = equal;
             }
         }
@@ -246,18 +271,22 @@ class Cache {
     std::shared_ptr<const Plan> add(const smoe_geometry& geometry, const int32_t* indices) {
         auto plan = std::make_shared<Plan>(geometry);
         tiles_sorted += plan->update(indices, geometry.threads);
-        plans_.push_front(plan);
+        plans_.push_front(std::move(plan));
         forget_oldest();
-        return plan;
+        return plans_.front();
     }
 
-    // Users of a plan that is forgotten keep it alive as long as they need it.
     void forget_oldest() {
+        size_t count = 0;
         int64_t bytes = 0;
-        for (const auto& plan : plans_) bytes += plan->bytes();
-        while (plans_.size() > kMostPlans || (plans_.size() > 1 && bytes > kMostBytes)) {
-            bytes -= plans_.back()->bytes();
-            plans_.pop_back();
+        for (auto plan = plans_.begin(); plan != plans_.end();) {
+            const auto next = std::next(plan);
+            if (!is_held(*plan)) {
+                count += 1;
+                bytes += (*plan)->bytes();
+                if (count > kMostPlans || (count > 1 && bytes > kMostBytes)) plans_.erase(plan);
+            }
+            plan = next;
         }
     }
 
@@ -268,10 +297,10 @@ class Cache {
 // Never destroyed: a thread may still convolve while the process ends.
 Cache* instance = new Cache;
 
-// A forked process starts with a cache of its own. The lock of its parent's cache may have been held by another thread
-// at the moment of the fork, and that thread does not exist in the child: the lock would never open. The parent's plans
-// are left where they are, in pages that the processes share.
-const int handles_forks = pthread_atfork(nullptr, nullptr, [] { instance = new Cache; });
+// A forked process starts with the plans of its parent, in pages that the two share. The lock is taken for the fork:
+// another thread might hold it at that moment, and that thread does not exist in the child, where it would never open.
+const int handles_forks =
+    pthread_atfork([] { instance->lock(); }, [] { instance->unlock(); }, [] { instance->unlock(); });
 
 Cache& cache() { return *instance; }
 
@@ -289,5 +318,20 @@ extern "C" {
 int64_t smoe_plan_builds(void) { return smoe::expert_lists::tiles_sorted; }
 
 void smoe_plan_clear(void) { smoe::expert_lists::cache().clear(); }
+
+// Makes the plan of a routing and holds it until it is released.
+int smoe_plan_hold(const smoe_geometry* geometry, const int32_t* indices, void** held) {
+    try {
+        *held =
+            new std::shared_ptr<const smoe::expert_lists::Plan>(smoe::expert_lists::obtain_plan(*geometry, indices));
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    return 0;
+}
+
+void smoe_plan_release(void* held) {
+    smoe::expert_lists::cache().release(static_cast<std::shared_ptr<const smoe::expert_lists::Plan>*>(held));
+}
 
 }  // extern "C"

@@ -61,7 +61,8 @@ class Plan {
     const Run* runs(int64_t tile) const { return runs_.data() + tile * run_capacity_; }
     int64_t run_count(int64_t tile) const { return run_counts_[tile]; }
 
-    // Makes the plan that of `indices`: sorts the tiles whose indices changed. Returns how many did.
+    // Makes the plan that of `indices`: sorts the tiles whose indices changed. Returns how many did. Nobody else may
+    // hold it.
     int64_t update(const int32_t* indices, int64_t threads);
 
     // Is it the plan of `indices` as it is?

@@ -192,6 +192,10 @@ class GraphMoE(FilterBank):
         )
         return output.flatten(2)
 
+    def planned_grid(self) -> tuple[int, ...]:
+        """The nodes as rows and columns."""
+        return _fold(self.num_nodes)
+
     def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Applies linear maps `(O, C')` to the features of all neighbourhoods."""
         return filters @ source

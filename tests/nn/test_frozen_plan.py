@@ -1,0 +1,221 @@
+"""The kernels' plan of a frozen layer: made before the first pass, wherever the layer comes from, and kept."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import gc
+import multiprocessing
+import pickle
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import smoe
+from smoe.ops import routed_conv2d
+from smoe.ops.native.library import native_library
+
+LIBRARY = native_library()
+if LIBRARY is None:
+    pytest.skip("the kernels are not built here; smoe bench backends says why", allow_module_level=True)
+builds = LIBRARY.functions.smoe_plan_builds
+builds.restype = ctypes.c_int64
+
+EDGES = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]])
+
+
+class OnGraph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = smoe.GraphMoE(32, 6, 2, num_nodes=20)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x, EDGES)
+
+
+# Large enough for the kernels that sort pixels.
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "plane": (lambda: smoe.SpatialMoE2d(16, 8, 2, spatial_shape=(11, 19)), (1, 16, 11, 19)),
+    "stride": (lambda: smoe.SpatialMoE2d(16, 8, 2, spatial_shape=(11, 19), stride=2), (1, 16, 21, 37)),
+    "channels": (lambda: smoe.SpatialMoE2d(16, 8, 2, spatial_shape=(11, 19), expert_channels=3), (1, 16, 11, 19)),
+    "score": (
+        lambda: smoe.SpatialMoE2d(16, 8, 2, spatial_shape=(11, 19), rule="rc", padding_mode="circular"),
+        (1, 16, 11, 19),
+    ),
+    "line": (lambda: smoe.SpatialMoE1d(16, 8, 2, spatial_shape=40), (1, 16, 40)),
+    "volume": (lambda: smoe.SpatialMoE3d(4, 8, 2, spatial_shape=(3, 9, 17), stride=2), (1, 4, 6, 17, 33)),
+    "sphere": (lambda: smoe.HEALPixMoE(16, 8, 2, nside=4), (1, 16, 12, 4, 4)),
+    "graph": (OnGraph, (1, 20, 32)),
+}
+
+
+def make(name: str) -> tuple[nn.Module, torch.Tensor]:
+    """A network that is not frozen, and an input."""
+    build, shape = NETWORKS[name]
+    network = build()
+    for parameter in network.parameters():
+        nn.init.normal_(parameter)
+    return network.eval(), torch.randn(shape)
+
+
+def forget() -> None:
+    """Makes the kernels forget every plan that nobody holds."""
+    gc.collect()
+    for _ in range(40):
+        routing = torch.rand(1, 7, 96).topk(5, dim=1).indices.int()
+        routed_conv2d(torch.randn(1, 9, 8, 12), torch.randn(7, 9, 3, 3), routing)
+
+
+def tiles_sorted(network: Callable[[torch.Tensor], torch.Tensor], input: torch.Tensor, expected: torch.Tensor) -> int:
+    """Compares a pass and returns how many tiles were sorted for it."""
+    before = builds()
+    with torch.no_grad():
+        assert torch.equal(network(input), expected)
+    return builds() - before
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_first_pass_sorts_nothing(name: str) -> None:
+    network, input = make(name)
+    expected = network(input)
+    forget()
+    assert tiles_sorted(network, input, expected) > 0
+    forget()
+    frozen = smoe.freeze(network)
+    forget()
+    assert tiles_sorted(frozen, input, expected) == 0
+    # More samples have the same plan, or none.
+    many = input.expand(5, *input.shape[1:])
+    before = builds()
+    torch.testing.assert_close(frozen(many), expected.expand(5, *expected.shape[1:]), rtol=1e-4, atol=1e-4)
+    assert builds() == before
+
+
+def loaded(frozen: nn.Module) -> nn.Module:
+    other = smoe.freeze(make("plane")[0])
+    other.load_state_dict(frozen.state_dict())
+    return other
+
+
+def assigned(frozen: nn.Module) -> nn.Module:
+    with torch.device("meta"):
+        other = smoe.freeze(NETWORKS["plane"][0]())
+    other.load_state_dict(frozen.state_dict(), assign=True)
+    return other
+
+
+@pytest.mark.parametrize(
+    "renew",
+    [
+        loaded,
+        assigned,
+        copy.deepcopy,
+        lambda frozen: pickle.loads(pickle.dumps(frozen)),
+        lambda frozen: frozen.double().float(),
+        smoe.freeze,
+    ],
+    ids=["load_state_dict", "assign", "deepcopy", "pickle", "to", "freeze"],
+)
+def test_a_layer_that_comes_from_another_has_its_plan(renew: Callable[[nn.Module], nn.Module]) -> None:
+    network, input = make("plane")
+    frozen = smoe.freeze(network)
+    expected = frozen(input)
+    renewed = renew(frozen).eval()
+    del frozen
+    forget()
+    assert tiles_sorted(renewed, input, expected) == 0
+
+
+def test_more_layers_than_the_kernels_keep_plans_of() -> None:
+    networks = nn.Sequential(*(smoe.SpatialMoE2d(8, 16, 8, spatial_shape=(8, 8)) for _ in range(50))).eval()
+    for parameter in networks.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    frozen, input = smoe.freeze(networks), torch.randn(1, 8, 8, 8)
+    with torch.no_grad():
+        expected = networks(input)
+    assert tiles_sorted(frozen, input, expected) == 0
+    assert tiles_sorted(networks, input, expected) == 0
+    del frozen
+    forget()
+    assert tiles_sorted(networks, input, expected) == 50
+
+
+def test_a_similar_layer_has_its_own_plan() -> None:
+    network, input = make("score")
+    frozen = smoe.freeze(network)
+    expected = frozen(input)
+    assert isinstance(network, smoe.SpatialMoE2d)
+    # Two choices of one pixel exchanged, as a training may do.
+    with torch.no_grad():
+        scores = network.gate.get_parameter("scores")
+        scores[:, 5, 7] = scores[:, 5, 7].roll(1)
+        other = network(input)
+    assert not torch.equal(other, expected)
+    for _ in range(3):
+        assert tiles_sorted(frozen, input, expected) == 0
+        assert tiles_sorted(network, input, other) == 0
+    with torch.no_grad():
+        scores[:, 5, 7] = scores[:, 5, 7].roll(1)
+    before = builds()
+    network(input)
+    assert builds() == before + 1  # the tile that changed, in the plan of the layer that trains
+    assert tiles_sorted(frozen, input, expected) == 0
+
+
+def test_an_exported_program_finds_the_plan() -> None:
+    network, input = make("plane")
+    frozen = smoe.freeze(network)
+    expected = frozen(input)
+    program = torch.export.export(frozen, (input,)).module()
+    forget()
+    assert tiles_sorted(program, input, expected) == 0
+
+
+def _pass_in_child(frozen: nn.Module, input: torch.Tensor, expected: torch.Tensor, results) -> None:
+    results.put(tiles_sorted(frozen, input, expected))
+
+
+def test_a_forked_process_has_the_plans_of_its_parent() -> None:
+    network, input = make("plane")
+    frozen = smoe.freeze(network)
+    with torch.no_grad():
+        expected = frozen(input)
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    process = context.Process(target=_pass_in_child, args=(frozen, input, expected, results))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert results.get() == 0
+    assert tiles_sorted(frozen, input, expected) == 0
+
+
+def test_plans_are_held_and_released_while_others_convolve() -> None:
+    network, input = make("plane")
+    with torch.no_grad():
+        expected = network(input)
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        with torch.no_grad():
+            for turn in range(15):
+                frozen = smoe.freeze(network)
+                if not torch.equal(frozen(input), expected):
+                    wrong.append(turn)
+                forget_some(number)
+
+    def forget_some(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(10):
+            routing = torch.rand(1, 7, 96, generator=generator).topk(5, dim=1).indices.int()
+            routed_conv2d(torch.randn(1, 9, 8, 12), torch.randn(7, 9, 3, 3), routing)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
