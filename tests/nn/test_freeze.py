@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import io
+import copy
+import pickle
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
 import smoe
+from smoe.ops.top_experts import top_experts
+from smoe.options import Order
 
 GRID = (6, 7)
 
@@ -75,21 +79,115 @@ def test_experts_go_on_learning_and_the_routing_stays() -> None:
     assert isinstance(layer.gate, smoe.FactorisedGate)
 
 
-def test_a_frozen_network_is_saved_small_and_loaded() -> None:
-    layer = smoe.SpatialMoE2d(3, 8, 2, gate=smoe.TensorGate(8, 2, GRID))
-    frozen = smoe.freeze(layer)
-    assert frozen.state_dict()["gate.experts"].dtype == torch.uint8
-    file = io.BytesIO()
-    torch.save(frozen.state_dict(), file)
-    file.seek(0)
-    other = smoe.freeze(smoe.SpatialMoE2d(3, 8, 2, gate=smoe.TensorGate(8, 2, GRID)))
-    other.load_state_dict(torch.load(file))
-    input = torch.randn(1, 3, *GRID)
-    assert torch.equal(other.eval()(input), frozen.eval()(input))
-    damaged = frozen.state_dict()
-    damaged["gate.experts"] = torch.full_like(damaged["gate.experts"], 8)
-    with pytest.raises(RuntimeError, match=r"gate.experts: the experts must be in \[0, 8\), got 8"):
-        other.load_state_dict(damaged)
+ORDERS: tuple[Order, ...] = ("families", "score", "index")
+
+
+def decided(order: Order, *, num_experts: int = 5, num_selected: int = 2) -> smoe.DecidedGate:
+    """A gate with a choice by scores that are random."""
+    scores = torch.randn(1, num_experts, GRID[0] * GRID[1])
+    indices = top_experts(scores, num_selected, order)[0]
+    return smoe.DecidedGate(indices.unflatten(1, GRID), num_experts, order=order)
+
+
+@pytest.mark.parametrize(
+    ("order", "num_experts", "num_selected", "num_bits"),
+    [
+        # In families of 3 and 2 experts, two bits; among all 5, three bits.
+        *[("families", 5, 2, 2), ("score", 5, 2, 3), ("index", 5, 2, 3), ("families", 6, 6, 0), ("score", 1, 1, 0)],
+        *[("families", 4, 2, 1), ("score", 256, 3, 8), ("score", 257, 3, 9), ("families", 1024, 2, 9)],
+    ],
+)
+def test_choices_are_saved_in_the_fewest_bits(order, num_experts, num_selected, num_bits, tmp_path) -> None:
+    gate = decided(order, num_experts=num_experts, num_selected=num_selected)
+    state = gate.state_dict()
+    assert state["experts"].shape == (num_bits, -(-num_selected * GRID[0] * GRID[1] // 8))
+    assert set(state) == {"experts", "sizes", "order_code"}
+    safetensors.torch.save_file(state, tmp_path / "gate.safetensors")
+    torch.save(state, tmp_path / "gate.pt")
+    for read in (safetensors.torch.load_file(tmp_path / "gate.safetensors"), torch.load(tmp_path / "gate.pt")):
+        other = decided(order, num_experts=num_experts, num_selected=num_selected)
+        other.load_state_dict(read)
+        assert torch.equal(other.indices, gate.indices)
+        assert torch.equal(other.state_dict()["experts"], state["experts"])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_frozen_network_is_smaller_and_loaded(order: Order) -> None:
+    def make() -> smoe.SpatialMoE2d:
+        return smoe.SpatialMoE2d(3, 8, 2, gate=smoe.TensorGate(8, 2, GRID, order=order))
+
+    frozen, other, input = smoe.freeze(make()).eval(), smoe.freeze(make()).eval(), torch.randn(1, 3, *GRID)
+    assert not torch.equal(other(input), frozen(input))
+    other.load_state_dict(frozen.state_dict())
+    other.weight.data.copy_(frozen.weight)
+    assert torch.equal(other(input), frozen(input))
+    assert torch.equal(pickle.loads(pickle.dumps(frozen))(input), frozen(input))
+
+
+def set_byte(place: int):
+    """Sets all bits of a byte of each plane."""
+    return lambda bits: bits.index_fill(1, torch.tensor(place), 255)
+
+
+def damage(order: Order, name: str, change) -> tuple[smoe.DecidedGate, dict[str, torch.Tensor]]:
+    """A gate, and a state_dict of another with one entry changed."""
+    state = decided(order).state_dict()
+    state[name] = change(state[name].clone())
+    return decided(order), state
+
+
+@pytest.mark.parametrize(
+    ("order", "name", "change", "message"),
+    [
+        ("score", "experts", lambda bits: bits[:, :-1], r"experts: .*uint8 of shape \(3, 11\).*shape \(3, 10\)"),
+        ("score", "experts", lambda bits: bits[:2], r"experts: .*shape \(3, 11\).*shape \(2, 11\)"),
+        ("score", "experts", lambda bits: bits.float(), r"experts: .*uint8.*float32"),
+        ("score", "experts", set_byte(10), "experts: bits beyond the last of 84"),
+        ("score", "experts", set_byte(0), r"experts: .*\[0, 4\].*got 7 at slot 0, row 0, column 0"),
+        ("index", "experts", torch.zeros_like, "experts: .*expert 0 comes again at slot 1, row 0, column 0"),
+        ("families", "experts", set_byte(0), r"experts: slot 0 .*family, \[0, 3\), got 3"),
+        ("score", "sizes", lambda sizes: sizes.flip(0), r"sizes: .*\[5, 2, 6, 7\], but \[7, 6, 2, 5\] were saved"),
+        ("score", "order_code", lambda code: code + 1, "order is 'score', but the gate was saved with"),
+    ],
+)
+def test_damaged_choices_are_refused_and_change_nothing(order: Order, name: str, change, message: str) -> None:
+    gate, state = damage(order, name, change)
+    before = gate.indices.clone(), gate.experts.clone()
+    with pytest.raises(RuntimeError, match=message):
+        gate.load_state_dict(state)
+    if name != "order_code":
+        assert torch.equal(gate.indices, before[0])
+        assert torch.equal(gate.experts, before[1])
+
+
+def test_every_damaged_bit_is_refused_or_another_valid_choice() -> None:
+    for order in ORDERS:
+        gate, state = decided(order), decided(order).state_dict()
+        num_refused = 0
+        for place in range(8 * state["experts"].numel()):
+            bits = state["experts"].flatten().clone()
+            bits[place // 8] ^= 1 << place % 8
+            try:
+                gate.load_state_dict({**state, "experts": bits.view_as(state["experts"])})
+            except RuntimeError:
+                num_refused += 1
+            smoe.DecidedGate(gate.indices[0].unflatten(1, GRID), 5, order=order)  # checks
+        assert num_refused > 0
+
+
+def test_memory_without_values_holds_a_choice_that_kernels_can_read() -> None:
+    for order in ORDERS:
+        frozen = smoe.freeze(smoe.SpatialMoE2d(16, 5, 2, gate=smoe.TensorGate(5, 2, GRID, order=order))).eval()
+        state = frozen.state_dict()
+        for device in ("cpu", "meta"):
+            moved = copy.deepcopy(frozen).to(device).to_empty(device="cpu")
+            moved.get_buffer("gate.indices").fill_(1 << 30)  # as the memory may be
+            moved = moved.to_empty(device="cpu") if device == "cpu" else moved.cpu()
+            indices = moved.get_buffer("gate.indices")
+            smoe.DecidedGate(indices[0].unflatten(1, GRID), 5, order=order)  # checks
+            moved.load_state_dict(state)
+            input = torch.randn(1, 16, *GRID)
+            assert torch.equal(moved(input), frozen(input))
 
 
 def test_shared_gates_stay_shared() -> None:
@@ -128,6 +226,10 @@ def test_a_network_without_layers_and_bad_indices_are_refused() -> None:
         smoe.freeze(nn.Conv2d(1, 1, 1))
     with pytest.raises(ValueError, match="got 3"):
         smoe.DecidedGate(torch.tensor([[0, 3]]), num_experts=3)
+    with pytest.raises(ValueError, match="expert 1 comes again at slot 1, row 0, column 0"):
+        smoe.DecidedGate(torch.tensor([[1, 0], [1, 2]]), num_experts=3)
+    with pytest.raises(ValueError, match=r"slot 1 must select an expert of its family, \[2, 4\), got 1 at pixel 1"):
+        smoe.DecidedGate(torch.tensor([[1, 0], [2, 1]]), num_experts=4, order="families")
     with pytest.raises(ValueError, match="integers"):
         smoe.DecidedGate(torch.zeros(1, 3), num_experts=3)
     layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=GRID)

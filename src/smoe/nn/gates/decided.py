@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from smoe.nn.gates.gate import SpatialGate
+from smoe.ops.families import family_sizes
+from smoe.ops.packed_bits import has_spare_bits, pack_bits, packed_shape, unpack_bits
+from smoe.ops.routed_conv.choices import check_choices
 from smoe.ops.routing import Routing
 from smoe.options import Order
 
@@ -15,16 +20,19 @@ from smoe.options import Order
 class DecidedGate(SpatialGate):
     """Selected experts that stay as given.
 
-    A forward pass neither computes nor ranks scores. The experts are saved in the smallest integers that hold them.
+    A forward pass neither computes nor ranks scores. A state_dict holds the choice of each slot and pixel in as few
+    bits as distinguish its candidates (`experts`, packed by `smoe.ops.packed_bits`): all X experts or, in the order
+    `families`, those of the slot's family. `sizes` are X, E and the grid, which are compared when they are loaded.
 
     Args:
-        indices: Selected experts `(E, *grid)`, integers in [0, X).
+        indices: Selected experts `(E, *grid)`, integers in [0, X), distinct at each pixel.
         num_experts: X, the number of experts in the bank.
         order: Order of the selected experts, which is that of the channels.
     """
 
     looks_at_input = False
     experts: torch.Tensor
+    sizes: torch.Tensor
     indices: torch.Tensor
 
     def __init__(self, indices: torch.Tensor, num_experts: int, *, order: Order = "score") -> None:
@@ -33,15 +41,20 @@ class DecidedGate(SpatialGate):
                 f"indices must be integers (E, *grid), got {indices.dtype} of shape {tuple(indices.shape)}"
             )
         super().__init__(num_experts, len(indices), order=order)
-        self.register_buffer("experts", indices.detach().to(_smallest_dtype(num_experts)).clone())
+        self._grid = tuple(indices.shape[1:])
+        flat = indices.detach().flatten(1)[None]
+        self._check(flat)
         # In the dtype and shape that the layers read.
-        self.register_buffer("indices", _widened(self.experts), persistent=False)
-        self._check()
+        self.register_buffer("indices", flat.to(torch.int32).contiguous(), persistent=False)
+        self.register_buffer("experts", self._packed(self.indices))
+        self.register_buffer(
+            "sizes", torch.tensor((num_experts, *indices.shape), dtype=torch.int32, device=indices.device)
+        )
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
         """Sizes of the grid the gate was made for."""
-        return tuple(self.experts.shape[1:])
+        return self._grid
 
     def forward(self, input: torch.Tensor | None = None) -> Routing:
         """The experts given, with scores of 1 for them and 0 for the others."""
@@ -59,34 +72,101 @@ class DecidedGate(SpatialGate):
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
         """1 for the selected experts and 0 for the others, for diagnostics."""
         del input
-        scores = torch.zeros(self.num_experts, *self.spatial_shape, device=self.experts.device)
-        return scores.scatter_(0, self.experts.long(), 1.0)
+        scores = torch.zeros(self.num_experts, self.indices.shape[2], device=self.indices.device)
+        return scores.scatter_(0, self.indices[0].long(), 1.0).unflatten(1, self._grid)
 
-    def _check(self) -> None:
-        if not self.experts.is_meta and self.experts.numel() > 0:
-            lowest, highest = int(self.experts.min()), int(self.experts.max())
-            if lowest < 0 or highest >= self.num_experts:
-                raise ValueError(
-                    f"the experts must be in [0, {self.num_experts}), got {lowest if lowest < 0 else highest}"
-                )
+    @property
+    def _num_candidates(self) -> list[int]:
+        """How many experts the choice of each slot is among."""
+        if self.order == "families":
+            return family_sizes(self.num_experts, self.num_selected)
+        return [self.num_experts] * self.num_selected
+
+    def _first_candidates(self, device: torch.device) -> torch.Tensor:
+        """The first expert that each slot can select, `(E, 1)`."""
+        numbers = torch.tensor(self._num_candidates, dtype=torch.int32, device=device)[:, None]
+        return numbers.cumsum(0, dtype=torch.int32) - numbers if self.order == "families" else numbers * 0
+
+    @property
+    def _num_bits(self) -> int:
+        return (max(self._num_candidates) - 1).bit_length()
+
+    def _packed(self, indices: torch.Tensor) -> torch.Tensor:
+        return pack_bits((indices[0] - self._first_candidates(indices.device)).flatten(), self._num_bits)
+
+    def _unpacked(self, packed: torch.Tensor) -> torch.Tensor:
+        """The indices `(1, E, P)` that were packed.
+
+        Raises:
+            ValueError: If they are no choice of this gate.
+        """
+        count = self.num_selected * math.prod(self._grid)
+        shape = packed_shape(self._num_bits, count)
+        if packed.dtype != torch.uint8 or tuple(packed.shape) != shape:
+            raise ValueError(
+                f"the choices of {self.num_selected} slots on {self._grid} among at most {max(self._num_candidates)} "
+                f"experts must be uint8 of shape {shape}, got {packed.dtype} of shape {tuple(packed.shape)}"
+            )
+        if _has_values(packed) and has_spare_bits(packed, count):
+            raise ValueError(f"bits beyond the last of {count} choices are set")
+        choices = unpack_bits(packed, count).view(self.num_selected, -1)
+        indices = (choices + self._first_candidates(packed.device))[None]
+        self._check(indices)
+        return indices
+
+    def _check(self, indices: torch.Tensor) -> None:
+        """Refuses indices `(1, E, P)` that the kernels, or the order, do not allow."""
+        if not _has_values(indices):
+            return
+        indices = indices.cpu()
+        if self.order != "families":
+            check_choices(indices, self.num_experts, self._grid[-1])
+            return
+        # Families have no expert in common, so that the choices of a pixel are distinct.
+        first = self._first_candidates(indices.device)
+        end = first + torch.tensor(self._num_candidates)[:, None]
+        foreign = ((indices[0] < first) | (indices[0] >= end)).nonzero()
+        if len(foreign):
+            slot, pixel = foreign[0].tolist()
+            raise ValueError(
+                f"slot {slot} must select an expert of its family, [{int(first[slot])}, {int(end[slot])}), got "
+                f"{int(indices[0, slot, pixel])} at pixel {pixel}"
+            )
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        try:
+            self._check(self.indices)
+        except ValueError:
+            # `to_empty` leaves memory that nothing was written to: until a state_dict is loaded, each slot selects its
+            # first candidate, because kernels do not look whether experts exist.
+            first = self._first_candidates(self.indices.device)
+            if self.order != "families":
+                first = torch.arange(self.num_selected, dtype=torch.int32, device=first.device)[:, None]
+            self.indices.copy_(first.expand_as(self.indices))
+        return self
 
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
     ) -> None:
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        sizes, packed = (state_dict.get(f"{prefix}{name}") for name in ("sizes", "experts"))
+        if sizes is not None and _has_values(sizes):
+            mine, saved = [self.num_experts, self.num_selected, *self._grid], sizes.tolist()
+            if saved != mine:
+                error_msgs.append(f"{prefix}sizes: X, E and the grid of the gate are {mine}, but {saved} were saved")
+                return
         try:
-            self._check()
+            indices = None if packed is None else self._unpacked(packed)
         except ValueError as error:
             error_msgs.append(f"{prefix}experts: {error}")
             return
-        self.indices = _widened(self.experts)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if indices is not None:
+            self.indices = indices.to(self.experts.device)
 
 
-def _smallest_dtype(num_experts: int) -> torch.dtype:
-    return next(dtype for dtype in (torch.uint8, torch.int16, torch.int32) if num_experts - 1 <= torch.iinfo(dtype).max)
-
-
-def _widened(experts: torch.Tensor) -> torch.Tensor:
-    return experts.flatten(1)[None].to(torch.int32).contiguous()
+def _has_values(values: torch.Tensor) -> bool:
+    """Whether values can be read: not on the meta device, and not while a program is traced."""
+    return not values.is_meta and type(values) is torch.Tensor
