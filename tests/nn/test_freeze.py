@@ -8,7 +8,7 @@ import pickle
 import pytest
 import safetensors.torch
 import torch
-from torch import nn
+from torch import distributed, nn
 
 import smoe
 from smoe.ops.top_experts import top_experts
@@ -224,6 +224,8 @@ def test_a_frozen_network_is_exported() -> None:
 def test_a_network_without_layers_and_bad_indices_are_refused() -> None:
     with pytest.raises(ValueError, match="Conv2d has no SMoE layer to freeze"):
         smoe.freeze(nn.Conv2d(1, 1, 1))
+    with pytest.raises(TypeError, match=r"freeze takes a torch.nn.Module, got GridRegressor; .* give its net"):
+        smoe.freeze(smoe.GridRegressor())  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="got 3"):
         smoe.DecidedGate(torch.tensor([[0, 3]]), num_experts=3)
     with pytest.raises(ValueError, match="expert 1 comes again at slot 1, row 0, column 0"):
@@ -235,3 +237,61 @@ def test_a_network_without_layers_and_bad_indices_are_refused() -> None:
     layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=GRID)
     with pytest.raises(ValueError, match="the layer needs"):
         layer.replace_gate(smoe.TensorGate(3, 1, (2, 2)))
+
+
+@pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
+def test_a_sharded_network_is_refused() -> None:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        net = smoe.shard(nn.Sequential(smoe.SpatialMoE2d(3, 4, 2, spatial_shape=GRID)))
+        with pytest.raises(RuntimeError, match="the parameters of FSDPSequential are sharded among processes"):
+            smoe.freeze(net)
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_every_dtype(dtype: torch.dtype) -> None:
+    layer, input = make_layers()["default"]
+    layer, input = layer.to(dtype).eval(), input.to(dtype)
+    frozen = smoe.freeze(layer)
+    assert torch.equal(frozen(input), layer(input))
+    moved = smoe.freeze(make_layers()["default"][0]).to(dtype)
+    assert moved.get_buffer("gate.indices").dtype == torch.int32
+    assert moved(input).dtype == dtype
+
+
+def test_a_converted_network_with_batch_norm() -> None:
+    input = torch.randn(4, 3, *GRID)
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+    network = smoe.convert(plain, example_input=input, num_experts=2.0)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for _ in range(3):
+        network.train()(input).square().mean().backward()
+        optimizer.step()
+    # In training mode too: what is decided is what evaluation computes.
+    frozen = smoe.freeze(network).eval()
+    assert torch.equal(frozen(input), network.eval()(input))
+    assert torch.equal(smoe.freeze(frozen)(input), frozen(input))
+    channels_last = input.to(memory_format=torch.channels_last)
+    torch.testing.assert_close(frozen(channels_last), frozen(input), rtol=1e-4, atol=1e-5)
+    compiled = torch.compile(frozen, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(input), frozen(input), rtol=1e-4, atol=1e-5)
+
+
+def test_a_gate_that_one_layer_needs_scores_of_is_decided_for_the_others() -> None:
+    gate = smoe.TensorGate(4, 2, GRID)
+    net = nn.Sequential(
+        smoe.SpatialMoE2d(3, 4, 2, gate=gate, rule="rc", weighted=True),
+        smoe.SpatialMoE2d(2, 4, 2, gate=gate, rule="rc"),
+    ).eval()
+    frozen, input = smoe.freeze(net), torch.randn(2, 3, *GRID)
+    assert [type(layer.gate) for layer in frozen] == [smoe.TensorGate, smoe.DecidedGate]
+    assert torch.equal(frozen(input), net(input))
+
+
+def test_a_frozen_layer_on_the_meta_device() -> None:
+    layer = smoe.SpatialMoE2d(3, 6, 2, spatial_shape=GRID, device="meta")
+    frozen = smoe.freeze(layer)
+    assert frozen(torch.empty(2, 3, *GRID, device="meta")).shape == (2, 2, *GRID)
+    assert frozen.state_dict()["gate.experts"].is_meta

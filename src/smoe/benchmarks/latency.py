@@ -90,7 +90,7 @@ def measure(name: str, options: LatencyOptions) -> list[dict[str, Any]]:
     conv = nn.Conv2d(c.channels, c.selected, 3, padding=1).eval()
     forms, layer = make_forms(c, has_aot=options.aot and shutil.which("g++") is not None)
     input = torch.randn(1, c.channels, c.height, c.width)
-    # A routing that the kernels have not met.
+    # A routing that no pass has met: `freeze` makes the plan of the kernels.
     other = smoe.freeze(smoe.SpatialMoE2d(c.channels, c.experts, c.selected, spatial_shape=(c.height, c.width))).eval()
     started = time.process_time()
     other(input)
@@ -129,7 +129,7 @@ def main(args: list[str] | None = None) -> None:
         notes = (
             "One sample, one thread, medians of interleaved passes without gradients; forms of the layer as ratios to "
             "`F.conv2d` with E filters and a bias. layer: default gate, as trained. plain: exported with PyTorch's own "
-            "operators, which compute every expert. The first pass of a frozen layer sorts the pixels of its routing. "
+            "operators, which compute every expert. first pass: of a layer that was just frozen. "
             f"saved: size of the state_dict. Load of the machine: {os.getloadavg()[0]:.0f}; above 1, the wall clock "
             f"counts other work too. {origin(rows[-1])}"
         )

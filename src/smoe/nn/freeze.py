@@ -11,6 +11,7 @@ from torch import nn
 from smoe.nn.gates.decided import DecidedGate
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.routed_layer import RoutedLayer
+from smoe.nn.sharded_parameters import is_sharded
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -22,7 +23,9 @@ def freeze(model: Model) -> Model:
     Each gate that does not look at its input is replaced by a `DecidedGate`, which holds the selected experts: a
     forward pass computes no scores, and the scores are not saved. Gates that look at their input, and those of
     layers that are weighted or damp errors, stay as they are, but learn no more. The experts can be trained
-    on. The copy computes what the model computes in evaluation mode. To end the learning of a gate within a training,
+    on. The copy computes what the model computes in evaluation mode. What the C++ kernels derive from a decided routing
+    is made now, and again where the copy is loaded, moved, copied or unpickled: the first pass takes no longer than
+    others. To end the learning of a gate within a training,
     call `layer.freeze()` instead.
 
     Args:
@@ -32,8 +35,18 @@ def freeze(model: Model) -> Model:
         The copy.
 
     Raises:
+        TypeError: If the model is no module.
         ValueError: If the model has no SMoE layer.
+        RuntimeError: If the parameters of the model are sharded among processes.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"freeze takes a torch.nn.Module, got {type(model).__name__}; of a GridRegressor, give its net")
+    if any(is_sharded(module) for module in model.modules()):
+        raise RuntimeError(
+            f"the parameters of {type(model).__name__} are sharded among processes, and a copy of them is not whole; "
+            "load the state_dict of all processes (torch.distributed.checkpoint.state_dict with full_state_dict=True) "
+            "into a network that is not sharded, and freeze that"
+        )
     frozen = copy.deepcopy(model)
     layers = [module for module in frozen.modules() if isinstance(module, RoutedLayer)]
     if not layers:
