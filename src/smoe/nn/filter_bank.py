@@ -180,7 +180,9 @@ class FilterBank(RoutedLayer):
         if self.bias is None or self.bias_owner == "slot":
             return output
         bias = routed_bias(self.bias, indices, self.expert_channels)
-        bias = bias.to(output.dtype).unflatten(2, output.shape[2:])
+        if bias.dtype != output.dtype:
+            bias = bias.to(output.dtype)
+        bias = bias.unflatten(2, output.shape[2:])
         # The biases are as large as the output of one sample: nothing else needs them, so the sum takes their place.
         return bias.add_(output) if bias.shape == output.shape and not has_transforms() else output + bias
 

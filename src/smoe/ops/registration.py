@@ -70,6 +70,22 @@ def register_operator(
     return getattr(torch.ops.smoe, name).default
 
 
+def call_operator(operator: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls an operator. Where no gradients are recorded, its backward formula is passed over.
+
+    PyTorch calls the formula's wrapper, which is written in Python, even if no gradient is needed: it takes as long as
+    the kernel of a small layer.
+
+    Args:
+        operator: What `register_operator` returned.
+        *arguments: Arguments of the operator.
+    """
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_dense_only():
+        return operator(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments)
+
+
 def plain_operators() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     """The dense implementation of each operator, for `ExportedProgram.run_decompositions`.
 

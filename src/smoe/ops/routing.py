@@ -96,7 +96,7 @@ def mark_unranked(output: torch.Tensor, routing: Routing) -> torch.Tensor:
     """
     mark = routing.unranked
     if mark is None:
-        if refuses_nonfinite(routing.scores.device) or not routing.has_scores:
+        if not routing.has_scores or refuses_nonfinite(routing.scores.device):
             return output
         mark = nan_where_nonfinite(routing.scores)
     return output + mark.to(output.dtype).unflatten(2, output.shape[2:])

@@ -34,6 +34,7 @@ class DecidedGate(SpatialGate):
     experts: torch.Tensor
     sizes: torch.Tensor
     indices: torch.Tensor
+    no_scores: torch.Tensor
 
     def __init__(self, indices: torch.Tensor, num_experts: int, *, order: Order = "score") -> None:
         if indices.ndim < 2 or indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
@@ -47,6 +48,8 @@ class DecidedGate(SpatialGate):
         # In the dtype and shape that the layers read.
         self.register_buffer("indices", flat.to(torch.int32).contiguous(), persistent=False)
         self.register_buffer("experts", self._packed(self.indices))
+        # Made once: a pass of a small layer is hardly longer than the making of a tensor.
+        self.register_buffer("no_scores", torch.empty(1, 0, flat.shape[2], device=flat.device), persistent=False)
         self.register_buffer(
             "sizes", torch.tensor((num_experts, *indices.shape), dtype=torch.int32, device=indices.device)
         )
@@ -65,8 +68,7 @@ class DecidedGate(SpatialGate):
     def route(self, input: torch.Tensor | None, reader: nn.Module | None, select: Any = None) -> Routing:
         """The experts given, with empty scores."""
         del input, reader, select
-        nothing = torch.empty(1, 0, self.indices.shape[2], device=self.indices.device)
-        routing = Routing(self.indices, nothing, nothing, nothing)
+        routing = Routing(self.indices, *(self.no_scores,) * 3)
         return routing if self._replacement is None else self._replacement(routing)
 
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:

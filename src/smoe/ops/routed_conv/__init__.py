@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from smoe.ops.autocast import autocast
 from smoe.ops.memory_format import format_of
 from smoe.ops.native.library import library_for
 from smoe.ops.padding import output_grid
-from smoe.ops.registration import register_operator
+from smoe.ops.registration import call_operator, register_operator
 from smoe.ops.routed_conv.choices import assert_in_range, check_choices
 from smoe.ops.routed_conv.cuda import GPU_PLANES
 from smoe.ops.routed_conv.dense import dense_routed_conv2d, dense_routed_conv2d_backward
@@ -54,17 +55,10 @@ def routed_conv2d(
             check_choices(indices, num_experts, output_grid(input.shape[2], input.shape[3], stride)[1])
         elif indices.is_cuda:
             assert_in_range(indices, num_experts)
-    input, weight = (_autocast(tensor) for tensor in (input, weight))
-    return _routed_conv2d(input, weight, indices.to(torch.int32), expert_channels, stride, padding_mode)
-
-
-def _autocast(tensor: torch.Tensor) -> torch.Tensor:
-    """What autocast does to the arguments of a convolution; it does not apply to operators of other libraries."""
-    device_type = tensor.device.type
-    is_available = torch.amp.is_autocast_available(device_type)
-    if tensor.dtype == torch.float64 or not is_available or not torch.is_autocast_enabled(device_type):
-        return tensor
-    return tensor.to(torch.get_autocast_dtype(device_type))
+    input, weight = autocast(input, weight)
+    if indices.dtype != torch.int32:
+        indices = indices.to(torch.int32)
+    return call_operator(_routed_conv2d, input, weight, indices, expert_channels, stride, padding_mode)
 
 
 def _check(

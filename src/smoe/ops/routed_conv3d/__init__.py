@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from smoe.ops.registration import register_operator
+from smoe.ops.autocast import autocast
+from smoe.ops.registration import call_operator, register_operator
 from smoe.ops.routed_conv3d.cuda import cuda_routed_conv3d, cuda_routed_conv3d_backward
 from smoe.ops.routed_conv3d.dense import dense_routed_conv3d, dense_routed_conv3d_backward, volume_conv3d
 from smoe.ops.routed_conv3d.grid import VOLUME_PADDINGS, volume_grid
@@ -64,11 +65,10 @@ def routed_conv3d(
             f"indices must be (1 or {input.shape[0]}, E, {num_voxels}) for an output volume of {tuple(grid)}, got "
             f"shape {tuple(indices.shape)}; make the gate for the output grid (spatial_shape)"
         )
-    device_type = input.device.type
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
-        input, weight = (part if part.dtype == torch.float64 else part.to(dtype) for part in (input, weight))
-    return torch.ops.smoe.routed_conv3d(input, weight, indices.to(torch.int32), expert_channels, stride, padding_mode)
+    input, weight = autocast(input, weight)
+    if indices.dtype != torch.int32:
+        indices = indices.to(torch.int32)
+    return call_operator(_routed_conv3d, input, weight, indices, expert_channels, stride, padding_mode)
 
 
 def _fake(input, weight, indices, expert_channels, stride, padding_mode):
@@ -107,7 +107,7 @@ register_operator(
     cuda=cuda_routed_conv3d_backward,
     fake=_fake_backward,
 )
-register_operator(
+_routed_conv3d = register_operator(
     "routed_conv3d(Tensor input, Tensor weight, Tensor indices, int expert_channels, int stride, str padding_mode) -> "
     "Tensor",
     dense=dense_routed_conv3d,
