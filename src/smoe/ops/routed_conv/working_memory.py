@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-# Most bytes of all plans together that no frozen layer holds; one plan is kept in any case (csrc/expert_lists/plan.cpp).
+# Most bytes of all plans that no frozen layer holds; one plan is kept in any case (csrc/expert_lists/plan.cpp).
 _MOST_PLANS = 512 << 20
 # Packed weights and bands of rows.
 _SCRATCH = 50_000_000
