@@ -68,7 +68,8 @@ class DecidedGate(SpatialGate):
     def route(self, input: torch.Tensor | None, reader: nn.Module | None, select: Any = None) -> Routing:
         """The experts given, with empty scores."""
         del input, reader, select
-        routing = Routing(self.indices, *(self.no_scores,) * 3)
+        nothing = self.no_scores
+        routing = Routing(self.indices, nothing, nothing, nothing)
         return routing if self._replacement is None else self._replacement(routing)
 
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
