@@ -121,7 +121,8 @@ $(SANITIZED)/ready: $(KERNELS)
 sanitize: $(READY) $(SANITIZED)/ready
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		SMOE_LIBRARY_DIR=$(SANITIZED) $(BIN)/pytest tests/ops/native/test_kernels.py tests/ops/native/test_plan.py \
-		tests/ops/native/test_native_training.py tests/ops/test_top_experts.py -p no:cacheprovider
+		tests/ops/native/test_native_training.py tests/ops/test_top_experts.py tests/nn/test_frozen_plan.py \
+		-p no:cacheprovider
 
 # Killed processes, full disks, damaged and hostile files, random calls of the kernels in the builds above, threads, forks
 # and leaks (about 20 minutes on a quiet machine, one core); a run that was stopped goes on. The table is stored in
