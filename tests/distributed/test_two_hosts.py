@@ -14,6 +14,7 @@ from torch import distributed
 
 from launched_training import history, train
 from smoe.cli.main import main
+from smoe.training.checkpoint_parts import load_whole
 from two_hosts import Host, two_hosts, why_impossible
 
 pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
@@ -53,7 +54,7 @@ def assert_equal_training(ours: Path, theirs: Path) -> None:
         for key in ("train/loss", "validation/mse", "test/mse"):
             if key in expected:
                 assert record[key] == pytest.approx(expected[key], rel=1e-4), key
-    models = [torch.load(run / "checkpoints" / "last.pt")["model"] for run in (ours, theirs)]
+    models = [load_whole(run / "checkpoints" / "last.pt")["model"] for run in (ours, theirs)]
     for key, value in models[1].items():
         torch.testing.assert_close(models[0][key], value, rtol=0, atol=2e-5, msg=key)
 

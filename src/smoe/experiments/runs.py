@@ -19,7 +19,8 @@ from smoe.experiments.recipe_files import recipe_from_plain
 from smoe.experiments.registry import experiment_of
 from smoe.experiments.result_tables.stored_runs import DATA_PLACES
 from smoe.metrics import metric_names
-from smoe.training.checkpoints import CheckpointError, load_checkpoint
+from smoe.training.checkpoint_parts import load_whole
+from smoe.training.checkpoints import CheckpointError
 from smoe.training.freed_memory import keep_freed_memory
 from smoe.training.loop import Loop
 from smoe.training.monitor import check_monitor
@@ -104,7 +105,7 @@ def open_run(
     file = directory.best_checkpoint if checkpoint == "best" else directory.last_checkpoint
     if checkpoint == "best" and not file.exists():
         raise CheckpointError(f"{path} has no best checkpoint yet: no epoch has ended; try --checkpoint last")
-    weights = load_checkpoint(file)["model"]
+    weights = load_whole(file)["model"]
     task = experiment_of(recipe).build(recipe, splits, notify)
     try:
         task.model.load_state_dict(weights)

@@ -26,13 +26,16 @@ class CheckpointError(Exception):
     """A checkpoint that is missing, damaged, of another run, or cannot be written."""
 
 
-def save_checkpoint(path: Path, state: dict[str, Any], *, make_folder: bool = True) -> None:
-    """Writes a state whole or not at all.
+def save_checkpoint(path: Path, state: dict[str, Any], *, make_folder: bool = True) -> str:
+    """Writes a state whole or not at all, in one file.
 
     Args:
         path: File to write.
         state: Tensors and plain Python values.
         make_folder: Create the folder of the file if it does not exist.
+
+    Returns:
+        The checksum that the file ends in, in hexadecimal digits.
 
     Raises:
         CheckpointError: If the file cannot be written, for example because the disk is full. The file that was there
@@ -54,14 +57,19 @@ def save_checkpoint(path: Path, state: dict[str, Any], *, make_folder: bool = Tr
             raise
         kept = "the file before it is intact" if path.is_file() else "there is no such file"
         raise CheckpointError(f"checkpoint {path} could not be written: {_reason(cause)}; {kept}") from error
+    return hashing[0].hash.hexdigest()
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint onto the CPU.
+def load_checkpoint(path: Path, digest: str | None = None) -> dict[str, Any]:
+    """Reads the file of a checkpoint onto the CPU; `load_whole` of `checkpoint_parts` reads any checkpoint.
 
     The checksum is compared first, so that any change of the file since it was written is noticed. A file from a
     stranger can have a right checksum: it may hold tensors and plain values only, and nothing in it is larger than the
     file.
+
+    Args:
+        path: File to read.
+        digest: Checksum that the file must end in; None accepts any.
 
     Raises:
         CheckpointError: If the file is missing, damaged or refused.
@@ -70,7 +78,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"there is no checkpoint {path}")
     try:
         with path.open("rb") as file:
-            _check_digest(path, file)
+            if digest not in (_check_digest(path, file), None):
+                raise CheckpointError(f"checkpoint {path} is damaged: it was exchanged for another file")
             _check_archive(path, file)
             file.seek(0)
             state = torch.load(file, map_location="cpu", weights_only=True)
@@ -108,7 +117,8 @@ class _HashingFile:
         self._file.flush()
 
 
-def _check_digest(path: Path, file: BinaryIO) -> None:
+def _check_digest(path: Path, file: BinaryIO) -> str:
+    """Compares the checksum and returns it."""
     size = path.stat().st_size
     remaining = size - _TRAILER_SIZE
     content = hashlib.sha256()
@@ -125,6 +135,7 @@ def _check_digest(path: Path, file: BinaryIO) -> None:
         )
     if trailer != _MARK + content.digest():
         raise CheckpointError(f"checkpoint {path} is damaged: its checksum is wrong")
+    return content.hexdigest()
 
 
 def _check_archive(path: Path, file: BinaryIO) -> None:

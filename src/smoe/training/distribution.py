@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import nn
+
+from smoe.training.checkpoint_parts import load_whole, remove_parts
+from smoe.training.checkpoints import save_checkpoint
+from smoe.training.first_process import by_first
 
 State = dict[str, Any]
 
@@ -16,8 +21,8 @@ State = dict[str, Any]
 class Distribution(ABC):
     """A model and its optimiser, distributed over the processes of a run.
 
-    What leaves the processes or comes to them, such as a checkpoint, is whole in either case: a run can be resumed with
-    another number of processes and another distribution.
+    States are as the processes hold them; what `read` returns fits, whatever processes have written it: a run can be
+    resumed with another number of processes and another distribution.
 
     Attributes:
         model: Model to call in training.
@@ -40,25 +45,44 @@ class Distribution(ABC):
         """Distributes another model, with parameters like those of the first."""
 
     @abstractmethod
-    def state_of(self, model: nn.Module, *, everywhere: bool = False) -> State:
-        """The whole state of a model. All processes must call it.
+    def save(self, path: Path, state: State) -> None:
+        """Writes a checkpoint, whole or not at all. All processes must call it.
 
         Args:
-            model: Model that is distributed.
-            everywhere: Return it to all processes; otherwise it may be empty in all but the first.
+            path: File of the checkpoint.
+            state: Plain values, and states of the model, of others like it and of the optimiser.
+
+        Raises:
+            CheckpointError: In all processes, if one of them cannot write.
         """
 
     @abstractmethod
+    def read(self, path: Path) -> State:
+        """Reads a checkpoint of any distribution. All processes must call it.
+
+        Raises:
+            CheckpointError: In all processes, if a file is missing, damaged or refused.
+        """
+
+    @abstractmethod
+    def state_of(self, model: nn.Module) -> State:
+        """The state of a model, as this process holds it."""
+
+    @abstractmethod
+    def whole_state_of(self, model: nn.Module) -> State:
+        """The whole state of a model, in all processes. All processes must call it."""
+
+    @abstractmethod
     def load(self, model: nn.Module, state: State) -> None:
-        """Loads a whole state, which every process has."""
+        """Loads a state that was read."""
 
     @abstractmethod
     def optimizer_state(self) -> State:
-        """The whole state of the optimiser; in processes other than the first it may be empty."""
+        """The state of the optimiser, as this process holds it."""
 
     @abstractmethod
     def load_optimizer(self, state: State) -> None:
-        """Loads a whole state of the optimiser, which every process has."""
+        """Loads a state of the optimiser that was read."""
 
     @abstractmethod
     def end_evaluation(self, model: nn.Module) -> None:
@@ -91,9 +115,25 @@ class WholeModel(Distribution):
         """The model itself."""
         return model
 
-    def state_of(self, model: nn.Module, *, everywhere: bool = False) -> State:
+    def save(self, path: Path, state: State) -> None:
+        """Process 0 writes one file."""
+
+        def write() -> None:
+            save_checkpoint(path, state, make_folder=False)
+            remove_parts(path)
+
+        by_first(self._accelerator, write)
+
+    def read(self, path: Path) -> State:
+        """What process 0 reads: the others need not see its file system, and never see an older file."""
+        return by_first(self._accelerator, lambda: load_whole(path))
+
+    def state_of(self, model: nn.Module) -> State:
         """The state of the model."""
-        del everywhere
+        return model.state_dict()
+
+    def whole_state_of(self, model: nn.Module) -> State:
+        """The state of the model."""
         return model.state_dict()
 
     def load(self, model: nn.Module, state: State) -> None:

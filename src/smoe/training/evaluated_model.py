@@ -55,7 +55,7 @@ class EvaluatedModel:
             return distribution.model if self.average is None else weights
         if self._twin is None:
             return self._task.for_evaluation(weights)
-        self._twin.load_state_dict(distribution.state_of(weights, everywhere=True))
+        self._twin.load_state_dict(distribution.whole_state_of(weights))
         return self._task.for_evaluation(self._twin)
 
     def _send_buffers(self, model: nn.Module) -> None:

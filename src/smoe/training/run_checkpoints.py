@@ -1,21 +1,18 @@
 """The checkpoints of a run: its last state, and its best weights.
 
-They are whole whatever number of processes wrote them and however these held the model. Process 0 reads and writes;
-the others receive what it read, so that they need not see its file system, and never see an older file.
+They are one file each, or a file and the parts of the processes that held the model in shards. Either can be read
+whatever number of processes wrote it, and however these held the model.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import torch
 from accelerate import Accelerator
 
 from smoe.diagnostics import RoutingWatch
-from smoe.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
+from smoe.training.checkpoints import CheckpointError
 from smoe.training.distribution import Distribution
 from smoe.training.evaluated_model import EvaluatedModel
+from smoe.training.first_process import by_first
 from smoe.training.plan import Stopping, TrainingPlan
 from smoe.training.process_states import gather_process_states, restore_process_state
 from smoe.training.run_directory import Record, RunDirectory, RunError
@@ -54,7 +51,7 @@ class RunCheckpoints:
 
     def exist(self) -> bool:
         """Whether there is a state to continue from. All processes must call this method."""
-        return self._from_first(lambda: self._run.last_checkpoint.exists())
+        return by_first(self._accelerator, self._run.last_checkpoint.exists)
 
     def save_last(self, state: RunState) -> None:
         """Stores all that a resumed run needs. All processes must call this method."""
@@ -62,7 +59,7 @@ class RunCheckpoints:
         averaged = None
         if average is not None:
             averaged = {"model": self._distribution.state_of(average.model), "has_begun": average.has_begun}
-        self._save(
+        self._distribution.save(
             self._run.last_checkpoint,
             {
                 "model": self._distribution.state_of(self._task.model),
@@ -95,7 +92,7 @@ class RunCheckpoints:
             CheckpointError: If the checkpoint cannot be read, or is of another run.
             RunError: If the run has more epochs than the plan.
         """
-        stored, accelerator = self._read(self._run.last_checkpoint), self._accelerator
+        stored, accelerator = self._distribution.read(self._run.last_checkpoint), self._accelerator
         average = self._evaluated.average
         try:
             self._distribution.load(self._task.model, stored["model"])
@@ -131,35 +128,12 @@ class RunCheckpoints:
     def save_best(self, epoch: int, record: Record) -> None:
         """Stores the weights as the best so far. All processes must call this method."""
         weights = self._distribution.state_of(self._evaluated.weights)
-        self._save(self._run.best_checkpoint, {"model": weights, "epoch": epoch, "record": record})
+        self._distribution.save(self._run.best_checkpoint, {"model": weights, "epoch": epoch, "record": record})
 
     def load_best(self) -> None:
         """Gives all processes the best weights; with an average, the weights that train stay as they are."""
-        stored = self._read(self._run.best_checkpoint)
+        stored = self._distribution.read(self._run.best_checkpoint)
         try:
             self._distribution.load(self._evaluated.weights, stored["model"])
         except (KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"checkpoint {self._run.best_checkpoint} is of another run: {error}") from error
-
-    def _save(self, path: Path, state: dict[str, Any]) -> None:
-        if self._accelerator.is_main_process:
-            save_checkpoint(path, state, make_folder=False)
-        self._accelerator.wait_for_everyone()
-
-    def _read(self, path: Path) -> dict[str, Any]:
-        return self._from_first(lambda: load_checkpoint(path))
-
-    def _from_first(self, read: Any) -> Any:
-        """What process 0 reads, in all processes; an error of a checkpoint is raised in all of them."""
-        if self._accelerator.num_processes == 1:
-            return read()
-        message: list[Any] = [None, None]
-        if self._accelerator.is_main_process:
-            try:
-                message[0] = read()
-            except CheckpointError as error:
-                message[1] = str(error)
-        torch.distributed.broadcast_object_list(message, src=0)
-        if message[1] is not None:
-            raise CheckpointError(message[1])
-        return message[0]

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from smoe.nn.sharding import reshard, shard, unsharded
+from smoe.training.checkpoint_parts import (
+    Parts,
+    ShardedTensor,
+    insert,
+    open_checkpoint,
+    part_file,
+    read_rows,
+    remove_parts,
+    take_out,
+    write_names,
+    write_part,
+)
+from smoe.training.checkpoints import CheckpointError
 from smoe.training.distribution import Distribution, State
+from smoe.training.first_process import by_all, by_first
 
 
 class ShardedModel(Distribution):
@@ -63,23 +79,66 @@ class ShardedModel(Distribution):
         """Shards another model."""
         return shard(model, **self._options)
 
-    def state_of(self, model: nn.Module, *, everywhere: bool = False) -> State:
+    def save(self, path: Path, state: State) -> None:
+        """Each process writes a part; when all are on the disk, process 0 names them in the file of the checkpoint."""
+        accelerator = self._accelerator
+        rank, num_parts = accelerator.process_index, accelerator.num_processes
+        token = by_first(accelerator, lambda: secrets.token_hex(4))
+        common, shards = take_out(state, DTensor)
+        mine = [shard.to_local() for shard in shards.values()]
+
+        def write() -> tuple[str, list[int]]:
+            return write_part(path, token, rank, num_parts, mine), [len(values) for values in mine]
+
+        try:
+            written = by_all(accelerator, write)
+            tensors = [
+                ShardedTensor(place, tuple(whole.shape), tuple(rows[number] for _, rows in written))
+                for number, (place, whole) in enumerate(shards.items())
+            ]
+            parts = Parts(path, token, tuple(digest for digest, _ in written), tuple(tensors))
+            by_first(accelerator, lambda: write_names(parts, common))
+        except CheckpointError:
+            part_file(path, token, rank, num_parts).unlink(missing_ok=True)
+            raise
+        if accelerator.is_main_process:
+            remove_parts(path, keep=token)
+
+    def read(self, path: Path) -> State:
+        """Each process reads its rows of a checkpoint in parts, whatever number of processes wrote it."""
+        accelerator = self._accelerator
+        state, parts = by_first(accelerator, lambda: open_checkpoint(path))
+        if parts is None:
+            return state
+        shards: list[DTensor] = []
+
+        def read() -> None:
+            for tensor, rows in zip(parts.tensors, read_rows(parts, self._rows), strict=True):
+                shards.append(self._shard_of(tensor.shape, rows))
+
+        by_all(accelerator, read)
+        return insert(state, zip((tensor.place for tensor in parts.tensors), shards, strict=True))
+
+    def state_of(self, model: nn.Module) -> State:
+        """The state, of which parameters are shards."""
+        return model.state_dict()
+
+    def whole_state_of(self, model: nn.Module) -> State:
         """The whole state, on the CPU."""
-        return _gather(model.state_dict(), is_kept=everywhere or self._accelerator.is_main_process)
+        state = model.state_dict().items()
+        return {name: (value.full_tensor() if isinstance(value, DTensor) else value).cpu() for name, value in state}
 
     def load(self, model: nn.Module, state: State) -> None:
-        """Loads each process's part of a whole state; a model that is not sharded loads all of it."""
+        """Loads shards, or each process's part of a whole state; a model that is not sharded loads all of it."""
         own = model.state_dict()
         model.load_state_dict({name: _like(value, own.get(name)) for name, value in state.items()})
 
     def optimizer_state(self) -> State:
-        """The whole state of the optimiser, on the CPU of process 0."""
-        state = self.optimizer.state_dict()
-        is_first = self._accelerator.is_main_process
-        return {**state, "state": {number: _gather(kept, is_kept=is_first) for number, kept in state["state"].items()}}
+        """The state of the optimiser, of which what it keeps for a parameter are shards."""
+        return self.optimizer.state_dict()
 
     def load_optimizer(self, state: State) -> None:
-        """Loads each process's part of a whole state of the optimiser."""
+        """Loads shards, or each process's part of a whole state of the optimiser."""
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         parts = {
             number: {
@@ -94,26 +153,32 @@ class ShardedModel(Distribution):
         """Frees the whole parameters that a pass without gradients leaves."""
         reshard(model)
 
+    def _rows(self, num_rows: int) -> tuple[int, int]:
+        """The rows of this process, as `torch.chunk` divides them."""
+        rank, num_processes = self._accelerator.process_index, self._accelerator.num_processes
+        size = -(-num_rows // num_processes)
+        return min(num_rows, rank * size), min(num_rows, (rank + 1) * size)
 
-def _gather(values: State, *, is_kept: bool) -> State:
-    """The values with whole tensors, one after the other; empty unless they are kept."""
-    gathered: State = {}
-    for name, value in values.items():
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
-        if is_kept:
-            gathered[name] = whole.cpu() if isinstance(whole, Tensor) else whole
-    return gathered
+    def _shard_of(self, shape: tuple[int, ...], rows: Tensor) -> DTensor:
+        """The shard that these rows are of a tensor of a shape."""
+        strides = torch.empty(shape, device="meta").stride()
+        rows = rows.to(self._accelerator.device)
+        return DTensor.from_local(
+            rows, self._options["mesh"], (Shard(0),), run_check=False, shape=torch.Size(shape), stride=strides
+        )
 
 
-def _like(whole: Tensor, own: object) -> Tensor:
-    """This process's part of a whole tensor, if its own tensor is a part."""
+def _like(values: Tensor, own: object) -> Tensor:
+    """Values as this process holds its own: a part of them, or all."""
     if not isinstance(own, DTensor):
-        return whole
-    if whole.shape != own.shape:
-        raise ValueError(f"a tensor has the shape {tuple(whole.shape)}, but {tuple(own.shape)} is expected")
+        return values.full_tensor() if isinstance(values, DTensor) else values
+    if values.shape != own.shape:
+        raise ValueError(f"a tensor has the shape {tuple(values.shape)}, but {tuple(own.shape)} is expected")
+    if isinstance(values, DTensor):
+        return values
     # Every process has the whole tensor: nothing is sent.
-    whole = whole.to(own.device_mesh.device_type)
-    return distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None)
+    values = values.to(own.device_mesh.device_type)
+    return distribute_tensor(values, own.device_mesh, own.placements, src_data_rank=None)
 
 
 def _replace_parameters(
