@@ -15,6 +15,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import distributed, nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -87,6 +89,8 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "frozen": lambda: own_gates("frozen"),
     "other layers": own_unit_and_rest,
 }
+# Rules that draw nothing, and learn from all samples: their results do not depend on the number of processes.
+DETERMINED = ("rc", "end_to_end", "frozen")
 WRAPPERS: dict[str, Callable[..., Any]] = {
     "whole": DistributedDataParallel,
     "one unit": fully_shard,
@@ -108,9 +112,9 @@ def make_data() -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def train(net: nn.Module, share: slice) -> torch.optim.Optimizer:
+def train(net: nn.Module, share: slice, optimizer: torch.optim.Optimizer | None = None) -> torch.optim.Optimizer:
     """Steps with clipped gradients; every other one of two batches."""
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
+    optimizer = optimizer or torch.optim.Adam(net.parameters(), lr=0.05)
     for step, (x, target) in enumerate(zip(*make_data(), strict=True)):
         (F.mse_loss(net(x[share]), target[share]) * 100.0).backward()
         if step % 2:
@@ -122,7 +126,7 @@ def train(net: nn.Module, share: slice) -> torch.optim.Optimizer:
 
 def whole_state(net: nn.Module) -> dict[str, torch.Tensor]:
     state = net.module.state_dict() if isinstance(net, DistributedDataParallel) else net.state_dict()
-    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}
+    return {name: value.full_tensor() if isinstance(value, DTensor) else value.clone() for name, value in state.items()}
 
 
 def num_stored(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -146,10 +150,66 @@ def run_process(rank: int, num_processes: int, port: int, directory: str) -> Non
                 torch.manual_seed(rank)  # the processes draw different noise
                 optimizer = train(net, share)
                 results[name, wrapper] = (whole_state(net), num_stored(net, optimizer))
+                if wrap is smoe.shard:
+                    check_directory(name, net, optimizer, Path(directory) / name)
                 del net, optimizer
         torch.save(results, Path(directory) / f"{rank}.pt")
         check_precision(share)
         check_access(share)
+        gc.collect()
+        distributed.barrier()
+    finally:
+        distributed.destroy_process_group()
+
+
+def load_directory(net: nn.Module, folder: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Loads what `torch.distributed.checkpoint` has stored, in one process or several, sharded or not."""
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
+    model, kept = get_state_dict(net, optimizer)
+    checkpoint.load({"model": model, "optimizer": kept}, checkpoint_id=folder)
+    set_state_dict(net, optimizer, model_state_dict=model, optim_state_dict=kept)
+    return net, optimizer
+
+
+def check_directory(name: str, net: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """A directory of `torch.distributed.checkpoint`: training goes on from it as if it had not been stopped."""
+    model, kept = get_state_dict(net, optimizer)
+    checkpoint.save({"model": model, "optimizer": kept}, checkpoint_id=folder)
+    rank, num_processes = distributed.get_rank(), distributed.get_world_size()
+    stored = whole_state(net)
+    if rank == 0:
+        torch.save(stored, folder / "stored.pt")
+    states = []
+    for each, used in ((net, optimizer), load_directory(smoe.shard(make_net(name)), folder)):
+        torch.manual_seed(rank)
+        train(each, slice(rank, None, num_processes), used)
+        states.append(whole_state(each))
+    if rank == 0:
+        torch.save(states[0], folder / "continued.pt")
+    for key, value in states[0].items():
+        # Each process has running statistics of its own; those of one of them are stored.
+        if "running" not in key:
+            assert torch.equal(states[1][key], value), f"{name}: {key}"
+
+
+def resume_in_other_processes(rank: int, num_processes: int, port: int, directory: str) -> None:
+    """What each of more processes does: it continues what fewer have stored."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", rank=rank, world_size=num_processes)
+    try:
+        for name in NETS:
+            net, optimizer = load_directory(smoe.shard(make_net(name)), Path(directory) / name)
+            for key, value in torch.load(Path(directory) / name / "stored.pt").items():
+                assert "running" in key or torch.equal(whole_state(net)[key], value), f"{name}: {key}"
+            torch.manual_seed(rank)
+            train(net, slice(rank, None, num_processes), optimizer)
+            state, expected = whole_state(net), torch.load(Path(directory) / name / "continued.pt")
+            assert state.keys() == expected.keys()
+            if name.startswith(DETERMINED):
+                for key, value in expected.items():
+                    if "running" not in key:
+                        torch.testing.assert_close(state[key], value, rtol=1e-9, atol=1e-11, msg=f"{name}: {key}")
         gc.collect()
         distributed.barrier()
     finally:
