@@ -55,7 +55,7 @@ def test_the_dead_rank_is_named_with_the_command_to_resume(tmp_path: Path) -> No
     assert [process.returncode for process in processes] == [1, -signal.SIGKILL]
     assert "Traceback" not in error
     line = next(line for line in error.splitlines() if "smoe: error: " in line)
-    assert f"rank 0 of 2 cannot go on: rank 1 (process {processes[1].pid}) has ended" in line
+    assert f"rank 0 of 2 cannot go on: rank 1 (process {processes[1].pid} on {socket.gethostname()}) has ended" in line
     assert re.search(r"last.pt holds the state (before|after batch [0-9]+ of) epoch [0-9]+; continue with: ", line)
     assert line.endswith(f"torchrun --nproc-per-node 2 -m smoe train --resume {run}")
     num_epochs = len((run / "metrics.jsonl").read_text().splitlines())

@@ -84,7 +84,9 @@ def _train(name: str, recipe: Recipe, output_dir: Path, *, resume: bool, log_wit
     from smoe.experiments.runs import train
     from smoe.training.devices import leave_processes
     from smoe.training.interruption import Interrupted
+    from smoe.training.lost_process import watch_processes
     from smoe.training.progress import BarReporter, Reporter
+    from smoe.training.run_directory import RunDirectory
     from smoe.training.tracking import TrackedReporter
 
     # Launchers number the processes of a run in RANK; the first one prints for all.
@@ -95,11 +97,20 @@ def _train(name: str, recipe: Recipe, output_dir: Path, *, resume: bool, log_wit
             logged: Reporter = reporter
             if log_with is not None and is_first:
                 logged = closing.enter_context(TrackedReporter(reporter, log_with, output_dir, recipe.plain()))
-            record = train(name, recipe, output_dir, resume=resume, reporter=logged, notify=reporter.notify)
+            processes = closing.enter_context(watch_processes(RunDirectory(output_dir)))
+            record = train(
+                name,
+                recipe,
+                output_dir,
+                resume=resume,
+                reporter=logged,
+                notify=reporter.notify,
+                processes=processes,
+            )
+            leave_processes()
     except Interrupted as interruption:
         sys.stderr.write(f"{interruption}; the state is saved, continue with: smoe train --resume {output_dir}\n")
         return 128 + interruption.signal_number
-    leave_processes()
     if not is_first:
         return 0
     test = {key.removeprefix("test/"): value for key, value in record.items() if key.startswith("test/")}

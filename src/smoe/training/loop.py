@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from smoe.training.evaluated_model import EvaluatedModel
 from smoe.training.evaluation import evaluate, sum_over_processes
 from smoe.training.finite_state import FiniteState
 from smoe.training.interruption import Interrupted, Interruption
-from smoe.training.lost_process import name_lost_processes
+from smoe.training.lost_process import WatchedProcesses, watch_processes
 from smoe.training.monitor import LOSS, check_monitor
 from smoe.training.plan import Stopping, TrainingPlan
 from smoe.training.progress import Reporter, SilentReporter
@@ -51,17 +51,26 @@ class Loop:
         plan: Batches, schedule and stopping.
         run: Directory of the run.
         reporter: Logs progress; None logs nothing.
+        processes: The processes of the training, if they are watched already; None watches them while it trains.
 
     Raises:
         MonitorError: If the plan monitors a metric that the task does not have.
     """
 
-    def __init__(self, task: Task, plan: TrainingPlan, run: RunDirectory, reporter: Reporter | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        plan: TrainingPlan,
+        run: RunDirectory,
+        reporter: Reporter | None = None,
+        processes: WatchedProcesses | None = None,
+    ) -> None:
         check_monitor(plan, metric_names(task.metrics))
         self.task, self.plan, self.run = task, plan, run
         needs_loss = plan.monitor == LOSS and LOSS not in metric_names(task.metrics)
         self.metrics = [*task.metrics, MeanLoss(task.loss)] if needs_loss else list(task.metrics)
         self.accelerator = make_accelerator(plan)
+        self._processes = processes
         self.evaluated = EvaluatedModel(task, plan, self.accelerator)
         self.average = self.evaluated.average
         self.distribution = distribute(self.accelerator, task, plan)
@@ -120,7 +129,9 @@ class Loop:
             LostProcessError: If another process of the training has ended.
         """
         checkpoints, state = self.checkpoints, self.state
-        with name_lost_processes(self.accelerator, self.run, lambda: checkpoints.stored), self.run.lock():
+        with self._watch_processes() as processes, self.run.lock():
+            processes.stored = lambda: checkpoints.stored
+            processes.begin_training()
             if self.accelerator.is_main_process:
                 self.run.make_folders()
             if resume and checkpoints.exist():
@@ -150,6 +161,13 @@ class Loop:
             )
         self.distribution.end_evaluation(model)
         return {f"{split}/{name}": value for name, value in values.items()}
+
+    def _watch_processes(self) -> AbstractContextManager[WatchedProcesses]:
+        # A launcher that sets none of torch's variables is found by accelerate only.
+        is_watched = self._processes is not None and (
+            self._processes.are_several or self.accelerator.num_processes == 1
+        )
+        return nullcontext(self._processes) if is_watched else watch_processes(self.run)  # type: ignore[return-value]
 
     def _train_epoch(self, interruption: Interruption) -> Batch | None:
         """Trains the rest of the epoch; returns its last batch, or None if there was none left."""

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from accelerate import Accelerator
 
 from smoe.training.heartbeat import INTERVAL, LIMIT, Heartbeat
+from smoe.training.roll_call import LostProcessError, Member, call_roll, find_processes, open_store
 from smoe.training.run_directory import RunDirectory
 
 # What gloo, NCCL and the store of a process group write when the other end of a connection is gone.
@@ -25,44 +23,6 @@ _CONNECTION = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pi
 _SILENCE = 2.5 * INTERVAL
 # A launcher collects a killed process within some tenths of a second; until then it looks alive.
 _PATIENCE = _SILENCE + INTERVAL
-
-
-class LostProcessError(Exception):
-    """Another process of the training has ended, and this one cannot go on."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """One of the processes of a training.
-
-    Attributes:
-        rank: Number among all processes.
-        local_rank: Number among the processes of its host.
-        host: Name of its host.
-        process: Process identifier on its host.
-    """
-
-    rank: int
-    local_rank: int
-    host: str
-    process: int
-
-    @property
-    def is_here(self) -> bool:
-        """Whether the process runs on this host."""
-        return self.host == socket.gethostname()
-
-    def has_ended(self) -> bool:
-        """Whether the process has ended, as far as this host can tell."""
-        if not self.is_here:
-            return False
-        try:
-            os.kill(self.process, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            return False
-        return _is_zombie(self.process)
 
 
 @dataclass(frozen=True)
@@ -79,70 +39,108 @@ class Lost:
 
     def __str__(self) -> str:
         member = self.member
+        name = f"rank {member.rank} (process {member.process} on {member.host})"
         if self.silence is None:
-            return f"rank {member.rank} (process {member.process}) has ended; {_log_of(member)}"
+            return f"{name} has ended; {_log_of(member)}"
+        return f"{name} has not been heard from for {self.silence:.0f} s; its messages are on that host"
+
+
+class WatchedProcesses:
+    """The processes of a training, which hear from each other.
+
+    Args:
+        run: Directory of the run.
+        rank: Number of this process.
+        num_processes: Number of processes. Nothing is watched if there is one.
+
+    Attributes:
+        stored: Returns what the last checkpoint holds, in words.
+
+    Raises:
+        LostProcessError: If a process does not start.
+    """
+
+    def __init__(self, run: RunDirectory, rank: int, num_processes: int) -> None:
+        self._run, self._rank = run, rank
+        has_begun = run.last_checkpoint.exists()
+        self.stored: Callable[[], str] = lambda: "what it held before" if has_begun else "no state yet"
+        self._heartbeat: Heartbeat | None = None
+        self._members: list[Member] = []
+        if num_processes > 1:
+            store = open_store(rank, num_processes)
+            self._members = call_roll(store, rank, num_processes)
+            self._heartbeat = Heartbeat(rank, self._members, store, self._end)
+            self._heartbeat.start()
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there are processes to watch."""
+        return self._heartbeat is not None
+
+    def begin_training(self) -> None:
+        """Ends the preparation, in which a process may be silent for longer."""
+        if self._heartbeat is not None:
+            self._heartbeat.limit = LIMIT
+
+    def stop(self, *, is_done: bool) -> None:
+        """Ends the watch; the arguments are those of `Heartbeat.stop`."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop(is_done=is_done)
+
+    def explain(self) -> str:
+        """Why an operation with the other processes failed, in one line."""
+        assert self._heartbeat is not None
+        others = [member for member in self._members if member.rank != self._rank]
+        return self._message(_find_lost(others, self._heartbeat))
+
+    def _end(self, ranks: Sequence[int]) -> None:
+        assert self._heartbeat is not None
+        members = [self._members[rank] for rank in ranks]
+        lost = [Lost(member, None if member.has_ended() else self._heartbeat.limit) for member in members]
+        # Without the host that holds the store, nobody is heard, not even a process of this host.
+        lost = [each for each in lost if each.silence is None or not each.member.is_here] or lost
+        sys.stderr.write(f"smoe: error: {self._message(lost)}\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+    def _message(self, lost: Sequence[Lost]) -> str:
+        run = self._run
+        remedy = "start all processes again with the same command"
+        if run.recipe_file.exists():
+            remedy = f"continue with: {_resume_command(self._members, lost, run)}"
         return (
-            f"rank {member.rank} (process {member.process} on {member.host}) has not been heard from for "
-            f"{self.silence:.0f} s; its messages are on that host"
+            f"rank {self._rank} of {len(self._members)} cannot go on: {_describe(lost)}; {run.last_checkpoint} holds "
+            f"{self.stored()}; {remedy}"
         )
 
 
 @contextmanager
-def name_lost_processes(accelerator: Accelerator, run: RunDirectory, stored: Callable[[], str]) -> Iterator[None]:
+def watch_processes(run: RunDirectory) -> Iterator[WatchedProcesses]:
     """Turns the loss of another process into one line. Every process must enter it.
 
     A connection that breaks raises an error in the operation that needs it. A host that was cut off breaks no
     connection: if nothing is heard from a process for `heartbeat.LIMIT` seconds, this process writes the line and ends
-    at once, because its main thread may wait in an operation that nothing else can end.
+    at once, because its main thread may wait in an operation that nothing else can end. The same happens within
+    seconds if a process of this host ends while this one needs no connection to it, as at the start.
 
     Args:
-        accelerator: Accelerator of the run.
         run: Directory of the run.
-        stored: Returns what the last checkpoint holds, in words.
 
     Raises:
-        LostProcessError: If the connection to another process broke.
+        LostProcessError: If a process does not start, or the connection to another process broke.
     """
-    if accelerator.num_processes == 1:
-        yield
-        return
-    rank = accelerator.process_index
-
-    def message(lost: Sequence[Lost]) -> str:
-        return (
-            f"rank {rank} of {len(members)} cannot go on: {_describe(lost)}; {run.last_checkpoint} holds {stored()}; "
-            f"continue with: {_resume_command(members, lost, run)}"
-        )
-
-    def end(silent: Sequence[int]) -> None:
-        lost = [Lost(members[other], LIMIT) for other in silent]
-        # Without the host that holds the store, nobody is heard, not even a process of this host.
-        lost = [each for each in lost if not each.member.is_here] or lost
-        sys.stderr.write(f"smoe: error: {message(lost)}\n")
-        sys.stderr.flush()
-        os._exit(1)
-
-    heartbeat = Heartbeat(rank, accelerator.num_processes, end)
-    members = _gather_members(accelerator)
-    heartbeat.start()
+    processes = WatchedProcesses(run, *find_processes())
     is_done = False
     try:
-        yield
+        yield processes
         is_done = True
     except RuntimeError as error:
-        if not (isinstance(error, torch.distributed.DistError) or _CONNECTION.search(str(error))):
+        is_connection = isinstance(error, torch.distributed.DistError) or _CONNECTION.search(str(error))
+        if not (processes.are_several and is_connection):
             raise
-        others = [member for member in members if member.rank != rank]
-        raise LostProcessError(message(_find_lost(others, heartbeat))) from error
+        raise LostProcessError(processes.explain()) from error
     finally:
-        heartbeat.stop(is_done=is_done)
-
-
-def _gather_members(accelerator: Accelerator) -> list[Member]:
-    mine = Member(accelerator.process_index, accelerator.local_process_index, socket.gethostname(), os.getpid())
-    members: list[Any] = [None] * accelerator.num_processes
-    torch.distributed.all_gather_object(members, mine)
-    return members
+        processes.stop(is_done=is_done)
 
 
 def _find_lost(others: Sequence[Member], heartbeat: Heartbeat) -> list[Lost]:
@@ -182,12 +180,3 @@ def _resume_command(members: Sequence[Member], lost: Sequence[Lost], run: RunDir
     if len(hosts) > 1:
         nodes = f"--nnodes {len(hosts)} --rdzv-backend c10d --rdzv-endpoint {hosts[0]}:29500 "
     return f"torchrun {nodes}--nproc-per-node {here} -m smoe train --resume {run.path}"
-
-
-def _is_zombie(process: int) -> bool:
-    try:
-        status = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
-    # The state follows the name, which is in brackets and may hold anything.
-    return status.rpartition(")")[2].split()[:1] == ["Z"]
