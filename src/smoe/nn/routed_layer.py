@@ -13,7 +13,7 @@ from torch import nn
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_checks import check_positive
 from smoe.nn.learning import Learner, Setting, Step, make_learner
-from smoe.nn.sharded_parameters import is_freed, is_sharded
+from smoe.nn.sharded_parameters import is_freed, is_sharded, refuse_gate_apart
 from smoe.ops.families import ALL_FAMILIES
 from smoe.ops.routing import Routing, RoutingMap, mark_unranked, weigh
 from smoe.ops.train_routing import ErrorSignal
@@ -189,6 +189,8 @@ class RoutedLayer(nn.Module, ABC):
             input: `(B, C, *grid)`.
             needs_scores: Whether the rule needs the scores of all experts, however many they are.
         """
+        if not torch.compiler.is_compiling():
+            refuse_gate_apart(self, self.gate)
         if self.training and torch.is_grad_enabled():
             needs_scores = needs_scores or self.weighted or self.active_damping is not None
             return self.learner.route(self.gate, input, self, needs_scores=needs_scores)

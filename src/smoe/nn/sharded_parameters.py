@@ -27,15 +27,28 @@ def local_part(values: torch.Tensor) -> torch.Tensor:
 
 def refuse_shards(module: nn.Module) -> None:
     """Raises a RuntimeError if this process holds only shards of the parameters of a module at the moment."""
-    if not is_sharded(module):
-        return
-    from torch.distributed.tensor import DTensor
-
-    if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+    if _holds_shards(module):
         raise RuntimeError(
             f"the parameters of {type(module).__name__} are sharded among processes; use it inside "
             "`with smoe.unsharded(model):`, in all processes"
         )
+
+
+def refuse_gate_apart(layer: nn.Module, gate: nn.Module) -> None:
+    """Raises a RuntimeError if a layer computes while its gate is sharded: FSDP gathers what is in the layer's unit."""
+    if _holds_shards(gate):
+        raise RuntimeError(
+            f"the parameters of {type(gate).__name__} are sharded while {type(layer).__name__} computes, because the "
+            "gate is a unit of its own; do not call fully_shard on a gate, but on its layer, or use smoe.shard(model)"
+        )
+
+
+def _holds_shards(module: nn.Module) -> bool:
+    if not is_sharded(module):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(parameter, DTensor) for parameter in module.parameters())
 
 
 def is_freed(values: torch.Tensor) -> bool:

@@ -19,8 +19,9 @@ def shard(model: Model, *, reshard_after_forward: bool = True, **options: Any) -
     """Divides the parameters of a network among all processes, by `torch.distributed.fsdp.fully_shard`.
 
     Each SMoE layer is a unit, whose parameters are whole while it computes. Layers that share parameters, such as a
-    gate, form one unit together. All other parameters belong to the network itself. Calling `fully_shard(model)`
-    instead makes one unit of everything. Make the optimiser afterwards.
+    gate, form one unit together. All other parameters belong to the network itself, except those of modules that
+    `fully_shard` has made units of before, such as large layers of other kinds. Calling `fully_shard(model)` instead
+    makes one unit of everything. Make the optimiser afterwards.
 
     Args:
         model: Network on its device. It is changed in place.
@@ -32,17 +33,23 @@ def shard(model: Model, *, reshard_after_forward: bool = True, **options: Any) -
         The network.
 
     Raises:
-        RuntimeError: If there is no group of processes.
+        RuntimeError: If there is no group of processes, or some of the layers that share a gate are sharded already.
     """
     if not has_process_group():
         raise RuntimeError(
             "shard divides parameters among processes: start them with torchrun, and call "
             "torch.distributed.init_process_group first"
         )
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FSDPModule, fully_shard
 
     for layers in _units(model):
-        if model not in layers:
+        num_sharded = sum(isinstance(layer, FSDPModule) for layer in layers)
+        if 0 < num_sharded < len(layers):
+            raise RuntimeError(
+                f"{num_sharded} of {len(layers)} layers that share a gate are sharded already; do not call fully_shard "
+                "on them, smoe.shard makes one unit of them"
+            )
+        if model not in layers and not num_sharded:
             fully_shard(layers, reshard_after_forward=reshard_after_forward, **options)
     fully_shard(model, **options)
     return model

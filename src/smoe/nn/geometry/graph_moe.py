@@ -12,6 +12,7 @@ from smoe.nn.gates.banded import BandedGate
 from smoe.nn.geometry.neighbourhood import Neighbourhood
 from smoe.nn.geometry.node_order import node_order_of
 from smoe.nn.grid_checks import check_positive
+from smoe.nn.sharded_parameters import is_sharded
 from smoe.ops.graph import Aggregation, check_edges, edge_fingerprints
 from smoe.ops.routed_conv import routed_conv2d
 from smoe.ops.routing import Routing
@@ -126,7 +127,9 @@ class GraphMoE(FilterBank):
             output = self.finish(self.respond(features, routing))
         else:
             output = self._finish_nodes(self.respond(features, _at_nodes(routing, node_id)), node_id)
-        return output.transpose(1, 2).reshape(*x.shape[:-1], output.shape[1])
+        output = output.transpose(1, 2).reshape(*x.shape[:-1], output.shape[1])
+        # Written to in place, a view would lose the hook by which FSDP gathers parameters for the backward pass.
+        return output.clone() if is_sharded(self) else output
 
     def _check(self, x: torch.Tensor, edge_index: torch.Tensor, node_id: torch.Tensor | None) -> None:
         C, N = self.in_channels, self.num_nodes
