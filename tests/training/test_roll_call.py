@@ -64,9 +64,21 @@ def test_a_process_that_does_not_start_is_named(store: Any, monkeypatch: pytest.
 def test_a_process_that_ended_while_it_waited_is_named_at_once(store: Any, ended: int) -> None:
     enter(store, 1, ended)
     started = time.monotonic()
-    with pytest.raises(LostProcessError, match="rank 0 of 3 cannot start: rank 1 has ended while it waited for others"):
+    with pytest.raises(LostProcessError, match="rank 0 of 3 cannot start: rank 1 has ended; look at"):
         call_roll(store, 0, 3)
     assert time.monotonic() - started < 20
+
+
+def test_a_store_that_ends_is_no_traceback() -> None:
+    class Ended:
+        def set(self, key: str, value: str) -> None:
+            del key, value
+
+        def check(self, keys: list[str]) -> bool:
+            raise torch.distributed.DistNetworkError(f"Failed to recv {keys}")
+
+    with pytest.raises(LostProcessError, match="rank 1 of 2 cannot start: rank 0 has ended, or has not started"):
+        call_roll(Ended(), 1, 2)
 
 
 def test_a_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,30 +99,35 @@ def call_roll(store: Any, rank: int, num_processes: int) -> list[Member]:
     Raises:
         LostProcessError: If a process is still missing after `START_LIMIT` seconds, or has ended in the meantime.
     """
-    store.set(_key(rank), f"{os.environ.get('LOCAL_RANK', rank)} {os.getpid()} {socket.gethostname()}")
     members: dict[int, Member] = {}
     until = time.monotonic() + START_LIMIT
-    while len(members) < num_processes:
-        for other in set(range(num_processes)) - members.keys():
-            if store.check([_key(other)]):
-                local_rank, process, host = store.get(_key(other)).decode().split(" ", 2)
-                members[other] = Member(other, int(local_rank), host, int(process))
-        ended = [str(member.rank) for member in members.values() if member.has_ended()]
-        if ended:
-            raise LostProcessError(_cannot_start(rank, num_processes, ended, "has ended while it waited for others"))
-        if time.monotonic() > until:
-            missing = [str(other) for other in range(num_processes) if other not in members]
-            raise LostProcessError(
-                _cannot_start(rank, num_processes, missing, f"has not started within {START_LIMIT:.0f} s")
-            )
-        time.sleep(0.02)
+    try:
+        store.set(_key(rank), f"{os.environ.get('LOCAL_RANK', rank)} {os.getpid()} {socket.gethostname()}")
+        while len(members) < num_processes and time.monotonic() < until:
+            for other in set(range(num_processes)) - members.keys():
+                if store.check([_key(other)]):
+                    local_rank, process, host = store.get(_key(other)).decode().split(" ", 2)
+                    members[other] = Member(other, int(local_rank), host, int(process))
+            ended = [member.rank for member in members.values() if member.has_ended()]
+            if ended:
+                raise LostProcessError(_cannot_start(rank, num_processes, ended, "has ended"))
+            time.sleep(0.02)
+    except torch.distributed.DistError as error:
+        # The process that holds the store has waited as long as this one, and ended.
+        missing = [other for other in range(num_processes) if other not in (*members, rank)] or [0]
+        raise LostProcessError(_cannot_start(rank, num_processes, missing, "has ended, or has not started")) from error
+    if len(members) < num_processes:
+        missing = [other for other in range(num_processes) if other not in members]
+        what = f"has not started within {START_LIMIT:.0f} s"
+        raise LostProcessError(_cannot_start(rank, num_processes, missing, what))
     return [members[other] for other in range(num_processes)]
 
 
-def _cannot_start(rank: int, num_processes: int, others: list[str], what: str) -> str:
+def _cannot_start(rank: int, num_processes: int, others: list[int], what: str) -> str:
+    names = ", ".join(map(str, others))
     return (
-        f"rank {rank} of {num_processes} cannot start: rank {', '.join(others)} {what}; look at its messages, and "
-        "start all processes again with the same command"
+        f"rank {rank} of {num_processes} cannot start: rank {names} {what}; look at its messages, and start all "
+        "processes again with the same command"
     )
 
 
