@@ -48,6 +48,8 @@ def complaint(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]
         (("show", "nowhere"), "nowhere is not a run directory"),
         (("reproduce", "heat", "weather", "--output-dir", "x"), "--output-dir is the folder of one experiment"),
         (("recipes", "heat"), "takes no argument, got 'heat'"),
+        # A name from others does not write to the terminal what it wants.
+        (("evaluate", "a\x1b[2Jb\x9bc\nd"), "a\\x1b[2Jb\\x9bc d is not a run directory"),
     ],
 )
 def test_a_mistake_gets_one_clear_line(

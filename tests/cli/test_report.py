@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gridded_files import regional
+from opened_files import opened_files
 from smoe.cli.main import main
 from smoe.experiments.runs import train
 from smoe.paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
@@ -98,6 +99,16 @@ def test_the_data_of_a_fit_are_those_of_its_command(
     page = (tmp_path / "model" / "report.html").read_text()
     assert "smoe fit x.nc y.nc --validate 2001-01-15: -o model" in page
     assert ">Errors</h2>" in page and "SHA-256 of the validation targets" in page
+    # The command of a model that others made chooses no files.
+    (tmp_path / "model" / "training" / "origin.json").rename(tmp_path / "origin.json")
+    with opened_files() as opened:
+        assert main(["report", "model"]) == 0
+    assert not {str(tmp_path / "x.nc"), str(tmp_path / "y.nc")} & {*opened}
+    assert "--data.targets FILE (it is not recorded that you made it: --trust-places" in capsys.readouterr().err
+    assert ">Errors</h2>" not in (tmp_path / "model" / "report.html").read_text()
+    assert main(["report", "model", "--trust-places"]) == 0
+    assert ">Errors</h2>" in (tmp_path / "model" / "report.html").read_text()
+    (tmp_path / "origin.json").rename(tmp_path / "model" / "training" / "origin.json")
     # Where the data are no more, the page says less, and the command says why.
     (tmp_path / "x.nc").rename(tmp_path / "moved.nc")
     capsys.readouterr()

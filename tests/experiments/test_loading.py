@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from ens10_files import write_ens10
 from image_files import write_idx_set
 from image_folders import write_folders
 from memory_source import Silent
+from smoe.experiments.loading import TrainedRun
 from smoe.experiments.recipe import Recipe
 from smoe.experiments.registry import EXPERIMENTS
 from smoe.experiments.runs import train
@@ -27,6 +30,7 @@ from smoe.paper.heat_mesh.recipes import MESH_RECIPES
 from smoe.paper.imagenet.recipes import IMAGENET_RECIPES
 from smoe.paper.images.model_options import SpatialMoEClassifierModel
 from smoe.paper.images.recipes import IMAGE_TRAINING, ImageData, ImageRecipe
+from smoe.training.run_directory import RunError
 
 
 def quietly(_: str) -> None:
@@ -84,6 +88,16 @@ def heat_mesh(_: Path) -> tuple[str, Recipe]:
     )
 
 
+# What of a run that others made is refused: a place outside the run directory, when it would be read.
+REFUSED = {
+    "heat": None,
+    "weather": ("load", "data.store"),
+    "ens10": ("load", "data.store"),
+    "images": ("predict", "data.root"),
+    "imagenet": ("load", "data.root"),
+    "heat-mesh": None,
+}
+
 MADE: dict[str, tuple[Callable[[Path], tuple[str, Recipe]], float]] = {
     # With a number that values in physical units exceed: temperatures near 280 K, geopotentials; 0 where there are
     # no units.
@@ -119,3 +133,34 @@ def test_a_run_is_opened_from_its_folder_alone(name: str, tmp_path: Path) -> Non
     assert same
     for metric in same:
         assert values[metric] == pytest.approx(record[f"test/{metric}"], rel=1e-4, nan_ok=True), metric
+    _check_as_run_of_others(name, tmp_path / "moved" / "run", values)
+
+
+def _check_as_run_of_others(name: str, path: Path, values: dict[str, float]) -> None:
+    def load(**options: Any) -> TrainedRun:
+        run = smoe.load(path, notify=quietly, **options)
+        assert isinstance(run, TrainedRun)
+        return run
+
+    def evaluate(**options: Any) -> dict[str, float]:
+        return load(**options).evaluate("test")
+
+    (path / "origin.json").unlink()
+    refused = REFUSED[name]
+    if refused is None:
+        assert evaluate() == pytest.approx(values, nan_ok=True)
+        return
+    when, place = refused
+    field = place.removeprefix("data.")
+    with pytest.raises(RunError, match=rf"recipe\.json: {place} is '.*', outside the run directory") as error:
+        load() if when == "load" else evaluate()
+    assert f"--data.{field} PATH (in Python {field}=PATH), or allow all places of this run by" in str(error.value)
+    recipe = load(trust_places=True).recipe
+    assert evaluate(trust_places=True) == pytest.approx(values, nan_ok=True)
+    assert evaluate(**{field: getattr(recipe.data, field)}) == pytest.approx(values, nan_ok=True)
+    # A path in the run directory is the run's own.
+    getattr(recipe.data, field).rename(path / "data")
+    content = json.loads((path / "recipe.json").read_text())
+    content["recipe"]["data"][field] = str(path / "data")
+    (path / "recipe.json").write_text(json.dumps(content))
+    assert evaluate() == pytest.approx(values, nan_ok=True)

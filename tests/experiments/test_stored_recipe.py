@@ -89,7 +89,7 @@ def test_a_run_of_others_writes_only_where_it_is_asked_to(
     (tmp_path / "run" / "recipe.json").write_text(json.dumps(content))
     resume = ["train", "--resume", str(tmp_path / "run"), "--training.max-epochs", "2"]
     assert main(resume) == 0
-    assert "theirs, which is outside the run directory and not given now" in capsys.readouterr().err
+    assert "theirs', which is outside the run directory and not given now" in capsys.readouterr().err
     assert not (tmp_path / "theirs").exists()
     assert main([*resume[:-1], "3", "--data.cache-dir", str(tmp_path / "ours")]) == 0
     assert (tmp_path / "ours").is_dir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import tempfile
 import time
@@ -111,7 +112,14 @@ class Campaign:
 
 
 class _Folder(tempfile.TemporaryDirectory[str]):
-    """A temporary folder that goes even if a mount or a file in it was made read-only."""
+    """A temporary folder that goes even if a mount or a file in it was made read-only.
+
+    It also holds the key that marks runs as made here, in place of the user's.
+    """
+
+    def __enter__(self) -> str:
+        os.environ["XDG_STATE_HOME"] = str(Path(self.name) / "state")
+        return super().__enter__()
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self.name, ignore_errors=True)

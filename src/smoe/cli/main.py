@@ -113,7 +113,11 @@ def _first_sentence(error: Exception) -> str:
 
 
 def _complain(text: str, code: int) -> int:
-    sys.stderr.write(f"smoe: error: {' '.join(text.split())}\n")
+    # Names of files and values from others can hold codes that a terminal would obey.
+    harmless = "".join(
+        character if character.isprintable() else repr(character)[1:-1] for character in " ".join(text.split())
+    )
+    sys.stderr.write(f"smoe: error: {harmless}\n")
     return code
 
 

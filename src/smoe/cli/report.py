@@ -24,6 +24,7 @@ class ReportData:
         store: Store of weather or ensemble fields.
         root: Folder of images.
         cache_dir: Folder of simulated data.
+        region_map: Map of regions.
         inputs: Inputs of a model that smoe fit made: files, in the order of the fit.
         targets: Targets of such a model.
     """
@@ -31,6 +32,7 @@ class ReportData:
     store: Path | None = None
     root: Path | None = None
     cache_dir: Path | None = None
+    region_map: Path | None = None
     inputs: tuple[str, ...] = ()
     targets: str | None = None
 
@@ -57,6 +59,7 @@ class Report:
         checkpoint: The best weights by the validation split, or the last ones.
         without_data: Read no samples: no error maps, baselines or classes.
         data: Places of data that were moved.
+        trust_places: Read data where the runs name them, also of runs of which it is not recorded that you made them.
     """
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN [RUN ...]")]
@@ -66,6 +69,7 @@ class Report:
     checkpoint: Literal["best", "last"] = "best"
     without_data: bool = False
     data: ReportData = field(default_factory=ReportData)
+    trust_places: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
 
 
 def run(args: list[str]) -> int:
@@ -85,22 +89,26 @@ def run(args: list[str]) -> int:
     from smoe.reports.read_run import ReadOptions
     from smoe.reports.read_runs import read_runs
 
-    moved = {place: getattr(options.data, place) for place in ("store", "root", "cache_dir")}
+    moved = {place: getattr(options.data, place) for place in ("store", "root", "cache_dir", "region_map")}
     reading = ReadOptions(
         split=None if options.without_data else options.split,
         checkpoint=options.checkpoint,
         data={place: value for place, value in moved.items() if value is not None},
+        trust_places=options.trust_places,
     )
     paths = [*options.runs, *([] if options.plain is None else [options.plain])]
-    fit_data = {} if options.without_data else _fit_data(paths, options.data)
+    fit_data = {} if options.without_data else _fit_data(paths, options.data, trust_places=options.trust_places)
     reports = read_runs(options.runs, reading, fit_data=fit_data, plain=options.plain, notify=_notify)
     size = write_page(reports, output)
     sys.stdout.write(f"{output} ({size / 1e6:.2f} MB)\n")
     return 0
 
 
-def _fit_data(paths: list[Path], data: ReportData) -> Mapping[Path, FitData]:
-    """Data of fitted models: those that were given, or those of the recorded command if its files are still there."""
+def _fit_data(paths: list[Path], data: ReportData, *, trust_places: bool) -> Mapping[Path, FitData]:
+    """Data of fitted models: those that were given, or those of the recorded command if its files are still there.
+
+    A command of which it is not recorded that this user gave it chooses no files.
+    """
     from smoe.regression.model_files import is_model_folder
     from smoe.reports.read_fit import FitData
 
@@ -113,12 +121,23 @@ def _fit_data(paths: list[Path], data: ReportData) -> Mapping[Path, FitData]:
         if data.targets is not None:
             found[path] = FitData(data.inputs, data.targets)
             continue
-        recorded = _recorded_data(path)
+        may_choose = trust_places or _is_own_fit(path)
+        recorded = _recorded_data(path) if may_choose else None
         if recorded is not None:
             found[path] = recorded
         else:
-            _notify(f"{path}: no error maps: name the data of the fit by --data.inputs FILE and --data.targets FILE")
+            others = " (it is not recorded that you made it: --trust-places reads the data that it names)"
+            _notify(
+                f"{path}: no error maps: name the data of the fit by --data.inputs FILE and --data.targets FILE"
+                f"{'' if may_choose else others}"
+            )
     return found
+
+
+def _is_own_fit(path: Path) -> bool:
+    from smoe.training.run_directory import RunDirectory
+
+    return RunDirectory(path / "training").has_own_environment()
 
 
 def _recorded_data(path: Path) -> FitData | None:

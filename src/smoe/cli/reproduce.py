@@ -163,7 +163,7 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
                 missing, store, options.runs_dir, jobs=options.jobs, num_threads=options.threads, watcher=progress
             )
         write_tables()
-    pictures = experiment.draw_tables(tables, store, options.runs_dir, output_dir)
+    pictures = experiment.draw_tables(tables, store, options.runs_dir, output_dir, data)
     num_stored = sum(store.has(run.key) for run in planned)
     write(f"{num_stored} of {len(planned)} runs are stored in {store.folder}\n")
     _print_paths([*(_report_path(output_dir, table) for table in tables), *pictures])

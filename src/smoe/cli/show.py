@@ -9,10 +9,11 @@ from smoe.cli.evaluate import parse_with_places
 from smoe.command_line import UsageError
 from smoe.experiments.registry import find_experiment
 
-HELP = """usage: smoe show RUN [--checkpoint best|last] [--split test|validation] [--data.PLACE FOLDER] [...]
+HELP = """usage: smoe show RUN [--checkpoint best|last] [--split test|validation] [--data.PLACE PATH] [...]
 
 Draws what a run learned into RUN/pictures and prints the paths: its scores by epoch, its routing, and what else the
-experiment has to show.
+experiment has to show. A run from others reads only what is in its directory or named by --data.PLACE; --trust-places
+lets its recipe.json choose.
 
 examples:
   smoe show runs/first
@@ -33,7 +34,8 @@ def run(args: list[str]) -> int:
         raise UsageError("give a run directory first (see smoe show --help)")
     path = Path(args[0])
 
-    from smoe.experiments.runs import open_run, place_fields, read_recipe
+    from smoe.experiments.places import data_places
+    from smoe.experiments.runs import open_run, read_recipe
     from smoe.regression.model_files import is_model_folder
     from smoe.training.run_directory import RunDirectory
 
@@ -41,9 +43,12 @@ def run(args: list[str]) -> int:
         return _show_model(path, args[1:])
     _, recipe = read_recipe(RunDirectory(path))
     experiment = find_experiment(recipe.experiment)
-    options, data = parse_with_places(experiment.show_options, place_fields(recipe), args[1:], f"smoe show {path}")
+    options, data, trusts = parse_with_places(
+        experiment.show_options, data_places(recipe), args[1:], f"smoe show {path}"
+    )
     splits = (options.split,) if experiment.draws_splits else ()
-    for picture in experiment.draw(open_run(path, options.checkpoint, splits, _notify, data), options):
+    opened = open_run(path, options.checkpoint, splits, _notify, data, trust_places=trusts)
+    for picture in experiment.draw(opened, options):
         sys.stdout.write(f"{picture}\n")
     return 0
 

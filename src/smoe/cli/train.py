@@ -15,8 +15,7 @@ from smoe.experiments.registry import all_recipes, find_recipe
 from smoe.experiments.run_names import default_output_dir
 
 if TYPE_CHECKING:
-    from smoe.experiments.recipe import Recipe
-    from smoe.training.tracker_names import Tracker
+    from smoe.cli.recipe_flags import RecipeFlags
 
 HELP = """usage: smoe train RECIPE [--output-dir DIR] [--resume] [--FIELD VALUE ...]
        smoe train path/to/recipe.py [--FIELD VALUE ...]
@@ -26,7 +25,9 @@ Trains a recipe. Every field of the recipe is a flag: `smoe train RECIPE --help`
 Without --output-dir, the run directory is named after the recipe, the seed and the fields that differ from the recipe.
 The run directory holds the recipe, versions, metrics.jsonl (a line per epoch) and checkpoints.
 Runs are resumable: Ctrl-C saves a checkpoint, and --resume continues from it exactly. A run knows its recipe, so that
-`smoe train --resume RUN` needs no other flag. With a larger --training.max-epochs a run is extended.
+`smoe train --resume RUN` needs no other flag. With a larger --training.max-epochs a run is extended. A run from others
+reads only what is in its directory or given as a flag, such as --data.store; --trust-places lets its recipe.json
+choose.
 
 A file of your own defines RECIPE, or a dictionary RECIPES; `smoe train recipe.py:NAME` names one of them.
 
@@ -57,27 +58,35 @@ def run(args: list[str]) -> int:
     default = find_recipe(name)
     options = parse_recipe(default, args[1:], prog=f"smoe train {name}")
     output_dir = options.output_dir or default_output_dir(name, options.recipe, default)
-    return _train(name, options.recipe, output_dir, resume=options.resume, log_with=options.log_with)
+    return _train(name, options, output_dir)
 
 
 def _resume(path: Path, args: list[str]) -> int:
-    from smoe.experiments.runs import read_recipe, without_foreign_cache
+    from smoe.experiments.places import CACHE, check_places, places_of, replace_places
+    from smoe.experiments.runs import read_recipe_and_places
     from smoe.training.run_directory import RunDirectory
 
     directory = RunDirectory(path)
-    name, stored = read_recipe(directory)
-    recipe = without_foreign_cache(stored, directory)
-    options = parse_recipe(recipe, args, prog=f"smoe train --resume {path}")
-    if recipe != stored and options.recipe.data == recipe.data:
-        sys.stderr.write(
-            f"simulated data are not kept in {stored.data.cache_dir}, which is outside the run directory and not given "
-            "now; give --data.cache-dir to keep them there\n"
-        )
-    options = replace(options, output_dir=path, resume=True)
-    return _train(name, options.recipe, path, resume=True, log_with=options.log_with)
+    name, stored, outside = read_recipe_and_places(directory)
+    foreign = outside or {}
+    # Places that are not the recipe's to choose have no value: those that have none afterwards were not given.
+    options = parse_recipe(replace_places(stored, dict.fromkeys(foreign)), args, prog=f"smoe train --resume {path}")
+    not_given = {place: at for place, at in foreign.items() if places_of(options.recipe)[place] is None}
+    if options.trust_places:
+        options = replace(options, recipe=replace_places(options.recipe, not_given))
+    else:
+        cache_dir = not_given.pop(CACHE, None)
+        if outside is not None:
+            check_places(directory, not_given)
+        if cache_dir is not None:
+            sys.stderr.write(
+                f"simulated data are not kept in {str(cache_dir)!r}, which is outside the run directory and not given "
+                "now; give --data.cache-dir to keep them there\n"
+            )
+    return _train(name, replace(options, resume=True), path)
 
 
-def _train(name: str, recipe: Recipe, output_dir: Path, *, resume: bool, log_with: Tracker | None) -> int:
+def _train(name: str, options: RecipeFlags, output_dir: Path) -> int:
     # torch is imported from here on only: a typo is answered at once.
     from smoe.experiments.registry import experiment_of
     from smoe.experiments.result_table import print_result
@@ -91,6 +100,7 @@ def _train(name: str, recipe: Recipe, output_dir: Path, *, resume: bool, log_wit
 
     # Launchers number the processes of a run in RANK; the first one prints for all.
     is_first = os.environ.get("RANK", "0") == "0"
+    recipe, log_with = options.recipe, options.log_with
     reporter = BarReporter(recipe.training.monitor, is_quiet=not is_first)
     try:
         with reporter, ExitStack() as closing:
@@ -102,7 +112,8 @@ def _train(name: str, recipe: Recipe, output_dir: Path, *, resume: bool, log_wit
                 name,
                 recipe,
                 output_dir,
-                resume=resume,
+                resume=options.resume,
+                trust_places=options.trust_places,
                 reporter=logged,
                 notify=reporter.notify,
                 processes=processes,

@@ -87,6 +87,9 @@ class Experiment(ABC):
     draws_splits: ClassVar[bool] = True
     """Whether `draw` needs the data of a split."""
 
+    builds_without_data: ClassVar[bool] = False
+    """Whether `build` without splits opens none of the places that the recipe's data name."""
+
     score_options: ClassVar[type[Any] | None] = None
     """Options of `smoe evaluate NAME`, which scores forecasts of other origin; None if there is nothing of the kind."""
 
@@ -165,12 +168,20 @@ class Experiment(ABC):
         """Scores the forecasts without training that the tables show, unless they are stored."""
 
     def draw_tables(
-        self, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
+        self, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path, data: Path
     ) -> list[Path]:
-        """Draws the figures of tables from stored runs and returns the pictures."""
+        """Draws the figures of tables from stored runs and returns the pictures.
+
+        Args:
+            tables: Tables to draw.
+            store: Results of the runs.
+            runs_dir: Folder of the runs that were made here.
+            output_dir: Folder for the pictures.
+            data: Place of the data.
+        """
         from smoe.experiments.result_tables.figures import draw_figures
 
-        del runs_dir
+        del runs_dir, data
         return draw_figures(self.tables, tables, store, output_dir)
 
     def default_data(self, runs_dir: Path) -> Path | None:

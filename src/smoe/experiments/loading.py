@@ -28,13 +28,22 @@ class TrainedRun:
         checkpoint: `best`, by the validation split, or `last`.
         data: Fields of the recipe's data to replace, such as `store` where the data were moved.
         notify: Receives messages about data that are being made.
+        trust_places: Open what the recipe names, whoever wrote it.
     """
 
-    def __init__(self, path: Path, checkpoint: CheckpointName, data: dict[str, Any], notify: Notify) -> None:
+    def __init__(
+        self,
+        path: Path,
+        checkpoint: CheckpointName,
+        data: dict[str, Any],
+        notify: Notify,
+        *,
+        trust_places: bool = False,
+    ) -> None:
         self._options = (path, checkpoint)
-        self._data, self._notify = data, notify
+        self._data, self._notify, self._trust_places = data, notify, trust_places
         self._opened: dict[str, OpenRun] = {}
-        run = open_run(path, checkpoint, (), notify, data)
+        run = open_run(path, checkpoint, (), notify, data, trust_places=trust_places)
         self.name, self.recipe, self.model = run.name, run.recipe, run.model
 
     name: str
@@ -61,7 +70,9 @@ class TrainedRun:
     def _open(self, split: str) -> OpenRun:
         if split not in self._opened:
             path, checkpoint = self._options
-            self._opened[split] = open_run(path, checkpoint, (split,), self._notify, self._data)
+            self._opened[split] = open_run(
+                path, checkpoint, (split,), self._notify, self._data, trust_places=self._trust_places
+            )
         return self._opened[split]
 
     def __repr__(self) -> str:
@@ -69,7 +80,12 @@ class TrainedRun:
 
 
 def load(
-    path: Path | str, checkpoint: CheckpointName = "best", *, notify: Notify = print, **data: Any
+    path: Path | str,
+    checkpoint: CheckpointName = "best",
+    *,
+    notify: Notify = print,
+    trust_places: bool = False,
+    **data: Any,
 ) -> TrainedRun | GridRegressor:
     """Opens a trained run, or a model that `GridRegressor.save` or `smoe fit` wrote.
 
@@ -77,10 +93,13 @@ def load(
         path: Directory of the run or of the model, wherever it was moved.
         checkpoint: Weights of a run: `best`, by the validation split, or `last`.
         notify: Receives messages about data that are being made.
+        trust_places: Read data where the recipe names them, although it is not recorded that you made the run. Without
+            it, a run from others whose recipe.json names a place outside its directory is refused, unless `data` name
+            another.
         **data: Fields of the recipe's data to replace, such as `store="stores/era5"` where the data were moved.
 
     Raises:
-        RunError: If the directory holds neither.
+        RunError: If the directory holds neither, or its recipe names a place that is not allowed.
 
     Example:
         >>> run = smoe.load("runs/weather-smoe-0", store="stores/era5")  # doctest: +SKIP
@@ -89,7 +108,7 @@ def load(
     path = Path(path)
     if (path / "recipe.json").is_file():
         places = {name: Path(value) if isinstance(value, str) else value for name, value in data.items()}
-        return TrainedRun(path, checkpoint, places, notify)
+        return TrainedRun(path, checkpoint, places, notify, trust_places=trust_places)
     if (path / "config.json").is_file():
         from smoe.regression import GridRegressor
 

@@ -73,6 +73,11 @@ def type_hints(kind: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
+def is_path(hint: Any) -> bool:
+    """Whether a field of this type may hold a path."""
+    return Path in _options(hint)
+
+
 def classes_of(hint: Any) -> list[type[Any]]:
     """Dataclasses that a field of this type may hold."""
     return [option for option in _options(hint) if dataclasses.is_dataclass(option) and isinstance(option, type)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,11 +13,11 @@ from smoe.experiments.experiment import Notify
 from smoe.experiments.initial_weights import check_initial_weights, load_initial_weights
 from smoe.experiments.migrations import SCHEMA
 from smoe.experiments.open_run import OpenRun
+from smoe.experiments.places import CACHE, check_places, data_places, outside_places, replace_places
 from smoe.experiments.plain import RecipeError, shorten
 from smoe.experiments.recipe import Recipe
 from smoe.experiments.recipe_files import recipe_from_plain
 from smoe.experiments.registry import experiment_of
-from smoe.experiments.result_tables.stored_runs import DATA_PLACES
 from smoe.metrics import metric_names
 from smoe.training.checkpoint_parts import load_whole
 from smoe.training.checkpoints import CheckpointError
@@ -38,6 +38,7 @@ def train(
     output_dir: Path,
     *,
     resume: bool = False,
+    trust_places: bool = False,
     reporter: Reporter | None = None,
     notify: Notify = print,
     processes: WatchedProcesses | None = None,
@@ -52,6 +53,8 @@ def train(
         recipe: Resolved recipe.
         output_dir: Run directory.
         resume: Continue the run that is there.
+        trust_places: Continue a run of which it is not recorded that this user made it, although links lead out of its
+            directory.
         reporter: Logs the progress of the training.
         notify: Receives messages about what is being made before the training.
         processes: The processes of the training, if they are watched already.
@@ -62,7 +65,10 @@ def train(
     directory.check_writable()
     experiment, plain = experiment_of(recipe), _stored(name, recipe)
     with directory.lock():
-        may_differ = resumable_fields(recipe.training) | {f"data.{place}" for place in DATA_PLACES}
+        if directory.recipe_file.exists() and not trust_places and not directory.read_recipe_and_origin()[1]:
+            check_places(directory, {})
+        places = {"init_from", *(f"data.{place}" for place in data_places(recipe))}
+        may_differ = resumable_fields(recipe.training) | places
         directory.check(
             plain, resume=resume, complete=lambda stored: _complete(stored, directory), may_differ=may_differ
         )
@@ -85,11 +91,13 @@ def open_run(
     splits: tuple[str, ...] = (),
     notify: Notify = print,
     data: Mapping[str, Any] | None = None,
+    *,
+    trust_places: bool = False,
 ) -> OpenRun:
     """Builds a run's model again and loads its weights.
 
-    Nothing is written outside the run directory because a recipe.json says so: data are read where the recipe names
-    them, but its `cache_dir` is ignored unless it is in the run directory or given in `data`.
+    A recipe.json of which it is not recorded that this user wrote it has no file outside the run directory opened: a
+    place of data that it names there must be given in `data`, or all of them be allowed; its `cache_dir` is ignored.
 
     Args:
         path: Run directory, wherever it was moved.
@@ -97,19 +105,31 @@ def open_run(
         splits: Data to make; the training split is not needed to evaluate.
         notify: Receives messages about what is being made.
         data: Fields of the recipe's data to replace, such as `store` where the data were moved.
+        trust_places: Open what the recipe names, whoever wrote it.
+
+    Raises:
+        RunError: If the directory holds no run, or its recipe is damaged or names a place that is not allowed.
+        CheckpointError: If it has no weights, or they are damaged or do not fit.
     """
     directory = RunDirectory(path)
-    name, recipe = read_recipe(directory)
+    name, recipe, foreign = read_recipe_and_places(directory, trust_places=trust_places)
+    experiment = experiment_of(recipe)
+    if foreign is not None:
+        # The weights to start from are not opened again.
+        unopened = {CACHE, "init_from", *(f"data.{given}" for given in data or {})}
+        if not splits and experiment.builds_without_data:
+            unopened |= {f"data.{place}" for place in data_places(recipe)}
+        check_places(directory, {place: at for place, at in foreign.items() if place not in unopened})
+        if CACHE in foreign:
+            recipe = replace_places(recipe, {CACHE: None})
     if data:
         recipe = replace(recipe, data=replace(recipe.data, **data))
-    if "cache_dir" not in (data or {}):
-        recipe = without_foreign_cache(recipe, directory)
     set_num_threads(recipe)
     file = directory.best_checkpoint if checkpoint == "best" else directory.last_checkpoint
     if checkpoint == "best" and not file.exists():
         raise CheckpointError(f"{path} has no best checkpoint yet: no epoch has ended; try --checkpoint last")
     weights = load_whole(file)["model"]
-    task = experiment_of(recipe).build(recipe, splits, notify)
+    task = experiment.build(recipe, splits, notify)
     try:
         task.model.load_state_dict(weights)
     except RuntimeError as error:
@@ -125,6 +145,26 @@ def read_recipe(directory: RunDirectory) -> tuple[str, Recipe]:
         RunError: If the directory holds no run, or a field of recipe.json is unknown, missing or of another type.
     """
     return _parse_stored(directory.read_recipe(), str(directory.recipe_file))
+
+
+def read_recipe_and_places(
+    directory: RunDirectory, *, trust_places: bool = False
+) -> tuple[str, Recipe, dict[str, Path] | None]:
+    """The name, the recipe, and the places outside the run directory that it may not choose, by their fields.
+
+    Args:
+        directory: Directory of the run.
+        trust_places: Let the recipe choose, whoever wrote it.
+
+    Returns:
+        None for the places if the recipe may choose any, because it is recorded that this user wrote it.
+
+    Raises:
+        RunError: If the directory holds no run, or a field of recipe.json is unknown, missing or of another type.
+    """
+    stored, is_own = directory.read_recipe_and_origin()
+    name, recipe = _parse_stored(stored, str(directory.recipe_file))
+    return name, recipe, None if is_own or trust_places else outside_places(recipe, directory)
 
 
 def _stored(name: str, recipe: Recipe) -> dict[str, Any]:
@@ -149,22 +189,6 @@ def _parse_stored(stored: dict[str, Any], place: str) -> tuple[str, Recipe]:
         return name, recipe_from_plain(stored["recipe"], schema)
     except RecipeError as error:
         raise RunError(f"{place}: {error}") from error
-
-
-def without_foreign_cache(recipe: Recipe, directory: RunDirectory) -> Recipe:
-    """The recipe without a folder for simulated data that is outside the run directory.
-
-    A recipe.json from others does not decide where files are written.
-    """
-    cache_dir: Path | None = getattr(recipe.data, "cache_dir", None)
-    if cache_dir is None or cache_dir.resolve().is_relative_to(directory.path.resolve()):
-        return recipe
-    return replace(recipe, data=replace(recipe.data, cache_dir=None))
-
-
-def place_fields(recipe: Recipe) -> list[str]:
-    """Fields of the recipe's data that hold where data are kept."""
-    return [field.name for field in fields(recipe.data) if field.name in DATA_PLACES]
 
 
 def set_num_threads(recipe: Recipe) -> None:

@@ -14,10 +14,11 @@ import numpy as np
 from smoe.diagnostics import layers_by_gate, region_information
 from smoe.experiments.experiment import Experiment, Notify
 from smoe.experiments.open_run import OpenRun
+from smoe.experiments.places import data_places
 from smoe.experiments.published import PublishedResult
 from smoe.experiments.registry import experiment_of
 from smoe.experiments.report_parts import ReportParts
-from smoe.experiments.runs import CheckpointName, open_run, place_fields, read_recipe
+from smoe.experiments.runs import CheckpointName, open_run, read_recipe
 from smoe.reports.error_maps import UNCHANGED, measure_errors, read_split
 from smoe.reports.gate_maps import GateMap, read_gates
 from smoe.reports.run_report import Monitor, RunReport
@@ -33,11 +34,13 @@ class ReadOptions:
         split: Split whose errors are shown; None for a report without data.
         checkpoint: The best weights by the validation split, or the last ones.
         data: Places of data that were moved, such as `store`; a run uses those that its recipe has.
+        trust_places: Read data where a recipe names them, whoever wrote it.
     """
 
     split: Literal["test", "validation"] | None = "test"
     checkpoint: CheckpointName = "best"
     data: Mapping[str, Any] | None = None
+    trust_places: bool = False
 
 
 def read_run(path: Path, label: str, options: ReadOptions, notify: Notify) -> RunReport:
@@ -57,10 +60,10 @@ def read_run(path: Path, label: str, options: ReadOptions, notify: Notify) -> Ru
     name, recipe = read_recipe(directory)
     history = directory.read_history()
     environment = read_environment(directory)
-    places = set(place_fields(recipe))
+    places = set(data_places(recipe))
     moved = {place: value for place, value in (options.data or {}).items() if place in places}
     splits = () if options.split is None else (options.split,)
-    run = open_run(path, options.checkpoint, splits, notify, moved)
+    run = open_run(path, options.checkpoint, splits, notify, moved, trust_places=options.trust_places)
     experiment = experiment_of(run.recipe)
     parts = experiment.report_parts(run, options.split, notify)
     unchanged, digest, sample = None, "", None

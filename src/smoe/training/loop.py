@@ -108,8 +108,11 @@ class Loop:
     def begin(self, recipe: Mapping[str, Any]) -> None:
         """Stores the recipe in the run directory, once all processes are here."""
         self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process:
-            self.run.begin(recipe)
+        reason = self.run.begin(recipe) if self.accelerator.is_main_process else None
+        if reason is not None:
+            self.reporter.notify(
+                f"the run is not marked as made by you: {reason}; commands that open it will ask for --trust-places"
+            )
 
     def fit(self, *, resume: bool = False) -> Record:
         """Trains to the end of the plan and returns the last record, with the test metrics.

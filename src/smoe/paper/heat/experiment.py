@@ -61,11 +61,12 @@ class HeatExperiment(Experiment):
         return report_parts(run)
 
     def draw_tables(
-        self, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
+        self, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path, data: Path
     ) -> list[Path]:
         """Draws routing, accuracies, and the grid of quantiles and damping factors."""
         from smoe.paper.heat.figures import draw_figures
 
+        del data
         return draw_figures(self.tables, tables, store, runs_dir, output_dir)
 
     def default_data(self, runs_dir: Path) -> Path:

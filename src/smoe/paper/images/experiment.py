@@ -28,6 +28,7 @@ class ImageExperiment(Experiment):
     recipe_type = ImageRecipe
     recipes = IMAGE_RECIPES
     tables: ClassVar[TableSet] = IMAGE_TABLES
+    builds_without_data: ClassVar[bool] = True
     data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
         ("check", "images"): DataCommand("smoe.paper.images.commands.check", "MNIST, Fashion-MNIST, CIFAR-10"),
         ("fetch", "mnist"): DataCommand("smoe.paper.images.commands.fetch:run_mnist", "70,000 digits, 11.5 MB"),
@@ -66,12 +67,12 @@ class ImageExperiment(Experiment):
         return report_parts(run, split)
 
     def draw_tables(
-        self, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
+        self, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path, data: Path
     ) -> list[Path]:
         """Draws errors by class and the routing."""
         from smoe.paper.images.figures import draw_figures
 
-        return draw_figures(self.tables, tables, store, runs_dir, output_dir)
+        return draw_figures(self.tables, tables, store, runs_dir, output_dir, data)
 
     def default_data(self, runs_dir: Path) -> Path:
         """Returns the folder that `smoe data fetch` writes."""

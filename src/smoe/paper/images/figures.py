@@ -18,7 +18,7 @@ from smoe.paper.images.recipes import IMAGE_RECIPES
 
 
 def draw_figures(
-    table_set: TableSet, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
+    table_set: TableSet, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path, data: Path
 ) -> list[Path]:
     """Draws the figures that the stored runs of the tables allow, and returns their paths.
 
@@ -28,13 +28,14 @@ def draw_figures(
         store: Finished runs.
         runs_dir: Folder with the weights of runs made here; without them the routing is not drawn.
         output_dir: Folder for the pictures.
+        data: Folder of the images.
     """
     pictures: list[Path] = []
     for table in tables:
         name = table.name.partition("/")[2]
         if name in IMAGE_SETS:
             pictures += _draw_errors(table_set, table, name, store, output_dir / f"{name}-errors.png")
-            pictures += _draw_routing(table_set, name, store, runs_dir, output_dir)
+            pictures += _draw_routing(table_set, name, store, runs_dir, output_dir, data)
     return pictures
 
 
@@ -61,12 +62,14 @@ def _errors(outcome: Outcome, num_classes: int) -> list[float]:
     return [statistics.fmean(seeds) if seeds else float("nan") for seeds in values]
 
 
-def _draw_routing(table_set: TableSet, name: str, store: RunStore, runs_dir: Path, output_dir: Path) -> Iterator[Path]:
+def _draw_routing(
+    table_set: TableSet, name: str, store: RunStore, runs_dir: Path, output_dir: Path, data: Path
+) -> Iterator[Path]:
     for scale in table_set.scales:
         key = RunKey.of(scale.recipe(Row(("SMoE",), IMAGE_RECIPES[f"{name}/smoe"]), 0))
         folder = runs_dir / key.name
         if store.has(key) and (folder / "checkpoints" / "best.pt").exists():
-            run = open_run(folder, splits=("test",), notify=_silence)
+            run = open_run(folder, splits=("test",), notify=_silence, data={"root": data})
             yield from draw_routing_of(run, "test", output_dir, f"{name}-routing", title=f"{name}/smoe")
             return
 
