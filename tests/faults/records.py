@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import shutil
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import numpy as np
+
 from faults.damage import mutate_text
 from faults.outcome import Kind, Outcome, TryCase, judge_error, random_of
+from opened_files import opened_files
 from smoe.cli.main import main
 
 TRAIN = [
@@ -65,6 +70,58 @@ def _recipes(folder: Path) -> TryCase:
     return try_case
 
 
+def _places(folder: Path) -> TryCase:
+    run, outside = _train(folder), folder / "outside"
+    shutil.rmtree(outside, ignore_errors=True)
+    shutil.copytree(run, outside / "run")
+    np.save(outside / "regions.npy", np.zeros((9, 7), np.int64))
+    os.mkfifo(outside / "pipe")
+    original = (run / "recipe.json").read_bytes()
+    origin = (run / "origin.json").read_bytes()
+
+    def try_case(number: int) -> Outcome:
+        chance = random_of("places", number)
+        link = run / "link"
+        link.unlink(missing_ok=True)
+        target = outside / chance.choice(("run", "regions.npy", "pipe", "missing", ""))
+        how = chance.choice(("absolute", "relative", "dots", "link"))
+        place = {
+            "absolute": str(target),
+            "relative": os.path.relpath(target),
+            "dots": f"{run}/../outside/{target.name if target != outside else ''}",
+            "link": str(link),
+        }[how]
+        if how == "link":
+            link.symlink_to(target)
+        content = json.loads(original)
+        field = chance.choice(("region_map", "cache_dir", "init_from"))
+        (content["recipe"] if field == "init_from" else content["recipe"]["data"])[field] = place
+        (run / "recipe.json").write_text(json.dumps(content, indent=2) + "\n")
+        record = chance.choice(("none", "old", "forged"))
+        (run / "origin.json").unlink(missing_ok=True)
+        if record != "none":
+            codes = {"recipe.json": [chance.randbytes(32).hex()], "environment.json": [chance.randbytes(32).hex()]}
+            (run / "origin.json").write_bytes(origin if record == "old" else json.dumps(codes).encode())
+        command = chance.choice(
+            (
+                ["evaluate", str(run)],
+                ["show", str(run)],
+                ["report", str(run), "-o", str(folder / "report.html")],
+                ["train", "--resume", str(run), "--training.max-epochs", "3"],
+            )
+        )
+        detail = f"{command[0]}: {field} is {place}, record {record}"
+        before = {path: path.lstat().st_mtime_ns for path in outside.rglob("*")}
+        with opened_files() as opened:
+            outcome = command_outcome(detail, command)
+        read = [path for path in opened if os.path.realpath(path).startswith(f"{os.path.realpath(outside)}/")]
+        if read or before != {path: path.lstat().st_mtime_ns for path in outside.rglob("*")}:
+            return Outcome("silent", f"{detail}: opened {read[:3]}")
+        return outcome
+
+    return try_case
+
+
 def _metrics(folder: Path) -> TryCase:
     run = _train(folder)
     lines = (run / "metrics.jsonl").read_text().splitlines()
@@ -84,6 +141,7 @@ def _metrics(folder: Path) -> TryCase:
 
 
 KINDS = (
+    Kind("places", "recipe.json of others that names files outside its directory", 400, _places),
     Kind("recipes", "changed recipe.json of a run that is opened or resumed", 1000, _recipes),
     Kind("metrics", "changed metrics.jsonl of a run that is drawn or reported", 400, _metrics),
 )

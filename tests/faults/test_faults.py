@@ -13,7 +13,7 @@ import pytest
 from faults.outcome import BAD, judge_error, read_or_refuse
 from smoe.errors import DataError
 
-CHECKPOINTS = ("checkpoints", "checkpoint-bits", "hostile-checkpoints", "recipes", "metrics")
+CHECKPOINTS = ("checkpoints", "checkpoint-bits", "hostile-checkpoints", "recipes", "places", "metrics")
 FILES = ("netcdf-classic", "netcdf-4", "zarr-2-blosc", "zarr-3-shards", "grib", "mesh-vtu", "fitted-model")
 STOPS = ("kill-train", "kill-prepare", "kill-fit", "signals")
 WATCHED = ("kernels", "threads", "leaks")
