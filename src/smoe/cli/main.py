@@ -117,7 +117,9 @@ def _complain(text: str, code: int) -> int:
     harmless = "".join(
         character if character.isprintable() else repr(character)[1:-1] for character in " ".join(text.split())
     )
-    sys.stderr.write(f"smoe: error: {harmless}\n")
+    # The reason stands at the beginning, and the remedy at the end.
+    shown = harmless if len(harmless) <= 2000 else f"{harmless[:1500]} [...] {harmless[-400:]}"
+    sys.stderr.write(f"smoe: error: {shown}\n")
     return code
 
 

@@ -135,7 +135,7 @@ def _open_one(path: Path) -> xr.Dataset:
             return dataset if is_consolidated else dataset[sorted(dataset.variables, key=str)]
         if path.suffix in GRIB_ENDINGS:
             return open_grib(path) if chunks is None else open_grib(path).chunk(chunks)
-        from smoe.gridded.netcdf_integrity import check_netcdf_coordinates, check_netcdf_file
+        from smoe.integrity.netcdf_files import check_netcdf_coordinates, check_netcdf_file
 
         check_netcdf_file(path)
         check_netcdf_coordinates(path)
@@ -145,7 +145,7 @@ def _open_one(path: Path) -> xr.Dataset:
 def _check_zarr(path: Path) -> None:
     import zarr
 
-    from smoe.gridded.zarr_integrity import check_zarr_array, check_zarr_claims
+    from smoe.integrity.zarr_stores import check_zarr_array, check_zarr_claims
 
     check_zarr_claims(path)
     group = zarr.open_group(path, mode="r")

@@ -81,7 +81,7 @@ def damage_as_data_error(path: Path, what: str = "it") -> Iterator[None]:
 
 def open_netcdf(path: Path) -> xr.Dataset:
     """Checks and opens one NetCDF file of any format; values stay on disk until they are asked for."""
-    from smoe.gridded.netcdf_integrity import check_netcdf_coordinates, check_netcdf_file
+    from smoe.integrity.netcdf_files import check_netcdf_coordinates, check_netcdf_file
 
     check_netcdf_file(path)
     check_netcdf_coordinates(path)

@@ -86,7 +86,10 @@ def read_times(values: np.ndarray, where: str) -> TimeLabels:
         calendars = {_SAME_CALENDARS.get(str(date.calendar), str(date.calendar)) for date in values}
         if len(calendars) > 1:
             raise DataError(f"{where} mixes the calendars {', '.join(sorted(calendars))}: convert it to one of them")
-        numbers = cftime.date2num(values, _UNITS, calendar=values[0].calendar)
+        try:
+            numbers = cftime.date2num(values, _UNITS, calendar=values[0].calendar)
+        except OverflowError as error:
+            raise DataError(f"{where}: a time is out of range ({error}); its units or values are damaged") from error
         labels = TimeLabels(np.rint(np.asarray(numbers, np.float64)).astype(np.int64), calendars.pop(), True)
     else:
         raise DataError(

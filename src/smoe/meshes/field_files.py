@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from smoe.errors import DataError
+from smoe.integrity.netcdf_files import check_netcdf_coordinates, check_netcdf_file
+from smoe.integrity.zarr_stores import check_zarr_claims
 from smoe.meshes.healpix_files import HealpixSphere, find_healpix, read_healpix
 from smoe.meshes.mesh import Mesh
 from smoe.meshes.node_fields import fields_on
@@ -24,6 +26,7 @@ def read_field_file(path: Path, location: str | None) -> Mesh:
         import xarray
     except ImportError as error:
         raise ImportError("meshes in NetCDF and Zarr are read by xarray; pip install 'smoe[mesh]'") from error
+    check_field_file(path)
     # Connectivity is decoded by hand: xarray would turn integers with a fill value into floats.
     options: dict[str, Any] = {}
     if path.suffix.lower() == ".zarr":
@@ -38,6 +41,25 @@ def read_field_file(path: Path, location: str | None) -> Mesh:
         fields = xarray.decode_cf(raw, decode_coords=False, decode_times=False)
         nodes = read_nodes(raw, fields, location)
         return make_mesh(nodes, _read_fields(fields, nodes.dimension))
+
+
+def check_field_file(path: Path) -> None:
+    """Refuses a NetCDF file or Zarr store that is damaged, has others opened or claims too much memory.
+
+    Raises:
+        DataError: With the reason.
+    """
+    try:
+        if path.is_dir():
+            check_zarr_claims(path)
+        else:
+            check_netcdf_file(path)
+            check_netcdf_coordinates(path)
+    except DataError as error:
+        # Callers begin their messages with the path.
+        raise DataError(str(error).removeprefix(str(path)).lstrip(": ")) from error
+    except Exception as error:  # each library has errors of its own
+        raise DataError(f"cannot be opened as NetCDF or Zarr ({' '.join(str(error).split())})") from error
 
 
 def is_mesh(dataset: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.meshes.field_files import make_mesh, read_nodes
+from smoe.meshes.field_files import check_field_file, make_mesh, read_nodes
 from smoe.meshes.healpix_files import HealpixSphere, has_healpix
 from smoe.meshes.mesh import Mesh
 from smoe.meshes.node_fields import fields_on
@@ -59,7 +59,8 @@ def open_mesh_fields(path: str | Path, *, location: Location | None = None) -> t
     import xarray
 
     try:
-        dataset = xarray.open_dataset(path, engine="zarr" if path.suffix.lower() == ".zarr" else None)
+        check_field_file(path)
+        dataset = xarray.open_dataset(path, engine="zarr" if path.suffix.lower() == ".zarr" else "netcdf4")
         fields = as_row_of_nodes(dataset, location)
     except (DataError, OSError, ValueError) as error:
         raise DataError(f"{path}: {error}") from error

@@ -111,7 +111,7 @@ def test_a_table_from_nothing(tmp_path):
         assert train_and_store(run, store, runs_dir)
     text = markdown(experiment, table, store, Notes())
     assert text.count("| tiny |") == 4
-    pictures = draw_figures(experiment, [table], store, runs_dir, tmp_path)
+    pictures = draw_figures(experiment, [table], store, runs_dir, tmp_path, root)
     assert pictures == [tmp_path / "mnist-errors.png", tmp_path / "mnist-routing.png"]
     assert all(path.stat().st_size > 10_000 for path in pictures)
-    assert draw_figures(experiment, experiment.select("images/routing"), store, runs_dir, tmp_path) == []
+    assert draw_figures(experiment, experiment.select("images/routing"), store, runs_dir, tmp_path, root) == []

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
+import os
 import tarfile
+import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +21,7 @@ from smoe.errors import DataError
 from smoe.paper.images.data import image_files
 from smoe.paper.images.data.catalogue import IMAGE_SETS
 from smoe.paper.images.data.cifar10 import read_archive, read_cifar10
+from smoe.paper.images.data.idx import read_idx
 from smoe.paper.images.data.image_files import read_images
 from smoe.paper.images.data.samples import ImageSamples, split_training
 
@@ -132,8 +137,44 @@ def test_an_archive_claims_no_more_memory_than_its_size_allows(tmp_path, monkeyp
             file.addfile(info, io.BytesIO(bytes(info.size)))
     assert len(read_archive(archive, ("test_batch.bin",))[0]) == 300_000
     monkeypatch.setattr(file_claims, "ALLOWANCE", 400_000)
-    with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz: it claims .* GB of memory, but has .* bytes"):
+    with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz has .* bytes, but more than .* when decompressed"):
         read_archive(archive, ("test_batch.bin",))
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.REGTYPE])
+def test_headers_and_other_files_of_an_archive_take_no_more_memory_than_its_size_allows(tmp_path, monkeypatch, kind):
+    archive = tmp_path / "cifar-10-binary.tar.gz"
+    info = tarfile.TarInfo("another")
+    info.type, info.size = kind, 20_000_000
+    with gzip.open(archive, "wb") as file:
+        file.write(info.tobuf(tarfile.GNU_FORMAT) + bytes(info.size))
+    monkeypatch.setattr(file_claims, "ALLOWANCE", 400_000)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz has .* bytes, but more than .* when decompressed"):
+        read_archive(archive, ("test_batch.bin",))
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
+
+
+def test_a_sparse_file_of_an_archive_takes_no_more_memory_than_its_size_allows(tmp_path, monkeypatch):
+    archive = tmp_path / "cifar-10-binary.tar.gz"
+    with tarfile.open(archive, "w:gz", format=tarfile.PAX_FORMAT) as file:
+        info = tarfile.TarInfo("test_batch.bin")
+        # A map of one part of 512 bytes at the end of two million.
+        content = b"1\n2000000\n512\n".ljust(512, b"\0") + bytes(512)
+        info.size = len(content)
+        info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "2000512"}
+        file.addfile(info, io.BytesIO(content))
+    monkeypatch.setattr(file_claims, "ALLOWANCE", 400_000)
+    with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz: it claims .* GB of memory"):
+        read_archive(archive, ("test_batch.bin",))
+
+
+def test_pipes_and_devices_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.gz")
+    for path in (tmp_path / "pipe.gz", Path("/dev/zero"), tmp_path):
+        with pytest.raises(DataError, match="is not a regular file, but a pipe, device or folder"):
+            read_idx(path, 3)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import stat
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +24,9 @@ def read_content(path: Path) -> bytes:
             `smoe.file_claims` allows.
     """
     try:
+        # A pipe would be waited for, and a device may never end.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise DataError(f"{path} is not a regular file, but a pipe, device or folder")
         with path.open("rb") as file:
             is_compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
         return _decompress(path) if is_compressed else path.read_bytes()

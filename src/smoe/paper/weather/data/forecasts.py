@@ -11,9 +11,9 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.grid import Grid
-from smoe.gridded.netcdf_integrity import check_netcdf_coordinates, check_netcdf_file
 from smoe.gridded.open_files import damage_as_data_error, import_xarray
-from smoe.gridded.zarr_integrity import check_zarr_array, check_zarr_claims
+from smoe.integrity.netcdf_files import check_netcdf_coordinates, check_netcdf_file
+from smoe.integrity.zarr_stores import check_zarr_array, check_zarr_claims
 from smoe.paper.atmosphere.axes import LEVEL_NAMES, Orientation, find_levels, find_orientation
 from smoe.paper.atmosphere.units import check_units
 from smoe.paper.atmosphere.variables import VARIABLES, Variable, parse_channel

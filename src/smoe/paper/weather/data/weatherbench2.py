@@ -9,7 +9,7 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.open_files import OpenFiles, damage_as_data_error, import_xarray
-from smoe.gridded.zarr_integrity import check_zarr_array, check_zarr_claims
+from smoe.integrity.zarr_stores import check_zarr_array, check_zarr_claims
 from smoe.paper.atmosphere.time_axis import read_time_axis
 from smoe.paper.atmosphere.variables import (
     CONSTANTS,

@@ -1,7 +1,11 @@
-"""Whether a NetCDF file has the length that it must have. The library reads a short classic file without complaint."""
+"""Whether a NetCDF file has the length that it must have, and is one file.
+
+The library reads a short classic file without complaint, and follows links of NetCDF-4 to files anywhere.
+"""
 
 from __future__ import annotations
 
+import stat
 import struct
 from math import prod
 from pathlib import Path
@@ -9,6 +13,7 @@ from typing import BinaryIO
 
 from smoe.errors import DataError
 from smoe.file_claims import excessive_claim
+from smoe.integrity.hdf5_links import check_hdf5_links
 
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -23,17 +28,22 @@ _BYTES_PER_COORDINATE = 40
 def check_netcdf_file(path: Path) -> None:
     """Refuses a file that is empty, no NetCDF at all, or a classic file (CDF-1, 2 or 5) shorter than its header says.
 
-    NetCDF-4 is HDF5, whose library compares the length itself when it opens the file.
+    NetCDF-4 is HDF5, whose library compares the length itself when it opens the file. One that has other files opened
+    is refused. Call it before anything else opens the file.
 
     Raises:
         DataError: with both lengths.
     """
-    length = path.stat().st_size
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{path} is not a regular file, but a pipe, device or folder")
+    length = status.st_size
     if length == 0:
         raise DataError(f"{path} is empty; copy or download it again")
     with path.open("rb") as file:
         start = file.read(8)
         if start == HDF5_SIGNATURE:
+            check_hdf5_links(path)
             return
         if start[:3] != b"CDF" or start[3:4] not in (b"\x01", b"\x02", b"\x05"):
             raise DataError(f"{path} is no NetCDF file: it begins with {start!r}; copy or download it again")

@@ -19,6 +19,7 @@ from typing import Any
 
 from smoe.errors import DataError
 from smoe.file_claims import excessive_claim
+from smoe.integrity.zarr_metadata import check_zarr_files
 
 # Offset and length of an inner chunk that its shard does not hold.
 _ABSENT = 2**64 - 1
@@ -67,7 +68,7 @@ def check_zarr_array(store: Path, name: str, *, may_begin_late: int = 0, may_hav
         if not sizes.get(key):
             missing.append(f"{name}/{key}")
         elif array.shards is None and _uses_blosc(array):
-            _check_blosc_lengths(folder / key, sizes[key], chunk_size)
+            _check_blosc_lengths(folder / key, 0, sizes[key], chunk_size)
         elif array.shards is not None:
             missing += [f"{name}/{key} inner chunk {i}" for i in _absent_in_shard(array, folder / key, position)]
     if missing:
@@ -100,6 +101,8 @@ def _chunk_file(array: Any, position: tuple[int, ...]) -> str:
 def check_zarr_claims(store: Path) -> None:
     """Refuses a store whose metadata claim more memory than `smoe.file_claims` allows, or are of a wrong type.
 
+    Call it before anything else opens the store: files that are none and codecs that run code are refused here.
+
     Coordinates are read whole when a store is opened, and of a field, whole chunks. Chunks that were never written take
     no room on the disk.
 
@@ -108,8 +111,14 @@ def check_zarr_claims(store: Path) -> None:
     """
     import zarr
 
-    size = _store_size(store)
-    for name, array in zarr.open_group(store, mode="r").arrays():
+    size = check_zarr_files(store)
+    group = zarr.open_group(store, mode="r", use_consolidated=False)
+    views = [group]
+    listing = zarr.open_group(store, mode="r")
+    if listing.metadata.consolidated_metadata is not None:
+        # What is listed for all arrays need not be what each of them says, and either may be read.
+        views.append(listing)
+    for name, array in itertools.chain.from_iterable(view.arrays() for view in views):
         _check_chunks(store, name, array, size)
         _check_attributes(store, name, array)
         if len(array.shape) == 1:
@@ -140,7 +149,7 @@ def _check_line(store: Path, name: str, array: Any) -> None:
         path = store / name / str(array.metadata.encode_chunk_key((position,)))
         size = path.stat().st_size if path.is_file() else 0
         if size and array.shards is None and _uses_blosc(array):
-            _check_blosc_lengths(path, size, chunk * array.dtype.itemsize)
+            _check_blosc_lengths(path, 0, size, chunk * array.dtype.itemsize)
         if not size and is_coordinate and min(chunk, length - position * chunk) > 1:
             raise DataError(f"{store}: the coordinate {name} lacks the chunk {path.relative_to(store)}; copy it again")
 
@@ -155,10 +164,6 @@ def _check_chunks(store: Path, name: str, array: Any, size: int) -> None:
             raise DataError(f"{store}: {name} has the shape {shape} in chunks of {outer}; {what}: {reason}")
 
 
-def _store_size(store: Path) -> int:
-    return sum(os.path.getsize(os.path.join(root, file)) for root, _, files in os.walk(store) for file in files)
-
-
 def _num_chunks(shape: tuple[int, ...], chunks: tuple[int, ...]) -> int:
     return prod(-(-length // chunk) for length, chunk in zip(shape, chunks, strict=True))
 
@@ -167,16 +172,18 @@ def _uses_blosc(array: Any) -> bool:
     return any("blosc" in type(codec).__name__.lower() for codec in array.compressors)
 
 
-def _check_blosc_lengths(path: Path, length: int, chunk_size: int) -> None:
+def _check_blosc_lengths(path: Path, offset: int, length: int, chunk_size: int) -> None:
     """Compares the lengths in the header of a Blosc chunk with the file and the chunk: others would crash the library.
 
     Args:
         path: File of the chunk.
-        length: Bytes of the file.
+        offset: Where the chunk begins in the file.
+        length: Bytes of the chunk in the file.
         chunk_size: Bytes of the chunk in memory; filters before the compressor make it smaller, not larger.
     """
     with path.open("rb") as file:
-        header = file.read(16)
+        file.seek(offset)
+        header = file.read(min(16, length))
     content, _, declared = struct.unpack("<III", header[4:16]) if len(header) == 16 else (0, 0, 16)
     if length < declared:
         raise DataError(f"{path} is truncated: it declares {declared} bytes and has {length}; copy the store again")
@@ -221,4 +228,6 @@ def _absent_in_shard(array: Any, path: Path, position: tuple[int, ...]) -> list[
             absent.append(place)
         elif offset + size > length:
             raise DataError(f"{path} is truncated: inner chunk {place} ends beyond its {length} bytes; copy it again")
+        elif _uses_blosc(array):
+            _check_blosc_lengths(path, offset, size, prod(array.chunks) * array.dtype.itemsize)
     return absent
