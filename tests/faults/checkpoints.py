@@ -86,7 +86,7 @@ def _hostile(folder: Path) -> TryCase:
 
 
 def _attack(content: bytes, chance: random.Random, proof: Path) -> tuple[str, bytes]:
-    way = chance.choice(("damage", "damage", "code", "folder", "claim", "compress", "nest"))
+    way = chance.choice(("damage", "damage", "code", "folder", "claim", "compress", "nest", "bytes", "many"))
     if way == "damage":
         return damage(content, chance)
     if way == "code":
@@ -96,6 +96,11 @@ def _attack(content: bytes, chance: random.Random, proof: Path) -> tuple[str, by
         return f"lists nested {depth} times", _edited(
             content, {"data.pkl": b"\x80\x02" + b"]" * depth + b"a" * depth + b"."}
         )
+    if way == "bytes":
+        listing = b"\x80\x02}X\x01\x00\x00\x00acbuiltins\nbytearray\n\x8a\x05\x00\xf2\x05\x2a\x01\x85Rs."
+        return "a bytearray of 5 GB", _edited(content, {"data.pkl": listing})
+    if way == "many":
+        return "20 million dictionaries", _edited(content, {"data.pkl": b"\x80\x02](" + b"}" * 20_000_000 + b"e."})
     if way == "compress":
         return "compressed zeros", _compressed(content)
     # In the central directory: the size of an entry, or its attributes.

@@ -165,3 +165,29 @@ def test_a_kill_while_saving_leaves_a_loadable_checkpoint(tmp_path: Path) -> Non
         process.wait()
     loaded = load_checkpoint(file)
     assert bool((loaded["weight"] == loaded["n"]).all())
+
+
+@pytest.mark.parametrize(
+    ("listing", "message"),
+    [
+        # {"a": bytearray(5_000_000_000)}: torch.load allows it.
+        (
+            b"\x80\x02}X\x01\x00\x00\x00acbuiltins\nbytearray\n\x8a\x05\x00\xf2\x05\x2a\x01\x85Rs.",
+            r"it holds objects other than tensors and plain values \('builtins bytearray'\)",
+        ),
+        (b"\x80\x02](" + b"}" * 20_000_000 + b"e.", "its list of entries is too long: it claims 2.0 GB of memory"),
+        (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "it holds objects other than tensors and plain values"),
+    ],
+    ids=["bytearray", "dictionaries", "names on the stack"],
+)
+def test_a_list_of_entries_takes_no_more_memory_than_the_file_allows(
+    tmp_path: Path, listing: bytes, message: str
+) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("archive/data.pkl", listing)
+        archive.writestr("archive/version", "3\n")
+    path = tmp_path / "hostile.pt"
+    path.write_bytes(with_checksum(content.getvalue()))
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import pickletools
 import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,6 +12,7 @@ from typing import Any, BinaryIO
 import torch
 
 from smoe.atomic_files import write_atomically
+from smoe.file_claims import excessive_claim
 
 # The end of a checkpoint: this mark and the SHA-256 of everything before it. It stands after the end of the zip archive
 # of torch.save, where torch.load does not look.
@@ -20,6 +22,17 @@ _PIECE = 1 << 20
 # An entry of an archive with this attribute is a folder for torch's reader, which then leaves the tensor's memory as it
 # found it.
 _FOLDER_ATTRIBUTE = 0x10
+# What a checkpoint is made of besides plain values and types of storages and numbers. torch.load allows more, such as a
+# bytearray of any length.
+_MADE_OF = frozenset(
+    {
+        ("collections", "OrderedDict"),
+        ("torch", "Size"),
+        *(("torch._utils", name) for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")),
+    }
+)
+# Bytes of memory that a byte of the list of entries can take: an empty dictionary is written as one byte.
+_BYTES_PER_LISTED = 100
 
 
 class CheckpointError(Exception):
@@ -150,6 +163,30 @@ def _check_archive(path: Path, file: BinaryIO) -> None:
     total, size = sum(entry.file_size for entry in entries), path.stat().st_size
     if total > size:
         raise CheckpointError(f"checkpoint {path} is refused: its entries claim {total} bytes, but it has {size}")
+    for entry in entries:
+        if entry.filename.endswith(".pkl"):
+            if reason := excessive_claim(path, _BYTES_PER_LISTED * entry.file_size):
+                raise CheckpointError(f"checkpoint {path} is refused: its list of entries is too long: {reason}")
+            with zipfile.ZipFile(file) as archive:
+                _check_listing(path, archive.read(entry))
+
+
+def _check_listing(path: Path, listing: bytes) -> None:
+    """Refuses a list of entries that is made of other things than tensors and plain values."""
+    for operation, argument, _ in pickletools.genops(listing):
+        if operation.name == "GLOBAL":
+            module, _, name = str(argument).partition(" ")
+            is_type = module == "torch" and (
+                name.endswith("Storage") or isinstance(getattr(torch, name, None), torch.dtype)
+            )
+            if is_type or (module, name) in _MADE_OF:
+                continue
+        elif operation.name not in ("STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4"):
+            continue
+        what = str(argument)[:100]
+        raise CheckpointError(
+            f"checkpoint {path} is refused: it holds objects other than tensors and plain values ({what!r})"
+        )
 
 
 def _reason(error: BaseException) -> str:
