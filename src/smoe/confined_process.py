@@ -47,14 +47,17 @@ class ConfinedReader:
         *arguments: Arguments of its constructor, which are sent to the other process.
 
     Raises:
-        DataError: If the library ended its process, did not come to an end, or wanted more memory than the file may
-            take.
+        DataError: If the file is a pipe or device, or the library ended its process, did not come to an end, or wanted
+            more memory than the file may take.
         ConfinedError: If the library raised an error.
     """
 
     def __init__(self, path: Path, kind: str, *arguments: Any) -> None:
         self._path, self._kind, self._arguments = Path(path), kind, arguments
         self._number = next(_numbers)
+        if not self._path.is_file():
+            # A process that waits for a pipe uses no time of the processor, by which it would be ended.
+            raise DataError(f"{path} is not a regular file, but a pipe, device or folder")
         self.get("__class__")
 
     def call(self, method: str, *arguments: Any) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -198,3 +200,54 @@ def test_a_real_file():
     # A cubed sphere of 6 faces with 4 x 4 cells, each with four neighbours.
     assert mesh.num_nodes == 96 and mesh.edge_index.shape == (2, 384)
     assert mesh.fields
+
+
+XDMF = """<Xdmf Version="3.0"><Domain><Grid Name="Grid">
+<Geometry GeometryType="XYZ">
+<DataItem DataType="Float" Dimensions="3 3" Format="{form}" Precision="8">{values}</DataItem></Geometry>
+<Topology TopologyType="Triangle" NumberOfElements="1" NodesPerElement="3">
+<DataItem DataType="Int" Dimensions="1 3" Format="XML" Precision="8">0 1 2</DataItem></Topology>
+</Grid></Domain></Xdmf>"""
+
+
+@pytest.mark.parametrize("form", ["Binary", "HDF"])
+def test_a_mesh_that_names_other_files_is_refused(tmp_path: Path, form: str) -> None:
+    pytest.importorskip("meshio")
+    np.ones((3, 3)).tofile(tmp_path / "secret")
+    (tmp_path / "mesh.xdmf").write_text(XDMF.format(form=form, values=f"{tmp_path}/secret"))
+    with pytest.raises(DataError, match=r"mesh\.xdmf: its values are in another file, '.*secret' \(Format"):
+        read_mesh(tmp_path / "mesh.xdmf")
+
+
+@pytest.mark.parametrize("suffix", [".vtk", ".vtu", ".nc"])
+def test_pipes_and_devices_are_refused(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("meshio")
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    (tmp_path / f"zero{suffix}").symlink_to("/dev/zero")
+    for name in ("pipe", "zero"):
+        with pytest.raises(DataError, match=rf"{name}\{suffix}: is not a regular file"):
+            read_mesh(tmp_path / f"{name}{suffix}")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data["corners"].attrs.update(start_index="x"), "start_index of corners must be a whole number"),
+        (
+            lambda data: data["corners"].attrs.update(start_index=[1, 2]),
+            "start_index of corners must be a whole number",
+        ),
+        (lambda data: data["mesh"].attrs.update(face_node_connectivity="mesh"), "must be a table of point numbers"),
+        (lambda data: data["mesh"].attrs.update(face_node_connectivity="lon"), "must be a table of point numbers"),
+        (lambda data: data["mesh"].attrs.update(node_coordinates=""), "must name one to three lists of equal length"),
+        (lambda data: data["mesh"].attrs.update(node_coordinates="lon lat lon lat"), "must name one to three lists"),
+        (lambda data: data["mesh"].attrs.update(node_coordinates="lon corners"), "must name one to three lists"),
+        (lambda data: data["lat"].values.fill(999.0), r"latitudes must be in \[-90, 90\], got 999"),
+    ],
+)
+def test_a_topology_that_lies_is_refused_with_the_name(tmp_path: Path, change: Any, message: str) -> None:
+    data = xarray.open_dataset(write_ugrid(tmp_path / "mesh.nc"), decode_cf=False).load()
+    change(data)
+    data.to_netcdf(tmp_path / "lying.nc")
+    with pytest.raises(DataError, match=rf"lying\.nc: .*{message}"):
+        read_mesh(tmp_path / "lying.nc")

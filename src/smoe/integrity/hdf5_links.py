@@ -18,6 +18,8 @@ from typing import Any
 from smoe.errors import DataError
 from smoe.file_claims import excessive_claim
 
+HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
 # Kinds of links and objects, and the layout of a virtual dataset, as the headers of HDF5 number them.
 _HARD, _SOFT = 0, 1
 _GROUP, _DATASET = 2, 5

@@ -13,9 +13,7 @@ from typing import BinaryIO
 
 from smoe.errors import DataError
 from smoe.file_claims import excessive_claim
-from smoe.integrity.hdf5_links import check_hdf5_links
-
-HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+from smoe.integrity.hdf5_links import HDF5_SIGNATURE, check_hdf5_links
 
 _DIMENSION, _VARIABLE, _ATTRIBUTE = 10, 11, 12
 # Bytes of one value by nc_type: byte, char, short, int, float, double, then the unsigned and 64-bit ones of CDF-5.

@@ -8,12 +8,14 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import torch
 
 from smoe.confined_process import ConfinedError, ConfinedReader
 from smoe.errors import DataError
+from smoe.integrity.hdf5_links import HDF5_SIGNATURE, check_hdf5_links
 from smoe.meshes.mesh import Mesh, edges_of_neighbours, edges_of_sides, sides_of_faces
 
 # Corners of the sides of a cell, by meshio's name of it.
@@ -24,6 +26,7 @@ _SOLID_SIDES = {
     "hexahedron": [(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4), (0, 4), (1, 5), (2, 6), (3, 7)],
 }
 _FLAT = ("triangle", "quad", "polygon")
+_XDMF = (".xdmf", ".xmf")
 
 
 class MeshioFile:
@@ -39,6 +42,7 @@ class MeshioFile:
     def __init__(self, path: Path) -> None:
         import meshio
 
+        _check_is_one_file(path)
         said = io.StringIO()
         # meshio prints what it finds wrong, and ends the process where none of its readers knows a file.
         with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -51,6 +55,26 @@ class MeshioFile:
                 raise DataError(f"meshio cannot read it ({reason})") from error
 
 
+def _check_is_one_file(path: Path) -> None:
+    """Refuses a mesh whose values are in other files, which it can name anywhere.
+
+    Raises:
+        DataError: With what names them.
+    """
+    with path.open("rb") as file:
+        if file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE:
+            check_hdf5_links(path)
+    if path.suffix.lower() in _XDMF:
+        for _, element in ElementTree.iterparse(path):
+            form = element.get("Format", "XML")
+            if element.tag.endswith("DataItem") and form.upper() != "XML":
+                named = (element.text or "").strip()[:100]
+                raise DataError(
+                    f"its values are in another file, {named!r} (Format {form[:20]!r}), which is not opened; convert "
+                    "it to vtu"
+                )
+
+
 def read_meshio_file(path: Path, location: str | None) -> Mesh:
     """Reads a mesh by meshio."""
     try:
@@ -59,6 +83,9 @@ def read_meshio_file(path: Path, location: str | None) -> Mesh:
         raise ImportError("this format is read by meshio; pip install 'smoe[mesh]'") from error
     try:
         mesh = ConfinedReader(path, f"{__name__}:MeshioFile", path).get("mesh")
+    except DataError as error:
+        # Callers begin their messages with the path.
+        raise DataError(str(error).removeprefix(str(path)).lstrip(": ")) from error
     except ConfinedError as error:
         raise DataError(f"meshio cannot read it ({' '.join(str(error).split())})") from error
     points = np.asarray(mesh.points, dtype=np.float64)

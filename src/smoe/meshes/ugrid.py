@@ -131,10 +131,18 @@ def _coordinates(fields: Any, topology: Any, key: str, name: str) -> np.ndarray 
     missing = [part for part in names if part not in fields.variables]
     if missing:
         raise DataError(f"{key} of {name} names {missing[0]}, which the file does not have")
+    sizes = {fields[part].sizes[dim] for part in names for dim in fields[part].dims}
+    if not 1 <= len(names) <= 3 or len(sizes) != 1 or any(fields[part].ndim != 1 for part in names):
+        raise DataError(f"{key} of {name} must name one to three lists of equal length, got {' '.join(names)[:100]!r}")
+    if any(fields[part].dtype.kind not in "iuf" for part in names):
+        raise DataError(f"{key} of {name} must name numbers, got {' '.join(names)[:100]!r}")
     parts = [np.asarray(fields[part].values, dtype=np.float64) for part in names]
     if _is_sphere(fields, {"node_coordinates": topology[key]}) and len(parts) == 2:
         is_latitude = ["north" in str(fields[part].attrs["units"]) or "lat" in part.lower() for part in names]
         latitude, longitude = parts if is_latitude[0] else parts[::-1]
+        # Rounded degrees of a pole may exceed it a little.
+        if (np.abs(latitude) > 90.01).any():
+            raise DataError(f"{key} of {name}: latitudes must be in [-90, 90], got {np.nanmax(np.abs(latitude)):g}")
         return on_sphere(latitude, longitude)
     return np.pad(np.stack(parts, axis=1), ((0, 0), (0, 3 - len(parts))))
 
@@ -144,6 +152,11 @@ def _corners(raw: Any, name: str, num_points: int, first_dimension: str | None) 
     if name not in raw.variables:
         raise DataError(f"the connectivity {name}, which the topology names, is not in the file")
     variable = raw[name]
+    if variable.ndim != 2 or variable.dtype.kind not in "iuf":
+        raise DataError(
+            f"the connectivity {name} must be a table of point numbers, got {variable.dtype} of the shape "
+            f"{variable.shape}"
+        )
     if first_dimension in variable.dims[1:]:
         variable = variable.transpose(first_dimension, ...)
     values = np.asarray(variable.values)
@@ -154,7 +167,9 @@ def _corners(raw: Any, name: str, num_points: int, first_dimension: str | None) 
     fill = variable.attrs.get("_FillValue", variable.encoding.get("_FillValue"))
     is_missing = np.zeros(values.shape, dtype=bool) if fill is None else values == fill
     is_missing |= values == -1 if values.dtype.kind == "i" else False
-    start = int(variable.attrs.get("start_index", 0))
+    if values.shape[1] < 2:
+        raise DataError(f"the connectivity {name} has {values.shape[1]} corners for each entry; two are needed")
+    start = _start_index(variable, name)
     corners = np.where(is_missing, -1, values.astype(np.int64) - start)
     low, high = corners[~is_missing].min(initial=num_points), corners[~is_missing].max(initial=-1)
     if low == 1 and high == num_points and "start_index" not in variable.attrs:
@@ -171,6 +186,15 @@ def _corners(raw: Any, name: str, num_points: int, first_dimension: str | None) 
             f"{name} has a face with fewer than two corners, number {int(is_missing[:, :2].any(1).argmax())}"
         )
     return corners, str(variable.dims[0])
+
+
+def _start_index(variable: Any, name: str) -> int:
+    """Number of the first point, as the file counts them."""
+    found = variable.attrs.get("start_index", 0)
+    try:
+        return int(found)
+    except (TypeError, ValueError):
+        raise DataError(f"start_index of {name} must be a whole number, got {str(found)[:100]!r}") from None
 
 
 def _centres(places: np.ndarray, faces: np.ndarray, *, is_sphere: bool) -> np.ndarray:
