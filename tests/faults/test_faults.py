@@ -40,7 +40,7 @@ def test_damaged_and_hostile_checkpoints_and_records(tmp_path: Path) -> None:
 def test_damaged_files(tmp_path: Path) -> None:
     for module in ("xarray", "zarr", "eccodes", "meshio"):
         pytest.importorskip(module)
-    run(tmp_path, tuple(f"file-{name}" for name in FILES), most=12)
+    run(tmp_path, ("hostile-files", *(f"file-{name}" for name in FILES)), most=12)
 
 
 def test_commands_that_are_stopped(tmp_path: Path) -> None:
