@@ -45,7 +45,10 @@ def check_hdf5_links(path: Path) -> None:
     with NETCDF4_PYTHON_LOCK:
         file = library.H5Fopen(os.fsencode(path), 0, 0)
         if file < 0:
-            raise DataError(f"{path} is no whole HDF5 file; copy or download it again")
+            raise DataError(
+                f"{path}: it cannot be read, the file is damaged or incomplete (no whole HDF5 file); copy or download "
+                "it again"
+            )
         try:
             _walk(library, path, file)
         finally:

@@ -174,5 +174,7 @@ def test_a_run_of_an_older_version_is_resumed(store: Path, tmp_path: Path) -> No
         "damping_tolerance": 1e-3, "tolerance_unit": "data",
     }  # fmt: skip
     file.write_text(json.dumps({"name": stored["name"], "recipe": old}))
-    assert open_run(tmp_path / "run").recipe == recipe
+    assert open_run(tmp_path / "run", trust_places=True).recipe == recipe
     assert "test/loss" in train("weather/rt", recipe, tmp_path / "run", resume=True, notify=quietly)
+    # Who resumes a run with a recipe of their own has made it theirs.
+    assert open_run(tmp_path / "run").recipe == recipe
