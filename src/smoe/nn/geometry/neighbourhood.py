@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from smoe.nn.geometry.graph_memory import GraphMemory
+from smoe.nn.geometry.graph_memory import GraphMemory, KeptGraph
 from smoe.ops.graph import Aggregation, SparseGraph, check_edges, neighbour_features
 from smoe.ops.graph.edges import AGGREGATIONS, edge_factors, lacks_self_loop, with_all_self_loops
 
@@ -60,14 +60,14 @@ class Neighbourhood:
         self._check(edge_index, edge_weight, edge_attr)
         dtype = torch.promote_types(x.dtype, torch.float32)
         is_sorted = x.device.type == "cpu" and not torch.compiler.is_compiling()
-        if is_sorted:
-            edges = self._sorted(edge_index, num_nodes)
-            all_edges = edges.edge_index
+        kept = self._sorted(edge_index, num_nodes) if is_sorted else None
+        if kept is not None:
+            edges, all_edges = kept.graph, kept.graph.edge_index
         else:
             check_edges(edge_index, num_nodes)
             edges = all_edges = self._all_edges(edge_index, num_nodes)
-        if is_sorted and edge_weight is None:
-            factors = self._memory.factors(dtype, lambda: self._factors(edge_index, all_edges, None, num_nodes, dtype))
+        if kept is not None and edge_weight is None:
+            factors = kept.factors(dtype, lambda: self._factors(edge_index, all_edges, None, num_nodes, dtype))
         else:
             factors = self._factors(edge_index, all_edges, edge_weight, num_nodes, dtype)
         if edge_attr is not None:
@@ -87,13 +87,12 @@ class Neighbourhood:
         if given != wanted:
             raise ValueError(f"edge_attr must be {wanted} for edge_dim={self.edge_dim}, got {given}")
 
-    def _sorted(self, edge_index: torch.Tensor, num_nodes: int) -> SparseGraph:
-        graph = self._memory.find(edge_index, num_nodes)
-        if graph is None:
+    def _sorted(self, edge_index: torch.Tensor, num_nodes: int) -> KeptGraph:
+        kept = self._memory.find(edge_index, num_nodes)
+        if kept is None:
             check_edges(edge_index, num_nodes)
-            graph = SparseGraph(self._all_edges(edge_index, num_nodes), num_nodes)
-            self._memory.keep(edge_index, graph)
-        return graph
+            kept = self._memory.keep(edge_index, SparseGraph(self._all_edges(edge_index, num_nodes), num_nodes))
+        return kept
 
     def _all_edges(self, edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
         return with_all_self_loops(edge_index, num_nodes) if self.aggregation == "gcn" else edge_index
