@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object], *, make_folder: bool = True) -> None:
     """Writes a temporary file beside `path`, brings it to disk, and gives it its name only then.
+
+    Temporary files that killed processes left beside `path` are removed first.
 
     Args:
         path: File to write.
@@ -22,13 +25,14 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], *, make_fo
     """
     if make_folder:
         path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers([path])
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("xb") as file:
+        with _open_locked(temporary) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -36,10 +40,43 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], *, make_fo
 def remove_leftovers(paths: Iterable[Path]) -> None:
     """Removes the temporary files that `write_atomically` left beside these files when its process was killed.
 
+    Files that another process is writing stay. On a file system without locks, which of them are in use is not known,
+    and all stay.
+
     Args:
-        paths: Files that no other process is writing.
+        paths: Files that `write_atomically` writes.
     """
     for path in paths:
-        if path.parent.is_dir():
-            for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-                leftover.unlink(missing_ok=True)
+        with suppress(OSError):
+            begin = f".{path.name}."
+            for name in os.listdir(path.parent):
+                if name.startswith(begin) and name.endswith(".tmp"):
+                    _remove_if_abandoned(path.parent / name)
+
+
+def _open_locked(temporary: Path) -> BinaryIO:
+    """Opens a new file and locks it, which tells other processes that it is no leftover."""
+    while True:
+        file = temporary.open("xb")
+        _try_lock(file.fileno())
+        if temporary.exists():
+            return file
+        # Another process took it for a leftover before it was locked.
+        file.close()
+
+
+def _remove_if_abandoned(temporary: Path) -> None:
+    with suppress(OSError), temporary.open("rb") as file:
+        if _try_lock(file.fileno()):
+            temporary.unlink(missing_ok=True)
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Whether the file is locked for this process, until it is closed."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 import warnings
 from datetime import UTC, datetime
 from math import prod
@@ -12,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smoe.errors import DataError
+from smoe.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
     import xarray as xr
 
 CONVENTIONS = "CF-1.11"
+# Begin of the names of folders in which outputs are written.
+WRITING = ".smoe-writing-"
 _CHUNK_BYTES = 1 << 20
 
 
@@ -60,23 +61,26 @@ def write_cf(dataset: xr.Dataset, path: Path, *, overwrite: bool = False) -> Non
         DataError: If the output exists, the folder cannot be written or the disk is full.
     """
     check_output(path, overwrite=overwrite)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".zarr":
-            with warnings.catch_warnings():
-                # Zarr 3 has no consolidated metadata in its specification yet, but readers look for them.
-                warnings.filterwarnings("ignore", message="Consolidated metadata")
-                dataset.to_zarr(temporary, mode="w", consolidated=True, encoding=_zarr_encoding(dataset))
-        else:
-            dataset.to_netcdf(temporary, engine="netcdf4", encoding=_netcdf_encoding(dataset))
-        if path.exists():
-            _remove(path)
-        os.replace(temporary, path)
+        with temporary_folder(WRITING, path.parent) as folder:
+            _write(dataset, folder / path.name)
+            if path.is_dir():
+                # A folder cannot be replaced: it goes with the temporary one.
+                os.rename(path, folder / "replaced")
+            os.replace(folder / path.name, path)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        _remove(temporary)
+
+
+def _write(dataset: xr.Dataset, path: Path) -> None:
+    if path.suffix == ".zarr":
+        with warnings.catch_warnings():
+            # Zarr 3 has no consolidated metadata in its specification yet, but readers look for them.
+            warnings.filterwarnings("ignore", message="Consolidated metadata")
+            dataset.to_zarr(path, mode="w", consolidated=True, encoding=_zarr_encoding(dataset))
+    else:
+        dataset.to_netcdf(path, engine="netcdf4", encoding=_netcdf_encoding(dataset))
 
 
 def write_cf_by_year(dataset: xr.Dataset, path: Path, time: str, *, overwrite: bool = False) -> list[Path]:
@@ -116,10 +120,3 @@ def _chunk_of(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _zarr_encoding(dataset: xr.Dataset) -> dict[str, Any]:
     # Chunks of fill values are written too: whoever reads them can tell a lost chunk from an empty one.
     return {str(name): {"write_empty_chunks": True} for name, array in dataset.data_vars.items() if array.ndim}
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

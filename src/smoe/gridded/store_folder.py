@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from smoe.atomic_files import remove_leftovers
 from smoe.errors import DataError
+from smoe.file_lock import FileLock, LockedError
 
 _LOCK_FILE = "lock"
 
@@ -32,11 +32,10 @@ def only_process(output: Path, our_files: Set[str]) -> Iterator[None]:
     foreign = sorted(path.name for path in output.iterdir() if path.name not in known and path.name[0] != ".")
     if foreign:
         raise DataError(f"{output} holds other files, such as {foreign[0]}: choose an empty folder for the store")
-    # The lock goes with the process, however it ends.
-    with (output / _LOCK_FILE).open("w") as file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise DataError(f"another process is preparing {output}: wait for it, or stop it") from None
+            stack.enter_context(FileLock(output / _LOCK_FILE))
+        except LockedError as error:
+            raise DataError(f"{error.holder} is preparing {output}: wait for it, or stop it") from None
         remove_leftovers(output / name for name in our_files)
         yield

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from smoe.atomic_files import remove_leftovers, write_atomically
+from smoe.atomic_files import write_atomically
 from smoe.diagnostics import fixed_choices
 from smoe.errors import DataError
-from smoe.gridded.cf_output import with_provenance, write_cf, write_cf_by_year
+from smoe.gridded.cf_output import WRITING, with_provenance, write_cf, write_cf_by_year
 from smoe.regression.fitted import Fitted
 from smoe.regression.grid_regressor import GridRegressor
 from smoe.regression.joined_blocks import join_blocks
 from smoe.regression.scores import ScoreTable
+from smoe.temporary_folder import temporary_folder
 
 SCORES = "scores.json"
 
@@ -24,7 +24,6 @@ SCORES = "scores.json"
 def write_scores(folder: Path, which: str, table: ScoreTable) -> None:
     """Writes `scores.json` and the same as text, `scores.txt`."""
     text = json.dumps({"period": which, **table.to_plain()}, indent=1) + "\n"
-    remove_leftovers((folder / SCORES, folder / "scores.txt"))
     write_atomically(folder / SCORES, lambda file: file.write(text.encode()))
     write_atomically(folder / "scores.txt", lambda file: file.write(f"{which}\n{table}\n".encode()))
 
@@ -41,8 +40,8 @@ def write_predictions(
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"{output} cannot be written: {error.strerror or error}") from error
-    with tempfile.TemporaryDirectory(prefix=".smoe-predict-", dir=output.parent) as folder:
-        whole = join_blocks(model.predict_blocks(inputs), Path(folder))
+    with temporary_folder(WRITING, output.parent) as folder:
+        whole = join_blocks(model.predict_blocks(inputs), folder)
         whole = with_provenance(whole, f"predicted by smoe predict ({model.fitted.describe()})")
         if per_year:
             return write_cf_by_year(whole, output, _time_of(whole), overwrite=overwrite)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from smoe.atomic_files import remove_leftovers, write_atomically
-from smoe.training.directory_lock import FileLock, LockedError
+from smoe.file_lock import FileLock, LockedError
 from smoe.training.environment import environment, git_commit, processor_name
 from smoe.training.origin import ORIGIN_FILE, OriginError, is_own, record_origin
 
@@ -229,8 +229,9 @@ class RunDirectory:
         try:
             yield
         except LockedError as error:
-            who = "another process trains" if error.pid is None else f"process {error.pid} trains"
-            raise RunError(f"{who} in {self.path}; wait until it ends, or choose another folder") from error
+            raise RunError(
+                f"{error.holder} trains in {self.path}; wait until it ends, or choose another folder"
+            ) from error
         except OSError as error:
             raise RunError(f"{error.filename or self.path} cannot be written: {error.strerror or error}") from error
 

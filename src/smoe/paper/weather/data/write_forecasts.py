@@ -7,8 +7,6 @@ is forecast on several levels, each has the name of its channel (`z_500`, `z_850
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +17,10 @@ from typing import Any
 import numpy as np
 
 from smoe.errors import DataError
+from smoe.gridded.cf_output import WRITING
 from smoe.gridded.grid import Grid
 from smoe.paper.atmosphere.variables import VARIABLES, parse_channel
+from smoe.temporary_folder import temporary_folder
 
 DIMENSIONS = ("init_time", "lead_time", "lat", "lon")
 ENDINGS = (".nc", ".zarr")
@@ -104,8 +104,6 @@ def open_forecast_writer(
         DataError: If the path has another ending or exists.
     """
     check_output(path)
-    # The ending is kept, because some libraries find the format by it.
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.tmp{path.suffix}")
     path.parent.mkdir(parents=True, exist_ok=True)
     coordinates = {
         "init_time": (init_times.astype("datetime64[h]") - _EPOCH).astype(np.int64),
@@ -114,7 +112,9 @@ def open_forecast_writer(
         "lon": np.asarray(grid.longitude),
     }
     kind = _NetCDFWriter if path.suffix == ".nc" else _ZarrWriter
-    try:
+    # Under its own name: some libraries find the format by the ending.
+    with temporary_folder(WRITING, path.parent) as folder:
+        temporary = folder / path.name
         writer = kind(temporary, variable_names(channels), coordinates, {"Conventions": "CF-1.8", **(attributes or {})})
         try:
             yield writer
@@ -122,10 +122,6 @@ def open_forecast_writer(
         finally:
             writer.close()
         os.rename(temporary, path)
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
-        temporary.unlink(missing_ok=True)
 
 
 def check_output(path: Path) -> None:
