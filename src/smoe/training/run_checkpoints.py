@@ -114,6 +114,9 @@ class RunCheckpoints:
                 f"checkpoint {self._run.last_checkpoint} is of another run or version: {error!r}"
             ) from error
         self.stored = str(state)
+        if accelerator.is_main_process:
+            # A process that was killed after it stored the state has not written the last record.
+            self._run.write_history(state.history)
         if state.is_finished:
             if state.stopping.reason(state.epoch - 1) is not None:
                 return
