@@ -155,6 +155,16 @@ def test_a_kill_between_two_files_loses_nothing(tmp_path: Path) -> None:
     assert without_times(killed.read_history()) == without_times(whole.read_history())
 
 
+def test_a_kill_after_the_last_checkpoint_leaves_a_record_that_resuming_completes(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    Loop(make_task(), PLAN, run).fit()
+    whole = run.read_history()
+    # As if the process had been killed between the checkpoint and metrics.jsonl.
+    run.write_history(whole[:3])
+    Loop(make_task(), PLAN, run).fit(resume=True)
+    assert run.read_history() == whole
+
+
 def test_resuming_a_finished_run_returns_its_record(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     first = Loop(make_task(), PLAN, run).fit()
@@ -277,7 +287,7 @@ def test_the_message_states_what_is_stored(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         Loop(long_task(), PLAN, run, StopAfter(7)).fit()
     task = long_task()
-    with pytest.raises(TrainingDiverged, match=r"last\.pt holds the state after batch 7 of epoch 1; lower"):
+    with pytest.raises(TrainingDiverged, match=r"last\.pt holds the state after batch 7 of epoch 1; begin another run"):
         Loop(task, PLAN, run, NaNAfter(task.model, 10)).fit(resume=True)
     stored = load_checkpoint(run.last_checkpoint)
     assert (stored["epoch"], stored["next_batch"]) == (1, 7)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from smoe.child_processes import leaving_signals
+
 Collate = Callable[[Any], tuple[Tensor, Tensor]]
 """Function that makes the input and the target of a batch from what a data set returns for a list of indices."""
 
@@ -150,7 +152,10 @@ def load_batches(
         # Without a generator of its own, a loader draws from torch's, and a resumed run would draw once more.
         generator=torch.Generator(),
     )
-    for input, target in loader:
+    with leaving_signals():
+        # The processes that read are started here. They end by themselves if this one is killed.
+        read = iter(loader)
+    for input, target in read:
         yield input.to(device, non_blocking=True), target.to(device, non_blocking=True)
 
 

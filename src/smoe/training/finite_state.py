@@ -21,11 +21,17 @@ class FiniteState:
     def __init__(self, model: nn.Module) -> None:
         self._names = {name for name, value in model.state_dict().items() if _all_finite([value])}
 
-    def is_kept(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether everything that was finite at the start, and the state of the optimiser, is finite."""
-        kept = [value for name, value in model.state_dict().items() if name in self._names]
-        states: Iterable[dict[str, Any]] = optimizer.state.values()
-        kept += [value for state in states for value in state.values() if isinstance(value, Tensor)]
+    def is_kept(self, models: Iterable[nn.Module], optimizer: torch.optim.Optimizer) -> bool:
+        """Whether everything that was finite at the start, and the state of the optimiser, is finite.
+
+        Args:
+            models: The model that trains, and the average of its weights if there is one.
+            optimizer: Its optimiser.
+        """
+        states = [model.state_dict() for model in models]
+        kept = [value for state in states for name, value in state.items() if name in self._names]
+        moments: Iterable[dict[str, Any]] = optimizer.state.values()
+        kept += [value for state in moments for value in state.values() if isinstance(value, Tensor)]
         return _all_finite(kept)
 
 

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request to stop after the current step."""
+"""SIGINT, SIGTERM and SIGHUP as a request to stop after the current step."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import signal
 from types import FrameType
 from typing import Self
 
+from smoe.child_processes import STOPS
+
 
 class Interruption:
-    """Records the first SIGINT or SIGTERM in `signal_number` while it is active; a second SIGINT interrupts at once.
+    """Records the first signal in `signal_number` while it is active; a second SIGINT interrupts at once.
+
+    Signals that the process ignores, such as SIGHUP under `nohup`, stay ignored.
 
     Attributes:
         signal_number: Number of the signal; None before one was received.
@@ -19,7 +23,9 @@ class Interruption:
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOPS:
+            if signal.getsignal(number) is signal.SIG_IGN:
+                continue
             try:
                 self._previous[number] = signal.signal(number, self._note)
             except ValueError:

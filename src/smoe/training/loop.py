@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from smoe.training.plan import Stopping, TrainingPlan
 from smoe.training.progress import Reporter, SilentReporter
 from smoe.training.routing_record import routing_record
 from smoe.training.run_checkpoints import RunCheckpoints
-from smoe.training.run_directory import Record, RunDirectory
+from smoe.training.run_directory import Record, RunDirectory, RunError
 from smoe.training.run_state import RunState
 from smoe.training.schedule import make_schedule
 from smoe.training.task import Task
@@ -40,7 +40,17 @@ Batch = tuple[Tensor, Tensor]
 
 
 class TrainingDiverged(Exception):
-    """The loss or the weights are no longer finite."""
+    """The loss or the weights are no longer finite.
+
+    Args:
+        what: What is not finite.
+        kept: What a checkpoint holds; nothing if none is left.
+    """
+
+    def __init__(self, what: str, kept: str = "") -> None:
+        remedy = "begin another run with a lower learning rate, or look for values that are not finite in the data"
+        super().__init__("; ".join(part for part in (what, kept, remedy) if part))
+        self.what = what
 
 
 class Loop:
@@ -53,9 +63,14 @@ class Loop:
         reporter: Logs progress; None logs nothing.
         processes: The processes of the training, if they are watched already; None watches them while it trains.
 
+    Attributes:
+        signal_number: Signal that asked for a stop after the last step, when nothing was left to stop; None without.
+
     Raises:
         MonitorError: If the plan monitors a metric that the task does not have.
     """
+
+    signal_number: int | None = None
 
     def __init__(
         self,
@@ -125,7 +140,7 @@ class Loop:
                 that has ended continues if the plan has more epochs now.
 
         Raises:
-            Interrupted: After a SIGINT or SIGTERM. The state was stored.
+            Interrupted: After a SIGINT, SIGTERM or SIGHUP. The state was stored.
             TrainingDiverged: If the loss or the weights are not finite. The last state that was finite stays stored.
             RunError: If another process trains in the run directory, or it cannot be written.
             CheckpointError: If a checkpoint cannot be read or written.
@@ -141,11 +156,25 @@ class Loop:
                 checkpoints.restore_last(state, self.plan)
             else:
                 checkpoints.save_last(state)
-            with Interruption() as interruption:
+            with Interruption() as interruption, self._named_lost_readers():
                 while not state.is_finished:
                     self._end_epoch(self._train_epoch(interruption))
+            self.signal_number = interruption.signal_number
             self._load_best()
         return state.history[-1]
+
+    @contextmanager
+    def _named_lost_readers(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            # torch has no class for this error.
+            if "DataLoader worker" not in str(error):
+                raise
+            raise RunError(
+                f"a process that reads data was killed from outside, perhaps for its memory ({error}); "
+                f"{self.run.last_checkpoint} holds {self.checkpoints.stored}; resume the run, or set fewer num_workers"
+            ) from error
 
     def evaluate(self, split: str) -> dict[str, float]:
         """Returns the metrics of the model, or of the average of its weights, on a split, named `split/metric`."""
@@ -235,7 +264,8 @@ class Loop:
 
     def _check_finite(self) -> None:
         """Ends the run if the loss or the state is not finite, in all processes."""
-        is_kept = self.finite_state.is_kept(self.task.model, self.task.optimizer)
+        models = [self.task.model] if self.average is None else [self.task.model, self.average.model]
+        is_kept = self.finite_state.is_kept(models, self.task.optimizer)
         state = torch.stack([self.state.loss_total, self.state.loss_total.new_tensor(float(not is_kept))])
         loss, num_lost = sum_over_processes(self.accelerator, state).tolist()
         self._check_loss(loss)
@@ -243,10 +273,7 @@ class Loop:
             self._diverge(f"the weights are not finite after batch {self.state.next_batch} of epoch {self.state.epoch}")
 
     def _diverge(self, what: str) -> None:
-        raise TrainingDiverged(
-            f"{what}; {self.run.last_checkpoint} holds {self.checkpoints.stored}; lower the learning rate, or look for "
-            "values that are not finite in the data"
-        )
+        raise TrainingDiverged(what, f"{self.run.last_checkpoint} holds {self.checkpoints.stored}")
 
     def _end_epoch(self, batch: Batch | None) -> None:
         started = time.perf_counter()
