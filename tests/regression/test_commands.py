@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
 import smoe
 from gridded_files import regional, times
 from smoe.cli.main import main
+from smoe.regression.fitting import train_net
+from smoe.regression.grid_regressor import build_net, make_objective, net_shape
+from smoe.regression.options import RegressorOptions
+from smoe.regression.preparation import prepare
 from smoe.regression.run_files import write_predictions
 from smoe.regression.scoring import NOT_KEPT, PLAIN
+from smoe.training.interruption import Interrupted
+from smoe.training.progress import SilentReporter
+from smoe.training.run_directory import RunDirectory, RunError
 
 FLAGS = ["--net", "layer", "--filters", "2", "--max-epochs", "2", "--device", "cpu", "--batch-size", "4"]
 
@@ -120,3 +131,68 @@ def test_a_fit_that_was_stopped_goes_on(folder: Path, tmp_path: Path, capsys: py
     assert main([*command, "--resume"]) == 0
     again = smoe.GridRegressor.load(tmp_path / "run").predict(folder / "x.zarr")
     np.testing.assert_allclose(again["t2m"], first["t2m"], rtol=1e-6)
+
+
+def test_two_fits_in_one_folder_are_refused_and_fields_of_a_killed_one_go(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    command = ["fit", str(folder / "x.zarr"), str(folder / "y.nc"), "-o", str(run), *FLAGS]
+    with RunDirectory(run).lock():
+        assert main(command) == 1
+        assert f"process {os.getpid()} trains in {run}; wait until it ends" in capsys.readouterr().err
+        # Nothing was read, nor streamed.
+        assert [path.name for path in run.iterdir()] == [".lock"]
+    model = smoe.GridRegressor(net="layer", filters=2, max_epochs=1, device="cpu", progress=False)
+    with RunDirectory(run / "training").lock(), pytest.raises(RunError, match="trains in"):
+        model.fit(folder / "x.zarr", folder / "y.nc", run_dir=run)
+    # As if a fit had been killed after it had saved its model.
+    shutil.copytree(folder / "run", tmp_path / "done")
+    (tmp_path / "done" / "fields").mkdir()
+    assert main(["fit", str(folder / "x.zarr"), str(folder / "y.nc"), "-o", str(tmp_path / "done"), *FLAGS]) == 1
+    assert "holds a model already" in capsys.readouterr().err and not (tmp_path / "done" / "fields").exists()
+
+
+@pytest.mark.parametrize("num_files", [0, 1, 2])
+def test_a_model_that_is_saved_over_another_is_one_of_them_after_a_kill(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_files: int
+) -> None:
+    old, new = (smoe.GridRegressor.load(folder / "run") for _ in range(2))
+    with torch.no_grad():
+        next(new.fitted.net.parameters()).add_(1.0)
+    path = tmp_path / "model"
+    old.save(path)
+    replace, replaced = os.replace, []
+
+    def killed(source: Path, target: Path) -> None:
+        if len(replaced) == num_files:
+            raise KeyboardInterrupt
+        replaced.append(target)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        new.save(path, overwrite=True)
+    monkeypatch.undo()
+    expected = new if num_files == 2 else old
+    found = smoe.GridRegressor.load(path).net.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.net.state_dict().items())
+    new.save(path, overwrite=True)
+    assert sorted(file.name for file in path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_signal_after_the_last_epoch_stops_the_fit_before_the_plain_net(folder: Path, tmp_path: Path) -> None:
+    class StopAtTheEnd(SilentReporter):
+        def notify(self, text: str) -> None:
+            if text.startswith("stopped after epoch"):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    x, y = regional(30, 4, 6, seed=1), regional(30, 4, 6, seed=2)
+    options = RegressorOptions(net="layer", filters=2, max_epochs=1, device="cpu", batch_size=4)
+    prepared = prepare(x, y, options, {}, cache=tmp_path / "fields")
+    net = build_net(net_shape(prepared, options), options)
+    objective = make_objective(prepared, options)
+    run = RunDirectory(tmp_path / "training")
+    with pytest.raises(Interrupted):
+        train_net(net, prepared.splits, objective, options, directory=run, reporter=StopAtTheEnd())
+    assert run.read_history()[-1]["stopped"] == "1 epoch done"

@@ -59,14 +59,24 @@ def run(args: list[str]) -> int:
     """Parses, fits, saves and scores."""
     options = parse(Fit, args, prog="smoe fit")
 
-    from smoe.regression import GridRegressor
-    from smoe.regression.model_files import check_folder
-    from smoe.regression.run_files import write_scores
-    from smoe.training.interruption import Interrupted
+    from smoe.regression.model_files import check_folder, is_model_folder
+    from smoe.training.run_directory import RunDirectory
 
+    if is_model_folder(options.output):
+        # Those of a fit that was killed after it had saved the model.
+        _remove_fields(options.output)
     check_folder(options.output)
     if (options.output / "training").exists() and not options.resume:
         raise UsageError(f"{options.output} holds a fit that was begun; add --resume, or choose another folder")
+    with RunDirectory(options.output).lock():
+        return _fit(options)
+
+
+def _fit(options: Fit) -> int:
+    from smoe.regression import GridRegressor
+    from smoe.regression.run_files import write_scores
+    from smoe.training.interruption import Interrupted
+
     inputs = [options.inputs, *options.static]
     model = GridRegressor(**asdict(options.options))
     try:
@@ -88,7 +98,11 @@ def run(args: list[str]) -> int:
     table = model.score(inputs, options.targets, period=model.fitted.period_of(which))
     write_scores(options.output, which, table)
     model.save(options.output)
-    # Fields that were streamed are needed no more.
-    shutil.rmtree(options.output / "fields", ignore_errors=True)
+    _remove_fields(options.output)
     sys.stdout.write(f"{which} period {model.fitted.periods[which]}\n{table}\nmodel: {options.output}\n")
     return 0
+
+
+def _remove_fields(output: Path) -> None:
+    """Removes the fields that were streamed, which a model that is saved needs no more."""
+    shutil.rmtree(output / "fields", ignore_errors=True)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +13,10 @@ from torch import nn
 from smoe.regression.objectives import GridObjective, MeanObjective
 from smoe.regression.options import RegressorOptions
 from smoe.regression.samples import GridSamples, keep_batch
+from smoe.temporary_folder import temporary_folder
 from smoe.training.freed_memory import keep_freed_memory
-from smoe.training.loop import Loop
+from smoe.training.interruption import Interrupted
+from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.plan import TrainingPlan
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import RunDirectory
@@ -53,7 +53,7 @@ def train_net(
     objective: GridObjective,
     options: RegressorOptions,
     *,
-    run_dir: Path | None = None,
+    directory: RunDirectory | None = None,
     resume: bool = False,
     reporter: Reporter | None = None,
     recipe: Mapping[str, Any] | None = None,
@@ -65,13 +65,17 @@ def train_net(
         splits: Samples named `train` and `validation`.
         objective: Objective.
         options: Options of the regressor.
-        run_dir: Folder of the record and the checkpoints; a temporary one if None.
+        directory: Directory of the record and the checkpoints; a temporary one if None.
         resume: Continue the training that is there.
         reporter: Logs progress.
         recipe: What the record says of the training.
 
     Returns:
         The records of the epochs; the last one says why the training ended.
+
+    Raises:
+        Interrupted: After a SIGINT, SIGTERM or SIGHUP. The state was stored.
+        TrainingDiverged: If the loss or the weights are not finite.
     """
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
@@ -89,16 +93,25 @@ def train_net(
         reads_ahead=True,
     )
     with ExitStack() as stack:
-        folder = run_dir
-        if folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="smoe-fit-")))
-        directory = RunDirectory(folder)
+        is_temporary = directory is None
+        if directory is None:
+            directory = RunDirectory(stack.enter_context(temporary_folder("smoe-fit-")))
+        stack.enter_context(directory.lock())
         # As JSON has it: what is stored has lists for tuples.
         plain = json.loads(json.dumps({"name": "regression", "recipe": dict(recipe or {})}))
         directory.check(plain, resume=resume, may_differ=_MAY_DIFFER)
         loop = Loop(task, plan, directory, reporter)
         objective.to(loop.accelerator.device)
         directory.begin(plain)
-        loop.fit(resume=resume)
+        try:
+            loop.fit(resume=resume)
+        except TrainingDiverged as error:
+            if not is_temporary:
+                raise
+            # Its checkpoint goes with the folder.
+            raise TrainingDiverged(error.what) from None
+        if loop.signal_number is not None:
+            # The training had ended, but the fit goes on after it.
+            raise Interrupted(loop.signal_number)
         net.cpu().eval()
         return list(loop.state.history)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields, replace
@@ -43,7 +42,9 @@ from smoe.regression.routing_map import routing_map
 from smoe.regression.scores import ScoreTable
 from smoe.regression.scoring import score_samples
 from smoe.suggestions import suggest
+from smoe.temporary_folder import temporary_folder
 from smoe.training.progress import BarReporter, Reporter
+from smoe.training.run_directory import RunDirectory
 from smoe.training.tracking import TrackedReporter
 
 if TYPE_CHECKING:
@@ -146,7 +147,14 @@ class GridRegressor:
         reporter = self._reporter()
         notify = notify or reporter.notify
         folder = None if run_dir is None else Path(run_dir)
-        with tempfile.TemporaryDirectory(prefix="smoe-fields-") as spare:
+        directory = None if folder is None else RunDirectory(folder / "training")
+        with ExitStack() as stack:
+            if folder is None or directory is None:
+                cache = stack.enter_context(temporary_folder("smoe-fields-"))
+            else:
+                # From the reading on: a second fit would write the same fields.
+                cache = folder / "fields"
+                stack.enter_context(directory.lock())
             with (
                 _nothing_left_of_bad_data(folder),
                 reading_by(self.options.scheduler),
@@ -159,19 +167,19 @@ class GridRegressor:
                     {"train": train, "validation": validation, "test": test},
                     input_variables=input_variables,
                     target_variables=target_variables,
-                    cache=Path(spare) if folder is None else folder / "fields",
+                    cache=cache,
                     notify=notify,
                     progress=bar.advance,
                 )
             is_array = isinstance(y, import_xarray().DataArray)
-            self._fitted = self._train(prepared, is_array, folder, resume, reporter, notify)
+            self._fitted = self._train(prepared, is_array, directory, resume, reporter, notify)
         return self
 
     def _train(
         self,
         prepared: Prepared,
         is_array: bool,
-        folder: Path | None,
+        directory: RunDirectory | None,
         resume: bool,
         reporter: BarReporter,
         notify: Callable[[str], None],
@@ -188,12 +196,12 @@ class GridRegressor:
         recipe = {"options": asdict(options), "inputs": [c.name for c in prepared.inputs.channels]}
         records = {}
         with reporter, ExitStack() as closing:
-            logged = self._tracked(reporter, folder)
+            logged = self._tracked(reporter, None if directory is None else directory.path.parent)
             if isinstance(logged, TrackedReporter):
                 closing.enter_context(logged)
             records["model"] = train_net(
                 net, prepared.splits, objective, options, reporter=logged, recipe=recipe,
-                run_dir=None if folder is None else folder / "training", resume=resume,
+                directory=directory, resume=resume,
             )  # fmt: skip
             if compares:
                 notify("fitting a plain net of the same size, to compare with")
@@ -204,7 +212,7 @@ class GridRegressor:
                 )
                 records["plain"] = train_net(
                     plain, prepared.splits, objective, options, reporter=reporter, recipe=recipe,
-                    run_dir=None if folder is None else folder / "training-plain", resume=resume,
+                    directory=None if directory is None else RunDirectory(f"{directory.path}-plain"), resume=resume,
                 )  # fmt: skip
         fitted = Fitted(
             options=options,

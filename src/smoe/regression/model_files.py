@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from smoe.atomic_files import remove_leftovers, write_atomically
+from smoe.atomic_files import write_atomically
 from smoe.errors import DataError
+from smoe.file_lock import FileLock, LockedError
 from smoe.gridded.checked_json import checksum
 from smoe.gridded.field_source import Channel
 from smoe.gridded.horizontal_grid import to_plain
@@ -30,6 +31,7 @@ from smoe.version import __version__
 
 FORMAT, VERSION = "smoe-grid-regressor", 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+_NEW_WEIGHTS, _LOCK_FILE = "model.safetensors.new", ".save.lock"
 
 
 def is_model_folder(path: Path) -> bool:
@@ -41,7 +43,7 @@ def is_model_folder(path: Path) -> bool:
 
 
 def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
-    """Writes a fitted regressor; each file is whole or not there.
+    """Writes a fitted regressor; a stop at any moment leaves a folder with the old model, the new one or none.
 
     Raises:
         DataError: If the folder holds a model already, or cannot be written.
@@ -88,9 +90,14 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
     config = _without_nan({**config, "weights_sha256": hashlib.sha256(weights).hexdigest()})
     text = json.dumps({**config, "checksum": checksum(config)}, indent=1, allow_nan=False) + "\n"
     try:
-        remove_leftovers((path / WEIGHTS, path / CONFIG))
-        write_atomically(path / WEIGHTS, lambda file: file.write(weights))
-        write_atomically(path / CONFIG, lambda file: file.write(text.encode()))
+        path.mkdir(parents=True, exist_ok=True)
+        with FileLock(path / _LOCK_FILE):
+            write_atomically(path / _NEW_WEIGHTS, lambda file: file.write(weights))
+            # From here on the folder holds the new model: until then it holds the old one.
+            write_atomically(path / CONFIG, lambda file: file.write(text.encode()))
+            os.replace(path / _NEW_WEIGHTS, path / WEIGHTS)
+    except LockedError as error:
+        raise DataError(f"{error.holder} saves a model in {path}: choose another folder") from error
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
 
@@ -106,14 +113,9 @@ def load_model(path: Path, own_net: nn.Module | None = None) -> Fitted:
 
     config = _read_config(path)
     try:
-        weights = (path / WEIGHTS).read_bytes()
-        if hashlib.sha256(weights).hexdigest() != config.get("weights_sha256", hashlib.sha256(weights).hexdigest()):
-            raise DataError(f"{path / WEIGHTS} is damaged, or of another model: its checksum is not that of {CONFIG}")
-        tensors = load(weights)
+        tensors = load(_read_weights(path, config.get("weights_sha256")))
     except DataError:
         raise
-    except FileNotFoundError:
-        raise DataError(f"{path} has no {WEIGHTS}") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise DataError(f"{path / WEIGHTS} is damaged: {error}") from error
     try:
@@ -122,6 +124,19 @@ def load_model(path: Path, own_net: nn.Module | None = None) -> Fitted:
         raise DataError(f"{path / CONFIG} is no config of a fitted model: {type(error).__name__} {error}") from error
     except RuntimeError as error:
         raise DataError(f"the weights in {path} do not fit its config: {' '.join(str(error).split())}") from error
+
+
+def _read_weights(path: Path, digest: str | None) -> bytes:
+    """The weights of a config; of an earlier version, which has no checksum, those that are there."""
+    # A process that was killed while it saved has not renamed the weights.
+    for name in (WEIGHTS, _NEW_WEIGHTS):
+        if (path / name).is_file():
+            weights = (path / name).read_bytes()
+            if digest is None or hashlib.sha256(weights).hexdigest() == digest:
+                return weights
+    if not (path / WEIGHTS).is_file():
+        raise DataError(f"{path} has no {WEIGHTS}")
+    raise DataError(f"{path / WEIGHTS} is damaged, or of another model: its checksum is not that of {CONFIG}")
 
 
 def _read_config(path: Path) -> dict[str, Any]:
