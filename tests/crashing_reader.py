@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,9 @@ class CrashingReader:
             os.abort()
         while text == "for ever":
             pass
+        if text.startswith("slow"):
+            time.sleep(1.0)
+            return int(text.split()[1])
         if text == "memory":
             return len(np.ones(300_000_000))
         if text == "error":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +32,32 @@ def test_a_crash_is_one_line_and_other_files_are_read_on(tmp_path: Path) -> None
     with pytest.raises(DataError, match="SIGABRT"):
         reader(tmp_path / "worse", "abort at once")
     assert good.get("path") == tmp_path / "good"
+
+
+def test_an_interrupt_leaves_no_answer_for_the_next_request(tmp_path: Path) -> None:
+    slow, good = reader(tmp_path / "slow", "slow 7"), reader(tmp_path / "good", "42")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            slow.call("read")
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert good.call("read") == 42
+
+
+def test_a_process_that_was_killed_says_nothing_about_the_file(tmp_path: Path) -> None:
+    good = reader(tmp_path / "good", "42")
+    # A signal that reaches all processes of a group is left to this one.
+    os.kill(good.call("process"), signal.SIGTERM)
+    assert good.call("read") == 42
+    os.kill(good.call("process"), signal.SIGKILL)
+    with pytest.raises(DataError, match=r"the process that reads it was killed from outside, perhaps for its memory$"):
+        good.call("read")
 
 
 def test_errors_and_claims_of_memory(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import io
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -15,6 +16,19 @@ T = TypeVar("T")
 
 class UsageError(Exception):
     """A command that cannot be understood."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP, as an exception: what a command has begun is cleaned up on its way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def stopped_code(stop: KeyboardInterrupt) -> int:
+    """The exit code of a command that was stopped by a signal."""
+    return 128 + (stop.number if isinstance(stop, Terminated) else signal.SIGINT)
 
 
 def parse(target: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:

@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
+from smoe.child_processes import leaving_signals
 from smoe.errors import DataError
 from smoe.file_claims import largest_claim
 
@@ -89,7 +90,11 @@ class _Server:
                 connection.send((closed, str(path), request))
                 kind, value = connection.recv()
             except (EOFError, OSError):
-                raise DataError(f"{path} cannot be read: {self._end()}; copy or download it again") from None
+                raise DataError(f"{path} cannot be read: {self._end()}") from None
+            except BaseException:
+                # An interrupt: the answer that is still to come must not be taken for that of the next request.
+                self._kill()
+                raise
         if kind == "result":
             return value
         if kind == "memory":
@@ -104,19 +109,26 @@ class _Server:
         if self._connection is not None:
             self._end()
 
+    def _kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._end()
+
     def _connected(self) -> Connection:
         if self._connection is None:
             ours, theirs = Pipe()
-            self._connection = cast(Connection, ours)
             # Isolated, so that no module of the working directory is imported.
             command = [sys.executable, "-I", "-c", _START, str(theirs.fileno()), json.dumps(sys.path)]
-            self._process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+            # Signals that reach both processes are left to this one: the other ends when its connection does.
+            with leaving_signals():
+                self._process = subprocess.Popen(
+                    command,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+                self._connection = cast(Connection, ours)
             theirs.close()
         return self._connection
 
@@ -129,8 +141,10 @@ class _Server:
         self._process = self._connection = None
         name = signal.Signals(-code).name if code < 0 else f"code {code}"
         if code == -signal.SIGPROF:
-            return "the library that reads it did not come to an end, the file is damaged"
-        return f"the library that reads it ended its process ({name}), the file is damaged"
+            return "the library that reads it did not come to an end, the file is damaged; copy or download it again"
+        if code == -signal.SIGKILL:
+            return "the process that reads it was killed from outside, perhaps for its memory"
+        return f"the library that reads it ended its process ({name}), the file is damaged; copy or download it again"
 
 
 # A number is used once, so that an object of an ended process is never mistaken for another.
@@ -159,8 +173,6 @@ def serve(descriptor: int) -> None:
     Args:
         descriptor: File descriptor of the connection.
     """
-    # Ctrl-C in a terminal reaches both processes: this one ends when the other has finished its work.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(descriptor)
     opened: dict[int, Any] = {}
     with contextlib.suppress(EOFError, BrokenPipeError):

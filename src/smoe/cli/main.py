@@ -6,10 +6,15 @@ import errno
 import importlib
 import os
 import re
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
 
-from smoe.command_line import UsageError
+from smoe.command_line import Terminated, UsageError, stopped_code
 from smoe.suggestions import suggest
 
 COMMANDS = {
@@ -51,21 +56,28 @@ With SMOE_TRACEBACK=1 in the environment, errors show where they arose.
 
 
 # What a disk and a path that was typed can do wrong; other errors of the system come from inside.
-_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
+_DISK_ERRORS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.ESTALE, errno.ENODEV, errno.EMFILE),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP),
+}
+
+
+# Seconds after which a signal that came during an import is tried again.
+_SECONDS_TO_IMPORT = 0.05
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code: 0, 1 failed, 2 a mistake in what was typed, 130 stopped by the user."""
+    """Runs a command and returns its exit code: 0, 1 failed, 2 a mistake in what was typed, 128 + n after signal n."""
     args = list(sys.argv[1:] if args is None else args)
     try:
-        return _run(args)
+        with _stopped_by_signals():
+            return _run(args)
     except UsageError as error:
         return _complain(str(error), 2)
     except BrokenPipeError:
         return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped\n")
-        return 130
+    except KeyboardInterrupt as stop:
+        return _stopped(stop)
     except Exception as error:
         if is_out_of_memory(error) and not os.environ.get("SMOE_TRACEBACK"):
             return _complain(
@@ -77,6 +89,52 @@ def main(args: Sequence[str] | None = None) -> int:
         if not _speaks_to_user(error) or os.environ.get("SMOE_TRACEBACK"):
             raise
         return _complain(str(error), 1)
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Turns signals into exceptions, unless the process ignores or handles them, as SIGHUP under `nohup`."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if _is_importing(frame):
+            # Modules that are interrupted while they are imported are broken, and some libraries go on without them.
+            again = threading.Timer(_SECONDS_TO_IMPORT, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+            return
+        raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
+
+    previous: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        usual = {
+            signal.SIGINT: signal.default_int_handler,
+            signal.SIGTERM: signal.SIG_DFL,
+            signal.SIGHUP: signal.SIG_DFL,
+        }
+        previous = {number: handler for number, handler in usual.items() if signal.getsignal(number) is handler}
+    for number in previous:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _stopped(stop: KeyboardInterrupt) -> int:
+    code = stopped_code(stop)
+    # The terminal may be gone.
+    with suppress(OSError):
+        sys.stderr.write(f"stopped by {signal.Signals(code - 128).name}\n")
+    return code
 
 
 def _run(args: list[str]) -> int:

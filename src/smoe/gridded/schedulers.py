@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from smoe.child_processes import follow_parent, leaving_signals
 from smoe.errors import DataError
 from smoe.gridded.read_ahead import read_ahead
 
@@ -100,7 +102,7 @@ def reading_by(scheduler: str | None) -> Iterator[Readers]:
     if scheduler == "processes":
         # Kept while the context lasts: a new process takes a second to import what reads the files.
         with (
-            ProcessPoolExecutor(CPU_COUNT, multiprocessing.get_context("spawn")) as pool,
+            _started_pool(CPU_COUNT) as pool,
             dask.config.set(scheduler="processes", pool=pool),
         ):
             yield Readers(CPU_COUNT)
@@ -117,6 +119,17 @@ def reading_by(scheduler: str | None) -> Iterator[Readers]:
                 yield Readers(max(1, sum(client.nthreads().values())))
         finally:
             client.close()
+
+
+def _started_pool(count: int) -> ProcessPoolExecutor:
+    """A pool whose processes leave signals to this one, and end with it."""
+    pool = ProcessPoolExecutor(
+        count, multiprocessing.get_context("spawn"), initializer=follow_parent, initargs=(os.getpid(),)
+    )
+    with leaving_signals():
+        # The first task starts all processes.
+        pool.submit(int)
+    return pool
 
 
 def _connect(address: str) -> Any:

@@ -19,8 +19,10 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Protocol
 
+from smoe.child_processes import STOPS
 from smoe.experiments.reproduction.run import PlannedRun, train_and_store
 from smoe.experiments.result_tables.stored_runs import RunStore
+from smoe.file_lock import FileLock, LockedError
 from smoe.training.run_directory import RunError
 
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -115,7 +117,8 @@ def _watch(parent: int, stop: Event) -> None:
 
 @contextlib.contextmanager
 def _stopped_by_signals(stop: Event) -> Iterator[None]:
-    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in ours}
     try:
         yield
     finally:
@@ -131,14 +134,9 @@ def _only_one(runs_dir: Path) -> Iterator[None]:
         RunError: If another process makes runs in the folder.
     """
     runs_dir.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with (runs_dir / ".lock").open("w") as file:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RunError(f"another process is making runs in {runs_dir}; wait for it or stop it") from None
+            stack.enter_context(FileLock(runs_dir / ".lock"))
+        except LockedError as error:
+            raise RunError(f"{error.holder} is making runs in {runs_dir}; wait for it or stop it") from None
         yield

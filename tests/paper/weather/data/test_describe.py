@@ -162,7 +162,7 @@ def test_ctrl_c_is_one_line(whole, monkeypatch, capsys):
 
     monkeypatch.setattr("smoe.paper.weather.data.series.FieldSeries.read", stop)
     assert main(["data", "check", str(whole)]) == 130
-    assert capsys.readouterr().err.endswith("stopped\n")
+    assert capsys.readouterr().err.endswith("stopped by SIGINT\n")
 
 
 def test_what_cannot_be_opened_is_one_line(tmp_path, capsys):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from smoe.command_line import UsageError, parse
+from smoe.command_line import UsageError, parse, stopped_code
 
 if TYPE_CHECKING:
     from smoe.paper.ens10.data.store import EnsembleStore
@@ -65,9 +65,9 @@ def run(args: list[str]) -> int:
             PrepareProgress() as progress,
         ):
             store = prepare(source, options.root, options.output, wanted, progress, options.truth, readers)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         sys.stderr.write("stopped; run the same command again to resume\n")
-        return 130
+        return stopped_code(stop)
     sys.stdout.write(describe_store(store))
     return 0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from smoe.command_line import UsageError, parse
+from smoe.command_line import UsageError, parse, stopped_code
 from smoe.errors import DataError
 from smoe.paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, check_constant_name, parse_channel
 
@@ -93,8 +93,8 @@ def _prepare_weather(options: PrepareWeather) -> int:
             PrepareProgress() as progress,
         ):
             store = prepare(source, options.output, wanted, progress, statistics_from, readers)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         sys.stderr.write("stopped; run the same command again to resume after the last complete year\n")
-        return 130
+        return stopped_code(stop)
     sys.stdout.write(describe_store(store))
     return 0
