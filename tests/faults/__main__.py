@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from faults.campaign import Campaign, write_results
+from faults.campaign import Campaign, run_side_by_side, write_results
 from faults.outcome import Kind
 from faults.registry import find_kinds
 
@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=1.0, help="share of the cases of each kind")
     parser.add_argument("--most", type=int, help="at most so many cases of each kind")
     parser.add_argument("--case", type=int, help="number of one case to run again, with --only")
+    parser.add_argument("--jobs", type=int, default=1, help="kinds to run at a time")
     parser.add_argument("--state", type=Path, default=Path("build/faults"), help="where a run that is stopped goes on")
     parser.add_argument("--output", type=Path, default=Path("results/faults"), help="folder of the table")
     parser.add_argument("--table", action="store_true", help="try nothing, and write the table of what was tried")
@@ -30,10 +31,9 @@ def main() -> int:
             sys.stdout.write(f"{kind.name} {options.case}: {Campaign(kind).try_one(options.case)}\n")
         return 0
     campaigns = [_campaign(kind, options) for kind in kinds]
-    for campaign in campaigns if not options.table else ():
-        campaign.run(print)
+    failed = [] if options.table else run_side_by_side(campaigns, options.jobs, print)
     write_results(options.output, campaigns, options.note)
-    return int(any(campaign.num_bad for campaign in campaigns))
+    return int(bool(failed) or any(campaign.num_bad for campaign in campaigns))
 
 
 def _campaign(kind: Kind, options: argparse.Namespace) -> Campaign:

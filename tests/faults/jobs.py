@@ -22,11 +22,14 @@ _NUM_EPOCHS = 5
 _FIT = ["--net", "layer", "--filters", "2", "--max-epochs", "2", "--device", "cpu", "--batch-size", "4", "--resume"]
 _PREPARE = ["--years", "1979", "1980", "--statistics-years", "1979", "1979", "--channels", "z_500", "t2m"]
 _SECONDS = 300.0
+_SAVE = "save models"
 # Imported before the commands are forked, so that they are stopped in their work and not in their imports.
 _MODULES = (
     *("smoe.cli.train", "smoe.cli.fit", "smoe.cli.data", "smoe.experiments.runs", "smoe.experiments.result_table"),
     *("smoe.paper.heat.build", "smoe.paper.heat.experiment", "smoe.regression", "smoe.regression.run_files"),
     *("smoe.paper.weather.commands.prepare", "smoe.paper.weather.data.open_source", "netCDF4", "dask.array"),
+    *("smoe.cli.predict", "smoe.cli.report", "smoe.reports.page", "smoe.reports.read_runs", "smoe.gridded.cf_output"),
+    *("zarr", "smoe.regression.model_files"),
     *("smoe.paper.weather.data.weatherbench", "safetensors.torch", "tyro", "rich.progress", "torch._dynamo"),
 )
 
@@ -40,6 +43,7 @@ class Job(NamedTuple):
         command: Arguments of `smoe` for a folder of inputs and one of outputs, or of a program.
         digest: What the command left, as a text: equal texts are equal results.
         is_program: Start a new interpreter, because the command starts processes of its own.
+        check: Raises an error if the files under their final names are not whole, after a stop at any moment.
     """
 
     name: str
@@ -47,6 +51,7 @@ class Job(NamedTuple):
     command: Callable[[Path, Path], list[str]]
     digest: Callable[[Path], str]
     is_program: bool = False
+    check: Callable[[Path], object] = lambda output: None
 
 
 class Started:
@@ -120,14 +125,34 @@ def make_inputs(job: Job, folder: Path) -> None:
     """Writes the inputs in a process of their own, because libraries start threads, which are not forked."""
     for module in _MODULES:
         importlib.import_module(module)
+    apart(lambda: str(job.make_inputs(folder)))
+
+
+def apart(work: Callable[[], str]) -> str:
+    """What a function returns in a process of its own, in which the libraries that it uses may start threads.
+
+    Raises:
+        RuntimeError: If the function raised an error.
+    """
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            job.make_inputs(folder)
-        except BaseException:  # nothing of the process that forked may run here
-            os._exit(1)
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, 1)
+            os.dup2(devnull, 2)
+            answer = f"+{work()}"
+        except BaseException as error:  # nothing of the process that forked may run here
+            answer = f"-{error!r}"
+        os.write(writing, answer.encode()[:4000])
         os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        answer = file.read().decode(errors="replace")
+    os.waitpid(child, 0)
+    if not answer.startswith("+"):
+        raise RuntimeError(answer[1:] or "the process ended")
+    return answer[1:]
 
 
 def _run(command: list[str], log: Path) -> None:
@@ -136,7 +161,7 @@ def _run(command: list[str], log: Path) -> None:
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-        code = main(command)
+        code = save_models(*map(Path, command[1:])) if command[0] == _SAVE else main(command)
     except BaseException:  # nothing of the process that forked may run here
         import traceback
 
@@ -180,12 +205,70 @@ def _digest_of_store(output: Path) -> str:
 
 
 def _leftovers(output: Path) -> str:
-    return "".join(f" and {path.relative_to(output)}" for path in sorted(output.rglob("*.tmp")))
+    return "".join(f" and {path.relative_to(output)}" for path in sorted(output.rglob(".*")))
+
+
+def _check_checkpoints(output: Path) -> None:
+    for path in output.rglob("*.pt"):
+        load_checkpoint(path)
+
+
+def _digest_of_predictions(output: Path) -> str:
+    import xarray as xr
+
+    content = hashlib.sha256()
+    for path in sorted(output.glob("predicted*")):
+        with xr.open_dataset(path, chunks={}) as dataset:
+            for name, array in sorted(dataset.variables.items()):
+                content.update(str(name).encode() + array.values.tobytes())
+    return content.hexdigest() + _leftovers(output)
+
+
+def _digest_of_report(output: Path) -> str:
+    # Without the numbers, of which some are times.
+    text = "".join(each for each in (output / "report.html").read_text() if not each.isdigit())
+    assert text.rstrip().endswith("</html>")
+    return hashlib.sha256(text.encode()).hexdigest() + _leftovers(output)
+
+
+def _digest_of_model(output: Path) -> str:
+    from smoe.regression import GridRegressor
+
+    weights = GridRegressor.load(output / "model", progress=False).fitted.net.state_dict()
+    values = b"".join(tensor.numpy().tobytes() for tensor in weights.values())
+    return hashlib.sha256(values).hexdigest() + _leftovers(output)
+
+
+def save_models(inputs: Path, output: Path) -> int:
+    """Saves two models in turn over each other."""
+    from smoe.regression import GridRegressor
+
+    models = [GridRegressor.load(inputs / name, progress=False) for name in ("one", "two")]
+    for number in range(20):
+        models[number % 2].save(output / "model", overwrite=True)
+    return 0
+
+
+def _check_model(output: Path) -> None:
+    if (output / "model" / "config.json").exists():
+        _digest_of_model(output)
 
 
 def _write_pair(folder: Path) -> None:
     regional(30, 4, 6, seed=1).to_netcdf(folder / "x.nc")
     regional(30, 4, 6, seed=2).to_netcdf(folder / "y.nc")
+
+
+def _write_models(folder: Path) -> None:
+    """A pair of files and two models that were fitted to it."""
+    _write_pair(folder)
+    for name, seed in (("one", "0"), ("two", "1")):
+        pair = [str(folder / "x.nc"), str(folder / "y.nc")]
+        assert main(["fit", *pair, "-o", str(folder / name), *_FIT, "--seed", seed, "--compare", "no"]) == 0
+
+
+def _write_run(folder: Path) -> None:
+    assert main([*TRAIN, "--training.max-epochs", "2", "--output-dir", str(folder / "run")]) == 0
 
 
 def _write_archive(folder: Path) -> None:
@@ -205,6 +288,7 @@ TRAINING = Job(
     lambda folder: None,
     lambda inputs, output: [*TRAIN, "--training.max-epochs", str(_NUM_EPOCHS), "--resume", "--output-dir", str(output)],
     _digest_of_run,
+    check=_check_checkpoints,
 )
 PREPARING = Job(
     "data prepare",
@@ -217,5 +301,36 @@ FITTING = Job(
     _write_pair,
     lambda inputs, output: ["fit", str(inputs / "x.nc"), str(inputs / "y.nc"), "-o", str(output), *_FIT],
     _digest_of_fit,
+    check=_check_checkpoints,
+)
+
+
+def _predicting(ending: str) -> Job:
+    def command(inputs: Path, output: Path) -> list[str]:
+        output.mkdir(exist_ok=True)
+        target = str(output / f"predicted{ending}")
+        return ["predict", str(inputs / "one"), str(inputs / "x.nc"), "-o", target, "--overwrite"]
+
+    def check(output: Path) -> None:
+        if (output / f"predicted{ending}").exists():
+            _digest_of_predictions(output)
+
+    return Job(f"predict {ending}", _write_models, command, _digest_of_predictions, check=check)
+
+
+PREDICTING, PREDICTING_ZARR = _predicting(".nc"), _predicting(".zarr")
+REPORTING = Job(
+    "report",
+    _write_run,
+    lambda inputs, output: ["report", str(inputs / "run"), "-o", str(output / "report.html"), "--without-data"],
+    _digest_of_report,
+    check=lambda output: (output / "report.html").exists() and _digest_of_report(output),
+)
+SAVING = Job(
+    "GridRegressor.save",
+    _write_models,
+    lambda inputs, output: [_SAVE, str(inputs), str(output)],
+    _digest_of_model,
+    check=_check_model,
 )
 REPRODUCING = Job("reproduce", lambda folder: None, _tiny_runs, _digest_of_store, is_program=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from faults.asked_process import AskedProcess
 from faults.outcome import Kind, Outcome, TryCase, random_of
 from smoe import ConvGate, SpatialMoE2d
 from smoe.ops.routed_conv import dense_routed_conv2d, routed_conv2d
@@ -144,37 +144,15 @@ def call_kernels(number: int) -> Outcome:
     return chance.choice(_CALLS)(chance)
 
 
-class _Worker:
-    """A process with one build of the kernels, which answers numbers of cases by their outcomes."""
-
-    def __init__(self, instruction_set: str) -> None:
-        self._environment = {**os.environ, "SMOE_INSTRUCTION_SET": instruction_set, "OMP_NUM_THREADS": "8"}
-        if (SANITIZED / f"_native_{instruction_set}.so").is_file():
-            found = [_library(name) for name in ("libasan.so", "libubsan.so")]
-            self._environment |= {"LD_PRELOAD": " ".join(found), "SMOE_LIBRARY_DIR": str(SANITIZED)}
-            self._environment |= {"ASAN_OPTIONS": "detect_leaks=0"}
-        self._process: subprocess.Popen[str] | None = None
-
-    def ask(self, number: int) -> Outcome:
-        if self._process is None:
-            command = [sys.executable, "-m", "faults.kernels"]
-            self._process = subprocess.Popen(
-                command,
-                env=self._environment,
-                text=True,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        process.stdin.write(f"{number}\n")
-        process.stdin.flush()
-        answer = process.stdout.readline()
-        if not answer:
-            self._process = None
-            return Outcome("crash", f"code {process.wait()}: {process.stderr.read()[-3000:]}")
-        return Outcome(*json.loads(answer))
+def _worker(instruction_set: str) -> AskedProcess:
+    """A process with one build of the kernels."""
+    # Eight threads on fewer cores, which must not wait for each other by counting.
+    environment = {"SMOE_INSTRUCTION_SET": instruction_set, "OMP_NUM_THREADS": "8", "OMP_WAIT_POLICY": "passive"}
+    if (SANITIZED / f"_native_{instruction_set}.so").is_file():
+        found = [_library(name) for name in ("libasan.so", "libubsan.so")]
+        environment |= {"LD_PRELOAD": " ".join(found), "SMOE_LIBRARY_DIR": str(SANITIZED)}
+        environment |= {"ASAN_OPTIONS": "detect_leaks=0"}
+    return AskedProcess(["-m", "faults.kernels"], environment)
 
 
 def _library(name: str) -> str:
@@ -185,8 +163,13 @@ def _library(name: str) -> str:
 
 def _prepare(folder: Path) -> TryCase:
     del folder
-    workers = [_Worker(name) for name in INSTRUCTION_SETS]
-    return lambda number: workers[number % len(workers)].ask(number)
+    workers = [_worker(name) for name in INSTRUCTION_SETS]
+
+    def try_case(number: int) -> Outcome:
+        answer = workers[number % len(workers)].ask(number)
+        return answer if isinstance(answer, Outcome) else Outcome(*json.loads(answer))
+
+    return try_case
 
 
 KINDS = (Kind("kernels", "random calls of the kernels, three builds", 5000, _prepare, is_isolated=False),)

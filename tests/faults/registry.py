@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from faults import checkpoints, disks, formats, hostile, kernels, records, stops, threads
+from faults import checkpoints, disks, formats, hostile, kernels, nonfinite, records, stops, threads
 from faults.outcome import Kind
 
 KINDS: tuple[Kind, ...] = (
-    *(*stops.KINDS, *disks.KINDS, *checkpoints.KINDS, *records.KINDS, *formats.KINDS),
+    *(*stops.KINDS, *nonfinite.KINDS, *disks.KINDS, *checkpoints.KINDS, *records.KINDS, *formats.KINDS),
     *hostile.KINDS,
     *(*kernels.KINDS, *threads.KINDS),
 )

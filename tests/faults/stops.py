@@ -7,7 +7,21 @@ import signal
 import time
 from pathlib import Path
 
-from faults.jobs import FITTING, PREPARING, REPRODUCING, TRAINING, Job, Started, make_inputs, run_to_end
+from faults.jobs import (
+    FITTING,
+    PREDICTING,
+    PREDICTING_ZARR,
+    PREPARING,
+    REPORTING,
+    REPRODUCING,
+    SAVING,
+    TRAINING,
+    Job,
+    Started,
+    apart,
+    make_inputs,
+    run_to_end,
+)
 from faults.outcome import Kind, Outcome, TryCase, random_of
 
 _SECONDS = 60.0
@@ -30,7 +44,7 @@ class Reference:
         code, said = run_to_end(job, self.inputs, output)
         assert code == 0, said
         self.seconds = time.monotonic() - started
-        self.digest = job.digest(output)
+        self.digest = apart(lambda: job.digest(output))
 
     def finish(self, what: str, output: Path) -> Outcome:
         """Runs a command that was stopped to its end, and compares what it leaves."""
@@ -42,7 +56,7 @@ class Reference:
                 "traceback" if "Traceback" in said else "lost", f"{what}: the next start said: {said[-1500:]}"
             )
         try:
-            digest = self.job.digest(output)
+            digest = apart(lambda: self.job.digest(output))
         except Exception as error:  # what is left cannot be read
             return Outcome("lost", f"{what}: what is left cannot be read: {error!r}")
         shutil.rmtree(output, ignore_errors=True)
@@ -67,22 +81,37 @@ def _kills(job: Job, folder: Path) -> TryCase:
             # It ended before the kill, and is tried again.
         started.send(signal.SIGKILL)
         started.code(_SECONDS)
-        return reference.finish(f"killed after {moment:.2f} s", output)
+        what = f"killed after {moment:.2f} s"
+        try:
+            apart(lambda: str(job.check(output)))
+        except Exception as error:  # a file is not whole under its final name
+            return Outcome("lost", f"{what}: {error!r}")
+        return reference.finish(what, output)
 
     return try_case
 
 
+# Those that are stopped in the middle of their work most often come most often.
+_STOPPED = (TRAINING, TRAINING, FITTING, PREDICTING, PREPARING, REPORTING)
+_WAYS = (
+    *((signal.SIGTERM,), (signal.SIGINT,), (signal.SIGHUP,)),
+    *((signal.SIGINT, signal.SIGINT), (signal.SIGINT, signal.SIGTERM)),
+)
+
+
 def _signals(folder: Path) -> TryCase:
-    references = []
-    for job in (TRAINING, FITTING):
-        (folder / job.name).mkdir()
-        references.append(Reference(job, folder / job.name))
+    references: dict[str, Reference] = {}
+
+    def reference_of(job: Job) -> Reference:
+        if job.name not in references:
+            (folder / job.name).mkdir()
+            references[job.name] = Reference(job, folder / job.name)
+        return references[job.name]
 
     def try_case(number: int) -> Outcome:
         chance = random_of("signals", number)
-        reference = references[chance.random() < 0.3]
-        ways = ((signal.SIGTERM,), (signal.SIGINT,), (signal.SIGINT, signal.SIGINT), (signal.SIGINT, signal.SIGTERM))
-        signals = ways[number % len(ways)]
+        reference = reference_of(_STOPPED[number % len(_STOPPED)])
+        signals = chance.choice(_WAYS)
         output = reference.folder / f"stopped-{number}"
         started = Started(reference.job, reference.inputs, output)
         moment = chance.uniform(0.0, reference.seconds)
@@ -99,8 +128,12 @@ def _signals(folder: Path) -> TryCase:
         if "Traceback" in started.said():
             return Outcome("traceback", f"{what}: {started.said()[-1500:]}")
         # Before a command handles signals, they have their usual meaning.
-        if code not in (0, 130, 143, -signal.SIGTERM, -signal.SIGINT):
+        if code not in (0, *(128 + each for each in signals), *(-each for each in signals)):
             return Outcome("lost", f"{what}: {started.said()[-500:]}")
+        try:
+            apart(lambda: str(reference.job.check(output)))
+        except Exception as error:  # a file is not whole under its final name
+            return Outcome("lost", f"{what}: {error!r}")
         return reference.finish(what, output)
 
     return try_case
@@ -115,6 +148,10 @@ KINDS = (
     _kind("kill-prepare", "kill -9 of smoe data prepare", 50, PREPARING),
     _kind("kill-fit", "kill -9 of smoe fit", 40, FITTING),
     _kind("kill-reproduce", "kill -9 of the runs of smoe reproduce", 10, REPRODUCING),
-    Kind("signals", "SIGTERM, SIGINT, two SIGINT, SIGINT and SIGTERM: smoe train, smoe fit", 120, _signals,
+    _kind("kill-predict", "kill -9 of smoe predict, NetCDF", 15, PREDICTING),
+    _kind("kill-predict-zarr", "kill -9 of smoe predict, Zarr", 15, PREDICTING_ZARR),
+    _kind("kill-report", "kill -9 of smoe report", 10, REPORTING),
+    _kind("kill-save", "kill -9 of GridRegressor.save over another model", 40, SAVING),
+    Kind("signals", "SIGTERM, SIGINT, SIGHUP and two signals: train, fit, predict, data prepare, report", 120, _signals,
          is_isolated=False),
 )  # fmt: skip

@@ -10,18 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from faults.outcome import BAD, judge_error, read_or_refuse
+from faults.campaign import Campaign, run_side_by_side
+from faults.outcome import BAD, Kind, Outcome, TryCase, judge_error, read_or_refuse
+from faults.registry import KINDS
 from smoe.errors import DataError
 
-CHECKPOINTS = ("checkpoints", "checkpoint-bits", "hostile-checkpoints", "recipes", "places", "metrics")
-FILES = ("netcdf-classic", "netcdf-4", "zarr-2-blosc", "zarr-3-shards", "grib", "mesh-vtu", "fitted-model")
-STOPS = ("kill-train", "kill-prepare", "kill-fit", "signals")
-WATCHED = ("kernels", "threads", "leaks")
+# Cases of each kind: a few of those that take seconds, more of the others.
+FEW, MORE = 1, 6
+NEEDS_ROOT = ("disks",)
 
 
-def run(folder: Path, kinds: tuple[str, ...], most: int) -> None:
+def run(folder: Path, kinds: list[str], most: int) -> None:
     """Runs some cases in a process of their own: that of the tests has threads, which are not forked."""
-    command = [sys.executable, "-m", "faults", "--only", *kinds, "--most", str(most)]
+    command = [sys.executable, "-W", "ignore", "-m", "faults", "--only", *kinds, "--most", str(most), "--jobs", "2"]
     command += ["--state", str(folder / "state"), "--output", str(folder / "results")]
     path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
@@ -31,31 +32,41 @@ def run(folder: Path, kinds: tuple[str, ...], most: int) -> None:
     assert len(rows) == len(kinds)
     assert all(row["tried"] == min(most, row["of"]) for row in rows)
     assert not any(row[verdict] for row in rows for verdict in BAD)
+    assert all(row["commit"] and row["date"] and row["load"] is not None for row in rows)
 
 
-def test_damaged_and_hostile_checkpoints_and_records(tmp_path: Path) -> None:
-    run(tmp_path, CHECKPOINTS, most=12)
+def split_kinds() -> tuple[list[str], list[str]]:
+    """The kinds whose cases take seconds, and the others; those that mount file systems need root."""
+    names = [kind.name for kind in KINDS if os.geteuid() == 0 or kind.name not in NEEDS_ROOT]
+    slow = [name for name in names if name.startswith(("kill-", "signals", "disks", "threads", "forks", "leaks"))]
+    return slow, [name for name in names if name not in slow]
 
 
-def test_damaged_files(tmp_path: Path) -> None:
+def test_commands_that_are_stopped_disks_and_threads(tmp_path: Path) -> None:
+    pytest.importorskip("netCDF4")
+    run(tmp_path, split_kinds()[0], FEW)
+
+
+def test_damaged_files_and_records_and_kernels(tmp_path: Path) -> None:
     for module in ("xarray", "zarr", "eccodes", "meshio"):
         pytest.importorskip(module)
-    run(tmp_path, ("hostile-files", *(f"file-{name}" for name in FILES)), most=12)
+    run(tmp_path, split_kinds()[1], MORE)
 
 
-def test_commands_that_are_stopped(tmp_path: Path) -> None:
-    pytest.importorskip("netCDF4")
-    run(tmp_path, STOPS, most=2)
+def test_a_kind_that_cannot_be_prepared_does_not_stop_the_others(tmp_path: Path) -> None:
+    def fail(folder: Path) -> TryCase:
+        raise RuntimeError("no disk")
 
+    def succeed(folder: Path) -> TryCase:
+        return lambda number: Outcome("equal", "")
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts small file systems, which needs root")
-@pytest.mark.slow
-def test_disks_that_are_full_or_gone(tmp_path: Path) -> None:
-    run(tmp_path, ("disks",), most=4)
-
-
-def test_kernels_and_threads(tmp_path: Path) -> None:
-    run(tmp_path, WATCHED, most=3)
+    kinds = [Kind("bad", "", 2, fail, is_isolated=False), Kind("good", "", 2, succeed, is_isolated=False)]
+    campaigns = [Campaign(kind, state=tmp_path) for kind in kinds]
+    said: list[str] = []
+    assert run_side_by_side(campaigns, 2, said.append) == ["bad"]
+    assert [campaign.num_tried for campaign in campaigns] == [0, 2]
+    # A run that was stopped goes on.
+    assert Campaign(kinds[1], state=tmp_path).num_tried == 2
 
 
 def test_verdicts() -> None:
