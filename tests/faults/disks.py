@@ -7,7 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from faults.jobs import FITTING, PREPARING, TRAINING, Started
+from faults.jobs import FITTING, PREDICTING, PREPARING, TRAINING, Started
 from faults.outcome import Kind, Outcome, TryCase, random_of
 from faults.stops import Reference
 from smoe.training.checkpoints import CheckpointError, load_checkpoint
@@ -35,13 +35,13 @@ def _size(folder: Path) -> int:
 
 def _disks(folder: Path) -> TryCase:
     references = []
-    for job in (TRAINING, FITTING, PREPARING):
+    for job in (TRAINING, FITTING, PREPARING, PREDICTING):
         (folder / job.name).mkdir()
         references.append(Reference(job, folder / job.name))
 
     def try_case(number: int) -> Outcome:
         chance = random_of("disks", number)
-        reference = references[chance.choice((0, 0, 1, 2))]
+        reference = references[number // 4 % 4]
         way = ("full", "full", "read-only", "vanished")[number % 4]
         disk = folder / f"disk-{number}"
         needed = _size(reference.folder / "whole")
@@ -91,6 +91,6 @@ def _judge(
 
 
 KINDS = (
-    Kind("disks", "disks that are full, read-only or gone: smoe train, smoe fit, smoe data prepare", 100, _disks,
+    Kind("disks", "disks that are full, read-only or gone: smoe train, fit, data prepare, predict", 100, _disks,
          is_isolated=False),
 )  # fmt: skip

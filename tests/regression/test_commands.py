@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +198,25 @@ def test_a_signal_after_the_last_epoch_stops_the_fit_before_the_plain_net(folder
     with pytest.raises(Interrupted):
         train_net(net, prepared.splits, objective, options, directory=run, reporter=StopAtTheEnd())
     assert run.read_history()[-1]["stopped"] == "1 epoch done"
+
+
+_SMALL_DISK = """
+import resource, sys
+from smoe.cli.main import main
+# Files that grow beyond a size fail as on a disk that is full.
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_a_disk_that_is_full_ends_a_prediction_in_one_line(folder: Path, tmp_path: Path, suffix: str) -> None:
+    output = tmp_path / f"predicted{suffix}"
+    command = ["predict", str(folder / "run"), str(folder / "x.zarr"), "-o", str(output)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", _SMALL_DISK, *command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert f"smoe: error: {output} cannot be written: " in done.stderr
+    assert not any(tmp_path.iterdir())

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from smoe.training.batches import OrderedBatches, ShuffledBatches, load_batches
 
@@ -134,3 +138,23 @@ def test_what_the_thread_raises_is_raised_where_its_batch_is_due() -> None:
     assert [next(batches)[0].tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
     with pytest.raises(ValueError, match="sample 6 cannot be read"):
         next(batches)
+
+
+class BlockedSignals(Dataset[Tensor]):
+    """What the process that reads leaves to the one that trains."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Tensor:
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        return torch.tensor([number in blocked for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)])
+
+
+def test_processes_that_read_leave_signals_to_the_one_that_trains() -> None:
+    samples = BlockedSignals()
+    for num_workers, is_blocked in ((0, False), (1, True)):
+        batches = load_batches(samples, OrderedBatches(2, 2), lambda parts: (parts[0], parts[1]), "cpu", num_workers)
+        input, _ = next(batches)
+        assert input.tolist() == [is_blocked] * 3
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smoe.errors import DataError
+from smoe.gridded.disk_space import free_space
 from smoe.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
@@ -71,6 +72,22 @@ def write_cf(dataset: xr.Dataset, path: Path, *, overwrite: bool = False) -> Non
             os.replace(folder / path.name, path)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
+    except RuntimeError as error:
+        raise explain_library_error(path, error) from error
+
+
+def explain_library_error(path: Path, error: RuntimeError) -> Exception:
+    """The error of the NetCDF library for a file that it could not write, in words that name the likely cause.
+
+    Args:
+        path: Output.
+        error: What was raised; an error of another origin is returned as it is.
+    """
+    if not str(error).startswith("NetCDF: "):
+        return error
+    return DataError(
+        f"{path} cannot be written: {error}; perhaps the disk is full, {free_space(path.parent)} are free there"
+    )
 
 
 def _write(dataset: xr.Dataset, path: Path) -> None:

@@ -39,6 +39,11 @@ def check_disk(
     return f"the store takes {size} ({room} are free)"
 
 
+def free_space(folder: Path) -> str:
+    """What is free on the disk of a folder, in words."""
+    return describe_size(shutil.disk_usage(folder).free)
+
+
 def describe_size(num_bytes: int) -> str:
     """A number of bytes in GB, or in MB where that would be a small fraction."""
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

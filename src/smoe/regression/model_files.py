@@ -244,5 +244,7 @@ def check_folder(path: Path) -> None:
     folder = path
     while not folder.exists():
         folder = folder.parent
+    if not folder.is_dir():
+        raise DataError(f"{path} cannot be written: {folder} is a file")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise DataError(f"{path} cannot be written: {folder} is read-only for this user")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded.cf_output import WRITING
+from smoe.gridded.cf_output import WRITING, explain_library_error
 from smoe.gridded.grid import Grid
 from smoe.paper.atmosphere.variables import VARIABLES, parse_channel
 from smoe.temporary_folder import temporary_folder
@@ -101,7 +101,7 @@ def open_forecast_writer(
         attributes: Attributes of the file, such as the run that made it.
 
     Raises:
-        DataError: If the path has another ending or exists.
+        DataError: If the path has another ending, exists, or cannot be written.
     """
     check_output(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,12 +115,16 @@ def open_forecast_writer(
     # Under its own name: some libraries find the format by the ending.
     with temporary_folder(WRITING, path.parent) as folder:
         temporary = folder / path.name
-        writer = kind(temporary, variable_names(channels), coordinates, {"Conventions": "CF-1.8", **(attributes or {})})
+        names, described = variable_names(channels), {"Conventions": "CF-1.8", **(attributes or {})}
         try:
-            yield writer
-            writer.check_complete()
-        finally:
-            writer.close()
+            writer = kind(temporary, names, coordinates, described)
+            try:
+                yield writer
+                writer.check_complete()
+            finally:
+                writer.close()
+        except RuntimeError as error:
+            raise explain_library_error(path, error) from error
         os.rename(temporary, path)
 
 
