@@ -6,7 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from faults import disks, stops
 from faults.campaign import Campaign, run_side_by_side, write_results
+from faults.jobs import import_modules
 from faults.outcome import Kind
 from faults.registry import find_kinds
 
@@ -30,6 +32,8 @@ def main() -> int:
         for kind in kinds:
             sys.stdout.write(f"{kind.name} {options.case}: {Campaign(kind).try_one(options.case)}\n")
         return 0
+    if not options.table and any(kind in (*disks.KINDS, *stops.KINDS) for kind in kinds):
+        import_modules()
     campaigns = [_campaign(kind, options) for kind in kinds]
     failed = [] if options.table else run_side_by_side(campaigns, options.jobs, print)
     write_results(options.output, campaigns, options.note)

@@ -121,10 +121,15 @@ def run_to_end(job: Job, inputs: Path, output: Path) -> tuple[int | None, str]:
     return (0 if "holds a model already" in started.said() else code), started.said()
 
 
-def make_inputs(job: Job, folder: Path) -> None:
-    """Writes the inputs in a process of their own, because libraries start threads, which are not forked."""
+def import_modules() -> None:
+    """Imports what the commands need, once for all processes that are forked afterwards."""
     for module in _MODULES:
         importlib.import_module(module)
+
+
+def make_inputs(job: Job, folder: Path) -> None:
+    """Writes the inputs in a process of their own, because libraries start threads, which are not forked."""
+    import_modules()
     apart(lambda: str(job.make_inputs(folder)))
 
 

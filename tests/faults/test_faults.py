@@ -16,7 +16,7 @@ from faults.registry import KINDS
 from smoe.errors import DataError
 
 # Cases of each kind: a few of those that take seconds, more of the others.
-FEW, MORE = 1, 6
+FEW, MORE = 1, 4
 NEEDS_ROOT = ("disks",)
 
 
