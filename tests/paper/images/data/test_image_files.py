@@ -146,7 +146,7 @@ def test_headers_and_other_files_of_an_archive_take_no_more_memory_than_its_size
     archive = tmp_path / "cifar-10-binary.tar.gz"
     info = tarfile.TarInfo("another")
     info.type, info.size = kind, 20_000_000
-    with gzip.open(archive, "wb") as file:
+    with gzip.GzipFile(archive, "wb") as file:
         file.write(info.tobuf(tarfile.GNU_FORMAT) + bytes(info.size))
     monkeypatch.setattr(file_claims, "ALLOWANCE", 400_000)
     tracemalloc.start()
