@@ -115,7 +115,11 @@ def test_a_diverged_run_is_stored_as_such(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_two_calls_do_not_share_a_folder(tmp_path: Path) -> None:
-    with _only_one(tmp_path), pytest.raises(RunError, match="another process is making runs in"), _only_one(tmp_path):
+    with (
+        _only_one(tmp_path),
+        pytest.raises(RunError, match=f"process {os.getpid()} is making runs in"),
+        _only_one(tmp_path),
+    ):
         pass
     with _only_one(tmp_path):
         assert os.path.exists(tmp_path / ".lock")

@@ -61,7 +61,8 @@ def train_and_store(planned: PlannedRun, store: RunStore, runs_dir: Path) -> boo
     except Interrupted:
         return False
     except TrainingDiverged as error:
-        last = {"stopped": f"diverged: {error}"}
+        # Without the place of the checkpoint, which is not kept.
+        last = {"stopped": f"diverged: {error.what}"}
     store.write(key, _result(recipe, last, directory))
     _drop_large_files(directory)
     return True
