@@ -100,3 +100,14 @@ def _add_dataset(path: Path, name: str, configure: object, *, is_unlimited: bool
         library.H5Dclose(_ID(dataset))
         library.H5Pclose(_ID(properties))
         library.H5Sclose(_ID(space))
+
+
+def replace_chunk(path: Path, name: str, content: bytes, num_dimensions: int = 3) -> None:
+    """Writes the compressed bytes of the first chunk of a dataset, whatever they are."""
+    with _opened(path) as (library, file):
+        library.H5Dopen2.restype = _ID
+        dataset = library.H5Dopen2(_ID(file), name.encode(), _ID(0))
+        offset = (ctypes.c_uint64 * num_dimensions)()
+        size = ctypes.c_size_t(len(content))
+        assert library.H5Dwrite_chunk(_ID(dataset), _ID(0), ctypes.c_uint32(0), offset, size, content) >= 0
+        library.H5Dclose(_ID(dataset))

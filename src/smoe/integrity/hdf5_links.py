@@ -1,4 +1,4 @@
-"""Whether an HDF5 file, such as one of NetCDF-4, has other files opened, or nests without end.
+"""Whether an HDF5 file, such as one of NetCDF-4, has other files opened, nests without end, or grows in memory.
 
 Links and datasets of HDF5 can name files anywhere: external links, external storage and virtual datasets. The library
 follows them when it opens or reads a file. NetCDF-4 has no use for them.
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from smoe.errors import DataError
-from smoe.file_claims import excessive_claim
+from smoe.file_claims import excessive_claim, largest_claim
+from smoe.integrity.inflation import MOST_TIMES_DEFLATE, check_inflated_bytes
 
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -31,6 +32,9 @@ _MOST_OBJECTS = 100_000
 _MOST_DIMENSIONS = 32
 
 _Visit = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int), ctypes.c_void_p)
+_VisitChunk = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), ctypes.c_uint, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p
+)
 
 
 def check_hdf5_links(path: Path) -> None:
@@ -105,6 +109,32 @@ def _check_dataset(library: ctypes.CDLL, path: Path, name: str, dataset: int) ->
             chunk = prod(lengths[:num_dimensions]) * library.H5Tget_size(kind)
         if reason := excessive_claim(path, chunk):
             raise DataError(f"{path}: {name} has chunks of {'x'.join(map(str, lengths[:num_dimensions]))}: {reason}")
+        _check_inflation(library, path, name, dataset, num_dimensions)
+
+
+def _check_inflation(library: ctypes.CDLL, path: Path, name: str, dataset: int, num_dimensions: int) -> None:
+    """Refuses chunks that deflate makes larger than `smoe.file_claims` allows; the library does not look."""
+    size = path.stat().st_size
+    smallest = largest_claim(size) // MOST_TIMES_DEFLATE
+    if library.H5Dget_storage_size(dataset) <= smallest:
+        return
+    large: list[tuple[tuple[int, ...], int]] = []
+
+    def keep(offset: Any, _mask: int, _address: int, num_bytes: int, _data: Any) -> int:
+        if num_bytes > smallest:
+            large.append((tuple(offset[:num_dimensions]), num_bytes))
+        return 0
+
+    if library.H5Dchunk_iter(dataset, 0, _VisitChunk(keep), None) < 0:
+        raise DataError(f"{path}: the chunks of {name} cannot be listed; copy or download it again")
+    for place, num_bytes in large:
+        if num_bytes > size:
+            raise DataError(f"{path}: a chunk of {name} has {num_bytes:,} bytes, but the file has {size:,}")
+        content, mask = ctypes.create_string_buffer(num_bytes), ctypes.c_uint32()
+        where = (ctypes.c_uint64 * num_dimensions)(*place)
+        if library.H5Dread_chunk_any(dataset, 0, where, ctypes.byref(mask), content) < 0:
+            raise DataError(f"{path}: a chunk of {name} cannot be read; copy or download it again")
+        check_inflated_bytes(f"{path}: a chunk of {name}", content.raw, size)
 
 
 @contextmanager
@@ -137,6 +167,10 @@ def _library() -> ctypes.CDLL:
             ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, _Visit, ctypes.c_void_p
         )  # fmt: skip
         library.H5Literate_any = iterate  # type: ignore[attr-defined]
+        # Library 2 did the same, and added an argument to the second.
+        read = library.H5Dread_chunk1 if _has(library, "H5Dread_chunk1") else library.H5Dread_chunk
+        read.argtypes = (ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+        library.H5Dread_chunk_any = read  # type: ignore[attr-defined]
         for name, result, arguments in (
             ("H5Fopen", ctypes.c_int64, (ctypes.c_char_p, ctypes.c_uint, ctypes.c_int64)),
             ("H5Oopen", ctypes.c_int64, (ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)),
@@ -149,6 +183,8 @@ def _library() -> ctypes.CDLL:
                 for name in ("H5Fclose", "H5Oclose", "H5Pclose", "H5Tclose", "H5Iget_type", "H5Pget_layout")
             ),
             ("H5Pget_external_count", ctypes.c_int, (ctypes.c_int64,)),
+            ("H5Dget_storage_size", ctypes.c_uint64, (ctypes.c_int64,)),
+            ("H5Dchunk_iter", ctypes.c_int, (ctypes.c_int64, ctypes.c_int64, _VisitChunk, ctypes.c_void_p)),
         ):
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments

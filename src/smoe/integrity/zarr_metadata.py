@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from smoe.errors import DataError
+from smoe.file_claims import largest_claim
+from smoe.integrity.inflation import MOST_TIMES, check_inflation
 
 _METADATA = (".zarray", ".zattrs", ".zgroup", ".zmetadata", "zarr.json")
 # Codecs of versions 2 and 3 that turn bytes into numbers or texts, and numbers into others.
@@ -34,9 +36,10 @@ def check_zarr_files(store: Path) -> int:
 
     Raises:
         DataError: If a file is a pipe or a device, metadata are damaged, an array is named outside the store, or a
-            codec is not known to decode numbers only.
+            codec is not known to decode numbers only, or a chunk decompresses to more than `smoe.file_claims` allows.
     """
     size = 0
+    chunks: list[tuple[str, int]] = []
     for folder, _, files in os.walk(store):
         for name in files:
             path = os.path.join(folder, name)
@@ -46,6 +49,11 @@ def check_zarr_files(store: Path) -> int:
             size += status.st_size
             if name in _METADATA:
                 _check_metadata(Path(path))
+            else:
+                chunks.append((path, status.st_size))
+    for path, length in chunks:
+        if length * MOST_TIMES > largest_claim(size):
+            check_inflation(Path(path), size)
     return size
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from smoe.errors import DataError
 from smoe.file_claims import excessive_claim
+from smoe.integrity.inflation import check_inflation
 from smoe.integrity.zarr_metadata import check_zarr_files
 
 # Offset and length of an inner chunk that its shard does not hold.
@@ -230,4 +231,6 @@ def _absent_in_shard(array: Any, path: Path, position: tuple[int, ...]) -> list[
             raise DataError(f"{path} is truncated: inner chunk {place} ends beyond its {length} bytes; copy it again")
         elif _uses_blosc(array):
             _check_blosc_lengths(path, offset, size, prod(array.chunks) * array.dtype.itemsize)
+        else:
+            check_inflation(path, length, offset, size)
     return absent
