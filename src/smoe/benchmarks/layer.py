@@ -54,6 +54,7 @@ CONFIGURATIONS = {
     "ENS 180x360 B1": Configuration(1, 32, 128, 32, 180, 360),
     "E=1, C=64": Configuration(64, 64, 8, 1, 32, 32),
 }
+ROUTINGS: tuple[Literal["random", "coherent"], ...] = ("random", "coherent")
 # At a fixed number of selected experts, the bank grows: the cost should not.
 BANKS = {f"WeatherBench B64, X = {ratio}E": Configuration(64, 128, 128 * ratio, 128, 32, 64) for ratio in (2, 4, 8, 16)}
 
@@ -153,18 +154,26 @@ def measure(
     }
 
 
-def cases(only: Iterable[str] = ()) -> list[tuple[str, Configuration, str, int]]:
-    """What the command measures: name, configuration, routing, threads."""
+def cases(
+    only: Iterable[str] = (), routings: Iterable[str] = ROUTINGS, threads: Iterable[int] = (1, 2)
+) -> list[tuple[str, Configuration, str, int]]:
+    """What the command measures: name, configuration, routing, threads.
+
+    Args:
+        only: Words that the names of configurations contain; all configurations, and growing banks, if there is none.
+        routings: Kinds of routings.
+        threads: Numbers of threads.
+    """
     chosen = {
         name: configuration
         for name, configuration in CONFIGURATIONS.items()
         if not only or any(word.lower() in name.lower() for word in only)
     }
     rows = [
-        (name, configuration, routing, threads)
+        (name, configuration, routing, num_threads)
         for name, configuration in chosen.items()
-        for routing in ("random", "coherent")
-        for threads in (1, 2)
+        for routing in routings
+        for num_threads in threads
     ]
     return rows + ([] if only else [(name, bank, "random", 1) for name, bank in BANKS.items()])
 
@@ -175,6 +184,8 @@ class LayerOptions:
 
     Attributes:
         names: Words that the names of configurations contain; all configurations if none is given.
+        routings: Kinds of routings: random at each pixel, or coherent over some tens of pixels.
+        threads: Numbers of threads.
         output: Markdown file of the table; a .jsonl beside it holds the rows.
         seconds: Time spent on each forward comparison; twice that on each forward and backward.
         device: `cpu`, or `cuda` for the table of `smoe bench device`.
@@ -182,6 +193,8 @@ class LayerOptions:
     """
 
     names: tyro.conf.Positional[tuple[str, ...]] = ()
+    routings: tuple[Literal["random", "coherent"], ...] = ROUTINGS
+    threads: tuple[int, ...] = (1, 2)
     output: Path = Path("results/bench/layer.md")
     seconds: float = 3.0
     device: Literal["cpu", "cuda"] = "cpu"
@@ -196,7 +209,7 @@ def main(args: list[str] | None = None) -> None:
 
         measure_device(["--dtype", options.dtype])
         return
-    chosen = cases(options.names)
+    chosen = cases(options.names, options.routings, options.threads)
     if not chosen:
         raise UsageError(f"no configuration's name contains {' or '.join(options.names)}")
     rows: list[dict[str, Any]] = []
@@ -211,5 +224,6 @@ def main(args: list[str] | None = None) -> None:
             f"ranking and the learning of the gate. {origin(rows[-1])}"
         )
         title = "The routed convolution and whole layers beside F.conv2d"
-        text = write_table(options.output, title, "smoe bench layer", COLUMNS, rows, notes)
+        command = " ".join(("smoe bench layer", *(args or [])))
+        text = write_table(options.output, title, command, COLUMNS, rows, notes)
     sys.stdout.write(text)
