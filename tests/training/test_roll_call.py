@@ -18,7 +18,7 @@ from torch import distributed
 
 from smoe.training import heartbeat, roll_call
 from smoe.training.heartbeat import Heartbeat
-from smoe.training.lost_process import WatchedProcesses
+from smoe.training.lost_process import Lost, WatchedProcesses, _resume_command
 from smoe.training.roll_call import LostProcessError, Member, call_roll, find_processes, open_store
 from smoe.training.run_directory import RunDirectory
 
@@ -120,3 +120,15 @@ def test_a_process_that_ends_without_a_word_is_lost(
     watch.stop(is_done=True)
     assert lost == ([1] if case in ("ended", "silent") else [])
     assert store.get("heartbeat/0") == b"left"
+
+
+def test_the_command_to_continue_is_for_the_hosts_that_are_left(tmp_path: Path) -> None:
+    hosts = ["node1", socket.gethostname(), "node3"]
+    members = [Member(rank, 0, host, 100 + rank) for rank, host in enumerate(hosts)]
+    command = _resume_command(members, [Lost(members[2], 30.0)], RunDirectory(tmp_path))
+    assert command == (
+        "torchrun --nnodes 2 --node-rank 1 --master-addr node1 --master-port 29500 --nproc-per-node 1 -m smoe train "
+        f"--resume {tmp_path}"
+    )
+    command = _resume_command(members[1:], [Lost(members[2], 30.0)], RunDirectory(tmp_path))
+    assert command == f"torchrun --nproc-per-node 1 -m smoe train --resume {tmp_path}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -178,5 +179,7 @@ def _resume_command(members: Sequence[Member], lost: Sequence[Lost], run: RunDir
     here = sum(member.is_here for member in members)
     nodes = ""
     if len(hosts) > 1:
-        nodes = f"--nnodes {len(hosts)} --rdzv-backend c10d --rdzv-endpoint {hosts[0]}:29500 "
+        # Every host that is left prints its own number.
+        number = next(number for number, host in enumerate(hosts) if host == socket.gethostname())
+        nodes = f"--nnodes {len(hosts)} --node-rank {number} --master-addr {hosts[0]} --master-port 29500 "
     return f"torchrun {nodes}--nproc-per-node {here} -m smoe train --resume {run.path}"
