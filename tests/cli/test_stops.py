@@ -16,10 +16,14 @@ import sys, types, time, signal
 from pathlib import Path
 import importlib; entry = importlib.import_module("smoe.cli.main")
 from smoe.temporary_folder import temporary_folder
+def wait(seconds):
+    # In short steps: a signal between the last look for signals and a long sleep is noticed after the sleep.
+    for _ in range(round(20 * seconds)):
+        time.sleep(0.05)
 def run(args):
     with temporary_folder("begun-", Path(args[0])):
         print("begun", flush=True)
-        time.sleep(60)
+        wait(60)
     return 0
 command = types.ModuleType("smoe.cli.stopped")
 command.run = run
@@ -56,7 +60,7 @@ def test_a_command_ends_with_one_line_and_cleans_up(tmp_path: Path, number: sign
 
 def test_signals_that_are_ignored_stay_ignored(tmp_path: Path) -> None:
     ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-    code, _ = stop(_COMMAND.replace("sleep(60)", "sleep(0.5)"), tmp_path, signal.SIGHUP, before=ignoring)
+    code, _ = stop(_COMMAND.replace("wait(60)", "wait(0.5)"), tmp_path, signal.SIGHUP, before=ignoring)
     assert code == 0
 
 
@@ -116,3 +120,41 @@ def test_processes_that_read_end_with_a_killed_command(tmp_path: Path) -> None:
     while time.monotonic() < end and Path(f"/proc/{worker}").exists():
         time.sleep(0.1)
     assert not Path(f"/proc/{worker}").exists()
+
+
+_SWALLOWING = {
+    "a callback of a C library": """
+        import ctypes
+        library = ctypes.CDLL(None)
+        compare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: time.sleep(0.2) or 0)
+        library.qsort((ctypes.c_int * 8)(), 8, 4, compare)
+""",
+    "a finaliser": """
+        class Slow:
+            def __del__(self):
+                time.sleep(1.0)
+        Slow()
+""",
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("place", _SWALLOWING)
+def test_a_signal_is_not_lost_where_its_exception_would_be(tmp_path: Path, place: str, number: signal.Signals) -> None:
+    command = _COMMAND.replace("        wait(60)\n", _SWALLOWING[place].lstrip("\n") + "        wait(60)\n")
+    code, said = stop(command, tmp_path, number, seconds=0.3)
+    assert (code, said) == (128 + number, f"stopped by {number.name}\n")
+    assert not any(tmp_path.iterdir())
+
+
+def test_objects_that_were_interrupted_while_they_were_made_say_nothing(tmp_path: Path) -> None:
+    made = """        class Half:
+            def __init__(self):
+                wait(60)
+                self.file = None
+            def __del__(self):
+                self.file.close()
+        Half()
+"""
+    code, said = stop(_COMMAND.replace("        wait(60)\n", made), tmp_path, signal.SIGTERM, seconds=0.3)
+    assert (code, said) == (128 + signal.SIGTERM, "stopped by SIGTERM\n")

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 from smoe.command_line import Terminated, UsageError, stopped_code
 from smoe.suggestions import suggest
@@ -62,15 +62,20 @@ _DISK_ERRORS = {
 }
 
 
-# Seconds after which a signal that came during an import is tried again.
-_SECONDS_TO_IMPORT = 0.05
+# Seconds after which a signal that came at a moment at which nothing can be stopped is sent again.
+_SECONDS_TO_WAIT = 0.05
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code: 0, 1 failed, 2 a mistake in what was typed, 128 + n after signal n."""
     args = list(sys.argv[1:] if args is None else args)
+    with _Unraisable() as unraisable:
+        return _answer(args, unraisable)
+
+
+def _answer(args: list[str], unraisable: _Unraisable) -> int:
     try:
-        with _stopped_by_signals():
+        with _stopped_by_signals(unraisable):
             return _run(args)
     except UsageError as error:
         return _complain(str(error), 2)
@@ -91,17 +96,50 @@ def main(args: Sequence[str] | None = None) -> int:
         return _complain(str(error), 1)
 
 
+class _Unraisable:
+    """Looks after exceptions that Python cannot pass on, as in a finaliser or in a callback of a C library.
+
+    The exception of a signal would be lost there: the signal is sent again. After a stop, others come from objects that
+    were interrupted while they were made, and are not printed.
+
+    Attributes:
+        has_stopped: Whether a signal has raised an exception.
+    """
+
+    def __init__(self) -> None:
+        self.has_stopped = False
+        self._previous = sys.unraisablehook
+
+    def __enter__(self) -> Self:
+        sys.unraisablehook = self._look_after
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.unraisablehook = self._previous
+
+    def _look_after(self, unraisable: sys.UnraisableHookArgs) -> None:
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            _send_again(stopped_code(unraisable.exc_value) - 128)
+        elif not self.has_stopped:
+            self._previous(unraisable)
+
+
+def _send_again(number: int) -> None:
+    again = threading.Timer(_SECONDS_TO_WAIT, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
+
+
 @contextmanager
-def _stopped_by_signals() -> Iterator[None]:
+def _stopped_by_signals(unraisable: _Unraisable) -> Iterator[None]:
     """Turns signals into exceptions, unless the process ignores or handles them, as SIGHUP under `nohup`."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         if _is_importing(frame):
             # Modules that are interrupted while they are imported are broken, and some libraries go on without them.
-            again = threading.Timer(_SECONDS_TO_IMPORT, os.kill, (os.getpid(), number))
-            again.daemon = True
-            again.start()
+            _send_again(number)
             return
+        unraisable.has_stopped = True
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
     previous: dict[int, Any] = {}
