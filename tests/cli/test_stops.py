@@ -158,3 +158,11 @@ def test_objects_that_were_interrupted_while_they_were_made_say_nothing(tmp_path
 """
     code, said = stop(_COMMAND.replace("        wait(60)\n", made), tmp_path, signal.SIGTERM, seconds=0.3)
     assert (code, said) == (128 + signal.SIGTERM, "stopped by SIGTERM\n")
+
+
+def test_a_command_whose_clean_up_never_ends_is_ended(tmp_path: Path) -> None:
+    waits = "        try:\n            wait(60)\n        finally:\n            wait(60)\n"
+    command = _COMMAND.replace("        wait(60)\n", waits)
+    command = command.replace("entry.COMMANDS", "entry._SECONDS_TO_END = 0.5\nentry.COMMANDS")
+    code, said = stop(command, tmp_path, signal.SIGTERM)
+    assert (code, said) == (128 + signal.SIGTERM, "stopped by SIGTERM, without cleaning up\n")

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Self
@@ -64,18 +64,20 @@ _DISK_ERRORS = {
 
 # Seconds after which a signal that came at a moment at which nothing can be stopped is sent again.
 _SECONDS_TO_WAIT = 0.05
+# Seconds that a command which was stopped may take to clean up.
+_SECONDS_TO_END = 30.0
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code: 0, 1 failed, 2 a mistake in what was typed, 128 + n after signal n."""
     args = list(sys.argv[1:] if args is None else args)
-    with _Unraisable() as unraisable:
-        return _answer(args, unraisable)
+    with _Ending() as ending:
+        return _answer(args, ending)
 
 
-def _answer(args: list[str], unraisable: _Unraisable) -> int:
+def _answer(args: list[str], ending: _Ending) -> int:
     try:
-        with _stopped_by_signals(unraisable):
+        with _stopped_by_signals(ending):
             return _run(args)
     except UsageError as error:
         return _complain(str(error), 2)
@@ -96,19 +98,19 @@ def _answer(args: list[str], unraisable: _Unraisable) -> int:
         return _complain(str(error), 1)
 
 
-class _Unraisable:
-    """Looks after exceptions that Python cannot pass on, as in a finaliser or in a callback of a C library.
+class _Ending:
+    """Sees to it that a command ends after a signal, whatever the signal has interrupted.
 
-    The exception of a signal would be lost there: the signal is sent again. After a stop, others come from objects that
-    were interrupted while they were made, and are not printed.
-
-    Attributes:
-        has_stopped: Whether a signal has raised an exception.
+    - Where Python cannot pass an exception on, as in a finaliser or in a callback of a C library, that of the signal
+      would be lost: the signal is sent again.
+    - Other exceptions there come from objects that were interrupted while they were made, and are not printed.
+    - A library that was interrupted may never release a lock that its clean-up needs. The process then ends without
+      it, which loses no more than a kill does: nothing that is complete.
     """
 
     def __init__(self) -> None:
-        self.has_stopped = False
         self._previous = sys.unraisablehook
+        self._limit: threading.Timer | None = None
 
     def __enter__(self) -> Self:
         sys.unraisablehook = self._look_after
@@ -116,22 +118,41 @@ class _Unraisable:
 
     def __exit__(self, *_: object) -> None:
         sys.unraisablehook = self._previous
+        if self._limit is not None:
+            self._limit.cancel()
+
+    def begin(self, number: int) -> None:
+        """Called when a signal stops the command."""
+        if self._limit is None:
+            self._limit = _start_timer(_SECONDS_TO_END, _end_at_once, number)
 
     def _look_after(self, unraisable: sys.UnraisableHookArgs) -> None:
         if isinstance(unraisable.exc_value, KeyboardInterrupt):
             _send_again(stopped_code(unraisable.exc_value) - 128)
-        elif not self.has_stopped:
+        elif self._limit is None:
             self._previous(unraisable)
 
 
+def _end_at_once(number: int) -> None:
+    with suppress(OSError):
+        sys.stderr.write(f"stopped by {signal.Signals(number).name}, without cleaning up\n")
+        sys.stderr.flush()
+    os._exit(128 + number)
+
+
+def _start_timer(seconds: float, work: Callable[..., object], *arguments: int) -> threading.Timer:
+    timer = threading.Timer(seconds, work, arguments)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
 def _send_again(number: int) -> None:
-    again = threading.Timer(_SECONDS_TO_WAIT, os.kill, (os.getpid(), number))
-    again.daemon = True
-    again.start()
+    _start_timer(_SECONDS_TO_WAIT, os.kill, os.getpid(), number)
 
 
 @contextmanager
-def _stopped_by_signals(unraisable: _Unraisable) -> Iterator[None]:
+def _stopped_by_signals(ending: _Ending) -> Iterator[None]:
     """Turns signals into exceptions, unless the process ignores or handles them, as SIGHUP under `nohup`."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -139,7 +160,7 @@ def _stopped_by_signals(unraisable: _Unraisable) -> Iterator[None]:
             # Modules that are interrupted while they are imported are broken, and some libraries go on without them.
             _send_again(number)
             return
-        unraisable.has_stopped = True
+        ending.begin(number)
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
     previous: dict[int, Any] = {}
