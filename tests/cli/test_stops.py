@@ -166,3 +166,24 @@ def test_a_command_whose_clean_up_never_ends_is_ended(tmp_path: Path) -> None:
     command = command.replace("entry.COMMANDS", "entry._SECONDS_TO_END = 0.5\nentry.COMMANDS")
     code, said = stop(command, tmp_path, signal.SIGTERM)
     assert (code, said) == (128 + signal.SIGTERM, "stopped by SIGTERM, without cleaning up\n")
+
+
+def test_a_signal_between_two_locks_of_xarray_leaves_neither_held(tmp_path: Path) -> None:
+    pytest.importorskip("xarray")
+    waits = """        import threading
+        from xarray.backends.locks import CombinedLock
+        first, second = threading.Lock(), threading.Lock()
+        both = CombinedLock([first, second])
+        busy = both.locks[-1]
+        busy.acquire()
+        threading.Timer(1.0, busy.release).start()
+        try:
+            with both:
+                wait(60)
+        finally:
+            with both:
+                pass
+"""
+    command = "import xarray\n" + _COMMAND.replace("        wait(60)\n", waits)
+    code, said = stop(command, tmp_path, signal.SIGTERM, seconds=0.5)
+    assert (code, said) == (128 + signal.SIGTERM, "stopped by SIGTERM\n")

@@ -62,6 +62,8 @@ _DISK_ERRORS = {
 }
 
 
+# Ends of the names of files in whose functions no exception may be raised.
+_NOT_TO_STOP = ("<frozen importlib._bootstrap>", os.path.join("xarray", "backends", "locks.py"))
 # Seconds after which a signal that came at a moment at which nothing can be stopped is sent again.
 _SECONDS_TO_WAIT = 0.05
 # Seconds that a command which was stopped may take to clean up.
@@ -156,8 +158,7 @@ def _stopped_by_signals(ending: _Ending) -> Iterator[None]:
     """Turns signals into exceptions, unless the process ignores or handles them, as SIGHUP under `nohup`."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if _is_importing(frame):
-            # Modules that are interrupted while they are imported are broken, and some libraries go on without them.
+        if _must_not_stop(frame):
             _send_again(number)
             return
         ending.begin(number)
@@ -180,9 +181,14 @@ def _stopped_by_signals(ending: _Ending) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _is_importing(frame: FrameType | None) -> bool:
+def _must_not_stop(frame: FrameType | None) -> bool:
+    """Whether an exception would leave something broken.
+
+    Modules that are interrupted while they are imported are broken, and some libraries go on without them. xarray takes
+    several locks in turn: interrupted in between, it keeps those that it has, and waits for them when a file is closed.
+    """
     while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+        if frame.f_code.co_filename.endswith(_NOT_TO_STOP):
             return True
         frame = frame.f_back
     return False
