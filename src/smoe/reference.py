@@ -1,0 +1,148 @@
+"""The method on one page, in plain PyTorch: the paper's layer and the default layer of this library.
+
+This module is for reading. It computes every expert everywhere, so it is slow; the layers of the library compute the
+selected experts only and are tested to be equal to it, outputs and gradients (tests/test_reference.py). B samples, C
+input channels, X experts, E of them selected at each pixel, H rows and W columns.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class PaperMoE2d(nn.Module):
+    """The layer of the paper (Dryden & Hoefler, 2022, section 2), which selects the E experts with the best scores.
+
+    Args:
+        in_channels: C.
+        num_experts: X.
+        num_selected: E.
+        spatial_shape: H and W.
+        error_quantile: A choice is wrong if its error exceeds this quantile of its sample's errors.
+        damping: Factor of the error that wrongly selected experts receive (section 2.3).
+        tolerance: A choice is wrong for the gate only if its error exceeds the quantile by more than this.
+        damping_tolerance: The same for the damping.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_experts: int,
+        num_selected: int,
+        spatial_shape: tuple[int, int],
+        *,
+        error_quantile: float = 0.7,
+        damping: float = 0.1,
+        tolerance: float = 1e-5,
+        damping_tolerance: float = 1e-3,
+    ) -> None:
+        super().__init__()
+        self.num_selected = num_selected
+        self.numbers = (error_quantile, damping, tolerance, damping_tolerance)
+        self.weight = nn.Parameter(torch.empty(num_experts, in_channels, 3, 3))
+        nn.init.kaiming_uniform_(self.weight, nonlinearity="relu")
+        bound = (3 * num_experts / num_selected) ** 0.5
+        self.scores = nn.Parameter(torch.empty(num_experts, *spatial_shape).uniform_(-bound, bound))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`(B, C, H, W)` to `(B, E, H, W)`: channel s is each pixel's expert with the s-th best score."""
+        outputs = F.conv2d(input, self.weight, padding=1)
+        chosen = self.scores.topk(self.num_selected, dim=0).indices
+        selected = outputs.gather(1, chosen.expand(len(input), -1, -1, -1))
+        return _RoutingClassification.apply(selected, self.scores, chosen, *self.numbers)  # type: ignore[return-value]
+
+
+class _RoutingClassification(torch.autograd.Function):
+    """Returns its input; in backward, trains the gate (section 2.2) and damps the error of the experts (2.3)."""
+
+    @staticmethod
+    def forward(ctx, selected, scores, chosen, *numbers):
+        ctx.save_for_backward(scores, chosen)
+        ctx.numbers = numbers
+        return selected.detach()
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (error,) = grad_outputs
+        scores, chosen = ctx.saved_tensors
+        error_quantile, damping, tolerance, damping_tolerance = ctx.numbers
+        # The gradient of a mean-squared loss over N outputs is 2 / N (prediction - truth).
+        size = error.abs() * error.numel() / 2
+        threshold = size.flatten(1).quantile(error_quantile, dim=1).view(-1, 1, 1, 1)
+        is_wrong = size > threshold + tolerance
+        # Labels: 1 for a right choice, 0 for a wrong one; experts not selected share the blame of the wrong ones.
+        num_others = len(scores) - len(chosen)
+        others = (is_wrong.sum(dim=1, keepdim=True) / num_others).clamp(max=1.0)
+        labels = others.expand(-1, len(scores), -1, -1).scatter(1, chosen.expand_as(is_wrong), (~is_wrong).to(error))
+        with torch.enable_grad():
+            logits = scores.detach().requires_grad_()
+            loss = F.binary_cross_entropy_with_logits(logits.expand_as(labels), labels)
+        (gate_gradient,) = torch.autograd.grad(loss, logits)
+        damped = torch.where(size > threshold + damping_tolerance, damping * error, error)
+        return damped, gate_gradient, None, None, None, None, None
+
+
+class FamilyMoE2d(nn.Module):
+    """The default layer: each output channel has a family of candidates, one of which serves each pixel.
+
+    The score of a candidate is the product of its key and the pixel's embedding. In training, noise is added, so that
+    candidates that are nearly as good take part. The candidates of a family start equal: the layer is a convolution.
+
+    Args:
+        in_channels: C.
+        out_channels: E, the number of families.
+        num_candidates: K, the number of candidates in each family; X = E K.
+        spatial_shape: H and W.
+        rank: Numbers of a key and of an embedding.
+        scale: Factor of the scores.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        num_candidates: int,
+        spatial_shape: tuple[int, int],
+        *,
+        rank: int = 8,
+        scale: float = 10.0,
+    ) -> None:
+        super().__init__()
+        self.scale = scale
+        filters = nn.init.kaiming_uniform_(torch.empty(out_channels, in_channels, 3, 3), nonlinearity="relu")
+        self.weight = nn.Parameter(filters[:, None].repeat(1, num_candidates, 1, 1, 1))
+        self.bias = nn.Parameter(torch.zeros(out_channels, num_candidates))
+        self.keys = nn.Parameter(torch.randn(out_channels, num_candidates, rank) / rank**0.5)
+        self.embedding = nn.Parameter(torch.randn(rank, *spatial_shape) * 0.1 / scale)
+
+    def forward(self, input: torch.Tensor, noise: torch.Tensor | float = 0.0) -> torch.Tensor:
+        """`(B, C, H, W)` to `(B, E, H, W)`; `noise` is added to the scores `(E, K, H, W)`."""
+        scores = self.scale * torch.einsum("ekr,rhw->ekhw", self.keys, self.embedding)
+        outputs = F.conv2d(input, self.weight.flatten(0, 1), self.bias.flatten(), padding=1)
+        outputs = outputs.unflatten(1, scores.shape[:2])
+        chosen = (scores + noise).argmax(dim=1, keepdim=True)
+        selected = outputs.gather(2, chosen.expand(len(input), -1, -1, -1, -1))[:, :, 0]
+        return _StraightThrough.apply(selected, scores, outputs.detach())  # type: ignore[return-value]
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Returns its input; in backward, the scores receive the gradient of a softmax mixture of all candidates."""
+
+    @staticmethod
+    def forward(ctx, selected, scores, outputs):
+        ctx.save_for_backward(scores, outputs)
+        return selected.detach()
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (error,) = grad_outputs
+        scores, outputs = ctx.saved_tensors
+        # To first order, candidate k in place of the selected one changes the loss by its product with the error.
+        products = (error[:, :, None] * outputs).sum(dim=0)
+        products = products - products.mean(dim=1, keepdim=True)
+        # In units of its own RMS, so that the scale of loss and data has no effect.
+        products = products / products.square().mean().sqrt()
+        share = scores.softmax(dim=1)
+        return error, share * (products - (share * products).sum(dim=1, keepdim=True)), None

@@ -1,0 +1,72 @@
+"""The layers of the library are equal to the page that explains them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import smoe
+from smoe.reference import FamilyMoE2d, PaperMoE2d
+from smoe.rules import RoutingClassification, StraightThrough
+
+
+def _gradients(layer: torch.nn.Module, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x = x.clone().requires_grad_()
+    output = layer(x)
+    F.mse_loss(output, target).backward()
+    assert x.grad is not None
+    return output.detach(), x.grad
+
+
+@pytest.mark.parametrize(("num_experts", "num_selected"), [(3, 1), (5, 2), (4, 3)])
+def test_the_papers_layer_is_equal(num_experts: int, num_selected: int) -> None:
+    torch.manual_seed(0)
+    page = PaperMoE2d(2, num_experts, num_selected, (7, 5))
+    layer = smoe.SpatialMoE2d(
+        2, num_experts, num_selected, spatial_shape=(7, 5), order="score", rule=RoutingClassification.paper()
+    )
+    layer.load_state_dict({"weight": page.weight, "gate.scores": page.scores}, strict=False)
+    x, target = torch.randn(4, 2, 7, 5), torch.randn(4, num_selected, 7, 5)
+    output, input_gradient = _gradients(page, x, target)
+    found, found_gradient = _gradients(layer, x, target)
+    torch.testing.assert_close(found, output)
+    torch.testing.assert_close(found_gradient, input_gradient)
+    torch.testing.assert_close(layer.weight.grad, page.weight.grad)
+    torch.testing.assert_close(layer.gate.get_parameter("scores").grad, page.scores.grad)
+
+
+@pytest.mark.parametrize("num_candidates", [2, 3])
+def test_the_default_layer_is_equal(num_candidates: int) -> None:
+    torch.manual_seed(0)
+    page = FamilyMoE2d(2, 4, num_candidates, (7, 5))
+    torch.nn.init.normal_(page.weight)
+    torch.nn.init.normal_(page.bias)
+    rule = StraightThrough(noise=0.0, share=1.0)
+    layer = smoe.SpatialMoE2d(2, 4 * num_candidates, 4, spatial_shape=(7, 5), rule=rule)
+    layer.load_state_dict(
+        {
+            "weight": page.weight.flatten(0, 1),
+            "bias": page.bias.flatten(),
+            "gate.keys": page.keys.flatten(0, 1),
+            "gate.embedding.values": page.embedding,
+        },
+        strict=False,
+    )
+    x, target = torch.randn(4, 2, 7, 5), torch.randn(4, 4, 7, 5)
+    output, input_gradient = _gradients(page, x, target)
+    found, found_gradient = _gradients(layer, x, target)
+    torch.testing.assert_close(found, output)
+    torch.testing.assert_close(found_gradient, input_gradient)
+    assert page.weight.grad is not None
+    assert page.bias.grad is not None
+    assert layer.bias is not None
+    torch.testing.assert_close(layer.weight.grad, page.weight.grad.flatten(0, 1))
+    torch.testing.assert_close(layer.bias.grad, page.bias.grad.flatten())
+    # The gate of the library has units of its own for the size of its gradients.
+    for name, parameter in (("keys", page.keys), ("embedding.values", page.embedding)):
+        gradient = layer.gate.get_parameter(name).grad
+        assert gradient is not None
+        assert parameter.grad is not None
+        similarity = F.cosine_similarity(gradient.flatten(), parameter.grad.flatten(), dim=0)
+        assert similarity > 1.0 - 1e-5
