@@ -91,37 +91,6 @@ def test_a_signal_during_an_import_waits_for_its_end(tmp_path: Path, number: sig
     assert stop(_IMPORTING, tmp_path, number) == (128 + number, f"stopped by {number.name}\n")
 
 
-_POOL = """
-import os, time
-from smoe.gridded.schedulers import reading_by
-if __name__ == "__main__":
-    with reading_by("processes"):
-        import dask
-        print(*dask.compute(dask.delayed(os.getpid)()), flush=True)
-        time.sleep(60)
-"""
-
-
-def test_processes_that_read_end_with_a_killed_command(tmp_path: Path) -> None:
-    pytest.importorskip("dask")
-    program = tmp_path / "program.py"
-    program.write_text(_POOL)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(
-        [sys.executable, str(program)], stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        worker = int(process.stdout.readline())
-        # Sent to all, as by a terminal: only the command may receive it.
-        os.kill(worker, signal.SIGINT)
-        os.kill(worker, 0)
-        process.kill()
-    end = time.monotonic() + 30
-    while time.monotonic() < end and Path(f"/proc/{worker}").exists():
-        time.sleep(0.1)
-    assert not Path(f"/proc/{worker}").exists()
-
-
 _SWALLOWING = {
     "a callback of a C library": """
         import ctypes

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from dataclasses import replace
@@ -16,6 +17,7 @@ from torch import nn
 import smoe
 from gridded_files import cosines, regional, times
 from smoe.errors import DataError
+from smoe.gridded.checked_json import checksum
 from smoe.regression.options import RegressorOptions
 from smoe.regression.preparation import prepare
 from smoe.regression.scoring import NOT_KEPT, PLAIN
@@ -363,6 +365,16 @@ def test_larger_than_memory_gives_the_same_model(tmp_path: Path) -> None:
     xr.testing.assert_equal(xr.concat(blocks, "time")["t2m"], model.predict(x)["t2m"])
 
 
+def test_a_model_does_not_choose_for_the_machine_that_loads_it(tmp_path: Path) -> None:
+    machine = {"device": "cpu", "num_threads": 1, "num_workers": 1, "log_with": "tensorboard", "max_memory_gb": 0.5}
+    model = fitted(*pair(), net="layer")
+    model._fitted = replace(model.fitted, options=replace(model.options, **machine))
+    model.save(tmp_path)
+    assert not set(machine) & set(json.loads((tmp_path / "config.json").read_text())["options"])
+    loaded, default = smoe.GridRegressor.load(tmp_path).options, RegressorOptions()
+    assert all(getattr(loaded, name) == getattr(default, name) for name in machine)
+
+
 def test_files_of_a_stranger(tmp_path: Path) -> None:
     x, y = pair()
     model = fitted(x, y, net="layer")
@@ -376,28 +388,34 @@ def test_files_of_a_stranger(tmp_path: Path) -> None:
     (tmp_path / "m" / "config.json").write_text(json.dumps({**config, "lead_scale": 2.0}))
     with pytest.raises(DataError, match="was edited or damaged: its checksum does not fit"):
         smoe.GridRegressor.load(tmp_path / "m")
-    del config["checksum"]  # a stranger can compute it, and earlier versions had none
+
+    def write(changed: dict[str, Any]) -> None:
+        changed.pop("checksum", None)
+        # A stranger can compute it too.
+        (tmp_path / "m" / "config.json").write_text(json.dumps({**changed, "checksum": checksum(changed)}))
+
     assert config["inputs"][0]["units"] == "K" and config["grid"]["hash"] == model.fitted.grid.hash
     for change, message in (
         ({"format": "other"}, "no config of a fitted model"),
         ({"version": 99}, "version 99"),
         ({"inputs": None}, "no config of a fitted model: TypeError"),
         ({"options": {**config["options"], "filters": 3}}, "do not fit its config"),
+        ({"options": {**config["options"], "log_with": "wandb"}}, "sets log_with, which a model may not choose"),
+        ({"options": {**config["options"], "scheduler": "tcp://x:1"}}, "no config of a fitted model: TypeError"),
         ({"grid": {**config["grid"], "hash": "0"}}, "the hash of its grid"),
     ):
-        (tmp_path / "m" / "config.json").write_text(json.dumps({**config, **change}))
+        write({**config, **change})
         with pytest.raises(DataError, match=message):
             smoe.GridRegressor.load(tmp_path / "m")
-    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    write(config)
     weights = tmp_path / "m" / "model.safetensors"
     whole = weights.read_bytes()
     for damaged in (whole[:-100], whole[:-1] + bytes([whole[-1] ^ 1])):
         weights.write_bytes(damaged)
         with pytest.raises(DataError, match=r"model\.safetensors is damaged, or of another model: its checksum"):
             smoe.GridRegressor.load(tmp_path / "m")
-    del config["weights_sha256"]
-    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
     weights.write_bytes(whole[:-100])
+    write({**config, "weights_sha256": hashlib.sha256(whole[:-100]).hexdigest()})
     with pytest.raises(DataError, match="is damaged"):
         smoe.GridRegressor.load(tmp_path / "m")
     with pytest.raises(DataError, match=r"it has no config\.json"):

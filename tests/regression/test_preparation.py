@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 import xarray as xr
 
 from gridded_files import regional, times
+from smoe.errors import DataError
 from smoe.gridded.field_source import FieldSource
 from smoe.regression.options import RegressorOptions
 from smoe.regression.preparation import prepare
@@ -55,6 +57,30 @@ def test_each_field_is_read_once(
         split.__getitems__([0, 1])
     for positions in read.values():
         assert len(positions) == 790 and len(set(positions)) == 790
+
+
+@pytest.mark.parametrize("max_memory_gb", [1e-5, 1.0])
+def test_what_dask_reads_side_by_side_is_bit_equal(tmp_path: Path, max_memory_gb: float) -> None:
+    x = xr.merge([regional(60, 4, 6, seed=1), regional(60, 4, 6, name="u", seed=2)])
+    x.chunk(time=7).to_zarr(tmp_path / "x.zarr", consolidated=False)
+    y = regional(60, 4, 6, seed=3)
+    found = []
+    for scheduler in ("synchronous", "threads"):
+        with dask.config.set(scheduler=scheduler):
+            options = RegressorOptions(lead="1D", max_memory_gb=max_memory_gb)
+            found.append(prepare(str(tmp_path / "x.zarr"), y, options, {}, cache=tmp_path / scheduler))
+    for name in Statistics.names():
+        np.testing.assert_array_equal(*(getattr(each.statistics, name) for each in found), err_msg=name)
+    np.testing.assert_array_equal(*(each.splits["train"].inputs.values for each in found))
+    chunk = tmp_path / "x.zarr" / "u" / "c" / "3" / "0" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:-9])
+    for scheduler in ("synchronous", "threads"):
+        with (
+            dask.config.set(scheduler=scheduler),
+            pytest.raises(DataError, match="u of inputs cannot be") as caught,
+        ):
+            prepare(str(tmp_path / "x.zarr"), y, options, {}, cache=tmp_path / f"damaged {scheduler}")
+        assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)
 
 
 @pytest.mark.parametrize("normalisation", ["channel", "pixel"])

@@ -2,9 +2,8 @@
 
 Run: smoe bench own-data [--folder DIR] [--max-memory-gb 0.5] [--times-the-bound 4] [--rounds 3]. It writes a chunked
 Zarr store there that is several times larger than the memory that fields may take, reads it block by block with xarray,
-and streams it as `smoe fit` does, by turns. Then it trains nets on samples of several sizes, reads by threads,
-processes and a cluster, and predicts from files of several sizes; --only chooses one of these. Prints the tables and
-stores them in results/bench.
+and streams it as `smoe fit` does, by turns. Then it trains nets on samples of several sizes, and predicts from files of
+several sizes; --only chooses one of these. Prints the tables and stores them in results/bench.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--max-memory-gb", type=float, default=0.5)
     parser.add_argument("--times-the-bound", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--schedulers-gb", type=float, default=1.0)
-    parser.add_argument("--only", choices=("preparation", "waiting", "schedulers", "prediction"), default=None)
+    parser.add_argument("--only", choices=("preparation", "waiting", "prediction"), default=None)
     options = parser.parse_args(args)
     if options.only in (None, "preparation"):
         _measure_preparation(options)
@@ -72,10 +70,6 @@ def main(args: list[str] | None = None) -> None:
         from smoe.benchmarks.own_data_waiting import measure_waiting
 
         print(measure_waiting())
-    if options.only in (None, "schedulers"):
-        from smoe.benchmarks.own_data_schedulers import measure_schedulers
-
-        print(measure_schedulers(options))
     if options.only in (None, "prediction"):
         from smoe.benchmarks.own_data_prediction import measure_prediction
 

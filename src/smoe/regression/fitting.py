@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from smoe.regression.objectives import GridObjective, MeanObjective
-from smoe.regression.options import RegressorOptions
+from smoe.regression.options import MACHINE_OPTIONS, RegressorOptions
 from smoe.regression.samples import GridSamples, keep_batch
 from smoe.temporary_folder import temporary_folder
 from smoe.training.freed_memory import keep_freed_memory
@@ -23,10 +23,7 @@ from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Task
 
 # Options that do not change what is computed.
-_MAY_DIFFER = frozenset(
-    f"options.{name}"
-    for name in ("num_threads", "num_workers", "device", "max_memory_gb", "scheduler", "log_with", "compare", "keep")
-)
+_MAY_DIFFER = frozenset(f"options.{name}" for name in (*MACHINE_OPTIONS, "compare", "keep"))
 
 
 def make_plan(options: RegressorOptions, num_samples: int) -> TrainingPlan:

@@ -17,7 +17,6 @@ from smoe.errors import DataError
 from smoe.gridded.cf_output import with_provenance
 from smoe.gridded.open_fields import Data, open_fields
 from smoe.gridded.open_files import import_xarray
-from smoe.gridded.schedulers import reading_by
 from smoe.gridded.time_labels import parse_lead
 from smoe.meshes.mesh import Mesh
 from smoe.regression.fitted import Fitted, check_inputs, is_worse
@@ -157,7 +156,6 @@ class GridRegressor:
                 stack.enter_context(directory.lock())
             with (
                 _nothing_left_of_bad_data(folder),
-                reading_by(self.options.scheduler),
                 ReadingBar(is_quiet=not self._shows_progress) as bar,
             ):
                 prepared = prepare(

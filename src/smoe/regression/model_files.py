@@ -25,7 +25,7 @@ from smoe.meshes.stored_mesh import mesh_arrays, mesh_from_files, mesh_words
 from smoe.regression.fitted import Fitted
 from smoe.regression.layout import OutputLayout
 from smoe.regression.nets import NetShape, Regression, count_shared_parameters, make_net, make_plain_net, wrap_own_net
-from smoe.regression.options import RegressorOptions
+from smoe.regression.options import MACHINE_OPTIONS, RegressorOptions
 from smoe.regression.statistics import Statistics
 from smoe.version import __version__
 
@@ -70,7 +70,7 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
         "version": VERSION,
         "smoe": __version__,
         "description": fitted.describe(),
-        "options": asdict(fitted.options),
+        "options": {name: value for name, value in asdict(fitted.options).items() if name not in MACHINE_OPTIONS},
         "net": {**asdict(fitted.shape), "is_own": fitted.has_own_net},
         "kept": "plain" if fitted.keeps_plain else "net",
         "note": fitted.note(),
@@ -127,12 +127,12 @@ def load_model(path: Path, own_net: nn.Module | None = None) -> Fitted:
 
 
 def _read_weights(path: Path, digest: str | None) -> bytes:
-    """The weights of a config; of an earlier version, which has no checksum, those that are there."""
+    """The weights that a config names by their SHA-256."""
     # A process that was killed while it saved has not renamed the weights.
     for name in (WEIGHTS, _NEW_WEIGHTS):
         if (path / name).is_file():
             weights = (path / name).read_bytes()
-            if digest is None or hashlib.sha256(weights).hexdigest() == digest:
+            if hashlib.sha256(weights).hexdigest() == digest:
                 return weights
     if not (path / WEIGHTS).is_file():
         raise DataError(f"{path} has no {WEIGHTS}")
@@ -152,14 +152,14 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise DataError(
             f"{path / CONFIG} has version {config.get('version')} of the format, this smoe reads version {VERSION}"
         )
-    # Models of earlier versions have no checksum.
-    stored = config.pop("checksum", None)
-    if stored is not None and stored != checksum(config):
+    if config.pop("checksum", None) != checksum(config):
         raise DataError(f"{path / CONFIG} was edited or damaged: its checksum does not fit")
     return config
 
 
 def _build(config: dict[str, Any], tensors: dict[str, torch.Tensor], own_net: nn.Module | None, path: Path) -> Fitted:
+    if of_machine := sorted(set(MACHINE_OPTIONS) & set(config["options"])):
+        raise DataError(f"{path / CONFIG} sets {of_machine[0]}, which a model may not choose: remove it")
     options = RegressorOptions(**{**config["options"], "quantiles": tuple(config["options"]["quantiles"])})
     described = dict(config["net"])
     is_own = described.pop("is_own")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from smoe.gridded.schedulers import check_scheduler
 from smoe.suggestions import suggest
 from smoe.training.tracker_names import TRACKERS, Tracker
 
@@ -20,6 +19,9 @@ NORMALISATIONS: tuple[Normalisation, ...] = get_args(Normalisation)
 
 Missing = Literal["refuse", "drop", "fill"]
 MISSING: tuple[Missing, ...] = get_args(Missing)
+
+MACHINE_OPTIONS = ("max_memory_gb", "device", "num_threads", "num_workers", "log_with")
+"""Options of the machine that fits: neither stored with a model nor taken from its files."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,6 @@ class RegressorOptions:
         keep: Net that predicts where both were fitted: the `better` one on the validation part, or the `smoe` net in
             any case. The scores, the history of predictions and `config.json` name it.
         max_memory_gb: Data larger than this are streamed into a memory-mapped file; None: half of the free memory.
-        scheduler: How dask reads files: `serial`, `threads`, `processes`, or the address of a running cluster, such as
-            `tcp://host:8786`, whose workers see the files under the same paths. None: threads, or the cluster that you
-            have connected to.
         seed: Seed of weights and shuffles.
         device: `auto` takes an accelerator if there is one.
         num_threads: Threads of torch on a CPU; None leaves torch's choice.
@@ -89,7 +88,6 @@ class RegressorOptions:
     compare: Literal["auto", "yes", "no"] = "auto"
     keep: Literal["better", "smoe"] = "better"
     max_memory_gb: float | None = None
-    scheduler: str | None = None
     seed: int = 0
     device: Literal["auto", "cpu"] = "auto"
     num_threads: int | None = None
@@ -113,7 +111,6 @@ class RegressorOptions:
                 )
         if self.location not in (None, "node", "face"):
             raise ValueError(f"location must be node or face, got {self.location!r}")
-        check_scheduler(self.scheduler)
         if self.log_with is not None and self.log_with not in TRACKERS:
             raise ValueError(f"log_with must be one of {', '.join(TRACKERS)}, got {self.log_with!r}")
         for name in ("filters", "num_blocks", "batch_size", "max_epochs", "patience"):

@@ -31,15 +31,6 @@ def test_prepare(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(command) == 0 and "nothing to do" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_store_that_several_readers_prepare_is_the_same(root: Path, tmp_path: Path) -> None:
-    command = ["data", "prepare", "ens10", "--root", str(root), "--task", "t850", "--train-years", "1998", "1998"]
-    assert main([*command, "--output", str(tmp_path / "one")]) == 0
-    assert main([*command, "--output", str(tmp_path / "several"), "--scheduler", "processes"]) == 0
-    for path in (tmp_path / "one").iterdir():
-        assert path.read_bytes() == (tmp_path / "several" / path.name).read_bytes(), path.name
-
-
 def test_check(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for args in ([str(root)], [str(root), "--quick"], ["ens10", str(root)]):
         assert main(["data", "check", *args]) == 0
@@ -59,8 +50,6 @@ def test_check(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--task", "t80"], 2, "did you mean"),
         (["--task", "t850", "--members", "9"], 2, "9"),
         (["--task", "t2m"], 1, "holds no forecasts for t2m"),
-        (["--task", "t850", "--scheduler", "threads"], 2, "choose processes"),
-        (["--task", "t850", "--scheduler", "cluster"], 1, "scheduler must be one of serial, threads, processes"),
     ],
 )
 def test_a_mistake_gets_one_clear_line(

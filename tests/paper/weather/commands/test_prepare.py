@@ -51,14 +51,6 @@ def arguments(root: Path, output: Path, *more: str) -> list[str]:
     return ["data", "prepare", "weather", "--root", str(root), "--output", str(output), *years, *more]
 
 
-@pytest.mark.parametrize("scheduler", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
-def test_a_store_that_several_readers_prepare_is_the_same(root: Path, tmp_path: Path, scheduler: str) -> None:
-    assert main(arguments(root, tmp_path / "one", "--channels", *CHANNELS)) == 0
-    assert main(arguments(root, tmp_path / "several", "--channels", *CHANNELS, "--scheduler", scheduler)) == 0
-    for path in (tmp_path / "one").iterdir():
-        assert path.read_bytes() == (tmp_path / "several" / path.name).read_bytes(), path.name
-
-
 def fields(channel: str) -> np.ndarray:
     """What the files hold from the first hour on at which everything is defined, transformed, float64."""
     if channel != "tp":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from smoe.command_line import UsageError, parse, stopped_code
+from smoe.command_line import parse, stopped_code
 
 if TYPE_CHECKING:
     from smoe.paper.ens10.data.store import EnsembleStore
@@ -29,8 +29,6 @@ class PrepareEns10:
         normalisation: `training` takes statistics at each grid point over the training years; `released` over all
             dates, including the test years, as the release of ENS-10 does.
         truth: Folder with ERA5_z500.nc and the other truths; None uses the root.
-        scheduler: Read files side by side with dask: processes, or the address of a running cluster, such as
-            tcp://host:8786. The store is the same.
         efi: Extreme forecast index. `auto` reads efi_<task>.nc if it exists, or computes the index from the members.
     """
 
@@ -41,18 +39,14 @@ class PrepareEns10:
     train_years: tuple[int, int] = (1998, 2015)
     normalisation: Literal["training", "released"] = "training"
     truth: Path | None = None
-    scheduler: str | None = None
     efi: Literal["auto", "file", "computed", "none"] = "auto"
 
 
 def run(args: list[str]) -> int:
     """Prepares a store and prints its contents."""
     options = parse(PrepareEns10, args, prog="smoe data prepare ens10")
-    if options.scheduler == "threads":
-        raise UsageError("--scheduler threads: the library that reads GRIB is not safe with threads; choose processes")
 
     from smoe.experiments.prepare_progress import PrepareProgress
-    from smoe.gridded.schedulers import reading_by
     from smoe.paper.ens10.data.open_ens10 import open_ens10
     from smoe.paper.ens10.data.prepare import prepare
     from smoe.paper.ens10.data.prepare_plan import Preparation
@@ -60,11 +54,10 @@ def run(args: list[str]) -> int:
     wanted = Preparation(options.train_years, options.normalisation, options.efi)
     try:
         with (
-            reading_by(options.scheduler) as readers,
             open_ens10(options.root, options.task, options.members) as source,
             PrepareProgress() as progress,
         ):
-            store = prepare(source, options.root, options.output, wanted, progress, options.truth, readers)
+            store = prepare(source, options.root, options.output, wanted, progress, options.truth)
     except KeyboardInterrupt as stop:
         sys.stderr.write("stopped; run the same command again to resume\n")
         return stopped_code(stop)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import zlib
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +13,6 @@ from smoe.errors import DataError
 from smoe.gridded.disk_space import check_disk
 from smoe.gridded.field_files import DTYPE, crc32_of_rows
 from smoe.gridded.preparation_progress import PreparationReporter
-from smoe.gridded.schedulers import ONE_READER, Readers
 from smoe.gridded.store_folder import only_process
 from smoe.paper.ens10.data.dated_fields import DatedFields
 from smoe.paper.ens10.data.dates import LEAD, years_of
@@ -25,7 +23,7 @@ from smoe.paper.ens10.data.open_ens10 import open_efi, open_truth
 from smoe.paper.ens10.data.prepare_plan import Preparation, make_plan
 from smoe.paper.ens10.data.released import check_released
 from smoe.paper.ens10.data.skill import check_skill
-from smoe.paper.ens10.data.source import Block, EnsembleSource, Forecast
+from smoe.paper.ens10.data.source import EnsembleSource, Forecast
 from smoe.paper.ens10.data.store import EnsembleStore
 from smoe.paper.ens10.data.store_format import (
     EFI,
@@ -47,12 +45,11 @@ def prepare(
     wanted: Preparation,
     reporter: PreparationReporter,
     truth_root: Path | None = None,
-    readers: Readers = ONE_READER,
 ) -> EnsembleStore:
     """Writes a store, or resumes an unfinished one.
 
     The forecasts are read once. One of them, with the members of one variable, is in memory at a time; preprocessed
-    files are read four dates at a time. With several readers, two files for each of them are in memory.
+    files are read four dates at a time.
 
     Args:
         source: Source of the forecasts.
@@ -61,7 +58,6 @@ def prepare(
         wanted: Options of the preparation.
         reporter: Receives progress and messages.
         truth_root: Folder with `ERA5_*.nc`; None uses the root.
-        readers: Read files side by side; not threads, for the GRIB library is not safe with them.
 
     Raises:
         DataError: If the data cannot be used.
@@ -84,7 +80,7 @@ def prepare(
         parts = find_parts(starts, plan.efi_years, plan.shapes[MEMBERS]) if plan.efi == "computed" else []
         num_steps = len(plan.starts) + plan.shapes[NORMALISATION][1] + len(parts)
         reporter.begin(num_steps, len(journal.rows) + len(journal.steps))
-        _write_forecasts(source, truth, plan, output, journal, reporter, readers)
+        _write_forecasts(source, truth, plan, output, journal, reporter)
         statistics, of_truth = (_map(output, plan, name, "r") for name in (STATISTICS, TRUTH))
         check_skill(statistics[:, 2 * source.task.target_index], of_truth, starts + LEAD)
         _write_normalisation(plan, output, journal, reporter)
@@ -122,7 +118,6 @@ def _write_forecasts(
     output: Path,
     journal: Journal,
     reporter: PreparationReporter,
-    readers: Readers,
 ) -> None:
     row_of = {start: row for row, start in enumerate(plan.starts)}
     # The plan excludes forecasts without truth.
@@ -131,20 +126,15 @@ def _write_forecasts(
         for block in source.blocks()
         if any(str(start) in row_of and str(start) not in journal.rows for start in block.starts)
     ]
-    read = source.read if readers.count == 1 else partial(_read_whole, source)
-    for block, forecasts in readers.in_order(read, unread):
+    for block in unread:
         written = {}
-        for forecast in forecasts:
+        for forecast in source.read(block):
             name = str(forecast.start)
             if name in row_of:
                 written[name] = _write_forecast(forecast, truth, output, row_of[name])
                 reporter.advance(f"reading {block.name}")
         _sync(output, plan)
         journal.add_rows(written)
-
-
-def _read_whole(source: EnsembleSource, block: Block) -> list[Forecast]:
-    return list(source.read(block))
 
 
 def _write_forecast(forecast: Forecast, truth: DatedFields, output: Path, row: int) -> dict[str, int]:

@@ -32,8 +32,6 @@ class PrepareWeather:
             zero: 0 in physical units; mean: the channel's mean (no rain for tp). The store records their number.
         kind: Layout of the data.
         resolution: Grid to read, if the data have several; 1.4deg is 1.40625deg.
-        scheduler: Read channels side by side with dask: threads, processes, or the address of a running cluster, such
-            as tcp://host:8786. The store is the same.
     """
 
     root: Path
@@ -47,7 +45,6 @@ class PrepareWeather:
     on_nan: Literal["refuse", "zero-tisr", "zero", "mean"] = "refuse"
     kind: Literal["auto", "weatherbench", "cmip", "weatherbench2"] = "auto"
     resolution: Literal["5.625deg", "2.8125deg", "1.40625deg", "1.4deg"] | None = None
-    scheduler: str | None = None
 
 
 def run(args: list[str]) -> int:
@@ -70,7 +67,6 @@ def _prepare_weather(options: PrepareWeather) -> int:
     _check_names(options)
     # torch and xarray are imported here, so that a typing error is reported at once.
     from smoe.experiments.prepare_progress import PrepareProgress
-    from smoe.gridded.schedulers import reading_by
     from smoe.paper.weather.data.open_source import open_source
     from smoe.paper.weather.data.prepare import prepare
     from smoe.paper.weather.data.prepare_plan import Preparation
@@ -88,11 +84,10 @@ def _prepare_weather(options: PrepareWeather) -> int:
     )
     try:
         with (
-            reading_by(options.scheduler) as readers,
             open_source(options.root, kind=options.kind, resolution=options.resolution) as source,
             PrepareProgress() as progress,
         ):
-            store = prepare(source, options.output, wanted, progress, statistics_from, readers)
+            store = prepare(source, options.output, wanted, progress, statistics_from)
     except KeyboardInterrupt as stop:
         sys.stderr.write("stopped; run the same command again to resume after the last complete year\n")
         return stopped_code(stop)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from smoe.errors import DataError
 from smoe.gridded.disk_space import check_disk
 from smoe.gridded.field_files import DTYPE, crc32_of_rows
 from smoe.gridded.preparation_progress import PreparationReporter
-from smoe.gridded.schedulers import ONE_READER, Readers
 from smoe.gridded.statistics import STEPS_PER_PIECE, transform
 from smoe.gridded.store_folder import only_process
 from smoe.paper.weather.data.journal import Journal
@@ -46,12 +44,11 @@ def prepare(
     wanted: Preparation,
     reporter: PreparationReporter,
     statistics_from: WeatherStore | None = None,
-    readers: Readers = ONE_READER,
 ) -> WeatherStore:
     """Writes a store, resumes an unfinished one, or adds later years to a finished one.
 
     The training years are read twice: once for the statistics, once to be written. At most one channel of one year is
-    in memory, with several readers two for each of them. What is written does not depend on the readers.
+    in memory.
 
     Args:
         source: Source of the fields.
@@ -60,7 +57,6 @@ def prepare(
         reporter: Receives progress and messages.
         statistics_from: A store whose mean and standard deviation are used, for pretraining data that are normalised
             like those of the fine-tuning.
-        readers: Read channels side by side.
 
     Raises:
         DataError: If the data cannot be used; existing files are then unchanged.
@@ -93,13 +89,13 @@ def prepare(
         if constants is not None:
             metadata = write_constants(constants, output / CONSTANTS_FILE, metadata)
         if plan.statistics_spans:
-            mean, std = compute_statistics(source, plan, journal, reporter.advance, readers)
+            mean, std = compute_statistics(source, plan, journal, reporter.advance)
             metadata = replace(metadata, mean=mean, std=std)
         first_row = plan.num_rows_before
         for span in plan.years:
             if span.year not in journal.years:
                 path = output / FIELDS_FILE
-                journal.add_year(_write_year(source, plan, metadata, path, span, first_row, reporter, readers))
+                journal.add_year(_write_year(source, plan, metadata, path, span, first_row, reporter))
             first_row += span.num_steps
         written = tuple(journal.years[span.year] for span in plan.years)
         replace(metadata, years=metadata.years + written).write(output)
@@ -121,7 +117,6 @@ def _write_year(
     span: YearSpan,
     first_row: int,
     reporter: PreparationReporter,
-    readers: Readers,
 ) -> StoredYear:
     """Writes the rows of a year and waits until they are on the disk."""
     num_filled: dict[str, int] = {}
@@ -133,8 +128,8 @@ def _write_year(
         except OSError as error:
             raise DataError(f"no room for {span.year} in {path}: {error.strerror}; run again to resume") from error
         shape = (span.num_steps, len(plan.channels), *plan.shape)
-        read = partial(read_span, source, span=span, on_nan=plan.on_nan)
-        for index, (channel, (values, count)) in enumerate(readers.in_order(read, plan.channels)):
+        for index, channel in enumerate(plan.channels):
+            values, count = read_span(source, channel, span=span, on_nan=plan.on_nan)
             if count:
                 num_filled[channel] = count
             # Mapped for one channel, so that the process does not hold the pages of a whole year.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ import numpy as np
 from smoe.atomic_files import write_atomically
 from smoe.errors import DataError
 from smoe.gridded.field_files import DTYPE
-from smoe.gridded.schedulers import ONE_READER, Readers
 from smoe.gridded.statistics import Moments, add_year
 from smoe.paper.weather.data.journal import Journal
 from smoe.paper.weather.data.prepare_plan import Plan
@@ -67,15 +65,14 @@ def compute_statistics(
     plan: Plan,
     journal: Journal,
     advance: Callable[[str], None],
-    readers: Readers = ONE_READER,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Returns mean and std of all channels over all steps of the statistics years; skips years in the journal."""
     for span in plan.statistics_spans:
         if span.year in journal.moments:
             continue
         moments: dict[str, Moments] = {}
-        read = partial(read_span, source, span=span, on_nan=plan.on_nan)
-        for channel, (values, _) in readers.in_order(read, plan.channels):
+        for channel in plan.channels:
+            values, _ = read_span(source, channel, span=span, on_nan=plan.on_nan)
             moments[channel] = add_year(Moments(), channel, values)
             advance(f"statistics {span.year} {channel}")
         journal.add_moments(span.year, moments)
