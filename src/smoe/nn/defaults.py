@@ -5,7 +5,7 @@ the table, docs/rules.md the reasons. They need no number of the data and no len
 
 - families of experts (`order="families"`), so that a channel keeps its meaning while the routing changes;
 - a `FactorisedGate`, whose pixels learn from all pixels like them;
-- the rule `StraightThrough`, which compares all candidates of a family in every step;
+- the rule `StraightThrough`, which compares all candidates of a family, on a share of the samples;
 - equal experts in each family at the start, so that a new layer is a convolution, and a bias for each expert;
 - no damping.
 

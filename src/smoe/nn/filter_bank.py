@@ -46,7 +46,7 @@ class BankOptions(TypedDict, total=False):
 class FilterBank(RoutedLayer):
     """A bank of filters `(X * F, C, *kernel)`, of which a gate selects some at every pixel.
 
-    A geometry derives from this class and defines `apply_bank` and `apply_filters`.
+    A geometry derives from this class and defines `apply_bank`, `apply_filters` and `output_grid`.
 
     Args:
         in_channels: Number of channels that a filter meets.

@@ -130,7 +130,7 @@ class RoutedLayer(nn.Module, ABC):
 
     @property
     def order(self) -> Order:
-        """Order of the selected experts: `score` or `index`."""
+        """Order of the selected experts: `families`, `score` or `index`."""
         return self.gate.order
 
     @property

@@ -29,14 +29,15 @@ class SpatialMoE(RoutedLayer):
         num_experts: X, the number of experts.
         num_selected: E, the number of experts selected at each pixel.
         expert_channels: F, the number of outputs per expert.
-        gate: Gate that selects the experts; without one, a `TensorGate` is made for `spatial_shape`.
+        gate: Gate that selects the experts; without one, the default gate of the rule is made for
+            `spatial_shape`.
         spatial_shape: Rows and columns of the output grid.
         weighted: Multiply the experts' outputs by their scores.
-        order: Order of the output channels: `score`, or `index` for ascending expert numbers. A gate that is given has
-            its own.
+        order: Order of the output channels: `families`, `score`, or `index` for ascending expert numbers; None for that
+            of the rule. A gate that is given has its own.
         rule: How the gate learns: a rule of `smoe.rules`, or its short form such as `"probe(window=4)"`.
-        damping: Damping of the error of wrongly selected experts: a `smoe.rules.Damping`, a factor, or None for that of
-            the rule, which is none but for the paper's presets.
+        damping: Damping of the error of wrongly selected experts: a `smoe.rules.Damping` or a factor. If None, use that
+            of the rule; only the paper's presets have one.
 
     Example:
         >>> experts = smoe.CoordConv2d(1, 3)

@@ -23,7 +23,7 @@ from smoe.rules import Damping, Rule
 class SpatialMoE2d(FilterBank):
     """A bank of convolution filters, of which a gate selects some at every pixel.
 
-    Output `(B, E * F, H', W')`; with stride 1 the grid is kept. Channel 0 is each pixel's favourite expert.
+    Output `(B, E * F, H', W')`; with stride 1 the grid is kept.
 
     Args:
         in_channels: C, the number of channels of the input.
@@ -44,9 +44,10 @@ class SpatialMoE2d(FilterBank):
         order: Order of the output channels: `families`, `score`, or `index` for ascending expert numbers; None for that
             of the rule. A gate that is given has its own.
         rule: How the gate learns: a rule of `smoe.rules`, or its short form such as `"probe(window=4)"`. None for the
-            default: probing for a single output channel, and else straight-through over families of experts.
-        damping: Damping of the error of wrongly selected experts: a `smoe.rules.Damping`, a factor, or None for that of
-            the rule, which is none but for the paper's presets.
+            default: probing for a single output channel, straight-through for families of experts, and routing
+            classification for a gate that looks at its input or has another order.
+        damping: Damping of the error of wrongly selected experts: a `smoe.rules.Damping` or a factor. If None, use that
+            of the rule; only the paper's presets have one.
         device: Device of the weights.
         dtype: Dtype of the weights.
 

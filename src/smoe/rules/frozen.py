@@ -10,7 +10,7 @@ from smoe.rules.rule import Rule
 
 @dataclass(frozen=True)
 class Frozen(Rule):
-    """The gate stays as it is, and the experts receive the whole error."""
+    """The gate stays as it is."""
 
     name: ClassVar[str] = "frozen"
     learner: ClassVar[str] = "smoe.nn.learning.frozen:FrozenLearner"

@@ -1,4 +1,4 @@
-"""Gates that look at their input: convolutional, CoordConv, locally connected, linear."""
+"""Gates that look at their input (convolutional, CoordConv, locally connected, linear), and gates of a user's own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import smoe
+from smoe.options import Order
 from smoe.rules import RoutingClassification
 
 RC = RoutingClassification.released()
@@ -89,3 +90,40 @@ def test_linear_gate_works_on_one_grid_only():
     gate = smoe.LinearGate(1, 3, 1, (4, 5))
     with pytest.raises(ValueError, match=r"made for an input grid of \(4, 5\), got \(5, 4\)"):
         gate(torch.randn(2, 1, 5, 4))
+
+
+class _Rows(smoe.SpatialGate):
+    def __init__(self, order: Order = "families") -> None:
+        super().__init__(4, 2, order=order)
+        self.rows = torch.nn.Parameter(torch.randn(4, 5))
+
+    def raw_scores(self, input: torch.Tensor | None) -> torch.Tensor:
+        return self.rows[:, :, None].expand(-1, -1, 7)
+
+
+@pytest.mark.parametrize(("rule", "order"), [(None, "families"), (None, "score"), ("rc", "index")])
+def test_a_gate_of_ones_own_only_defines_scores(rule: str | None, order: Order):
+    torch.manual_seed(0)
+    layer = smoe.SpatialMoE2d(1, 4, 2, gate=_Rows(order), rule=rule)
+    assert layer.gate.spatial_shape == (5, 7)
+    assert layer.routing().indices.shape == (2, 5, 7)
+    layer(torch.randn(3, 1, 5, 7)).square().mean().backward()
+    (report,) = smoe.describe(layer).gates
+    assert report.grid == (5, 7) and report.num_used == 4
+    with pytest.raises(ValueError, match="5, 7"):
+        layer(torch.randn(3, 1, 5, 8))
+
+
+def test_scores_of_another_shape_are_refused():
+    class PerSample(_Rows):
+        def raw_scores(self, input: torch.Tensor | None) -> torch.Tensor:
+            return super().raw_scores(input)[None]
+
+    class LooksAtInput(_Rows):
+        looks_at_input = True
+
+    input = torch.randn(1, 1, 5, 7)
+    with pytest.raises(ValueError, match=r"PerSample has looks_at_input=False: .* return \(4, \*grid\), got \(1, 4, 5"):
+        PerSample()(input)
+    with pytest.raises(ValueError, match=r"LooksAtInput has .*=True: .* return \(B, 4, \*grid\), got \(4, 5, 7\)"):
+        LooksAtInput()(input)

@@ -46,8 +46,6 @@ class BandedGate(SpatialGate):
     `common_parameters` and `scores_of`, from which `raw_scores` follows.
     """
 
-    looks_at_input = False
-
     @property
     @abstractmethod
     def spatial_shape(self) -> tuple[int, ...]:

@@ -23,9 +23,11 @@ class NetworkGate(SpatialGate):
         kernel_size: Odd size of the kernels.
         stride: Stride of the layer.
         padding_mode: `zeros`, `circular` or `longitude`.
-        order: Order of the selected experts: `score` or `index`.
+        order: Order of the selected experts: `families`, `score` or `index`.
         normalization: `none`, `softmax`, `abs` or `abs_softmax`.
     """
+
+    looks_at_input = True
 
     def __init__(
         self,

@@ -30,7 +30,6 @@ class DecidedGate(SpatialGate):
         order: Order of the selected experts, which is that of the channels.
     """
 
-    looks_at_input = False
     experts: torch.Tensor
     sizes: torch.Tensor
     indices: torch.Tensor

@@ -16,10 +16,9 @@ class FixedGate(SpatialGate):
     Args:
         scores: Scores `(X, *grid)`.
         num_selected: E, the number of experts to select at each pixel.
-        order: Order of the selected experts: `score` or `index`.
+        order: Order of the selected experts: `families`, `score` or `index`.
     """
 
-    looks_at_input = False
     scores: torch.Tensor
 
     def __init__(self, scores: torch.Tensor, num_selected: int, *, order: Order = "score") -> None:

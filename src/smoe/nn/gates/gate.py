@@ -23,18 +23,19 @@ from smoe.rules import Rule
 class SpatialGate(nn.Module, ABC):
     """Scores each expert at each pixel and selects the best ones.
 
-    A gate of your own derives from this class and defines `raw_scores`. A gate given to several layers is shared by
-    them: it ranks its experts once in a forward pass and receives the sum of their gradients.
+    A gate of your own derives from this class and defines `raw_scores`; one that computes scores from the layer's input
+    also sets the class attribute `looks_at_input = True`. A gate given to several layers is shared by them and receives
+    the sum of their gradients.
 
     Args:
         num_experts: X, the number of experts in the bank.
         num_selected: E, the number of experts to select at each pixel.
-        order: Order of the selected experts: `score`, each pixel's favourite first, or `index`, by expert number. It is
-            saved with the gate, because the channels of a layer follow it.
+        order: Order of the selected experts: `families`, the best of each family; `score`, the highest score first;
+            or `index`, by expert number. It is saved with the gate, because the channels of a layer follow it.
         normalization: `none`, `softmax`, `abs` or `abs_softmax`, over the experts.
     """
 
-    looks_at_input: bool = True
+    looks_at_input: bool = False
     """Whether `raw_scores` returns scores of each sample, `(B, X, *grid)`, or shared ones, `(X, *grid)`."""
 
     order_code: torch.Tensor
@@ -77,7 +78,10 @@ class SpatialGate(nn.Module, ABC):
     @property
     def spatial_shape(self) -> tuple[int, ...] | None:
         """Grid that the gate was made for; None if it serves any."""
-        return None
+        if self.looks_at_input:
+            return None
+        with torch.no_grad():
+            return tuple(self.raw_scores(None).shape[1:])
 
     @abstractmethod
     def raw_scores(self, input: torch.Tensor | None) -> torch.Tensor:
@@ -168,6 +172,12 @@ class SpatialGate(nn.Module, ABC):
             with torch.autocast(input.device.type, enabled=False):
                 return self._scores(input.to(dtype))
         raw = self.raw_scores(input)
+        if raw.ndim < 2 + self.looks_at_input or raw.shape[int(self.looks_at_input)] != self.num_experts:
+            expected = f"{'(B, ' if self.looks_at_input else '('}{self.num_experts}, *grid)"
+            raise ValueError(
+                f"{type(self).__name__} has looks_at_input={self.looks_at_input}: raw_scores must return {expected}, "
+                f"got {tuple(raw.shape)}"
+            )
         clean = raw.flatten(2) if self.looks_at_input else raw.flatten(1).unsqueeze(0)
         if clean.dtype in (torch.float16, torch.bfloat16):
             clean = clean.float()

@@ -21,9 +21,11 @@ class LinearGate(SpatialGate):
         num_selected: E, the number of experts to select at each pixel.
         spatial_shape: Rows and columns of the layer's output grid.
         input_shape: Rows and columns of its input, if they differ (stride).
-        order: Order of the selected experts: `score` or `index`.
+        order: Order of the selected experts: `families`, `score` or `index`.
         normalization: `none`, `softmax`, `abs` or `abs_softmax`.
     """
+
+    looks_at_input = True
 
     def __init__(
         self,

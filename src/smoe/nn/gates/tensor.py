@@ -33,7 +33,7 @@ class TensorGate(BandedGate):
             pixels start with the same experts. `uniform`: all scores 0, so that ties select the first experts
             everywhere.
         correlation_length: Correlation length of the smooth fields, in pixels; an eighth of the shorter side if None.
-        order: Order of the selected experts: `score` or `index`.
+        order: Order of the selected experts: `families`, `score` or `index`.
         normalization: `none`, `softmax`, `abs` or `abs_softmax`.
         device: Device of the scores.
         dtype: Dtype of the scores.

@@ -1,4 +1,4 @@
-"""Learners: what the rules of `smoe.rules` do in a layer, one file each."""
+"""Learners: what the rules of `smoe.rules` do in a layer."""
 
 from smoe.nn.learning.learner import Learner, Setting, Step, make_learner
 from smoe.nn.memory import Memory

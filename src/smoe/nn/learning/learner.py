@@ -96,7 +96,7 @@ class Learner(Memory):
 
     Args:
         rule: Rule that made the learner.
-        setting: What to learn, checked here.
+        setting: Gate and options of the layer, for a subclass to check; not kept.
         *counters: Names of the counters.
     """
 
