@@ -167,6 +167,11 @@ def test_a_net_of_your_own(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"give it as load\(path, net=...\)"):
         smoe.GridRegressor.load(tmp_path / "m")
     xr.testing.assert_equal(smoe.GridRegressor.load(tmp_path / "m", net=make()).predict(x), model.predict(x))
+    loaded = smoe.load(tmp_path / "m", net=make())
+    assert isinstance(loaded, smoe.GridRegressor)
+    xr.testing.assert_equal(loaded.predict(x), model.predict(x))
+    with pytest.raises(ValueError, match="is a model, which names no data: leave out store"):
+        smoe.load(tmp_path / "m", net=make(), store="elsewhere")
     with pytest.raises(ValueError, match=r"the net must turn \(1, 1, 6, 9\) into \(1, 1, 6, 9\), got \(1, 2, 6, 9\)"):
         smoe.GridRegressor(nn.Conv2d(1, 2, 3, padding=1), **SMALL).fit(x, y)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from smoe.experiments.experiment import Notify
 from smoe.experiments.open_run import OpenRun
@@ -85,6 +85,7 @@ def load(
     *,
     notify: Notify = print,
     trust_places: bool = False,
+    net: nn.Module | None = None,
     **data: Any,
 ) -> TrainedRun | GridRegressor:
     """Opens a trained run, or a model that `GridRegressor.save` or `smoe fit` wrote.
@@ -96,10 +97,12 @@ def load(
         trust_places: Read data where the recipe names them, although it is not recorded that you made the run. Without
             it, a run from others whose recipe.json names a place outside its directory is refused, unless `data` name
             another.
-        **data: Fields of the recipe's data to replace, such as `store="stores/era5"` where the data were moved.
+        net: The module itself, if a `GridRegressor` was fitted with one of your own.
+        **data: Fields of a run's recipe.data to replace, such as `store="stores/era5"` where the data were moved.
 
     Raises:
         RunError: If the directory holds neither, or its recipe names a place that is not allowed.
+        ValueError: If `net` is given for a run, or `data` for a model.
 
     Example:
         >>> run = smoe.load("runs/weather-smoe-0", store="stores/era5")  # doctest: +SKIP
@@ -107,10 +110,14 @@ def load(
     """
     path = Path(path)
     if (path / "recipe.json").is_file():
+        if net is not None:
+            raise ValueError(f"{path} is a run, whose recipe describes its network: leave out net=")
         places = {name: Path(value) if isinstance(value, str) else value for name, value in data.items()}
         return TrainedRun(path, checkpoint, places, notify, trust_places=trust_places)
     if (path / "config.json").is_file():
         from smoe.regression import GridRegressor
 
-        return GridRegressor.load(path)
+        if data:
+            raise ValueError(f"{path} is a model, which names no data: leave out {', '.join(data)}")
+        return GridRegressor.load(path, net=net)
     raise RunError(f"{path} holds neither a run (recipe.json) nor a model (config.json)")
