@@ -77,6 +77,12 @@ def test_the_lines_of_the_readme(tmp_path: Path) -> None:
     xr.testing.assert_identical(again.routing_map(), routing)
 
 
+def test_the_record_of_a_fit_names_no_score_of_a_test() -> None:
+    history = fitted(*pair(), validation=slice("2001-01-26", "2001-02-09")).fitted.records["model"]
+    assert "validation/loss" in history[0]
+    assert not [key for record in history for key in record if key.startswith("test/")]
+
+
 @pytest.mark.parametrize("normalisation", ["channel", "pixel"])
 @pytest.mark.parametrize("residual", ["auto", "no"])
 def test_a_prediction_is_what_the_net_says_in_the_units_of_the_target(normalisation: str, residual: str) -> None:

@@ -377,6 +377,13 @@ def test_the_loss_can_be_monitored_without_a_metric(tmp_path: Path) -> None:
     )
 
 
+def test_without_a_test_split_nothing_is_tested(tmp_path: Path) -> None:
+    task = make_task()
+    del task.splits["test"]  # type: ignore[attr-defined]
+    last = Loop(task, PLAN, RunDirectory(tmp_path)).fit()
+    assert not [key for key in last if key.startswith("test/")] and last["stopped"] == "4 epochs done"
+
+
 def test_a_second_loop_in_the_same_directory_is_refused(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     with run.lock(), pytest.raises(RunError, match=f"process {os.getpid()} trains in"):

@@ -219,7 +219,7 @@ def _run(args: list[str]) -> int:
 def _speaks_to_user(error: Exception) -> bool:
     # By name, because importing these classes would import torch for `smoe --help`.
     names = {kind.__name__ for kind in type(error).__mro__}
-    ours = {"RecipeError", "RunError", "CheckpointError", "StoredRunError", "TrainingDiverged", "LostProcessError"}
+    ours = {"RecipeError", "RunError", "CheckpointError", "StoredRunError", "TrainingDiverged"}
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         return True
     return bool(names & ours) or isinstance(error, (ValueError, FileNotFoundError, PermissionError))

@@ -93,9 +93,7 @@ def _train(name: str, options: RecipeFlags, output_dir: Path) -> int:
     from smoe.experiments.runs import train
     from smoe.training.devices import leave_processes
     from smoe.training.interruption import Interrupted
-    from smoe.training.lost_process import watch_processes
     from smoe.training.progress import BarReporter, Reporter
-    from smoe.training.run_directory import RunDirectory
     from smoe.training.tracking import TrackedReporter
 
     # Launchers number the processes of a run in RANK; the first one prints for all.
@@ -107,7 +105,6 @@ def _train(name: str, options: RecipeFlags, output_dir: Path) -> int:
             logged: Reporter = reporter
             if log_with is not None and is_first:
                 logged = closing.enter_context(TrackedReporter(reporter, log_with, output_dir, recipe.plain()))
-            processes = closing.enter_context(watch_processes(RunDirectory(output_dir)))
             record = train(
                 name,
                 recipe,
@@ -116,7 +113,6 @@ def _train(name: str, options: RecipeFlags, output_dir: Path) -> int:
                 trust_places=options.trust_places,
                 reporter=logged,
                 notify=reporter.notify,
-                processes=processes,
             )
             leave_processes()
     except Interrupted as interruption:

@@ -23,7 +23,6 @@ from smoe.training.checkpoint_parts import load_whole
 from smoe.training.checkpoints import CheckpointError
 from smoe.training.freed_memory import keep_freed_memory
 from smoe.training.loop import Loop
-from smoe.training.lost_process import WatchedProcesses
 from smoe.training.monitor import check_monitor
 from smoe.training.plan import resumable_fields
 from smoe.training.progress import Reporter
@@ -41,7 +40,6 @@ def train(
     trust_places: bool = False,
     reporter: Reporter | None = None,
     notify: Notify = print,
-    processes: WatchedProcesses | None = None,
 ) -> Record:
     """Trains a recipe and returns its last record.
 
@@ -57,7 +55,6 @@ def train(
             directory.
         reporter: Logs the progress of the training.
         notify: Receives messages about what is being made before the training.
-        processes: The processes of the training, if they are watched already.
     """
     set_num_threads(recipe)
     keep_freed_memory()
@@ -80,7 +77,7 @@ def train(
         if recipe.init_from is not None and not has_begun:
             load_initial_weights(task.model, recipe.init_from)
             notify(f"starting from the best weights of {recipe.init_from}")
-        loop = Loop(task, recipe.training, directory, reporter, processes)
+        loop = Loop(task, recipe.training, directory, reporter)
         loop.begin(plain)
         return loop.fit(resume=resume)
 

@@ -84,7 +84,7 @@ def train_net(
         loss=objective,
         metrics=[MeanObjective(objective)],
         # The score of the test part is computed in the units of the data, beside simple predictions, by `score`.
-        splits={"train": splits["train"], "validation": splits["validation"], "test": splits["validation"]},
+        splits={"train": splits["train"], "validation": splits["validation"]},
         collate=keep_batch,
         seed=options.seed,
         reads_ahead=True,

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import gc
+from datetime import timedelta
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import InitProcessGroupKwargs
 
 from smoe.training.distribution import Distribution, WholeModel
 from smoe.training.plan import TrainingPlan
 from smoe.training.task import Task
+
+# Longer than any process waits for another in a training that goes on, such as for the writer of a checkpoint.
+_TIMEOUT = timedelta(minutes=10)
 
 
 def make_accelerator(plan: TrainingPlan) -> Accelerator:
     """Returns an accelerator for a plan, whatever an earlier run of this process used."""
     # accelerate keeps the precision of the first accelerator for all later ones, and refuses another.
     AcceleratorState._reset_state()
-    return Accelerator(cpu=plan.device == "cpu", mixed_precision=plan.precision)
+    return Accelerator(
+        cpu=plan.device == "cpu",
+        mixed_precision=plan.precision,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=_TIMEOUT)],
+    )
 
 
 def distribute(accelerator: Accelerator, task: Task, plan: TrainingPlan) -> Distribution:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from smoe.training.evaluated_model import EvaluatedModel
 from smoe.training.evaluation import evaluate, sum_over_processes
 from smoe.training.finite_state import FiniteState
 from smoe.training.interruption import Interrupted, Interruption
-from smoe.training.lost_process import WatchedProcesses, watch_processes
 from smoe.training.monitor import LOSS, check_monitor
 from smoe.training.plan import Stopping, TrainingPlan
 from smoe.training.progress import Reporter, SilentReporter
@@ -61,7 +60,6 @@ class Loop:
         plan: Batches, schedule and stopping.
         run: Directory of the run.
         reporter: Logs progress; None logs nothing.
-        processes: The processes of the training, if they are watched already; None watches them while it trains.
 
     Attributes:
         signal_number: Signal that asked for a stop after the last step, when nothing was left to stop; None without.
@@ -78,14 +76,12 @@ class Loop:
         plan: TrainingPlan,
         run: RunDirectory,
         reporter: Reporter | None = None,
-        processes: WatchedProcesses | None = None,
     ) -> None:
         check_monitor(plan, metric_names(task.metrics))
         self.task, self.plan, self.run = task, plan, run
         needs_loss = plan.monitor == LOSS and LOSS not in metric_names(task.metrics)
         self.metrics = [*task.metrics, MeanLoss(task.loss)] if needs_loss else list(task.metrics)
         self.accelerator = make_accelerator(plan)
-        self._processes = processes
         self.evaluated = EvaluatedModel(task, plan, self.accelerator)
         self.average = self.evaluated.average
         self.distribution = distribute(self.accelerator, task, plan)
@@ -130,7 +126,7 @@ class Loop:
             )
 
     def fit(self, *, resume: bool = False) -> Record:
-        """Trains to the end of the plan and returns the last record, with the test metrics.
+        """Trains to the end of the plan and returns the last record, with the metrics of a test split if there is one.
 
         The model has the best weights afterwards.
 
@@ -142,21 +138,19 @@ class Loop:
         Raises:
             Interrupted: After a SIGINT, SIGTERM or SIGHUP. The state was stored.
             TrainingDiverged: If the loss or the weights are not finite. The last state that was finite stays stored.
-            RunError: If another process trains in the run directory, or it cannot be written.
+            RunError: If another process trains in the run directory, it cannot be written, or the connection to another
+                process of the training is lost.
             CheckpointError: If a checkpoint cannot be read or written.
-            LostProcessError: If another process of the training has ended.
         """
         checkpoints, state = self.checkpoints, self.state
-        with self._watch_processes() as processes, self.run.lock():
-            processes.stored = lambda: checkpoints.stored
-            processes.begin_training()
+        with self.run.lock(), self._named_lost_processes():
             if self.accelerator.is_main_process:
                 self.run.make_folders()
             if resume and checkpoints.exist():
                 checkpoints.restore_last(state, self.plan)
             else:
                 checkpoints.save_last(state)
-            with Interruption() as interruption, self._named_lost_readers():
+            with Interruption() as interruption:
                 while not state.is_finished:
                     self._end_epoch(self._train_epoch(interruption))
             self.signal_number = interruption.signal_number
@@ -164,17 +158,24 @@ class Loop:
         return state.history[-1]
 
     @contextmanager
-    def _named_lost_readers(self) -> Iterator[None]:
+    def _named_lost_processes(self) -> Iterator[None]:
+        """Turns the loss of a process that reads data, or of another one that trains, into one line."""
         try:
             yield
         except RuntimeError as error:
-            # torch has no class for this error.
-            if "DataLoader worker" not in str(error):
+            # torch has no class for the error of a reader, nor gloo for a closed connection.
+            text = str(error)
+            if "DataLoader worker" in text:
+                what = f"a process that reads data was killed from outside, perhaps for its memory ({error})"
+                remedy = "resume the run, or set fewer num_workers"
+            elif self.accelerator.num_processes > 1 and (
+                isinstance(error, torch.distributed.DistError) or "gloo" in text.lower()
+            ):
+                what = f"process {self.accelerator.process_index} has lost the connection to another one ({text})"
+                remedy = "look at the messages of the process that ended first, and resume the run"
+            else:
                 raise
-            raise RunError(
-                f"a process that reads data was killed from outside, perhaps for its memory ({error}); "
-                f"{self.run.last_checkpoint} holds {self.checkpoints.stored}; resume the run, or set fewer num_workers"
-            ) from error
+            raise RunError(f"{what}; {self.run.last_checkpoint} holds {self.checkpoints.stored}; {remedy}") from error
 
     def evaluate(self, split: str) -> dict[str, float]:
         """Returns the metrics of the model, or of the average of its weights, on a split, named `split/metric`."""
@@ -193,13 +194,6 @@ class Loop:
             )
         self.distribution.end_evaluation(model)
         return {f"{split}/{name}": value for name, value in values.items()}
-
-    def _watch_processes(self) -> AbstractContextManager[WatchedProcesses]:
-        # A launcher that sets none of torch's variables is found by accelerate only.
-        is_watched = self._processes is not None and (
-            self._processes.are_several or self.accelerator.num_processes == 1
-        )
-        return nullcontext(self._processes) if is_watched else watch_processes(self.run)  # type: ignore[return-value]
 
     def _train_epoch(self, interruption: Interruption) -> Batch | None:
         """Trains the rest of the epoch; returns its last batch, or None if there was none left."""
@@ -319,12 +313,14 @@ class Loop:
         return {**record, "warnings": warnings} if warnings else record
 
     def _finish(self, reason: str) -> None:
-        """Evaluates the best weights on the test split: the last record."""
-        trained = {name: value.clone() for name, value in self.evaluated.weights.state_dict().items()}
-        self._load_best()
-        test = self.evaluate("test")
-        # The last checkpoint holds the last weights, so that the run can be extended.
-        self.evaluated.weights.load_state_dict(trained)
+        """Evaluates the best weights on the test split, if there is one: the last record."""
+        test: dict[str, float] = {}
+        if "test" in self.task.splits:
+            trained = {name: value.clone() for name, value in self.evaluated.weights.state_dict().items()}
+            self._load_best()
+            test = self.evaluate("test")
+            # The last checkpoint holds the last weights, so that the run can be extended.
+            self.evaluated.weights.load_state_dict(trained)
         total = sum(record["seconds"] for record in self.state.history)
         self.watch.finish(self.state.history[-1].get("routing/gain"))
         record = {

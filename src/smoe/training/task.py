@@ -23,7 +23,8 @@ class Task:
         optimizer: Optimiser of the model's parameters.
         loss: Function of prediction and target that returns a scalar.
         metrics: Metrics of the validation split after each epoch and of the test split at the end.
-        splits: Data sets named `train`, `validation` and `test`; a sample is an input and a target.
+        splits: Data sets named `train`, `validation` and, unless nothing is tested at the end, `test`; a sample is an
+            input and a target.
         collate: Makes a batch from what the data set returns for a list of indices.
         seed: Seed of the shuffles.
         auxiliary_loss: Function of the model after its forward pass, added to the loss of each training step.
