@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from smoe.atomic_files import write_atomically
+from smoe._files import write_atomically
 from smoe.experiments.migrations import SCHEMA
 from smoe.experiments.result_tables.stored_runs import RunStore
 

@@ -15,7 +15,7 @@ _COMMAND = """
 import sys, types, time, signal
 from pathlib import Path
 import importlib; entry = importlib.import_module("smoe.cli.main")
-from smoe.temporary_folder import temporary_folder
+from smoe._files import temporary_folder
 def wait(seconds):
     # In short steps: a signal between the last look for signals and a long sleep is noticed after the sleep.
     for _ in range(round(20 * seconds)):

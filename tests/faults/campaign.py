@@ -18,7 +18,7 @@ import torch
 
 from faults.isolation import try_isolated
 from faults.outcome import BAD, VERDICTS, Kind, Outcome
-from smoe.atomic_files import write_atomically
+from smoe._files import write_atomically
 from smoe.benchmarks.stored_table import circumstances, origin, write_table
 
 _SECONDS_BETWEEN_SAVES = 10.0

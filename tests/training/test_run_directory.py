@@ -35,7 +35,7 @@ with RunDirectory(sys.argv[1]).lock():
 _TAKER = """
 import os, sys, time
 from pathlib import Path
-from smoe.file_lock import FileLock, LockedError
+from smoe._files import FileLock, LockedError
 folder, end, num_held = Path(sys.argv[1]), time.monotonic() + 2, 0
 while time.monotonic() < end:
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from smoe.atomic_files import write_atomically
+from smoe._files import write_atomically
 from smoe.benchmarks.learn_students import STUDENTS
 from smoe.benchmarks.learn_tasks import TASKS
 from smoe.benchmarks.learn_upcycling import UPCYCLING

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from smoe.atomic_files import write_atomically
+from smoe._files import write_atomically
 from smoe.benchmarks.stored_table import circumstances
 from smoe.diagnostics.routing_gain import on_commonest_experts
 from smoe.errors import DataError

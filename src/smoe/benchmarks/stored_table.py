@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from smoe.atomic_files import write_atomically
+from smoe._files import write_atomically
 from smoe.training.run_directory import git_commit, processor_name
 
 

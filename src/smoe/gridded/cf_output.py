@@ -9,9 +9,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smoe._files import temporary_folder
 from smoe.errors import DataError
 from smoe.gridded.disk_space import free_space
-from smoe.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from smoe.atomic_files import write_atomically
+from smoe._files import write_atomically
 from smoe.errors import DataError
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Set
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from smoe.atomic_files import remove_leftovers
+from smoe._files import FileLock, LockedError, remove_leftovers
 from smoe.errors import DataError
-from smoe.file_lock import FileLock, LockedError
 
 _LOCK_FILE = "lock"
 
@@ -37,5 +36,7 @@ def only_process(output: Path, our_files: Set[str]) -> Iterator[None]:
             stack.enter_context(FileLock(output / _LOCK_FILE))
         except LockedError as error:
             raise DataError(f"{error.holder} is preparing {output}: wait for it, or stop it") from None
+        except OSError as error:
+            raise DataError(f"{output / _LOCK_FILE} cannot be written: {error.strerror}") from None
         remove_leftovers(output / name for name in our_files)
         yield

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from smoe._files import temporary_folder
 from smoe.regression.objectives import GridObjective, MeanObjective
 from smoe.regression.options import MACHINE_OPTIONS, RegressorOptions
 from smoe.regression.samples import GridSamples, keep_batch
-from smoe.temporary_folder import temporary_folder
 from smoe.training.freed_memory import keep_freed_memory
 from smoe.training.interruption import Interrupted
 from smoe.training.loop import Loop, TrainingDiverged

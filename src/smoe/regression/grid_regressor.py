@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from smoe._files import temporary_folder
 from smoe.errors import DataError
 from smoe.gridded.cf_output import with_provenance
 from smoe.gridded.open_fields import Data, open_fields
@@ -41,7 +42,6 @@ from smoe.regression.routing_map import routing_map
 from smoe.regression.scores import ScoreTable
 from smoe.regression.scoring import score_samples
 from smoe.suggestions import suggest
-from smoe.temporary_folder import temporary_folder
 from smoe.training.progress import BarReporter, Reporter
 from smoe.training.run_directory import RunDirectory
 from smoe.training.tracking import TrackedReporter

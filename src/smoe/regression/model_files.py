@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from smoe.atomic_files import write_atomically
+from smoe._files import FileLock, LockedError, write_atomically
 from smoe.errors import DataError
-from smoe.file_lock import FileLock, LockedError
 from smoe.gridded.checked_json import checksum
 from smoe.gridded.field_source import Channel
 from smoe.gridded.horizontal_grid import to_plain

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from smoe.atomic_files import write_atomically
+from smoe._files import temporary_folder, write_atomically
 from smoe.diagnostics import fixed_choices
 from smoe.errors import DataError
 from smoe.gridded.cf_output import WRITING, with_provenance, write_cf, write_cf_by_year
@@ -16,7 +16,6 @@ from smoe.regression.fitted import Fitted
 from smoe.regression.grid_regressor import GridRegressor
 from smoe.regression.joined_blocks import join_blocks
 from smoe.regression.scores import ScoreTable
-from smoe.temporary_folder import temporary_folder
 
 SCORES = "scores.json"
 

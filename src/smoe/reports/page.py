@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from smoe.atomic_files import write_atomically
+from smoe._files import write_atomically
 from smoe.errors import DataError
 from smoe.reports.markup import Markup, join, script_json, tag
 from smoe.reports.page_data import DETAILS, page_data

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from smoe.atomic_files import write_atomically
+from smoe._files import write_atomically
 from smoe.file_claims import excessive_claim
 
 # The end of a checkpoint: this mark and the SHA-256 of everything before it. It stands after the end of the zip archive

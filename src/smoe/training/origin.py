@@ -14,7 +14,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from smoe.atomic_files import write_atomically
+from smoe._files import write_atomically
 
 ORIGIN_FILE = "origin.json"
 """Name of the record."""

@@ -13,8 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from smoe.atomic_files import remove_leftovers, write_atomically
-from smoe.file_lock import FileLock, LockedError
+from smoe._files import FileLock, LockedError, remove_leftovers, write_atomically
 from smoe.training.environment import environment, git_commit, processor_name
 from smoe.training.origin import ORIGIN_FILE, OriginError, is_own, record_origin
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from smoe.atomic_files import write_atomically
+from smoe._files import write_atomically
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

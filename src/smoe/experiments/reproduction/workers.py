@@ -19,10 +19,10 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Protocol
 
+from smoe._files import FileLock, LockedError
 from smoe.child_processes import STOPS
 from smoe.experiments.reproduction.run import PlannedRun, train_and_store
 from smoe.experiments.result_tables.stored_runs import RunStore
-from smoe.file_lock import FileLock, LockedError
 from smoe.training.run_directory import RunError
 
 _SECONDS_BETWEEN_LOOKS = 0.5

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoe.atomic_files import write_atomically
+from smoe._files import write_atomically
 from smoe.experiments.result_tables.stored_runs import RunStore, StoredRunError, identity_of
 from smoe.experiments.result_tables.tables import ResultTable, Row, TableSet
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoe.atomic_files import write_atomically
+from smoe._files import write_atomically
 from smoe.experiments.published import PublishedResult
 from smoe.experiments.result_tables.notes import Notes, runs_of_row, runs_of_table
 from smoe.experiments.result_tables.stored_runs import RunStore

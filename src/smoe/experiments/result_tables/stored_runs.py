@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoe.atomic_files import write_atomically
+from smoe._files import write_atomically
 from smoe.experiments.migrations import SCHEMA, SchemaError, migrate_recipe
 from smoe.experiments.recipe import Recipe
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from smoe.atomic_files import write_atomically
+from smoe._files import write_atomically
 from smoe.paper.heat.data.region_maps import count_region_types
 
 MAX_DIFFUSIVITY = 0.25

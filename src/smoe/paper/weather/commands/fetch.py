@@ -10,7 +10,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from smoe.atomic_files import write_atomically
+from smoe._files import write_atomically
 from smoe.command_line import parse
 from smoe.errors import DataError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe.atomic_files import write_atomically
+from smoe._files import write_atomically
 from smoe.errors import DataError
 from smoe.gridded.field_files import DTYPE
 from smoe.gridded.statistics import Moments, add_year

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from smoe._files import temporary_folder
 from smoe.errors import DataError
 from smoe.gridded.cf_output import WRITING, explain_library_error
 from smoe.gridded.grid import Grid
 from smoe.paper.atmosphere.variables import VARIABLES, parse_channel
-from smoe.temporary_folder import temporary_folder
 
 DIMENSIONS = ("init_time", "lead_time", "lat", "lon")
 ENDINGS = (".nc", ".zarr")

@@ -1,0 +1,237 @@
+"""Locks, temporary folders and files that are written whole: what a kill, an error or another user leaves of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smoe._files import FileLock, LockedError, remove_leftovers, temporary_folder, write_atomically
+
+
+def test_the_holder_is_named_with_its_host_if_that_is_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with FileLock(path):
+        with pytest.raises(LockedError, match=f"^process {os.getpid()} has the lock"), FileLock(path):
+            pass
+        path.write_text("71 node4\n")
+        with pytest.raises(LockedError, match="process 71 on node4 has the lock"), FileLock(path):
+            pass
+        path.write_text("")
+        with pytest.raises(LockedError, match="another process has the lock"), FileLock(path):
+            pass
+    assert socket.gethostname() != "node4"
+
+
+def test_a_disk_that_is_full_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with pytest.raises(OSError, match="No space left"), FileLock(tmp_path / "lock"):
+        pass
+    assert not any(tmp_path.iterdir())
+    monkeypatch.undo()
+    with FileLock(tmp_path / "lock") as lock:
+        assert lock.is_held
+
+
+def test_the_lock_of_another_process_at_the_same_path_is_not_removed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with FileLock(path):
+        path.unlink()
+        other = FileLock(path)
+        other.__enter__()
+    with pytest.raises(LockedError), FileLock(path):
+        pass
+    other.__exit__()
+    assert not path.exists()
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.warns(UserWarning, match="cannot be locked"), FileLock(tmp_path / "lock") as lock:
+        assert not lock.is_held
+    with FileLock(tmp_path / "lock", warns=False) as lock:
+        assert not lock.is_held
+
+
+@pytest.mark.parametrize("make", [Path.symlink_to, Path.hardlink_to])
+def test_a_lock_that_is_a_link_is_refused_and_what_it_names_untouched(make: Any, tmp_path: Path) -> None:
+    precious = tmp_path / "authorized_keys"
+    precious.write_text("a key that is longer than a process number and a host\n")
+    path = tmp_path / "lock"
+    make(path, precious)
+    with pytest.raises(PermissionError, match="it is a link, or no file of this user"), FileLock(path):
+        pass
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(PermissionError), FileLock(path):
+        pass
+    assert precious.read_text() == "a key that is longer than a process number and a host\n"
+
+
+def test_what_belongs_to_another_user_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, folder, leftover = tmp_path / "lock", tmp_path / "smoe-test-1", tmp_path / ".a.txt.7.00.tmp"
+    folder.mkdir()
+    for file in (path, folder / "lock", leftover):
+        file.write_text("71 node4\n")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(PermissionError, match="no file of this user"), FileLock(path):
+        pass
+    with temporary_folder("smoe-test-", tmp_path):
+        pass
+    remove_leftovers([tmp_path / "a.txt"])
+    assert names(tmp_path) == [".a.txt.7.00.tmp", "lock", "smoe-test-1"]
+    assert path.read_text() == (folder / "lock").read_text() == "71 node4\n"
+
+
+def test_a_link_in_an_abandoned_folder_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    (tmp_path / "smoe-test-1").mkdir()
+    (tmp_path / "smoe-test-1" / "lock").symlink_to(precious)
+    (tmp_path / "smoe-test-2").symlink_to(tmp_path / "smoe-test-1")
+    with temporary_folder("smoe-test-", tmp_path):
+        pass
+    assert precious.read_text() == "kept" and names(tmp_path) == ["precious", "smoe-test-1", "smoe-test-2"]
+
+
+_HOLDER = """
+import sys, time
+from pathlib import Path
+from smoe._files import temporary_folder
+with temporary_folder("smoe-test-", Path(sys.argv[1])) as folder:
+    (folder / "block").write_bytes(bytes(100))
+    print(folder.name, flush=True)
+    time.sleep(600)
+"""
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_folder_ends_with_its_process_or_at_the_next_start(tmp_path: Path) -> None:
+    (tmp_path / "smoe-other").mkdir()
+    holder = subprocess.Popen([sys.executable, "-c", _HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        theirs = holder.stdout.readline().strip()
+        with temporary_folder("smoe-test-", tmp_path) as ours:
+            assert names(tmp_path) == sorted(["smoe-other", theirs, ours.name])
+    finally:
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+        if holder.stdout is not None:
+            holder.stdout.close()
+    assert names(tmp_path) == sorted(["smoe-other", theirs])
+    with temporary_folder("smoe-test-", tmp_path) as ours:
+        assert names(tmp_path) == sorted(["smoe-other", ours.name])
+    assert names(tmp_path) == ["smoe-other"]
+
+
+def test_a_folder_that_was_never_locked_is_removed_if_it_is_empty(tmp_path: Path) -> None:
+    empty, foreign = tmp_path / "smoe-test-1", tmp_path / "smoe-test-2"
+    empty.mkdir()
+    foreign.mkdir()
+    (foreign / "file").touch()
+    with temporary_folder("smoe-test-", tmp_path):
+        assert foreign.exists() and not empty.exists()
+
+
+def test_a_folder_that_was_removed_before_it_was_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, made = tempfile.mkdtemp, []
+
+    def make_and_lose(prefix: str, dir: Path) -> str:
+        made.append(make(prefix=prefix, dir=dir))
+        if len(made) == 1:
+            os.rmdir(made[0])
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose)
+    with temporary_folder("smoe-test-", tmp_path) as folder:
+        assert str(folder) == made[1]
+    assert not any(tmp_path.iterdir())
+
+
+def test_without_locks_no_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    abandoned = tmp_path / "smoe-test-1"
+    abandoned.mkdir()
+    (abandoned / "lock").touch()
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with temporary_folder("smoe-test-", tmp_path):
+        pass
+    assert names(tmp_path) == ["smoe-test-1"]
+
+
+_WRITER = """
+import sys, time
+from pathlib import Path
+from smoe._files import write_atomically
+def write(file):
+    file.write(b"half")
+    file.flush()
+    print("writing", flush=True)
+    time.sleep(600)
+write_atomically(Path(sys.argv[1]), write)
+"""
+
+
+def test_the_next_write_removes_what_a_killed_process_left_but_not_what_another_writes(tmp_path: Path) -> None:
+    # The name is no pattern.
+    path = tmp_path / "report[1].html"
+    writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert writer.stdout is not None and writer.stdout.readline() == "writing\n"
+        write_atomically(path, lambda file: file.write(b"whole"))
+        assert len(list(tmp_path.glob(".report*.tmp"))) == 1
+    finally:
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+        if writer.stdout is not None:
+            writer.stdout.close()
+    write_atomically(path, lambda file: file.write(b"again"))
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert path.read_bytes() == b"again"
+
+
+def test_without_locks_no_temporary_file_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    leftover = tmp_path / ".a.txt.7.00.tmp"
+    leftover.write_text("half")
+    monkeypatch.setattr("fcntl.flock", refuse)
+    write_atomically(tmp_path / "a.txt", lambda file: file.write(b"whole"))
+    assert leftover.exists() and (tmp_path / "a.txt").read_text() == "whole"
+    monkeypatch.undo()
+    remove_leftovers([tmp_path / "a.txt"])
+    assert not leftover.exists()
+
+
+def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def fail(file: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, fail)
+    assert path.read_text() == "old" and [each.name for each in tmp_path.iterdir()] == ["a.txt"]
