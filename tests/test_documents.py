@@ -59,6 +59,11 @@ def test_relative_links_lead_to_files():
     assert broken == []
 
 
+def test_install_commands_do_not_ask_an_index_for_the_package():
+    names = [*_documents(), *_listed("src/*.py")]
+    assert [name for name in names if re.search(r"pip install ['\"]?smoe", (ROOT / name).read_text())] == []
+
+
 def _commands() -> list[list[str]]:
     lines = (line.strip() for name in _documents() for line in (ROOT / name).read_text().splitlines())
     quoted = (match for line in lines for match in re.findall(r"(?:^|`)(smoe [a-z][^`#]*)", line))

@@ -127,15 +127,10 @@ def __getattr__(name: str) -> object:
     if name in _SUBMODULES:
         return importlib.import_module(f"smoe.{name}")
     if name in __all__:
-        try:
-            home = importlib.import_module(_HOMES.get(name, "smoe.nn"))
-        except ModuleNotFoundError as error:
-            if error.name != "matplotlib":
-                raise
-            raise ModuleNotFoundError(
-                f"smoe.{name} needs matplotlib: pip install 'smoe[plot]'", name=error.name
-            ) from None
-        return getattr(home, name)
+        from smoe.errors import naming_extras
+
+        with naming_extras(f"smoe.{name}"):
+            return getattr(importlib.import_module(_HOMES.get(name, "smoe.nn")), name)
     raise AttributeError(f"module 'smoe' has no attribute {name!r}")
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
+import tomllib
+from pathlib import Path
 
 import pytest
+
+from smoe.errors import EXTRAS
 
 HEAVY = {"torch", "numpy", "xarray", "matplotlib", "accelerate"}
 
@@ -60,3 +65,74 @@ def test_lists_and_help_texts_need_no_torch(arguments: list[str]) -> None:
 )
 def test_a_typo_is_answered_without_torch(arguments: list[str], code: int) -> None:
     run(arguments, HEAVY, code)
+
+
+def without(packages: set[str], program: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program where packages cannot be imported."""
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({sorted(packages)!r}))\n"
+    return subprocess.run([sys.executable, "-c", blocked + program], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "package"),
+    [
+        *(([command, "--help"], "tyro") for command in ("fit", "predict", "train", "plan", "evaluate", "report")),
+        *(([command, "--help"], "tyro") for command in ("show", "reproduce")),
+        (["train", "heat/smoe", "--training.max-epochs", "1"], "accelerate"),
+        (["plan", "heat/smoe"], "accelerate"),
+        (["report", "."], "accelerate"),
+        (["fit", "x.nc", "y.nc", "-o", "runs/mine"], "accelerate"),
+        (["fit", "x.nc", "y.nc", "-o", "runs/mine"], "xarray"),
+    ],
+)
+def test_a_command_names_the_extra_that_it_lacks(arguments: list[str], package: str, tmp_path: Path) -> None:
+    program = f"from smoe.cli import main; import os; os.chdir({str(tmp_path)!r}); sys.exit(main({arguments!r}))"
+    result = without({package}, program)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert f"needs {package}, which the extra 'fit' installs: pip install \".[fit]\" in a checkout" in line
+
+
+def test_pictures_of_a_run_name_the_extra_that_they_lack(tmp_path: Path) -> None:
+    data = "--data.spatial-shape 8 8 --data.num-steps 5 --data.num-train-runs 8 --data.num-validation-runs 1"
+    options = (
+        f"{data} --data.num-test-runs 1 --training.max-epochs 1 --training.device cpu --output-dir {tmp_path / 'r'}"
+    )
+    train, show = ["train", "heat/smoe", *options.split()], ["show", str(tmp_path / "r")]
+    result = without({"matplotlib"}, f"from smoe.cli import main; main({train!r}); sys.exit(main({show!r}))")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("smoe: error: smoe show needs matplotlib, which the extra 'fit'")
+
+
+@pytest.mark.parametrize(("name", "package"), [("GridRegressor", "accelerate"), ("plot_routing", "matplotlib")])
+def test_a_name_of_the_package_names_the_extra_that_it_lacks(name: str, package: str) -> None:
+    result = without({package}, f"import smoe; smoe.{name}")
+    line = result.stderr.splitlines()[-1]
+    assert f"smoe.{name} needs {package}, which the extra 'fit' installs" in line
+
+
+def test_without_extras_there_are_layers_help_and_recipes() -> None:
+    program = (
+        "from smoe.cli import main; import smoe; smoe.SpatialMoE2d; sys.exit(main(['recipes']) + main(['--help']))"
+    )
+    result = without(set(EXTRAS), program)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_extras_hold_the_packages_that_name_them() -> None:
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+
+    def packages(extra: str) -> set[str]:
+        found = set()
+        for requirement in extras[extra]:
+            if own := re.match(r"smoe\[(.*)\]", requirement):
+                found |= {name for part in own[1].split(",") for name in packages(part)}
+            else:
+                found |= set(re.match(r"[\w-]+", requirement).group().lower().split())  # type: ignore[union-attr]
+        return found
+
+    distributions = {"PIL": "pillow"}
+    lacking = {name for name, extra in EXTRAS.items() if distributions.get(name, name).lower() not in packages(extra)}
+    assert lacking == set()

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, Self
 
 from smoe.command_line import Terminated, UsageError, stopped_code
+from smoe.errors import MissingPackageError, naming_extras
 from smoe.suggestions import suggest
 
 COMMANDS = {
@@ -213,7 +214,8 @@ def _run(args: list[str]) -> int:
         return 0
     if args[0] not in COMMANDS:
         raise UsageError(f"no command named {args[0]!r}; {suggest(args[0], COMMANDS)}")
-    return importlib.import_module(f"smoe.cli.{args[0]}").run(args[1:])
+    with naming_extras(f"smoe {args[0]}"):
+        return importlib.import_module(f"smoe.cli.{args[0]}").run(args[1:])
 
 
 def _speaks_to_user(error: Exception) -> bool:
@@ -222,7 +224,9 @@ def _speaks_to_user(error: Exception) -> bool:
     ours = {"RecipeError", "RunError", "CheckpointError", "StoredRunError", "TrainingDiverged"}
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         return True
-    return bool(names & ours) or isinstance(error, (ValueError, FileNotFoundError, PermissionError))
+    return bool(names & ours) or isinstance(
+        error, (ValueError, FileNotFoundError, PermissionError, MissingPackageError)
+    )
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smoe.confined_process import ConfinedReader
-from smoe.errors import DataError
+from smoe.errors import missing_package, naming_extras
 from smoe.gridded.grib_integrity import check_grib_file
 from smoe.gridded.open_files import damage_as_data_error, import_xarray
 
@@ -54,19 +54,26 @@ class GribDataset:
         return np.asarray(self._dataset.variables[name][key].values)
 
 
+def import_cfgrib() -> None:
+    """Imports cfgrib, or raises an error that names its extra."""
+    try:
+        with naming_extras("reading GRIB"):
+            import cfgrib  # noqa: F401
+    except RuntimeError as error:
+        raise missing_package("reading GRIB", "eccodes") from error
+
+
 def open_grib(path: Path) -> xr.Dataset:
     """Opens a GRIB file; values are read when they are asked for.
 
     Raises:
-        DataError: If the file is damaged, or cfgrib is not installed.
+        DataError: If the file is damaged.
+        MissingPackageError: If cfgrib is not installed.
     """
     xr = import_xarray()
     from xarray.core import indexing
 
-    try:
-        import cfgrib  # noqa: F401
-    except (ImportError, RuntimeError) as error:
-        raise DataError(f"reading GRIB needs cfgrib and eccodes ({error}): pip install 'smoe[weather]'") from None
+    import_cfgrib()
     with damage_as_data_error(path):
         check_grib_file(path)
         reader = ConfinedReader(path, f"{__name__}:GribDataset", path)

@@ -11,7 +11,7 @@ from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from smoe.errors import DataError
+from smoe.errors import DataError, naming_extras
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -66,7 +66,7 @@ def damage_as_data_error(path: Path, what: str = "it") -> Iterator[None]:
             # Of doubtful dates and fill values: dates are checked here by their values, and NaNs are counted.
             warnings.simplefilter("ignore", import_xarray().SerializationWarning)
             yield
-    except DataError:
+    except (DataError, ModuleNotFoundError):
         raise
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
@@ -90,11 +90,6 @@ def open_netcdf(path: Path) -> xr.Dataset:
 
 def import_xarray() -> ModuleType:
     """The package xarray, which is not among the core's dependencies."""
-    try:
+    with naming_extras("reading gridded data"):
         import xarray as xr
-    except ModuleNotFoundError as error:
-        raise DataError(
-            f"reading gridded data needs {error.name}: pip install 'smoe[fit]' for data of your own, "
-            "'smoe[weather]' for those of the paper"
-        ) from None
     return xr

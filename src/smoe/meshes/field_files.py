@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from smoe.errors import DataError
+from smoe.errors import DataError, naming_extras
 from smoe.integrity.netcdf_files import check_netcdf_coordinates, check_netcdf_file
 from smoe.integrity.zarr_stores import check_zarr_claims
 from smoe.meshes.healpix_files import HealpixSphere, find_healpix, read_healpix
@@ -22,10 +22,8 @@ from smoe.meshes.ugrid import UgridTopology, find_topology, read_topology
 
 def read_field_file(path: Path, location: str | None) -> Mesh:
     """Reads a UGRID mesh or a HEALPix sphere with its fields."""
-    try:
+    with naming_extras("reading a mesh from NetCDF or Zarr"):
         import xarray
-    except ImportError as error:
-        raise ImportError("meshes in NetCDF and Zarr are read by xarray; pip install 'smoe[mesh]'") from error
     check_field_file(path)
     # Connectivity is decoded by hand: xarray would turn integers with a fill value into floats.
     options: dict[str, Any] = {}

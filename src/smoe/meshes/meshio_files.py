@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from smoe.confined_process import ConfinedError, ConfinedReader
-from smoe.errors import DataError
+from smoe.errors import DataError, naming_extras
 from smoe.integrity.hdf5_links import HDF5_SIGNATURE, check_hdf5_links
 from smoe.meshes.mesh import Mesh, edges_of_neighbours, edges_of_sides, sides_of_faces
 
@@ -77,10 +77,8 @@ def _check_is_one_file(path: Path) -> None:
 
 def read_meshio_file(path: Path, location: str | None) -> Mesh:
     """Reads a mesh by meshio."""
-    try:
+    with naming_extras(f"reading {path.suffix or path.name}"):
         import meshio  # noqa: F401
-    except ImportError as error:
-        raise ImportError("this format is read by meshio; pip install 'smoe[mesh]'") from error
     try:
         mesh = ConfinedReader(path, f"{__name__}:MeshioFile", path).get("mesh")
     except DataError as error:

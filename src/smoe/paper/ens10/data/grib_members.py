@@ -8,6 +8,7 @@ import numpy as np
 
 from smoe.confined_process import ConfinedReader
 from smoe.errors import DataError
+from smoe.gridded.grib_files import import_cfgrib
 from smoe.gridded.grib_integrity import check_grib_file
 from smoe.gridded.open_files import damage_as_data_error
 from smoe.paper.ens10.data.global_grid import check_global
@@ -124,8 +125,7 @@ def _start(date: object, hour: object, file: MemberFile) -> np.datetime64:
 
 
 def _import_messages() -> Any:
-    try:
-        from cfgrib import messages
-    except (ImportError, RuntimeError) as error:
-        raise DataError(f"reading GRIB needs cfgrib and eccodes ({error}): pip install 'smoe[weather]'") from None
+    import_cfgrib()
+    from cfgrib import messages
+
     return messages

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from smoe.errors import DataError
+from smoe.errors import naming_extras
 
-try:
+with naming_extras("reading images"):
     from PIL import Image, ImageEnhance, ImageFile, ImageOps, UnidentifiedImageError
-except ImportError as error:
-    raise DataError("reading images needs Pillow: pip install 'smoe[images]'") from error
 
 __all__ = ["Image", "ImageEnhance", "ImageFile", "ImageOps", "UnidentifiedImageError"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoe.errors import DataError
+from smoe.errors import DataError, naming_extras
 from smoe.gridded.open_files import OpenFiles, damage_as_data_error, import_xarray
 from smoe.integrity.zarr_stores import check_zarr_array, check_zarr_claims
 from smoe.paper.atmosphere.time_axis import read_time_axis
@@ -107,10 +107,8 @@ def _name(variable: Variable) -> str:
 
 def _open_zarr(path: Path) -> xr.Dataset:
     xr = import_xarray()
-    try:
+    with naming_extras("reading a Zarr store"):
         import zarr
-    except ModuleNotFoundError:
-        raise DataError("reading a Zarr store needs zarr: pip install 'smoe[weather]'") from None
     check_zarr_claims(path)
     # A request for consolidated metadata that do not exist would warn.
     group = zarr.open_group(path, mode="r")
