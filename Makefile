@@ -57,15 +57,18 @@ docs: .venv/docs-ready
 docs-links: .venv/docs-ready
 	$(SITE) -D nb_execution_mode=off -b linkcheck build/site-links
 
+# Only the tools of the extra docs: installing smoe again would compile its kernels again.
+DOCS_TOOLS := import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+	print(*(tool for tool in extras["docs"] if not tool.startswith("smoe")))
 .venv/docs-ready: $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,docs]"
+	$(BIN)/pip install --quiet --constraint constraints.txt $$($(BIN)/python -c '$(DOCS_TOOLS)')
 	touch $@
 
 # The five seeds of the headline (about 15 minutes on two cores); stored in results/heat.
 headline: $(READY)
 	$(BIN)/smoe bench heat-headline
 
-# Every speed and memory table of results/bench (about 15 minutes).
+# The tables of results/bench that compare layers (about 15 minutes); `smoe bench` lists all.
 bench: $(READY)
 	$(BIN)/smoe bench heat-step --threads 1
 	$(BIN)/smoe bench heat-step --threads 2

@@ -1,4 +1,4 @@
-"""Every heat-diffusion table of the paper (sections 3.1, B and C), and five additional ones. Imports no torch."""
+"""Every heat-diffusion table of the paper (sections 3.1, B and C), and six of our own. Imports no torch."""
 
 from __future__ import annotations
 
