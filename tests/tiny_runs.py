@@ -6,27 +6,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from smoe.experiments.reproduction.run import PlannedRun
-from smoe.experiments.reproduction.workers import make_runs
+from smoe.experiments.reproduction import PlannedRun, make_runs
 from smoe.experiments.result_tables.stored_runs import RunStore
 from smoe.paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
-
-
-class Silent:
-    """Watches and says nothing, but keeps what ended."""
-
-    def __init__(self) -> None:
-        self.ended: list[str] = []
-
-    def begin(self, run: PlannedRun, folder: Path) -> None:
-        """Nothing."""
-
-    def end(self, run: PlannedRun) -> None:
-        """Keeps the label."""
-        self.ended.append(run.label)
-
-    def look(self) -> None:
-        """Nothing."""
 
 
 def tiny_runs(num_seeds: int, max_epochs: int) -> list[PlannedRun]:
@@ -37,18 +19,11 @@ def tiny_runs(num_seeds: int, max_epochs: int) -> list[PlannedRun]:
 
 
 def main() -> None:
-    """Makes the runs of the command line in two processes; exit code 3 says that it was stopped."""
+    """Makes the runs of the command line in two processes."""
     store, runs_dir, epochs = sys.argv[1:]
-    # The second one ends at once, so that its process waits for work when the first one is stopped.
-    is_complete = make_runs(
-        tiny_runs(1, int(epochs)) + tiny_runs(2, 1)[1:],
-        RunStore(Path(store)),
-        Path(runs_dir),
-        jobs=2,
-        num_threads=1,
-        watcher=Silent(),
-    )
-    sys.exit(0 if is_complete else 3)
+    # The second one ends at once, so that one is stored and one under way when the program is stopped.
+    runs = tiny_runs(1, int(epochs)) + tiny_runs(2, 1)[1:]
+    make_runs(runs, RunStore(Path(store)), Path(runs_dir), jobs=2)
 
 
 if __name__ == "__main__":

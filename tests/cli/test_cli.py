@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from smoe.cli.main import main
-from smoe.experiments.migrations import SCHEMA
 from smoe.experiments.registry import all_recipes
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -131,15 +130,6 @@ def test_a_dry_run_prints_the_table_and_what_is_missing_and_writes_nothing(
     assert (RESULTS / "images" / "mnist.md").read_text() in output
 
 
-def test_our_sentences_are_not_printed_in_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ours = {name: json.loads((RESULTS / name / "notes.json").read_text()) for name in ("heat", "weather", "ens10")}
-    for name, notes in ours.items():
-        assert notes
-        assert main(["reproduce", name, "--dry-run", "--output-dir", str(tmp_path)]) == 0
-        output = capsys.readouterr().out
-        assert not any(note["text"] in output for note in notes)
-
-
 @pytest.mark.parametrize(
     ("args", "text"),
     [
@@ -166,7 +156,7 @@ def test_every_recipe_lists_the_fields_of_its_own_model(capsys: pytest.CaptureFi
 
 def test_layers_of_another_run_than_weather_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
-    stored = {"name": "ens10/unet", "schema": SCHEMA, "recipe": all_recipes()["ens10/unet"].plain()}
+    stored = {"name": "ens10/unet", "recipe": all_recipes()["ens10/unet"].plain()}
     (tmp_path / "recipe.json").write_text(json.dumps(stored))
     code, error = complaint(capsys, "show", str(tmp_path), "--layers", "block")
     assert code == 2 and "Unrecognized options: --layers" in error

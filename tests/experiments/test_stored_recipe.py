@@ -17,7 +17,7 @@ from smoe.training.run_directory import RunDirectory, RunError
 
 def stored_recipe(folder: Path, **changes: Any) -> dict[str, Any]:
     """Writes the recipe.json of a run of heat, with entries changed, and returns its content."""
-    content = {"name": "heat/smoe", "schema": 4, "recipe": all_recipes()["heat/smoe"].plain(), **changes}
+    content = {"name": "heat/smoe", "recipe": all_recipes()["heat/smoe"].plain(), **changes}
     folder.mkdir(exist_ok=True)
     (folder / "recipe.json").write_text(json.dumps(content))
     return content
@@ -28,13 +28,10 @@ def stored_recipe(folder: Path, **changes: Any) -> dict[str, Any]:
     [
         ({"name": 5}, "name must be a text, got 5"),
         ({"name": None}, "name must be a text, got None"),
-        ({"schema": "4"}, "schema must be a whole number, got '4'"),
-        ({"schema": True}, "schema must be a whole number, got True"),
-        ({"schema": 99}, "the recipe has schema 99, but this version reads 1 to 4: update smoe"),
         ({"recipe": [1]}, r"recipe must be a dictionary, got \[1\]"),
-        ({"recipe": {}}, "not a recipe: KeyError: 'experiment'"),
-        ({"recipe": {"experiment": ["heat"]}}, "not a recipe"),
-        ({"schema": 3, "recipe": {"experiment": "heat", "rule": []}}, "not a recipe"),
+        ({"recipe": {}}, "experiment must be a text, got None"),
+        ({"recipe": {"experiment": ["heat"]}}, r"experiment must be a text, got \['heat'\]"),
+        ({"recipe": {"experiment": "heat", "rule": []}}, "HeatRecipe lacks the field 'data'"),
     ],
 )
 def test_a_wrong_entry_is_refused_in_one_line_with_the_file(

@@ -205,7 +205,8 @@ def _digest_of_files(output: Path) -> str:
 
 
 def _digest_of_store(output: Path) -> str:
-    results = [_without_time(json.loads(path.read_text())) for path in sorted((output / "store").rglob("*.json"))]
+    results = [_without_time(json.loads(line)) for line in (output / "store").read_text().splitlines()]
+    results.sort(key=lambda result: result["seed"])
     return hashlib.sha256(json.dumps(results).encode()).hexdigest() + _leftovers(output)
 
 

@@ -13,7 +13,6 @@ import tyro
 from smoe.command_line import UsageError, parse
 from smoe.experiments.experiment import Experiment
 from smoe.experiments.registry import EXPERIMENTS, all_experiments, find_experiment
-from smoe.experiments.result_tables.notes import Notes
 from smoe.experiments.result_tables.stored_runs import RunStore
 from smoe.experiments.result_tables.tables import ResultTable
 from smoe.suggestions import suggest
@@ -89,8 +88,7 @@ def run(args: list[str]) -> int:
     options = parse(Reproduce, args[len(names) :], prog="smoe reproduce TABLE")
     if len({experiment.name for experiment, _ in chosen}) > 1 and options.output_dir is not None:
         raise UsageError("--output-dir is the folder of one experiment: give tables of one experiment")
-    codes = [_reproduce(experiment, tables, options) for experiment, tables in chosen]
-    return max(codes)
+    return max(_reproduce(experiment, tables, options) for experiment, tables in chosen)
 
 
 def _list(experiment: Experiment) -> str:
@@ -133,44 +131,38 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
 
     # torch is imported from here on only: a typo is answered at once.
     from smoe.cli.reproduce_progress import RunProgress
-    from smoe.experiments.reproduction.plan import plan_runs
-    from smoe.experiments.reproduction.workers import make_runs
-    from smoe.experiments.result_tables.report import markdown, write_report
+    from smoe.experiments.reproduction import make_runs, plan_runs
+    from smoe.experiments.result_tables.report import markdown, read_notes, write_report
 
-    store, notes = RunStore(output_dir / "runs"), Notes.read(output_dir)
+    store = RunStore(output_dir / "runs.jsonl")
     data = data or Path()
     planned = plan_runs(experiment.tables, tables, scale, options.seeds, only=options.rows, data=data)
     missing = [run for run in planned if not store.has(run.key)]
     write = sys.stdout.write
     if options.dry_run:
         for table in tables:
-            write(markdown(experiment.tables, table, store, notes) + "\n")
-        write(f"{len(planned) - len(missing)} of {len(planned)} runs are stored in {store.folder}\n")
+            write(markdown(experiment.tables, table, store, read_notes(output_dir, table)) + "\n")
+        write(f"{len(planned) - len(missing)} of {len(planned)} runs are stored in {store.path}\n")
         for run in missing:
             write(f"missing: {run.label}\n")
         return 0
 
     def write_tables() -> None:
         for table in tables:
+            notes = read_notes(output_dir, table)
             write_report(experiment.tables, table, store, notes, _report_path(output_dir, table))
 
     experiment.store_references(tables, scale, data, store, _notify)
     write_tables()
-    is_complete = not missing
     if missing:
-        with RunProgress(len(planned), len(planned) - len(missing), on_end=write_tables) as progress:
-            is_complete = make_runs(
-                missing, store, options.runs_dir, jobs=options.jobs, num_threads=options.threads, watcher=progress
+        with RunProgress(len(planned), len(planned) - len(missing), store, write_tables) as progress:
+            make_runs(
+                missing, store, options.runs_dir, jobs=options.jobs, num_threads=options.threads, on_end=progress.end
             )
-        write_tables()
     pictures = experiment.draw_tables(tables, store, options.runs_dir, output_dir, data)
-    num_stored = sum(store.has(run.key) for run in planned)
-    write(f"{num_stored} of {len(planned)} runs are stored in {store.folder}\n")
+    write(f"{len(planned)} of {len(planned)} runs are stored in {store.path}\n")
     _print_paths([*(_report_path(output_dir, table) for table in tables), *pictures])
-    if is_complete:
-        return 0
-    sys.stderr.write("stopped; what ended is stored, and the same command continues from here\n")
-    return 130
+    return 0
 
 
 def _report_path(output_dir: Path, table: ResultTable) -> Path:

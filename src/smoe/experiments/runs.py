@@ -11,7 +11,6 @@ import torch
 
 from smoe.experiments.experiment import Notify
 from smoe.experiments.initial_weights import check_initial_weights, load_initial_weights
-from smoe.experiments.migrations import SCHEMA
 from smoe.experiments.open_run import OpenRun
 from smoe.experiments.places import CACHE, check_places, data_places, outside_places, replace_places
 from smoe.experiments.plain import RecipeError, shorten
@@ -66,9 +65,7 @@ def train(
             check_places(directory, {})
         places = {"init_from", *(f"data.{place}" for place in data_places(recipe))}
         may_differ = resumable_fields(recipe.training) | places
-        directory.check(
-            plain, resume=resume, complete=lambda stored: _complete(stored, directory), may_differ=may_differ
-        )
+        directory.check(plain, resume=resume, may_differ=may_differ)
         check_monitor(recipe.training, metric_names(experiment.build_dry(recipe).task.metrics))
         has_begun = resume and directory.last_checkpoint.exists()
         if recipe.init_from is not None and not has_begun:
@@ -165,25 +162,18 @@ def read_recipe_and_places(
 
 
 def _stored(name: str, recipe: Recipe) -> dict[str, Any]:
-    return {"name": name, "schema": SCHEMA, "recipe": recipe.plain()}
-
-
-def _complete(stored: dict[str, Any], directory: RunDirectory) -> dict[str, Any]:
-    """What an earlier version stored, as this one would have stored it."""
-    return _stored(*_parse_stored(stored, str(directory.recipe_file)))
+    return {"name": name, "recipe": recipe.plain()}
 
 
 def _parse_stored(stored: dict[str, Any], place: str) -> tuple[str, Recipe]:
     """The name and the recipe; `place` begins the message of an error."""
-    name, schema = stored.get("name"), stored.get("schema", 1)
+    name = stored.get("name")
     if not isinstance(name, str):
         raise RunError(f"{place}: name must be a text, got {name!r}")
-    if not isinstance(schema, int) or isinstance(schema, bool):
-        raise RunError(f"{place}: schema must be a whole number, got {schema!r}")
     if not isinstance(stored.get("recipe"), dict):
         raise RunError(f"{place}: recipe must be a dictionary, got {shorten(stored.get('recipe'))}")
     try:
-        return name, recipe_from_plain(stored["recipe"], schema)
+        return name, recipe_from_plain(stored["recipe"])
     except RecipeError as error:
         raise RunError(f"{place}: {error}") from error
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,6 @@ class RunDirectory:
         recipe: Mapping[str, Any],
         *,
         resume: bool,
-        complete: Callable[[Record], Record] = lambda stored: stored,
         may_differ: Collection[str] = (),
     ) -> None:
         """Checks that a run of this recipe can begin or continue here.
@@ -104,7 +103,6 @@ class RunDirectory:
         Args:
             recipe: Resolved recipe.
             resume: Continue the run that is here, if there is one.
-            complete: Turns what an older version stored into what this version would have stored.
             may_differ: Fields of `recipe["recipe"]` with dots, such as `training.max_epochs`, that a resumed run may
                 change.
 
@@ -115,7 +113,7 @@ class RunDirectory:
             return
         if not resume:
             raise RunError(f"{self.path} holds a run already; add --resume to continue it, or choose another folder")
-        differences = self.resume_differences(recipe, complete=complete, may_differ=may_differ)
+        differences = self.resume_differences(recipe, may_differ=may_differ)
         if differences:
             raise RunError(f"{self.path} holds a run of another recipe: {'; '.join(differences)}")
 
@@ -123,7 +121,6 @@ class RunDirectory:
         self,
         recipe: Mapping[str, Any],
         *,
-        complete: Callable[[Record], Record] = lambda stored: stored,
         may_differ: Collection[str] = (),
     ) -> list[str]:
         """Returns how a recipe differs from the stored one, in words; fields that may differ are left out.
@@ -132,7 +129,7 @@ class RunDirectory:
         """
         stored = self.read_recipe()
         try:
-            differences = _differences(complete(stored), recipe)
+            differences = _differences(stored, recipe)
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"{self.recipe_file} is not the recipe of a run: {error!r}") from error
         return [words for name, words in differences.items() if name.removeprefix("recipe.") not in may_differ]

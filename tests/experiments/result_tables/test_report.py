@@ -9,9 +9,8 @@ import pytest
 
 from smoe.experiments.published import PublishedResult
 from smoe.experiments.recipe import Recipe
-from smoe.experiments.reproduction.plan import plan_runs
-from smoe.experiments.result_tables.notes import Note, Notes, runs_of_row
-from smoe.experiments.result_tables.report import markdown, outcomes, percent
+from smoe.experiments.reproduction import plan_runs
+from smoe.experiments.result_tables.report import markdown, outcomes, percent, read_notes
 from smoe.experiments.result_tables.stored_runs import RunKey, RunStore
 from smoe.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe.paper.heat.figures import draw_figures
@@ -60,11 +59,11 @@ def results(value: float | None) -> dict[str, Any]:
 
 
 def test_means_and_spreads_stand_beside_the_papers(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
+    store = RunStore(tmp_path / "runs.jsonl")
     for seed, value in enumerate((91.0, 91.2, 91.7)):
         store_run(store, replace(CONV.recipe, seed=seed), value)
     store_run(store, small(CONV.recipe), 80.0, best_epoch=9)
-    lines = markdown(TOY, TABLE, store, Notes()).splitlines()
+    lines = markdown(TOY, TABLE, store).splitlines()
     # The mean of 91.0, 91.2, 91.7 is 91.3; the squares of the deviations sum to 0.26, halved 0.13, the root is 0.36.
     assert "| conv | no | 27+12 | 91.3 ± 0.2 | 91.3 ± 0.4 | 3 | paper | 102 | 4 | 10 |" in lines
     assert "| conv | no | 27+12 | 91.3 ± 0.2 | 80.0 | 1 | small | 102 | 9 | 10 |" in lines
@@ -74,21 +73,24 @@ def test_means_and_spreads_stand_beside_the_papers(tmp_path: Path) -> None:
 
 
 def test_a_difference_without_a_sentence_is_named(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
+    store = RunStore(tmp_path / "runs.jsonl")
     store_run(store, OTHER.recipe, 90.4)
-    text = markdown(TOY, TABLE, store, Notes())
+    text = markdown(TOY, TABLE, store)
     assert "- other, yes: differs from the paper by more than the spread of both.\n" in text
-    notes = Notes([Note(TABLE.name, OTHER.label, "because", runs_of_row(TOY, OTHER, store))])
-    text = markdown(TOY, TABLE, store, notes)
-    assert "- other, yes: because" in text and "differs" not in text
+    notes = "# toy/none\n\nElsewhere.\n\n# toy/first\n\n- other, yes: because\n\nOne.\n\n- Two.\n"
+    (tmp_path / "notes.md").write_text(notes)
+    text = markdown(TOY, TABLE, store, read_notes(tmp_path, TABLE))
+    assert "\n- other, yes: because\n\nAll of it.\n\nOne.\n\n- Two.\n" in text
+    assert "differs" not in text and "Elsewhere" not in text
+    assert read_notes(tmp_path / "none", TABLE) == ""
 
 
 def test_diverged_runs_are_counted(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
+    store = RunStore(tmp_path / "runs.jsonl")
     store_run(store, CONV.recipe, None)
-    assert "| diverged | 1 |" in markdown(TOY, TABLE, store, Notes())
+    assert "| diverged | 1 |" in markdown(TOY, TABLE, store)
     store_run(store, replace(CONV.recipe, seed=1), 91.0)
-    assert "| 91.0 (1 diverged) | 2 |" in markdown(TOY, TABLE, store, Notes())
+    assert "| 91.0 (1 diverged) | 2 |" in markdown(TOY, TABLE, store)
     assert outcomes(TOY, CONV, store)[0].values("within_1_percent") == [91.0]
 
 
@@ -129,7 +131,7 @@ def test_tables_are_selected_by_name() -> None:
 
 
 def test_figures_are_drawn_of_what_is_stored(tmp_path: Path) -> None:
-    store = RunStore(tmp_path / "runs")
+    store = RunStore(tmp_path / "runs.jsonl")
     assert draw_figures(HEAT_TABLES, HEAT_TABLES.tables, store, tmp_path, tmp_path) == []
     main = HEAT_TABLES.select("heat/main")[0]
     for row in main.rows[:3]:
@@ -142,7 +144,7 @@ def test_figures_are_drawn_of_what_is_stored(tmp_path: Path) -> None:
 
 def test_the_grid_of_quantiles_shows_one_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Epochs of different scales cannot be compared: that of most cells is drawn."""
-    store, scale = RunStore(tmp_path / "runs"), HEAT_TABLES.scale("small")
+    store, scale = RunStore(tmp_path / "runs.jsonl"), HEAT_TABLES.scale("small")
     for quantile in (0.1, 0.2):
         store_run(store, scale.recipe(Row(("",), grid_recipe(quantile, 0.1)), 0), 100.0)
     store_run(store, grid_recipe(0.3, 0.1), 100.0)
@@ -157,7 +159,7 @@ def test_the_grid_of_quantiles_shows_one_scale(tmp_path: Path, monkeypatch: pyte
 def test_epochs_to_100_need_all_seeds(tmp_path: Path) -> None:
     from smoe.paper.heat.figures import _epochs_to_all
 
-    store = RunStore(tmp_path)
+    store = RunStore(tmp_path / "runs.jsonl")
     row = Row(("",), grid_recipe(0.3, 0.1))
     store_run(store, row.recipe, 100.0, best_epoch=6)
     assert _epochs_to_all(outcomes(HEAT_TABLES, row, store)[0]) == 6
@@ -166,7 +168,7 @@ def test_epochs_to_100_need_all_seeds(tmp_path: Path) -> None:
 
 
 def test_several_metrics_and_forecasts_that_are_not_trained(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
+    store = RunStore(tmp_path / "runs.jsonl")
     row = Row(("net",), HeatRecipe(), (PublishedResult("rmse_z", 316.0, 0.0, None, "Table 3"),))
     table = ResultTable("toy/weather", "A toy", ("model",), (row,), references=("persistence", "climatology"))
     metrics = (ShownMetric("rmse_z", "Z500", decimals=0), ShownMetric("rmse_t", "T850", decimals=2))
@@ -176,7 +178,7 @@ def test_several_metrics_and_forecasts_that_are_not_trained(tmp_path: Path) -> N
     for seed in range(2):
         test = {"rmse_z": 300.0 + 10 * seed, "rmse_t": 1.5}
         store_run(store, replace(row.recipe, seed=seed), None, test=test)
-    lines = markdown(tables, table, store, Notes()).splitlines()
+    lines = markdown(tables, table, store).splitlines()
     head = "| model | parameters | Z500: paper | Z500: here | T850: here | seeds | scale | epochs | s per run |"
     assert lines[4] == head
     assert "| Persistence | 0 |  | 936 | 4.29 |  |  |  |  |" in lines

@@ -58,7 +58,7 @@ def test_seeds_share_a_digest() -> None:
 
 
 def test_results_are_found_again_by_seed(tmp_path: Path) -> None:
-    store = RunStore(tmp_path / "runs")
+    store = RunStore(tmp_path / "runs.jsonl")
     recipe, other = HeatRecipe(seed=10), HeatRecipe(loss="mae", seed=1)
     key = RunKey.of(recipe)
     assert not store.has(key) and store.read(key) is None and store.read_all_seeds(recipe) == []
@@ -67,32 +67,41 @@ def test_results_are_found_again_by_seed(tmp_path: Path) -> None:
     store_run(store, other)
     assert store.has(key)
     assert [result["seed"] for result in store.read_all_seeds(recipe)] == [9, 10]
-    assert [result["seed"] for result in RunStore(tmp_path / "runs").read_all_seeds(other)] == [1]
+    assert [result["seed"] for result in RunStore(tmp_path / "runs.jsonl").read_all_seeds(other)] == [1]
 
 
-def test_the_name_of_a_file_does_not_matter(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
+def test_references_stand_beside_runs(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "runs.jsonl")
+    store.write_reference("persistence", {"label": "Persistence"})
     key = store_run(store, HeatRecipe())
-    (tmp_path / f"{key.name}.json").rename(tmp_path / "renamed.json")
-    assert RunStore(tmp_path).has(key)
-    assert not RunStore(tmp_path).has(RunKey.of(HeatRecipe(loss="mae")))
-    # A file with the name of another run does not become that run.
-    (tmp_path / "renamed.json").rename(tmp_path / f"{RunKey.of(HeatRecipe(loss='mae')).name}.json")
-    assert not RunStore(tmp_path).has(RunKey.of(HeatRecipe(loss="mae")))
+    again = RunStore(tmp_path / "runs.jsonl")
+    assert again.read_reference("persistence") == {"label": "Persistence"} and again.read_reference("other") is None
+    assert list(again.runs()) == [key]
 
 
-def test_two_files_of_one_run_are_refused(tmp_path: Path) -> None:
-    key = store_run(RunStore(tmp_path), HeatRecipe())
-    (tmp_path / "copy.json").write_text((tmp_path / f"{key.name}.json").read_text())
-    with pytest.raises(StoredRunError, match=r"copy\.json .*hold the same run; remove one"):
-        RunStore(tmp_path).runs()
+def test_a_store_sees_what_another_one_wrote(tmp_path: Path) -> None:
+    one, two = RunStore(tmp_path / "runs.jsonl"), RunStore(tmp_path / "runs.jsonl")
+    first = store_run(one, HeatRecipe())
+    second = store_run(two, HeatRecipe(seed=1))
+    assert set(one.runs()) == {first, second}
+    store_run(one, HeatRecipe(seed=2))
+    assert len(two.runs()) == 3
 
 
-def test_a_damaged_result_is_named(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    (tmp_path / "abc-0.json").write_text('{"seed": ')
-    with pytest.raises(StoredRunError, match=r"abc-0.json is damaged .* remove it"):
-        store.read_all_seeds(HeatRecipe())
-    (tmp_path / "abc-0.json").write_text('{"seed": 3}')
-    with pytest.raises(StoredRunError, match=r"abc-0.json is not a stored run: KeyError: 'recipe'"):
-        store.runs()
+def test_a_run_that_is_stored_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    store_run(RunStore(path), HeatRecipe())
+    path.write_text(2 * path.read_text())
+    with pytest.raises(StoredRunError, match=r"line 2 of .*runs\.jsonl holds a run that an earlier line holds"):
+        RunStore(path).runs()
+
+
+@pytest.mark.parametrize(("line", "message"), [('{"seed": ', "JSONDecodeError"), ('{"seed": 3}', "KeyError: 'recipe'")])
+def test_a_damaged_result_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "runs.jsonl"
+    store_run(RunStore(path), HeatRecipe())
+    path.write_text(f"{path.read_text()}{line}\n")
+    with pytest.raises(
+        StoredRunError, match=rf"line 2 of .*runs\.jsonl is not a stored run \({message}.*; remove the line"
+    ):
+        RunStore(path).read_all_seeds(HeatRecipe())

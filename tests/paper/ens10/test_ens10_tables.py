@@ -10,9 +10,7 @@ from memory_ensemble import tiny_recipe
 from memory_source import Silent
 from smoe.cli.main import main
 from smoe.errors import DataError
-from smoe.experiments.reproduction.plan import plan_runs
-from smoe.experiments.reproduction.run import train_and_store
-from smoe.experiments.result_tables.notes import Notes
+from smoe.experiments.reproduction import plan_runs, train_run
 from smoe.experiments.result_tables.report import markdown
 from smoe.experiments.result_tables.stored_runs import RunKey, RunStore
 from smoe.experiments.result_tables.tables import Scale
@@ -80,7 +78,7 @@ def test_a_store_of_another_task_or_number_of_members_is_refused(stores: Path) -
 
 
 def test_a_table_is_trained_and_stands_beside_the_raw_ensemble(stores: Path, tmp_path: Path) -> None:
-    table, scale, store = ENS10_TABLES.tables[1], tiny_scale(), RunStore(tmp_path / "runs")
+    table, scale, store = ENS10_TABLES.tables[1], tiny_scale(), RunStore(tmp_path / "runs.jsonl")
     said: list[str] = []
     store_references([table], scale, stores, store, said.append)
     assert [text for text in said if "scoring" in text] == ["scoring the raw ensemble of t850-10"]
@@ -89,9 +87,9 @@ def test_a_table_is_trained_and_stands_beside_the_raw_ensemble(stores: Path, tmp
     store_references([table], scale, stores, store, said.append)
     assert not any("scoring" in text for text in said)
     for run in plan_runs(ENS10_TABLES, [table], scale, 1, data=stores, only="10 members"):
-        assert train_and_store(run, store, tmp_path / "folders")
+        store.write(run.key, train_run(run, tmp_path / "folders") or {})
     experiment = replace(ENS10_TABLES, scales=(scale,))
-    lines = [line for line in markdown(experiment, table, store, Notes()).splitlines() if line.startswith("|")]
+    lines = [line for line in markdown(experiment, table, store).splitlines() if line.startswith("|")]
     raw = next(line for line in lines if "raw ensemble, 10 members, small" in line)
     assert float(raw.split("|")[5]) > 0.0
     trained = [line for line in lines if "| 10 members |" in line]

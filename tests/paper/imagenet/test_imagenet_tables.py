@@ -35,8 +35,8 @@ def test_a_row_trains_and_stands_beside_the_papers(tmp_path: Path, capsys: pytes
     capsys.readouterr()
     text = (tmp_path / "models.md").read_text()
     assert "| ResNet-50 |  | 80.83 ± 0.04 |  | 95.39 ± 0.03 |  | 0 |" in text
-    (stored,) = (tmp_path / "runs").glob("*.json")
-    accuracy = json.loads(stored.read_text())["test"]["accuracy"]
+    (stored,) = (tmp_path / "runs.jsonl").read_text().splitlines()
+    accuracy = json.loads(stored)["test"]["accuracy"]
     line = next(line for line in text.splitlines() if "white noise" in line and "small" in line)
     assert f"{accuracy:.2f}" in line
 

@@ -8,9 +8,7 @@ import pytest
 
 from image_files import write_idx_set
 from smoe.cli import main
-from smoe.experiments.reproduction.plan import plan_runs
-from smoe.experiments.reproduction.run import train_and_store
-from smoe.experiments.result_tables.notes import Notes
+from smoe.experiments.reproduction import plan_runs, train_run
 from smoe.experiments.result_tables.report import markdown, percent
 from smoe.experiments.result_tables.stored_runs import RunKey, RunStore
 from smoe.experiments.result_tables.tables import Scale
@@ -71,7 +69,7 @@ def test_two_decimals():
 
 
 def test_markdown_beside_the_paper(tmp_path):
-    store = RunStore(tmp_path)
+    store = RunStore(tmp_path / "runs.jsonl")
     table = IMAGE_TABLES.select("images/mnist")[0]
     recipe = IMAGE_TABLES.scale("trial").recipe(table.rows[0], 0)
     store.write(
@@ -82,7 +80,7 @@ def test_markdown_beside_the_paper(tmp_path):
             "processor": "a processor", "torch": "2", "commit": "c", "date": "d",
         },
     )  # fmt: skip
-    text = markdown(IMAGE_TABLES, table, store, Notes())
+    text = markdown(IMAGE_TABLES, table, store)
     assert "| convolution | 75338 | 98.86 ± 0.02 | 91.24 | 1 | trial | 1 | 70 |" in text
     assert PUBLISHED["mnist/wide"].source in text
 
@@ -104,12 +102,12 @@ def test_a_table_from_nothing(tmp_path):
 
     experiment = replace(IMAGE_TABLES, scales=(Scale("tiny", "a test", shrink, is_comparable=False),))
     (table,) = experiment.select("images/mnist")
-    store, runs_dir = RunStore(tmp_path / "results"), tmp_path / "runs"
+    store, runs_dir = RunStore(tmp_path / "runs.jsonl"), tmp_path / "runs"
     planned = plan_runs(experiment, [table], experiment.scales[0], 1, data=root, only="smoe")
     assert len(planned) == 4
     for run in planned:
-        assert train_and_store(run, store, runs_dir)
-    text = markdown(experiment, table, store, Notes())
+        store.write(run.key, train_run(run, runs_dir) or {})
+    text = markdown(experiment, table, store)
     assert text.count("| tiny |") == 4
     pictures = draw_figures(experiment, [table], store, runs_dir, tmp_path, root)
     assert pictures == [tmp_path / "mnist-errors.png", tmp_path / "mnist-routing.png"]

@@ -9,9 +9,8 @@ import torch
 
 from smoe.cli.main import main
 from smoe.experiments.recipe import Recipe
-from smoe.experiments.reproduction.plan import plan_runs
+from smoe.experiments.reproduction import plan_runs
 from smoe.experiments.result_tables.figures import draw_figures
-from smoe.experiments.result_tables.notes import Notes
 from smoe.experiments.result_tables.report import markdown
 from smoe.experiments.result_tables.stored_runs import RunKey, RunStore
 from smoe.experiments.result_tables.tables import Row, Scale
@@ -87,7 +86,7 @@ def test_tables_show_untrained_forecasts_from_the_same_data(tmp_path: Path) -> N
         return replace(recipe, data=replace(tiny.data, lead_hours=recipe.data.lead_hours))
 
     scale = Scale("tiny", "a toy", shrink, is_comparable=False)
-    store, table = RunStore(tmp_path / "runs"), WEATHER_TABLES.tables[0]
+    store, table = RunStore(tmp_path / "runs.jsonl"), WEATHER_TABLES.tables[0]
     said: list[str] = []
     store_references([table], scale, data, store, said.append)
     assert len(said) == 1
@@ -96,7 +95,7 @@ def test_tables_show_untrained_forecasts_from_the_same_data(tmp_path: Path) -> N
     experiment = replace(WEATHER_TABLES, scales=(scale,))
     recipe = scale.recipe(table.rows[0], 0)
     store.write(RunKey.of(recipe), _result(recipe, 400.0))
-    lines = markdown(experiment, table, store, Notes()).splitlines()
+    lines = markdown(experiment, table, store).splitlines()
     assert any(line.startswith("| Persistence | 0 |") for line in lines)
     assert any(line.startswith("| Weekly climatology | 0 |") for line in lines)
     assert "| R&T ResNet | 10+5 | 316 | 400 | 1.80 | 2.00 | 1 | tiny | 2 | 3 |" in lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 from smoe._files import write_atomically
 from smoe.experiments.published import PublishedResult
-from smoe.experiments.result_tables.notes import Notes, runs_of_row, runs_of_table
 from smoe.experiments.result_tables.stored_runs import RunStore
 from smoe.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 
@@ -58,14 +58,22 @@ def outcomes(tables: TableSet, row: Row, store: RunStore) -> list[Outcome]:
     return [Outcome(scale, results) for scale, results in found if results]
 
 
-def write_report(tables: TableSet, table: ResultTable, store: RunStore, notes: Notes, path: Path) -> None:
+def write_report(tables: TableSet, table: ResultTable, store: RunStore, notes: str, path: Path) -> None:
     """Writes a table of what is stored so far as Markdown."""
     text = markdown(tables, table, store, notes)
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def markdown(tables: TableSet, table: ResultTable, store: RunStore, notes: Notes) -> str:
-    """The table as Markdown: a line for each row and scale, and the notes about these results below."""
+def markdown(tables: TableSet, table: ResultTable, store: RunStore, notes: str = "") -> str:
+    """The table as Markdown: a line for each row and scale, and the notes about these results below.
+
+    Args:
+        tables: All tables of the experiment.
+        table: Table to print.
+        store: Stored runs.
+        notes: Markdown, as `read_notes` returns it. A line `- LABEL: ...` is about the row of that label.
+    """
+    about_rows, about_table = _by_row(table, notes)
     layout = _Layout(tables, table)
     lines = [layout.line(cells) for cells in (layout.headings(), ["---"] * len(layout.headings()))]
     for name in table.references:
@@ -78,15 +86,13 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore, notes: Notes
         lines += [layout.result_line(row, outcome) for outcome in found or [None]]
         for run in (run for outcome in found for run in outcome.results):
             circumstances.add(f"{run['processor']}, torch {run['torch']}, commit {run['commit']}, {run['date']}")
-        note = notes.about(table.name, row.label, runs_of_row(tables, row, store))
-        if note:
-            remarks.append(f"- {row.label}: {note}")
+        if row.label in about_rows:
+            remarks.append(about_rows[row.label])
         elif found and found[0].scale.is_comparable and any(found[0].differs_from(result) for result in row.paper):
             remarks.append(f"- {row.label}: differs from the paper by more than the spread of both.")
     source = f" Paper: {table.source}." if table.source else ""
     scales = "; ".join(f"{scale.name}: {scale.text}" for scale in tables.scales)
     legend = f"{tables.metric_text} *Epochs* are those until the best weights. Scales: {scales}."
-    about_table = notes.about(table.name, None, runs_of_table(tables, table, store))
     parts = [
         [f"# {table.title}"],
         [f"Made by `smoe reproduce {table.name}`.{source}"],
@@ -98,6 +104,28 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore, notes: Notes
         ["Made with:", *(f"- {line}" for line in sorted(circumstances))] if circumstances else [],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def read_notes(folder: Path, table: ResultTable) -> str:
+    """What `notes.md` in a folder of results says below the heading `# TABLE`; empty if it says nothing."""
+    path = folder / "notes.md"
+    if not path.exists():
+        return ""
+    sections = re.split(r"^# (.+)\n", path.read_text(), flags=re.MULTILINE)
+    return dict(zip(sections[1::2], sections[2::2], strict=True)).get(table.name, "").strip()
+
+
+def _by_row(table: ResultTable, notes: str) -> tuple[dict[str, str], str]:
+    """The lines about single rows by their labels, and the rest."""
+    about_rows: dict[str, str] = {}
+    rest: list[str] = []
+    for line in notes.splitlines():
+        label = next((row.label for row in table.rows if line.startswith(f"- {row.label}: ")), None)
+        if label is None:
+            rest.append(line)
+        else:
+            about_rows[label] = line
+    return about_rows, "\n".join(rest).strip()
 
 
 class _Layout:

@@ -1,16 +1,14 @@
-"""Results of finished runs, one JSON file each, found by the full recipe that was trained. Imports no torch."""
+"""Results of finished runs, a line of JSON each, found by the full recipe that was trained. Imports no torch."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from smoe._files import write_atomically
-from smoe.experiments.migrations import SCHEMA, SchemaError, migrate_recipe
 from smoe.experiments.recipe import Recipe
 
 # Fields that hold where data are kept on somebody's machine.
@@ -30,7 +28,7 @@ def identity_of(plain: Plain) -> str:
     """The recipe without its seed and without fields that have no effect, as one text: equal texts compute the same.
 
     Args:
-        plain: A full recipe in the current schema.
+        plain: A full recipe.
     """
     return json.dumps(_with_effect({name: part for name, part in plain.items() if name != "seed"}), sort_keys=True)
 
@@ -62,58 +60,38 @@ class RunKey:
 
     @property
     def digest(self) -> str:
-        """A short name of the recipe, with the version of its schema."""
-        return hashlib.sha256(f"{SCHEMA}:{self.identity}".encode()).hexdigest()[:12]
+        """A short name of the recipe."""
+        return hashlib.sha256(self.identity.encode()).hexdigest()[:12]
 
     @property
     def name(self) -> str:
-        """Name of the file and of the run folder."""
+        """Name of the run folder."""
         return f"{self.digest}-{self.seed}"
 
 
 class RunStore:
-    """A folder of results.
+    """A file of results.
 
-    A result is found by comparing recipes; the names of the files are for people. Results of earlier versions are read
-    in the form of this one.
+    A result is found by comparing recipes.
 
     Args:
-        folder: Folder, made when the first result is written.
+        path: File, made when the first result is written.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._read_files: dict[str, tuple[RunKey, Plain]] = {}
-        self._listed: tuple[list[str], dict[RunKey, Plain]] | None = None
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._runs: dict[RunKey, Plain] = {}
+        self._references: dict[str, Plain] = {}
+        self._read_at: tuple[int, int] | None = None
 
     def runs(self) -> dict[RunKey, Plain]:
         """All stored results.
 
         Raises:
-            StoredRunError: If a file is damaged, or two files hold the same run.
+            StoredRunError: If the file is damaged, or holds a run twice.
         """
-        listed = self._list()
-        if self._listed is not None and self._listed[0] == listed:
-            return self._listed[1]
-        found: dict[RunKey, Plain] = {}
-        names: dict[RunKey, str] = {}
-        for name in listed:
-            if name not in self._read_files:
-                self._read_files[name] = _read_run(self.folder / name)
-            key, result = self._read_files[name]
-            if key in found:
-                raise StoredRunError(f"{names[key]} and {name} in {self.folder} hold the same run; remove one")
-            found[key], names[key] = result, name
-        self._listed = (listed, found)
-        return found
-
-    def _list(self) -> list[str]:
-        """The names of the files of runs. Tables ask for hundreds of runs: what was read is not read again."""
-        if not self.folder.is_dir():
-            return []
-        return sorted(
-            name for name in os.listdir(self.folder) if name.endswith(".json") and not name.startswith("reference-")
-        )
+        self._read()
+        return self._runs
 
     def read_all_seeds(self, recipe: Recipe) -> list[Plain]:
         """The results of all stored seeds of a recipe, in their order."""
@@ -131,36 +109,49 @@ class RunStore:
 
     def write(self, key: RunKey, result: Plain) -> None:
         """Stores a result, whole or not at all."""
-        _write(self.folder / f"{key.name}.json", {"schema": SCHEMA, **result})
-        self._read_files.pop(f"{key.name}.json", None)
-        self._listed = None
+        self.runs()[key] = result
+        self._write()
 
     def read_reference(self, name: str) -> Plain | None:
         """The result of a forecast that is not trained, with its `label`; None if it is not stored."""
-        path = self.folder / f"reference-{name}.json"
-        return _read(path) if path.exists() else None
+        self._read()
+        return self._references.get(name)
 
     def write_reference(self, name: str, result: Plain) -> None:
         """Stores the result of a forecast that is not trained."""
-        _write(self.folder / f"reference-{name}.json", result)
+        self._read()
+        self._references[name] = result
+        self._write()
 
+    def _read(self) -> None:
+        """Reads the file, unless it is as it was read. Tables ask for hundreds of runs."""
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            return
+        read_at = (status.st_ino, status.st_mtime_ns)
+        if read_at == self._read_at:
+            return
+        self._runs, self._references = {}, {}
+        for number, line in enumerate(self.path.read_bytes().splitlines(), 1):
+            try:
+                result = json.loads(line)
+                if "reference" in result:
+                    self._references[result.pop("reference")] = result
+                    continue
+                key = RunKey(identity_of(result["recipe"]), result["seed"])
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise StoredRunError(
+                    f"line {number} of {self.path} is not a stored run ({type(error).__name__}: {error}); remove the "
+                    "line, and the run is made again"
+                ) from error
+            if key in self._runs:
+                raise StoredRunError(f"line {number} of {self.path} holds a run that an earlier line holds; remove one")
+            self._runs[key] = result
+        self._read_at = read_at
 
-def _read_run(path: Path) -> tuple[RunKey, Plain]:
-    result = _read(path)
-    try:
-        plain = migrate_recipe(result["recipe"], result.get("schema", 1))
-        return RunKey(identity_of(plain), plain["seed"]), {**result, "recipe": plain}
-    except (KeyError, TypeError, AttributeError, SchemaError) as error:
-        raise StoredRunError(f"{path} is not a stored run: {type(error).__name__}: {error}") from error
-
-
-def _read(path: Path) -> Plain:
-    try:
-        return json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise StoredRunError(f"{path} is damaged ({error}); remove it and the run is made again") from error
-
-
-def _write(path: Path, result: Plain) -> None:
-    text = json.dumps(result, indent=1) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    def _write(self) -> None:
+        results = [{"reference": name, **result} for name, result in self._references.items()]
+        text = "".join(f"{json.dumps(result)}\n" for result in [*results, *self._runs.values()])
+        write_atomically(self.path, lambda file: file.write(text.encode()))
+        self._read_at = None

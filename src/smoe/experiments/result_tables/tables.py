@@ -66,8 +66,7 @@ class ResultTable:
         columns: Headings of the rows' labels.
         rows: Lines of the table.
         source: Place in the paper; empty for a table that the paper does not have.
-        text: Description of the set-up. Statements about results do not belong here, but into the notes that are
-            stored beside the results.
+        text: Description of the set-up. Statements about results belong into `notes.md` beside the results.
         references: Names of stored results without training, which are shown above the rows.
         metrics: Metrics to show instead of those of the whole set of tables.
     """

@@ -1,1 +1,0 @@
-"""Which runs tables need, and training those that are missing."""
