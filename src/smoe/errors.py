@@ -54,3 +54,10 @@ def naming_extras(user: str) -> Iterator[None]:
         if package not in EXTRAS:
             raise
         raise missing_package(user, package) from error
+
+
+def printable(text: str) -> str:
+    """A text in one line; codes that a terminal would obey are spelled out."""
+    return "".join(
+        character if character.isprintable() else repr(character)[1:-1] for character in " ".join(text.split())
+    )

@@ -139,6 +139,53 @@ def test_infinite_values_are_refused_with_variable_time_and_count() -> None:
         collect_fields(FieldSource(small), np.arange(5))
 
 
+def test_variables_that_are_no_fields_are_named() -> None:
+    small = regional(3)
+    small["hour"] = ("time", np.arange(3.0))
+    small["place"] = (("lat", "lon"), np.full((3, 5), "land"))
+    small["wave"] = (("time", "lat", "lon"), np.ones((3, 3, 5), complex))
+    small["age"] = (("lat", "lon"), np.ones((3, 5), "timedelta64[ns]"))
+    small["time_bnds"] = (("time", "two"), np.zeros((3, 2)))
+    small["crs"] = ((), 0)
+    source = FieldSource(small)
+    assert [channel.name for channel in source.channels] == ["t2m"]
+    assert source.notes == (
+        "variables of inputs that are left out: hour (depends on time only), place (holds text), wave (holds complex "
+        "numbers), age (holds time differences)",
+    )
+    with pytest.raises(DataError, match=r"hour of inputs depends on time only, .* dataset\['hour'\].broadcast_like"):
+        FieldSource(small, ["t2m", "hour"])
+    with pytest.raises(DataError, match=r"wave of inputs holds complex numbers, .*: leave it out"):
+        FieldSource(small, ["wave"])
+    small["vectors"] = (("time", "ts", "lat", "lon"), np.zeros((3, 2, 3, 5)))
+    with pytest.raises(DataError, match=r"'ts'.*leave vectors out: input_variables \(--input-variables\) names those"):
+        FieldSource(small)
+
+
+@pytest.mark.parametrize("kind", ["range", "ends", "packed", "many"])
+def test_values_outside_of_the_valid_range_are_missing(tmp_path: Path, kind: str) -> None:
+    small = regional(6).clip(270.0, 290.0)
+    small["t2m"][2, 0, 0], small["t2m"][2, 0, 1] = 0.0, 5000.0
+    encoding = {}
+    if kind == "ends":
+        small["t2m"].attrs |= {"units": "K", "valid_min": np.float32(200.0), "valid_max": np.float32(290.0)}
+    elif kind == "range":
+        small["t2m"].attrs |= {"units": "K", "valid_range": [200.0, 290.0]}
+    else:
+        small["t2m"].attrs |= {"units": "K", "valid_range": np.array([0, 900], np.int16)}
+        encoding = {"t2m": {"dtype": "int16", "scale_factor": 0.2, "add_offset": 200.0, "_FillValue": -9}}
+    small.isel(time=slice(0, 3)).to_netcdf(tmp_path / "a1.nc", encoding=encoding)
+    if kind == "many":
+        encoding["t2m"]["add_offset"] = 190.0
+    small.isel(time=slice(3, 6)).to_netcdf(tmp_path / "a2.nc", encoding=encoding)
+    source = FieldSource(open_fields(str(tmp_path / "a?.nc")))
+    table = collect_fields(source, np.arange(6))
+    assert source.num_invalid == {"t2m": 2} and np.isnan(table.values[2, 0, 0, :2]).all()
+    assert int(np.isnan(table.values).sum()) == 2
+    with pytest.raises(DataError, match=r"2 missing values at 2001-01-03 .*\(2 values lie outside of its valid range,"):
+        check_gaps(table, source, "refuse")
+
+
 def test_moments_of_blocks_are_those_of_all() -> None:
     values = (50000.0 + np.random.default_rng(0).normal(size=(17, 2, 3, 5))).astype(np.float32)
     values[3, 0, 1, 1] = np.nan

@@ -63,7 +63,7 @@ def test_heights_and_bounds_of_single_files_do_not_conflict() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (regional(4), "two parts of inputs have the variable 't2m': rename one of them"),
+        (regional(4), "part 1 of inputs and part 2 of inputs both have 't2m' at 2001-01-01: rename one of them"),
         (regional(4, 3, 4, name="u"), "two parts of inputs are on different grids, 3 x 5 .* against 3 x 4"),
         (
             regional(4, name="u").assign_coords(time=times(4, "2005-01-01")),
@@ -86,6 +86,48 @@ def test_files_that_round_their_coordinates_and_files_of_one_time_follow_each_ot
     for number in range(4):
         small.isel(time=number).to_netcdf(tmp_path / f"s{number}.nc")
     np.testing.assert_array_equal(read_all(str(tmp_path / "s?.nc"))["t2m"], small["t2m"].values)
+
+
+@pytest.mark.parametrize("units", ["degC", ""])
+@pytest.mark.parametrize("as_list", [False, True])
+def test_files_that_follow_each_other_have_the_same_units(tmp_path: Path, units: str, as_list: bool) -> None:
+    small = regional(6)
+    small.isel(time=slice(0, 3)).to_netcdf(tmp_path / "a.nc")
+    other = small.isel(time=slice(3, 6)).copy(deep=True)
+    other["t2m"].attrs["units"] = units
+    other.to_netcdf(tmp_path / "b.nc")
+    data = [tmp_path / "a.nc", tmp_path / "b.nc"] if as_list else str(tmp_path / "?.nc")
+    with pytest.raises(DataError, match=rf"t2m is in 'K' in .*a\.nc and .*{units or 'without units'}.* in .*b\.nc"):
+        open_fields(data)
+    # Another spelling is no conflict, and does not lose the units.
+    other["t2m"].attrs["units"] = "kelvin"
+    (tmp_path / "b.nc").unlink()
+    other.to_netcdf(tmp_path / "b.nc")
+    joined = open_fields(data)
+    assert joined["t2m"].attrs["units"] == "K"
+    np.testing.assert_array_equal(joined["t2m"], small["t2m"])
+
+
+def test_a_list_with_the_same_variables_follows_in_time() -> None:
+    small = regional(6)
+    parts = [small.isel(time=slice(3, 6)), small.isel(time=slice(0, 3)), regional(1, name="height")]
+    np.testing.assert_array_equal(open_fields(parts)["t2m"].sortby("time"), small["t2m"])
+    noleap = small.isel(time=slice(0, 3)).convert_calendar("noleap")
+    with pytest.raises(DataError, match="is in the calendar standard and part 2 of inputs in noleap: convert one"):
+        open_fields([small.isel(time=slice(3, 6)), noleap])
+    more = small.isel(time=slice(0, 3)).assign(u=small["t2m"])
+    with pytest.raises(
+        DataError, match="part 2 of inputs and part 1 of inputs both have 't2m', but 'u' is in the first"
+    ):
+        open_fields([parts[0], more])
+    np.testing.assert_array_equal(open_fields([parts[0], more], variables=["t2m"])["t2m"].sortby("time"), small["t2m"])
+
+
+def test_times_that_not_all_parts_have_are_noted() -> None:
+    merged = open_fields([regional(6).assign(co2=("time", np.arange(6.0))), regional(2, name="u")])
+    left_out, times_note = FieldSource(merged).notes
+    assert left_out == "variables of inputs that are left out: co2 (depends on time only)"
+    assert times_note == "the parts of inputs have 6, 2 times, of which the 2 that all have are used"
 
 
 @pytest.mark.parametrize("kind", ["variables", "each time"])

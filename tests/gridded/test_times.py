@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
 import cftime
 import numpy as np
+import pandas as pd
 import pytest
 
 from gridded_files import times
@@ -84,6 +88,19 @@ def test_months_pair_by_the_calendar() -> None:
     assert end.text(int(end.shifted(end.seconds, parse_lead("1 month"))[0])) == "2001-02-28"
 
 
+@pytest.mark.parametrize("is_cftime", [False, True])
+def test_times_a_fraction_of_a_second_apart_are_the_same_and_keep_it(is_cftime: bool) -> None:
+    values: Any = times(4) + np.array([0, -1, 1, -1]) * np.timedelta64(1, "ms")
+    if is_cftime:
+        dates = [cftime.datetime(2001, 1, 1 + day, calendar="standard") for day in range(4)]
+        values = np.asarray(dates) + np.array([0, -1, 1, -1]) * timedelta(milliseconds=1)
+    moved = read_times(values, "time")
+    assert len(pair_by_time(moved, labels(4), parse_lead("1D"))) == 3
+    later = moved.coordinate(moved.shifted(moved.seconds, Lead(3600)), np.arange(4))
+    hour: Any = timedelta(hours=1) if is_cftime else np.timedelta64(1, "h")
+    np.testing.assert_array_equal(later, values + hour)
+
+
 def test_calendars_of_climate_models() -> None:
     dates = np.array([cftime.datetime(2000, month, 30, calendar="360_day") for month in (1, 2, 3)])
     read = read_times(dates, "time")
@@ -104,6 +121,9 @@ def test_bad_times_are_refused() -> None:
         read_times(np.array(["2001-01-01", "NaT"], "datetime64[ns]"), "time")
     with pytest.raises(DataError, match="holds no dates but float64 values such as 0"):
         read_times(np.zeros(3), "time")
+    zoned = pd.date_range("2001-01-01", periods=3, tz="UTC").to_pydatetime()
+    with pytest.raises(DataError, match=r"times with a time zone, such as .*tz_convert\(None\)"):
+        read_times(zoned, "time")
     with pytest.raises(DataError, match="the lead 36h is no multiple of the 1D"):
         pair_by_time(labels(4), labels(4), parse_lead("36h"))
     with pytest.raises(DataError, match="no target lies 9D after an input: inputs are from 2001-01-01 to 2001-01-04"):

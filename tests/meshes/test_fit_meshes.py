@@ -135,7 +135,7 @@ def test_other_meshes_are_refused(ocean: Path, tmp_path: Path, capsys: pytest.Ca
     line = refused(capsys, *predict[:2], tmp_path / "turned.nc", *predict[2:])
     assert "their nodes differ by up to" in line and "another order" in line and "the same order" in line
     line = refused(capsys, *predict[:2], tmp_path / "sphere.nc", *predict[2:])
-    assert "mesh of 96 faces against HEALPix sphere of nside 2 in nested order" in line
+    assert "HEALPix sphere of nside 2 in nested order against mesh of 96 faces" in line
     assert not (tmp_path / "out.nc").exists()
     (tmp_path / "mesh.vtu").write_text("")
     line = refused(capsys, "fit", tmp_path / "mesh.vtu", ocean / "ocean.nc", "-o", tmp_path / "run")
@@ -150,7 +150,7 @@ def test_ring_is_not_nested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     sphere("ring").to_netcdf(tmp_path / "ring.nc")
     assert fit(tmp_path, "--compare", "no") == 0
     line = refused(capsys, "predict", tmp_path / "run", tmp_path / "ring.nc", "-o", tmp_path / "out.nc")
-    assert "nside 2 in nested order against HEALPix sphere of nside 2 in ring order" in line
+    assert "nside 2 in ring order against HEALPix sphere of nside 2 in nested order" in line
     mixed = sphere("ring")
     latitude, longitude = healpix_coordinates(2, "nested").numpy().T
     mixed["lat"] = ("cell", latitude, {"standard_name": "latitude"})

@@ -170,7 +170,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (lambda d: d.rename(t2m="tas"), "the inputs have no variable 't2m'"),
         (lambda d: units(d, "celsius"), "t2m is in 'celsius', but the model was fitted in 'K'"),
-        (lambda d: d.isel(lon=slice(0, 4)), "the inputs are on another grid than the model"),
+        (lambda d: d.isel(lon=slice(0, 4)), "columns 5 to 8 against 4 x 6 latitude-longitude"),
         (lambda d: d.assign_coords(lat=d["lat"] + 0.5), "their rows differ by up to 0.5"),
         (lambda d: with_values(d, (2, 1, 1), np.nan), "t2m has 1 missing values at 2001-01-03"),
         (lambda d: with_values(d, (2, 1, 1), -np.inf), "t2m has infinite values at 2001-01-03"),

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, Self
 
 from smoe.command_line import Terminated, UsageError, stopped_code
-from smoe.errors import MissingPackageError, naming_extras
+from smoe.errors import MissingPackageError, naming_extras, printable
 from smoe.suggestions import suggest
 
 COMMANDS = {
@@ -241,9 +241,7 @@ def _first_sentence(error: Exception) -> str:
 
 def _complain(text: str, code: int) -> int:
     # Names of files and values from others can hold codes that a terminal would obey.
-    harmless = "".join(
-        character if character.isprintable() else repr(character)[1:-1] for character in " ".join(text.split())
-    )
+    harmless = printable(text)
     # The reason stands at the beginning, and the remedy at the end.
     shown = harmless if len(harmless) <= 2000 else f"{harmless[:1500]} [...] {harmless[-400:]}"
     sys.stderr.write(f"smoe: error: {shown}\n")

@@ -65,12 +65,24 @@ class FieldSource:
         labels: Times; None if nothing depends on time.
         lead_times: Lead times of forecasts in seconds; None for other fields.
         axes: Dimensions of the variable with the most of them.
+        notes: What a user should know of the data: variables that are left out, times that not all parts have.
+        num_invalid: Number of values read that lie outside of the valid range that a variable declares.
     """
 
     def __init__(self, dataset: xr.Dataset, variables: Sequence[str] | None = None, where: str = "inputs") -> None:
         self.dataset, self.where = dataset, where
-        names = _choose(dataset, variables, where)
-        found = {name: find_axes(dataset[name], f"{name} of {where}") for name in names}
+        names = list(variables) if variables is not None else field_names(dataset)
+        self.notes: tuple[str, ...] = dataset.encoding.get("notes", ())
+        if variables is not None:
+            for name in names:
+                _check_field(dataset, name, where)
+        elif not names:
+            raise DataError(
+                f"{where} has no variable on a grid: it holds {', '.join(map(str, dataset.variables)) or 'nothing'}"
+            )
+        else:
+            self.notes += _left_out(dataset, where)
+        found = {name: self._find_axes(name, may_leave_out=variables is None and len(names) > 1) for name in names}
         self.variable_axes: dict[str, Axes] = found
         richest = max(names, key=lambda name: dataset[name].ndim)
         self.axes = found[richest]
@@ -80,6 +92,19 @@ class FieldSource:
         self.channels = tuple(channel for name in names for channel in self._channels(name))
         self.labels, self.lead_times = self._times()
         self._static: dict[str, np.ndarray] = {}
+        ranges = {name: valid_range(dataset[name]) for name in names}
+        self.valid_ranges = {name: bounds for name, bounds in ranges.items() if bounds is not None}
+        self.num_invalid: dict[str, int] = {}
+
+    def _find_axes(self, name: str, *, may_leave_out: bool) -> Axes:
+        try:
+            return find_axes(self.dataset[name], f"{name} of {self.where}")
+        except DataError as error:
+            if not may_leave_out:
+                raise
+            option = "target_variables" if self.where == "targets" else "input_variables"
+            flag = f"--{option.replace('_', '-')}"
+            raise DataError(f"{error}; or leave {name} out: {option} ({flag}) names those to use") from None
 
     @property
     def num_positions(self) -> int:
@@ -160,6 +185,14 @@ class FieldSource:
         """Values of a variable as `(times or times * leads, levels, H, W)`, rows northwards and columns eastwards."""
         num_levels = 1 if axes.level is None else self.dataset.sizes[axes.level]
         values = values.reshape(-1, num_levels, *self._file_shape)
+        if name in self.valid_ranges:
+            low, high = self.valid_ranges[name]
+            # Missing according to CF. Bounds are rounded as the values are.
+            margin = 1e-6 * max(abs(bound) for bound in (low, high) if np.isfinite(bound))
+            is_invalid = (values < low - margin) | (values > high + margin)
+            if is_invalid.any():
+                self.num_invalid[name] = self.num_invalid.get(name, 0) + int(is_invalid.sum())
+                values = np.where(is_invalid, np.nan, values)
         return self.orientation_of(name).turn(values.astype(np.float32, copy=False))
 
     def orientation_of(self, name: str) -> Orientation:
@@ -251,29 +284,65 @@ def _in_order_of(fields: np.ndarray, positions: np.ndarray, num_leads: int, *, h
     return fields if np.array_equal(places, np.arange(len(fields))) else fields[places]
 
 
-def _choose(dataset: xr.Dataset, variables: Sequence[str] | None, where: str) -> list[str]:
-    if variables is not None:
-        for name in variables:
-            if name not in dataset.data_vars:
-                known = [str(known) for known in dataset.data_vars]
-                raise DataError(f"{where} has no variable {name!r}; {suggest(name, known)}")
-        return list(variables)
-    bounds = {str(coordinate.attrs["bounds"]) for coordinate in dataset.coords.values() if "bounds" in coordinate.attrs}
-    bounds |= {str(coordinate.encoding.get("bounds")) for coordinate in dataset.coords.values()}
-    usable = [
-        str(name)
-        for name, array in dataset.data_vars.items()
-        if name not in bounds
-        and array.dtype.kind in "iufb"
-        and array.ndim >= 2
-        and not str(name).lower().startswith(("bounds_", "bnds_"))
-        and not str(name).lower().endswith(("_bnds", "_bounds"))
-    ]
-    if not usable:
+def field_names(dataset: xr.Dataset) -> list[str]:
+    """Names of the variables that may be fields: those with numbers along two dimensions at least, without bounds."""
+    return [str(name) for name, array in dataset.data_vars.items() if not _reason(array) and not _is_aside(name, array)]
+
+
+def _reason(array: xr.DataArray) -> str:
+    """Why a variable is no field; nothing if it may be one."""
+    kinds = {"O": "text", "U": "text", "S": "text", "c": "complex numbers", "m": "time differences", "M": "dates"}
+    if array.dtype.kind in kinds:
+        return f"holds {kinds[array.dtype.kind]}"
+    return "" if array.ndim >= 2 else f"depends on {array.dims[0]} only" if array.ndim else "is a single number"
+
+
+def _is_aside(name: object, array: xr.DataArray) -> bool:
+    """Whether a variable belongs to coordinates, as bounds do."""
+    texts = {str(each.attrs.get("bounds", each.encoding.get("bounds"))) for each in array.coords.values()}
+    lowered = str(name).lower()
+    return str(name) in texts or lowered.startswith(("bounds_", "bnds_")) or lowered.endswith(("_bnds", "_bounds"))
+
+
+def _left_out(dataset: xr.Dataset, where: str) -> tuple[str, ...]:
+    """A line that names variables that are no fields; those of a single number map the grid, mostly."""
+    found = {str(name): _reason(array) for name, array in dataset.data_vars.items() if array.ndim}
+    named = [f"{name} ({reason})" for name, reason in found.items() if reason and not _is_aside(name, dataset[name])]
+    more = f" and {len(named) - 8} more" if len(named) > 8 else ""
+    return (f"variables of {where} that are left out: {', '.join(named[:8])}{more}",) if named else ()
+
+
+def _check_field(dataset: xr.Dataset, name: str, where: str) -> None:
+    if name not in dataset.data_vars:
         raise DataError(
-            f"{where} has no variable on a grid: it holds {', '.join(map(str, dataset.variables)) or 'nothing'}"
+            f"{where} has no variable {name!r}; {suggest(name, [str(known) for known in dataset.data_vars])}"
         )
-    return usable
+    reason = _reason(dataset[name])
+    if reason:
+        remedy = f"repeat it at each pixel, by dataset[{name!r}].broadcast_like(field)" if dataset[name].ndim else ""
+        is_number = dataset[name].dtype.kind in "iufb"
+        raise DataError(
+            f"{name} of {where} {reason}, but inputs and targets are fields on a grid: "
+            f"{remedy if is_number and remedy else 'leave it out'}"
+        )
+
+
+def valid_range(array: xr.DataArray) -> tuple[float, float] | None:
+    """The range of values that are not missing by CF's `valid_range`, `valid_min` and `valid_max`; None without one."""
+    if "valid_range" in array.encoding:
+        return array.encoding["valid_range"]
+    attributes = array.attrs
+    ends = [attributes.get("valid_min", -np.inf), attributes.get("valid_max", np.inf)]
+    bounds = np.asarray(attributes.get("valid_range", ends)).ravel()
+    if bounds.dtype.kind not in "iuf" or len(bounds) != 2 or "_Unsigned" in (*attributes, *array.encoding):
+        return None
+    low, high = map(float, bounds)
+    scale, offset = (array.encoding.get(name, usual) for name, usual in (("scale_factor", 1.0), ("add_offset", 0.0)))
+    given = [attributes[name] for name in ("valid_range", "valid_min", "valid_max") if name in attributes]
+    if all(np.asarray(each).dtype.kind in "iu" for each in given):
+        # Bounds of the type of packed values are packed, too.
+        low, high = sorted((low * float(scale) + float(offset), high * float(scale) + float(offset)))
+    return (low, high) if low < high and np.isfinite([low, high]).any() else None
 
 
 def as_slice(positions: np.ndarray) -> slice | np.ndarray:

@@ -28,12 +28,21 @@ def check_gaps(table: FieldTable, source: FieldSource, policy: str) -> None:
         steady = int(table.always_missing[number].sum())
         rows = np.flatnonzero(table.num_missing[:, number] > steady)
         count = int(table.num_missing[rows[0], number]) - steady
+        why = describe_invalid(source, channel.variable)
         raise DataError(
             f"{channel.name} of {source.where} has {count} missing values"
             f"{describe_position(source, int(table.positions[rows[0]]), channel)} that are there at other times, and "
-            f"such gaps at {len(rows)} of {len(table)} times: set missing to 'drop' to leave these times out or to "
-            "'fill' to fill them"
+            f"such gaps at {len(rows)} of {len(table)} times{f' ({why})' if why else ''}: set missing to 'drop' to "
+            "leave these times out or to 'fill' to fill them"
         )
+
+
+def describe_invalid(source: FieldSource, variable: str) -> str:
+    """How many values of a variable are missing because they lie outside of its valid range; nothing if none are."""
+    if variable not in source.num_invalid:
+        return ""
+    low, high = source.valid_ranges[variable]
+    return f"{source.num_invalid[variable]} values lie outside of its valid range, {low:g} to {high:g}"
 
 
 def has_gap(table: FieldTable) -> np.ndarray:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def merge_parts(parts: Sequence[xr.Dataset], where: str) -> xr.Dataset:
-    """Merges data sets with different variables.
+    """Merges data sets with different variables; `encoding["notes"]` has what a user should know of it.
 
     Rows and columns get the order of the first data set. Of the times, those that all data sets have are kept. A data
     set of one time beside others of many is static: its time is dropped.
@@ -29,35 +29,30 @@ def merge_parts(parts: Sequence[xr.Dataset], where: str) -> xr.Dataset:
         where: Name of the data in errors.
 
     Raises:
-        DataError: If grids or calendars differ, no time is common, or two data sets have the same variable.
+        DataError: If grids or calendars differ, or no time is common.
     """
     xr = import_xarray()
     if len(parts) == 1:
         return parts[0]
     sources = _without_single_times([FieldSource(part, where=where) for part in parts], where)
-    names = [name for source in sources for name in source.variable_axes]
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f"two parts of {where} have the variable {name!r}: rename one of them")
     like = sources[0]
     parts = [_fields_alone(like), *(_fields_alone(source, like) for source in sources[1:])]
-    parts = _at_common_times(parts, sources, where)
+    notes = [note for source in sources for note in source.notes]
+    parts = _at_common_times(parts, sources, where, notes)
     try:
-        return xr.merge(_without_differing_scalars(parts), join="exact", combine_attrs="drop_conflicts")
+        merged = xr.merge(_without_differing_scalars(parts), join="exact", combine_attrs="drop_conflicts")
     except ValueError as error:
         raise DataError(f"the parts of {where} do not fit together ({' '.join(str(error).split())})") from error
+    merged.encoding["notes"] = tuple(notes)
+    return merged
 
 
-def in_order_of(dataset: xr.Dataset, like: FieldSource, where: str) -> xr.Dataset:
+def turned(source: FieldSource, like: FieldSource) -> xr.Dataset:
     """A data set whose rows and columns have the order and the coordinates of another one of the same grid.
 
     Raises:
         DataError: If the grids differ.
     """
-    return _turned(FieldSource(dataset, where=where), like)
-
-
-def _turned(source: FieldSource, like: FieldSource) -> xr.Dataset:
     difference = like.grid.difference(source.grid)
     if difference is not None:
         raise DataError(f"two parts of {source.where} are on different grids, {difference}: regrid one of them first")
@@ -75,7 +70,7 @@ def _turned(source: FieldSource, like: FieldSource) -> xr.Dataset:
 
 def _fields_alone(source: FieldSource, like: FieldSource | None = None) -> xr.Dataset:
     """The variables on the grid and what maps it."""
-    dataset = source.dataset if like is None else _turned(source, like)
+    dataset = source.dataset if like is None else turned(source, like)
     names = list(source.variable_axes)
     mappings = {dataset[n].attrs.get("grid_mapping") or dataset[n].encoding.get("grid_mapping") for n in names}
     chosen = dataset[[*names, *(name for name in mappings if name in dataset.data_vars)]]
@@ -98,7 +93,9 @@ def _without_single_times(sources: list[FieldSource], where: str) -> list[FieldS
     ]
 
 
-def _at_common_times(parts: list[xr.Dataset], sources: list[FieldSource], where: str) -> list[xr.Dataset]:
+def _at_common_times(
+    parts: list[xr.Dataset], sources: list[FieldSource], where: str, notes: list[str]
+) -> list[xr.Dataset]:
     dated = [(number, source) for number, source in enumerate(sources) if source.labels is not None]
     labels: list[TimeLabels] = [source.labels for _, source in dated if source.labels is not None]
     if len({each.calendar for each in labels}) > 1:
@@ -110,6 +107,9 @@ def _at_common_times(parts: list[xr.Dataset], sources: list[FieldSource], where:
         spans = " and ".join(f"{each.text(int(each.seconds.min()))} to {each.text(int(each.seconds.max()))}"
                              for each in labels)  # fmt: skip
         raise DataError(f"the parts of {where} have no time in common: they lie from {spans}")
+    if len(common) < max(map(len, labels)):
+        numbers = ", ".join(str(len(each)) for each in labels)
+        notes.append(f"the parts of {where} have {numbers} times, of which the {len(common)} that all have are used")
     parts = list(parts)
     first: Any = None
     for (number, source), each in zip(dated, labels, strict=True):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from smoe.errors import DataError
-from smoe.gridded.field_source import FieldSource
+from smoe.gridded.field_source import FieldSource, field_names
 from smoe.gridded.grib_files import GRIB_ENDINGS, open_grib
-from smoe.gridded.merge_parts import in_order_of, merge_parts
+from smoe.gridded.merge_parts import merge_parts, turned
 from smoe.gridded.open_files import damage_as_data_error, import_xarray
 from smoe.gridded.pixel_coordinates import with_pixel_coordinates
+from smoe.gridded.time_labels import TimeLabels, read_times
+from smoe.gridded.units import are_same_units
 from smoe.meshes.field_files import is_mesh
 from smoe.meshes.read_mesh import Location
 from smoe.meshes.row_of_nodes import as_row_of_nodes, is_row_of_nodes
@@ -28,18 +33,22 @@ Data = Any
 """A `xarray.Dataset` or `DataArray`, a path or pattern of paths, or several of these, which are merged."""
 
 
-def open_fields(data: Data, where: str = "inputs", location: Location | None = None) -> xr.Dataset:
+def open_fields(
+    data: Data, where: str = "inputs", location: Location | None = None, variables: Sequence[str] | None = None
+) -> xr.Dataset:
     """Opens data without reading more than their coordinates.
 
     Fields on a mesh, of UGRID or HEALPix, become a grid of one row with the mesh in its coordinates.
 
     Args:
-        data: A data set, an array with a name, a path such as `inputs.zarr` or `t2m_*.nc`, or a list of these.
+        data: A data set, an array with a name, a path such as `inputs.zarr` or `t2m_*.nc`, or a list of these: those
+            with the same variables follow each other in time, others are merged.
         where: Name of the data in errors.
         location: Whether fields on the points or on the faces of a mesh are used, where it has both.
+        variables: Variables that will be used: where there are several parts, others need not fit together.
 
     Raises:
-        DataError: If a file is missing, damaged or of an unknown kind.
+        DataError: If a file is missing, damaged or of an unknown kind, or the parts do not fit together.
     """
     xr = import_xarray()
     if isinstance(data, xr.Dataset):
@@ -49,22 +58,29 @@ def open_fields(data: Data, where: str = "inputs", location: Location | None = N
             raise DataError(f"{where} is a DataArray without a name: give it one by .rename('t2m')")
         return with_pixel_coordinates(data.to_dataset())
     if isinstance(data, (str, Path)):
-        return with_pixel_coordinates(_open_path(str(data), where, location))
+        return _open_path(str(data), where, location, variables)
     if isinstance(data, Sequence):
         if not data:
             raise DataError(f"{where} names no data")
-        return merge_parts([open_fields(part, where, location) for part in data], where)
+        names = [
+            str(part) if isinstance(part, (str, Path)) else f"part {n} of {where}" for n, part in enumerate(data, 1)
+        ]
+        for name in names:
+            if names.count(name) > 1:
+                raise DataError(f"{where} names {name} twice")
+        parts = [open_fields(part, where, location, variables) for part in data]
+        return _join(dict(zip(names, parts, strict=True)), where, variables)
     raise DataError(f"{where} must be an xarray object or a path, got {type(data).__name__}")
 
 
-def _open_path(text: str, where: str, location: Location | None) -> xr.Dataset:
+def _open_path(text: str, where: str, location: Location | None, variables: Sequence[str] | None) -> xr.Dataset:
     paths = [Path(text)]
     if not paths[0].exists() and glob.has_magic(text):
         paths = [Path(found) for found in sorted(glob.glob(text))]
         if not paths:
             raise DataError(f"no file matches {text!r}, which {where} names")
-    parts = [_without_mesh(_open_one(path), str(path), location) for path in paths]
-    return parts[0] if len(parts) == 1 else _join(parts, text)
+    parts = {str(path): with_pixel_coordinates(_without_mesh(_open_one(path), str(path), location)) for path in paths}
+    return _join(parts, repr(text), variables)
 
 
 def _without_mesh(dataset: xr.Dataset, where: str, location: Location | None) -> xr.Dataset:
@@ -77,37 +93,92 @@ def _without_mesh(dataset: xr.Dataset, where: str, location: Location | None) ->
         raise DataError(f"{where}: {error}") from error
 
 
-def _join(parts: list[xr.Dataset], text: str) -> xr.Dataset:
-    """Files with the same variables follow each other in time; others are merged."""
-    groups: dict[frozenset[str], list[xr.Dataset]] = {}
-    for part in parts:
-        groups.setdefault(frozenset(map(str, part.data_vars)), []).append(part)
-    return merge_parts([_follow(group, text) for group in groups.values()], text)
+def _join(named: dict[str, xr.Dataset], where: str, variables: Sequence[str] | None) -> xr.Dataset:
+    """Parts with the same fields follow each other in time; others are merged."""
+    if len(named) == 1:
+        return next(iter(named.values()))
+    groups: dict[frozenset[str], dict[str, xr.Dataset]] = {}
+    for name, part in named.items():
+        if variables is not None and any(wanted in part for wanted in variables):
+            part = part.drop_vars([field for field in field_names(part) if field not in variables])
+        groups.setdefault(frozenset(field_names(part)), {})[name] = part
+    for (fields, parts), (others, other_parts) in itertools.combinations(groups.items(), 2):
+        if fields & others:
+            more, fewer = (parts, other_parts) if fields - others else (other_parts, parts)
+            extra = min((fields - others) or (others - fields))
+            raise DataError(
+                f"{next(iter(more))} and {next(iter(fewer))} both have {min(fields & others)!r}, but {extra!r} is in "
+                "the first only: rename one of them, or name the variables to use (input_variables, --input-variables)"
+            )
+    return merge_parts([_follow(group, where) for group in groups.values()], where)
 
 
-def _follow(parts: list[xr.Dataset], text: str) -> xr.Dataset:
-    """Files that follow each other in time, along a dimension or with a single time each."""
+def _follow(named: dict[str, xr.Dataset], where: str) -> xr.Dataset:
+    """Data sets that follow each other in time, along a dimension or with a single time each."""
     xr = import_xarray()
-    if len(parts) == 1:
-        return parts[0]
-    source = FieldSource(parts[0], where=text)
-    time = source.axes.time or _scalar_time(parts[0])
+    if len(named) == 1:
+        return next(iter(named.values()))
+    sources = [FieldSource(part, where=where) for part in named.values()]
+    like = sources[0]
+    time = like.axes.time or _scalar_time(like.dataset)
     if time is None:
         raise DataError(
-            f"{len(parts)} files of {text!r} have the same variables but no time: name one of them, or add their times"
+            f"{len(named)} parts of {where} have the same variables but no time: name one of them, or add their times"
         )
-    parts = [parts[0], *(in_order_of(part, source, text) for part in parts[1:])]
-    if source.axes.time is None:
+    _check_following(dict(zip(named, sources, strict=True)), time)
+    parts = [like.dataset, *(turned(source, like) for source in sources[1:])]
+    if like.axes.time is None:
         parts = [part.expand_dims(time) for part in parts]
     try:
-        return xr.concat(
+        joined = xr.concat(
             parts, dim=time, data_vars="minimal", coords="minimal", compat="override", join="exact",
             combine_attrs="drop_conflicts",
         )  # fmt: skip
     except ValueError as error:
         raise DataError(
-            f"the {len(parts)} files of {text!r} do not fit together ({' '.join(str(error).split())})"
+            f"the {len(named)} parts of {where} do not fit together ({' '.join(str(error).split())})"
         ) from error
+    for name in like.variable_axes:
+        # Spellings of the same units conflict; packed bounds of files with other scales do, too.
+        if "units" in like.dataset[name].attrs:
+            joined[name].attrs["units"] = like.dataset[name].attrs["units"]
+        ranges = [source.valid_ranges.get(name, (-np.inf, np.inf)) for source in sources]
+        whole = min(low for low, _ in ranges), max(high for _, high in ranges)
+        joined[name].encoding["valid_range"] = whole if np.isfinite(whole).any() else None
+    return joined
+
+
+def _check_following(sources: dict[str, FieldSource], time: str) -> None:
+    """Refuses parts with other units or calendars than the first, or with times of another part.
+
+    Raises:
+        DataError: With the names of both parts.
+    """
+    (first, like), *others = sources.items()
+    for name, source in others:
+        for ours, theirs in zip(like.channels, source.channels, strict=False):
+            if ours.variable == theirs.variable and not are_same_units(ours.units, theirs.units):
+                units = [f"in {each!r}" if each else "without units" for each in (ours.units, theirs.units)]
+                raise DataError(
+                    f"{ours.variable} is {units[0]} in {first} and {units[1]} in {name}: convert one of them"
+                )
+    seen: dict[int, str] = {}
+    first_labels: TimeLabels | None = None
+    for name, source in sources.items():
+        labels = source.labels or read_times(source.dataset[time].values, f"{time} of {name}")
+        first_labels = first_labels or labels
+        if labels.calendar != first_labels.calendar:
+            raise DataError(
+                f"{first} is in the calendar {first_labels.calendar} and {name} in {labels.calendar}: convert one of "
+                "them, for example by dataset.convert_calendar('standard')"
+            )
+        for seconds in labels.seconds.tolist():
+            if seconds in seen:
+                raise DataError(
+                    f"{seen[seconds]} and {name} both have {like.channels[0].variable!r} at {labels.text(seconds)}: "
+                    "rename one of them, or drop the times of one"
+                )
+            seen[seconds] = name
 
 
 def _scalar_time(dataset: xr.Dataset) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,13 @@ class TimeLabels:
         seconds: Seconds since 1970 in the calendar, int64, `(T,)`.
         calendar: CF name of the calendar; `standard` includes NumPy's dates.
         is_cftime: Whether the coordinate holds cftime dates.
+        fractions: Nanoseconds from each whole second to the time of the file; None if all times are whole seconds.
     """
 
     seconds: np.ndarray
     calendar: str = "standard"
     is_cftime: bool = False
+    fractions: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -58,11 +61,18 @@ class TimeLabels:
         dates = _dates(seconds, self.calendar)
         return np.asarray([_add_months(date, lead.months, is_last=is_last) for date in dates], np.int64)
 
-    def coordinate(self, seconds: np.ndarray) -> np.ndarray:
-        """Times as the file has them: NumPy's dates, or those of cftime."""
+    def coordinate(self, seconds: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
+        """Times as the file has them: NumPy's dates, or those of cftime.
+
+        Args:
+            seconds: Times in whole seconds, `(N,)`.
+            positions: Times of the file that they are counted from: parts of seconds are kept.
+        """
+        fractions = np.zeros(1, np.int64) if self.fractions is None or positions is None else self.fractions[positions]
         if not self.is_cftime:
-            return np.asarray(seconds, "datetime64[s]").astype("datetime64[ns]")
-        return _dates(seconds, self.calendar)
+            return np.asarray(seconds, "datetime64[s]").astype("datetime64[ns]") + fractions.astype("timedelta64[ns]")
+        dates = _dates(seconds, self.calendar)
+        return dates + np.asarray([timedelta(microseconds=int(each) // 1000) for each in fractions])
 
 
 def read_times(values: np.ndarray, where: str) -> TimeLabels:
@@ -79,8 +89,15 @@ def read_times(values: np.ndarray, where: str) -> TimeLabels:
     if values.dtype.kind == "M":
         if np.isnat(values).any():
             raise DataError(f"{where} has {int(np.isnat(values).sum())} missing times (NaT): drop these")
-        labels = TimeLabels(values.astype("datetime64[s]").astype(np.int64))
-    elif values.dtype.kind == "O" and len(values) and hasattr(values[0], "calendar"):
+        # The nearest second: files keep times as fractions of days, which rounding moves.
+        nanoseconds = values.astype("datetime64[ns]").astype(np.int64) if _fits_in_nanoseconds(values) else None
+        if nanoseconds is None:
+            labels = TimeLabels(values.astype("datetime64[s]").astype(np.int64))
+        else:
+            seconds = (nanoseconds + 500_000_000) // 1_000_000_000
+            fractions = nanoseconds - seconds * 1_000_000_000
+            labels = TimeLabels(seconds, fractions=fractions if fractions.any() else None)
+    elif values.dtype.kind == "O" and len(values) and all(hasattr(each, "calendar") for each in values):
         import cftime
 
         calendars = {_SAME_CALENDARS.get(str(date.calendar), str(date.calendar)) for date in values}
@@ -90,7 +107,15 @@ def read_times(values: np.ndarray, where: str) -> TimeLabels:
             numbers = cftime.date2num(values, _UNITS, calendar=values[0].calendar)
         except OverflowError as error:
             raise DataError(f"{where}: a time is out of range ({error}); its units or values are damaged") from error
-        labels = TimeLabels(np.rint(np.asarray(numbers, np.float64)).astype(np.int64), calendars.pop(), True)
+        seconds = np.rint(np.asarray(numbers, np.float64)).astype(np.int64)
+        micros = np.asarray([date.microsecond for date in values], np.int64)
+        fractions = 1000 * np.where(micros < 500_000, micros, micros - 1_000_000)
+        labels = TimeLabels(seconds, calendars.pop(), True, fractions if fractions.any() else None)
+    elif values.dtype.kind == "O" and len(values) and getattr(values[0], "tzinfo", None) is not None:
+        raise DataError(
+            f"{where} has times with a time zone, such as {values[0]}: convert them to UTC without one, for example by "
+            "dataset.assign_coords(time=dataset.indexes['time'].tz_convert(None))"
+        )
     else:
         raise DataError(
             f"{where} holds no dates but {values.dtype} values such as {values[0] if len(values) else '(none)'}: give "
@@ -224,6 +249,10 @@ def parse_date(text: str, calendar: str) -> tuple[int, int]:
     if day is None:
         return first, _add_months(start, 1)
     return first, first + (86400 if hour is None else 3600 if minute is None else 60 if second is None else 1)
+
+
+def _fits_in_nanoseconds(values: np.ndarray) -> bool:
+    return bool((np.abs(values.astype("datetime64[s]").astype(np.int64)) < 2**63 // 10**9).all())
 
 
 def _dates(seconds: np.ndarray, calendar: str) -> np.ndarray:

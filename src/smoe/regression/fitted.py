@@ -175,7 +175,7 @@ def check_inputs(fitted: Fitted, dataset: xr.Dataset) -> FieldSource:
             f"the inputs have {len(source.channels)} channels ({', '.join(c.name for c in source.channels)}), the "
             f"model was fitted with {len(expected)} ({', '.join(c.name for c in expected)})"
         )
-    difference = fitted.grid.difference(source.grid)
+    difference = source.grid.difference(fitted.grid)
     if difference is not None:
         if not fitted.options.regrid:
             raise DataError(

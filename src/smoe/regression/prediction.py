@@ -174,22 +174,23 @@ def _sample_coordinates(
         return {}, (), ()
     if source.lead_times is None:
         seconds = labels.shifted(labels.seconds[positions], parse_lead(fitted.options.lead))
-        return {name: ((name,), labels.coordinate(seconds), attributes)}, (name,), (len(positions),)
+        return {name: ((name,), labels.coordinate(seconds, positions), attributes)}, (name,), (len(positions),)
     num_leads = len(source.lead_times)
     starts = np.unique(positions // num_leads)
     begin, lead = source.axes.time or "init_time", source.axes.lead or source.axes.lead_coordinate or "lead_time"
     seconds = labels.seconds[starts]
     coordinates: dict[str, Any] = {
-        begin: ((begin,), labels.coordinate(seconds), {"standard_name": "forecast_reference_time"})
+        begin: ((begin,), labels.coordinate(seconds, starts), {"standard_name": "forecast_reference_time"})
     }
     hours = source.lead_times / 3600.0
     lead_attributes = {"standard_name": "forecast_period", "units": "hours"}
     if source.axes.lead is None:
         coordinates[lead] = ((), hours[0], lead_attributes)
-        valid = labels.coordinate(seconds + source.lead_times[0])
+        valid = labels.coordinate(seconds + source.lead_times[0], starts)
         coordinates["valid_time"] = ((begin,), valid, {"standard_name": "time"})
         return coordinates, (begin,), (len(starts),)
     coordinates[lead] = ((lead,), hours, lead_attributes)
-    valid = labels.coordinate((seconds[:, None] + source.lead_times).ravel()).reshape(len(starts), num_leads)
+    valid = labels.coordinate((seconds[:, None] + source.lead_times).ravel(), np.repeat(starts, num_leads))
+    valid = valid.reshape(len(starts), num_leads)
     coordinates["valid_time"] = ((begin, lead), valid, {"standard_name": "time"})
     return coordinates, (begin, lead), (len(starts), num_leads)

@@ -59,8 +59,8 @@ def open_sources(
     Raises:
         DataError: If the grids differ and `regrid` is off, or inputs and targets look swapped.
     """
-    inputs = FieldSource(open_fields(x, "inputs", options.location), input_variables, "inputs")
-    targets = FieldSource(open_fields(y, "targets", options.location), target_variables, "targets")
+    inputs = FieldSource(open_fields(x, "inputs", options.location, input_variables), input_variables, "inputs")
+    targets = FieldSource(open_fields(y, "targets", options.location, target_variables), target_variables, "targets")
     check_net_name(options.net, targets.grid)
     if targets.lead_times is not None:
         raise DataError(

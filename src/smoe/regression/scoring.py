@@ -154,7 +154,7 @@ def _check_targets(fitted: Fitted, y: Any) -> FieldSource:
         raise DataError(f"the targets are {_list(theirs)}, the model predicts {_list(ours)}: convert them")
     if targets.labels is None:
         raise DataError("the targets have no time dimension")
-    difference = fitted.grid.difference(targets.grid)
+    difference = targets.grid.difference(fitted.grid)
     if difference is not None:
         raise DataError(f"the targets are on another grid than the model, {difference}")
     return targets
