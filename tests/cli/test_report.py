@@ -50,8 +50,8 @@ def test_a_run_named_like_a_script(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["missing"], "smoe: error: missing is no directory: give the directory of a run\n"),
-        (["{run}", "missing", "-o", "{out}"], "smoe: error: missing is no directory: give the directory of a run\n"),
+        (["missing"], "smoe: error: missing is not a directory: give the directory of a run\n"),
+        (["{run}", "missing", "-o", "{out}"], "smoe: error: missing is not a directory: give the directory of a run\n"),
         ([], "smoe: error: give a run directory (see smoe report --help)\n"),
         (["-o", "{out}"], "smoe: error: give a run directory (see smoe report --help)\n"),
         (["{run}", "{run}/."], "smoe: error: name the file of a report of several runs: -o report.html\n"),

@@ -160,7 +160,7 @@ def test_a_damaged_run_is_refused(heat: Path, tmp_path: Path, damage: str, messa
 
 
 def test_missing_and_repeated_runs_are_refused(heat: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no-run is no directory: give the directory of a run"):
+    with pytest.raises(RunError, match="no-run is not a directory: give the directory of a run"):
         read_runs([tmp_path / "no-run"], ReadOptions(), notify=silently)
     with pytest.raises(RunError, match="is not a run directory: it has no recipe"):
         read_runs([tmp_path], ReadOptions(), notify=silently)

@@ -38,7 +38,7 @@ def read_runs(
     """
     for path in paths:
         if not path.is_dir():
-            raise RunError(f"{path} is no directory: give the directory of a run")
+            raise RunError(f"{path} is not a directory: give the directory of a run")
         if [other.resolve() for other in paths].count(path.resolve()) > 1:
             raise RunError(f"{path} is given twice: give each run once")
 

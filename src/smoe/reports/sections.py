@@ -101,7 +101,7 @@ def comparison_table(reports: Sequence[RunReport], shared: Sequence[float | None
         words = [report.scores.split or "nothing", report.title]
         cells = [*map(_number_cell, numbers), *(tag("td", word, class_="text") for word in words)]
         rows.append(tag("tr", tag("th", report.label, scope="row"), *cells))
-    caption = tag("caption", "All runs. The buttons of the head sort the table.")
+    caption = tag("caption", "All runs. Click a column heading to sort.")
     head = head_row(heads, ["scored on", "recipe"])
     table = tag("table", caption, head, tag("tbody", *rows), class_="sortable")
     return _scrolling(table, "All runs")

@@ -87,7 +87,7 @@ class HeatRecipe(Recipe):
 
     data: HeatDiffusion = field(default_factory=HeatDiffusion)
     model: HeatModel = field(default_factory=SpatialMoEModel)
-    # As in the released command line; the paper's text (quantile 0.7, damping 0.1) does not reach its own result.
+    # As in the released command line; the paper's text has quantile 0.7 and damping 0.1 (results/heat/rules.md).
     rule: Rule = field(default_factory=RoutingClassification.released)
     training: TrainingPlan = HEAT_TRAINING
     loss: Literal["mse", "mae"] = "mse"
@@ -102,10 +102,10 @@ HEAT_RECIPES = {
     # One thread: a second one saves a fifth of a step of one millisecond, and costs tenfold while others use its core.
     "heat/smoe": HeatRecipe(training=replace(HEAT_TRAINING, num_threads=1)),
     "heat/smoe-probe": HeatRecipe(rule=Probing(), training=replace(HEAT_TRAINING, num_threads=1)),
-    # 160 parameters: 1 -> 8 -> 1 filters with batch normalisation. The paper's 146 cannot be derived from its text.
+    # 160 parameters: 1 -> 8 -> 1 filters with batch normalisation. The paper's 146 fit a residual net of 6 filters.
     "heat/conv": HeatRecipe(model=ConvNetModel("conv", hidden=(8,))),
     "heat/coordconv": HeatRecipe(model=ConvNetModel("coordconv", hidden=(1,))),
-    # 186 parameters, the closest of two layers with three kernels to the paper's 200, which cannot be derived either.
+    # 186 parameters: two layers with three kernels. The paper's 200 fit a residual net of 3 hidden filters.
     "heat/condconv": HeatRecipe(model=ConvNetModel("condconv", hidden=(3,))),
     "heat/lrlcn": HeatRecipe(model=LowRankLocalModel("input")),
     "heat/lrlcn-nd": HeatRecipe(model=LowRankLocalModel("table")),

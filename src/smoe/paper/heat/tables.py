@@ -123,7 +123,7 @@ def _starts() -> ResultTable:
         ),
     ]
     columns = ("gate starts", "frozen", "experts start", "frozen")
-    return ResultTable(name, "Starting at the truth, without RC loss and damping", columns, tuple(rows), "Table 6")
+    return ResultTable(name, "Starting at the truth, without RC loss and damping", columns, tuple(rows), "Table B.1")
 
 
 def _normalization() -> ResultTable:
@@ -134,7 +134,7 @@ def _normalization() -> ResultTable:
         _row("softmax and absolute value", _smoe(normalization="abs_softmax"), heat_result(100.0)),
         _row("none", SMOE, heat_result(100.0)),
     ]
-    return ResultTable(name, "Normalisation of the scores", ("normalisation",), tuple(rows), "Table 7")
+    return ResultTable(name, "Normalisation of the scores", ("normalisation",), tuple(rows), "Table C.1")
 
 
 # Importance, load, spatial agreement, noise; the paper's result with the RC loss and damping, and without.
@@ -170,7 +170,7 @@ def _auxiliary(*, rc_loss: bool) -> ResultTable:
         f"Auxiliary losses and noise, {kind} RC loss and damping",
         ("importance", "load", "spatial agreement", "noise"),
         tuple(rows),
-        "Table 8" if rc_loss else "Table 9",
+        "Table C.2" if rc_loss else "Table C.3",
     )
 
 
@@ -180,7 +180,7 @@ def _experts() -> ResultTable:
         _row("Convolution", SMOE, heat_result(100.0)),
         _row("CoordConv", _smoe(experts="coordconv"), heat_result(96.5, 0.3)),
     ]
-    return ResultTable(name, "Expert functions", ("experts",), tuple(rows), "Table 10")
+    return ResultTable(name, "Expert functions", ("experts",), tuple(rows), "Table C.4")
 
 
 def _weighted() -> ResultTable:
@@ -189,7 +189,7 @@ def _weighted() -> ResultTable:
         _row("yes", _smoe(weighted=True), heat_result(100.0)),
         _row("no", SMOE, heat_result(100.0)),
     ]
-    return ResultTable(name, "Weighted or not", ("weighted",), tuple(rows), "Table 11")
+    return ResultTable(name, "Weighted or not", ("weighted",), tuple(rows), "Table C.5")
 
 
 SHORT_EPOCHS = 10

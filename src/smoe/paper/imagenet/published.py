@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from smoe.paper.images.published import accuracy_result
 
-_IMAGENET = "section 3.4, ImageNet"
+_IMAGENET = "Table 4"
 
 PUBLISHED = {
     "imagenet/resnet50": accuracy_result(80.83, 0.04, _IMAGENET),

@@ -10,7 +10,7 @@ def accuracy_result(mean: float, spread: float, source: str) -> PublishedResult:
     return PublishedResult("accuracy", mean, spread, None, source)
 
 
-_MNIST, _CIFAR10 = "appendix D, MNIST", "appendix D, CIFAR10"
+_MNIST, _CIFAR10 = "Table D.1", "Table D.2"
 
 PUBLISHED = {
     "mnist/conv": accuracy_result(98.86, 0.02, _MNIST),
