@@ -18,12 +18,6 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _own_state(tmp_path_factory: pytest.TempPathFactory):
-    # The key that marks runs as made here is not that of the user who runs the tests.
-    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
-
-
 @pytest.fixture(autouse=True)
 def _fixed_seed():
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Places that a recipe.json names: those of a run that others made are opened only where the user allows it."""
+"""Places that a recipe.json names: used inside the run and the working directory, given as flags otherwise."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from smoe.cli.main import main
 from smoe.experiments.places import outside_places, places_of, replace_places
 from smoe.experiments.plain import classes_of, is_path, type_hints
 from smoe.experiments.registry import all_experiments
-from smoe.experiments.runs import open_run, train
+from smoe.experiments.runs import train
 from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
-from smoe.training.run_directory import RunDirectory, RunError
+from smoe.training.run_directory import RunDirectory
 
 
 def quietly(_: str) -> None:
@@ -56,105 +56,73 @@ def commands(run: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("command", ["evaluate", "show", "report", "resume"])
-def test_a_run_of_others_opens_nothing_outside_its_directory(
-    folder: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+def test_a_run_opens_nothing_outside_its_directory_and_the_working_directory(
+    folder: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "run"
+    run, place = tmp_path / "run", str(folder / "regions.npy")
     args = commands(run)[command]
-    (run / "origin.json").unlink()
     with opened_files() as opened:
         assert main(args) == 1
     assert not [path for path in opened if path.startswith(str(folder))]
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    place = str(folder / "regions.npy")
-    assert f"smoe: error: {run}/recipe.json: data.region_map is {place!r}, outside the run directory" in error
-    assert "--data.region-map PATH (in Python region_map=PATH), or allow all places of this run by --trust" in error
-
-    given = ["--data.region-map", place, *(["--init-from", str(folder / "start")] if command == "resume" else [])]
-    assert main([*args, *given]) == 0
-    if command != "resume":
-        assert main([*args, "--trust-places"]) == 0
-        # It is no lasting promise.
-        assert main(args) == 1
-
-
-@pytest.mark.parametrize("command", ["evaluate", "show", "report", "resume"])
-def test_an_own_run_needs_no_flag(
-    folder: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+    errors = [line for line in capsys.readouterr().err.splitlines() if "simulated data are not kept" not in line]
+    assert errors == [
+        f"smoe: error: {run}/recipe.json: data.region_map is {place!r}, outside the run and the working directory: "
+        "give the place as --data.region-map PATH (in Python region_map=PATH)"
+    ]
+    assert main([*args, "--data.region-map", place]) == 0
+    # What lies below the working directory is used.
+    monkeypatch.chdir(folder)
     with opened_files() as opened:
-        assert main(commands(tmp_path / "run")[command]) == 0, capsys.readouterr().err
-    assert str(folder / "regions.npy") in opened
+        assert main(commands(run)[command]) == 0, capsys.readouterr().err
+    assert place in opened
 
 
-def test_a_run_that_was_continued_with_trust_is_an_own_run(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_weights_to_start_from_are_asked_for_only_before_the_first_checkpoint(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    (run / "origin.json").unlink()
-    assert main([*commands(run)["resume"], "--trust-places"]) == 0
-    assert "simulated data are not kept" not in capsys.readouterr().err
-    assert main(["evaluate", str(run)]) == 0
-    assert open_run(run).recipe.data.cache_dir == folder / "cache"
+    args = [*commands(run)["resume"], "--data.region-map", str(folder / "regions.npy")]
+    assert main(args) == 0
+    assert json.loads((run / "recipe.json").read_text())["recipe"]["init_from"] == str(folder / "start")
+    for file in (run / "checkpoints").iterdir():
+        file.unlink()
+    assert main(args) == 1
+    assert main([*args, "--init-from", str(folder / "start")]) == 0
 
 
-def test_one_changed_byte_makes_it_a_run_of_others(folder: Path, tmp_path: Path) -> None:
-    del folder
-    recipe = tmp_path / "run" / "recipe.json"
-    recipe.write_bytes(recipe.read_bytes() + b" ")
-    with pytest.raises(RunError, match=r"data\.region_map is '.*regions\.npy', outside the run directory"):
-        open_run("run")
-
-
-def test_the_weights_to_start_from_are_asked_for_when_a_run_continues(folder: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    (run / "origin.json").unlink()
-    shutil.copy(folder / "regions.npy", run)
-    content = json.loads((run / "recipe.json").read_text())
-    content["recipe"]["data"]["region_map"] = str(run / "regions.npy")
-    (run / "recipe.json").write_text(json.dumps(content))
-    open_run(run, splits=("test",), notify=quietly)
-    assert main(commands(run)["resume"]) == 1
-    assert main([*commands(run)["resume"], "--init-from", str(folder / "start")]) == 0
-
-
-@pytest.mark.parametrize("where", ["regions.npy", "checkpoints", "pictures", "deep/er/file"])
-def test_links_out_of_a_run_of_others_are_refused(
-    folder: Path, tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("where", ["checkpoints", "pictures", "deep/er/file"])
+def test_links_out_of_a_run_are_refused(
+    folder: Path, tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, outside = tmp_path / "run", tmp_path / "outside"
-    content = json.loads((run / "recipe.json").read_text())
-    content["recipe"]["data"]["region_map"] = None
-    content["recipe"]["init_from"] = None
-    (run / "recipe.json").write_text(json.dumps(content))
-    assert main(commands(run)["resume"]) == 0
-    (run / "origin.json").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     outside.mkdir()
     if where == "checkpoints":
         (run / where).rename(outside / where)
     (run / where).parent.mkdir(parents=True, exist_ok=True)
-    (run / where).symlink_to(folder / where if where == "regions.npy" else outside / where)
+    (run / where).symlink_to(outside / where)
     (run / "harmless").symlink_to("recipe.json")
     before = sorted(outside.rglob("*"))
-    for name, args in commands(run).items():
+    for args in commands(run).values():
         capsys.readouterr()
-        assert main([*args[:-1], "3"] if name == "resume" else args) == 1
-        error = capsys.readouterr().err
-        assert f"run holds a link that leads out of it, {where!r}, and it is not recorded" in error
+        assert main([*args, "--data.region-map", str(folder / "regions.npy")]) == 1
+        assert f"run holds a link that leads out of it and of the working directory, {where!r}: remove it" in (
+            capsys.readouterr().err
+        )
     assert sorted(outside.rglob("*")) == before
-    assert main([*commands(run)["evaluate"], "--trust-places"]) == 0
 
 
-@pytest.mark.parametrize("place", ["/etc", "..", "run/../x", "run/zero\0byte", "~", "relative", "run/ring"])
+@pytest.mark.parametrize("place", ["/etc", "..", "run/../../x", "here/zero\0byte", "run/ring", "run/link"])
 def test_what_is_outside(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "ring").symlink_to("ring")
+    (tmp_path / "here" / "run").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("run/ring").symlink_to("ring")
+    Path("run/link").symlink_to(tmp_path / "other")
     recipe = HeatRecipe(data=HeatDiffusion(region_map=Path(place)))
     assert [*outside_places(recipe, RunDirectory("run"))] == ["data.region_map"]
-    inside = replace_places(recipe, {"data.region_map": Path("run/../run/regions.npy")})
-    assert not outside_places(inside, RunDirectory("run"))
+    for inside in ("run/../run/regions.npy", "regions.npy", str(tmp_path / "here" / "x")):
+        assert not outside_places(replace_places(recipe, {"data.region_map": Path(inside)}), RunDirectory("run"))
+    assert not outside_places(replace_places(recipe, {"data.region_map": tmp_path / "other/x"}), RunDirectory(tmp_path))
 
 
 def _fields(kind: type[Any], prefix: str = "") -> dict[str, Any]:

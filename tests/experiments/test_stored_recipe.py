@@ -60,7 +60,8 @@ def test_a_run_of_others_writes_only_where_it_is_asked_to(
     from smoe.experiments.runs import train
     from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
 
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
     small = HeatDiffusion((8, 8), num_steps=3, num_train_runs=2, num_validation_runs=1, num_test_runs=1)
     recipe = HeatRecipe(data=small)
     recipe = replace(recipe, training=replace(recipe.training, max_epochs=1, batch_size=2, device="cpu"))
@@ -77,7 +78,7 @@ def test_a_run_of_others_writes_only_where_it_is_asked_to(
 
     # The run directory itself is a place for it, and a way out of it is none.
     for place, is_used in (("run/frames", True), ("run/../out", False)):
-        content["recipe"]["data"]["cache_dir"] = place
+        content["recipe"]["data"]["cache_dir"] = str(tmp_path / place)
         (tmp_path / "run" / "recipe.json").write_text(json.dumps(content))
         open_run(tmp_path / "run", splits=("test",), notify=lambda _: None)
         assert (tmp_path / place).exists() == is_used
@@ -86,7 +87,7 @@ def test_a_run_of_others_writes_only_where_it_is_asked_to(
     (tmp_path / "run" / "recipe.json").write_text(json.dumps(content))
     resume = ["train", "--resume", str(tmp_path / "run"), "--training.max-epochs", "2"]
     assert main(resume) == 0
-    assert "theirs', which is outside the run directory and not given now" in capsys.readouterr().err
+    assert "theirs', which is outside the run and the working directory" in capsys.readouterr().err
     assert not (tmp_path / "theirs").exists()
     assert main([*resume[:-1], "3", "--data.cache-dir", str(tmp_path / "ours")]) == 0
     assert (tmp_path / "ours").is_dir()

@@ -163,14 +163,7 @@ def _run_and_leave(campaign: Campaign, report: Callable[[str], object]) -> None:
 
 
 class _Folder(tempfile.TemporaryDirectory[str]):
-    """A temporary folder that goes even if a mount or a file in it was made read-only.
-
-    It also holds the key that marks runs as made here, in place of the user's.
-    """
-
-    def __enter__(self) -> str:
-        os.environ["XDG_STATE_HOME"] = str(Path(self.name) / "state")
-        return super().__enter__()
+    """A temporary folder that goes even if a mount or a file in it was made read-only."""
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self.name, ignore_errors=True)

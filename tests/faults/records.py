@@ -77,7 +77,6 @@ def _places(folder: Path) -> TryCase:
     np.save(outside / "regions.npy", np.zeros((9, 7), np.int64))
     os.mkfifo(outside / "pipe")
     original = (run / "recipe.json").read_bytes()
-    origin = (run / "origin.json").read_bytes()
 
     def try_case(number: int) -> Outcome:
         chance = random_of("places", number)
@@ -97,11 +96,6 @@ def _places(folder: Path) -> TryCase:
         field = chance.choice(("region_map", "cache_dir", "init_from"))
         (content["recipe"] if field == "init_from" else content["recipe"]["data"])[field] = place
         (run / "recipe.json").write_text(json.dumps(content, indent=2) + "\n")
-        record = chance.choice(("none", "old", "forged"))
-        (run / "origin.json").unlink(missing_ok=True)
-        if record != "none":
-            codes = {"recipe.json": [chance.randbytes(32).hex()], "environment.json": [chance.randbytes(32).hex()]}
-            (run / "origin.json").write_bytes(origin if record == "old" else json.dumps(codes).encode())
         command = chance.choice(
             (
                 ["evaluate", str(run)],
@@ -110,7 +104,7 @@ def _places(folder: Path) -> TryCase:
                 ["train", "--resume", str(run), "--training.max-epochs", "3"],
             )
         )
-        detail = f"{command[0]}: {field} is {place}, record {record}"
+        detail = f"{command[0]}: {field} is {place}"
         before = {path: path.lstat().st_mtime_ns for path in outside.rglob("*")}
         with opened_files() as opened:
             outcome = command_outcome(detail, command)

@@ -264,7 +264,9 @@ def test_images_have_classes(tmp_path: Path) -> None:
     plan = replace(IMAGE_TRAINING, batch_size=20, evaluation_batch_size=20, max_epochs=1, device="cpu")
     model = SpatialMoEClassifierModel(filters=2)
     recipe = ImageRecipe(data=ImageData(root=root, verify=False), model=model, training=plan)
-    report = read_run(make_run("mnist/smoe", recipe, tmp_path / "run"), "digits", ReadOptions(), silently)
+    report = read_run(
+        make_run("mnist/smoe", recipe, tmp_path / "run"), "digits", ReadOptions(data={"root": root}), silently
+    )
     assert report.classes is not None and report.classes.confusion is not None
     assert report.classes.confusion.sum(axis=1).tolist() == [2] * 10
     # Two images of each of ten classes.

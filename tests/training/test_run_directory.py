@@ -180,7 +180,7 @@ def test_a_lock_leaves_nothing_behind(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "b" / "run")
     with run.lock():
         run.begin(RECIPE)
-    assert sorted(path.name for path in run.path.iterdir()) == ["environment.json", "origin.json", "recipe.json"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["environment.json", "recipe.json"]
     # An error of the work within is not taken for one of the directory.
     with pytest.raises(FileNotFoundError, match="nothing"), run.lock():
         (tmp_path / "nothing").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import field, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import tyro
 
@@ -17,8 +17,8 @@ HELP = """usage: smoe evaluate RUN [--split test|validation|train] [--checkpoint
        smoe evaluate EXPERIMENT [...]
 
 Scores a trained run, wherever its directory was moved; --data.store, --data.root or --data.cache-dir names the data
-where these were moved. A run from others reads only what is in its directory or named here; --trust-places lets its
-recipe.json choose. With the name of an experiment, scores forecasts of other origin: {scored}.
+where these were moved, or lie outside the run and the working directory. With the name of an experiment, scores
+forecasts of other origin: {scored}.
 
 examples:
   smoe evaluate runs/first
@@ -59,44 +59,24 @@ def _evaluate(path: Path, args: list[str]) -> int:
 
     _, recipe = read_recipe(RunDirectory(path))
     experiment = find_experiment(recipe.experiment)
-    options, data, trusts = parse_with_places(
-        experiment.evaluate_options, data_places(recipe), args, f"smoe evaluate {path}"
-    )
+    options, data = parse_with_places(experiment.evaluate_options, data_places(recipe), args, f"smoe evaluate {path}")
     experiment.prepare_evaluation(options)
-    opened = open_run(path, options.checkpoint, (options.split,), _notify, data, trust_places=trusts)
+    opened = open_run(path, options.checkpoint, (options.split,), _notify, data)
     experiment.evaluate(opened, options)
     return 0
 
 
-class WithPlaces(NamedTuple):
-    """Options of a command that opens a run.
-
-    Attributes:
-        options: Options of the command.
-        data: Places of data that were given.
-        trust_places: Whether the recipe may name any place, whoever wrote it.
-    """
-
-    options: Any
-    data: dict[str, Path]
-    trust_places: bool
-
-
-def parse_with_places(kind: type[Any], places: list[str], args: list[str], prog: str) -> WithPlaces:
-    """The options, the places of data that were given as `--data.PLACE PATH`, and `--trust-places`."""
+def parse_with_places(kind: type[Any], places: list[str], args: list[str], prog: str) -> tuple[Any, dict[str, Path]]:
+    """The options of a command that opens a run, and the places of data that were given as `--data.PLACE PATH`."""
     moved = make_dataclass("Places", [(place, Path | None, field(default=None)) for place in places], frozen=True)
     moved.__doc__ = "Places of the data, where they are not those of the recipe."
     fields: list[Any] = [("options", Annotated[kind, tyro.conf.arg(name="")], field(default_factory=kind))]
     fields.append(("data", moved, field(default_factory=moved)))
-    fields.append(("trust_places", Annotated[bool, tyro.conf.FlagCreatePairsOff], field(default=False)))
     both = make_dataclass("Options", fields, frozen=True)
-    both.__doc__ = (
-        f"{(kind.__doc__ or '').splitlines()[0]}\n\nAttributes:\n    trust_places: Read data where the recipe names "
-        "them, although it is not recorded that you made the run.\n"
-    )
+    both.__doc__ = (kind.__doc__ or "").splitlines()[0]
     parsed: Any = parse(both, args, prog=prog)
     given = {place: getattr(parsed.data, place) for place in places if getattr(parsed.data, place) is not None}
-    return WithPlaces(parsed.options, given, parsed.trust_places)
+    return parsed.options, given
 
 
 def _notify(text: str) -> None:

@@ -21,7 +21,6 @@ class RecipeFlags:
         recipe: The recipe with the fields that were set.
         output_dir: Run directory; None if not given.
         resume: Whether to continue the run in the output directory.
-        trust_places: Whether a run that is continued may name any place, whoever made it.
         log_with: Package that records the training; None records nothing. It is no field of the recipe: it changes
             nothing of what is computed.
     """
@@ -29,7 +28,6 @@ class RecipeFlags:
     recipe: Recipe
     output_dir: Path | None = None
     resume: bool = False
-    trust_places: bool = False
     log_with: Tracker | None = None
 
 
@@ -48,14 +46,11 @@ def parse_recipe(recipe: Recipe, args: list[str], *, prog: str, is_run: bool = T
         fields += [
             ("output_dir", Path | None, field(default=None)),
             ("resume", Annotated[bool, tyro.conf.FlagCreatePairsOff], field(default=False)),
-            ("trust_places", Annotated[bool, tyro.conf.FlagCreatePairsOff], field(default=False)),
             ("log_with", Annotated[Tracker | None, tyro.conf.arg(name="training.log-with")], field(default=None)),
         ]
         attributes += [
             "output_dir: Run directory; runs/RECIPE-SEED if not given.",
             "resume: Continue the run in the output directory.",
-            "trust_places: Read data where a run that is continued names them, although it is not recorded that you "
-            "made it.",
             "log_with: Record the training with this package too; Weights & Biases and MLflow stay offline unless "
             "their environment variables say otherwise.",
         ]
@@ -66,4 +61,4 @@ def parse_recipe(recipe: Recipe, args: list[str], *, prog: str, is_run: bool = T
     options: Any = parse(kind, args, prog=prog, default=kind(recipe))
     if not is_run:
         return RecipeFlags(options.recipe)
-    return RecipeFlags(options.recipe, options.output_dir, options.resume, options.trust_places, options.log_with)
+    return RecipeFlags(options.recipe, options.output_dir, options.resume, options.log_with)

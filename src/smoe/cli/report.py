@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -58,8 +59,7 @@ class Report:
         split: Split whose errors are shown.
         checkpoint: The best weights by the validation split, or the last ones.
         without_data: Read no samples: no error maps, baselines or classes.
-        data: Places of data that were moved.
-        trust_places: Read data where the runs name them, also of runs of which it is not recorded that you made them.
+        data: Places of data that were moved, or lie outside the run and the working directory.
     """
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN [RUN ...]")]
@@ -69,7 +69,6 @@ class Report:
     checkpoint: Literal["best", "last"] = "best"
     without_data: bool = False
     data: ReportData = field(default_factory=ReportData)
-    trust_places: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
 
 
 def run(args: list[str]) -> int:
@@ -94,21 +93,17 @@ def run(args: list[str]) -> int:
         split=None if options.without_data else options.split,
         checkpoint=options.checkpoint,
         data={place: value for place, value in moved.items() if value is not None},
-        trust_places=options.trust_places,
     )
     paths = [*options.runs, *([] if options.plain is None else [options.plain])]
-    fit_data = {} if options.without_data else _fit_data(paths, options.data, trust_places=options.trust_places)
+    fit_data = {} if options.without_data else _fit_data(paths, options.data)
     reports = read_runs(options.runs, reading, fit_data=fit_data, plain=options.plain, notify=_notify)
     size = write_page(reports, output)
     sys.stdout.write(f"{output} ({size / 1e6:.2f} MB)\n")
     return 0
 
 
-def _fit_data(paths: list[Path], data: ReportData, *, trust_places: bool) -> Mapping[Path, FitData]:
-    """Data of fitted models: those that were given, or those of the recorded command if its files are still there.
-
-    A command of which it is not recorded that this user gave it chooses no files.
-    """
+def _fit_data(paths: list[Path], data: ReportData) -> Mapping[Path, FitData]:
+    """Data of fitted models: those that were given, or those of the recorded command, if a run may name them."""
     from smoe.regression.model_files import is_model_folder
     from smoe.reports.read_fit import FitData
 
@@ -121,23 +116,12 @@ def _fit_data(paths: list[Path], data: ReportData, *, trust_places: bool) -> Map
         if data.targets is not None:
             found[path] = FitData(data.inputs, data.targets)
             continue
-        may_choose = trust_places or _is_own_fit(path)
-        recorded = _recorded_data(path) if may_choose else None
+        recorded = _recorded_data(path)
         if recorded is not None:
             found[path] = recorded
         else:
-            others = " (it is not recorded that you made it: --trust-places reads the data that it names)"
-            _notify(
-                f"{path}: no error maps: name the data of the fit by --data.inputs FILE and --data.targets FILE"
-                f"{'' if may_choose else others}"
-            )
+            _notify(f"{path}: no error maps: name the data of the fit by --data.inputs FILE and --data.targets FILE")
     return found
-
-
-def _is_own_fit(path: Path) -> bool:
-    from smoe.training.run_directory import RunDirectory
-
-    return RunDirectory(path / "training").has_own_environment()
 
 
 def _recorded_data(path: Path) -> FitData | None:
@@ -154,9 +138,11 @@ def _recorded_data(path: Path) -> FitData | None:
     except UsageError:
         return None
     inputs = (fit.inputs, *fit.static)
-    # A pattern of files is left to the reader of the data.
-    is_there = all("*" in name or Path(name).exists() for name in (*inputs, fit.targets))
-    return FitData(inputs, fit.targets) if is_there else None
+    for name in (*inputs, fit.targets):
+        files = glob(name) if "*" in name else [name]
+        if not files or not all(Path(file).exists() and RunDirectory(path).may_name(file) for file in files):
+            return None
+    return FitData(inputs, fit.targets)
 
 
 def _notify(text: str) -> None:

@@ -12,8 +12,7 @@ from smoe.experiments.registry import find_experiment
 HELP = """usage: smoe show RUN [--checkpoint best|last] [--split test|validation] [--data.PLACE PATH] [...]
 
 Draws what a run learned into RUN/pictures and prints the paths: its scores by epoch, its routing, and what else the
-experiment has to show. A run from others reads only what is in its directory or named by --data.PLACE; --trust-places
-lets its recipe.json choose.
+experiment has to show. --data.PLACE names data that were moved, or lie outside the run and the working directory.
 
 examples:
   smoe show runs/first
@@ -43,11 +42,9 @@ def run(args: list[str]) -> int:
         return _show_model(path, args[1:])
     _, recipe = read_recipe(RunDirectory(path))
     experiment = find_experiment(recipe.experiment)
-    options, data, trusts = parse_with_places(
-        experiment.show_options, data_places(recipe), args[1:], f"smoe show {path}"
-    )
+    options, data = parse_with_places(experiment.show_options, data_places(recipe), args[1:], f"smoe show {path}")
     splits = (options.split,) if experiment.draws_splits else ()
-    opened = open_run(path, options.checkpoint, splits, _notify, data, trust_places=trusts)
+    opened = open_run(path, options.checkpoint, splits, _notify, data)
     for picture in experiment.draw(opened, options):
         sys.stdout.write(f"{picture}\n")
     return 0

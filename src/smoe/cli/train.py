@@ -25,9 +25,8 @@ Trains a recipe. Every field of the recipe is a flag: `smoe train RECIPE --help`
 Without --output-dir, the run directory is named after the recipe, the seed and the fields that differ from the recipe.
 The run directory holds the recipe, versions, metrics.jsonl (a line per epoch) and checkpoints.
 Runs are resumable: Ctrl-C saves a checkpoint, and --resume continues from it exactly. A run knows its recipe, so that
-`smoe train --resume RUN` needs no other flag. With a larger --training.max-epochs a run is extended. A run from others
-reads only what is in its directory or given as a flag, such as --data.store; --trust-places lets its recipe.json
-choose.
+`smoe train --resume RUN` needs no other flag, unless its data lie outside the run and the working directory: name them
+again, as by --data.store. With a larger --training.max-epochs a run is extended.
 
 A file of your own defines RECIPE, or a dictionary RECIPES; `smoe train recipe.py:NAME` names one of them.
 
@@ -62,27 +61,25 @@ def run(args: list[str]) -> int:
 
 
 def _resume(path: Path, args: list[str]) -> int:
-    from smoe.experiments.places import CACHE, check_places, places_of, replace_places
-    from smoe.experiments.runs import read_recipe_and_places
+    from smoe.experiments.places import CACHE, check_places, outside_places, places_of, replace_places
+    from smoe.experiments.runs import read_recipe
     from smoe.training.run_directory import RunDirectory
 
     directory = RunDirectory(path)
-    name, stored, outside = read_recipe_and_places(directory)
-    foreign = outside or {}
+    name, stored = read_recipe(directory)
+    outside = outside_places(stored, directory)
     # Places that are not the recipe's to choose have no value: those that have none afterwards were not given.
-    options = parse_recipe(replace_places(stored, dict.fromkeys(foreign)), args, prog=f"smoe train --resume {path}")
-    not_given = {place: at for place, at in foreign.items() if places_of(options.recipe)[place] is None}
-    if options.trust_places:
-        options = replace(options, recipe=replace_places(options.recipe, not_given))
-    else:
-        cache_dir = not_given.pop(CACHE, None)
-        if outside is not None:
-            check_places(directory, not_given)
-        if cache_dir is not None:
-            sys.stderr.write(
-                f"simulated data are not kept in {str(cache_dir)!r}, which is outside the run directory and not given "
-                "now; give --data.cache-dir to keep them there\n"
-            )
+    options = parse_recipe(replace_places(stored, dict.fromkeys(outside)), args, prog=f"smoe train --resume {path}")
+    not_given = {place: at for place, at in outside.items() if places_of(options.recipe)[place] is None}
+    if not_given.pop(CACHE, None) is not None:
+        sys.stderr.write(
+            f"simulated data are not kept in {str(outside[CACHE])!r}, which is outside the run and the working "
+            "directory; give --data.cache-dir to keep them there\n"
+        )
+    if "init_from" in not_given and directory.last_checkpoint.exists():
+        # The weights to start from are not opened again.
+        options = replace(options, recipe=replace_places(options.recipe, {"init_from": not_given.pop("init_from")}))
+    check_places(directory, not_given)
     return _train(name, replace(options, resume=True), path)
 
 
@@ -110,7 +107,6 @@ def _train(name: str, options: RecipeFlags, output_dir: Path) -> int:
                 recipe,
                 output_dir,
                 resume=options.resume,
-                trust_places=options.trust_places,
                 reporter=logged,
                 notify=reporter.notify,
             )

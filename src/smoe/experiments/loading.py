@@ -28,22 +28,13 @@ class TrainedRun:
         checkpoint: `best`, by the validation split, or `last`.
         data: Fields of the recipe's data to replace, such as `store` where the data were moved.
         notify: Receives messages about data that are being made.
-        trust_places: Open what the recipe names, whoever wrote it.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        checkpoint: CheckpointName,
-        data: dict[str, Any],
-        notify: Notify,
-        *,
-        trust_places: bool = False,
-    ) -> None:
+    def __init__(self, path: Path, checkpoint: CheckpointName, data: dict[str, Any], notify: Notify) -> None:
         self._options = (path, checkpoint)
-        self._data, self._notify, self._trust_places = data, notify, trust_places
+        self._data, self._notify = data, notify
         self._opened: dict[str, OpenRun] = {}
-        run = open_run(path, checkpoint, (), notify, data, trust_places=trust_places)
+        run = open_run(path, checkpoint, (), notify, data)
         self.name, self.recipe, self.model = run.name, run.recipe, run.model
 
     name: str
@@ -70,9 +61,7 @@ class TrainedRun:
     def _open(self, split: str) -> OpenRun:
         if split not in self._opened:
             path, checkpoint = self._options
-            self._opened[split] = open_run(
-                path, checkpoint, (split,), self._notify, self._data, trust_places=self._trust_places
-            )
+            self._opened[split] = open_run(path, checkpoint, (split,), self._notify, self._data)
         return self._opened[split]
 
     def __repr__(self) -> str:
@@ -84,7 +73,6 @@ def load(
     checkpoint: CheckpointName = "best",
     *,
     notify: Notify = print,
-    trust_places: bool = False,
     net: nn.Module | None = None,
     **data: Any,
 ) -> TrainedRun | GridRegressor:
@@ -94,11 +82,9 @@ def load(
         path: Directory of the run or of the model, wherever it was moved.
         checkpoint: Weights of a run: `best`, by the validation split, or `last`.
         notify: Receives messages about data that are being made.
-        trust_places: Read data where the recipe names them, although it is not recorded that you made the run. Without
-            it, a run from others whose recipe.json names a place outside its directory is refused, unless `data` name
-            another.
         net: The module itself, if a `GridRegressor` was fitted with one of your own.
-        **data: Fields of a run's recipe.data to replace, such as `store="stores/era5"` where the data were moved.
+        **data: Fields of a run's recipe.data to replace, such as `store="stores/era5"`: where data were moved, or lie
+            outside the run and the working directory.
 
     Raises:
         RunError: If the directory holds neither, or its recipe names a place that is not allowed.
@@ -113,7 +99,7 @@ def load(
         if net is not None:
             raise ValueError(f"{path} is a run, whose recipe describes its network: leave out net=")
         places = {name: Path(value) if isinstance(value, str) else value for name, value in data.items()}
-        return TrainedRun(path, checkpoint, places, notify, trust_places=trust_places)
+        return TrainedRun(path, checkpoint, places, notify)
     if (path / "config.json").is_file():
         from smoe.regression import GridRegressor
 

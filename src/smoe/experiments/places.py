@@ -1,13 +1,10 @@
-"""Places that a recipe.json names. One that this user did not write chooses none outside its run directory.
-
-Imports no torch.
-"""
+"""Places that a recipe.json names: used if they lie inside the run or the working directory. Imports no torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,58 +17,53 @@ CACHE = "data.cache_dir"
 
 
 def places_of(recipe: Recipe) -> dict[str, Path | None]:
-    """Returns every field of a recipe that can hold a path, with its value, by its name with dots."""
+    """Every field of a recipe that can hold a path, with its value, by its name with dots."""
     return _path_fields(recipe)
 
 
 def data_places(recipe: Recipe) -> list[str]:
-    """Returns the fields of the recipe's data that can hold a path, which a command takes as `--data.FIELD PATH`."""
+    """The fields of the recipe's data that can hold a path, which a command takes as `--data.FIELD PATH`."""
     return [name.removeprefix("data.") for name in places_of(recipe) if name.startswith("data.")]
 
 
 def outside_places(recipe: Recipe, directory: RunDirectory) -> dict[str, Path]:
-    """Returns the paths of a recipe that lead out of a run directory, by the names of their fields with dots."""
-    root = directory.path.resolve()
-    named = {name: value for name, value in places_of(recipe).items() if value is not None}
-    return {name: path for name, path in named.items() if not _is_inside(path, root)}
+    """The paths of a recipe that lie outside its run and the working directory, by their fields with dots."""
+    named = {name: path for name, path in places_of(recipe).items() if path is not None}
+    return {name: path for name, path in named.items() if not directory.may_name(path)}
 
 
 def replace_places(recipe: Recipe, places: Mapping[str, Path | None]) -> Recipe:
-    """Returns the recipe with other paths.
-
-    Args:
-        recipe: Recipe.
-        places: New paths by their fields with dots, such as `data.store` and `init_from`.
-    """
+    """The recipe with other paths, by their fields with dots, such as `data.store` and `init_from`."""
     for name, path in places.items():
         recipe = _replaced(recipe, name.split("."), path)
     return recipe
 
 
-def check_places(directory: RunDirectory, outside: Mapping[str, Path]) -> None:
-    """Refuses a run that this user did not write, if it would have files outside its directory opened.
+def check_places(directory: RunDirectory, outside: Mapping[str, Path], unopened: Collection[str] = ()) -> None:
+    """Refuses a run that would have files opened or written outside.
 
     Args:
         directory: Directory of the run.
-        outside: Paths that would be opened and were not given, by their fields, as `outside_places` returns them.
+        outside: What `outside_places` returns.
+        unopened: Fields that are not opened, or were given by the user.
 
     Raises:
-        RunError: With the file, the field, the path, and how to allow it.
+        RunError: With the file, the field, the path, and the flag that names it.
     """
-    allow = "allow all places of this run by --trust-places (in Python trust_places=True)"
     for name, path in outside.items():
-        flag, argument = name.replace("_", "-"), name.rpartition(".")[2]
-        raise RunError(
-            f"{directory.recipe_file}: {name} is {str(path)!r}, outside the run directory, and it is not recorded that "
-            f"you wrote this file: give the place as --{flag} PATH (in Python {argument}=PATH), or {allow}"
-        )
-    root = directory.path.resolve()
-    for link in _links(directory.path):
-        if not _is_inside(link, root):
+        if name not in unopened:
+            flag, argument = name.replace("_", "-"), name.rpartition(".")[2]
             raise RunError(
-                f"{directory.path} holds a link that leads out of it, {str(link.relative_to(directory.path))!r}, and "
-                f"it is not recorded that you made this run: remove the link, or {allow}"
+                f"{directory.recipe_file}: {name} is {str(path)!r}, outside the run and the working directory: give "
+                f"the place as --{flag} PATH (in Python {argument}=PATH)"
             )
+    for parent, folders, files in os.walk(directory.path):
+        for entry in (Path(parent) / name for name in (*folders, *files)):
+            if entry.is_symlink() and not directory.may_name(entry):
+                raise RunError(
+                    f"{directory.path} holds a link that leads out of it and of the working directory, "
+                    f"{str(entry.relative_to(directory.path))!r}: remove it, or work in a folder that holds both"
+                )
 
 
 def _path_fields(value: Any, prefix: str = "") -> dict[str, Path | None]:
@@ -88,19 +80,3 @@ def _path_fields(value: Any, prefix: str = "") -> dict[str, Path | None]:
 def _replaced(value: Any, names: list[str], path: Path | None) -> Any:
     first, *rest = names
     return dataclasses.replace(value, **{first: _replaced(getattr(value, first), rest, path) if rest else path})
-
-
-def _is_inside(path: Path, root: Path) -> bool:
-    try:
-        return path.resolve().is_relative_to(root)
-    except (OSError, ValueError, RuntimeError):
-        # No path at all, such as one with a zero byte, or a ring of links.
-        return False
-
-
-def _links(folder: Path) -> Iterator[Path]:
-    for parent, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            link = Path(parent) / name
-            if link.is_symlink():
-                yield link

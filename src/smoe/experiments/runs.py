@@ -36,7 +36,6 @@ def train(
     output_dir: Path,
     *,
     resume: bool = False,
-    trust_places: bool = False,
     reporter: Reporter | None = None,
     notify: Notify = print,
 ) -> Record:
@@ -50,8 +49,6 @@ def train(
         recipe: Resolved recipe.
         output_dir: Run directory.
         resume: Continue the run that is there.
-        trust_places: Continue a run of which it is not recorded that this user made it, although links lead out of its
-            directory.
         reporter: Logs the progress of the training.
         notify: Receives messages about what is being made before the training.
     """
@@ -61,8 +58,7 @@ def train(
     directory.check_writable()
     experiment, plain = experiment_of(recipe), _stored(name, recipe)
     with directory.lock():
-        if directory.recipe_file.exists() and not trust_places and not directory.read_recipe_and_origin()[1]:
-            check_places(directory, {})
+        check_places(directory, {})
         places = {"init_from", *(f"data.{place}" for place in data_places(recipe))}
         may_differ = resumable_fields(recipe.training) | places
         directory.check(plain, resume=resume, may_differ=may_differ)
@@ -85,13 +81,11 @@ def open_run(
     splits: tuple[str, ...] = (),
     notify: Notify = print,
     data: Mapping[str, Any] | None = None,
-    *,
-    trust_places: bool = False,
 ) -> OpenRun:
     """Builds a run's model again and loads its weights.
 
-    A recipe.json of which it is not recorded that this user wrote it has no file outside the run directory opened: a
-    place of data that it names there must be given in `data`, or all of them be allowed; its `cache_dir` is ignored.
+    A place of data that its recipe.json names is used if it lies inside the run or the working directory, and must be
+    given in `data` otherwise; a `cache_dir` elsewhere is ignored.
 
     Args:
         path: Run directory, wherever it was moved.
@@ -99,23 +93,21 @@ def open_run(
         splits: Data to make; the training split is not needed to evaluate.
         notify: Receives messages about what is being made.
         data: Fields of the recipe's data to replace, such as `store` where the data were moved.
-        trust_places: Open what the recipe names, whoever wrote it.
 
     Raises:
         RunError: If the directory holds no run, or its recipe is damaged or names a place that is not allowed.
         CheckpointError: If it has no weights, or they are damaged or do not fit.
     """
     directory = RunDirectory(path)
-    name, recipe, foreign = read_recipe_and_places(directory, trust_places=trust_places)
-    experiment = experiment_of(recipe)
-    if foreign is not None:
-        # The weights to start from are not opened again.
-        unopened = {CACHE, "init_from", *(f"data.{given}" for given in data or {})}
-        if not splits and experiment.builds_without_data:
-            unopened |= {f"data.{place}" for place in data_places(recipe)}
-        check_places(directory, {place: at for place, at in foreign.items() if place not in unopened})
-        if CACHE in foreign:
-            recipe = replace_places(recipe, {CACHE: None})
+    name, recipe = read_recipe(directory)
+    experiment, outside = experiment_of(recipe), outside_places(recipe, directory)
+    # The weights to start from are not opened again.
+    unopened = {CACHE, "init_from", *(f"data.{given}" for given in data or {})}
+    if not splits and experiment.builds_without_data:
+        unopened |= {f"data.{place}" for place in data_places(recipe)}
+    check_places(directory, outside, unopened)
+    if CACHE in outside:
+        recipe = replace_places(recipe, {CACHE: None})
     if data:
         recipe = replace(recipe, data=replace(recipe.data, **data))
     set_num_threads(recipe)
@@ -139,26 +131,6 @@ def read_recipe(directory: RunDirectory) -> tuple[str, Recipe]:
         RunError: If the directory holds no run, or a field of recipe.json is unknown, missing or of another type.
     """
     return _parse_stored(directory.read_recipe(), str(directory.recipe_file))
-
-
-def read_recipe_and_places(
-    directory: RunDirectory, *, trust_places: bool = False
-) -> tuple[str, Recipe, dict[str, Path] | None]:
-    """The name, the recipe, and the places outside the run directory that it may not choose, by their fields.
-
-    Args:
-        directory: Directory of the run.
-        trust_places: Let the recipe choose, whoever wrote it.
-
-    Returns:
-        None for the places if the recipe may choose any, because it is recorded that this user wrote it.
-
-    Raises:
-        RunError: If the directory holds no run, or a field of recipe.json is unknown, missing or of another type.
-    """
-    stored, is_own = directory.read_recipe_and_origin()
-    name, recipe = _parse_stored(stored, str(directory.recipe_file))
-    return name, recipe, None if is_own or trust_places else outside_places(recipe, directory)
 
 
 def _stored(name: str, recipe: Recipe) -> dict[str, Any]:

@@ -34,13 +34,11 @@ class ReadOptions:
         split: Split whose errors are shown; None for a report without data.
         checkpoint: The best weights by the validation split, or the last ones.
         data: Places of data that were moved, such as `store`; a run uses those that its recipe has.
-        trust_places: Read data where a recipe names them, whoever wrote it.
     """
 
     split: Literal["test", "validation"] | None = "test"
     checkpoint: CheckpointName = "best"
     data: Mapping[str, Any] | None = None
-    trust_places: bool = False
 
 
 def read_run(path: Path, label: str, options: ReadOptions, notify: Notify) -> RunReport:
@@ -63,7 +61,7 @@ def read_run(path: Path, label: str, options: ReadOptions, notify: Notify) -> Ru
     places = set(data_places(recipe))
     moved = {place: value for place, value in (options.data or {}).items() if place in places}
     splits = () if options.split is None else (options.split,)
-    run = open_run(path, options.checkpoint, splits, notify, moved, trust_places=options.trust_places)
+    run = open_run(path, options.checkpoint, splits, notify, moved)
     experiment = experiment_of(run.recipe)
     parts = experiment.report_parts(run, options.split, notify)
     unchanged, digest, sample = None, "", None

@@ -119,11 +119,8 @@ class Loop:
     def begin(self, recipe: Mapping[str, Any]) -> None:
         """Stores the recipe in the run directory, once all processes are here."""
         self.accelerator.wait_for_everyone()
-        reason = self.run.begin(recipe) if self.accelerator.is_main_process else None
-        if reason is not None:
-            self.reporter.notify(
-                f"the run is not marked as made by you: {reason}; commands that open it will ask for --trust-places"
-            )
+        if self.accelerator.is_main_process:
+            self.run.begin(recipe)
 
     def fit(self, *, resume: bool = False) -> Record:
         """Trains to the end of the plan and returns the last record, with the metrics of a test split if there is one.

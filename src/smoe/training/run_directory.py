@@ -15,7 +15,6 @@ from typing import Any
 
 from smoe._files import FileLock, LockedError, remove_leftovers, write_atomically
 from smoe.training.environment import environment, git_commit, processor_name
-from smoe.training.origin import ORIGIN_FILE, OriginError, is_own, record_origin
 
 __all__ = ["Record", "RunDirectory", "RunError", "git_commit", "processor_name"]
 
@@ -37,7 +36,6 @@ class RunDirectory:
         self.path = Path(path)
         self.recipe_file = self.path / "recipe.json"
         self.environment_file = self.path / "environment.json"
-        self.origin_file = self.path / ORIGIN_FILE
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.last_checkpoint = self.checkpoints / "last.pt"
@@ -62,6 +60,18 @@ class RunDirectory:
                 "--output-dir"
             )
 
+    def may_name(self, path: Path | str) -> bool:
+        """Whether a path lies inside this directory or the working directory, once links are followed.
+
+        The files of a run may come from others: other paths that they name are neither read nor written.
+        """
+        try:
+            found = Path(path).resolve()
+            return any(found.is_relative_to(root.resolve()) for root in (self.path, Path.cwd()))
+        except (OSError, ValueError, RuntimeError):
+            # No path at all, such as one with a zero byte, or a ring of links.
+            return False
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keeps other processes from training in this directory.
@@ -81,7 +91,7 @@ class RunDirectory:
             with ExitStack() as stack:
                 with self._as_run_error():
                     stack.enter_context(FileLock(self.path / ".lock"))
-                    remove_leftovers((self.recipe_file, self.environment_file, self.metrics_file, self.origin_file))
+                    remove_leftovers((self.recipe_file, self.environment_file, self.metrics_file))
                     remove_leftovers((self.last_checkpoint, self.best_checkpoint))
                 self._is_locked = True
                 yield
@@ -134,52 +144,27 @@ class RunDirectory:
             raise RunError(f"{self.recipe_file} is not the recipe of a run: {error!r}") from error
         return [words for name, words in differences.items() if name.removeprefix("recipe.") not in may_differ]
 
-    def begin(self, recipe: Mapping[str, Any]) -> str | None:
+    def begin(self, recipe: Mapping[str, Any]) -> None:
         """Stores the recipe and the environment of a run; of a run that is here already, only what it changes.
 
-        It is recorded that this user wrote them. Call `check` before.
-
-        Returns:
-            Why this could not be recorded, or None.
+        Call `check` before.
         """
         with self._as_run_error():
-            if self.recipe_file.exists():
-                stored, content = self._read_recipe()
-                files = {self.recipe_file: content if stored == recipe else _to_json(recipe)}
-            else:
-                files = {self.environment_file: _to_json(environment()), self.recipe_file: _to_json(recipe)}
-            reason = None
-            try:
-                record_origin(self.path, {file.name: content for file, content in files.items()})
-            except OriginError as error:
-                reason = str(error)
-            for file, content in files.items():
-                if not file.exists() or file.read_bytes() != content:
-                    write_atomically(file, lambda opened, content=content: opened.write(content))
-        return reason
+            is_new = not self.recipe_file.exists()
+            if is_new:
+                content = _to_json(environment())
+                write_atomically(self.environment_file, lambda file: file.write(content))
+            if is_new or self.read_recipe() != recipe:
+                write_atomically(self.recipe_file, lambda file: file.write(_to_json(recipe)))
 
     def read_recipe(self) -> dict[str, Any]:
         """Returns the resolved recipe of the run."""
-        return self._read_recipe()[0]
-
-    def read_recipe_and_origin(self) -> tuple[dict[str, Any], bool]:
-        """Returns the resolved recipe, and whether it is recorded that this user wrote it."""
-        recipe, content = self._read_recipe()
-        return recipe, is_own(self.path, self.recipe_file.name, content)
-
-    def has_own_environment(self) -> bool:
-        """Returns whether it is recorded that this user wrote environment.json."""
-        file = self.environment_file
-        return file.is_file() and is_own(self.path, file.name, file.read_bytes())
-
-    def _read_recipe(self) -> tuple[dict[str, Any], bytes]:
         if not self.recipe_file.is_file():
             raise RunError(f"{self.path} is not a run directory: it has no recipe.json")
-        content = self.recipe_file.read_bytes()
-        recipe = _read_json(self.recipe_file, content, "")
+        recipe = _read_json(self.recipe_file, self.recipe_file.read_bytes(), "")
         if not isinstance(recipe, dict):
             raise RunError(f"{self.recipe_file} is damaged: it must hold a JSON object")
-        return recipe, content
+        return recipe
 
     def write_history(self, history: Sequence[Record]) -> None:
         """Writes metrics.jsonl anew, one JSON object per epoch."""

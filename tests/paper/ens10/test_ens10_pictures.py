@@ -39,6 +39,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.fixture(autouse=True)
+def _beside_the_store(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.parent)
+
+
 def test_the_raw_ensemble_is_verified_as_its_normal_distribution(run: Path) -> None:
     opened = open_run(run, splits=("test",), notify=quietly)
     raw, corrected = verify(opened, "test")

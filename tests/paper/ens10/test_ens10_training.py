@@ -64,7 +64,7 @@ def test_a_run_on_a_prepared_store_is_opened_again(tmp_path: Path) -> None:
     data = EnsembleData(tmp_path / "store", (1998, 1998), (1999, 1999), (2000, 2000))
     recipe = tiny_recipe("ens10/smoe", data=data)
     record = train("ens10/smoe", recipe, tmp_path / "run", notify=quietly)
-    opened = open_run(tmp_path / "run", splits=("test",), notify=quietly)
+    opened = open_run(tmp_path / "run", splits=("test",), notify=quietly, data={"store": tmp_path / "store"})
     assert opened.recipe == recipe
     assert opened.evaluate("test")["crps"] == record["test/crps"]
     dry = build_dry_task(recipe)

@@ -74,7 +74,7 @@ def test_every_recipe_trains_and_is_evaluated_at_another_size(root: Path, tmp_pa
     assert all(0.0 < record["train/loss"] < 5.0 for record in history[:3])
     # Three classes: the right one is always among the first five.
     assert last["test/top5_accuracy"] == 100.0
-    opened = open_run(tmp_path / "run", splits=("test",), notify=quietly)
+    opened = open_run(tmp_path / "run", splits=("test",), notify=quietly, data={"root": root})
     values = opened.evaluate("test")
     assert values["cross_entropy"] == pytest.approx(last["test/cross_entropy"], rel=1e-5)
     assert values["accuracy"] == last["test/accuracy"]
@@ -119,7 +119,7 @@ def test_half_precision_is_evaluated_as_it_is_stored(root: Path, tmp_path: Path,
     recipe = small("smoe", root)
     training = replace(TRAINING, precision="bf16", average_every=average_every, max_epochs=2)
     last = train("imagenet/smoe", replace(recipe, training=training), tmp_path / "run", notify=quietly)
-    values = open_run(tmp_path / "run", splits=("test",), notify=quietly).evaluate("test")
+    values = open_run(tmp_path / "run", splits=("test",), notify=quietly, data={"root": root}).evaluate("test")
     assert values["cross_entropy"] == pytest.approx(last["test/cross_entropy"], rel=1e-3)
 
 
@@ -270,9 +270,9 @@ def test_the_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     flags += ["--training.warmup-epochs", "1", "--training.num-workers", "0", "--training.device", "cpu"]
     flags += ["--augmentation.repetitions", "2"]
     assert main(["train", "imagenet/smoe-first", *flags, "--output-dir", str(tmp_path / "run")]) == 0
-    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    assert main(["evaluate", str(tmp_path / "run"), "--data.root", str(root)]) == 0
     assert "top5_accuracy" in capsys.readouterr().out
-    assert main(["show", str(tmp_path / "run")]) == 0
+    assert main(["show", str(tmp_path / "run"), "--data.root", str(root)]) == 0
     names = [Path(line).name for line in capsys.readouterr().out.splitlines()]
     assert names == ["accuracy.png", "routing-relu.1.png"]
     assert all((tmp_path / "run" / "pictures" / name).stat().st_size > 1000 for name in names)

@@ -40,7 +40,7 @@ def test_learns_where_the_row_is(mnist, tmp_path):
     recipe = replace(recipe, optimizer=replace(recipe.optimizer, lr=2e-2))
     last = train("mnist/coordconv", recipe, tmp_path / "run", notify=silently)
     assert last["test/accuracy"] > 50.0
-    opened = open_run(tmp_path / "run", splits=("test",), notify=silently)
+    opened = open_run(tmp_path / "run", splits=("test",), notify=silently, data={"root": mnist})
     assert opened.evaluate("test")["accuracy"] == pytest.approx(last["test/accuracy"])
     errors = [last[f"test/error/class_{number}"] for number in range(10)]
     # Five images of each class.
@@ -102,7 +102,8 @@ def test_cifar10_end_to_end(tmp_path, name, capsys):
     assert f"{IMAGE_RECIPES[f'cifar10/{name}'].data.name}/{name}, test split" in out
 
 
-def test_show(mnist, tmp_path, capsys):
+def test_show(mnist, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(mnist.parent)
     recipe = small_recipe(mnist, SpatialMoEClassifierModel(filters=4), max_epochs=1)
     train("mnist/smoe", recipe, tmp_path / "run", notify=silently)
     assert main(["show", str(tmp_path / "run")]) == 0

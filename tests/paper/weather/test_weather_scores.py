@@ -45,7 +45,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     plan = replace(recipe.training, evaluation_batch_size=8)
     recipe = replace(recipe, data=replace(recipe.data, targets=TARGETS, test_every_hours=6), training=plan)
     train("weather/smoe", recipe, folder / "run", notify=quietly)
-    return open_run(folder / "run", splits=("test",), notify=quietly)
+    return open_run(folder / "run", splits=("test",), notify=quietly, data={"store": folder / "store"})
+
+
+@pytest.fixture(autouse=True)
+def _beside_the_store(run: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.directory.path.parent)
 
 
 @pytest.fixture(scope="module")
