@@ -33,7 +33,7 @@ def plot_mesh_routing(
 ) -> None:
     """Draws which experts serve which nodes of a mesh; nodes with like colours share experts.
 
-    A mesh in a plane is seen from above, any other from two sides.
+    A mesh that is flat, or nearly so, is seen from above, any other from two sides.
 
     Args:
         routing: Experts chosen at each node, `(E, N)`.
@@ -79,8 +79,9 @@ def draw_nodes(
 
 
 def views_of(places: np.ndarray) -> tuple[str, ...]:
-    """Sides from which the whole of some places `(N, 3)` is seen: a plane from above, anything else from two sides."""
-    return ("above",) if np.ptp(places[:, 2]) == 0.0 else ("front", "back")
+    """Sides from which the whole of some places `(N, 3)` is seen: what is flat from above, all else from two sides."""
+    width, depth, height = np.ptp(places, axis=0)
+    return ("above",) if 2 * height <= min(width, depth) else ("front", "back")
 
 
 def as_space(coordinates: np.ndarray | Tensor) -> np.ndarray:
@@ -98,7 +99,7 @@ def as_space(coordinates: np.ndarray | Tensor) -> np.ndarray:
 def draw_side(
     axes: Axes, places: np.ndarray, colours: np.ndarray, view: np.ndarray, triangles: np.ndarray | None = None
 ) -> None:
-    """Draws the side of a mesh that faces the viewer, in parallel projection.
+    """Draws a mesh in parallel projection; what is nearer to the viewer covers what is farther away.
 
     Args:
         axes: Empty axes; their frame is removed.
@@ -112,15 +113,13 @@ def draw_side(
     right, up, depth = view @ (places - places.mean(axis=0)).T
     flat = np.stack([right, up], axis=1)
     if triangles is None:
-        is_near = depth >= 0.0 if np.ptp(depth) > 0.0 else np.ones(len(depth), dtype=bool)
+        # Points do not cover each other: of a body only the near half is drawn.
+        is_near = (depth >= 0.0) | (len(views_of(places)) == 1)
         order = np.flatnonzero(is_near)[np.argsort(depth[is_near])]
         size = max(1.0, 60000.0 / max(1, len(order)))
         axes.scatter(*flat[order].T, c=colours[order], s=size, linewidths=0)
     else:
-        # Far triangles first, so that near ones cover them.
         order = np.argsort(depth[triangles].mean(axis=1))
-        chosen = _facing(places, triangles, view)[order] if np.ptp(depth) > 0.0 else np.ones(len(order), dtype=bool)
-        order = order[chosen]
         # A triangle has the colour of its middle corner by brightness: means of colours would look like other experts.
         corners = colours[triangles[order]]
         middle = np.argsort(corners.sum(axis=2), axis=1)[:, 1]
@@ -131,15 +130,3 @@ def draw_side(
         axes.autoscale_view()
     axes.set_aspect("equal")
     axes.set_axis_off()
-
-
-def _facing(places: np.ndarray, triangles: np.ndarray, view: np.ndarray) -> np.ndarray:
-    """Whether each triangle lies in the half of a closed surface that is nearer to the viewer, `(T,)`."""
-    first, second, third = (places[triangles[:, corner]] for corner in range(3))
-    normal = np.cross(second - first, third - first)
-    outward = (first + second + third) / 3 - places.mean(axis=0)
-    sign = np.sign((normal * outward).sum(axis=1))
-    # Corners of an oriented surface go round it in one direction; where they do not, it is taken as nearly a sphere.
-    is_oriented = abs(sign.mean()) > 0.5
-    normal *= np.sign(sign.mean()) if is_oriented else sign[:, None]
-    return normal @ view[2] > 0.0
