@@ -23,7 +23,9 @@ def loop_neighbourhood(
         for e, (s, t) in enumerate(edge_index.T.tolist())
     ]
     if aggregation == "gcn":
-        looped = {s for s, t, _, _ in edges if s == t}
+        # Of several self loops of a node the last one counts, as in torch_geometric.
+        looped = {s: e for s, t, _, e in edges if s == t}
+        edges = [edge for edge in edges if edge[0] != edge[1] or edge[3] == looped[edge[0]]]
         edges += [(p, p, x.new_ones(()), None) for p in range(num_nodes) if p not in looped]
     rows = []
     degree = [sum((w for _, t, w, _ in edges if t == p), x.new_zeros(())) for p in range(num_nodes)]

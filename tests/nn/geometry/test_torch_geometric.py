@@ -12,10 +12,11 @@ with warnings.catch_warnings():
     geometric = pytest.importorskip("torch_geometric")
     from torch_geometric.data import Data
     from torch_geometric.loader import DataLoader, NeighborLoader, NodeLoader
-    from torch_geometric.nn import GCNConv, GraphConv, SAGEConv, Sequential
+    from torch_geometric.nn import GCN, GCNConv, GraphConv, SAGEConv, Sequential
     from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
     from torch_geometric.utils import k_hop_subgraph
 
+import smoe
 from definitions import gate_gradient
 from smoe.nn.geometry.graph_moe import GraphMoE
 
@@ -58,6 +59,27 @@ def test_with_one_expert_it_is_the_convolutions_of_torch_geometric():
     )
     torch.testing.assert_close(layer(x, EDGES, weight), gcn(x, EDGES, weight))
     torch.testing.assert_close(layer(x, EDGES), gcn(x, EDGES))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_converted_gcn_is_the_same_with_repeated_loops_and_edges(seed: int):
+    torch.manual_seed(seed)
+    # Few nodes, so that self loops and other edges come several times.
+    x, edges = torch.randn(5, C), torch.randint(0, 5, (2, 40))
+    assert len(edges.unique(dim=1).T) < 25
+    assert int((edges[0] == edges[1]).sum()) > 5
+    net = GCN(C, 8, 2, 3).eval()
+    converted = smoe.convert(net, example_input=(x, edges)).eval()
+    torch.testing.assert_close(converted(x, edges), net(x, edges))
+    weight = torch.rand(40, requires_grad=True)
+    conv = GCNConv(C, 3)
+    converted = smoe.convert(conv, example_input=(x, edges, weight)).eval()
+    output = converted(x, edges, weight)
+    torch.testing.assert_close(output, conv(x, edges, weight))
+    (gradient,) = torch.autograd.grad(output.square().sum(), weight)
+    (expected,) = torch.autograd.grad(conv(x, edges, weight).square().sum(), weight)
+    is_loop = edges[0] == edges[1]
+    torch.testing.assert_close(gradient[~is_loop], expected[~is_loop])
 
 
 def test_batches_of_a_data_loader():

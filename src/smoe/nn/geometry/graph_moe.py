@@ -35,7 +35,7 @@ class GraphMoE(FilterBank):
         num_selected: E, the number of experts selected at each node.
         num_nodes: N, the number of nodes; not needed with a gate that was made for them.
         aggregation: What divides the sums: nothing (`sum`), the number of edges into the node (`mean`), or the roots of
-            the degrees of both ends, with a self loop at every node (`gcn`).
+            the degrees of both ends, with one self loop at every node (`gcn`).
         edge_dim: D, the number of columns of `edge_attr`.
         root: Whether the experts see the features of the node itself apart from the sums.
         coordinates: Coordinates of the nodes `(N, D)`. Their hash is saved with the gate, and a gate that was saved

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from smoe.nn.geometry.graph_memory import GraphMemory, KeptGraph
 from smoe.ops.graph import Aggregation, SparseGraph, check_edges, neighbour_features
-from smoe.ops.graph.edges import AGGREGATIONS, edge_factors, lacks_self_loop, with_all_self_loops
+from smoe.ops.graph.edges import AGGREGATIONS, edge_factors, one_self_loop_each, with_all_self_loops
 
 
 class Neighbourhood:
@@ -107,7 +107,7 @@ class Neighbourhood:
     ) -> torch.Tensor:
         if weight is None:
             weight = torch.ones(edge_index.shape[1], dtype=dtype, device=edge_index.device)
+        weight = weight.to(dtype)
         if self.aggregation == "gcn":
-            # A self loop that was added counts only where there was none.
-            weight = torch.cat([weight.to(dtype), lacks_self_loop(edge_index, num_nodes).to(dtype)])
-        return edge_factors(all_edges, weight.to(dtype), num_nodes, self.aggregation)[None]
+            weight = one_self_loop_each(edge_index, weight, num_nodes)
+        return edge_factors(all_edges, weight, num_nodes, self.aggregation)[None]

@@ -45,22 +45,39 @@ def check_edges(edge_index: torch.Tensor, num_nodes: int) -> None:
         )
 
 
-def lacks_self_loop(edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
-    """Whether a node has no self loop, bool `(N,)`; no value is read on the host."""
+def _last_self_loop(edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
+    """Number of the edge that is the last self loop of a node, int64 `(N,)`; -1 without one. Not read on the host."""
     source, target = edge_index
-    num_loops = torch.zeros(num_nodes, dtype=torch.int32, device=edge_index.device)
-    return num_loops.index_add(0, target, (source == target).to(torch.int32)) == 0
+    numbers = torch.arange(len(target), device=target.device)
+    none = torch.full((num_nodes,), -1, device=target.device)
+    return none.scatter_reduce(0, target, torch.where(source == target, numbers, -1), "amax")
 
 
 def with_self_loops(edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
     """Adds a self loop to each node that has none; the edges given come first, in their order."""
-    added = lacks_self_loop(edge_index, num_nodes).nonzero().flatten()
+    added = (_last_self_loop(edge_index, num_nodes) < 0).nonzero().flatten()
     return torch.cat([edge_index, added.expand(2, -1)], dim=1)
 
 
 def with_all_self_loops(edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
     """Adds a self loop to each node, whether it has one or not, so that the number of edges is known beforehand."""
     return torch.cat([edge_index, torch.arange(num_nodes, device=edge_index.device).expand(2, -1)], dim=1)
+
+
+def one_self_loop_each(edge_index: torch.Tensor, weight: torch.Tensor, num_nodes: int) -> torch.Tensor:
+    """Weights `(M + N,)` of the edges of `with_all_self_loops` by which each node has one self loop.
+
+    That is the last one given, as in torch_geometric, or the one that was added, of weight 1; all others weigh 0.
+
+    Args:
+        edge_index: Edges given, `(2, M)`.
+        weight: Their weights, `(M,)`.
+        num_nodes: Number of nodes.
+    """
+    source, target = edge_index
+    last = _last_self_loop(edge_index, num_nodes)
+    is_repeated = (source == target) & (last[target] != torch.arange(len(target), device=target.device))
+    return torch.cat([weight.masked_fill(is_repeated, 0.0), (last < 0).to(weight.dtype)])
 
 
 def edge_factors(
