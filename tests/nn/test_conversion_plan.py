@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import itertools
 from typing import Any
 
 import numpy as np
@@ -164,13 +166,140 @@ def test_a_convolution_that_gives_more_than_a_tensor_does_not_hinder_the_others(
     assert [change.name for change in plan_conversion(Net(), example_input=X).changes] == ["conv"]
 
 
+class Twice(nn.Module):
+    """A convolution with and without a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = conv()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x) + self.conv(x[0])
+
+
+class Autocast(nn.Sequential):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(input)
+
+
+class Marked(torch.Tensor):
+    """A tensor that may mean something else."""
+
+
+def without_inputs() -> nn.Module:
+    module = conv()
+    module.weight = nn.Parameter(module.weight[:, :0].detach())
+    return module
+
+
+def marked() -> nn.Module:
+    module = conv()
+    module.weight = nn.Parameter(module.weight.detach().as_subclass(Marked))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("net", "example", "reason"),
+    [
+        (conv().half(), X.half(), None),
+        (nn.Conv1d(4, 4, 3, padding=1).bfloat16(), X[:, :, 0].bfloat16(), None),
+        (nn.Conv3d(4, 4, (3, 1, 5), padding="same").double(), X[:, :, None].double(), None),
+        (nn.Conv2d(4, 1, 3, padding=1), X, None),
+        (nn.Conv2d(4, 4, 7, padding=3), X[:, :, :2, :3], None),
+        (conv(), X[:0], None),
+        (conv().to("meta"), X.to("meta"), None),
+        (nn.Sequential(nn.LazyConv2d(4, 3, padding=1)), X, None),
+        (Autocast(conv()), X, None),
+        (conv(), X.to(memory_format=torch.channels_last), None),
+        (
+            nn.Conv2d(4, 4, 3, padding=1, dtype=torch.complex64),
+            X.to(torch.complex64),
+            "its filters are torch.complex64",
+        ),
+        (marked(), X, "its filters are a Marked"),
+        (without_inputs(), X[:, :0], "its filters are empty"),
+        (Twice(), X, "no batch"),
+    ],
+)
+def test_what_a_plan_promises_is_done(net: nn.Module, example: torch.Tensor, reason: str | None) -> None:
+    assert_plan_is_done(net, example, reason)
+
+
+def assert_plan_is_done(net: nn.Module, example: torch.Tensor, reason: str | None = None) -> None:
+    plan = plan_conversion(net, example_input=example, kernel_size=None)
+    if plan.changes:
+        assert reason is None
+        smoe.convert(net, example_input=example, kernel_size=None)  # compares what both compute
+    else:
+        with pytest.raises(ValueError, match=reason or "no convolution can be converted"):
+            smoe.convert(net, example_input=example, kernel_size=None)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("num_axes", [1, 2, 3])
+def test_what_a_plan_promises_is_done_with_all_options(num_axes: int) -> None:
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[num_axes - 1]
+    example = torch.randn(2, 4, *(5, 6, 4)[:num_axes])
+    options = itertools.product(
+        (1, 2, 3, 5), (1, 2), (0, 1, 2, "same"), (1, 2), (1, 2), (True, False), ("zeros", "circular", "reflect")
+    )
+    for size, stride, padding, dilation, groups, bias, mode in options:
+        if stride > 1 and padding == "same":
+            continue
+        net = kind(4, 4, size, stride, padding, dilation, groups, bias, mode)  # type: ignore[arg-type]
+        with contextlib.suppress(RuntimeError):
+            net(example)
+            assert_plan_is_done(net, example)
+
+
 def test_numbers_of_experts() -> None:
     numbers: list[tuple[Any, int]] = [(8, 8), (np.int64(8), 8), (1.5, 6), (np.float32(1.5), 6)]
     for given, expected in numbers:
         assert plan_conversion(conv(), example_input=X, num_experts=given).changes[0].num_experts == expected
-    for wrong in (0, -1.0, float("nan"), float("inf"), True):
-        with pytest.raises(ValueError, match="num_experts must be"):
-            plan_conversion(conv(), example_input=X, num_experts=wrong)
+    wrong: tuple[Any, ...] = (0, -1.0, float("nan"), float("inf"), True, "2", None)
+    for given in wrong:
+        with pytest.raises(ValueError, match=f"num_experts must be .*, got {given!r}"):
+            plan_conversion(conv(), example_input=X, num_experts=given)
+
+
+def test_layers_without_a_choice_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"num_experts=1.0 gives a pixel no choice.* give more, as 2.0"):
+        smoe.convert(conv(), example_input=X, num_experts=1.0)
+    for num_experts in (1.1, 4):
+        reason = plan_conversion(conv(), example_input=X, num_experts=num_experts).left[""]
+        assert reason == "4 experts for as many filters leave a pixel no choice; give more num_experts"
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "message"),
+    [
+        (nn.Conv2d, X, r"got the class Conv2d: give Conv2d\(...\)"),
+        ("net", X, "model must be a torch.nn.Module, got str"),
+        (conv(), (2, 4, 6, 5), r"got the shape \(2, 4, 6, 5\): give torch.zeros\(2, 4, 6, 5\)"),
+        (conv(), X.shape, r"give torch.zeros\(2, 4, 6, 5\)"),
+        (torch.compile(conv(), backend="eager"), X, "model was compiled.* before it is compiled"),
+    ],
+)
+def test_what_is_no_network_or_no_example_is_refused(model: Any, example: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message) as caught:
+        smoe.convert(model, example_input=example)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+def test_what_torch_jit_has_compiled_is_refused_or_left() -> None:
+    compiled = torch.jit.trace(conv(), X)
+    with pytest.raises(TypeError, match="model was compiled"):
+        smoe.convert(compiled, example_input=X)  # type: ignore[arg-type]
+    plan = plan_conversion(nn.Sequential(conv(), compiled), example_input=X)  # type: ignore[arg-type]
+    assert plan.left == {"1": "torch.jit has compiled it; convert the network before"}
+
+
+def test_a_converted_network_says_so() -> None:
+    converted = smoe.convert(nn.Sequential(conv(), conv()), example_input=X)
+    with pytest.raises(ValueError, match="the model has none, but 2 SMoE layers"):
+        smoe.convert(converted, example_input=X)
 
 
 def test_kernel_sizes() -> None:

@@ -7,12 +7,13 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_map
 
 from smoe.nn.convertible import (
     GRID_CONVOLUTIONS,
@@ -22,6 +23,7 @@ from smoe.nn.convertible import (
     is_graph_convolution,
     kernel_of,
     why_not_possible,
+    why_not_reached,
 )
 from smoe.nn.gates import SpatialGate
 from smoe.nn.routed_layer import RoutedLayer
@@ -89,11 +91,14 @@ def plan_conversion(
         predicate: Condition on the name and the module.
 
     Raises:
-        ValueError: If the kernel size is even, or `num_experts` is neither a ratio nor a number of experts.
+        TypeError: If the model is no network, or the example is a shape.
+        ValueError: If the kernel size is even, or `num_experts` is neither a ratio nor a number of experts, or 1.0.
     """
+    _check_model(model)
+    _check_example(example_input)
     _check_kernel_size(kernel_size)
     _check_num_experts(num_experts)
-    grids = find_grids(model, example_input, is_convertible)
+    grids = _find_grids(model, example_input)
     ties, parts = _find_ties(model), _find_parts_of_layers(model)
     changes: list[Change] = []
     left: dict[str, str] = {}
@@ -101,6 +106,8 @@ def plan_conversion(
         if not is_convertible(module):
             if isinstance(module, _WITHOUT_COUNTERPART) or _is_other_graph_convolution(module):
                 left[name] = f"{type(module).__name__} has no SMoE counterpart"
+            elif isinstance(module, torch.jit.ScriptModule) and module.original_name.startswith("Conv"):
+                left[name] = "torch.jit has compiled it; convert the network before"
             continue
         num_filters = len(filters_of(module)[0]) if why_not_possible(module) is None else 1
         num_wanted = int(num_experts) if isinstance(num_experts, Integral) else round(num_experts * num_filters)
@@ -110,11 +117,11 @@ def plan_conversion(
             or _why_not_plain(module)
             or why_not_possible(module)
             or ties.get(module)
-            or _why_no_grid(grids.get(module, []))
-            or _why_too_few(num_wanted, num_filters)
+            or why_not_reached(grids[module])
+            or _why_no_choice(num_wanted, num_filters)
         )
         if reason is None:
-            changes.append(Change(name, grids[module][0], num_wanted, num_filters))
+            changes.append(Change(name, cast(tuple[int, ...], grids[module][0]), num_wanted, num_filters))
         else:
             left[name] = reason
     return ConversionPlan(tuple(changes), left)
@@ -133,44 +140,67 @@ def _is_other_graph_convolution(module: nn.Module) -> bool:
     return any(kind.__module__.startswith("torch_geometric.") and kind.__name__ == "MessagePassing" for kind in kinds)
 
 
-def find_grids(
-    model: nn.Module, example_input: ExampleInput, is_wanted: Callable[[nn.Module], bool]
-) -> dict[nn.Module, list[tuple[int, ...]]]:
-    """Output grids of the wanted modules that a batch of the example reaches, each grid once."""
-    grids: dict[nn.Module, list[tuple[int, ...]]] = defaultdict(list)
+def _find_grids(model: nn.Module, example_input: ExampleInput) -> dict[nn.Module, list[tuple[int, ...] | str]]:
+    """Output grids of the convertible modules that the example reaches, each once, or why a call has none."""
+    grids: dict[nn.Module, list[tuple[int, ...] | str]] = defaultdict(list)
 
-    def note(module: nn.Module, args: object, output: object) -> None:
-        del args
-        grid = grid_of(module, output)
-        if grid is not None and grid not in grids[module]:
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
+        grid = grid_of(module, args, kwargs, output)
+        if grid not in grids[module]:
             grids[module].append(grid)
 
-    hooks = [module.register_forward_hook(note) for module in model.modules() if is_wanted(module)]
-    try:
-        run_example(model, example_input)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    run_example(model, example_input, {module: note for module in model.modules() if is_convertible(module)})
     return grids
 
 
-def run_example(model: nn.Module, example_input: ExampleInput) -> None:
-    """Runs the network once in evaluation mode, without gradients, and leaves it in the mode it was in."""
+def run_example(
+    model: nn.Module, example_input: ExampleInput, hooks: Mapping[nn.Module, Callable[..., None]] | None = None
+) -> object:
+    """Runs the network once in evaluation mode, without gradients, and returns its output.
+
+    The network is left in the mode it was in, and so are the example and the random number generators.
+
+    Args:
+        model: Network.
+        example_input: As for `plan_conversion`.
+        hooks: Called with a module, its arguments, its keyword arguments and its output.
+    """
     was_training = {module: module.training for module in model.modules()}
+    handles = [
+        module.register_forward_hook(hook, with_kwargs=True)  # type: ignore[arg-type]
+        for module, hook in (hooks or {}).items()
+    ]
+    # A network may work on its input in place.
+    example = tree_map(lambda part: part.clone() if isinstance(part, torch.Tensor) else part, example_input)
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
     try:
         # In evaluation mode, so that the running means of a batch normalisation stay as they are.
         model.eval()
-        with torch.no_grad():
-            if isinstance(example_input, Mapping):
-                model(**example_input)
-            elif isinstance(example_input, tuple):
-                model(*example_input)
-            else:
-                model(example_input)
+        with torch.no_grad(), torch.random.fork_rng(list(devices)):
+            if isinstance(example, Mapping):
+                return model(**example)
+            return model(*example) if isinstance(example, tuple) else model(example)
     finally:
+        for handle in handles:
+            handle.remove()
         # Parents come first, so that each module ends with its own mode.
         for module, mode in was_training.items():
             module.train(mode)
+
+
+def _check_model(model: object) -> None:
+    if isinstance(model, type):
+        raise TypeError(f"model must be a network, got the class {model.__name__}: give {model.__name__}(...)")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
+        raise TypeError("model was compiled, which fixes its layers: convert the network before it is compiled")
+
+
+def _check_example(example_input: object) -> None:
+    if isinstance(example_input, (tuple, list)) and example_input and all(isinstance(n, int) for n in example_input):
+        shape = tuple(example_input)
+        raise TypeError(f"example_input must be what the network takes, got the shape {shape}: give torch.zeros{shape}")
 
 
 def _check_kernel_size(kernel_size: int | tuple[int, ...] | None) -> None:
@@ -180,27 +210,24 @@ def _check_kernel_size(kernel_size: int | tuple[int, ...] | None) -> None:
 
 
 def _check_num_experts(num_experts: float) -> None:
-    if isinstance(num_experts, bool) or not 0 < num_experts < math.inf:
-        raise ValueError(f"num_experts must be a number of experts or a ratio of them to filters, got {num_experts}")
+    is_number = isinstance(num_experts, Real) and not isinstance(num_experts, bool)
+    if not is_number or not 0 < num_experts < math.inf:
+        raise ValueError(f"num_experts must be a number of experts or a ratio of them to filters, got {num_experts!r}")
+    if not isinstance(num_experts, Integral) and num_experts == 1:
+        raise ValueError("num_experts=1.0 gives a pixel no choice, with an expert for each filter: give more, as 2.0")
 
 
 def _find_ties(model: nn.Module) -> dict[nn.Module, str]:
     """Modules that stand in several places of the network, or whose parameters do, with the reason to leave them."""
     holders: dict[int, list[str]] = defaultdict(list)
-    names: dict[nn.Module, list[str]] = defaultdict(list)
-    for name, module in model.named_modules(remove_duplicate=False):
-        names[module].append(name)
-        for parameter_name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            holders[_place(parameter)].append(f"{name}.{parameter_name}".removeprefix("."))
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        holders[_place(parameter)].append(name)
     ties: dict[nn.Module, str] = {}
-    for module, (name, *_) in names.items():
-        own = {f"{name}.{key}".removeprefix(".") for key, _ in module.named_parameters(recurse=False)}
-        others = [
-            holder
-            for parameter in module.parameters(recurse=False)
-            for holder in holders[_place(parameter)]
-            if holder not in own
-        ]
+    for name, module in model.named_modules():
+        if not is_convertible(module):
+            continue
+        own = {f"{name}.{key}".removeprefix("."): parameter for key, parameter in module.named_parameters()}
+        others = [holder for parameter in own.values() for holder in holders[_place(parameter)] if holder not in own]
         if others:
             ties[module] = f"it is tied to {', '.join(others)}"
     return ties
@@ -208,6 +235,8 @@ def _find_ties(model: nn.Module) -> dict[nn.Module, str]:
 
 def _place(parameter: nn.Parameter) -> int:
     """Equal for parameters that are the same memory, even if they are two objects."""
+    if type(parameter) is not nn.Parameter:
+        return id(parameter)
     # Without memory, as on the meta device, the address is 0.
     return parameter.data_ptr() or id(parameter)
 
@@ -246,25 +275,26 @@ def _why_not_asked(
 
 def _why_not_plain(module: nn.Module) -> str | None:
     """What a convolution may do besides, which the layer in its place would not."""
-    if parametrize.is_parametrized(module):
+    if any(map(parametrize.is_parametrized, module.modules())):
         return "its parameters are parametrised"
     if type(module) not in GRID_CONVOLUTIONS and not is_graph_convolution(module):
         return f"{type(module).__name__} may do more than a convolution"
     if "forward" in vars(module):
         return "its forward was replaced"
     # Weight normalisation and pruning of the older kind are hooks too.
-    if any((module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)):
+    if any(map(_has_hooks, module.modules())):
         return "it has hooks"
     return None
 
 
-def _why_no_grid(grids: list[tuple[int, ...]]) -> str | None:
-    if not grids:
-        return "no batch (B, C, *grid) of the example input reached it"
-    return f"it works on several grids, {', '.join(map(str, grids))}" if len(grids) > 1 else None
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether hooks change what a module computes; torch_geometric has kinds of its own."""
+    return any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks") and "state_dict" not in name)
 
 
-def _why_too_few(num_experts: int, num_filters: int) -> str | None:
-    if num_experts >= num_filters:
+def _why_no_choice(num_experts: int, num_filters: int) -> str | None:
+    if num_experts > num_filters:
         return None
-    return f"{num_experts} experts are fewer than its {num_filters} filters"
+    if num_experts < num_filters:
+        return f"{num_experts} experts are fewer than its {num_filters} filters"
+    return f"{num_experts} experts for as many filters leave a pixel no choice; give more num_experts"

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from smoe.nn.conversion_plan import Change, ExampleInput, find_grids, plan_conversion, show_name
+from smoe.nn.conversion_plan import Change, ExampleInput, plan_conversion, run_example, show_name
 from smoe.nn.convertible import filters_of, make_layer, requires_grad
 from smoe.nn.defaults import default_order, resolve_default_rule
 from smoe.nn.filter_bank import FilterBank
 from smoe.nn.gates import SpatialGate, TensorGate
 from smoe.nn.gates.factorised import FactorisedGate, PixelEmbedding
+from smoe.nn.routed_layer import RoutedLayer
 from smoe.options import BiasOwner, GateInit, Order
 from smoe.rules import Damping, Rule
 
@@ -45,6 +48,7 @@ def convert(
     rule: Rule | str | None = None,
     damping: Damping | str | float | None = None,
     notify: Callable[[str], None] | None = None,
+    check: bool = True,
 ) -> nn.Module:
     """A copy of the network with its convolutions replaced by SMoE layers with as many outputs.
 
@@ -83,10 +87,15 @@ def convert(
         rule: How the gates learn, as for `SpatialMoE2d`; None for the default rule.
         damping: Damping of the experts' error, as for `SpatialMoE2d`.
         notify: Called with a report of what was changed and what was left.
+        check: With `start="filters"`, run both networks on the example, in evaluation mode and with the same random
+            numbers of PyTorch, and refuse a difference beyond rounding. False for a network that is random in other
+            ways even then, or that makes a large difference of a rounding error, as by a threshold.
 
     Raises:
-        ValueError: If nothing can be converted, with the reasons; if options contradict each other; or if the network
-            reaches a convolution in another way than by its name, so that the new layer would not be used.
+        TypeError: If the model is no network, or the example is a shape.
+        ValueError: If nothing can be converted, with the reasons; if options contradict each other; if the network
+            reaches a convolution in another way than by its name, so that the new layer would not be used; or if the
+            converted network computes something else, with the name of the first layer that does.
     """
     if start not in (None, *get_args(Start)):
         raise ValueError(f"start must be one of {', '.join(get_args(Start))}, got {start!r}")
@@ -103,7 +112,9 @@ def convert(
         predicate=predicate,
     )
     if not plan.changes:
-        raise ValueError(f"no convolution can be converted: {str(plan) or 'the model has none'}")
+        num_layers = sum(isinstance(module, RoutedLayer) for module in model.modules())
+        found = f"the model has none, but {num_layers} SMoE layers" if num_layers else "the model has none"
+        raise ValueError(f"no convolution can be converted: {str(plan) or found}")
     rule = resolve_default_rule(rule, None, order, num_selected=2)  # one rule for all layers
     order = order or _order_for(rule, start)
     if start is None:
@@ -151,7 +162,7 @@ def convert(
     # An embedding may be shared by layers that learn and layers that do not.
     for key in learning:
         gates[key].requires_grad_(True)
-    _check_reached(converted, example_input, plan.changes)
+    _check_result(model, converted, example_input, plan.changes, is_same=check and start == "filters")
     if notify is not None:
         notify(f"{len(plan.changes)} layers with {len(gates)} gates\n{plan}")
     return converted
@@ -249,11 +260,106 @@ def _replace(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
     return model
 
 
-def _check_reached(model: nn.Module, example_input: ExampleInput, changes: tuple[Change, ...]) -> None:
-    reached = find_grids(model, example_input, lambda module: isinstance(module, FilterBank))
-    missed = [show_name(change.name) for change in changes if model.get_submodule(change.name) not in reached]
+def _check_result(
+    model: nn.Module, converted: nn.Module, example_input: ExampleInput, changes: tuple[Change, ...], *, is_same: bool
+) -> None:
+    """Raises a ValueError if a new layer is not reached by the example, or if the network computes something else.
+
+    Args:
+        model: The network before.
+        converted: The network after.
+        example_input: Example.
+        changes: What was changed.
+        is_same: Whether it is to compute the same.
+    """
+    # The size of each output, in the order of the calls, tells where two passes part.
+    sizes: dict[nn.Module, list[tuple[str, float]]] = {model: [], converted: []}
+    differences = [0.0]
+
+    def hooks(network: nn.Module) -> dict[nn.Module, Callable[..., None]]:
+        found: dict[nn.Module, Callable[..., None]] = {}
+        for name in (change.name for change in changes):
+
+            def note(module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor, name: str = name) -> None:
+                if network is model:
+                    new = cast(FilterBank, converted.get_submodule(name))
+                    differences.append(_check_layer(name, new, module, args, kwargs, output))
+                size = float("nan") if output.is_meta else float(output.double().norm())
+                sizes[network].append((name, size))
+
+            found[network.get_submodule(name)] = note
+        return found
+
+    expected = run_example(model, example_input, hooks(model)) if is_same else None
+    output = run_example(converted, example_input, hooks(converted))
+    reached = {name for name, _ in sizes[converted]}
+    missed = [show_name(change.name) for change in changes if change.name not in reached]
     if missed:
         raise ValueError(
             f"the network reaches {', '.join(missed)} in another way than by name, such as a list that is no "
             "nn.ModuleList: a new layer would be passed by; leave these out by `predicate`"
         )
+    if not is_same:
+        return
+    for old, new in zip(tree_leaves(expected), tree_leaves(output), strict=False):
+        if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and old.is_floating_point()):
+            continue
+        difference, size = _compare(old, new)
+        # What follows may enlarge the rounding errors of a layer.
+        if difference <= max(math.sqrt(_rounding(old)), 100.0 * max(differences)) * size:
+            continue
+        calls = zip(sizes[model], sizes[converted], strict=False)
+        name = next((was[0] for was, now in calls if not math.isclose(was[1], now[1], rel_tol=1e-3)), changes[-1].name)
+        raise ValueError(
+            f"the converted network computes something else, first at {show_name(name)} or after it, though each new "
+            "layer alone computes the same: the network may read a convolution's weights, or be random; leave that out "
+            "by `predicate`, or give check=False"
+        )
+
+
+def _check_layer(name: str, new: FilterBank, old: nn.Module, args: Any, kwargs: Any, expected: torch.Tensor) -> float:
+    """The largest difference between a new layer and its convolution, in evaluation and in training.
+
+    Raises:
+        ValueError: If it is more than rounding.
+    """
+    weight = filters_of(old)[0].detach()
+    largest = max((float(part.abs().max()) for part in (*args, *kwargs.values()) if _is_comparable(part)), default=0.0)
+    # A sum that nearly cancels has the rounding errors of its parts.
+    noise = 0.0 if weight.is_meta else largest * float(weight.flatten(1).abs().sum(dim=1).max())
+    # A copy, because a pass in training leaves traces.
+    layer = copy.deepcopy(new)
+    worst = 0.0
+    # In training, rules without families may try experts of other filters.
+    for is_training in (False, True) if new.gate.order == "families" else (False,):
+        with torch.set_grad_enabled(is_training), torch.random.fork_rng([weight.device] if weight.is_cuda else []):
+            found = layer.train(is_training)(*args, **kwargs).detach()
+        difference, size = _compare(expected, found)
+        eps = _rounding(expected)
+        if not difference <= math.sqrt(eps) * size + 16.0 * min(eps, 2.0**-11) * noise:
+            raise ValueError(
+                f"{show_name(name)}, as a {type(new).__name__}, computes something else than the {type(old).__name__}: "
+                f"outputs as large as {size:.3g} differ by {difference:.3g}; leave it out by `predicate`"
+            )
+        worst = max(worst, difference / (size or 1.0))
+    return worst
+
+
+def _is_comparable(part: object) -> TypeGuard[torch.Tensor]:
+    return isinstance(part, torch.Tensor) and part.is_floating_point() and not part.is_meta and part.numel() > 0
+
+
+def _rounding(output: torch.Tensor) -> float:
+    """Relative rounding error of an output; convolutions of a GPU may round to 10 bits."""
+    return max(torch.finfo(output.dtype).eps, 0.0 if output.device.type == "cpu" else 2.0**-11)
+
+
+def _compare(expected: torch.Tensor, found: torch.Tensor) -> tuple[float, float]:
+    """The largest difference of two outputs, and the largest finite number of the first."""
+    if not _is_comparable(expected):
+        return 0.0, 0.0
+    if expected.shape != found.shape:
+        return math.inf, 0.0
+    is_equal = (expected == found) | (expected.isnan() & found.isnan())
+    difference = torch.where(is_equal, 0.0, (found.double() - expected.double()).abs())
+    return float(difference.max()), float(expected.nan_to_num(0.0, 0.0, 0.0).abs().max())

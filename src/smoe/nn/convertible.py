@@ -5,11 +5,12 @@ Graph convolutions of torch_geometric are recognised by name, so that it need no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from smoe.nn.filter_bank import FilterBank
 from smoe.nn.gates.gate import SpatialGate
@@ -20,6 +21,7 @@ from smoe.nn.grid_conv import GridConv2d
 from smoe.nn.spatial_moe_2d import SpatialMoE2d
 
 GRID_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, GridConv2d)
+_NOT_REACHED = "no batch (B, C, *grid) of the example input reached it"
 GRAPH_CONVOLUTIONS = ("GCNConv", "SAGEConv", "GraphConv")
 
 
@@ -39,18 +41,26 @@ def kernel_of(module: nn.Module) -> tuple[int, ...] | None:
     return tuple(module.kernel_size) if isinstance(module, GRID_CONVOLUTIONS) else None
 
 
-def grid_of(module: nn.Module, output: object) -> tuple[int, ...] | None:
-    """Grid of a module's output, or its number of nodes; None if the output is no batch of grids."""
+def grid_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> tuple[int, ...] | str:
+    """Grid of the output of a call, or its number of nodes; if a layer in its place could not take the call, why."""
     if not isinstance(output, torch.Tensor):
-        return None
+        return f"it returns a {type(output).__name__}"
     kernel = kernel_of(module)
-    if isinstance(module, FilterBank):
-        if isinstance(module, GraphMoE):
-            return (module.num_nodes,)
-        return tuple(output.shape[2:])
     if kernel is None:
-        return (output.shape[-2],) if output.ndim in (2, 3) else None
-    return tuple(output.shape[2:]) if output.ndim == len(kernel) + 2 else None
+        names = ("x", "edge_index", "size" if type(module).__name__ == "SAGEConv" else "edge_weight", "size")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        x, edges = given["x"], given["edge_index"]
+        is_dense = isinstance(edges, torch.Tensor) and edges.layout is torch.strided
+        if not isinstance(x, torch.Tensor) or x.ndim not in (2, 3) or not is_dense:
+            return "its arguments are no tensors x (N, C) and edge_index (2, M)"
+        if given.get("size") is not None or "size" in kwargs:
+            return "it is given a size"
+        grid = (output.shape[-2],)
+    elif output.ndim != len(kernel) + 2:
+        return _NOT_REACHED
+    else:
+        grid = tuple(output.shape[2:])
+    return f"its output grid {grid} is empty" if 0 in grid else grid
 
 
 def filters_of(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -66,6 +76,16 @@ def filters_of(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
     return torch.cat([part.lin_root.weight, part.lin_rel.weight], dim=1), part.lin_rel.bias
 
 
+def why_not_reached(grids: Sequence[tuple[int, ...] | str]) -> str | None:
+    """Why the calls of a module, as `grid_of` describes them, cannot be those of one layer; None if they can."""
+    if not grids:
+        return _NOT_REACHED
+    reason = next((grid for grid in grids if isinstance(grid, str)), None)
+    if reason is None and len(grids) > 1:
+        return f"it works on several grids, {', '.join(map(str, grids))}"
+    return reason
+
+
 def requires_grad(module: nn.Module) -> bool:
     """Whether the filters learn."""
     return filters_of(module)[0].requires_grad
@@ -73,9 +93,22 @@ def requires_grad(module: nn.Module) -> bool:
 
 def why_not_possible(module: nn.Module) -> str | None:
     """Why a module cannot become an SMoE layer; None if it can."""
+    if any(is_lazy(parameter) for parameter in module.parameters()):
+        return "its parameters are not initialised"
+    reason = None
     if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-        return _why_no_grid_layer(module)
-    return _why_no_graph_layer(module) if is_graph_convolution(module) else None
+        reason = _why_no_grid_layer(module)
+    elif is_graph_convolution(module):
+        reason = _why_no_graph_layer(module)
+    return reason or _why_no_bank(filters_of(module)[0])
+
+
+def _why_no_bank(weight: torch.Tensor) -> str | None:
+    if type(weight) not in (torch.Tensor, nn.Parameter):
+        return f"its filters are a {type(weight).__name__}"
+    if not weight.is_floating_point():
+        return f"its filters are {weight.dtype}, not floating-point"
+    return None if weight.numel() > 0 else f"its filters are empty, {tuple(weight.shape)}"
 
 
 def _why_no_grid_layer(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> str | None:
@@ -114,7 +147,7 @@ def _why_no_graph_layer(module: nn.Module) -> str | None:
         return f"its flow is {part.flow!r}"
     if not isinstance(part.in_channels, int):
         return f"it has nodes of two kinds, with {part.in_channels} channels"
-    if name != "GCNConv" and part.aggr not in _AGGREGATIONS:
+    if name != "GCNConv" and str(part.aggr) not in _AGGREGATIONS:
         return f"it aggregates by {part.aggr!r}; mean and sum are linear"
     return None
 
@@ -146,11 +179,12 @@ def make_layer(
         layer = kind(weight.shape[1], *numbers, kernel, **grid_options)
     else:
         part, name = cast(Any, module), type(module).__name__
+        root = name == "GraphConv" or (name == "SAGEConv" and part.root_weight)
         layer = GraphMoE(
-            part.in_channels,
+            weight.shape[1] // (1 + root),
             *numbers,
             aggregation="gcn" if name == "GCNConv" else _AGGREGATIONS[part.aggr],  # type: ignore[arg-type]
-            root=name == "GraphConv" or (name == "SAGEConv" and part.root_weight),
+            root=root,
             **options,
         )
     layer.weight.requires_grad_(requires_grad(module))

@@ -82,6 +82,65 @@ def test_a_converted_gcn_is_the_same_with_repeated_loops_and_edges(seed: int):
     torch.testing.assert_close(gradient[~is_loop], expected[~is_loop])
 
 
+def hooked_gcn() -> GCNConv:
+    conv = GCNConv(C, 3)
+    conv.register_message_forward_hook(lambda *parts: None)
+    return conv
+
+
+def normed_gcn() -> GCNConv:
+    conv = GCNConv(C, 3)
+    torch.nn.utils.parametrizations.weight_norm(conv.lin)
+    return conv
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = GCNConv(C, C), GCNConv(C, C)
+        self.second.lin = self.first.lin
+
+    def forward(self, x, edges):
+        return self.second(self.first(x, edges), edges)
+
+
+NODES, WEIGHT = torch.randn(N, C), torch.randn(EDGES.shape[1])
+ADJACENCY = torch.sparse_coo_tensor(EDGES, torch.ones(EDGES.shape[1]), (N, N), check_invariants=True).coalesce()
+
+
+@pytest.mark.parametrize(
+    ("net", "example", "reason"),
+    [
+        (GCNConv(-1, 3), (NODES, EDGES), None),
+        (GCNConv(C, 3, bias=False), {"edge_index": EDGES, "x": NODES}, None),
+        (GCNConv(C, 3), (NODES, EDGES, WEIGHT), None),
+        (GCNConv(C, 3).bfloat16(), (NODES.bfloat16(), EDGES), None),
+        (SAGEConv(-1, 3), (NODES, EDGES), None),
+        (SAGEConv(C, 3, root_weight=False).double(), (NODES.double(), EDGES), None),
+        (GraphConv(C, 3, aggr="mean"), (NODES, EDGES, WEIGHT), None),
+        (GraphConv(-1, 3), (torch.randn(2, N, C), EDGES), None),
+        (GCNConv(C, 3), (NODES, ADJACENCY), "its arguments are no tensors"),
+        (GCNConv(C, 3, improved=True), (NODES, EDGES), "its improved is True"),
+        (SAGEConv(C, 3), ((NODES, NODES), EDGES), "its arguments are no tensors"),
+        (SAGEConv(C, 3), (NODES, EDGES, (N, N)), "it is given a size"),
+        (SAGEConv(C, 3, aggr=["mean", "max"]), (NODES, EDGES), "it aggregates by"),
+        (hooked_gcn(), (NODES, EDGES), "it has hooks"),
+        (normed_gcn(), (NODES, EDGES), "its parameters are parametrised"),
+        (Tied(), (NODES, EDGES), "first: left, it is tied to second.lin.weight"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks", "ignore:Converting sparse tensor to CSR")
+def test_what_a_plan_promises_is_done(net, example, reason):
+    plan = smoe.plan_conversion(net, example_input=example)
+    if reason is None:
+        assert len(plan.changes) == 1
+        smoe.convert(net, example_input=example)  # compares what both compute
+    else:
+        assert not plan.changes
+        with pytest.raises(ValueError, match=reason):
+            smoe.convert(net, example_input=example)
+
+
 def test_batches_of_a_data_loader():
     samples = [Data(x=torch.randn(N, C), edge_index=EDGES, y=torch.randn(N, 2)) for _ in range(7)]
     model = Sequential("x, edge_index", [(GraphMoE(C, 6, 2, num_nodes=N, rule="rc"), "x, edge_index -> x")])

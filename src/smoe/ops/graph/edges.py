@@ -100,8 +100,8 @@ def edge_factors(
         number = number.index_add(0, target, torch.ones_like(weight))
         return weight / number.clamp(min=1.0)[target]
     degree = torch.zeros(num_nodes, dtype=weight.dtype, device=weight.device).index_add(0, target, weight)
-    # A degree of 0 has no root to divide by; its edges count nothing, as in torch_geometric.
-    root = torch.where(degree > 0.0, degree, torch.ones_like(degree)).rsqrt() * (degree > 0.0)
+    # As in torch_geometric, the edges of a degree of 0 count nothing, and a negative degree makes NaN.
+    root = torch.where(degree == 0.0, torch.ones_like(degree), degree).rsqrt() * (degree != 0.0)
     return root[edge_index[0]] * weight * root[target]
 
 
