@@ -75,7 +75,6 @@ bench: $(READY)
 	$(BIN)/smoe bench layer
 	$(BIN)/smoe bench local
 	$(BIN)/smoe bench memory
-	$(BIN)/smoe bench weather-samples
 
 # An atmosphere in WeatherBench's layout, in data/simulated: YEARS years of 2 to 5 minutes and 0.46 GB each, one thread.
 # In an environment of its own (1.5 GB), because it needs JAX; a run that was stopped goes on. See simulation/README.md.

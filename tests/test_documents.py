@@ -81,7 +81,7 @@ def test_commands_name_what_exists():
         elif is_placeholder:
             continue
         elif (
-            (command in ("train", "plan") and first not in all_recipes())
+            (command == "train" and first not in all_recipes())
             or (command == "bench" and first not in BENCHMARKS)
             or (command == "reproduce" and not _is_table(first))
         ):

@@ -90,8 +90,7 @@ class ToyExperiment(Experiment):
         """Makes the layer."""
         from smoe.experiments.dry_task import DryTask
 
-        number = recipe.data.num_samples
-        return DryTask(self.build(recipe, ()), (1, 4, 3), (1, 4, 3), number, number, "drawn for the run")
+        return DryTask(self.build(recipe, ()), (1, 4, 3), (1, 4, 3))
 
     def draw(self, run: Any, options: Any) -> list[Path]:
         """Writes the split instead of a picture."""

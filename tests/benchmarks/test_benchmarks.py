@@ -84,25 +84,6 @@ def test_a_step_by_each_rule_is_measured_and_stored(
     assert text in capsys.readouterr().out and "| tiny |" in text
 
 
-def test_trained_gates_are_asked_about_regions_and_probing_about_its_estimates(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    flags = ["--data.spatial-shape", "6", "5", "--data.num-steps", "10", "--data.num-train-runs", "40"]
-    flags += ["--data.num-validation-runs", "1", "--data.num-test-runs", "1", "--training.max-epochs", "1"]
-    assert main(["train", "heat/smoe-probe", *flags, "--training.device", "cpu", "--output-dir", "run"]) == 0
-    capsys.readouterr()
-    assert main(["bench", "region-information", "run"]) == 0
-    assert "| SpatialMoE | tensor | kaiming | none | probe |  | none | 0 |" in capsys.readouterr().out
-    assert main(["bench", "probe-estimates", "run", "--swaps", "6", "--samples", "4"]) == 0
-    row = next(
-        line for line in capsys.readouterr().out.splitlines() if line.startswith("| layer | ") and "order" not in line
-    )
-    # One layer and the mean squared error of 4 x 30 numbers: half the second derivative is 1 / 120 for each of them,
-    # and the estimate with it is exact.
-    assert f"{2 / 120:.2e}" in row
-
-
 needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peaks are read from /proc")
 
 

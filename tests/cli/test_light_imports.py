@@ -46,7 +46,6 @@ def test_help_is_answered_within_a_second() -> None:
         ["recipes"],
         ["train", "--help"],
         ["train", "heat/smoe", "--help"],
-        ["plan", "--help"],
         ["evaluate", "--help"],
         ["show", "--help"],
         ["reproduce", "--help"],
@@ -76,10 +75,9 @@ def without(packages: set[str], program: str) -> subprocess.CompletedProcess[str
 @pytest.mark.parametrize(
     ("arguments", "package"),
     [
-        *(([command, "--help"], "tyro") for command in ("fit", "predict", "train", "plan", "evaluate", "report")),
+        *(([command, "--help"], "tyro") for command in ("fit", "predict", "train", "evaluate", "report")),
         *(([command, "--help"], "tyro") for command in ("show", "reproduce")),
         (["train", "heat/smoe", "--training.max-epochs", "1"], "accelerate"),
-        (["plan", "heat/smoe"], "accelerate"),
         (["report", "."], "accelerate"),
         (["fit", "x.nc", "y.nc", "-o", "runs/mine"], "accelerate"),
         (["fit", "x.nc", "y.nc", "-o", "runs/mine"], "xarray"),

@@ -79,7 +79,6 @@ def test_every_experiment_is_built_dry_and_monitors_metrics_that_exist(
     recipe_name, size = CHEAP[name]
     recipe = experiment.recipes[recipe_name]
     dry = experiment.build_dry(replace(recipe, model=replace(recipe.model, **size)))
-    assert dry.num_train_samples > 0 and dry.num_validation_samples > 0 and dry.source
     assert dry.task.splits == {} and capsys.readouterr().out == ""
     for each in experiment.recipes.values():
         check_monitor(each.training, metric_names(dry.task.metrics))

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from smoe.benchmarks.package import BOUNDS, wheel_sizes
 from smoe.version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +64,7 @@ def test_it_holds_the_kernels_and_no_runtime(wheel: Path, tmp_path: Path) -> Non
 
 
 def test_it_is_small_and_needs_torch_and_numpy_only(wheel: Path) -> None:
-    assert wheel_sizes(wheel)["wheel, MB"] < BOUNDS["wheel, MB"]
+    assert wheel.stat().st_size < 3e6
     with zipfile.ZipFile(wheel) as archive:
         metadata = Parser().parsestr(archive.read(f"smoe-{__version__}.dist-info/METADATA").decode())
     required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]

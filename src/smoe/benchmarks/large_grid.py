@@ -16,14 +16,13 @@ import tyro
 from torch import nn
 
 import smoe
+from smoe.benchmarks.memory import status
 from smoe.benchmarks.stored_table import circumstances, origin, write_table
 from smoe.command_line import UsageError, parse
-from smoe.experiments.memory_prediction import Passes, predict_passes
-from smoe.training.live_memory import available_bytes, peak_bytes
 
 GATES = ("conv2d", "factorised", "coarse", "tensor")
 COLUMNS = (
-    *("layer", "gate parameters", "gate optimiser state MB", "predicted peak GB", "peak GB", "predicted / measured"),
+    *("layer", "gate parameters", "gate optimiser state MB", "peak GB"),
     *("learning step s", "other step s", "learning step / conv2d", "other step / conv2d"),
 )
 
@@ -66,37 +65,28 @@ def make_layer(name: str, options: LargeGridOptions) -> nn.Module:
     return smoe.SpatialMoE2d(C, X, C, gate=gates[name](), padding_mode="longitude")
 
 
-def make_passes(name: str, options: LargeGridOptions) -> Passes:
-    """A step with one sample, whose input receives a gradient as that of a layer within a network does."""
-    layer = make_layer(name, options)
-    input = torch.randn(1, options.channels, options.rows, options.columns)
-
-    def compute_loss() -> torch.Tensor:
-        return layer(input.detach().requires_grad_()).square().mean()
-
-    return Passes(layer, compute_loss, torch.optim.Adam(layer.parameters()))
-
-
 def measure(name: str, options: LargeGridOptions) -> dict[str, float]:
     """Peak memory of this process, and processor seconds of a step with and without learning of the gate."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    passes = make_passes(name, options)
+    layer = make_layer(name, options)
+    optimizer = torch.optim.Adam(layer.parameters())
+    input = torch.randn(1, options.channels, options.rows, options.columns)
     seconds = []
     for _ in range(options.steps):
         started = time.process_time()
-        passes.compute_loss().backward()
-        passes.optimizer.step()
-        passes.optimizer.zero_grad()
+        # The input receives a gradient, as that of a layer within a network does.
+        layer(input.detach().requires_grad_()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
         seconds.append(time.process_time() - started)
     # With one sample, the gate learns in the first step, and not in the next three.
     others = seconds[1:4] if name != "conv2d" else seconds
-    return {"peak": peak_bytes(), "learning": seconds[0], "other": min(others, default=math.nan)}
+    return {"peak": status("VmHWM"), "learning": seconds[0], "other": min(others, default=math.nan)}
 
 
 def describe(name: str, options: LargeGridOptions, conv2d: dict[str, float] | None) -> tuple[dict[str, Any], Any]:
-    """A row of the table, and the numbers that were measured; a layer that does not fit is not measured."""
-    predicted = predict_passes(lambda: make_passes(name, options))
+    """A row of the table, and the numbers that were measured."""
     with torch.device("meta"):
         layer = make_layer(name, options)
     gate = 0 if name == "conv2d" else sum(p.numel() for p in layer.get_submodule("gate").parameters())
@@ -104,14 +94,9 @@ def describe(name: str, options: LargeGridOptions, conv2d: dict[str, float] | No
         "layer": "F.conv2d with E filters" if name == "conv2d" else f"SMoE, {name} gate",
         "gate parameters": f"{gate:,}",
         "gate optimiser state MB": f"{8 * gate / 1e6:.0f}",
-        "predicted peak GB": f"{predicted.total / 1e9:.2f}",
-        **dict.fromkeys(COLUMNS[4:], "-"),
+        **dict.fromkeys(COLUMNS[3:], "-"),
         **circumstances(),
     }
-    available = available_bytes()
-    if available is not None and predicted.total > available:
-        row["peak GB"] = f"not measured: {available / 1e9:.1f} GB are available"
-        return row, None
     flags = [f"--{field}={getattr(options, field)}" for field in ("rows", "columns", "channels", "experts", "steps")]
     command = [sys.executable, "-m", "smoe", "bench", "large-grid", f"--only={name}", *flags]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -119,8 +104,7 @@ def describe(name: str, options: LargeGridOptions, conv2d: dict[str, float] | No
         row["peak GB"] = f"failed: exit code {result.returncode}"
         return row, None
     numbers = json.loads(result.stdout)
-    row["peak GB"] = f"{numbers['peak'] / 1e9:.2f}"
-    row["predicted / measured"] = f"{predicted.total / numbers['peak']:.2f}"
+    row["peak GB"] = f"{numbers['peak'] / 1e3:.2f}"
     row["learning step s"] = f"{numbers['learning']:.1f}"
     has_others = math.isfinite(numbers["other"])
     row["other step s"] = f"{numbers['other']:.1f}" if has_others else "-"
@@ -152,7 +136,7 @@ def main(args: list[str] | None = None) -> None:
         notes = (
             f"Forward, backward and Adam, steps: {options.steps}; each layer in a process of its own, one thread, "
             "seconds of the processor. The peak is the largest resident memory of the whole process, with interpreter "
-            "and libraries; the prediction is made from shapes before anything is allocated. With one sample the gate "
+            "and libraries. With one sample the gate "
             f"learns in every fourth step. {origin(rows[-1])}"
         )
         text = write_table(options.output, title, "smoe bench large-grid", COLUMNS, rows, notes)

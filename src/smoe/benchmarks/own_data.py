@@ -1,9 +1,8 @@
-"""Measures how a user's own data are prepared, and how long a training step waits for its batch.
+"""Measures how a user's own data are prepared.
 
 Run: smoe bench own-data [--folder DIR] [--max-memory-gb 0.5] [--times-the-bound 4] [--rounds 3]. It writes a chunked
 Zarr store there that is several times larger than the memory that fields may take, reads it block by block with xarray,
-and streams it as `smoe fit` does, by turns. Then it trains nets on samples of several sizes, and predicts from files of
-several sizes; --only chooses one of these. Prints the tables and stores them in results/bench.
+and streams it as `smoe fit` does, by turns. Prints the table and stores it in results/bench.
 """
 
 from __future__ import annotations
@@ -15,9 +14,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from smoe.benchmarks.own_data_store import CHUNK, COLUMNS, ROWS, VARIABLES, row_bytes, write_store
+import numpy as np
+
+from smoe.benchmarks.stored_table import circumstances, write_table
+
+VARIABLES, ROWS, COLUMNS, CHUNK = 4, 180, 360, 10
 
 _HEAD = ("what", "GB read", "seconds", "processor seconds", "MB/s", "MB/s of a processor", "most memory, MB")
 
@@ -62,21 +64,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--max-memory-gb", type=float, default=0.5)
     parser.add_argument("--times-the-bound", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=("preparation", "waiting", "prediction"), default=None)
     options = parser.parse_args(args)
-    if options.only in (None, "preparation"):
-        _measure_preparation(options)
-    if options.only in (None, "waiting"):
-        from smoe.benchmarks.own_data_waiting import measure_waiting
-
-        print(measure_waiting())
-    if options.only in (None, "prediction"):
-        from smoe.benchmarks.own_data_prediction import measure_prediction
-
-        print(measure_prediction(options))
-
-
-def _measure_preparation(options: Any) -> None:
     num_times = round(options.times_the_bound * options.max_memory_gb * 1e9 / row_bytes() / CHUNK) * CHUNK
     ways = {
         "read": ("xarray.load, 100 times at once", 1.0),
@@ -110,8 +98,6 @@ def _measure_preparation(options: Any) -> None:
             }
         )
 
-    from smoe.benchmarks.stored_table import circumstances, write_table
-
     where = circumstances()
     notes = (
         f"{where['processor']}, {where['cores']} cores, commit {where['commit']}, {where['date']}. Medians of "
@@ -122,11 +108,35 @@ def _measure_preparation(options: Any) -> None:
     )
     path = Path("results/bench") / "own_data.md"
     command = (
-        f"smoe bench own-data --only preparation --max-memory-gb {options.max_memory_gb:g} --times-the-bound "
+        f"smoe bench own-data --max-memory-gb {options.max_memory_gb:g} --times-the-bound "
         f"{options.times_the_bound:g} --rounds {options.rounds}"
     )
     print(write_table(path, "Preparing data larger than memory", command, _HEAD, rows, notes))
 
 
-if __name__ == "__main__":
-    main()
+def row_bytes() -> int:
+    """Bytes of all variables at one time."""
+    return 4 * VARIABLES * ROWS * COLUMNS
+
+
+def write_store(path: Path, num_times: int) -> None:
+    """Writes noise, chunk by chunk."""
+    import zarr
+
+    group = zarr.open_group(path, mode="w")
+    axes = {
+        "time": (np.arange(num_times), {"units": "days since 2000-01-01", "calendar": "standard"}),
+        "lat": (np.linspace(-89.5, 89.5, ROWS), {"units": "degrees_north"}),
+        "lon": (np.arange(0.5, 360.0), {"units": "degrees_east"}),
+    }
+    for name, (values, attributes) in axes.items():
+        array = group.create_array(name, shape=values.shape, dtype=values.dtype, dimension_names=[name])
+        array[:] = values
+        array.attrs.update(attributes)
+    generator = np.random.default_rng(0)
+    for number in range(VARIABLES):
+        shape, chunks = (num_times, ROWS, COLUMNS), (CHUNK, ROWS, COLUMNS)
+        dims = ["time", "lat", "lon"]
+        array = group.create_array(f"v{number}", shape=shape, chunks=chunks, dtype="float32", dimension_names=dims)
+        for first in range(0, num_times, CHUNK):
+            array[first : first + CHUNK] = generator.standard_normal(chunks, dtype=np.float32)

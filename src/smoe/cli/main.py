@@ -20,7 +20,6 @@ from smoe.suggestions import suggest
 
 COMMANDS = {
     "train": "train a recipe",
-    "plan": "print what training a recipe would cost here: parameters, memory, time",
     "evaluate": "score a trained run, or forecasts of other origin",
     "show": "draw what a run learned",
     "report": "write a page about one run or several: scores, curves, routing, errors",
@@ -44,7 +43,6 @@ examples:
   smoe train heat/smoe --seed 0 --output-dir runs/first
   smoe train heat/smoe --data.num-train-runs 100 --rule "probe(window=4)"
   smoe train --resume runs/first
-  smoe plan weather/smoe --model.filters 16 --model.num-blocks 3
   smoe evaluate runs/first
   smoe show runs/first
   smoe report runs/first runs/second -o report.html
@@ -91,8 +89,7 @@ def _answer(args: list[str], ending: _Ending) -> int:
     except Exception as error:
         if is_out_of_memory(error) and not os.environ.get("SMOE_TRACEBACK"):
             return _complain(
-                f"there is not enough memory ({_first_sentence(error)}); make the model, the batch or the data "
-                "smaller; `smoe plan RECIPE` prints what a recipe needs",
+                f"there is not enough memory ({_first_sentence(error)}); make the model, the batch or the data smaller",
                 1,
             )
         # Only errors that speak to the user are shortened; anything else is a bug, and its traceback is wanted.

@@ -110,16 +110,6 @@ class Experiment(ABC):
     def build_dry(self, recipe: Any) -> DryTask:
         """Makes the task without simulating or reading fields."""
 
-    def build_dry_on(self, recipe: Any, grid: tuple[int, int]) -> DryTask:
-        """The same for data on another grid, where the data decide it; refused by default.
-
-        Args:
-            recipe: Recipe of this experiment.
-            grid: Rows and columns.
-        """
-        del recipe, grid
-        raise ValueError(f"the grid of {self.name} follows from the recipe: leave --grid away and change its fields")
-
     def published(self, recipe_name: str) -> tuple[PublishedResult, ...]:
         """What the paper prints for a recipe."""
         del recipe_name

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smoe.experiments.cost import estimate_cost
 from smoe.experiments.gated_layers import Learning
 from smoe.experiments.optimizers import Adam
 from smoe.experiments.parameter_counts import count_parameters
@@ -123,16 +122,6 @@ def test_recipes_as_plain_values():
     for name, recipe in IMAGE_RECIPES.items():
         assert recipe_from_plain(recipe.plain()) == recipe
         assert all_recipes()[name].data.name == name.partition("/")[0]  # type: ignore[union-attr]
-
-
-def test_cost_of_a_classifier():
-    recipe = ImageRecipe(model=SpatialMoEClassifierModel(filters=4), data=ImageData(images_per_epoch=1000))
-    recipe = replace(recipe, training=replace(recipe.training, batch_size=4))
-    cost = estimate_cost(recipe)
-    assert (cost.dry_task.num_train_samples, cost.dry_task.num_validation_samples) == (1000, 4800)
-    assert cost.dry_task.num_classes == 10
-    assert cost.times is not None
-    assert cost.times.step > 0
 
 
 def test_refuses():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from smoe.experiments.gated_layers import Learning
 from smoe.experiments.optimizers import Adam
 from smoe.experiments.parameter_counts import count_parameters
 from smoe.nn import RoutedLayer
+from smoe.paper.weather.build import build_dry_task
 from smoe.paper.weather.build_model import Shape, build_model
 from smoe.paper.weather.model_options import AddedSpatialMoEModel, SpatialMoEResNetModel, WeatherModel
-from smoe.paper.weather.recipes import WEATHER_RECIPES
+from smoe.paper.weather.recipes import WEATHER_RECIPES, WeatherData
 from smoe.rules import Damping, RoutingClassification
 from tiny_weather import tiny_recipe
 
@@ -135,3 +137,11 @@ def test_all_layers_hold_the_rule_of_the_recipe() -> None:
         built = build_model(model, learning, SMALL_SHAPE)
         layers = [layer for layer in built.modules() if isinstance(layer, RoutedLayer)]
         assert layers and all((layer.rule, layer.damping) == learning for layer in layers)
+
+
+def test_a_model_needs_no_store() -> None:
+    recipe = WEATHER_RECIPES["weather/rt"]
+    small = replace(recipe.model, filters=2, num_blocks=1)  # type: ignore[call-arg]
+    assert build_dry_task(replace(recipe, model=small)).input_shape == (117, 32, 64)
+    continuous = replace(recipe, model=small, data=WeatherData(continuous_lead_hours=(6, 120)))
+    assert build_dry_task(continuous).input_shape == (118, 32, 64)

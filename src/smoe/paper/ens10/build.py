@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import Dataset
 
 from smoe.experiments.assemble import assemble_task
+from smoe.experiments.dry_task import DryTask
 from smoe.experiments.experiment import SPLITS, Notify
 from smoe.experiments.gated_layers import Learning
 from smoe.losses import GaussianCRPSLoss
@@ -18,7 +19,7 @@ from smoe.paper.ens10.data.store import EnsembleStore
 from smoe.paper.ens10.model_options import EmosModel
 from smoe.paper.ens10.recipes import EnsembleRecipe
 from smoe.paper.ens10.scored_samples import ScoredSamples
-from smoe.paper.ens10.setting import EnsembleSetting, open_store, setting_of
+from smoe.paper.ens10.setting import EnsembleSetting, open_store, setting_of, usual_setting
 from smoe.training.task import Task
 
 Samples = EnsembleSamples | ScoredSamples
@@ -82,3 +83,13 @@ def make_scores(setting: EnsembleSetting) -> list[Metric]:
     """Returns CRPS with and without area weights, spread over skill, and EECRPS if the EFI is known."""
     scores: list[Metric] = [GaussianCRPS(), GaussianCRPS(setting.latitude), GaussianSpreadSkill()]
     return [*scores, EECRPS(), EECRPS(setting.latitude), EfiDates()] if setting.has_efi else scores
+
+
+def build_dry_task(recipe: EnsembleRecipe) -> DryTask:
+    """Makes the task without reading fields; without a store, for ENS-10's grid."""
+    setting = usual_setting() if recipe.data.store is None else setting_of(open_store(recipe.data))
+    shape = setting.shape
+    num_channels = shape.num_members if isinstance(recipe.model, EmosModel) else shape.in_channels
+    # Truth, mean and spread of the ensemble, and the EFI.
+    num_targets = 3 + setting.has_efi
+    return DryTask(make_task(recipe, setting), (num_channels, *shape.grid), (num_targets, *shape.grid))

@@ -60,15 +60,9 @@ class EnsembleExperiment(Experiment):
 
     def build_dry(self, recipe: EnsembleRecipe) -> DryTask:
         """Makes the model, for ENS-10's geopotential if no store is named."""
-        from smoe.paper.ens10.dry import build_dry_task
+        from smoe.paper.ens10.build import build_dry_task
 
         return build_dry_task(recipe)
-
-    def build_dry_on(self, recipe: EnsembleRecipe, grid: tuple[int, int]) -> DryTask:
-        """The same for a store of ENS-10's geopotential on another grid."""
-        from smoe.paper.ens10.dry import build_dry_task
-
-        return build_dry_task(recipe, grid)
 
     def evaluate(self, run: OpenRun, options: EvaluateOptions) -> None:
         """Prints the scores beside those of the raw ensemble and the paper's."""

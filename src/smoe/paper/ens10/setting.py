@@ -56,7 +56,8 @@ def setting_of(store: EnsembleStore) -> EnsembleSetting:
     return EnsembleSetting(shape, tuple(store.grid.latitude), store.efi is not None)
 
 
-def usual_setting(grid: tuple[int, int] = (361, 720)) -> EnsembleSetting:
-    """Returns the setting of ENS-10's geopotential with ten members, for estimates without data."""
+def usual_setting() -> EnsembleSetting:
+    """Returns the setting of ENS-10's geopotential with ten members, for models without data."""
+    grid = (361, 720)
     latitude = tuple(np.linspace(90.0, -90.0, grid[0]).tolist())
     return EnsembleSetting(EnsembleShape("z500", 10, len(TASKS["z500"].channels), grid), latitude, has_efi=True)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from smoe.experiments.assemble import assemble_task
+from smoe.experiments.dry_task import DryTask
 from smoe.experiments.experiment import SPLITS, Notify
 from smoe.experiments.gated_layers import Learning
 from smoe.experiments.plain import to_plain
@@ -96,3 +97,10 @@ def _in_unit(frames: np.ndarray, unit: float) -> HeatPairs:
 
 def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def build_dry_task(recipe: HeatRecipe) -> DryTask:
+    """Makes the task without simulating or reading fields."""
+    rows, columns = make_region_map(recipe.data).shape
+    field = (1, int(rows), int(columns))
+    return DryTask(build_task(recipe, ()), field, field)

@@ -38,7 +38,7 @@ class HeatExperiment(Experiment):
 
     def build_dry(self, recipe: HeatRecipe) -> DryTask:
         """Makes the network without simulating."""
-        from smoe.paper.heat.dry import build_dry_task
+        from smoe.paper.heat.build import build_dry_task
 
         return build_dry_task(recipe)
 

@@ -130,7 +130,5 @@ def build_task(recipe: MeshRecipe, splits: tuple[str, ...] = SPLITS, notify: Not
 
 def build_dry_task(recipe: MeshRecipe) -> DryTask:
     """Makes the task without simulating."""
-    data = recipe.data
-    field = (1, *make_domain(data.domain).spatial_shape)
-    num_train, num_validation = (runs * data.num_steps for runs in (data.num_train_runs, data.num_validation_runs))
-    return DryTask(build_task(recipe, ()), field, field, num_train, num_validation, "simulated for the run")
+    field = (1, *make_domain(recipe.data.domain).spatial_shape)
+    return DryTask(build_task(recipe, ()), field, field)

@@ -11,6 +11,7 @@ import torch
 from smoe import nn
 from smoe.errors import DataError
 from smoe.experiments.assemble import assemble_task
+from smoe.experiments.dry_task import DryTask
 from smoe.experiments.experiment import SPLITS, Notify
 from smoe.experiments.gated_layers import Learning
 from smoe.losses import CrossEntropy
@@ -24,8 +25,6 @@ from smoe.paper.images.data.samples import ImageSamples
 from smoe.training.task import Task
 
 NUM_CLASSES = 1000
-NUM_TRAIN_IMAGES = 1_281_167
-NUM_VALIDATION_IMAGES = 50_000
 
 Samples = FolderImages | AugmentedFolderImages
 
@@ -105,3 +104,10 @@ def for_size(model: torch.nn.Module, size: int, mode: Interpolation = "linear") 
     """Returns a copy of a network for images of another size, with interpolated gates and tables."""
     device = next(model.parameters()).device
     return nn.interpolate_grids(model, example_input=torch.zeros(1, 3, size, size, device=device), mode=mode)
+
+
+def build_dry_task(recipe: ImageNetRecipe) -> DryTask:
+    """Makes the task without reading images; without a folder, for the published classes."""
+    root, size = recipe.data.root, recipe.data.train_size
+    num_classes = NUM_CLASSES if root is None else len(find_class_folders(root / "train").classes)
+    return DryTask(make_task(recipe, num_classes), (3, size, size), (), num_classes)

@@ -39,7 +39,7 @@ class ImageNetExperiment(Experiment):
 
     def build_dry(self, recipe: ImageNetRecipe) -> DryTask:
         """Makes the network, for the published ImageNet if no folder is named."""
-        from smoe.paper.imagenet.dry import build_dry_task
+        from smoe.paper.imagenet.build import build_dry_task
 
         return build_dry_task(recipe)
 

@@ -9,6 +9,7 @@ from torch.utils.data import Dataset
 
 from smoe.errors import DataError
 from smoe.experiments.assemble import assemble_task
+from smoe.experiments.dry_task import DryTask
 from smoe.experiments.experiment import SPLITS, Notify
 from smoe.experiments.gated_layers import Learning
 from smoe.losses import CrossEntropy
@@ -77,3 +78,9 @@ def make_splits(data: ImageData, splits: tuple[str, ...], notify: Notify = print
             raise DataError(f"{data.root}: too few images for a {split} split")
         samples[split] = ImageSamples(images.images, images.labels, image_set.value_range)
     return samples
+
+
+def build_dry_task(recipe: ImageRecipe) -> DryTask:
+    """Makes the task without reading images."""
+    image_set = IMAGE_SETS[recipe.data.name]
+    return DryTask(make_task(recipe), image_set.image_shape, (), len(image_set.classes))

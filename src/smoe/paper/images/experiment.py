@@ -45,7 +45,7 @@ class ImageExperiment(Experiment):
 
     def build_dry(self, recipe: ImageRecipe) -> DryTask:
         """Makes the classifier for the published images."""
-        from smoe.paper.images.dry import build_dry_task
+        from smoe.paper.images.build import build_dry_task
 
         return build_dry_task(recipe)
 

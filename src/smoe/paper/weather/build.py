@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from smoe.experiments.assemble import assemble_task
+from smoe.experiments.dry_task import DryTask
 from smoe.experiments.experiment import SPLITS, Notify
 from smoe.experiments.gated_layers import Learning
 from smoe.losses import LatitudeWeightedMSE
@@ -16,7 +17,7 @@ from smoe.paper.weather.build_model import build_model
 from smoe.paper.weather.data.samples import WeatherSamples
 from smoe.paper.weather.data.store import WeatherStore
 from smoe.paper.weather.recipes import WeatherRecipe
-from smoe.paper.weather.setting import Setting, open_store, setting_of
+from smoe.paper.weather.setting import Setting, open_store, setting_of, usual_setting
 from smoe.training.task import Task
 
 
@@ -91,3 +92,11 @@ def make_scores(targets: tuple[str, ...], store: WeatherStore) -> list[Metric]:
         score(targets, store.grid.latitude, scales, inverses=inverses)
         for score in (LatitudeWeightedRMSE, LatitudeWeightedMAE)
     ]
+
+
+def build_dry_task(recipe: WeatherRecipe) -> DryTask:
+    """Makes the task without reading fields; without a store, for the paper's grid."""
+    data = recipe.data
+    setting = usual_setting(data) if data.store is None else setting_of(data, open_store(data))
+    shape = setting.shape
+    return DryTask(make_task(recipe, setting), (shape.in_channels, *shape.grid), (shape.out_channels, *shape.grid))

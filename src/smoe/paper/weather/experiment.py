@@ -105,15 +105,9 @@ class WeatherExperiment(Experiment):
 
     def build_dry(self, recipe: WeatherRecipe) -> DryTask:
         """Makes the network, for the paper's channels if no store is named."""
-        from smoe.paper.weather.dry import build_dry_task
+        from smoe.paper.weather.build import build_dry_task
 
         return build_dry_task(recipe)
-
-    def build_dry_on(self, recipe: WeatherRecipe, grid: tuple[int, int]) -> DryTask:
-        """The same for a store of the paper's channels on another grid."""
-        from smoe.paper.weather.dry import build_dry_task
-
-        return build_dry_task(recipe, grid)
 
     def published(self, recipe_name: str) -> tuple[PublishedResult, ...]:
         """Returns the result that the paper prints for a recipe at three days."""

@@ -14,8 +14,6 @@ from smoe.paper.weather.data.grids import GRIDS
 from smoe.paper.weather.data.store import WeatherStore
 from smoe.paper.weather.recipes import WeatherData
 
-USUAL_GRID = "5.625deg"
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -55,20 +53,13 @@ def setting_of(data: WeatherData, store: WeatherStore) -> Setting:
     return Setting(shape, store.grid.latitude, land)
 
 
-def usual_setting(data: WeatherData, grid: tuple[int, int] | None = None) -> Setting:
-    """Returns the setting of the paper's data, for estimates without data; land is one half everywhere.
-
-    Args:
-        data: Data of a recipe.
-        grid: Rows and columns; None for the usual grid.
-    """
-    usual = GRIDS[USUAL_GRID]
-    rows, columns = usual.shape if grid is None else grid
-    latitude = usual.latitude if grid is None else tuple(np.linspace(-90.0, 90.0, rows).tolist())
+def usual_setting(data: WeatherData) -> Setting:
+    """Returns the setting of the paper's data, for models without data; land is one half everywhere."""
+    usual = GRIDS["5.625deg"]
     num_fields = len(DEFAULT_INPUTS) if data.inputs is None else len(data.inputs)
     num_constants = len(DEFAULT_CONSTANTS) if data.constants is None else len(data.constants)
-    shape = Shape(_num_inputs(data, num_fields, num_constants), len(data.targets), (rows, columns))
-    return Setting(shape, latitude, torch.full((rows, columns), 0.5))
+    shape = Shape(_num_inputs(data, num_fields, num_constants), len(data.targets), usual.shape)
+    return Setting(shape, usual.latitude, torch.full(usual.shape, 0.5))
 
 
 def _num_inputs(data: WeatherData, num_fields: int, num_constants: int) -> int:
