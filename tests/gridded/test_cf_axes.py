@@ -100,7 +100,7 @@ def test_two_nameless_dimensions_are_a_grid() -> None:
     ("dims", "message"),
     [
         (("number", "lat", "lon"), "ensemble dimension 'number': select a member or average"),
-        (("station", "lat", "lon"), "dimension 'station', which is no time, level or grid"),
+        (("station", "lat", "lon"), "dimension 'station', not a time, level or grid"),
         (("time", "lon"), "none of which looks like rows"),
         (("lat", "latitude", "lon"), "two dimensions that look like row: lat and latitude"),
         (("lead_time", "lat", "lon"), "lead times but no start times"),

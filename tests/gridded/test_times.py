@@ -124,7 +124,7 @@ def test_bad_times_are_refused() -> None:
     zoned = pd.date_range("2001-01-01", periods=3, tz="UTC").to_pydatetime()
     with pytest.raises(DataError, match=r"times with a time zone, such as .*tz_convert\(None\)"):
         read_times(zoned, "time")
-    with pytest.raises(DataError, match="the lead 36h is no multiple of the 1D"):
+    with pytest.raises(DataError, match="the lead 36h is not a multiple of the 1D"):
         pair_by_time(labels(4), labels(4), parse_lead("36h"))
     with pytest.raises(DataError, match="no target lies 9D after an input: inputs are from 2001-01-01 to 2001-01-04"):
         pair_by_time(labels(4), labels(4), parse_lead("9D"))

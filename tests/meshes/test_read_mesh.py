@@ -111,7 +111,7 @@ def test_files_without_connectivity(tmp_path):
     with pytest.raises(DataError, match="the connectivity sides, which the topology names, is not in the file"):
         read_mesh(tmp_path / "gone.nc")
     (tmp_path / "broken.nc").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"broken\.nc: is no NetCDF file"):
+    with pytest.raises(DataError, match=r"broken\.nc: is not a NetCDF file"):
         read_mesh(tmp_path / "broken.nc")
     with pytest.raises(FileNotFoundError, match="there is no mesh file"):
         read_mesh(tmp_path / "none.nc")

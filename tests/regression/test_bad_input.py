@@ -67,7 +67,7 @@ BAD: dict[str, tuple[Change, dict[str, Any], str]] = {
         r"validation .1999-01-01 to .* holds 0 samples of 20",
     ),
     "reversed period": (lambda x, y: (x, y), {"validation": "2001:1999"}, "ends before it begins"),
-    "lead": (lambda x, y: (x, y), {"lead": "36h"}, "the lead 36h is no multiple of the 1D"),
+    "lead": (lambda x, y: (x, y), {"lead": "36h"}, "the lead 36h is not a multiple of the 1D"),
     "infinite": (lambda x, y: (with_values(x, (3, 0, 0), np.inf), y), {}, "1 infinite values at 2001-01-04"),
     "gaps": (
         lambda x, y: (x, with_values(y, (3, 0, 0), np.nan)),
@@ -207,7 +207,7 @@ def test_outputs_that_exist_or_cannot_be_written(run: Path, tmp_path: Path, caps
     assert "holds a model already" in complaint("fit", new, new, "-o", model, *FLAGS)
     assert "is a file" in complaint("fit", new, new, "-o", str(tmp_path / "out.nc"), *FLAGS)
     assert "cannot be written" in complaint("fit", new, str(run / "y.nc"), "-o", "/proc/smoe", *FLAGS)
-    assert "no folder of a fitted model" in complaint("predict", str(tmp_path), new, "-o", str(tmp_path / "b.nc"))
+    assert "not a folder of a fitted model" in complaint("predict", str(tmp_path), new, "-o", str(tmp_path / "b.nc"))
     assert "did you mean --lead?" in complaint("fit", new, new, "-o", str(tmp_path / "r"), "--led", "1D")
     folder = tmp_path / "readonly"
     folder.mkdir(mode=0o500)

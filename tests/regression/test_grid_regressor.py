@@ -407,12 +407,12 @@ def test_files_of_a_stranger(tmp_path: Path) -> None:
 
     assert config["inputs"][0]["units"] == "K" and config["grid"]["hash"] == model.fitted.grid.hash
     for change, message in (
-        ({"format": "other"}, "no config of a fitted model"),
+        ({"format": "other"}, "is not a model's config"),
         ({"version": 99}, "version 99"),
-        ({"inputs": None}, "no config of a fitted model: TypeError"),
+        ({"inputs": None}, "is not a model's config: TypeError"),
         ({"options": {**config["options"], "filters": 3}}, "do not fit its config"),
         ({"options": {**config["options"], "log_with": "wandb"}}, "sets log_with, which a model may not choose"),
-        ({"options": {**config["options"], "scheduler": "tcp://x:1"}}, "no config of a fitted model: TypeError"),
+        ({"options": {**config["options"], "scheduler": "tcp://x:1"}}, "is not a model's config: TypeError"),
         ({"grid": {**config["grid"], "hash": "0"}}, "the hash of its grid"),
     ):
         write({**config, **change})

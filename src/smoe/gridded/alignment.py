@@ -46,7 +46,7 @@ def pair_by_time(inputs: TimeLabels, targets: TimeLabels, lead: Lead, *, lead_ti
         lead_times: Lead times of forecasts, seconds, `(L,)`. The position of an input is then `start * L + lead`.
 
     Raises:
-        DataError: If the calendars differ, the lead is no multiple of the step, or no pair is found.
+        DataError: If the calendars differ, the lead is not a multiple of the step, or no pair is found.
     """
     if inputs.calendar != targets.calendar:
         raise DataError(
@@ -83,7 +83,7 @@ def _check_multiple(inputs: TimeLabels, lead: Lead) -> None:
     step = regular_step(inputs.seconds)
     if step is not None and lead.seconds % step:
         raise DataError(
-            f"the lead {lead} is no multiple of the {Lead(step)} between the times of the inputs: choose a multiple"
+            f"the lead {lead} is not a multiple of the {Lead(step)} between the times of the inputs: choose a multiple"
         )
 
 

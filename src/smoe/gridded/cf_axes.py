@@ -131,7 +131,7 @@ def find_axes(array: xr.DataArray, where: str) -> Axes:
     if "member" in roles:
         raise DataError(f"{where} has the ensemble dimension {roles['member'][0]!r}: select a member or average them")
     if unknown:
-        raise DataError(f"{where} has the dimension {unknown[0]!r}, which is no time, level or grid: select along it")
+        raise DataError(f"{where} has the dimension {unknown[0]!r}, not a time, level or grid: select along it")
     return _complete(array, roles, pixel_latitude, pixel_longitude, where)
 
 

@@ -35,8 +35,8 @@ def check_hours(
         for hours in values:
             if hours % step_hours:
                 raise DataError(
-                    f"{name} {hours} is no multiple of the {step_hours} hours between the steps of the store: choose a "
-                    f"multiple of {step_hours}, or prepare a store with a smaller --step-hours"
+                    f"{name} {hours} is not a multiple of the {step_hours} hours between steps of the store: choose "
+                    f"a multiple of {step_hours}, or prepare a store with a smaller --step-hours"
                 )
 
 

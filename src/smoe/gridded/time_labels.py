@@ -226,7 +226,7 @@ def parse_date(text: str, calendar: str) -> tuple[int, int]:
     """Reads `2016`, `2016-03`, `2016-03-01` or `2016-03-01T06`: its first second and the first one after it.
 
     Raises:
-        DataError: If it is no date of the calendar.
+        DataError: If it is not a date of the calendar.
     """
     import cftime
 
@@ -234,7 +234,7 @@ def parse_date(text: str, calendar: str) -> tuple[int, int]:
         r"(-?\d{1,4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[T ](\d{1,2})(?::(\d{2})(?::(\d{2})(?:\.\d+)?)?)?)?)?)?", text.strip()
     )
     if match is None:
-        raise DataError(f"{text!r} is no date: write 2016, 2016-03, 2016-03-01 or 2016-03-01T06")
+        raise DataError(f"{text!r} is not a date: write 2016, 2016-03, 2016-03-01 or 2016-03-01T06")
     year, month, day, hour, minute, second = (None if part is None else int(part) for part in match.groups())
     assert year is not None
     try:
@@ -242,7 +242,7 @@ def parse_date(text: str, calendar: str) -> tuple[int, int]:
             year, month or 1, day or 1, hour or 0, minute or 0, second or 0, calendar=calendar, has_year_zero=True
         )
     except ValueError as error:
-        raise DataError(f"{text!r} is no date of the {calendar} calendar: {error}") from None
+        raise DataError(f"{text!r} is not a date of the {calendar} calendar: {error}") from None
     first = int(cftime.date2num(start, _UNITS, calendar=calendar, has_year_zero=True))
     if month is None:
         return first, _add_months(start, 12)

@@ -44,7 +44,7 @@ def check_netcdf_file(path: Path) -> None:
             check_hdf5_links(path)
             return
         if start[:3] != b"CDF" or start[3:4] not in (b"\x01", b"\x02", b"\x05"):
-            raise DataError(f"{path} is no NetCDF file: it begins with {start!r}; copy or download it again")
+            raise DataError(f"{path} is not a NetCDF file: it begins with {start!r}; copy or download it again")
         file.seek(0)
         try:
             expected = _declared_length(file, length)

@@ -120,7 +120,7 @@ def load_model(path: Path, own_net: nn.Module | None = None) -> Fitted:
     try:
         return _build(config, tensors, own_net, path)
     except (KeyError, TypeError, IndexError) as error:
-        raise DataError(f"{path / CONFIG} is no config of a fitted model: {type(error).__name__} {error}") from error
+        raise DataError(f"{path / CONFIG} is not a model's config: {type(error).__name__} {error}") from error
     except RuntimeError as error:
         raise DataError(f"the weights in {path} do not fit its config: {' '.join(str(error).split())}") from error
 
@@ -140,13 +140,13 @@ def _read_weights(path: Path, digest: str | None) -> bytes:
 
 def _read_config(path: Path) -> dict[str, Any]:
     if not (path / CONFIG).is_file():
-        raise DataError(f"{path} is no folder of a fitted model: it has no {CONFIG}")
+        raise DataError(f"{path} is not a folder of a fitted model: it has no {CONFIG}")
     try:
         config = json.loads((path / CONFIG).read_text())
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path / CONFIG} is damaged: {error}") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise DataError(f"{path / CONFIG} is no config of a fitted model")
+        raise DataError(f"{path / CONFIG} is not a model's config")
     if config.get("version") != VERSION:
         raise DataError(
             f"{path / CONFIG} has version {config.get('version')} of the format, this smoe reads version {VERSION}"

@@ -81,7 +81,7 @@ def from_dcp(folder: Path, checkpoint: Path) -> None:
     except Exception as error:  # a directory from a stranger can make a reader fail in any way
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise CheckpointError(
-            f"{folder} is no directory of torch.distributed.checkpoint, or refused: {reason}"
+            f"{folder} is not a directory of torch.distributed.checkpoint, or refused: {reason}"
         ) from error
     save_checkpoint(checkpoint, state)
 

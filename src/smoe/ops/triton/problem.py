@@ -56,7 +56,7 @@ class Problem:
     def window(self) -> Window:
         """Window of a filter, for the compiler."""
         # The distance of the taps that read an input pixel is the stride, unless an axis is periodic with a length that
-        # is no multiple of it.
+        # is not a multiple of it.
         is_regular_height = not self.wraps_rows or self.height % self.stride == 0
         is_regular_width = not self.wraps_columns or self.width % self.stride == 0
         return Window(

@@ -110,7 +110,7 @@ def _find_layers(run: OpenRun, pattern: str) -> dict[str, RoutedLayer]:
     layers = {name: module for name, module in run.task.model.named_modules() if isinstance(module, RoutedLayer)}
     chosen = {name: layer for name, layer in layers.items() if pattern in name}
     if pattern and not chosen:
-        known = ", ".join(layers) or "none: it is no SMoE"
+        known = ", ".join(layers) or "none: it is not an SMoE"
         raise DataError(f"no SMoE layer of {run.directory.path} has {pattern!r} in its name; there are {known}")
     return chosen
 

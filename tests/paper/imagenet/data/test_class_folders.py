@@ -67,7 +67,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"1 class folder \(n02102041\) without images"):
         find_class_folders(folder)
     (folder / "n02102041" / "boxes.txt").write_text("x")
-    with pytest.raises(DataError, match=r"boxes.txt is no image by its extension"):
+    with pytest.raises(DataError, match=r"boxes.txt is not an image by its extension"):
         find_class_folders(folder)
     (folder / "n02102041" / "boxes.txt").unlink()
     (folder / "n02102041" / "images").mkdir()

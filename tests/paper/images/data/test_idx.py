@@ -33,8 +33,8 @@ def test_the_format_by_hand(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no idx file: it begins with nothing"),
-        (b"\x89PNG\r\n", "is no idx file: it begins with 89 50 4e 47, not with 00 00 08 03"),
+        (b"", "is not an idx file: it begins with nothing"),
+        (b"\x89PNG\r\n", "is not an idx file: it begins with 89 50 4e 47, not with 00 00 08 03"),
         (bytes([0, 0, 13, 3]), "holds values of type float32; images and labels are uint8"),
         (idx_bytes(VALUES[0, 0]), "has 1 dimensions, but images have 3: were images and labels exchanged?"),
         (idx_bytes(VALUES)[:10], "ends within its header, after 10 bytes"),

@@ -183,7 +183,7 @@ def test_damaged_files_are_refused(written: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no forecasts in"):
         ForecastFile(tmp_path / "nowhere.nc", CHANNELS, GRID)
     (tmp_path / "text.nc").write_text("hello, world")
-    with pytest.raises(DataError, match="no NetCDF file"):
+    with pytest.raises(DataError, match="not a NetCDF file"):
         ForecastFile(tmp_path / "text.nc", CHANNELS, GRID)
     content = written.read_bytes()
     (tmp_path / "half.nc").write_bytes(content[: len(content) // 2])

@@ -136,7 +136,7 @@ def test_damage_inside_a_compressed_netcdf4_is_a_data_error(tmp_path):
         open_source(tmp_path).read("t2m", 1979)
 
 
-@pytest.mark.parametrize(("content", "says"), [(b"", "is empty"), (b"<html>404</html>", "is no NetCDF file"),
+@pytest.mark.parametrize(("content", "says"), [(b"", "is empty"), (b"<html>404</html>", "is not a NetCDF file"),
                                                (b"CDF\x01\0\0", "ends inside its header")])  # fmt: skip
 def test_other_content_is_named(tmp_path, content, says):
     path = only_file(write_weatherbench(tmp_path, years=(1979,), variables=("t2m",), constants=False))

@@ -230,7 +230,7 @@ def test_paths_that_hold_no_weather(tmp_path):
         open_source(tmp_path / "notes.txt")
     with pytest.raises(DataError, match=r"no resolution is named '3deg'; there are 5.625deg"):
         open_source(tmp_path, resolution="3deg")
-    with pytest.raises(DataError, match="no Zarr store"):
+    with pytest.raises(DataError, match="not a Zarr store"):
         open_source(tmp_path, kind="weatherbench2")
     with pytest.raises(DataError, match="no kind of weather data is named 'grib'"):
         open_source(tmp_path, kind="grib")  # pyright: ignore[reportArgumentType]

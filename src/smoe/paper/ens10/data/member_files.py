@@ -71,7 +71,7 @@ def find_member_files(root: Path, task: EnsembleTask) -> list[MemberFile]:
             try:
                 date = np.datetime64(f"{match[2][:4]}-{match[2][4:6]}-{match[2][6:]}", "D")
             except ValueError:
-                raise DataError(f"{path}: {match[2]} is no date; expected its year, month and day") from None
+                raise DataError(f"{path}: {match[2]} is not a date; expected its year, month and day") from None
             if date in found:
                 raise DataError(f"{folder} has two files of {date}: {found[date].path.name}, {path.name}; keep one")
             found[date] = MemberFile(path, date, has_all_years)

@@ -131,7 +131,7 @@ def _list_images(folder: Path) -> list[str]:
             raise DataError(f"{entry.path} is a folder inside a class: the images are to be in {folder} itself")
         if not _is_image(entry.name):
             raise DataError(
-                f"{entry.path} is no image by its extension ({', '.join(EXTENSIONS)}); remove or convert it"
+                f"{entry.path} is not an image by its extension ({', '.join(EXTENSIONS)}); remove or convert it"
             )
         names.append(entry.name)
     return sorted(names)

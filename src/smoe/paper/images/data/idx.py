@@ -35,7 +35,7 @@ def parse_idx(content: bytes, path: Path, num_dimensions: int) -> np.ndarray:
     """Returns the values of the content of a file; `path` appears in error messages."""
     if len(content) < 4 or content[0] or content[1] or content[2] not in _TYPES:
         raise DataError(
-            f"{path} is no idx file: it begins with {content[:4].hex(' ') or 'nothing'}, not with 00 00 08 "
+            f"{path} is not an idx file: it begins with {content[:4].hex(' ') or 'nothing'}, not with 00 00 08 "
             f"{num_dimensions:02x}; is it of another format?"
         )
     if content[2] != _UNSIGNED_BYTE:

@@ -42,7 +42,7 @@ def open_source(path: Path, *, kind: Kind = "auto", resolution: str | None = Non
     is_zarr = any((path / name).exists() for name in _ZARR_FILES)
     if kind == "weatherbench2" or (kind == "auto" and is_zarr):
         if not is_zarr:
-            raise DataError(f"{path} is no Zarr store: it has none of {', '.join(_ZARR_FILES)}")
+            raise DataError(f"{path} is not a Zarr store: it has none of {', '.join(_ZARR_FILES)}")
         from smoe.paper.weather.data.weatherbench2 import WeatherBench2Source
 
         return WeatherBench2Source(path, None if resolution is None else _FOLDERS[resolution])
