@@ -54,12 +54,12 @@ def with_gate(gate: smoe.SpatialGate, rule: str | None = None) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), layer, nn.Conv2d(gate.num_selected, 1, 1))
 
 
-def converted() -> nn.Module:
+def converted(**options: Any) -> nn.Module:
     plain = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4),
         nn.ReLU(), nn.Conv2d(4, 2, 1),
     )  # fmt: skip
-    return smoe.convert(plain, example_input=torch.zeros(2, 1, *GRID), share_gates=True, local_affine=True)
+    return smoe.convert(plain, example_input=torch.zeros(2, 1, *GRID), local_affine=True, **options)
 
 
 @dataclass(frozen=True)
@@ -93,16 +93,21 @@ CASES = {
     "linear gate": Case(lambda: with_gate(smoe.LinearGate(2, 4, 2, GRID), "rc")),
     "locally connected gate": Case(lambda: with_gate(smoe.LocallyConnectedGate(2, 4, 2, GRID), "rc")),
     "decided gate": Case(lambda: with_gate(smoe.DecidedGate(torch.zeros(1, *GRID, dtype=torch.long), 4)), learns=False),
-    "converted": Case(converted),
+    "converted": Case(lambda: converted(share_gates=True)),
+    "gates with one embedding": Case(converted),
 }
-CASES |= {f"{name}, in bands": replace(CASES[name], bands=40) for name in ("line", "coarse gate", "factorised gate")}
+CASES |= {
+    f"{name}, in bands": replace(CASES[name], bands=40)
+    for name in ("line", "coarse gate", "factorised gate", "gates with one embedding")
+}
 CASES["compiled"] = replace(CASES["convolutional gate"], compiled=True)
 
 
 def shard_children(net: nn.Module) -> nn.Module:
     """Some units are the user's, and `smoe.shard` makes the rest."""
-    for name in ("0", "1"):
-        fully_shard(net.get_submodule(name))
+    for name in ("0", "1", "3"):
+        if name in net._modules:
+            fully_shard(net.get_submodule(name))
     return smoe.shard(net)
 
 

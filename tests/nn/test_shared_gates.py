@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import smoe
 from smoe import FixedGate, NoisyGate, SpatialGate, SpatialMoE2d, TensorGate
 from smoe.rules import RoutingClassification
 
@@ -92,3 +94,49 @@ def test_a_copy_shares_its_own_gate(duplicate) -> None:
     with torch.no_grad():
         first.scores.zero_()  # type: ignore[operator]
     assert not twin.state_dict()["0.gate.scores"].any()
+
+
+def one_embedding() -> nn.Sequential:
+    plain = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1))
+    return smoe.convert(plain, example_input=torch.zeros(1, 1, 5, 5))  # type: ignore[return-value]
+
+
+def embeddings(net: nn.Module) -> list[nn.Module]:
+    return [layer.gate.embedding for layer in net.modules() if isinstance(layer, SpatialMoE2d)]  # type: ignore[union-attr]
+
+
+def test_a_shared_embedding_stands_once_in_the_state_dict() -> None:
+    net = one_embedding()
+    for _ in range(2):
+        assert [key for key in net.state_dict() if "embedding" in key] == ["0.gate.embedding.values"]
+    assert [key for key in net[1].state_dict() if "embedding" in key] == ["gate.embedding.values"]
+    assert [name for name, _ in net.named_parameters() if "embedding" in name] == ["0.gate.embedding.values"]
+    assert len(set(map(id, embeddings(net.to(torch.float64))))) == 1
+    # Without the layer that came first, another has it.
+    assert [key for key in net[1:].state_dict() if "embedding" in key] == ["1.gate.embedding.values"]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_shared_embedding_is_copied_and_loaded(duplicate, assign: bool) -> None:
+    net = one_embedding()
+    state = net.state_dict()
+    twin = duplicate(one_embedding())
+    twin.load_state_dict(state, assign=assign)
+    first, *others = embeddings(twin)
+    assert all(other is first for other in others)
+    assert len([name for name, _ in twin.named_parameters() if "embedding" in name]) == 1
+    assert torch.equal(first.values, state["0.gate.embedding.values"])  # type: ignore[arg-type]
+    x = torch.randn(2, 1, 5, 5)
+    assert torch.equal(twin.eval()(x), net.eval()(x))
+    del state["0.gate.embedding.values"]
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "0.gate.embedding.values"'):
+        twin.load_state_dict(state)
+
+
+def test_a_converted_network_is_saved_by_safetensors(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    net, other = one_embedding(), one_embedding()
+    safetensors.save_file(net.state_dict(), tmp_path / "net.safetensors")
+    other.load_state_dict(safetensors.load_file(tmp_path / "net.safetensors"))
+    assert torch.equal(embeddings(other)[2].values, embeddings(net)[0].values)  # type: ignore[arg-type]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, MutableMapping
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_checks import check_positive
 from smoe.nn.learning import Learner, Setting, Step, make_learner
 from smoe.nn.sharded_parameters import is_freed, is_sharded, refuse_gate_apart
+from smoe.nn.shared_module import save_once
 from smoe.ops.families import ALL_FAMILIES
 from smoe.ops.routing import Routing, RoutingMap, mark_unranked, weigh
 from smoe.ops.train_routing import ErrorSignal
@@ -66,8 +67,7 @@ class RoutedLayer(nn.Module, ABC):
             )
         self.learner: Learner = make_learner(rule, Setting(gate, weighted, device))
         self._let_learn(self.learner)
-        self.register_state_dict_post_hook(_drop_repeated_gate)
-        self.register_load_state_dict_pre_hook(_find_repeated_gate)
+        save_once(self, "gate")
         self.register_load_state_dict_post_hook(_leave_meta_device)
         self.register_load_state_dict_post_hook(_plan_routing)
 
@@ -312,35 +312,6 @@ class RoutedLayer(nn.Module, ABC):
         """The numbers that `repr` shows."""
         text = f"expert_channels={self.expert_channels}, weighted={self.weighted}, rule={str(self.rule)!r}"
         return text if self.damping is None else f"{text}, damping={str(self.damping)!r}"
-
-
-def _drop_repeated_gate(
-    layer: RoutedLayer, state_dict: MutableMapping[str, Any], prefix: str, local_metadata: dict[str, Any]
-) -> None:
-    """State-dict hook: a shared gate stands once in a state_dict, under the first layer that holds it."""
-    del local_metadata
-    if layer.gate.is_in(state_dict):
-        for key in [key for key in state_dict if key.startswith(f"{prefix}gate.")]:
-            del state_dict[key]
-
-
-def _find_repeated_gate(
-    layer: RoutedLayer,
-    state_dict: MutableMapping[str, Any],
-    prefix: str,
-    local_metadata: dict[str, Any],
-    strict: bool,
-    missing_keys: list[str],
-    unexpected_keys: list[str],
-    error_msgs: list[str],
-) -> None:
-    """Load hook: where a shared gate is missing but was loaded with another layer, it is given its own values."""
-    del local_metadata, strict, unexpected_keys, error_msgs
-    prefix = f"{prefix}gate."
-    is_here = any(key.startswith(prefix) for key in state_dict)
-    if layer.gate.is_loaded_with(missing_keys, is_here=is_here) and not is_here:
-        # The tensors themselves, not detached copies: with `assign=True` the parameters must stay the same objects.
-        state_dict.update({prefix + name: value for name, value in layer.gate.state_dict(keep_vars=True).items()})
 
 
 def _leave_meta_device(layer: RoutedLayer, incompatible_keys: object) -> None:

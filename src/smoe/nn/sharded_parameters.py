@@ -36,19 +36,46 @@ def refuse_shards(module: nn.Module) -> None:
 
 def refuse_gate_apart(layer: nn.Module, gate: nn.Module) -> None:
     """Raises a RuntimeError if a layer computes while its gate is sharded: FSDP gathers what is in the layer's unit."""
-    if _holds_shards(gate):
+    if _holds_shards(gate, alone=True):
         raise RuntimeError(
             f"the parameters of {type(gate).__name__} are sharded while {type(layer).__name__} computes, because the "
             "gate is a unit of its own; do not call fully_shard on a gate, but on its layer, or use smoe.shard(model)"
         )
 
 
-def _holds_shards(module: nn.Module) -> bool:
+def _holds_shards(module: nn.Module, *, alone: bool = False) -> bool:
+    """Whether this process holds shards of parameters of a module, or, `alone`, of all of them."""
     if not is_sharded(module):
         return False
     from torch.distributed.tensor import DTensor
 
-    return any(isinstance(parameter, DTensor) for parameter in module.parameters())
+    found = [isinstance(parameter, DTensor) for parameter in module.parameters()]
+    return any(found) and (all(found) or not alone)
+
+
+def gather(parameter: nn.Parameter) -> torch.Tensor:
+    """The whole of a parameter, also where the unit of another layer has sharded it.
+
+    Its gradient is then averaged over the processes, as FSDP does it, and added to that of the unit.
+    """
+    # Only a sharded tensor has the method; its class takes long to import.
+    if not hasattr(parameter, "full_tensor"):
+        return parameter
+    from torch.distributed.tensor import Partial
+
+    mesh = parameter.device_mesh
+    return _Averaged.apply(parameter.full_tensor(grad_placements=[Partial()] * mesh.ndim), mesh.size())  # type: ignore[return-value]
+
+
+class _Averaged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values, num_processes):
+        ctx.num_processes = num_processes
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        return grad_outputs[0] / ctx.num_processes, None
 
 
 def is_freed(values: torch.Tensor) -> bool:

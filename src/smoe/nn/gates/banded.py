@@ -55,7 +55,7 @@ class BandedGate(SpatialGate):
     def row_parameters(self) -> tuple[nn.Parameter, ...]:
         """Parameters with a row for each expert, `(X, ...)`."""
 
-    def common_parameters(self) -> tuple[nn.Parameter, ...]:
+    def common_parameters(self) -> tuple[torch.Tensor, ...]:
         """Parameters that belong to all experts: none by default."""
         return ()
 

@@ -7,6 +7,7 @@ few numbers and each expert a key; the score is their product. A pixel then lear
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -17,7 +18,8 @@ from smoe.nn.gates.random_start import START_STD, check_scale, check_start, chec
 from smoe.nn.gates.scaled_gradient import scale_gradient
 from smoe.nn.grid_checks import check_grid, check_positive
 from smoe.nn.host_noise import host_normal
-from smoe.nn.sharded_parameters import change_parameter
+from smoe.nn.sharded_parameters import change_parameter, gather, is_sharded
+from smoe.nn.shared_module import SharedModule, save_once
 from smoe.ops.native.library import has_library
 from smoe.ops.routing import Routing, nan_where_nonfinite, refuses_nonfinite
 from smoe.ops.sample_factorised import sample_factorised
@@ -27,7 +29,7 @@ from smoe.options import GateInit, Normalization, Order
 _KEY_CHANGE = 0.3
 
 
-class PixelEmbedding(nn.Module):
+class PixelEmbedding(SharedModule):
     """A few learned numbers for each pixel; gates of one grid may share them.
 
     Args:
@@ -125,6 +127,7 @@ class FactorisedGate(BandedGate):
             )
         self.scale = scale
         self.embedding = embedding
+        save_once(self, "embedding")
         self.keys = nn.Parameter(torch.empty(num_experts, len(embedding.values), device=device, dtype=dtype))
         self.reset_keys()
 
@@ -191,9 +194,15 @@ class FactorisedGate(BandedGate):
         """The keys."""
         return (self.keys,)
 
-    def common_parameters(self) -> tuple[nn.Parameter, ...]:
+    def common_parameters(self) -> tuple[torch.Tensor, ...]:
         """The embedding."""
-        return (self.embedding.values,)
+        return (gather(self.embedding.values).to(self.keys.dtype),)
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """Without an embedding that FSDP has sharded with another layer, to whose unit it belongs."""
+        for name, child in super().named_children():
+            if child is not self.embedding or is_sharded(self) or not is_sharded(child):
+                yield name, child
 
     def scores_of(self, rows: tuple[torch.Tensor, ...], common: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """The products of keys and embedding."""
@@ -225,7 +234,7 @@ class FactorisedGate(BandedGate):
         if not self._has_kernel:
             return super().draw(seed, noise)
         # Detached, and not under `no_grad`: after an error, an exported program would leave gradients switched off.
-        keys, embedding = self.scale * self.keys.detach(), self.embedding.values.detach().flatten(1)
+        keys, embedding = self.scale * self.keys.detach(), self.common_parameters()[0].detach().flatten(1)
         indices = sample_factorised(keys, embedding, self.num_selected, seed, noise)
         nothing = embedding.new_empty(1, 0, embedding.shape[1])
         unranked = None

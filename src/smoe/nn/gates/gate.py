@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,13 +14,14 @@ from torch import nn
 from smoe.nn.gates.shared_ranking import SharedRanking
 from smoe.nn.memory import Memory
 from smoe.nn.sharded_parameters import refuse_shards
+from smoe.nn.shared_module import SharedModule
 from smoe.ops.routing import Routing
 from smoe.ops.top_experts import top_experts
 from smoe.options import NORMALIZATIONS, ORDERS, Normalization, Order
 from smoe.rules import Rule
 
 
-class SpatialGate(nn.Module, ABC):
+class SpatialGate(SharedModule, ABC):
     """Scores each expert at each pixel and selects the best ones.
 
     A gate of your own derives from this class and defines `raw_scores`; one that computes scores from the layer's input
@@ -71,9 +72,6 @@ class SpatialGate(nn.Module, ABC):
         self._held: list[str] = []
         self._ranking = SharedRanking()
         self._replacement: Callable[[Routing], Routing] | None = None
-        # In which state_dict the gate stands already, and in which call of load_state_dict it was loaded already.
-        self._saved_in: weakref.ref[Any] | None = None
-        self._loaded_with: list[str] | None = None
 
     @property
     def spatial_shape(self) -> tuple[int, ...] | None:
@@ -252,28 +250,6 @@ class SpatialGate(nn.Module, ABC):
         if self.memory is not None:
             self.memory = self.memory.on_grid_of(num_pixels)
 
-    # A shared gate stands once in a state_dict, under the first layer that holds it.
-
-    def is_in(self, state_dict: MutableMapping[str, Any]) -> bool:
-        """Whether another layer has written the gate into this state_dict; if not, it is taken as written now."""
-        if self._saved_in is not None and self._saved_in() is state_dict:
-            return True
-        # A plain dict cannot be referred to weakly: it keeps the repetitions, which is harmless.
-        if type(state_dict) is not dict:
-            self._saved_in = weakref.ref(state_dict)
-        return False
-
-    def is_loaded_with(self, missing_keys: list[str], *, is_here: bool) -> bool:
-        """Whether another layer has loaded the gate in this call of load_state_dict.
-
-        Args:
-            missing_keys: List of missing keys; each call has one.
-            is_here: Whether the state_dict holds the gate under the layer that asks.
-        """
-        if is_here:
-            self._loaded_with = missing_keys
-        return self._loaded_with is missing_keys
-
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
     ) -> None:
@@ -289,9 +265,9 @@ class SpatialGate(nn.Module, ABC):
         )
 
     def __getstate__(self) -> dict[str, object]:
-        # References to state_dicts and graphs of the past can be neither copied nor pickled. The learners are copied
-        # with their layers; the gate refers to them weakly again in `__setstate__`.
-        state = {**self.__dict__, "_saved_in": None, "_loaded_with": None, "_learners": list(self._learners.items())}
+        # A ranking belongs to graphs of the past. The learners are copied with their layers; the gate refers to them
+        # weakly again in `__setstate__`.
+        state = {**super().__getstate__(), "_learners": list(self._learners.items())}
         del state["_ranking"]
         return state
 
