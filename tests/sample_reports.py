@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from smoe import SpatialMoE2d
+from smoe.diagnostics import RoutingGain
 from smoe.experiments.report_parts import Axis, Classes, ErrorMap, Places
 from smoe.nn import TensorGate
 from smoe.reports.gate_maps import GateMap, read_gates
@@ -18,6 +19,11 @@ from smoe.reports.run_report import Monitor, RunReport
 from smoe.reports.score_sheet import ScoreRow, ScoreSheet
 
 GRID = (5, 7)
+GAINS = [
+    RoutingGain("first", 1.0, 1.5, 0.1, 8, is_alone=True).as_record(),
+    RoutingGain("second", 1.0, 1.01, 0.1, 8, is_alone=True).as_record(),
+    RoutingGain("all 2 layers", 1.0, 1.6, 0.1, 8).as_record(),
+]
 
 
 class TwoLayers(nn.Module):
@@ -39,10 +45,10 @@ def sample_report(label: str = "first", seed: int = 0, **changes: Any) -> RunRep
     model = TwoLayers(seed)
     errors = np.random.default_rng(seed).uniform(0.5, 1.5, GRID)
     history = [
-        {"epoch": 1, "train/loss": 3.0, "validation/loss": 2.5 + seed, "routing/changed": 0.5, "routing/gain": -0.2},
-        {"epoch": 2, "train/loss": 2.0, "validation/loss": None, "routing/changed": 0.25, "routing/gain": 0.1},
-        {"epoch": 3, "train/loss": 1.0, "validation/loss": 1.5 + seed, "routing/changed": 0.125, "routing/gain": 0.4},
-        {"epoch": 3, "test/mse": 1.0 + seed, "stopped": "3 epochs done", "total_seconds": 12.5},
+        {"epoch": 1, "train/loss": 3.0, "validation/loss": 2.5 + seed, "routing/changed": 0.5},
+        {"epoch": 2, "train/loss": 2.0, "validation/loss": None, "routing/changed": 0.25},
+        {"epoch": 3, "train/loss": 1.0, "validation/loss": 1.5 + seed, "routing/changed": 0.125},
+        {"epoch": 3, "test/mse": 1.0 + seed, "stopped": "3 epochs done", "total_seconds": 12.5, "routing_gains": GAINS},
     ]
     rows = (
         ScoreRow("heat/smoe", "this run", {"mse": 1.0 + seed, "mse/part": 0.5}, is_own=True),

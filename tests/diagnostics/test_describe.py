@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from smoe.diagnostics import RoutingWatch, describe
+from smoe.diagnostics import RoutingGain, RoutingWatch, describe
 from smoe.nn import ConvGate, SpatialMoE2d, TensorGate
 from smoe.rules import RoutingClassification
 
@@ -40,7 +40,8 @@ def test_a_shared_gate_is_described_once() -> None:
     assert shared.certainty is not None and 0.0 < shared.certainty < 1.0
     assert (shared.changed, shared.damped) == (None, None)
     assert (looking.grid, looking.num_used, looking.certainty) == (None, None, None)
-    assert report.gain is None and report.warnings == ()
+    assert report.gains is None and report.warnings == ()
+    assert str(report).splitlines()[2].startswith("without data nothing can be said about whether the routing learned")
     assert str(report).splitlines()[0].startswith("TensorGate of 0, 1: 5 x 6, 2 of 4 experts, rule rc, 4 in use, cert")
 
 
@@ -49,11 +50,12 @@ def test_a_batch_tells_what_the_routing_is_worth() -> None:
     before = copy.deepcopy(net.state_dict())
     report = describe(net, F.mse_loss, *batch())
     shared, looking = report.gates
-    assert report.gain is not None and looking.num_used is not None and looking.certainty is not None
+    assert report.gains is not None and [gain.layer for gain in report.gains] == ["0", "1", "2", "all 3 layers"]
+    assert looking.num_used is not None and looking.certainty is not None
     # The first layer damps nothing, the second nearly all above the quantile of 0.3.
     assert shared.damped is not None and 0.5 < shared.damped <= 0.75
     assert any("damping silences" in text and "in 1:" in text for text in report.warnings)
-    assert "of the errors damped" in str(report) and "of the loss:" in str(report)
+    assert "of the errors damped" in str(report) and "single convolution in place of 2 the loss is" in str(report)
     assert net.training and all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
     with pytest.raises(ValueError, match="must be given together"):
@@ -85,9 +87,16 @@ def test_a_routing_that_is_worth_nothing_is_warned_of() -> None:
     with torch.no_grad():
         gate.scores.zero_()
     net = SpatialMoE2d(1, 4, 2, gate=gate, rule="straight_through")
-    report = describe(net, F.mse_loss, torch.randn(2, 1, 5, 6), torch.randn(2, 2, 5, 6))
+    x = torch.randn(8, 1, 5, 6)
+    with torch.no_grad():
+        target = net.eval()(x) + torch.randn(8, 2, 5, 6)
+    report = describe(net, F.mse_loss, x, target)
     assert report.gates[0].num_used == 2
-    assert any(text.startswith("the routing removes 0.0% of the loss") for text in report.warnings)
+    (warning,) = report.warnings
+    assert warning.startswith("the network is as good or better with single convolutions in place of its SMoE layers")
+    # Too few samples tell nothing, so that there is nothing to warn of.
+    few = describe(net, F.mse_loss, x[:3], target[:3])
+    assert few.warnings == () and "3 samples do not tell which is better" in str(few)
 
 
 def test_a_model_without_layers() -> None:
@@ -108,10 +117,10 @@ def test_a_watch_warns_of_each_layer_once_and_continues_from_its_state() -> None
         watch.load_state_dict(state)
     assert [len(found) for found in texts] == [0, 0, 2, 0, 0]
     assert "has changed none" in texts[2][0] and "damping silences" in texts[2][1]
-    watch.finish(0.5)
+    watch.finish([RoutingGain("0", 1.0, 0.9, 0.1, 8, is_alone=True), RoutingGain("all 2 layers", 1.0, 2.0, 0.1, 8)])
     assert watch.new_warnings() == []
-    watch.finish(-0.1)
-    assert watch.new_warnings()[0].startswith("the routing adds 10.0% of the loss")
+    watch.finish([RoutingGain("0", 1.0, 2.0, 0.1, 8, is_alone=True), RoutingGain("all 2 layers", 1.0, 1.0, 0.1, 8)])
+    assert watch.new_warnings()[0].startswith("the network is as good or better with single convolutions")
 
 
 def test_a_model_without_gates_has_nothing_to_watch() -> None:

@@ -27,9 +27,11 @@ from smoe.paper.images.recipes import IMAGE_TRAINING, ImageData, ImageRecipe
 from smoe.reports.error_maps import measure_errors, read_split
 from smoe.reports.gate_maps import ranked, read_gates
 from smoe.reports.page import write_page
+from smoe.reports.page_data import curves_of
 from smoe.reports.read_fit import FitData, read_fit
 from smoe.reports.read_run import ReadOptions, read_run
 from smoe.reports.read_runs import labels_of, read_runs, with_plain
+from smoe.reports.sections import figures_list
 from smoe.training.checkpoints import CheckpointError
 from smoe.training.run_directory import RunError
 
@@ -242,7 +244,12 @@ def test_a_fitted_model_has_the_coordinates_of_its_data(tmp_path: Path) -> None:
     part = slice("2001-01-15", "2001-01-20")
     wrong = model.predict(x)["t2m"].sel(time=part) - y["t2m"].sel(time=part)
     np.testing.assert_allclose(error.values, np.sqrt(np.square(wrong).mean("time")).values, rtol=1e-4)
-    assert "validation/loss of the plain net" in report.history[0]
+    assert "validation/loss of the plain net" in curves_of(report)["values"]
+    assert len(report.routing_gains) == 1 and report.routing_gains[0].num_samples == 4
+    # A plain net that was trained for longer has epochs and seconds of its own.
+    longer = replace(report, plain_history=[{"epoch": n + 1, "train/loss": 1.0, "seconds": 2.0} for n in range(5)])
+    assert "<dd>2; plain net 5</dd>" in figures_list(longer) and "plain net 10 s</dd>" in figures_list(longer)
+    assert curves_of(longer)["epochs"] == [1, 2, 3, 4, 5]
     assert read_fit(tmp_path / "model", "mine", None, silently).error_maps == ()
     assert write_page([report], tmp_path / "report.html") < 300_000
 

@@ -6,16 +6,21 @@ a volume or the nodes of a mesh.
 
 from __future__ import annotations
 
-from smoe.diagnostics.certainty import layer_certainty, routing_certainty
-from smoe.diagnostics.damped_share import damped_shares
+from smoe.diagnostics.choices import new_choices
 from smoe.diagnostics.describe import GateReport, RoutingReport, describe
 from smoe.diagnostics.expert_use import expert_use, mean_where_served, selections
-from smoe.diagnostics.gates import fixed_choices, fixed_gates, layers_by_gate
+from smoe.diagnostics.gates import (
+    fixed_choices,
+    fixed_gates,
+    layer_certainty,
+    layer_inputs,
+    layers_by_gate,
+    routing_certainty,
+)
 from smoe.diagnostics.matching import match_experts, shared_choices
 from smoe.diagnostics.regions import region_agreement, region_information, regions_of_experts
-from smoe.diagnostics.routing_changes import RoutingChanges, new_choices
-from smoe.diagnostics.routing_gain import RoutingGain, on_commonest_experts, routing_gain
-from smoe.diagnostics.routing_watch import RoutingWatch
+from smoe.diagnostics.routing_gain import RoutingGain, damped_shares, routing_gains
+from smoe.diagnostics.routing_watch import RoutingChanges, RoutingWatch
 from smoe.diagnostics.shared_experts import neighbour_agreement, similarity_components
 
 __all__ = [
@@ -30,17 +35,17 @@ __all__ = [
     "fixed_choices",
     "fixed_gates",
     "layer_certainty",
+    "layer_inputs",
     "layers_by_gate",
     "match_experts",
     "mean_where_served",
     "neighbour_agreement",
     "new_choices",
-    "on_commonest_experts",
     "region_agreement",
     "region_information",
     "regions_of_experts",
     "routing_certainty",
-    "routing_gain",
+    "routing_gains",
     "selections",
     "shared_choices",
     "similarity_components",

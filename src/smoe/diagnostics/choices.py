@@ -73,3 +73,17 @@ def as_pixel_weights(pixel_weights: np.ndarray | Tensor | None, pixels: tuple[in
 def as_array(values: np.ndarray | Tensor) -> np.ndarray:
     """Returns an array of the values of an array or tensor."""
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def new_choices(routing: Choices, before: Choices) -> np.ndarray:
+    """Returns whether each chosen expert was not among the experts of its pixel before, bool, `(E, ...)`.
+
+    Args:
+        routing: Experts chosen at each pixel, `(E, ...)`.
+        before: Experts chosen before, of the same shape.
+    """
+    now, then = as_array(routing), as_array(before)
+    if now.shape != then.shape:
+        raise ValueError(f"routings of different shapes cannot be compared: {now.shape} and {then.shape}")
+    # One slot after the other: a comparison of all with all would take E times the memory.
+    return np.stack([(then != slot).all(axis=0) for slot in now])

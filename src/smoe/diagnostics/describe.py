@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from smoe.diagnostics import routing_messages
-from smoe.diagnostics.certainty import layer_certainty
-from smoe.diagnostics.damped_share import damped_shares
-from smoe.diagnostics.evaluation_mode import evaluation_mode
-from smoe.diagnostics.gates import fixed_choices, layers_by_gate
-from smoe.diagnostics.layer_inputs import layer_inputs
-from smoe.diagnostics.routing_changes import new_choices
-from smoe.diagnostics.routing_gain import Loss, RoutingGain, routing_gain
+from smoe.diagnostics.choices import new_choices
+from smoe.diagnostics.gates import evaluation_mode, fixed_choices, layer_certainty, layer_inputs, layers_by_gate
+from smoe.diagnostics.routing_gain import Loss, RoutingGain, damped_shares, routing_gains
 from smoe.rules import Frozen
+
+DAMPED_TOO_MUCH = 0.5
+"""Share of the choices above which damping keeps most errors from the experts."""
+
+_WITHOUT_DATA = (
+    "without data nothing can be said about whether the routing learned anything: ask "
+    "smoe.describe(model, loss_fn, input, target)"
+)
 
 
 @dataclass(frozen=True)
@@ -69,24 +73,21 @@ class RoutingReport:
 
     Attributes:
         gates: A report for each gate, in the order of the model.
-        gain: Losses with the routing and without it; None if no batch was given.
+        gains: Losses with each layer and with the best single convolution in its place; None if no batch was given.
         warnings: What does not work, and its remedy.
         choices: Experts that each gate selects if it does not look at its input, by the name of its first layer.
     """
 
     gates: tuple[GateReport, ...]
-    gain: RoutingGain | None
+    gains: tuple[RoutingGain, ...] | None
     warnings: tuple[str, ...]
     choices: dict[str, Tensor] = field(repr=False, compare=False)
 
     def __str__(self) -> str:
-        """A line for each gate, the gain of the routing, and the warnings."""
+        """A line for each gate, what each layer's routing is worth, and the warnings."""
         lines = [str(gate) for gate in self.gates] or ["the model has no SMoE layers"]
-        if self.gain is not None and self.gates:
-            lines.append(
-                f"the routing removes {self.gain.gain:.1%} of the loss: {self.gain.loss:.4g} with it, "
-                f"{self.gain.loss_of_commonest:.4g} with every pixel on its commonest expert"
-            )
+        if self.gates:
+            lines += [_WITHOUT_DATA] if self.gains is None else map(str, self.gains)
         return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
 
 
@@ -100,8 +101,10 @@ def describe(
 ) -> RoutingReport:
     """Describes the gates of a model, each shared one once.
 
-    With a batch, the gain of the routing and the share of damped errors are measured, and gates that look at their
-    input are described too. The state and the mode of the model, and the gradients of its parameters, do not change.
+    With a batch, each layer is compared with the best single convolution in its place (see
+    `smoe.diagnostics.routing_gains`), the share of damped errors is measured, and gates that look at their input are
+    described too. Samples that the model was not trained on tell the most. The state and the mode of the model, and the
+    gradients of its parameters, do not change.
 
     Args:
         model: Model with SMoE layers.
@@ -118,9 +121,9 @@ def describe(
     given = [part is not None for part in (loss_fn, input, target)]
     if any(given) != all(given):
         raise ValueError("loss_fn, input and target must be given together")
-    gain, damped, inputs = None, {}, {}
+    gains, damped, inputs = None, {}, {}
     if loss_fn is not None and input is not None and target is not None:
-        gain = routing_gain(model, loss_fn, input, target)
+        gains = tuple(routing_gains(model, loss_fn, input, target))
         damped = damped_shares(model, loss_fn, input, target)
         inputs = layer_inputs(model, input)
     choices = fixed_choices(model)
@@ -136,7 +139,7 @@ def describe(
             if before is not None and name in choices:
                 changed = float(new_choices(choices[name], before).mean())
                 if changed == 0.0 and not isinstance(layer.rule, Frozen):
-                    warnings.append(routing_messages.dead_gate(name, str(layer.rule)))
+                    warnings.append(dead_gate(name, str(layer.rule)))
             shares = {layer_name: damped[layer_name] for layer_name in layers if layer_name in damped}
             gates.append(
                 GateReport(
@@ -153,8 +156,33 @@ def describe(
                 )
             )
             for layer_name, share in shares.items():
-                if share > routing_messages.DAMPED_TOO_MUCH:
-                    warnings.append(routing_messages.damped_too_much(layer_name, share))
-    if gain is not None and gates and gain.gain < routing_messages.WORTHLESS:
-        warnings.append(routing_messages.worthless_routing(gain.gain))
-    return RoutingReport(tuple(gates), gain, tuple(warnings), choices)
+                if share > DAMPED_TOO_MUCH:
+                    warnings.append(damped_too_much(layer_name, share))
+    warnings += useless_routing(gains or ())
+    return RoutingReport(tuple(gates), gains, tuple(warnings), choices)
+
+
+def dead_gate(name: str, rule: str) -> str:
+    """Returns the warning about a gate none of whose choices has changed."""
+    return (
+        f"the gate of {name or 'the layer'} has changed none of its choices since the start: it does not learn by the "
+        f"rule {rule}; train for longer or with a larger learning rate, unless this is intended"
+    )
+
+
+def damped_too_much(name: str, share: float) -> str:
+    """Returns the warning about a layer whose experts hardly learn."""
+    return (
+        f"damping silences {share:.0%} of the errors in {name or 'the layer'}: its experts hardly learn; raise "
+        "error_quantile or factor of the damping, or train with damping=None"
+    )
+
+
+def useless_routing(gains: Sequence[RoutingGain]) -> list[str]:
+    """Returns the warning about a model that is no better than with convolutions, if it is so."""
+    if not gains or gains[-1].is_better or not gains[-1].is_known:
+        return []
+    return [
+        "the network is as good or better with single convolutions in place of its SMoE layers: train for longer, or "
+        "use fewer experts or plain convolutions"
+    ]

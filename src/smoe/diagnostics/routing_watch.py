@@ -2,21 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from smoe.diagnostics import routing_messages
-from smoe.diagnostics.certainty import layer_certainty
-from smoe.diagnostics.damped_share import damped_shares
-from smoe.diagnostics.evaluation_mode import evaluation_mode
-from smoe.diagnostics.gates import layers_by_gate
-from smoe.diagnostics.routing_changes import RoutingChanges
-from smoe.diagnostics.routing_gain import Loss, routing_gain
+from smoe.diagnostics.choices import new_choices
+from smoe.diagnostics.describe import DAMPED_TOO_MUCH, damped_too_much, dead_gate, useless_routing
+from smoe.diagnostics.gates import evaluation_mode, fixed_choices, fixed_gates, layer_certainty, layers_by_gate
+from smoe.diagnostics.regions import region_information
+from smoe.diagnostics.routing_gain import Loss, RoutingGain, damped_shares
 from smoe.rules import Frozen
 
 # Epochs of learning after which a gate that has changed nothing, or a damping that is still strong, is reported.
 _PATIENCE = 3
+
+
+class RoutingChanges:
+    """Compares the choices of all gates that do not look at their input with the last ones and those of the start.
+
+    A gate that several layers share counts once. Chosen experts are compared as sets: a change of their order alone is
+    not a change of choice, and is reported separately.
+
+    Args:
+        model: Model at the start.
+        regions: Number of the known region of each pixel, such as land or sea; compared with the gates of this grid.
+    """
+
+    def __init__(self, model: nn.Module, regions: Tensor | None = None) -> None:
+        self._regions = regions
+        self._start = fixed_choices(model)
+        self._last = self._start
+
+    @property
+    def changed_since_start(self) -> dict[str, float]:
+        """Share of the choices that each gate had not made at the start, at the last call, by its first layer."""
+        return {name: float(new_choices(self._last[name], start).mean()) for name, start in self._start.items()}
+
+    def observe(self, model: nn.Module) -> dict[str, float]:
+        """Returns shares of all choices, in [0, 1]; empty for a model without such a gate.
+
+        Returns:
+            `routing/changed`: chosen experts that were not chosen at their pixel at the last call.
+            `routing/changed_since_start`: chosen experts that were not chosen at their pixel at the start.
+            `routing/reordered`: places of the order with another expert than at the last call.
+            `routing/experts_in_use`: experts of the bank that at least one pixel has chosen.
+            `routing/region_information`: see `region_information`; mean over the gates, with regions only.
+        """
+        if not self._start:
+            return {}
+        now, gates = fixed_choices(model), fixed_gates(model)
+        num_choices = sum(choices.numel() for choices in now.values())
+        values = {
+            "routing/changed": self._num_new(now, self._last) / num_choices,
+            "routing/changed_since_start": self._num_new(now, self._start) / num_choices,
+            "routing/reordered": sum(int((now[name] != self._last[name]).sum()) for name in now) / num_choices,
+            "routing/experts_in_use": sum(choices.unique().numel() for choices in now.values())
+            / sum(gate.num_experts for gate in gates.values()),
+        }
+        if self._regions is not None:
+            found = [
+                region_information(now[name], self._regions, gate.num_experts)
+                for name, gate in gates.items()
+                if now[name].shape[1:] == self._regions.shape
+            ]
+            if found:
+                values["routing/region_information"] = sum(found) / len(found)
+        self._last = now
+        return values
+
+    @staticmethod
+    def _num_new(now: dict[str, Tensor], before: dict[str, Tensor]) -> int:
+        return sum(int(new_choices(now[name], before[name]).sum()) for name in now)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a resumed run needs to continue the comparison."""
+        return {"start": self._start, "last": self._last}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a `state_dict`."""
+        self._start, self._last = state["start"], state["last"]
 
 
 class RoutingWatch:
@@ -56,38 +121,29 @@ class RoutingWatch:
                     continue
                 self._num_learning[name] = self._num_learning.get(name, 0) + 1
                 if changed[name] == 0.0 and self._num_learning[name] >= _PATIENCE:
-                    self._warn(f"dead {name}", routing_messages.dead_gate(name, str(layer.rule)))
+                    self._warn(f"dead {name}", dead_gate(name, str(layer.rule)))
         return {**values, "routing/certainty": sum(certainties) / len(certainties)}
 
     def measure(self, model: nn.Module, loss_fn: Loss, input: Tensor, target: Tensor) -> dict[str, float]:
-        """Returns what the routing does on a batch; empty where no gate has a choice. The model does not change.
+        """Returns what the damping does on a batch; empty where no layer damps. The model does not change.
 
         Returns:
-            `routing/loss`: loss with the routing.
-            `routing/loss_of_commonest`: loss with every pixel on the commonest expert of each slot.
-            `routing/damped`: share of the errors that are damped, mean over the layers that damp; only if one does.
+            `routing/damped`: share of the errors that are damped, mean over the layers that damp.
         """
-        if all(gate.num_experts == 1 for gate in layers_by_gate(model)):
-            return {}
-        losses = routing_gain(model, loss_fn, input, target)
-        values = {"routing/loss": losses.loss, "routing/loss_of_commonest": losses.loss_of_commonest}
         shares = damped_shares(model, loss_fn, input, target)
         for name, share in shares.items():
-            if share > routing_messages.DAMPED_TOO_MUCH and self._num_observed >= _PATIENCE:
-                self._warn(f"damped {name}", routing_messages.damped_too_much(name, share))
-        if shares:
-            values["routing/damped"] = sum(shares.values()) / len(shares)
-        return values
+            if share > DAMPED_TOO_MUCH and self._num_observed >= _PATIENCE:
+                self._warn(f"damped {name}", damped_too_much(name, share))
+        return {"routing/damped": sum(shares.values()) / len(shares)} if shares else {}
 
-    def finish(self, gain: float | None) -> None:
+    def finish(self, gains: Sequence[RoutingGain]) -> None:
         """Warns if the routing is worth nothing after training.
 
         Args:
-            gain: Share of the loss that the routing removes; None or NaN if it is not known.
+            gains: What the routing of each layer is worth; empty if it is not known.
         """
-        if gain is not None and gain < routing_messages.WORTHLESS:
-            # Not once in a training: a run that is extended ends again.
-            self._new.append(routing_messages.worthless_routing(gain))
+        # Not once in a training: a run that is extended ends again.
+        self._new += useless_routing(gains)
 
     def new_warnings(self) -> list[str]:
         """Returns the warnings since the last call. Each gate and layer is warned of once in a training."""

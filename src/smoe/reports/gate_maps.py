@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from smoe.diagnostics import expert_use, layers_by_gate, similarity_components
-from smoe.diagnostics.layer_inputs import layer_inputs
+from smoe.diagnostics import expert_use, layer_inputs, layers_by_gate, similarity_components
 from smoe.experiments.report_parts import Places
 from smoe.nn import HEALPixMoE
 from smoe.reports.expert_filters import ExpertFilters, read_filters

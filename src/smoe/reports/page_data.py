@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from smoe.experiments.report_parts import Axis, Classes, ErrorMap, Places
 from smoe.reports.array_pack import ArrayPack
 from smoe.reports.expert_filters import ExpertFilters, as_picture
 from smoe.reports.gate_maps import GateMap
-from smoe.reports.run_report import RunReport
+from smoe.reports.run_report import RunReport, epochs_of
+from smoe.training.run_directory import Record
 
 # Above this number the pairing of experts, which is cubic, would take longer than all the rest.
 _MAX_MATCHED = 512
@@ -77,7 +79,7 @@ def _run_data(report: RunReport, first: RunReport, detail: Detail, pack: ArrayPa
 
 def curves_of(report: RunReport) -> dict[str, Any]:
     """Returns the epochs of a run and its numbers by epoch; None where an epoch has no number."""
-    records = report.epochs
+    records = _with_plain_losses(report.epochs, epochs_of(report.plain_history))
     names = dict.fromkeys(
         key
         for record in records
@@ -87,6 +89,17 @@ def curves_of(report: RunReport) -> dict[str, Any]:
     values = {name: [_number(record.get(name)) for record in records] for name in names}
     epochs = [_number(record.get("epoch", number)) for number, record in enumerate(records, start=1)]
     return {"epochs": epochs, "values": values}
+
+
+def _with_plain_losses(records: list[Record], plain: list[Record]) -> list[Record]:
+    """The records with the losses of the plain net of the same epochs, and those of its further epochs."""
+    losses = [
+        {f"{key} of the plain net": record[key] for key in ("train/loss", "validation/loss") if key in record}
+        for record in plain
+    ]
+    merged = [{**record, **extra} for record, extra in zip_longest(records, losses[: len(records)], fillvalue={})]
+    further = range(len(records), len(losses))
+    return [*merged, *({"epoch": number + 1, **losses[number]} for number in further)]
 
 
 def _references(report: RunReport) -> list[dict[str, Any]]:
@@ -121,16 +134,27 @@ def _gate_data(
         "use": [_number(float(share)) for share in gate.use],
         "filters": None if gate.filters is None else _filter_data(gate.filters),
         "regions": None,
+        "regionColours": None,
         "partners": None,
         "shared": None,
     }
     if report.regions is not None and report.regions.size == gate.places.num_pixels:
         data["regions"] = pack.add_indices(thin.take(report.regions[None]))
+        data["regionColours"] = _colours_of_regions(gate, report.regions)
     other = first.gates[number] if report is not first and number < len(first.gates) else None
     if other is not None and _can_match(gate, other):
         data["partners"] = match_experts(gate.choices, other.choices, gate.num_experts).tolist()
         data["shared"] = shared_choices(gate.choices, other.choices, gate.num_experts)
     return data
+
+
+def _colours_of_regions(gate: GateMap, regions: np.ndarray) -> list[int]:
+    """For each region the expert that found it, whose colour it has; a number of its own where there is none."""
+    num_regions = int(regions.max()) + 1
+    num_colours = max(gate.num_experts, num_regions)
+    if num_colours > _MAX_MATCHED:
+        return list(range(num_regions))
+    return match_experts(regions.reshape(1, -1), gate.choices[:1], num_colours)[:num_regions].tolist()
 
 
 def _can_match(gate: GateMap, other: GateMap) -> bool:

@@ -23,7 +23,7 @@ from smoe.reports.gate_maps import read_gates
 from smoe.reports.read_run import environment_facts, read_environment, repeating_command
 from smoe.reports.run_report import Monitor, RunReport
 from smoe.reports.score_sheet import ScoreRow, ScoreSheet
-from smoe.training.run_directory import Record, RunDirectory
+from smoe.training.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Notify) -> Ru
         is_plain=False,
         checkpoint="best weights",
         scores=sheet,
-        history=_merge(fitted.records.get("model", []), fitted.records.get("plain", [])),
+        history=fitted.records.get("model", []),
+        plain_history=fitted.records.get("plain", []),
         monitor=Monitor("validation/loss"),
         places=places,
         gates=read_gates(fitted.net, places, shown_shape=fitted.grid.shape),
@@ -192,21 +193,3 @@ def _measure(fitted: Fitted, data: FitData, which: str) -> tuple[tuple[ErrorMap,
         ),
         digest.hexdigest(),
     )
-
-
-def _merge(model: list[Record], plain: list[Record]) -> list[Record]:
-    """The records of the model with the losses of the plain net of the same epochs."""
-    losses = [
-        {f"{key} of the plain net": record[key] for key in ("train/loss", "validation/loss") if key in record}
-        for record in plain
-        if "stopped" not in record
-    ]
-    merged = [dict(record) for record in model]
-    of_epochs = [record for record in merged if "stopped" not in record]
-    for record, extra in zip(of_epochs, losses, strict=False):
-        record.update(extra)
-    # A plain net that was trained for longer has epochs of its own.
-    return [
-        *merged,
-        *({"epoch": number + 1, **extra} for number, extra in enumerate(losses) if number >= len(of_epochs)),
-    ]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from smoe.diagnostics import RoutingGain
 from smoe.experiments.report_parts import Classes, ErrorMap, Places
 from smoe.reports.gate_maps import GateMap
 from smoe.reports.score_sheet import ScoreSheet
@@ -42,6 +43,7 @@ class RunReport:
         checkpoint: Weights that are shown, in words.
         scores: Scores beside simple predictions and the paper's.
         history: Records of the epochs.
+        plain_history: Records of the plain net that was trained beside it.
         monitor: The score that decides which weights are kept.
         places: Where the pixels of the data lie.
         gates: Routing of each gate.
@@ -76,21 +78,18 @@ class RunReport:
     recipe: Mapping[str, Any]
     facts: Mapping[str, str]
     remarks: tuple[str, ...] = ()
+    plain_history: Sequence[Record] = ()
     identity: str = field(default="", repr=False)
 
     @property
     def epochs(self) -> list[Record]:
         """Records of epochs; the record of the end of a run is left out."""
-        return [record for record in self.history if "stopped" not in record and "total_seconds" not in record]
+        return epochs_of(self.history)
 
     @property
     def seconds(self) -> float | None:
         """Seconds of training; None if they were not recorded."""
-        total = next((record["total_seconds"] for record in reversed(self.history) if "total_seconds" in record), None)
-        if isinstance(total, (int, float)):
-            return float(total)
-        parts = [record["seconds"] for record in self.epochs if isinstance(record.get("seconds"), (int, float))]
-        return float(sum(parts)) if parts else None
+        return seconds_of(self.history)
 
     @property
     def ending(self) -> str:
@@ -99,7 +98,21 @@ class RunReport:
         return "it has not ended" if reason is None else str(reason)
 
     @property
-    def routing_gain(self) -> float | None:
-        """Share of the loss that the routing removed in the last epoch that measured it."""
-        found = (record.get("routing/gain") for record in reversed(self.epochs))
-        return next((float(value) for value in found if isinstance(value, (int, float))), None)
+    def routing_gains(self) -> list[RoutingGain]:
+        """What the routing of each layer was worth at the end of the training; the last one is of all of them."""
+        found = next((record["routing_gains"] for record in reversed(self.history) if "routing_gains" in record), [])
+        return [RoutingGain.from_record(record) for record in found]
+
+
+def epochs_of(history: Sequence[Record]) -> list[Record]:
+    """Returns the records of epochs; the record of the end of a run is left out."""
+    return [record for record in history if "stopped" not in record and "total_seconds" not in record]
+
+
+def seconds_of(history: Sequence[Record]) -> float | None:
+    """Returns the seconds of training; None if they were not recorded."""
+    total = next((record["total_seconds"] for record in reversed(history) if "total_seconds" in record), None)
+    if isinstance(total, (int, float)):
+        return float(total)
+    parts = [record["seconds"] for record in epochs_of(history) if isinstance(record.get("seconds"), (int, float))]
+    return float(sum(parts)) if parts else None

@@ -8,7 +8,7 @@ import numpy as np
 
 from smoe.experiments.report_parts import Classes
 from smoe.reports.markup import Markup, escape, facts_table, flatten, head_row, join, tag
-from smoe.reports.run_report import RunReport
+from smoe.reports.run_report import RunReport, epochs_of, seconds_of
 from smoe.reports.score_sheet import ScoreRow, ScoreSheet, show_number
 
 _ROUTING_WORDS = (
@@ -32,7 +32,8 @@ def run_sections(report: RunReport, number: int, level: int) -> list[tuple[str, 
     if report.epochs:
         found.append(("curves", "Curves", [_place("curves", number)]))
     if report.gates:
-        found.append(("routing", "Routing", [tag("p", _ROUTING_WORDS, class_="note"), _place("routing", number)]))
+        words = [tag("p", _ROUTING_WORDS, class_="note"), *_worth(report)]
+        found.append(("routing", "Routing", [*words, _place("routing", number)]))
         note = tag("p", class_="note use-note")
         found.append(("use", "Expert use", [tag("div", note, data_part="use", data_run=number)]))
         found.append(("filters", "Filters of chosen experts", [_place("filters", number)]))
@@ -67,14 +68,16 @@ def figures_list(report: RunReport) -> Markup:
         watched = report.monitor.key.removeprefix("validation/")
         metric = watched if watched in own.values else next(iter(own.values))
         figures[f"{metric}, {report.scores.split}"] = show_number(own.values[metric])
-    figures["epochs"] = str(len(report.epochs))
+    plain = epochs_of(report.plain_history)
+    figures["epochs"] = f"{len(report.epochs)}{f'; plain net {len(plain)}' if plain else ''}"
     if report.seconds is not None:
-        figures["training"] = _duration(report.seconds)
+        beside = seconds_of(report.plain_history)
+        figures["training"] = _duration(report.seconds) + (f"; plain net {_duration(beside)}" if beside else "")
     figures["parameters"] = f"{report.num_parameters:,}"
     if report.gates:
         figures["gates"] = str(len(report.gates))
-    if report.routing_gain is not None:
-        figures["loss removed by the routing"] = f"{100 * report.routing_gain:.1f} %"
+    if report.routing_gains:
+        figures["beside single convolutions"] = report.routing_gains[-1].verdict
     pairs = (tag("div", tag("dt", name), tag("dd", value)) for name, value in figures.items())
     return tag("dl", *pairs, class_="figures")
 
@@ -87,22 +90,22 @@ def comparison_table(reports: Sequence[RunReport], shared: Sequence[float | None
         shared: Share of the choices that each run has in common with the first one; None if it was not compared.
     """
     metrics = list(dict.fromkeys(metric for report in reports for metric in _own_values(report) if "/" not in metric))
-    heads = ["run", *metrics, "routing gain, %"]
+    heads = ["run", *metrics]
     has_shared = any(share is not None for share in shared)
     heads += ["choices as in the first run, %"] if has_shared else []
     heads += ["epochs", "seconds", "parameters", "seed"]
     rows: list[Markup] = []
     for report, share in zip(reports, shared, strict=True):
         own = _own_values(report)
-        gain = None if report.routing_gain is None else 100 * report.routing_gain
-        numbers: list[float | None] = [*(own.get(metric) for metric in metrics), gain]
+        numbers: list[float | None] = [own.get(metric) for metric in metrics]
         numbers += [None if share is None else 100 * share] if has_shared else []
         numbers += [len(report.epochs), report.seconds, report.num_parameters, report.seed]
-        words = [report.scores.split or "nothing", report.title]
+        worth = report.routing_gains[-1].verdict if report.routing_gains else ""
+        words = [worth, report.scores.split or "nothing", report.title]
         cells = [*map(_number_cell, numbers), *(tag("td", word, class_="text") for word in words)]
         rows.append(tag("tr", tag("th", report.label, scope="row"), *cells))
     caption = tag("caption", "All runs. Click a column heading to sort.")
-    head = head_row(heads, ["scored on", "recipe"])
+    head = head_row(heads, ["beside single convolutions", "scored on", "recipe"])
     table = tag("table", caption, head, tag("tbody", *rows), class_="sortable")
     return _scrolling(table, "All runs")
 
@@ -171,6 +174,16 @@ def _scores(report: RunReport) -> list[object]:
         facts = facts_table(f"Parts of the data, {sheet.split}.", values)
         content.append(tag("details", tag("summary", "Scores of parts of the data"), facts))
     return content
+
+
+def _worth(report: RunReport) -> list[Markup]:
+    """What the routing was worth at the end, in a sentence for each layer and one for all."""
+    sentences = [f"{text[:1].upper()}{text[1:]}." for text in map(str, report.routing_gains)]
+    if not sentences:
+        return []
+    whole = tag("p", sentences[-1])
+    parts = tag("ul", *(tag("li", sentence) for sentence in sentences[:-1]))
+    return [whole, tag("details", tag("summary", "One layer at a time"), parts)] if len(sentences) > 1 else [whole]
 
 
 def _error_words(report: RunReport) -> list[Markup]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
 
@@ -120,7 +120,7 @@ class OrderedBatches(Sampler[list[int]]):
 
 def load_batches(
     samples: Dataset[Any],
-    batches: Sampler[list[int]],
+    batches: Iterable[list[int]],
     collate: Collate,
     device: torch.device | str,
     num_workers: int = 0,
@@ -160,7 +160,7 @@ def load_batches(
 
 
 def _read_by_thread(
-    samples: Any, batches: Sampler[list[int]], collate: Collate, *, is_pinned: bool
+    samples: Any, batches: Iterable[list[int]], collate: Collate, *, is_pinned: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields batches in their order, of which the next one is being read, into pinned memory if so asked."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoe.diagnostics import RoutingWatch
+from smoe.diagnostics import RoutingGain, RoutingWatch
 from smoe.metrics import MeanLoss, metric_names
 from smoe.nn.loss_scale import track_loss_scale
 from smoe.nn.routed_layer import RoutedLayer
@@ -24,7 +24,7 @@ from smoe.training.interruption import Interrupted, Interruption
 from smoe.training.monitor import LOSS, check_monitor
 from smoe.training.plan import Stopping, TrainingPlan
 from smoe.training.progress import Reporter, SilentReporter
-from smoe.training.routing_record import routing_record
+from smoe.training.routing_record import gains_of_routing, routing_record
 from smoe.training.run_checkpoints import RunCheckpoints
 from smoe.training.run_directory import Record, RunDirectory, RunError
 from smoe.training.run_state import RunState
@@ -310,26 +310,33 @@ class Loop:
         return {**record, "warnings": warnings} if warnings else record
 
     def _finish(self, reason: str) -> None:
-        """Evaluates the best weights on the test split, if there is one: the last record."""
-        test: dict[str, float] = {}
-        if "test" in self.task.splits:
-            trained = {name: value.clone() for name, value in self.evaluated.weights.state_dict().items()}
-            self._load_best()
-            test = self.evaluate("test")
-            # The last checkpoint holds the last weights, so that the run can be extended.
-            self.evaluated.weights.load_state_dict(trained)
+        """Compares the best weights with convolutions, and evaluates them on a test split: the last record."""
+        trained = {name: value.clone() for name, value in self.evaluated.weights.state_dict().items()}
+        self._load_best()
+        gains = self._gains_of_routing()
+        test = self.evaluate("test") if "test" in self.task.splits else {}
+        # The last checkpoint holds the last weights, so that the run can be extended.
+        self.evaluated.weights.load_state_dict(trained)
         total = sum(record["seconds"] for record in self.state.history)
-        self.watch.finish(self.state.history[-1].get("routing/gain"))
+        self.watch.finish(gains)
         record = {
             "epoch": self.state.epoch,
             "best_epoch": self.state.stopping.best_epoch,
             **test,
+            **({"routing_gains": [gain.as_record() for gain in gains]} if gains else {}),
             "stopped": reason,
             "total_seconds": round(total, 3),
         }
         self.state.history.append(self._with_warnings(record))
         self.state.is_finished = True
         self.reporter.notify(f"stopped after epoch {self.state.epoch}: {reason}")
+
+    def _gains_of_routing(self) -> list[RoutingGain]:
+        model = self.evaluated.get(self.distribution)
+        # A wrapper such as DistributedDataParallel expects a whole backward pass after each pass with gradients.
+        model = self.task.model if model is self.model else model
+        share = self.plan.batch_size // (self.accelerator.num_processes * self.batches.num_parts)
+        return gains_of_routing(self.task, model, self.accelerator, self.distribution, share)
 
     def _load_best(self) -> None:
         """Gives all processes the best weights; without an epoch that had a finite value, the weights stay."""

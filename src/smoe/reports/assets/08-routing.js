@@ -119,16 +119,17 @@ class RoutingPanel {
   colour(run, gate, expert, numPixels) {
     const { mode } = this.state;
     const colours = new Uint8ClampedArray(3 * numPixels);
-    const own = (number) => expertColour(gate.partners ? gate.partners[number] : number);
+    const own = (number) => expertColour(gate.partners?.[number] ?? number);
     let entries = [];
     let words = "Like colours share experts.";
     if (mode === "regions" && gate.regions) {
       const regions = arrayOf(gate.regions);
-      for (let pixel = 0; pixel < numPixels; pixel += 1) colours.set(expertColour(regions[pixel]), 3 * pixel);
+      const regionColour = (region) => own(gate.regionColours[region]);
+      for (let pixel = 0; pixel < numPixels; pixel += 1) colours.set(regionColour(regions[pixel]), 3 * pixel);
       entries = [...new Set(regions)]
         .sort((a, b) => a - b)
-        .map((region) => swatch(expertColour(region), `region ${region}`));
-      words = "Known regions.";
+        .map((region) => swatch(regionColour(region), `region ${region}`));
+      words = "Known regions, in the colours of the experts that serve most of them.";
     } else if (mode === "first") {
       const best = arrayOf(gate.best);
       for (let pixel = 0; pixel < numPixels; pixel += 1) colours.set(own(best[pixel]), 3 * pixel);

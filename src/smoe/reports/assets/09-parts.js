@@ -107,7 +107,6 @@ const ROUTING_CHARTS = {
     "routing/region_information",
     "routing/damped",
   ],
-  "Gain of the routing": ["routing/gain"],
 };
 
 function showRoutingEpochs(parent, run) {
