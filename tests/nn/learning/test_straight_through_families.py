@@ -198,6 +198,14 @@ def has_learned(layer: smoe.SpatialMoE2d) -> bool:
     return gradient is not None and bool((gradient != 0.0).any())
 
 
+class ScoredGate(FactorisedGate):
+    """A gate that always computes the scores."""
+
+    @property
+    def selects_families(self) -> bool:
+        return False
+
+
 @pytest.mark.parametrize("noise", [0.0, 1.5])
 def test_passes_without_learning_compute_no_scores_and_select_alike(noise: float) -> None:
     torch.manual_seed(3)
@@ -206,24 +214,23 @@ def test_passes_without_learning_compute_no_scores_and_select_alike(noise: float
     nn.init.normal_(layer.weight)
     nn.init.normal_(layer.gate.get_parameter("keys"), std=4.0)
     scored = copy.deepcopy(layer)
-    # A replaced routing needs the scores: this layer takes the other way.
+    scored.gate.__class__ = ScoredGate
     input = torch.randn(1, 2, 9, 11)
     learned: list[bool] = []
-    with scored.gate.replaced_routing(lambda routing: routing):
-        for number in range(6):
-            outputs, drawn = [], []
-            for each in (layer, scored):
-                torch.manual_seed(number)
-                each.zero_grad()
-                outputs.append(each(input))
-                drawn.append(each.last_routing)
-                outputs[-1].square().sum().backward()
-            torch.testing.assert_close(*outputs)
-            assert torch.equal(drawn[0].indices, drawn[1].indices)
-            torch.testing.assert_close(drawn[0].scores, drawn[1].scores)
-            learned.append(has_learned(layer))
-            assert learned[-1] == has_learned(scored)
-            torch.testing.assert_close(layer.weight.grad, scored.weight.grad)
+    for number in range(6):
+        outputs, drawn = [], []
+        for each in (layer, scored):
+            torch.manual_seed(number)
+            each.zero_grad()
+            outputs.append(each(input))
+            drawn.append(each.last_routing)
+            outputs[-1].square().sum().backward()
+        torch.testing.assert_close(*outputs)
+        assert torch.equal(drawn[0].indices, drawn[1].indices)
+        torch.testing.assert_close(drawn[0].scores, drawn[1].scores)
+        learned.append(has_learned(layer))
+        assert learned[-1] == has_learned(scored)
+        torch.testing.assert_close(layer.weight.grad, scored.weight.grad)
     assert learned == [True, False, False, False, True, False]
 
 

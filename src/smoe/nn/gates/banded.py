@@ -101,7 +101,7 @@ class BandedGate(SpatialGate):
     @property
     def selects_families(self) -> bool:
         """Whether the scores alone decide, family by family."""
-        return self.order == "families" and self.normalization == "none" and not self.has_replaced_routing
+        return self.order == "families" and self.normalization == "none"
 
     @property
     def can_draw(self) -> bool:

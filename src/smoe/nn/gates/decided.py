@@ -61,15 +61,13 @@ class DecidedGate(SpatialGate):
     def forward(self, input: torch.Tensor | None = None) -> Routing:
         """The experts given, with scores of 1 for them and 0 for the others."""
         scores = self.raw_scores(input).flatten(1)[None]
-        routing = Routing(self.indices, scores, scores, scores)
-        return routing if self._replacement is None else self._replacement(routing)
+        return Routing(self.indices, scores, scores, scores)
 
     def route(self, input: torch.Tensor | None, reader: nn.Module | None, select: Any = None) -> Routing:
         """The experts given, with empty scores."""
         del input, reader, select
         nothing = self.no_scores
-        routing = Routing(self.indices, nothing, nothing, nothing)
-        return routing if self._replacement is None else self._replacement(routing)
+        return Routing(self.indices, nothing, nothing, nothing)
 
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
         """1 for the selected experts and 0 for the others, for diagnostics."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,7 +70,6 @@ class SpatialGate(SharedModule, ABC):
         # Parameters that do not require gradients because no learner trains them.
         self._held: list[str] = []
         self._ranking = SharedRanking()
-        self._replacement: Callable[[Routing], Routing] | None = None
 
     @property
     def spatial_shape(self) -> tuple[int, ...] | None:
@@ -124,8 +122,7 @@ class SpatialGate(SharedModule, ABC):
 
         sources = self.score_sources() if noise_std == 0.0 and select is None else None
         indices = rank() if sources is None or reader is None else self._ranking.get(sources, reader, rank)
-        routing = Routing(indices, scores, clean, noisy, noise_std)
-        return routing if self._replacement is None else self._replacement(routing)
+        return Routing(indices, scores, clean, noisy, noise_std)
 
     def decide(self, input: torch.Tensor | None, reader: nn.Module | None) -> Routing:
         """The same for a pass that needs no scores, which may be empty.
@@ -135,24 +132,6 @@ class SpatialGate(SharedModule, ABC):
             reader: The layer.
         """
         return self.route(input, reader)
-
-    @property
-    def has_replaced_routing(self) -> bool:
-        """Whether `replaced_routing` is active."""
-        return self._replacement is not None
-
-    @contextmanager
-    def replaced_routing(self, replacement: Callable[[Routing], Routing]) -> Iterator[None]:
-        """While active, the gate returns other routings: for measurements of what its choices are worth.
-
-        Args:
-            replacement: Turns a routing that the gate decided into the one that is used.
-        """
-        previous, self._replacement = self._replacement, replacement
-        try:
-            yield
-        finally:
-            self._replacement = previous
 
     def score_sources(self) -> tuple[torch.Tensor, ...] | None:
         """Parameters that alone decide the ranking, so that layers may share it; None if the input decides too."""
