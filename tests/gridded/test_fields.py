@@ -14,10 +14,10 @@ from gridded_files import regional, times
 from smoe.errors import DataError
 from smoe.gridded.cf_output import check_output, with_provenance, write_cf, write_cf_by_year
 from smoe.gridded.checked_json import read_checked_json
+from smoe.gridded.field_checks import check_gaps, find_outlier, has_gap
 from smoe.gridded.field_moments import FieldMoments
 from smoe.gridded.field_source import FieldSource
 from smoe.gridded.field_table import block_rows, collect_fields
-from smoe.gridded.gap_policy import check_gaps, has_gap
 from smoe.gridded.open_fields import open_fields
 
 
@@ -186,6 +186,38 @@ def test_values_outside_of_the_valid_range_are_missing(tmp_path: Path, kind: str
         check_gaps(table, source, "refuse")
 
 
+def test_values_far_from_all_others_are_found_and_rain_is_not() -> None:
+    def found(change: str) -> str | None:
+        small = regional(40)
+        if change == "pixel":
+            small["t2m"][3, 1, 2] = 5000.0
+        elif change == "field":
+            small["t2m"][3] = 0.0
+        elif change == "rain":
+            small["t2m"] = np.maximum(small["t2m"] - 290.0, 0.0) ** 4
+        elif change == "storms":
+            small["t2m"] = np.exp(0.6 * (small["t2m"] - 280.0))
+        elif change == "masked":
+            small["t2m"][:, 0, 0], small["t2m"][7] = np.nan, np.nan
+        source = FieldSource(small)
+        return find_outlier(collect_fields(source, np.arange(40), block_bytes=1), source)
+
+    pixel, field = found("pixel"), found("field")
+    assert pixel is not None and pixel.startswith(
+        "t2m of inputs is 5000 at 2001-01-04 at latitude 41, longitude 7, where"
+    )
+    assert field is not None and "is 0 at 2001-01-04 at latitude 40, longitude 5 and 14 more" in field
+    assert found("none") is None and found("rain") is None and found("storms") is None and found("masked") is None
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+def test_moments_of_any_size(size: float) -> None:
+    values = (size * np.random.default_rng(0).normal(3.0, 1.0, (17, 1, 3, 5))).astype(np.float32)
+    moments = FieldMoments((1, 3, 5))
+    moments.add(values)
+    np.testing.assert_allclose(moments.by_channel()[1], np.std(values.astype(np.float64)), rtol=1e-6)
+
+
 def test_moments_of_blocks_are_those_of_all() -> None:
     values = (50000.0 + np.random.default_rng(0).normal(size=(17, 2, 3, 5))).astype(np.float32)
     values[3, 0, 1, 1] = np.nan
@@ -280,6 +312,15 @@ def test_output_is_whole_or_not_there(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(Stop):
         write_cf(lazy, broken)
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_names_that_a_file_cannot_have(tmp_path: Path) -> None:
+    for suffix in (".nc", ".zarr"):
+        with pytest.raises(DataError, match="'t/2m' is no name of a variable in a file, rename it"):
+            write_cf(regional(4, name="t/2m"), tmp_path / f"out{suffix}")
+    with pytest.raises(DataError, match=r"illegal characters: .*; rename the variable, or write a \.zarr"):
+        write_cf(regional(4, name="t2m "), tmp_path / "out.nc")
+    assert not list(tmp_path.iterdir())
 
 
 def test_years_become_files(tmp_path: Path) -> None:

@@ -10,9 +10,17 @@ import pytest
 
 from gridded_files import times
 from smoe.errors import DataError
-from smoe.gridded.alignment import pair_by_time
+from smoe.gridded.alignment import describe_lost, pair_by_time
 from smoe.gridded.periods import Period, check_apart, parse_period, remaining_samples, samples_in, split_off_last
-from smoe.gridded.time_labels import Lead, TimeLabels, parse_lead, read_lead_times, read_times, regular_step
+from smoe.gridded.time_labels import (
+    Lead,
+    TimeLabels,
+    find_month_times,
+    parse_lead,
+    read_lead_times,
+    read_times,
+    regular_step,
+)
 
 
 def labels(count: int, start: str = "2001-01-01", step: str = "D") -> TimeLabels:
@@ -112,6 +120,44 @@ def test_calendars_of_climate_models() -> None:
         pair_by_time(read, labels(3), Lead())
     standard = read_times(np.array([cftime.datetime(2001, 1, 2, calendar="gregorian")]), "time")
     assert standard.calendar == "standard" and standard.seconds[0] == labels(2).seconds[1]
+
+
+def months(count: int, days: object) -> TimeLabels:
+    starts = np.datetime64("2001-01") + np.arange(count)
+    return read_times((starts.astype("datetime64[D]") + np.asarray(days)).astype("datetime64[ns]"), "time")
+
+
+def test_pairs_that_are_lost_are_noticed() -> None:
+    starts = months(60, 0)
+    assert len(pair_by_time(starts, starts, parse_lead("30D"))) == 20
+    lost = describe_lost(starts, starts, parse_lead("30D"))
+    assert (
+        lost is not None and "give the lead as '1 month'" in lost and lost.startswith("39 of 60 inputs have no target")
+    )
+    assert describe_lost(starts, starts, parse_lead("1 month")) is None
+    shifted = TimeLabels(labels(20).seconds + np.where(np.arange(20) % 2, 300, 0))
+    lost = describe_lost(labels(20), shifted, Lead())
+    assert lost is not None and "the nearest targets are 5min off" in lost
+    # The last inputs have no target in any case, and hours between daily targets are not lost.
+    assert describe_lost(labels(20), labels(20), parse_lead("5D")) is None
+    assert describe_lost(labels(480, step="h"), labels(20), Lead()) is None
+
+
+@pytest.mark.parametrize("kind", ["start", "middle", "end", "first"])
+def test_the_times_of_months_follow_a_rule(kind: str) -> None:
+    starts = months(40, 0).seconds
+    ends = months(41, 0).seconds[1:]
+    if kind == "first":
+        # Months of equal length, as those of climatological files.
+        seconds = starts[0] + 1_300_000 + 2_629_800 * np.arange(40)
+    else:
+        seconds = {"start": starts + 43200, "middle": (starts + ends) // 2, "end": ends - 86400}[kind]
+    whole = TimeLabels(seconds)
+    rule = find_month_times(TimeLabels(seconds[:30]))
+    assert rule is not None and rule.since == kind
+    np.testing.assert_array_equal(rule.seconds(whole.months(seconds), "standard"), seconds)
+    assert find_month_times(labels(40)) is None
+    assert find_month_times(TimeLabels(starts + 3600 * (np.arange(40) ** 2 % 7))) is None
 
 
 def test_bad_times_are_refused() -> None:

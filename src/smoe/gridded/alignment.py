@@ -79,6 +79,42 @@ def pair_by_time(inputs: TimeLabels, targets: TimeLabels, lead: Lead, *, lead_ti
     )
 
 
+def describe_lost(inputs: TimeLabels, targets: TimeLabels, lead: Lead) -> str | None:
+    """A warning if inputs have no target at the lead, though targets around that time are not used either.
+
+    Args:
+        inputs: Times of the inputs.
+        targets: Times of the targets.
+        lead: Time from input to target.
+    """
+    if lead.months:
+        wanted, there = inputs.months(inputs.seconds) + lead.months, targets.months(targets.seconds)
+    else:
+        wanted, there = inputs.seconds + lead.seconds, targets.seconds
+    is_around = (wanted >= there.min()) & (wanted <= there.max())
+    is_lost = is_around & ~np.isin(wanted, there)
+    in_reach = (there >= wanted.min()) & (there <= wanted.max())
+    is_unused = in_reach & ~np.isin(there, wanted)
+    # A tenth of both: targets that are rarer than inputs, or more frequent, lose nothing.
+    if 10 * is_lost.sum() <= is_around.sum() or 10 * is_unused.sum() <= in_reach.sum():
+        return None
+    hint = "the times have gaps"
+    if not lead.months:
+        ordered = np.sort(there)
+        places = np.clip(np.searchsorted(ordered, wanted[is_lost]), 1, len(ordered) - 1)
+        distances = np.minimum(abs(ordered[places] - wanted[is_lost]), abs(wanted[is_lost] - ordered[places - 1]))
+        months = round(lead.seconds / (30.44 * 86400))
+        steps = np.diff(ordered)
+        if months and ((steps >= 28 * 86400) & (steps <= 31 * 86400)).mean() > 0.5:
+            hint = f"the targets are monthly, give the lead as '{Lead(months=months)}'"
+        elif len(steps) and np.median(distances) < 0.25 * np.median(steps):
+            hint = f"the nearest targets are {Lead(int(np.median(distances)))} off, round the times (.dt.round)"
+    return (
+        f"{int(is_lost.sum())} of {len(inputs)} inputs have no target {lead} later, and {int(is_unused.sum())} of "
+        f"{len(targets)} targets no input: {hint}"
+    )
+
+
 def _check_multiple(inputs: TimeLabels, lead: Lead) -> None:
     step = regular_step(inputs.seconds)
     if step is not None and lead.seconds % step:

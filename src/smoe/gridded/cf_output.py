@@ -59,9 +59,12 @@ def write_cf(dataset: xr.Dataset, path: Path, *, overwrite: bool = False) -> Non
         overwrite: Replace what is there.
 
     Raises:
-        DataError: If the output exists, the folder cannot be written or the disk is full.
+        DataError: If the output exists, the folder cannot be written, a name is not allowed or the disk is full.
     """
     check_output(path, overwrite=overwrite)
+    for name in map(str, dataset.variables):
+        if "/" in name or not name:
+            raise DataError(f"{path} cannot be written: {name!r} is no name of a variable in a file, rename it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(WRITING, path.parent) as folder:
@@ -85,6 +88,8 @@ def explain_library_error(path: Path, error: RuntimeError) -> Exception:
     """
     if not str(error).startswith("NetCDF: "):
         return error
+    if "illegal characters" in str(error):
+        return DataError(f"{path} cannot be written: {error}; rename the variable, or write a .zarr")
     return DataError(
         f"{path} cannot be written: {error}; perhaps the disk is full, {free_space(path.parent)} are free there"
     )

@@ -22,6 +22,7 @@ class FieldMoments:
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.count, self._sums, self._squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         self._origin: np.ndarray | None = None
+        self._dtype: type[np.floating] = np.float32
         row_bytes = 4 * int(np.prod(shape))
         self._num_rows = max(1, min(_MOST_ROWS, _PIECE_BYTES // max(row_bytes, 1)))
 
@@ -33,6 +34,10 @@ class FieldMoments:
             middle = np.nansum(few, axis=(0, 2, 3), dtype=np.float64) / np.maximum(number, 1)
             total = np.add.reduce(few, axis=0, dtype=np.float64) / max(len(few), 1)
             self._origin = np.where(np.isnan(total), middle[:, None, None], total).astype(np.float32)
+            sizes = np.fmax.reduce(np.abs(few), axis=(0, 2, 3))
+            if not ((sizes > 1e-12) & (sizes < 1e15))[sizes > 0.0].all():
+                # The squares of float32 would underflow or overflow.
+                self._dtype = np.float64
         for first in range(0, len(fields), self._num_rows):
             self._add_piece(fields[first : first + self._num_rows] - self._origin)
 
@@ -46,7 +51,7 @@ class FieldMoments:
         else:
             self.count += len(distance)
         self._sums += total
-        self._squares += np.einsum("nchw,nchw->chw", distance, distance)
+        self._squares += np.einsum("nchw,nchw->chw", distance, distance, dtype=self._dtype)
 
     @property
     def squares(self) -> np.ndarray:

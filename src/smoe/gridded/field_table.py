@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from smoe.errors import DataError
+from smoe.gridded.field_checks import check_infinite, check_marks
 from smoe.gridded.field_source import Channel, FieldSource
 from smoe.gridded.field_stream import FieldStream
-from smoe.gridded.missing_marks import find_mark
 from smoe.gridded.read_ahead import read_ahead
 
 Progress = Callable[[int, int], None]
@@ -37,6 +36,8 @@ class FieldTable:
         num_missing: Number of missing values of each row and channel, `(N, C)`.
         always_missing: Pixels without a value at any row, `(C, H, W)`.
         ever_missing: Pixels without a value at some row, `(C, H, W)`.
+        lows: Smallest value of each row and channel that depends on time, `(N, C')`.
+        highs: Largest value of the same.
     """
 
     channels: tuple[Channel, ...]
@@ -46,6 +47,8 @@ class FieldTable:
     num_missing: np.ndarray
     always_missing: np.ndarray
     ever_missing: np.ndarray
+    lows: np.ndarray
+    highs: np.ndarray
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -104,8 +107,8 @@ def collect_fields(
     static = np.empty((0, *source.grid.shape), np.float32)
     if is_static.any():
         static = source.read(positions[:1])[0, is_static]
-        _check_infinite(static[None], [c for c in channels if c.is_static], source, positions[:1])
-        _check_marks(static[None], [c for c in channels if c.is_static], source, positions[:1])
+        check_infinite(static[None], [c for c in channels if c.is_static], source, positions[:1])
+        check_marks(static[None], [c for c in channels if c.is_static], source, positions[:1])
     step = block_rows(source, block_bytes)
     gaps = _Gaps(shape[1:])
     with ExitStack() as closing:
@@ -125,8 +128,8 @@ def collect_fields(
             dynamic = block[:, ~is_static] if is_static.any() else block
             is_finite = is_all_finite(dynamic)
             if not is_finite:
-                _check_infinite(dynamic, [c for c in channels if not c.is_static], source, positions[first:])
-            _check_marks(dynamic, [c for c in channels if not c.is_static], source, positions[first:])
+                check_infinite(dynamic, [c for c in channels if not c.is_static], source, positions[first:])
+            check_marks(dynamic, [c for c in channels if not c.is_static], source, positions[first:])
             gaps.add(dynamic, is_finite=is_finite)
             write(slice(first, first + len(block)), dynamic)
             if observe is not None:
@@ -134,7 +137,8 @@ def collect_fields(
             if progress is not None:
                 progress(first + len(block), len(positions))
     always, ever, counts = gaps.of_all_channels(is_static, static)
-    return FieldTable(channels, positions, values, static, counts, always, ever)
+    lows, highs = (np.concatenate(each) if each else np.zeros((0, shape[1])) for each in (gaps.lows, gaps.highs))
+    return FieldTable(channels, positions, values, static, counts, always, ever, lows, highs)
 
 
 def block_rows(source: FieldSource, block_bytes: int) -> int:
@@ -154,8 +158,12 @@ class _Gaps:
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.always, self.ever = np.ones(shape, dtype=bool), np.zeros(shape, dtype=bool)
         self.counts: list[np.ndarray] = []
+        self.lows: list[np.ndarray] = []
+        self.highs: list[np.ndarray] = []
 
     def add(self, block: np.ndarray, *, is_finite: bool) -> None:
+        self.lows.append(np.fmin.reduce(block, axis=(2, 3)))
+        self.highs.append(np.fmax.reduce(block, axis=(2, 3)))
         if is_finite:
             self.always &= len(block) == 0
             self.counts.append(np.zeros(block.shape[:2], np.int32))
@@ -178,31 +186,6 @@ class _Gaps:
         return always, ever, counts
 
 
-def _check_infinite(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
-    infinite = np.isinf(block)
-    if not infinite.any():
-        return
-    row, channel = (int(place[0]) for place in np.nonzero(infinite.any(axis=(2, 3))))
-    raise DataError(
-        f"{channels[channel].name} of {source.where} has {int(infinite[row, channel].sum())} infinite values"
-        f"{describe_position(source, int(positions[row]), channels[channel])}: correct the file or mark them as missing"
-    )
-
-
-def _check_marks(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
-    found = find_mark(block)
-    if found is None:
-        return
-    channel, mark = found
-    row = int(np.flatnonzero((block[:, channel] == np.float32(mark)).any(axis=(1, 2)))[0])
-    count = int((block[row, channel] == np.float32(mark)).sum())
-    raise DataError(
-        f"{channels[channel].name} of {source.where} has {count} values of {mark:g}"
-        f"{describe_position(source, int(positions[row]), channels[channel])}, which look like a mark of missing "
-        f"values: declare it by the attribute _FillValue, or mask it by .where(data != {mark:g})"
-    )
-
-
 def is_all_finite(block: np.ndarray) -> bool:
     """Whether no value is infinite or missing: a sum would not be finite, which is quicker to see.
 
@@ -210,14 +193,6 @@ def is_all_finite(block: np.ndarray) -> bool:
     """
     with np.errstate(invalid="ignore", over="ignore"):
         return bool(np.isfinite(np.add.reduce(block, axis=None)))
-
-
-def describe_position(source: FieldSource, position: int, channel: Channel | None = None) -> str:
-    """The time of a position as ` at 2016-01-01`, or nothing for fields without time."""
-    if source.labels is None or (channel is not None and channel.is_static):
-        return ""
-    num_leads = 1 if source.lead_times is None else len(source.lead_times)
-    return f" at {source.labels.text(int(source.labels.seconds[position // num_leads]))}"
 
 
 def _plan(source: FieldSource, positions: np.ndarray, shape: tuple[int, ...]) -> dict[str, Any]:

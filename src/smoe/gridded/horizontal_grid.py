@@ -91,6 +91,15 @@ class HorizontalGrid:
             f"{self.columns.max():g}{closed}"
         )
 
+    def describe_pixel(self, row: int, column: int) -> str:
+        """Where a pixel lies, such as `latitude 45, longitude 7.5`."""
+        if self.kind in ("indexed", "mesh"):
+            return f"node {column}" if self.kind == "mesh" else f"row {row}, column {column}"
+        names = ("row", "column") if self.kind in ("rotated", "projected") else ("latitude", "longitude")
+        two = self.rows.ndim == 2
+        places = (self.rows[row, column], self.columns[row, column]) if two else (self.rows[row], self.columns[column])
+        return f"{names[0]} {places[0]:g}, {names[1]} {places[1]:g}"
+
     def area_weights(self) -> np.ndarray | None:
         """Area of each pixel, `(H, W)`, of mean 1; None for a grid that has no latitudes."""
         if self.kind in ("latitude-longitude", "rotated"):

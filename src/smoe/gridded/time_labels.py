@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -141,7 +141,7 @@ class Lead:
     def __str__(self) -> str:
         """Text that `parse_lead` reads."""
         if self.months:
-            return f"{self.months} months"
+            return f"{self.months} month{'s' if self.months > 1 else ''}"
         for unit, length in (("D", 86400), ("h", 3600), ("min", 60)):
             if self.seconds % length == 0:
                 return f"{self.seconds // length}{unit}"
@@ -183,6 +183,59 @@ def _checked(lead: Lead, given: Any) -> Lead:
     if lead.seconds < 0 or lead.months < 0:
         raise DataError(f"lead must not be negative, got {given!r}")
     return lead
+
+
+@dataclass(frozen=True)
+class MonthTimes:
+    """Where in its month each time of a monthly series lies.
+
+    Attributes:
+        since: What `offset` is counted from: the `start`, `middle` or `end` of the month, or a `first` time with months
+            of equal length after it.
+        offset: Seconds; of a first time, its own.
+        length: Seconds of the equal months.
+        first_month: Month of the first time, counted from the year 0.
+    """
+
+    since: Literal["start", "middle", "end", "first"]
+    offset: int
+    length: int = 0
+    first_month: int = 0
+
+    def seconds(self, months: np.ndarray, calendar: str) -> np.ndarray:
+        """The time in each month, which is counted from the year 0."""
+        if self.since == "first":
+            return self.offset + (months - self.first_month) * self.length
+        starts, ends = _month_starts(months, calendar), _month_starts(months + 1, calendar)
+        return self.offset + {"start": starts, "middle": (starts + ends) // 2, "end": ends}[self.since]
+
+
+def find_month_times(labels: TimeLabels) -> MonthTimes | None:
+    """The rule that the times of a monthly series follow; None if there is none, or a month has several times."""
+    months = labels.months(labels.seconds)
+    if not len(months) or len(np.unique(months)) < len(months):
+        return None
+    rules = [
+        MonthTimes(since, int(labels.seconds[0] - MonthTimes(since, 0).seconds(months[:1], labels.calendar)[0]))
+        for since in ("start", "end", "middle")
+    ]
+    if months[-1] != months[0]:
+        length = int(labels.seconds[-1] - labels.seconds[0]) // int(months[-1] - months[0])
+        rules.append(MonthTimes("first", int(labels.seconds[0]), length, int(months[0])))
+    for rule in rules:
+        if np.array_equal(rule.seconds(months, labels.calendar), labels.seconds):
+            return rule
+    return None
+
+
+def _month_starts(months: np.ndarray, calendar: str) -> np.ndarray:
+    import cftime
+
+    dates = [
+        cftime.datetime(int(month) // 12, int(month) % 12 + 1, 1, calendar=calendar, has_year_zero=True)
+        for month in months
+    ]
+    return np.asarray(cftime.date2num(dates, _UNITS, calendar=calendar, has_year_zero=True), np.int64)
 
 
 def read_lead_times(values: np.ndarray, units: str, where: str) -> np.ndarray:

@@ -1,0 +1,165 @@
+"""What is wrong with values of fields: infinite ones, undeclared marks, gaps and values far from all others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smoe.errors import DataError
+from smoe.gridded.field_source import Channel, FieldSource
+
+if TYPE_CHECKING:
+    from smoe.gridded.field_table import FieldTable
+
+# Those that programs write: CMIP, the NetCDF library, GrADS, and usual ones by hand. Not 9999, a usual largest value.
+_MARKS = np.asarray(
+    [1e20, -1e20, 9.969209968386869e36, 1e30, -1e30, 1e34, -1e34, 9.999e20, -9.99e8, -999.0, -9999.0, -99999.0,
+     -32768.0, -32767.0], np.float32,
+)  # fmt: skip
+# Robust standard deviations from the median beyond which the values of a time may be wrong, and values to find these.
+_FAR, _SAMPLED = 10.0, 200_000
+
+
+def check_infinite(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
+    """Refuses a block of fields with an infinite value."""
+    infinite = np.isinf(block)
+    if not infinite.any():
+        return
+    row, channel = (int(place[0]) for place in np.nonzero(infinite.any(axis=(2, 3))))
+    raise DataError(
+        f"{channels[channel].name} of {source.where} has {int(infinite[row, channel].sum())} infinite values"
+        f"{describe_position(source, int(positions[row]), channels[channel])}: correct the file or mark them as missing"
+    )
+
+
+def check_marks(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
+    """Refuses a block of fields with a number that stands for missing values."""
+    found = find_mark(block)
+    if found is None:
+        return
+    channel, mark = found
+    row = int(np.flatnonzero((block[:, channel] == np.float32(mark)).any(axis=(1, 2)))[0])
+    count = int((block[row, channel] == np.float32(mark)).sum())
+    raise DataError(
+        f"{channels[channel].name} of {source.where} has {count} values of {mark:g}"
+        f"{describe_position(source, int(positions[row]), channels[channel])}, which look like a mark of missing "
+        f"values: declare it by the attribute _FillValue, or mask it by .where(data != {mark:g})"
+    )
+
+
+def find_mark(fields: np.ndarray) -> tuple[int, float] | None:
+    """The first channel with a number that is not a value but a mark, and that number.
+
+    A mark is one of the usual numbers, if it is farther from all other values than these are from each other.
+
+    Args:
+        fields: Fields `(N, C, H, W)`; NaN is missing.
+    """
+    for channel in range(fields.shape[1]):
+        values = fields[:, channel]
+        for end in (np.fmin.reduce(values, axis=None), np.fmax.reduce(values, axis=None)):
+            if (end == _MARKS).any() and _is_apart(values, end):
+                return channel, float(end)
+    return None
+
+
+def _is_apart(values: np.ndarray, mark: np.floating) -> bool:
+    others = values[~(np.isnan(values) | (values == mark))]
+    if not others.size:
+        return False
+    low, high = float(others.min()), float(others.max())
+    return min(abs(float(mark) - low), abs(float(mark) - high)) > high - low
+
+
+def check_gaps(table: FieldTable, source: FieldSource, policy: str) -> None:
+    """Refuses channels without any value, and gaps that change with time unless a policy is named.
+
+    Args:
+        table: Fields.
+        source: Where they come from.
+        policy: `refuse`; `drop` or `fill` allow gaps.
+
+    Raises:
+        DataError: With the variable, the first time and the number of values.
+    """
+    for number, channel in enumerate(table.channels):
+        if table.always_missing[number].all():
+            raise DataError(f"{channel.name} of {source.where} has no value at all: leave it out")
+        if table.has_steady_gaps[number] or policy != "refuse":
+            continue
+        steady = int(table.always_missing[number].sum())
+        rows = np.flatnonzero(table.num_missing[:, number] > steady)
+        count = int(table.num_missing[rows[0], number]) - steady
+        why = describe_invalid(source, channel.variable)
+        raise DataError(
+            f"{channel.name} of {source.where} has {count} missing values"
+            f"{describe_position(source, int(table.positions[rows[0]]), channel)} that are there at other times, and "
+            f"such gaps at {len(rows)} of {len(table)} times{f' ({why})' if why else ''}: set missing to 'drop' to "
+            "leave these times out or to 'fill' to fill them"
+        )
+
+
+def describe_invalid(source: FieldSource, variable: str) -> str:
+    """How many values of a variable are missing because they lie outside of its valid range; nothing if none are."""
+    if variable not in source.num_invalid:
+        return ""
+    low, high = source.valid_ranges[variable]
+    return f"{source.num_invalid[variable]} values lie outside of its valid range, {low:g} to {high:g}"
+
+
+def has_gap(table: FieldTable) -> np.ndarray:
+    """Whether a row has missing values beyond those that are missing at all rows, `(N,)`."""
+    steady = table.always_missing.sum(axis=(1, 2))
+    return (table.num_missing > steady).any(axis=1)
+
+
+def find_outlier(table: FieldTable, source: FieldSource) -> str | None:
+    """The value that is farthest from all others, if it is so far that it must be wrong; in words.
+
+    Times with values beyond ten robust standard deviations from the median count if they are fewer than half, and each
+    of them is farther from the values of the others than these are from each other: rain comes in all amounts.
+
+    Args:
+        table: Fields.
+        source: Where they come from.
+    """
+    dynamic = [channel for channel in table.channels if not channel.is_static]
+    for number, channel in enumerate(dynamic):
+        lows, highs = table.lows[:, number], table.highs[:, number]
+        values = table.values[:: max(1, len(table) // 16), number].ravel()
+        values = values[:: max(1, values.size // _SAMPLED)].astype(np.float64)
+        values = values[~np.isnan(values)]
+        if not values.size:
+            continue
+        median = np.median(values)
+        limit = _FAR * 1.4826 * np.median(np.abs(values - median))
+        is_far = np.fmax(highs - median, median - lows) > limit
+        is_usual = ~(is_far | np.isnan(lows))
+        if limit == 0.0 or not is_far.any() or 2 * is_usual.sum() <= len(table):
+            continue
+        low, high = float(lows[is_usual].min()), float(highs[is_usual].max())
+        distances = np.fmax(highs - high, low - lows)
+        if distances[is_far].min() <= high - low:
+            continue
+        row = int(np.argmax(np.where(is_far, distances, -np.inf)))
+        field = np.asarray(table.values[row, number], np.float64)
+        is_outside = (field < low) | (field > high)
+        worst = np.unravel_index(np.nanargmax(np.fmax(field - high, low - field)), field.shape)
+        count = int(is_outside.sum())
+        place = source.grid.describe_pixel(int(worst[0]), int(worst[1]))
+        many = f" and {count - 1} more" if count > 1 else ""
+        return (
+            f"{channel.name} of {source.where} is {field[worst]:g}"
+            f"{describe_position(source, int(table.positions[row]), channel)} at {place}{many}, where {low:g} to "
+            f"{high:g} are usual at other times: correct such values, or mark them as missing"
+        )
+    return None
+
+
+def describe_position(source: FieldSource, position: int, channel: Channel | None = None) -> str:
+    """The time of a position as ` at 2016-01-01`, or nothing for fields without time."""
+    if source.labels is None or (channel is not None and channel.is_static):
+        return ""
+    num_leads = 1 if source.lead_times is None else len(source.lead_times)
+    return f" at {source.labels.text(int(source.labels.seconds[position // num_leads]))}"
