@@ -8,8 +8,11 @@ import io
 import re
 import signal
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
+
+from smoe.errors import printable
 
 T = TypeVar("T")
 
@@ -29,6 +32,15 @@ class Terminated(KeyboardInterrupt):
 def stopped_code(stop: KeyboardInterrupt) -> int:
     """The exit code of a command that was stopped by a signal."""
     return 128 + (stop.number if isinstance(stop, Terminated) else signal.SIGINT)
+
+
+@contextlib.contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Shows warnings as a line on the error stream each, without the code that they come from."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_, **__: sys.stderr.write(f"warning: {printable(str(message))}\n")
+        yield
 
 
 def parse(target: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:

@@ -177,7 +177,7 @@ def test_a_choice_of_variables_without_the_mesh_is_refused(ocean: Path) -> None:
 
     _, fields = open_mesh_fields(ocean / "ocean.nc")
     with pytest.raises(DataError, match="lost the connectivity of their mesh: give the whole file"):
-        smoe.GridRegressor(progress=False).fit(fields[["sst"]], fields[["sst"]])
+        smoe.GridRegressor(lead="1D", progress=False).fit(fields[["sst"]], fields[["sst"]])
     grid = xr.Dataset({"t": (("time", "y", "x"), np.ones((9, 3, 3), np.float32))}).assign_coords(
         time=np.arange("2001-01-01", "2001-01-10", dtype="datetime64[D]")
     )

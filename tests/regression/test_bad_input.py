@@ -54,6 +54,12 @@ BAD: dict[str, tuple[Change, dict[str, Any], str]] = {
     ),
     "constant target": (lambda x, y: (x, y * 0 + 3.0), {}, "t2m is 3 everywhere in the training period"),
     "steady target": (lambda x, y: (x, y * 0 + y.isel(time=0)), {}, "t2m is the same at all times of the training"),
+    "no lead": (lambda x, y: (y, y), {}, r"target t2m is the same as the input t2m .* did you forget lead \(--lead\)"),
+    "tiny input": (
+        lambda x, y: (1e-40 * x.rename(t2m="q"), y),
+        {},
+        r"the input q varies by 4.* \(standard deviation\), which is too small for float32: give it in other units",
+    ),
     "one step": (lambda x, y: (x.isel(time=[0]), y), {}, "the inputs have one time step only"),
     "no time": (lambda x, y: (x.isel(time=0), y), {}, "the inputs have no time dimension"),
     "overlap": (
@@ -113,6 +119,7 @@ def test_in_python(name: str, data: tuple[xr.Dataset, xr.Dataset]) -> None:
         "swapped",
         "units",
         "constant target",
+        "no lead",
         "one step",
         "overlap",
         "lead",

@@ -55,6 +55,24 @@ def test_fit_leaves_a_model_its_scores_and_its_record(folder: Path) -> None:
     assert repr(smoe.load(folder / "run")) == repr(model)
 
 
+def test_a_fit_prints_what_it_used_and_no_code_of_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, y = regional(30, 4, 6, seed=1), regional(30, 4, 6, seed=2, units="K\x1b]0;title\x07", name="t\x1b[2J")
+    y["note\x1b[2J"] = ("time", np.arange(30.0))
+    x.to_netcdf(tmp_path / "x.nc")
+    y.to_zarr(tmp_path / "y.zarr", consolidated=False)
+    assert main(["fit", str(tmp_path / "x.nc"), str(tmp_path / "y.zarr"), "-o", str(tmp_path / "run"), *FLAGS]) == 0
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out and "\x1b" not in err and r"t\x1b[2J (K\x1b]0;title\x07), 6 times of" in out
+    assert "samples: 24 train, 6 validation\n" in err
+    assert r"variables of targets that are left out: note\x1b[2J (depends on time only)" in err
+    # Noise against noise: the mean is better, and the period was seen.
+    assert "warning: the model is no better than a simple prediction in the validation period" in err
+    assert "note: 6 of the 6 times are of the validation period, which stopped the training and chose the net" in out
+    assert (tmp_path / "run" / "scores.txt").read_text().endswith(out.rpartition("model: ")[0])
+
+
 def test_show_draws_the_routing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(folder / "run")]) == 0
     picture = Path(capsys.readouterr().out.strip())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 from dataclasses import replace
 from datetime import timedelta
@@ -20,6 +21,7 @@ from smoe.errors import DataError
 from smoe.gridded.checked_json import checksum
 from smoe.regression.options import RegressorOptions
 from smoe.regression.preparation import prepare
+from smoe.regression.run_files import write_scores
 from smoe.regression.scoring import NOT_KEPT, PLAIN
 from smoe.regression.statistics import Statistics
 
@@ -140,6 +142,124 @@ def test_scores_are_those_that_xarray_computes() -> None:
     mean = y["t2m"].sel(time=train).mean("time") + 0.0 * y["t2m"]
     assert table.value("climatology (mean)") == pytest.approx(rmse(mean), rel=1e-4)
     assert table.num_samples == 9 and table.value("model", "t2m", "rmse_spread") > 0.0
+
+
+def test_samples_are_counted_with_what_was_left_out(tmp_path: Path) -> None:
+    x, y = pair()
+    x["t2m"][4, 3, 3] = np.nan
+    x["hour"] = ("time", np.arange(40.0))
+    periods: dict[str, Any] = {"train": ":2001-01-20", "validation": "2001-01-23:2001-01-31", "test": "2001-02-01:"}
+    lines: list[str] = []
+    model = smoe.GridRegressor(net="layer", lead="2D", missing="drop", compare="no", **SMALL)
+    model.fit(x, y, **periods, notify=lines.append)
+    expected = (
+        "samples: 17 train, 7 validation, 7 test; left out: 2 without a target 2D later, 6 outside of the periods, "
+    )
+    assert expected + "1 with missing values" in lines
+    assert "variables of inputs that are left out: hour (depends on time only)" in lines
+    model.save(tmp_path / "m")
+    again = smoe.GridRegressor.load(tmp_path / "m").fitted
+    assert again.samples == model.fitted.samples and sum(again.samples.values()) == 40
+    assert again.notes == model.fitted.notes == tuple(lines[:2])
+
+
+def test_pairs_that_are_lost_and_values_that_are_wrong_are_warned_of() -> None:
+    x, y = pair(60)
+    first = np.datetime64("2001-01") + np.arange(60)
+    x, y = (each.assign_coords(time=first.astype("datetime64[ns]")) for each in (x, y))
+    with pytest.warns(UserWarning, match="39 of 60 inputs have no target 30D later, .* give the lead as '1 month'"):
+        fitted(x, y, lead="30D", net="layer")
+    y["t2m"][7, 4, 4] = 5000.0
+    with pytest.warns(UserWarning, match=r"t2m of targets is 5000 at 2001-08-01 at latitude 44, longitude 9, where"):
+        model = fitted(x, y, net="layer")
+    assert any("is 5000 at" in note for note in model.fitted.notes)
+
+
+@pytest.mark.parametrize("kind", ["middle", "equal"])
+def test_monthly_predictions_have_the_dates_of_the_targets(kind: str, tmp_path: Path) -> None:
+    whole = regional(36)
+    starts = (np.datetime64("2001-01") + np.arange(37)).astype("datetime64[s]").astype(np.int64)
+    # Middles of months, and months of equal length.
+    seconds = (starts[:-1] + starts[1:]) // 2 if kind == "middle" else starts[0] + 1_300_000 + 2_629_800 * np.arange(36)
+    whole = whole.assign_coords(time=seconds.astype("datetime64[s]").astype("datetime64[ns]"))
+    model = fitted(whole, whole, lead="1 month", net="layer")
+    model.save(tmp_path / "m")
+    predicted = smoe.GridRegressor.load(tmp_path / "m").predict(whole)
+    assert (predicted - whole).sizes["time"] == 35
+    error = (predicted - whole)["t2m"].sel(time=slice("2003-07", None)).astype(np.float64)
+    by_hand = float(np.sqrt((error**2).weighted(cosines(whole["lat"])).mean(["lat", "lon"]).mean()))
+    assert model.score(whole, whole, period="2003-06:2003-12").value("model") == pytest.approx(by_hand, rel=1e-4)
+
+
+@pytest.mark.parametrize("days", [40, 800])
+def test_data_of_hours_have_a_climatology_of_the_hours(days: int) -> None:
+    hours = (np.datetime64("2001-01-01") + 3 * np.arange(8 * days) * np.timedelta64(1, "h")).astype("datetime64[ns]")
+    y = regional(8 * days).assign_coords(time=hours)
+    y["t2m"] += (8.0 * np.sin(2.0 * np.pi * y["time"].dt.hour / 24.0)).astype(np.float32)
+    train, rest = (slice(None, "2001-01-30"), slice("2001-01-31", None)) if days < 100 else (
+        slice(None, "2002-12-31"), slice("2003-01-01", None))  # fmt: skip
+    name = f"climatology ({'' if days < 100 else 'month and '}hour of day)"
+    with pytest.warns(UserWarning, match=rf"no better than a simple prediction .* {re.escape(name)}"):
+        model = fitted(y, y, lead="6h", train=train, validation=rest, net="layer", max_epochs=1)
+    table = model.score(y, y, period=rest)
+    keys = y["time"].dt.hour + (0 if days < 100 else 100 * y["time"].dt.month)
+    # The first two times are no targets.
+    learned = y["t2m"].isel(time=slice(2, None)).sel(time=train).astype(np.float64)
+    means = learned.groupby(keys.sel(time=learned["time"]).rename("key")).mean()
+    chosen = y["t2m"].sel(time=rest).isel(time=slice(2, None))
+    error = chosen - means.sel(key=keys.sel(time=chosen["time"]))
+    by_hand = float(np.sqrt((error**2).weighted(cosines(y["lat"])).mean(["lat", "lon"]).mean()))
+    assert table.value(name) == pytest.approx(by_hand, rel=1e-4)
+    rows = [line for line in str(table).splitlines() if line[:2] in ("* ", "  ") and line[2] != " "]
+    assert rows[0].startswith(f"  {name}") and sum(line.startswith("* model ") for line in rows) == 1
+
+
+def test_a_score_without_a_period_is_that_of_the_test_period_or_says_what_it_is() -> None:
+    x, y = pair()
+    model = fitted(x, y, train=slice(None, "2001-01-25"), validation="2001-01-26:2001-01-31", test="2001-02-01:",
+                   net="layer")  # fmt: skip
+    table = model.score(x, y)
+    assert table.num_samples == 9 and "of the test period, 2001-02-01 to" in str(table)
+    assert not any("optimistic" in note for note in table.notes)
+    early = {"time": slice(None, "2001-01-20")}
+    assert "20 of the 20 times are of the training: these scores are optimistic" in str(model.score(x.sel(early), y))
+    model = fitted(x, y, net="layer")
+    table = model.score(x, y)
+    assert table.num_samples == 40 and "32 of the 40 times are of the training" in str(table)
+    assert "8 of the 40 times are of the validation period, which stopped the training:" in str(table)
+    assert any("optimistic" in note for note in model.score(x, y, period="2001-01-03").notes)
+
+
+def test_a_training_that_diverges_is_told(tmp_path: Path) -> None:
+    whole = regional(40, 6, 9)
+    with pytest.warns(UserWarning, match="no better than a simple prediction .* diverged, lower learning_rate"):
+        model = fitted(whole, whole, lead="1D", net="layer", learning_rate=1e3)
+    assert any("the training has diverged" in note for note in model.score(whole, whole).notes)
+    model.save(tmp_path / "m")
+    assert "the training has diverged" in str(smoe.GridRegressor.load(tmp_path / "m").score(whole, whole))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_targets_of_any_size(size: float, tmp_path: Path) -> None:
+    x, y = pair()
+    y = (y * size).assign_attrs(y.attrs)
+    model = fitted(x, y, residual="no", net="layer")
+    table = model.score(x, y)
+    assert 0.0 < table.value("model") / size < 100.0
+    spoilt = replace(table, rmse={**table.rmse, "model": (float("inf"),)})
+    write_scores(tmp_path, "test", spoilt)
+    stored = json.loads((tmp_path / "scores.json").read_text(), parse_constant=pytest.fail)
+    assert stored["rmse"]["model"] == [None]
+    assert [line[:7] for line in str(spoilt).splitlines() if line[2:7] in ("model", "clima")] == ["  clima", "* model"]
+
+
+def test_a_static_field_that_changed_is_refused() -> None:
+    x, y = pair()
+    x["height"] = x["t2m"].isel(time=0, drop=True).fillna(0.0)
+    model = fitted(x, y, net="layer")
+    xr.testing.assert_equal(model.predict(x), model.predict(x.drop_vars("height")))
+    with pytest.raises(DataError, match="height of the inputs is not the field that the model was fitted with"):
+        model.predict(x.assign(height=x["height"] + 5.0))
 
 
 def test_it_learns_an_error_that_depends_on_the_place() -> None:

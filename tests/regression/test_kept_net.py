@@ -52,12 +52,12 @@ def test_the_plain_net_predicts_where_it_is_better(
     by_hand = float(np.sqrt((error.astype(np.float64) ** 2).weighted(weights).mean(["lat", "lon"]).mean()))
     assert table.value("model") == pytest.approx(by_hand, rel=1e-4)
     note = "the plain net predicts, it was better on validation than the SMoE net"
-    assert note in str(table) and note in str(table.to_plain()["note"]) and any(note in line for line in lines)
+    assert note in str(table) and note in str(table.to_plain()["notes"]) and any(note in line for line in lines)
     assert "plain layer of" in model.predict(x).attrs["history"]
     assert "the plain net predicts" in model.routing_map().attrs["comment"]
     model.save(tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
-    assert config["kept"] == "plain" and note in config["note"]
+    assert config["kept"] == "plain" and note in str(config["remarks"])
     again = smoe.GridRegressor.load(tmp_path / "m")
     assert again.fitted.keeps_plain
     xr.testing.assert_equal(again.predict(x), model.predict(x))
@@ -80,9 +80,9 @@ def test_the_better_net_needs_no_note_and_an_unknown_one_has_one() -> None:
     model = smoe.GridRegressor(max_epochs=1, **SMALL)
     model.fit(x, y)
     better = {"model": [{"validation/loss": 1.0}, {"stopped": "x"}], "plain": [{"validation/loss": 2.0}]}
-    fitted = replace(model.fitted, records=better, keeps_plain=False)
-    assert fitted.note() is None and not is_worse(better)
-    assert "no plain net was fitted" in str(replace(fitted, plain=None).note())
+    fitted = replace(model.fitted, records=better, keeps_plain=False, weakness=None)
+    assert not fitted.remarks() and not is_worse(better)
+    assert "no plain net was fitted" in str(replace(fitted, plain=None).remarks())
     assert best_validation([{"validation/loss": float("nan")}, {"validation/loss": None}]) is None
 
 

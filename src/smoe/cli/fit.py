@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from smoe.command_line import UsageError, parse
+from smoe.command_line import UsageError, parse, warnings_as_lines
 from smoe.regression.options import RegressorOptions
 
 
@@ -35,7 +35,7 @@ class Fit:
         static: Further files of inputs, such as fields that do not depend on time.
         train: Period to learn from; what the others leave if not given.
         validate: Period that decides when to stop; the last part of the times if not given.
-        test: Period to score at the end; the validation period is scored if not given.
+        test: Period to score at the end; the validation period, which the model has seen, if not given.
         input_variables: Variables of the inputs to use; all if not given.
         target_variables: Variables of the targets to predict; all if not given.
         resume: Continue a fit that was stopped.
@@ -68,7 +68,7 @@ def run(args: list[str]) -> int:
     check_folder(options.output)
     if (options.output / "training").exists() and not options.resume:
         raise UsageError(f"{options.output} holds a fit that was begun; add --resume, or choose another folder")
-    with RunDirectory(options.output).lock():
+    with RunDirectory(options.output).lock(), warnings_as_lines():
         return _fit(options)
 
 
@@ -99,7 +99,7 @@ def _fit(options: Fit) -> int:
     write_scores(options.output, which, table)
     model.save(options.output)
     _remove_fields(options.output)
-    sys.stdout.write(f"{which} period {model.fitted.periods[which]}\n{table}\nmodel: {options.output}\n")
+    sys.stdout.write(f"{table}\nmodel: {options.output}\n")
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from smoe.command_line import parse
+from smoe.command_line import parse, warnings_as_lines
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,10 @@ def run(args: list[str]) -> int:
     if not options.per_year:
         check_output(options.output, overwrite=options.overwrite)
     model = GridRegressor.load(options.model)
-    paths = write_predictions(
-        model, options.inputs, options.output, per_year=options.per_year, overwrite=options.overwrite
-    )
+    with warnings_as_lines():
+        paths = write_predictions(
+            model, options.inputs, options.output, per_year=options.per_year, overwrite=options.overwrite
+        )
     for path in paths:
         sys.stdout.write(f"{path}\n")
     return 0

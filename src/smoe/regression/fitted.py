@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from smoe.errors import DataError
+from smoe.errors import DataError, printable
 from smoe.gridded.field_source import Channel, FieldSource
 from smoe.gridded.horizontal_grid import HorizontalGrid
+from smoe.gridded.open_fields import open_fields
 from smoe.gridded.periods import Period
 from smoe.gridded.units import are_same_units
 from smoe.meshes.mesh import Mesh
@@ -49,6 +50,10 @@ class Fitted:
         periods: Periods of the splits, as text.
         bounds: First second of each of them, and the first one after it.
         records: Records of the training of `model` and `plain`, epoch by epoch.
+        trained: First second of the times of the training samples, and the first one after them.
+        samples: Number of samples of each split, and of those that were left out, by the reason.
+        notes: What was noted of the data of the fit, and what looked wrong in them.
+        weakness: What must be said if a simple prediction is better in the validation period; None if none is.
     """
 
     options: RegressorOptions
@@ -70,6 +75,10 @@ class Fitted:
     periods: Mapping[str, str]
     bounds: Mapping[str, tuple[int, int]]
     records: Mapping[str, list[dict[str, Any]]]
+    trained: tuple[int, int]
+    samples: Mapping[str, int]
+    notes: tuple[str, ...]
+    weakness: str | None = None
 
     @property
     def dynamic_variables(self) -> list[str]:
@@ -98,7 +107,9 @@ class Fitted:
         net = f"plain {net}" if self.keeps_plain else net
         targets = ", ".join(channel.name for channel in self.target_channels)
         lead = f", lead {self.options.lead}" if self.options.lead else ""
-        return f"{net} of {count_parameters(self.predictor)} parameters for {targets}{lead} on {self.grid.describe()}"
+        return printable(
+            f"{net} of {count_parameters(self.predictor)} parameters for {targets}{lead} on {self.grid.describe()}"
+        )
 
     def period_of(self, which: str) -> Period:
         """Period of a split, such as `test`.
@@ -125,13 +136,14 @@ class Fitted:
             return f"the plain net predicts, it was better on validation than the {self.net_kind} ({values}): {reason}"
         return f"the model was worse on validation than the plain net of the same size ({values}): {reason}"
 
-    def note(self) -> str | None:
-        """What the scores must say of the model beside the plain net; None if it is the better one on validation."""
+    def remarks(self) -> tuple[str, ...]:
+        """What the scores must say of the model beside the plain net and simple predictions."""
+        plain = self.worse_than_plain()
         if self.plain is None:
-            return (
+            plain = (
                 "no plain net was fitted to compare with, so whether the location matters for these data is not known"
             )
-        return self.worse_than_plain()
+        return tuple(each for each in (plain, self.weakness) if each is not None)
 
 
 def best_validation(records: Sequence[Mapping[str, Any]]) -> float | None:
@@ -147,12 +159,14 @@ def is_worse(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> bool:
     return ours is not None and plain is not None and ours > plain
 
 
-def check_inputs(fitted: Fitted, dataset: xr.Dataset) -> FieldSource:
+def open_inputs(fitted: Fitted, x: Any) -> FieldSource:
     """Opens new inputs and compares them with those of the training.
 
     Raises:
-        DataError: If a variable, level, unit, calendar or the grid differs.
+        DataError: If a variable, level, unit, calendar, static field or the grid differs.
     """
+    variables = list(dict.fromkeys(channel.variable for channel in fitted.input_channels))
+    dataset = open_fields(x, "inputs", fitted.options.location, variables)
     known = [str(name) for name in dataset.data_vars]
     needed = fitted.dynamic_variables
     for name in needed:
@@ -187,7 +201,28 @@ def check_inputs(fitted: Fitted, dataset: xr.Dataset) -> FieldSource:
         raise DataError(f"the inputs are in the calendar {source.labels.calendar}, the model in {fitted.calendar}")
     if fitted.lead_scale is not None and source.lead_times is None:
         raise DataError("the model was fitted with forecasts of several lead times; the inputs have none")
+    _check_static(fitted, dataset)
     return source
+
+
+def _check_static(fitted: Fitted, dataset: xr.Dataset) -> None:
+    """Refuses static inputs that are not those that the model keeps, which it predicts from in any case."""
+    kept = [channel for channel in fitted.input_channels if channel.is_static]
+    for name in dict.fromkeys(channel.variable for channel in kept):
+        if name not in dataset.data_vars:
+            continue
+        source = FieldSource(dataset, [name], "inputs")
+        if source.labels is not None or source.grid.difference(fitted.grid) is not None:
+            continue
+        ours = fitted.static[[number for number, channel in enumerate(kept) if channel.variable == name]]
+        theirs = source.read(np.zeros(1, np.int64))[0]
+        # Files round their values differently.
+        margin = 1e-4 * float(np.nanmax(np.abs(ours)))
+        if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=0.0, atol=margin, equal_nan=True):
+            raise DataError(
+                f"{name} of the inputs is not the field that the model was fitted with, which it keeps: leave it out, "
+                "or fit a model for the new one"
+            )
 
 
 def run_net(net: Regression, inputs: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields, replace
@@ -15,12 +16,13 @@ from torch import nn
 
 from smoe._files import temporary_folder
 from smoe.errors import DataError
+from smoe.gridded.alignment import Pairs
 from smoe.gridded.cf_output import with_provenance
-from smoe.gridded.open_fields import Data, open_fields
+from smoe.gridded.open_fields import Data
 from smoe.gridded.open_files import import_xarray
 from smoe.gridded.time_labels import parse_lead
 from smoe.meshes.mesh import Mesh
-from smoe.regression.fitted import Fitted, check_inputs, is_worse
+from smoe.regression.fitted import Fitted, is_worse, open_inputs
 from smoe.regression.fitting import train_net
 from smoe.regression.layout import OutputLayout
 from smoe.regression.mesh_nets import mesh_of_targets
@@ -40,7 +42,7 @@ from smoe.regression.preparation import Prepared, prepare
 from smoe.regression.reading_bar import ReadingBar
 from smoe.regression.routing_map import routing_map
 from smoe.regression.scores import ScoreTable
-from smoe.regression.scoring import score_samples
+from smoe.regression.scoring import find_weakness, score_samples
 from smoe.suggestions import suggest
 from smoe.training.progress import BarReporter, Reporter
 from smoe.training.run_directory import RunDirectory
@@ -129,13 +131,14 @@ class GridRegressor:
             y: Targets.
             train: Period to learn from, such as `slice("1979", "2015")` or `"1979:2015"`; all that the others leave.
             validation: Period that decides when to stop; the last part of the times if None.
-            test: Period to keep out; `score` reads it from `self.fitted.periods`.
+            test: Period to keep out, which `score` scores.
             input_variables: Variables of `x` to use; all on the grid if None.
             target_variables: Variables of `y` to predict; all if None.
             run_dir: Folder of the record, the checkpoints and of data that do not fit into memory; a temporary one if
                 None.
             resume: Continue the training in `run_dir`.
-            notify: Called with lines that are worth reading; printed with the progress bar if None.
+            notify: Called with lines that are worth reading, such as the number of samples; printed with the progress
+                bar if None. What looks wrong is a `UserWarning`.
 
         Returns:
             The model itself.
@@ -169,8 +172,12 @@ class GridRegressor:
                     notify=notify,
                     progress=bar.advance,
                 )
+            for text in prepared.warnings:
+                warnings.warn(text, stacklevel=2)
             is_array = isinstance(y, import_xarray().DataArray)
             self._fitted = self._train(prepared, is_array, directory, resume, reporter, notify)
+        if self._fitted.weakness is not None:
+            warnings.warn(self._fitted.weakness, stacklevel=2)
         return self
 
     def _train(
@@ -232,11 +239,15 @@ class GridRegressor:
             periods={name: str(period) for name, period in prepared.periods.items()},
             bounds={name: (period.start, period.stop) for name, period in prepared.periods.items()},
             records=records,
+            trained=_span(prepared.splits["train"].pairs),
+            samples=prepared.samples,
+            notes=(*prepared.notes, *prepared.warnings),
         )
-        note = fitted.note()
-        if note is not None and plain is not None:
-            notify(note)
-        return fitted
+        worse = fitted.worse_than_plain()
+        if worse is not None:
+            notify(worse)
+        is_forecast = prepared.inputs.lead_times is not None
+        return replace(fitted, weakness=find_weakness(fitted, prepared.splits["validation"], is_forecast=is_forecast))
 
     def predict(self, x: Data) -> Any:
         """Predicts from new inputs.
@@ -252,7 +263,7 @@ class GridRegressor:
             DataError: If variables, units or the grid differ, with the difference.
         """
         fitted = self.fitted
-        source = check_inputs(fitted, open_fields(x, "inputs", fitted.options.location))
+        source = open_inputs(fitted, x)
         dataset = predict_dataset(fitted, source)
         dataset = with_provenance(dataset, f"predicted by smoe.GridRegressor ({fitted.describe()})")
         if fitted.layout.is_array and len(dataset.data_vars) == 1:
@@ -262,7 +273,7 @@ class GridRegressor:
     def predict_blocks(self, x: Data) -> Iterator[xr.Dataset]:
         """Predicts from new inputs that are larger than memory: one data set for each block of times."""
         fitted = self.fitted
-        yield from iterate_predictions(fitted, check_inputs(fitted, open_fields(x, "inputs", fitted.options.location)))
+        yield from iterate_predictions(fitted, open_inputs(fitted, x))
 
     def score(self, x: Data, y: Data, period: Any = None) -> ScoreTable:
         """Scores predictions beside simple ones: persistence, climatology, the map of mean errors and a plain net.
@@ -270,7 +281,8 @@ class GridRegressor:
         Args:
             x: Inputs.
             y: Targets.
-            period: Only samples in this period, such as `"2017:2018"`.
+            period: Only samples in this period, such as `"2017:2018"`. None: those in the test period of the fit, or
+                all if there are none; the table says what was scored, and whether the fit has seen it.
 
         Returns:
             A table that `print` shows; `table.value("model", "t2m")` is one of its numbers.
@@ -328,6 +340,11 @@ class GridRegressor:
     def __repr__(self) -> str:
         state = self._fitted.describe() if self._fitted is not None else "not fitted"
         return f"GridRegressor({state})"
+
+
+def _span(pairs: Pairs) -> tuple[int, int]:
+    times = np.concatenate([pairs.starts, pairs.valid])
+    return int(times.min()), int(times.max()) + 1
 
 
 @contextmanager

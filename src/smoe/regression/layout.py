@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from smoe.gridded.field_source import FieldSource
 from smoe.gridded.horizontal_grid import Orientation
 from smoe.gridded.open_files import import_xarray
+from smoe.gridded.time_labels import MonthTimes, find_month_times
 from smoe.meshes.row_of_nodes import DESCRIPTION, ROW_COORDINATES, is_row_of_nodes, restored_variables, with_mesh
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ Described = tuple[tuple[str, ...], np.ndarray, dict[str, Any]]
 
 # What holds for the targets of the training only, and attributes that name variables that are not written.
 _OF_THE_TARGETS = ("forecast_period", "forecast_reference_time")
-_DROPPED = ("bounds", "ancillary_variables", "cell_measures", "coordinates")
+_DROPPED = ("bounds", "ancillary_variables", "cell_measures", "coordinates", "actual_range", "valid_range", "valid_min",
+            "valid_max")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class OutputLayout:
         is_array: Whether a single array was given.
         mesh: Dimension of the nodes in the file of the targets, and the variables of their mesh, as for `coordinates`;
             None for a grid.
+        months: Where in its month each time of monthly targets lies; None for others.
     """
 
     variables: tuple[tuple[str, int, tuple[str, ...], dict[str, Any]], ...]
@@ -47,6 +50,7 @@ class OutputLayout:
     attributes: dict[str, Any]
     is_array: bool
     mesh: tuple[str, dict[str, Described]] | None = None
+    months: MonthTimes | None = None
 
     @classmethod
     def of(cls, source: FieldSource, *, is_array: bool) -> OutputLayout:
@@ -86,6 +90,7 @@ class OutputLayout:
             plain_attributes(dataset.attrs),
             is_array,
             mesh,
+            None if source.labels is None else find_month_times(source.labels),
         )
 
     def build(
@@ -167,6 +172,7 @@ class OutputLayout:
             "time": list(self.time),
             "attributes": self.attributes,
             "is_array": self.is_array,
+            "months": None if self.months is None else asdict(self.months),
         }
         if self.mesh is not None:
             variables, mesh_arrays = _store("layout.mesh.", self.mesh[1])
@@ -187,6 +193,7 @@ class OutputLayout:
             plain["attributes"],
             plain["is_array"],
             None if mesh is None else (mesh[0], _restore("layout.mesh.", mesh[1], arrays)),
+            None if plain["months"] is None else MonthTimes(**plain["months"]),
         )
 
 

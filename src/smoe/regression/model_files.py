@@ -25,6 +25,7 @@ from smoe.regression.fitted import Fitted
 from smoe.regression.layout import OutputLayout
 from smoe.regression.nets import NetShape, Regression, count_shared_parameters, make_net, make_plain_net, wrap_own_net
 from smoe.regression.options import MACHINE_OPTIONS, RegressorOptions
+from smoe.regression.scores import without_nan
 from smoe.regression.statistics import Statistics
 from smoe.version import __version__
 
@@ -72,7 +73,7 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
         "options": {name: value for name, value in asdict(fitted.options).items() if name not in MACHINE_OPTIONS},
         "net": {**asdict(fitted.shape), "is_own": fitted.has_own_net},
         "kept": "plain" if fitted.keeps_plain else "net",
-        "note": fitted.note(),
+        "remarks": list(fitted.remarks()),
         "plain_parameters": None if fitted.plain is None else count_shared_parameters(fitted.net),
         "inputs": [asdict(channel) for channel in fitted.input_channels],
         "targets": [asdict(channel) for channel in fitted.target_channels],
@@ -84,9 +85,13 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
         "periods": dict(fitted.periods),
         "bounds": {name: list(bounds) for name, bounds in fitted.bounds.items()},
         "records": dict(fitted.records),
+        "trained": list(fitted.trained),
+        "samples": dict(fitted.samples),
+        "notes": list(fitted.notes),
+        "weakness": fitted.weakness,
     }
     weights = save(tensors, {"format": "pt"})
-    config = _without_nan({**config, "weights_sha256": hashlib.sha256(weights).hexdigest()})
+    config = without_nan({**config, "weights_sha256": hashlib.sha256(weights).hexdigest()})
     text = json.dumps({**config, "checksum": checksum(config)}, indent=1, allow_nan=False) + "\n"
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -200,6 +205,10 @@ def _build(config: dict[str, Any], tensors: dict[str, torch.Tensor], own_net: nn
         periods=config["periods"],
         bounds={name: (start, stop) for name, (start, stop) in config["bounds"].items()},
         records=config["records"],
+        trained=(config["trained"][0], config["trained"][1]),
+        samples=config["samples"],
+        notes=tuple(config["notes"]),
+        weakness=config["weakness"],
     )
 
 
@@ -217,17 +226,6 @@ def _make(shape: NetShape, options: RegressorOptions, mesh: Mesh | None) -> Regr
 
 def _of(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _without_nan(value: Any) -> Any:
-    """JSON has no NaN and no infinity; they are written as null."""
-    if isinstance(value, dict):
-        return {str(key): _without_nan(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(each) for each in value]
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return value
 
 
 def check_folder(path: Path) -> None:

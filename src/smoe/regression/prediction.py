@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from smoe.errors import DataError
+from smoe.gridded.field_checks import describe_position
 from smoe.gridded.field_source import FieldSource
-from smoe.gridded.field_table import block_rows, describe_position
+from smoe.gridded.field_table import block_rows
 from smoe.gridded.time_labels import parse_lead
 from smoe.regression.fitted import Fitted, run_net
 from smoe.regression.nets import Regression
@@ -173,8 +174,14 @@ def _sample_coordinates(
     if labels is None:
         return {}, (), ()
     if source.lead_times is None:
-        seconds = labels.shifted(labels.seconds[positions], parse_lead(fitted.options.lead))
-        return {name: ((name,), labels.coordinate(seconds, positions), attributes)}, (name,), (len(positions),)
+        lead = parse_lead(fitted.options.lead)
+        if lead.months and fitted.layout.months is not None:
+            # The day and hour that the targets have in each month, so that predictions can be compared with them.
+            months = labels.months(labels.seconds[positions]) + lead.months
+            dates = labels.coordinate(fitted.layout.months.seconds(months, labels.calendar))
+        else:
+            dates = labels.coordinate(labels.shifted(labels.seconds[positions], lead), positions)
+        return {name: ((name,), dates, attributes)}, (name,), (len(positions),)
     num_leads = len(source.lead_times)
     starts = np.unique(positions // num_leads)
     begin, lead = source.axes.time or "init_time", source.axes.lead or source.axes.lead_coordinate or "lead_time"

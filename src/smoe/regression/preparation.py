@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from smoe.errors import DataError
-from smoe.gridded.alignment import Pairs, pair_by_time
+from smoe.errors import DataError, printable
+from smoe.gridded.alignment import Pairs, describe_lost, pair_by_time
+from smoe.gridded.field_checks import check_gaps, describe_invalid, find_outlier, has_gap
 from smoe.gridded.field_source import FieldSource
 from smoe.gridded.field_table import FieldTable, Progress, collect_fields
-from smoe.gridded.gap_policy import check_gaps, has_gap
 from smoe.gridded.open_fields import open_fields
 from smoe.gridded.periods import Period, check_apart, parse_period, remaining_samples, samples_in, split_off_last
 from smoe.gridded.time_labels import parse_lead
@@ -37,6 +37,9 @@ class Prepared:
         periods: The periods of the splits but `train`, and of `train` if it was given.
         statistics: Statistics of the training samples.
         lead_scale: Seconds that the channel of lead times is divided by; None without such a channel.
+        samples: Number of samples of each split, and of those that are left out, by the reason.
+        notes: What a user should know of the data.
+        warnings: What looks wrong in them.
     """
 
     inputs: FieldSource
@@ -45,6 +48,9 @@ class Prepared:
     periods: Mapping[str, Period]
     statistics: Statistics
     lead_scale: float | None
+    samples: Mapping[str, int]
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def _ignore(text: str) -> None:
@@ -174,7 +180,7 @@ def prepare(
         input_variables: Variables to use; all on the grid if None.
         target_variables: Variables to predict; all if None.
         cache: Folder for data that do not fit into memory; it is made if it is needed.
-        notify: Called with what is worth a line.
+        notify: Called with what is worth a line, warnings aside.
         progress: Called after each block that was read.
 
     Raises:
@@ -186,6 +192,10 @@ def prepare(
     splits, found_periods = split_pairs(pairs, periods, options)
     used = np.unique(np.concatenate([split.inputs for split in splits.values()]))
     used_targets = np.unique(np.concatenate([split.targets for split in splits.values()]))
+    num_inputs = inputs.num_positions
+    if inputs.lead_times is not None and options.lead is not None:
+        num_inputs //= len(inputs.lead_times)
+    num_in_periods = sum(map(len, splits.values()))
     folders = _folders(inputs, targets, len(used), len(used_targets), options, cache, notify)
     limit = memory_limit(options)
     _warn_of_large_chunks(targets, limit, notify)
@@ -203,6 +213,23 @@ def prepare(
         for name, split in splits.items():
             if not len(split):
                 raise DataError(f"every sample of {name} has missing values: set missing to 'fill', or mend the data")
+    counts = {name: len(splits[name]) for name in ("train", "validation", "test") if name in splits}
+    left_out = {
+        f"without a target{'' if options.lead is None else f' {options.lead} later'}": num_inputs - len(pairs),
+        "outside of the periods": len(pairs) - num_in_periods,
+        "with missing values": num_in_periods - sum(counts.values()),
+    }
+    left_out = {reason: count for reason, count in left_out.items() if count}
+    notes = (*inputs.notes, *targets.notes, _describe_samples(counts, left_out))
+    notes += tuple(
+        f"{name} of {source.where}: {describe_invalid(source, name)}, they count as missing"
+        for source in (inputs, targets)
+        for name in source.num_invalid
+    )
+    lost = None
+    if inputs.lead_times is None and inputs.labels is not None and targets.labels is not None:
+        lost = describe_lost(inputs.labels, targets.labels, parse_lead(options.lead))
+    outliers = (find_outlier(input_table, inputs), find_outlier(target_table, targets))
     if len(splits["train"]) == num_train:
         statistics = gathering.finish(options.normalisation)
     else:
@@ -214,7 +241,18 @@ def prepare(
         name: GridSamples(input_table, target_table, split, statistics, lead_channel(split.inputs, leads, scale))
         for name, split in splits.items()
     }
-    return Prepared(inputs, targets, samples, found_periods, statistics, scale)
+    # Names come from files, and lines go to terminals.
+    notes = tuple(map(printable, notes))
+    for note in notes:
+        notify(note)
+    warnings = tuple(printable(each) for each in (lost, *outliers) if each is not None)
+    return Prepared(inputs, targets, samples, found_periods, statistics, scale, {**counts, **left_out}, notes, warnings)
+
+
+def _describe_samples(counts: Mapping[str, int], left_out: Mapping[str, int]) -> str:
+    used = ", ".join(f"{count} {name}" for name, count in counts.items())
+    lost = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+    return f"samples: {used}{f'; left out: {lost}' if lost else ''}"
 
 
 def lead_channel(positions: np.ndarray, lead_times: np.ndarray | None, scale: float | None) -> np.ndarray | None:

@@ -22,7 +22,7 @@ SCORES = "scores.json"
 
 def write_scores(folder: Path, which: str, table: ScoreTable) -> None:
     """Writes `scores.json` and the same as text, `scores.txt`."""
-    text = json.dumps({"period": which, **table.to_plain()}, indent=1) + "\n"
+    text = json.dumps({"period": which, **table.to_plain()}, indent=1, allow_nan=False) + "\n"
     write_atomically(folder / SCORES, lambda file: file.write(text.encode()))
     write_atomically(folder / "scores.txt", lambda file: file.write(f"{which}\n{table}\n".encode()))
 

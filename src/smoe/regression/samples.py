@@ -36,7 +36,7 @@ class GridSamples(Dataset[tuple[Tensor, Tensor]]):
         self.inputs, self.targets, self.pairs, self.statistics = inputs, targets, pairs, statistics
         self._input_rows = inputs.rows_of(pairs.inputs)
         self._target_rows = targets.rows_of(pairs.targets)
-        self._lead_channel = lead_channel
+        self.lead_channel = lead_channel
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -51,7 +51,7 @@ class GridSamples(Dataset[tuple[Tensor, Tensor]]):
         # Targets are relative to inputs in their units: these are normalised in place afterwards.
         target = self.statistics.normalise_targets(after, before, out=after)
         input = self.statistics.normalise_inputs(before, out=before)
-        return torch.from_numpy(with_lead(input, self._lead_channel, indices)), torch.from_numpy(target)
+        return torch.from_numpy(with_lead(input, self.lead_channel, indices)), torch.from_numpy(target)
 
     def physical(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets in their units, NaN where values are missing."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from smoe.errors import printable
+
+MODEL = "model"
+"""Name of the net that predicts, in a table."""
 _NUM_RESAMPLES = 200
 
 
@@ -21,7 +26,7 @@ class ErrorSums:
 
     def add(self, prediction: np.ndarray, target: np.ndarray, weights: np.ndarray) -> None:
         """Adds a batch of predictions `(N, K, H, W)`; pixels whose target is NaN do not count."""
-        error = prediction - target
+        error = prediction.astype(np.float64) - target
         self.squared.append(weighted_means(np.square(error), target, weights))
         self.absolute.append(weighted_means(np.abs(error), target, weights))
 
@@ -47,7 +52,8 @@ class ScoreTable:
         rmse_spread: Standard deviation of the same over a bootstrap of blocks of times.
         mae: Mean absolute error, by predictor.
         objective: Value of the objective where it is another one: its name, and its values by predictor.
-        note: What must be said of the model; None if there is nothing.
+        period: What was scored, in words.
+        notes: What must be said of the model and of the period.
     """
 
     targets: tuple[str, ...]
@@ -57,7 +63,8 @@ class ScoreTable:
     rmse_spread: Mapping[str, tuple[float, ...]]
     mae: Mapping[str, tuple[float, ...]]
     objective: tuple[str, Mapping[str, tuple[float, ...]]] | None = None
-    note: str | None = None
+    period: str = ""
+    notes: tuple[str, ...] = ()
 
     def value(self, predictor: str, target: str | None = None, metric: str = "rmse") -> float:
         """One number, such as `table.value("model", "t2m")`."""
@@ -65,24 +72,24 @@ class ScoreTable:
         return which[predictor][0 if target is None else self.targets.index(target)]
 
     def __str__(self) -> str:
-        """A table, best first, and the note."""
+        """A table, best first, with the model marked by `*`, and the notes."""
         lines = []
         for number, (target, units) in enumerate(zip(self.targets, self.units, strict=True)):
-            lines.append(f"{target} ({units or 'no units'}), {self.num_samples} times")
+            of_period = f" of {self.period}" if self.period else ""
+            lines.append(printable(f"{target} ({units or 'no units'}), {self.num_samples} times{of_period}"))
             head = f"  {'':34}{'RMSE':>10}{'±':>9}{'MAE':>10}"
             name, values = self.objective if self.objective is not None else ("", {})
             lines.append(head + (f"{name:>12}" if name else ""))
-            for predictor in sorted(self.rmse, key=lambda each: self.rmse[each][number]):
-                line = f"  {predictor:34}{self.rmse[predictor][number]:10.4g}{self.rmse_spread[predictor][number]:9.2g}"
-                line += f"{self.mae[predictor][number]:10.4g}"
+            for predictor in ranked(self.rmse, number):
+                mark = "*" if predictor == MODEL else " "
+                errors = (each[predictor][number] for each in (self.rmse, self.rmse_spread, self.mae))
+                line = "{} {:34}{:10.4g}{:9.2g}{:10.4g}".format(mark, predictor, *errors)
                 lines.append(line + (f"{values[predictor][number]:12.4g}" if predictor in values else ""))
-        if self.note is not None:
-            lines.append(f"note: {self.note}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"note: {printable(note)}" for note in self.notes)])
 
     def to_plain(self) -> dict[str, object]:
-        """What JSON keeps."""
-        return {
+        """What JSON keeps; numbers that are not finite are None."""
+        return without_nan({
             "targets": list(self.targets),
             "units": list(self.units),
             "num_samples": self.num_samples,
@@ -92,8 +99,24 @@ class ScoreTable:
             "objective": None
             if self.objective is None
             else [self.objective[0], {name: list(values) for name, values in self.objective[1].items()}],
-            "note": self.note,
-        }
+            "scored": self.period,
+            "notes": list(self.notes),
+        })  # fmt: skip
+
+
+def ranked(values: Mapping[str, Sequence[float | None]], number: int = 0) -> list[str]:
+    """Names of predictors by one of their errors, the best first; those without a finite one are the last."""
+    errors = {name: each[number] for name, each in values.items()}
+    return sorted(errors, key=lambda name: math.inf if (error := errors[name]) is None or math.isnan(error) else error)
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has no NaN and no infinity; they are written as null."""
+    if isinstance(value, dict):
+        return {str(key): without_nan(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def make_table(
@@ -103,7 +126,8 @@ def make_table(
     objective: str | None,
     seed: int = 0,
     *,
-    note: str | None = None,
+    period: str = "",
+    notes: tuple[str, ...] = (),
 ) -> ScoreTable:
     """Reduces the errors of all samples: the mean over times is inside of the root."""
     rmse, spread, mae, values = {}, {}, {}, {}
@@ -116,9 +140,11 @@ def make_table(
         spread[name] = tuple(float(value) for value in bootstrap_spread(squared, seed))
         if each.objective:
             values[name] = tuple(float(value) for value in np.nanmean(np.concatenate(each.objective), axis=0))
-    return ScoreTable(
-        targets, units, num_samples, rmse, spread, mae, None if objective is None else (objective, values), note
-    )
+    if not np.isfinite(list(rmse.values())).all():
+        names = ", ".join(name for name, each in rmse.items() if not np.isfinite(each).all())
+        notes = (*notes, f"errors that are not finite: {names}")
+    chosen = None if objective is None else (objective, values)
+    return ScoreTable(targets, units, num_samples, rmse, spread, mae, chosen, period, notes)
 
 
 def bootstrap_spread(squared: np.ndarray, seed: int = 0) -> np.ndarray:

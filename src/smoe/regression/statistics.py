@@ -9,6 +9,7 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded.field_source import Channel
+from smoe.gridded.time_labels import TimeLabels
 from smoe.gridded.units import are_same_units
 
 
@@ -24,7 +25,9 @@ class Statistics:
         target_mean: Mean of each target, less its reference if it has one, `(K, h, w)`.
         target_std: Spread of the same, `(K, h, w)`.
         mean_error: Mean of target less reference at each pixel; NaN for targets without one, `(K, H, W)`.
-        climatology: Mean of the targets at each pixel, of all times `(1, K, H, W)` or of each month `(12, K, H, W)`.
+        climatology: Mean of the targets at each pixel in each of the classes of times, `(n, K, H, W)`: 1 for all times,
+            12 months or 4 seasons, times the `climatology_seconds` of the day where there are any.
+        climatology_seconds: Seconds of the day of the classes; empty where the time of the day does not count, `(h,)`.
         reference: Input that each target continues, or -1, `(K,)`.
         target_mask: Pixels where targets have values, `(K, H, W)`.
     """
@@ -36,6 +39,7 @@ class Statistics:
     target_std: np.ndarray
     mean_error: np.ndarray
     climatology: np.ndarray
+    climatology_seconds: np.ndarray
     reference: np.ndarray
     target_mask: np.ndarray
 
@@ -93,10 +97,46 @@ class Statistics:
     def _normalised_fill(self) -> np.ndarray:
         return ((self.input_fill - self.input_mean) * self._input_scale).astype(np.float32)
 
+    @property
+    def climatology_parts(self) -> int:
+        """Parts of the year of the climatology: 12 months, 4 seasons or 1."""
+        return len(self.climatology) // max(len(self.climatology_seconds), 1)
+
+    @property
+    def climatology_name(self) -> str:
+        """Name of the climatology in a table of scores, such as `climatology (month and hour of day)`."""
+        if not len(self.climatology_seconds):
+            return f"climatology ({'monthly' if self.climatology_parts == 12 else 'mean'})"
+        part = {12: "month and ", 4: "season and "}.get(self.climatology_parts, "")
+        return f"climatology ({part}hour of day)"
+
+    def climatology_at(self, seconds: np.ndarray, calendar: str) -> np.ndarray:
+        """The climatology of some times, `(N, K, H, W)`."""
+        return self.climatology[time_classes(seconds, calendar, self.climatology_parts, self.climatology_seconds)]
+
     def denormalise(self, outputs: np.ndarray, inputs: np.ndarray) -> np.ndarray:
         """Outputs `(N, K, n, H, W)` in the units of the targets."""
         scaled = outputs * self.target_std[:, None] + self.target_mean[:, None]
         return (scaled + self.references(inputs)[:, :, None]).astype(np.float32)
+
+
+def time_classes(seconds: np.ndarray, calendar: str, num_parts: int, of_day: np.ndarray) -> np.ndarray:
+    """Class of each time: the month or the season, and the nearest of some seconds of the day.
+
+    Args:
+        seconds: Times, `(N,)`.
+        calendar: Their calendar.
+        num_parts: 12 for months, 4 for seasons from December on, 1 for neither.
+        of_day: Seconds of the day, `(h,)`; empty if the time of the day does not count.
+    """
+    parts = np.zeros(len(seconds), np.int64)
+    if num_parts > 1:
+        months = TimeLabels(seconds, calendar).months(seconds) % 12
+        parts = months if num_parts == 12 else (months + 1) % 12 // 3
+    if not len(of_day):
+        return parts
+    distances = np.abs(seconds[:, None] % 86400 - of_day)
+    return parts * len(of_day) + np.minimum(distances, 86400 - distances).argmin(axis=1)
 
 
 def find_references(inputs: tuple[Channel, ...], targets: tuple[Channel, ...], residual: str) -> np.ndarray:

@@ -9,13 +9,15 @@ from smoe.gridded.alignment import Pairs
 from smoe.gridded.field_moments import FieldMoments
 from smoe.gridded.field_source import Channel
 from smoe.gridded.field_table import FieldTable
-from smoe.gridded.time_labels import TimeLabels
 from smoe.regression.options import Normalisation
-from smoe.regression.statistics import Statistics
+from smoe.regression.statistics import Statistics, time_classes
 
-_MONTHS = 12
-# A monthly climatology needs a year at least of each month.
-_FEWEST_PER_MONTH = 2
+# Times that each class of a climatology needs: of parts of the year and hours of the day, and of one of them.
+_FEWEST_OF_BOTH, _FEWEST_OF_ONE = 5, 2
+# Most times of a day that classes are made of, and bytes of the climatology of all of them.
+_MOST_HOURS, _MOST_BYTES = 48, 1 << 28
+# Standard deviations beyond which normalising overflows in float32.
+_SMALLEST, _LARGEST = 1e-35, 1e35
 # Bytes of the fields of one step; a few times as much is held.
 _PIECE_BYTES = 1 << 26
 
@@ -49,11 +51,9 @@ class StatisticsPass:
         self._of_inputs = FieldMoments((len(input_channels), *grid))
         self._of_targets = FieldMoments((num_targets, *grid))
         self._of_errors = FieldMoments((num_targets, *grid))
-        months = TimeLabels(pairs.valid, pairs.calendar).months(pairs.valid) % _MONTHS
-        present, counts = np.unique(months, return_counts=True)
-        is_monthly = len(present) == _MONTHS and counts.min() >= _FEWEST_PER_MONTH
-        self._places = months if is_monthly else np.zeros(len(pairs), np.int64)
-        self._sums = np.zeros((_MONTHS if is_monthly else 1, num_targets, *grid))
+        num_parts, self._of_day = choose_classes(pairs.valid, pairs.calendar, 4 * num_targets * grid[0] * grid[1])
+        self._places = time_classes(pairs.valid, pairs.calendar, num_parts, self._of_day)
+        self._sums = np.zeros((num_parts * max(len(self._of_day), 1), num_targets, *grid))
         self._numbers = np.zeros_like(self._sums)
         row_bytes = 4 * (len(input_channels) + num_targets) * grid[0] * grid[1]
         self._step = max(1, _PIECE_BYTES // max(row_bytes, 1))
@@ -93,11 +93,12 @@ class StatisticsPass:
             normalisation: Over each channel or each pixel.
 
         Raises:
-            DataError: If a target or an input does not vary.
+            DataError: If a target or an input does not vary, or a target is the same as an input.
         """
         reference, targets = self._reference, self._targets
         _check_varies(self._of_targets, targets.channels, "target", "there is nothing to learn")
         _check_varies(self._of_inputs, self._channels, "input", "leave it out")
+        self._check_differs()
         of_errors = self._of_errors if (reference >= 0).any() else self._of_targets
         climatology = np.where(self._numbers > 0, self._sums / np.maximum(self._numbers, 1), np.nan)
         input_fill = self._input_fill()
@@ -117,9 +118,22 @@ class StatisticsPass:
             target_std=target_std.astype(np.float32),
             mean_error=mean_error.astype(np.float32),
             climatology=climatology.astype(np.float32),
+            climatology_seconds=self._of_day,
             reference=reference,
             target_mask=~targets.always_missing,
         )
+
+    def _check_differs(self) -> None:
+        if not (self._reference >= 0).any():
+            return
+        means = np.nan_to_num(self._of_errors.by_pixel()[0])
+        is_same = ~(means.any(axis=(1, 2)) | self._of_errors.squares.any(axis=(1, 2))) & (self._reference >= 0)
+        for number in np.flatnonzero(is_same):
+            raise DataError(
+                f"the target {self._targets.channels[number].name} is the same as the input "
+                f"{self._channels[self._reference[number]].name} at all times of the training period: did you forget "
+                "lead (--lead)? Leave it out of the inputs, or set residual='no' if it is meant"
+            )
 
     def _input_fill(self) -> np.ndarray:
         """What stands in for missing inputs, `(C, H, W)`.
@@ -132,6 +146,31 @@ class StatisticsPass:
             if channel >= 0:
                 fill[channel] = np.where(np.isnan(fill[channel]), target_means[target], fill[channel])
         return np.where(np.isnan(fill), self._of_inputs.by_channel()[0][:, None, None], fill)
+
+
+def choose_classes(seconds: np.ndarray, calendar: str, class_bytes: int) -> tuple[int, np.ndarray]:
+    """The finest classes of times that hold enough of them: parts of the year, and seconds of the day.
+
+    Args:
+        seconds: Times.
+        calendar: Their calendar.
+        class_bytes: Bytes of the climatology of one class.
+    """
+    none = np.empty(0, np.int64)
+    steps = np.diff(np.unique(seconds))
+    of_day = np.unique(seconds % 86400)
+    has_hours = len(steps) > 0 and np.median(steps) < 86400 and len(of_day) <= _MOST_HOURS
+    both = ((12, of_day), (4, of_day)) if has_hours else ()
+    one = ((12, none), (1, of_day)) if has_hours else ((12, none),)
+    for num_parts, hours in (*both, *one):
+        num_classes = num_parts * max(len(hours), 1)
+        fewest = _FEWEST_OF_BOTH if num_parts > 1 and len(hours) else _FEWEST_OF_ONE
+        if len(seconds) < fewest * num_classes or (len(hours) and num_classes * class_bytes > _MOST_BYTES):
+            continue
+        counts = np.bincount(time_classes(seconds, calendar, num_parts, hours), minlength=num_classes)
+        if counts.min() >= fewest:
+            return num_parts, hours
+    return 1, none
 
 
 def gather_statistics(
@@ -169,6 +208,11 @@ def _check_varies(moments: FieldMoments, channels: tuple[Channel, ...], what: st
     for channel, mean, std in zip(channels, means, stds, strict=True):
         if np.isnan(mean):
             raise DataError(f"the {what} {channel.name} has no value in the training period: {remedy}")
+        if std > 0.0 and not _SMALLEST < std < _LARGEST:
+            raise DataError(
+                f"the {what} {channel.name} varies by {std:.3g} (standard deviation), which is too "
+                f"{'small' if std <= _SMALLEST else 'large'} for float32: give it in other units"
+            )
         # float32 gives a constant a deviation of about 1e-7 of its size.
         if not std > 1e-6 * abs(mean):
             raise DataError(f"the {what} {channel.name} is {mean:g} everywhere in the training period: {remedy}")

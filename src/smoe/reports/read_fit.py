@@ -18,7 +18,8 @@ from smoe.regression.model_files import load_model
 from smoe.regression.nets import count_parameters
 from smoe.regression.prediction import central
 from smoe.regression.run_files import SCORES
-from smoe.regression.scoring import PLAIN, compare_batches
+from smoe.regression.scores import ranked
+from smoe.regression.scoring import PLAIN, compare_batches, open_scored
 from smoe.reports.gate_maps import read_gates
 from smoe.reports.read_run import environment_facts, read_environment, repeating_command
 from smoe.reports.run_report import Monitor, RunReport
@@ -64,8 +65,7 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Notify) -> Ru
     facts |= {f"{name} period": period for name, period in fitted.periods.items()}
     if digest:
         facts[f"SHA-256 of the {which} targets"] = digest
-    note = fitted.note()
-    remarks = [] if note is None else [f"{note[:1].upper()}{note[1:]}."]
+    remarks = [f"{remark[:1].upper()}{remark[1:]}." for remark in fitted.remarks()]
     if fitted.keeps_plain:
         remarks.append(f"The routing below is that of the {fitted.net_kind}, which does not predict.")
     return RunReport(
@@ -136,7 +136,7 @@ def _read_scores(path: Path, fitted: Fitted) -> tuple[str, ScoreSheet]:
     try:
         stored: dict[str, Any] = json.loads(file.read_text())
         which, targets = str(stored["period"]), [str(name) for name in stored["targets"]]
-        rows = [_score_row(name, stored, targets) for name in sorted(stored["rmse"], key=lambda name: name != "model")]
+        rows = [_score_row(name, stored, targets) for name in ranked(stored["rmse"])]
         units = {
             f"{kind} {name}": str(unit)
             for kind in ("RMSE", "MAE")
@@ -148,16 +148,22 @@ def _read_scores(path: Path, fitted: Fitted) -> tuple[str, ScoreSheet]:
 
 
 def _score_row(name: str, stored: dict[str, Any], targets: list[str]) -> ScoreRow:
-    values = {
-        f"{kind} {target}": float(stored[key][name][number])
-        for kind, key in (("RMSE", "rmse"), ("MAE", "mae"))
-        for number, target in enumerate(targets)
-    }
     objective = stored.get("objective")
-    if objective is not None and name in objective[1]:
-        for number, target in enumerate(targets):
-            values[f"{objective[0]} {target}"] = float(objective[1][name][number])
-    spreads = {f"RMSE {target}": float(stored["rmse_spread"][name][number]) for number, target in enumerate(targets)}
+    errors = {"RMSE": stored["rmse"], "MAE": stored["mae"]} | (
+        {} if objective is None else {objective[0]: objective[1]}
+    )
+    values = {
+        f"{kind} {target}": float(of_all[name][number])
+        for kind, of_all in errors.items()
+        for number, target in enumerate(targets)
+        # What is not finite is stored as null.
+        if name in of_all and of_all[name][number] is not None
+    }
+    spreads = {
+        f"RMSE {target}": float(spread)
+        for target, spread in zip(targets, stored["rmse_spread"][name], strict=True)
+        if spread is not None
+    }
     is_own = name == "model"
     return ScoreRow(name, "this run" if is_own else "here, same data", values, spreads, is_own)
 
@@ -167,7 +173,8 @@ def _measure(fitted: Fitted, data: FitData, which: str) -> tuple[tuple[ErrorMap,
     squared: dict[str, np.ndarray] = {}
     counts = np.zeros((len(fitted.target_channels), *fitted.grid.shape))
     digest = hashlib.sha256()
-    for batch in compare_batches(fitted, list(data.inputs), data.targets, fitted.period_of(which)):
+    scored = open_scored(fitted, list(data.inputs), data.targets, fitted.period_of(which))
+    for batch in compare_batches(fitted, scored):
         digest.update(np.ascontiguousarray(batch.truth, dtype="<f4").tobytes())
         counts += (~np.isnan(batch.truth)).sum(axis=0)
         for name, values in batch.nets.items():
