@@ -5,9 +5,8 @@ import pytest
 
 from gridded_files import regional
 from smoe.errors import DataError
-from smoe.gridded.field_checks import find_mark
 from smoe.gridded.field_source import FieldSource
-from smoe.gridded.field_table import collect_fields
+from smoe.gridded.field_table import collect_fields, find_mark
 
 
 @pytest.mark.parametrize("mark", [-9999.0, 1e20, -999.0, 9.969209968386869e36])

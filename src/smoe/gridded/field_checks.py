@@ -1,75 +1,15 @@
-"""What is wrong with values of fields: infinite ones, undeclared marks, gaps and values far from all others."""
+"""What is wrong with fields that were read: gaps, and values far from all others."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded.field_source import Channel, FieldSource
+from smoe.gridded.field_source import FieldSource
+from smoe.gridded.field_table import FieldTable, describe_position
 
-if TYPE_CHECKING:
-    from smoe.gridded.field_table import FieldTable
-
-# Those that programs write: CMIP, the NetCDF library, GrADS, and usual ones by hand. Not 9999, a usual largest value.
-_MARKS = np.asarray(
-    [1e20, -1e20, 9.969209968386869e36, 1e30, -1e30, 1e34, -1e34, 9.999e20, -9.99e8, -999.0, -9999.0, -99999.0,
-     -32768.0, -32767.0], np.float32,
-)  # fmt: skip
 # Robust standard deviations from the median beyond which the values of a time may be wrong, and values to find these.
 _FAR, _SAMPLED = 10.0, 200_000
-
-
-def check_infinite(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
-    """Refuses a block of fields with an infinite value."""
-    infinite = np.isinf(block)
-    if not infinite.any():
-        return
-    row, channel = (int(place[0]) for place in np.nonzero(infinite.any(axis=(2, 3))))
-    raise DataError(
-        f"{channels[channel].name} of {source.where} has {int(infinite[row, channel].sum())} infinite values"
-        f"{describe_position(source, int(positions[row]), channels[channel])}: correct the file or mark them as missing"
-    )
-
-
-def check_marks(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
-    """Refuses a block of fields with a number that stands for missing values."""
-    found = find_mark(block)
-    if found is None:
-        return
-    channel, mark = found
-    row = int(np.flatnonzero((block[:, channel] == np.float32(mark)).any(axis=(1, 2)))[0])
-    count = int((block[row, channel] == np.float32(mark)).sum())
-    raise DataError(
-        f"{channels[channel].name} of {source.where} has {count} values of {mark:g}"
-        f"{describe_position(source, int(positions[row]), channels[channel])}, which look like a mark of missing "
-        f"values: declare it by the attribute _FillValue, or mask it by .where(data != {mark:g})"
-    )
-
-
-def find_mark(fields: np.ndarray) -> tuple[int, float] | None:
-    """The first channel with a number that is not a value but a mark, and that number.
-
-    A mark is one of the usual numbers, if it is farther from all other values than these are from each other.
-
-    Args:
-        fields: Fields `(N, C, H, W)`; NaN is missing.
-    """
-    for channel in range(fields.shape[1]):
-        values = fields[:, channel]
-        for end in (np.fmin.reduce(values, axis=None), np.fmax.reduce(values, axis=None)):
-            if (end == _MARKS).any() and _is_apart(values, end):
-                return channel, float(end)
-    return None
-
-
-def _is_apart(values: np.ndarray, mark: np.floating) -> bool:
-    others = values[~(np.isnan(values) | (values == mark))]
-    if not others.size:
-        return False
-    low, high = float(others.min()), float(others.max())
-    return min(abs(float(mark) - low), abs(float(mark) - high)) > high - low
 
 
 def check_gaps(table: FieldTable, source: FieldSource, policy: str) -> None:
@@ -155,11 +95,3 @@ def find_outlier(table: FieldTable, source: FieldSource) -> str | None:
             f"{high:g} are usual at other times: correct such values, or mark them as missing"
         )
     return None
-
-
-def describe_position(source: FieldSource, position: int, channel: Channel | None = None) -> str:
-    """The time of a position as ` at 2016-01-01`, or nothing for fields without time."""
-    if source.labels is None or (channel is not None and channel.is_static):
-        return ""
-    num_leads = 1 if source.lead_times is None else len(source.lead_times)
-    return f" at {source.labels.text(int(source.labels.seconds[position // num_leads]))}"

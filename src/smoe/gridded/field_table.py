@@ -12,10 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from smoe.gridded.field_checks import check_infinite, check_marks
+from smoe.errors import DataError
 from smoe.gridded.field_source import Channel, FieldSource
 from smoe.gridded.field_stream import FieldStream
 from smoe.gridded.read_ahead import read_ahead
+
+# Those that programs write: CMIP, the NetCDF library, GrADS, and usual ones by hand. Not 9999, a usual largest value.
+_MARKS = np.asarray(
+    [1e20, -1e20, 9.969209968386869e36, 1e30, -1e30, 1e34, -1e34, 9.999e20, -9.99e8, -999.0, -9999.0, -99999.0,
+     -32768.0, -32767.0], np.float32,
+)  # fmt: skip
 
 Progress = Callable[[int, int], None]
 """Called with the number of fields that are ready and the number of all."""
@@ -107,8 +113,8 @@ def collect_fields(
     static = np.empty((0, *source.grid.shape), np.float32)
     if is_static.any():
         static = source.read(positions[:1])[0, is_static]
-        check_infinite(static[None], [c for c in channels if c.is_static], source, positions[:1])
-        check_marks(static[None], [c for c in channels if c.is_static], source, positions[:1])
+        _check_infinite(static[None], [c for c in channels if c.is_static], source, positions[:1])
+        _check_marks(static[None], [c for c in channels if c.is_static], source, positions[:1])
     step = block_rows(source, block_bytes)
     gaps = _Gaps(shape[1:])
     with ExitStack() as closing:
@@ -128,8 +134,8 @@ def collect_fields(
             dynamic = block[:, ~is_static] if is_static.any() else block
             is_finite = is_all_finite(dynamic)
             if not is_finite:
-                check_infinite(dynamic, [c for c in channels if not c.is_static], source, positions[first:])
-            check_marks(dynamic, [c for c in channels if not c.is_static], source, positions[first:])
+                _check_infinite(dynamic, [c for c in channels if not c.is_static], source, positions[first:])
+            _check_marks(dynamic, [c for c in channels if not c.is_static], source, positions[first:])
             gaps.add(dynamic, is_finite=is_finite)
             write(slice(first, first + len(block)), dynamic)
             if observe is not None:
@@ -186,6 +192,57 @@ class _Gaps:
         return always, ever, counts
 
 
+def _check_infinite(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
+    """Refuses a block of fields with an infinite value."""
+    infinite = np.isinf(block)
+    if not infinite.any():
+        return
+    row, channel = (int(place[0]) for place in np.nonzero(infinite.any(axis=(2, 3))))
+    raise DataError(
+        f"{channels[channel].name} of {source.where} has {int(infinite[row, channel].sum())} infinite values"
+        f"{describe_position(source, int(positions[row]), channels[channel])}: correct the file or mark them as missing"
+    )
+
+
+def _check_marks(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
+    """Refuses a block of fields with a number that stands for missing values."""
+    found = find_mark(block)
+    if found is None:
+        return
+    channel, mark = found
+    row = int(np.flatnonzero((block[:, channel] == np.float32(mark)).any(axis=(1, 2)))[0])
+    count = int((block[row, channel] == np.float32(mark)).sum())
+    raise DataError(
+        f"{channels[channel].name} of {source.where} has {count} values of {mark:g}"
+        f"{describe_position(source, int(positions[row]), channels[channel])}, which look like a mark of missing "
+        f"values: declare it by the attribute _FillValue, or mask it by .where(data != {mark:g})"
+    )
+
+
+def find_mark(fields: np.ndarray) -> tuple[int, float] | None:
+    """The first channel with a number that is not a value but a mark, and that number.
+
+    A mark is one of the usual numbers, if it is farther from all other values than these are from each other.
+
+    Args:
+        fields: Fields `(N, C, H, W)`; NaN is missing.
+    """
+    for channel in range(fields.shape[1]):
+        values = fields[:, channel]
+        for end in (np.fmin.reduce(values, axis=None), np.fmax.reduce(values, axis=None)):
+            if (end == _MARKS).any() and _is_apart(values, end):
+                return channel, float(end)
+    return None
+
+
+def _is_apart(values: np.ndarray, mark: np.floating) -> bool:
+    others = values[~(np.isnan(values) | (values == mark))]
+    if not others.size:
+        return False
+    low, high = float(others.min()), float(others.max())
+    return min(abs(float(mark) - low), abs(float(mark) - high)) > high - low
+
+
 def is_all_finite(block: np.ndarray) -> bool:
     """Whether no value is infinite or missing: a sum would not be finite, which is quicker to see.
 
@@ -193,6 +250,14 @@ def is_all_finite(block: np.ndarray) -> bool:
     """
     with np.errstate(invalid="ignore", over="ignore"):
         return bool(np.isfinite(np.add.reduce(block, axis=None)))
+
+
+def describe_position(source: FieldSource, position: int, channel: Channel | None = None) -> str:
+    """The time of a position as ` at 2016-01-01`, or nothing for fields without time."""
+    if source.labels is None or (channel is not None and channel.is_static):
+        return ""
+    num_leads = 1 if source.lead_times is None else len(source.lead_times)
+    return f" at {source.labels.text(int(source.labels.seconds[position // num_leads]))}"
 
 
 def _plan(source: FieldSource, positions: np.ndarray, shape: tuple[int, ...]) -> dict[str, Any]:
