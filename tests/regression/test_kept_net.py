@@ -14,7 +14,7 @@ import xarray as xr
 import smoe
 from gridded_files import regional
 from smoe.regression.fitted import best_validation, is_worse
-from smoe.regression.scores import bootstrap_spread
+from smoe.regression.scores import ErrorSums, bootstrap_spread, make_table
 from smoe.regression.scoring import NOT_KEPT, PLAIN
 
 SMALL: dict[str, Any] = {"device": "cpu", "progress": False, "compare": "yes", "net": "layer", "filters": 2}
@@ -91,5 +91,8 @@ def test_the_spread_is_that_of_the_root_mean_square_over_blocks() -> None:
     squared = generator.exponential(4.0, (900, 1))
     # The root of a mean of 900 values of mean 4 and standard deviation 4: 4 / sqrt(900) / (2 * sqrt(4)) = 0.0333.
     assert bootstrap_spread(squared)[0] == pytest.approx(0.0333, rel=0.2)
+    infinite = ErrorSums()
+    infinite.add(np.full((4, 1, 2, 2), np.inf, np.float32), np.zeros((4, 1, 2, 2), np.float32), np.ones((2, 2)))
+    assert "errors that are not finite: model" in make_table({"model": infinite}, ("t",), ("K",), None).notes
     # Times that err alike in runs of 30 are 30 independent values, not 900.
     assert bootstrap_spread(np.repeat(squared[:30], 30, axis=0))[0] > 3.0 * bootstrap_spread(squared)[0]

@@ -24,6 +24,7 @@ from smoe.paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
 from smoe.paper.heat_mesh.recipes import MESH_RECIPES, MeshRecipe
 from smoe.paper.images.model_options import SpatialMoEClassifierModel
 from smoe.paper.images.recipes import IMAGE_TRAINING, ImageData, ImageRecipe
+from smoe.regression.run_files import write_scores
 from smoe.reports.error_maps import measure_errors, read_split
 from smoe.reports.gate_maps import ranked, read_gates
 from smoe.reports.page import write_page
@@ -251,6 +252,15 @@ def test_a_fitted_model_has_the_coordinates_of_its_data(tmp_path: Path) -> None:
     assert "<dd>2; plain net 5</dd>" in figures_list(longer) and "plain net 10 s</dd>" in figures_list(longer)
     assert curves_of(longer)["epochs"] == [1, 2, 3, 4, 5]
     assert read_fit(tmp_path / "model", "mine", None, silently).error_maps == ()
+    # The best is on top, and what is not finite, which is stored as null, at the end.
+    table = model.score(x, y, period="2001-01-15:2001-01-20")
+    write_scores(tmp_path / "model", "validation", replace(table, rmse={**table.rmse, "model": (float("nan"),)}))
+    rows = read_fit(tmp_path / "model", "mine", None, silently).scores.rows
+    assert [row.values.get("RMSE t2m") for row in rows[:-1]] == sorted(
+        e[0] for n, e in table.rmse.items() if n != "model"
+    )
+    assert rows[-1].is_own and "RMSE t2m" not in rows[-1].values
+    write_page([read_fit(tmp_path / "model", "mine", None, silently)], tmp_path / "without.html")
     assert write_page([report], tmp_path / "report.html") < 300_000
 
 

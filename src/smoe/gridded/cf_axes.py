@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from smoe.errors import DataError
 
 if TYPE_CHECKING:
@@ -197,7 +199,7 @@ def _pixel_coordinate(array: xr.DataArray, which: str, role: Role) -> str | None
     return found[0] if found else None
 
 
-def is_latitude_or_longitude(array: xr.DataArray) -> bool:
+def _is_latitude_or_longitude(array: xr.DataArray) -> bool:
     """Whether a variable holds latitudes or longitudes of pixels, by its standard name, units or name."""
     return _is_named(array, "latitude", "row") or _is_named(array, "longitude", "column")
 
@@ -266,3 +268,34 @@ def _role(coordinate: xr.DataArray) -> Role | None:
 def _named(name: str) -> Role | None:
     """Role by a usual name."""
     return _NAMES.get(name.lower())
+
+
+def with_pixel_coordinates(dataset: xr.Dataset) -> xr.Dataset:
+    """A data set whose latitudes and longitudes are coordinates.
+
+    Files may hold them as variables that no field refers to, along dimensions without coordinates, and repeat them at
+    each time, as WRF does. Those of a grid that moves with time are left as they are.
+
+    Args:
+        dataset: Data set as it was opened; its fields are not read.
+    """
+    names = [
+        str(name)
+        for name, array in dataset.variables.items()
+        if array.ndim in (2, 3) and array.dtype.kind == "f" and _is_latitude_or_longitude(dataset[name])
+    ]
+    for name in names:
+        array = dataset[name]
+        if any(dimension in dataset.coords for dimension in array.dims[-2:]):
+            continue
+        if array.ndim == 2:
+            dataset = dataset.set_coords(name)
+        elif _is_steady(array):
+            dataset = dataset.drop_vars(name).assign_coords({name: array.isel({array.dims[0]: 0}, drop=True)})
+    return dataset
+
+
+def _is_steady(array: xr.DataArray) -> bool:
+    """Whether the first and the last field are the same."""
+    ends = array.isel({array.dims[0]: [0, -1]}).values
+    return bool(np.array_equal(ends[0], ends[1]))

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smoe.errors import DataError
+from smoe.gridded.cf_axes import with_pixel_coordinates
 from smoe.gridded.field_source import FieldSource, field_names
 from smoe.gridded.grib_files import GRIB_ENDINGS, open_grib
 from smoe.gridded.merge_parts import merge_parts, turned
 from smoe.gridded.open_files import damage_as_data_error, import_xarray
-from smoe.gridded.pixel_coordinates import with_pixel_coordinates
 from smoe.gridded.time_labels import TimeLabels, read_times
 from smoe.gridded.units import are_same_units
 from smoe.meshes.field_files import is_mesh

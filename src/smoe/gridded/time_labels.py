@@ -212,6 +212,8 @@ class MonthTimes:
 
 def find_month_times(labels: TimeLabels) -> MonthTimes | None:
     """The rule that the times of a monthly series follow; None if there is none, or a month has several times."""
+    if len(labels) > 1 and np.median(np.diff(np.sort(labels.seconds))) < 27 * 86400:
+        return None
     months = labels.months(labels.seconds)
     if not len(months) or len(np.unique(months)) < len(months):
         return None

@@ -165,4 +165,6 @@ def bootstrap_spread(squared: np.ndarray, seed: int = 0) -> np.ndarray:
         firsts = generator.integers(0, count, num_blocks)
         rows = (firsts[:, None] + np.arange(length)).ravel()[:count] % count
         roots[resample] = np.sqrt(np.nanmean(squared[rows], axis=0))
-    return roots.std(axis=0)
+    with np.errstate(invalid="ignore"):
+        # Of errors that are infinite there is none.
+        return roots.std(axis=0)
