@@ -130,3 +130,10 @@ def test_shapes_that_do_not_fit() -> None:
         GaussianCRPSLoss()(torch.zeros(1, 3, 3, 4), torch.zeros(1, 3, 3, 4))
     with pytest.raises(ValueError, match="there are 2 latitudes for 3 rows"):
         GaussianCRPSLoss((0.0, 10.0))(torch.zeros(1, 2, 3, 4), torch.ones(1, 3, 3, 4))
+
+
+def test_further_derivatives_and_single_samples_of_torch_func() -> None:
+    mean, std, truth = (part.flatten()[:5] for part in random_forecasts())
+    assert torch.autograd.gradgradcheck(gaussian_crps, [part.clone().requires_grad_() for part in (mean, std, truth)])
+    by_mean = torch.func.vmap(torch.func.grad(lambda *scalars: gaussian_crps(*scalars)))(mean, std, truth)
+    torch.testing.assert_close(by_mean, -torch.erf((truth - mean) / std / math.sqrt(2.0)))

@@ -174,15 +174,6 @@ def test_the_next_layer_may_work_in_place():
         assert torch.equal(parameter.grad, gradient)
 
 
-@pytest.mark.parametrize("rule", [RC, "rc"], ids=str)
-def test_second_derivatives_of_the_training_rule_are_refused(rule):
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4), order="score", rule=rule)
-    x = torch.randn(2, 1, 4, 4, requires_grad=True)
-    (gradient,) = torch.autograd.grad(layer(x).pow(2).mean(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"has no derivative|routed_conv2d_backward"):
-        gradient.pow(2).sum().backward()
-
-
 def test_experts_start_with_the_kaiming_bound():
     torch.manual_seed(0)
     layer = smoe.SpatialMoE2d(4, 64, 2, (3, 5), spatial_shape=(2, 2), rule=RC, order="score")

@@ -203,3 +203,14 @@ def test_operators_are_well_defined_for_compilers_in_both_memory_formats(dtype, 
         if dtype != torch.float32:
             assert result.is_contiguous(memory_format=memory_format)
             assert fake.stride() == result.stride()
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("padding_mode", PADDING_MODES)
+def test_gradients_have_derivatives(padding_mode, samples):
+    torch.manual_seed(0)
+    x = torch.randn(2, 2, 3, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(6, 2, 3, 3, dtype=torch.float64, requires_grad=True)
+    indices = torch.rand(samples, 3, 4).argsort(dim=1)[:, :2].to(torch.int32)
+    options = {"expert_channels": 2, "stride": 2, "padding_mode": padding_mode}
+    assert torch.autograd.gradgradcheck(lambda x, weight: routed_conv2d(x, weight, indices, **options), (x, weight))

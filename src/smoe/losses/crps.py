@@ -45,12 +45,18 @@ def gaussian_crps(mean: torch.Tensor, std: torch.Tensor, truth: torch.Tensor) ->
 
 
 class _GaussianCRPS(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, mean, std, truth):
-        ctx.save_for_backward(mean, std, truth)
+    def forward(mean, std, truth):  # pyright: ignore[reportIncompatibleMethodOverride]
         difference = truth - mean
         z = standardise(difference, std)
         return difference * torch.erf(z / _SQRT_2) + std * _by_std(z)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        del output
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx, *grad_outputs):

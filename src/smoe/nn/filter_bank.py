@@ -18,6 +18,7 @@ from smoe.nn.routed_layer import RoutedLayer
 from smoe.nn.sharded_parameters import change_parameter
 from smoe.ops.families import ALL_FAMILIES, experts_of
 from smoe.ops.family_gradient import slot_products
+from smoe.ops.registration import has_transforms
 from smoe.ops.routed_bias import routed_bias
 from smoe.ops.routed_conv.held_plan import HeldPlan, hold_plan
 from smoe.ops.top_experts import family_members
@@ -232,8 +233,3 @@ class FilterBank(RoutedLayer):
         change_parameter(self, "weight", lambda weight: copy_rows(weight, is_changed=True))
         if self.bias is not None and self.bias_owner == "expert":
             change_parameter(self, "bias", copy_rows)
-
-
-def has_transforms() -> bool:
-    """Whether a transform of torch.func is active: they need PyTorch's own operations, and none in place."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from smoe.nn.routed_layer import RoutedLayer
+from smoe.ops.registration import has_transforms
 
 
 def track_loss_scale(loss: torch.Tensor, model: nn.Module) -> torch.Tensor:
@@ -25,6 +26,11 @@ def track_loss_scale(loss: torch.Tensor, model: nn.Module) -> torch.Tensor:
     """
     if loss.ndim != 0:
         raise ValueError(f"loss must be a scalar, got shape {tuple(loss.shape)}")
+    if has_transforms():
+        raise RuntimeError(
+            "track_loss_scale works in backward passes, not under torch.func: differentiate the loss as it is, and "
+            "scale the gradients"
+        )
     layers = [module for module in model.modules() if isinstance(module, RoutedLayer)]
     for layer in layers:
         layer.notice_tracked_loss()

@@ -12,10 +12,11 @@ from torch import nn
 
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_checks import check_positive
-from smoe.nn.learning import Learner, Setting, Step, make_learner
+from smoe.nn.learning import Learner, Setting, Step, make_learner, output_under_transforms, refuse_vmap
 from smoe.nn.sharded_parameters import is_freed, is_sharded, refuse_gate_apart
 from smoe.nn.shared_module import save_once
 from smoe.ops.families import ALL_FAMILIES
+from smoe.ops.registration import has_transforms
 from smoe.ops.routing import Routing, RoutingMap, mark_unranked, weigh
 from smoe.ops.train_routing import ErrorSignal
 from smoe.options import Order
@@ -193,6 +194,9 @@ class RoutedLayer(nn.Module, ABC):
             refuse_gate_apart(self, self.gate)
         if self.training and torch.is_grad_enabled():
             needs_scores = needs_scores or self.weighted or self.active_damping is not None
+            if has_transforms():
+                refuse_vmap(self.learner)
+                needs_scores = True
             return self.learner.route(self.gate, input, self, needs_scores=needs_scores)
         return self.gate.route(input, self) if self.weighted else self.gate.decide(input, self)
 
@@ -223,22 +227,41 @@ class RoutedLayer(nn.Module, ABC):
         return weigh(selected, routing.weights, self.expert_channels) if self.weighted else selected
 
     def _train(self, input: torch.Tensor, routing: Routing) -> torch.Tensor:
-        step = Step(
+        step = self._step(self.prepare(input), routing)
+        if has_transforms():
+            output = output_under_transforms(
+                self.learner,
+                step,
+                {name: value for name, value in self._parameters.items() if value is not None},
+                # A function has no side effects: experts stay as they are.
+                lambda *parts, **parameters: self._step(*parts, **parameters)._replace(restart_experts=None),
+            )
+        else:
+            output = self.learner.output(step)
+        if output.dtype == torch.float16:
+            self._warn_of_untracked_loss()
+        return output
+
+    def _step(self, source: torch.Tensor, routing: Routing, **parameters: torch.Tensor) -> Step:
+        """A forward pass, which keeps its parameters: `functional_call` takes them away before the backward pass."""
+        bank = self
+        if not torch.compiler.is_compiling():
+            bank = object.__new__(type(self))
+            kept = {**self._parameters, **parameters}
+            # Without the last routing, whose scores would live on with it.
+            vars(bank).update(self.__dict__, _parameters=kept, _last_routing=None)
+        return Step(
             gate=self.gate,
             routing=routing,
-            source=self.prepare(input),
-            select=self.select,
-            candidate_products=self.candidate_products,
+            source=source,
+            select=bank.select,
+            candidate_products=bank.candidate_products,
             restart_experts=self.restart_experts,
             expert_channels=self.expert_channels,
             weighted=self.weighted,
             signal=self.signal,
             damping=self.active_damping,
         )
-        output = self.learner.output(step)
-        if output.dtype == torch.float16:
-            self._warn_of_untracked_loss()
-        return output
 
     def prepare(self, input: torch.Tensor) -> torch.Tensor:
         """What the experts work on, `(B, ...)`: the input itself, if single experts can be computed."""

@@ -61,6 +61,4 @@ class _SumOverProcesses(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grad_outputs):
         del ctx
-        gradient = grad_outputs[0].clone()
-        distributed.all_reduce(gradient)
-        return gradient
+        return _sum_over_processes(grad_outputs[0])

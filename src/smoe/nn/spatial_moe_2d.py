@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from smoe.nn.filter_bank import FilterBank, has_transforms
+from smoe.nn.filter_bank import FilterBank
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_checks import (
     check_kernel_size,
@@ -15,7 +15,7 @@ from smoe.nn.grid_checks import (
 )
 from smoe.ops.grid_conv import grid_conv2d
 from smoe.ops.padding import output_grid
-from smoe.ops.routed_conv import dense_routed_conv2d, routed_conv2d
+from smoe.ops.routed_conv import routed_conv2d
 from smoe.options import BiasOwner, Order, PaddingMode
 from smoe.rules import Damping, Rule
 
@@ -111,10 +111,6 @@ class SpatialMoE2d(FilterBank):
 
     def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""
-        if has_transforms():
-            return dense_routed_conv2d(
-                source, self.weight, indices, self.expert_channels, self.stride, self.padding_mode
-            )
         return routed_conv2d(
             source,
             self.weight,

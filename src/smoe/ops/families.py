@@ -8,7 +8,7 @@ import math
 import torch
 
 from smoe.ops.native.library import library_for, num_threads
-from smoe.ops.registration import register_operator
+from smoe.ops.registration import call_operator, has_transforms, register_operator
 from smoe.ops.top_experts import family_members, refuse_nonfinite
 from smoe.ops.triton.availability import why_not_for
 
@@ -54,7 +54,7 @@ def sample_families(scores: torch.Tensor, num_selected: int, seed: torch.Tensor,
     Returns:
         Expert numbers `(1, E, P)`, int32.
     """
-    return torch.ops.smoe.sample_families(scores.detach(), num_selected, seed, noise / BYTES_STD)
+    return call_operator(_sample, scores.detach(), num_selected, seed, noise / BYTES_STD)
 
 
 def shifted_seed(seed: torch.Tensor, place: int) -> torch.Tensor:
@@ -86,7 +86,7 @@ def _unscramble(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _dense_sample(scores: torch.Tensor, num_selected: int, seed: torch.Tensor, factor: float) -> torch.Tensor:
-    if scores.device.type == "cpu" and not torch.compiler.is_compiling():
+    if scores.device.type == "cpu" and not (torch.compiler.is_compiling() or has_transforms()):
         refuse_nonfinite(scores)
     place = torch.arange(scores.shape[1] * scores.shape[2], device=scores.device) & _MASK
     bits = _scramble((place * _PLACE_FACTOR + _scramble(seed & _MASK)) & _MASK)
@@ -131,7 +131,7 @@ def _fake_sample(scores: torch.Tensor, num_selected: int, seed: torch.Tensor, fa
     return scores.new_empty((scores.shape[0], num_selected, scores.shape[2]), dtype=torch.int32)
 
 
-register_operator(
+_sample = register_operator(
     "sample_families(Tensor scores, int num_selected, Tensor seed, float factor) -> Tensor",
     dense=_dense_sample,
     native=_native_sample,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from smoe.ops.registration import has_transforms
+
 
 def gather_experts(outputs: torch.Tensor, indices: torch.Tensor, expert_channels: int = 1) -> torch.Tensor:
     """Keeps, at each pixel, the outputs of the experts selected there.
@@ -29,6 +31,8 @@ def gather_experts(outputs: torch.Tensor, indices: torch.Tensor, expert_channels
     if indices.shape[0] not in (1, batch):
         raise ValueError(f"the routing is for {indices.shape[0]} samples but the experts' output has {batch}")
     channels = fold_channels(indices.long(), expert_channels).expand(batch, -1, -1)
+    if has_transforms():
+        return outputs.flatten(2).gather(1, channels).unflatten(2, grid)
     return _Gather.apply(outputs.flatten(2), channels).unflatten(2, grid)  # type: ignore[union-attr]
 
 
@@ -60,8 +64,6 @@ def fold_channels(indices: torch.Tensor, expert_channels: int) -> torch.Tensor:
 
 class _Gather(torch.autograd.Function):
     # The derivative of `torch.gather` adds where indices repeat, by atomic operations on a GPU.
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(values, channels):  # pyright: ignore[reportIncompatibleMethodOverride]

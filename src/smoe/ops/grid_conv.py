@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from smoe.ops.native.library import library_for
 from smoe.ops.padding import output_grid, wrap_padding
+from smoe.ops.registration import has_transforms
 from smoe.ops.routed_conv import routed_conv2d
 from smoe.options import PaddingMode
 
@@ -25,8 +26,7 @@ def grid_conv2d(
 ) -> torch.Tensor:
     """Convolves with padding that keeps the grid at stride 1. Gradients reach `input`, `weight` and `bias`.
 
-    A tiny convolution in float32 on a CPU is computed as an SMoE layer in which every pixel selects every filter;
-    like that layer, it can be differentiated once only.
+    A tiny convolution in float32 on a CPU is computed as an SMoE layer in which every pixel selects every filter.
 
     Args:
         input: `(B, C, H, W)`.
@@ -50,5 +50,5 @@ def grid_conv2d(
 def _is_tiny(input: torch.Tensor, weight: torch.Tensor) -> bool:
     # For few samples the indices cost more than they save; under autocast the convolution is not in float32.
     is_batch = input.ndim == 4 and input.shape[0] >= 4
-    is_eager = not torch.is_autocast_enabled("cpu")
+    is_eager = not torch.is_autocast_enabled("cpu") and not has_transforms()
     return weight.numel() <= _TINY and is_batch and is_eager and library_for(input, weight) is not None

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from smoe.ops.native.library import library_for
 from smoe.ops.padding import output_grid, wrap_padding
+from smoe.ops.registration import has_transforms
 from smoe.ops.routed_conv import routed_conv2d
 from smoe.options import PaddingMode
 
@@ -31,7 +32,7 @@ def local_conv2d(
             f"weight must be (O, {grid[0]}, {grid[1]}, {input.shape[1]}, kh, kw) for an input of shape "
             f"{tuple(input.shape)} at stride {stride}, got {tuple(weight.shape)}"
         )
-    if library_for(input, weight) is not None and not torch.is_autocast_enabled("cpu"):
+    if library_for(input, weight) is not None and not torch.is_autocast_enabled("cpu") and not has_transforms():
         # Every filter is an expert that one pixel selects.
         filters = weight.flatten(0, 2)
         indices = torch.arange(len(filters), dtype=torch.int32).view(1, -1, grid[0] * grid[1])

@@ -4,7 +4,8 @@ Every operator has one schema. Its dense implementation, in plain PyTorch operat
 native implementation is registered for the CPU and one with Triton kernels for CUDA; another backend would be
 registered in the same way under its own dispatch key. With SMOE_BACKEND=dense in the environment the dense
 implementations are called without the dispatcher: compilers and exporters then see PyTorch's own operations and no
-operator of this library.
+operator of this library. They are called so, too, where the functions of torch.func or forward-mode differentiation
+are at work, which know the derivatives of PyTorch's own operations only.
 """
 
 from __future__ import annotations
@@ -14,18 +15,29 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 BACKEND_VARIABLE = "SMOE_BACKEND"
 
 # Operators are defined by schema and not by torch.library.custom_op, whose Python wrapping takes as long as the kernel
 # of a small layer.
 _LIBRARY = torch.library.Library("smoe", "FRAGMENT")
-_DENSE: dict[str, Callable[..., Any]] = {}
+_DENSE: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def is_dense_only() -> bool:
     """Whether SMOE_BACKEND=dense is set in the environment."""
     return os.environ.get(BACKEND_VARIABLE) == "dense"
+
+
+def has_transforms() -> bool:
+    """Whether a transform of torch.func or forward-mode differentiation is active.
+
+    They need PyTorch's own operations, and none in place.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def register_operator(
@@ -46,7 +58,7 @@ def register_operator(
         fake: Shapes, dtypes and strides of the results, for compilers and the meta device.
         native: Implementation for the CPU; it calls `dense` where it has no kernel.
         cuda: Implementation for CUDA; it calls `dense` where it has no kernel, and imports Triton when it runs.
-        gradients: Backward formula; None if the operator is never differentiated.
+        gradients: Backward formula; None if nothing is differentiated by the arguments of the operator.
         setup_context: Saves what `gradients` needs.
 
     Returns:
@@ -54,7 +66,8 @@ def register_operator(
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
-    _DENSE[name] = dense
+    operator = getattr(torch.ops.smoe, name).default
+    _DENSE[operator] = dense
     if is_dense_only():
         # Programs that were exported with the operators can still be run.
         _LIBRARY.impl(name, dense, "CompositeImplicitAutograd")
@@ -67,11 +80,13 @@ def register_operator(
     torch.library.register_fake(f"smoe::{name}", fake, lib=_LIBRARY)
     if gradients is not None:
         torch.library.register_autograd(f"smoe::{name}", gradients, setup_context=setup_context, lib=_LIBRARY)
-    return getattr(torch.ops.smoe, name).default
+    return operator
 
 
 def call_operator(operator: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls an operator. Where no gradients are recorded, its backward formula is passed over.
+    """Calls an operator, or its dense implementation where transforms are active.
+
+    Where no gradients are recorded, its backward formula is passed over.
 
     PyTorch calls the formula's wrapper, which is written in Python, even if no gradient is needed: it takes as long as
     the kernel of a small layer.
@@ -80,6 +95,8 @@ def call_operator(operator: Callable[..., Any], *arguments: Any) -> Any:
         operator: What `register_operator` returned.
         *arguments: Arguments of the operator.
     """
+    if has_transforms() and operator in _DENSE:
+        return _DENSE[operator](*arguments)
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_dense_only():
         return operator(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
@@ -92,4 +109,4 @@ def plain_operators() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     A program that was exported and decomposed so has PyTorch's own operations only: it runs without this library, and
     other runtimes can read it.
     """
-    return {getattr(torch.ops.smoe, name).default: dense for name, dense in _DENSE.items()}
+    return dict(_DENSE)  # type: ignore[return-value]

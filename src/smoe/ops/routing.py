@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from smoe.ops.registration import is_dense_only
+from smoe.ops.registration import has_transforms, is_dense_only
 
 
 class Routing(NamedTuple):
@@ -72,9 +72,9 @@ def refuses_nonfinite(device: torch.device) -> bool:
     """Whether a selection on a device raises an error where a score is not finite.
 
     On an accelerator the host would have to wait for the device. Plain operations cannot raise in a compiled program,
-    and what is exported may become plain operations.
+    and what is exported may become plain operations. A transform of torch.func may have no single value to look at.
     """
-    is_plain = torch.compiler.is_exporting() or (is_dense_only() and torch.compiler.is_compiling())
+    is_plain = torch.compiler.is_exporting() or (is_dense_only() and torch.compiler.is_compiling()) or has_transforms()
     return device.type == "cpu" and not is_plain
 
 

@@ -8,7 +8,7 @@ import torch
 
 from smoe.ops.families import BYTES_STD, sample_families
 from smoe.ops.native.library import library_for, num_threads
-from smoe.ops.registration import register_operator
+from smoe.ops.registration import call_operator, register_operator
 from smoe.ops.top_experts import refuse_nonfinite
 
 # Numbers of a pixel that the kernel holds at once.
@@ -32,7 +32,7 @@ def sample_factorised(
     Returns:
         Expert numbers `(1, E, P)`, int32.
     """
-    return _sample(keys.detach(), embedding.detach(), num_selected, seed, noise)
+    return call_operator(_sample, keys.detach(), embedding.detach(), num_selected, seed, noise)
 
 
 def _dense(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from smoe.ops.native.library import library_for, num_threads
-from smoe.ops.registration import register_operator
+from smoe.ops.registration import call_operator, has_transforms, register_operator
 from smoe.ops.triton.availability import DTYPES, why_not_for
 from smoe.options import ORDERS, Order
 
@@ -48,13 +48,13 @@ def top_experts(scores: torch.Tensor, num_selected: int, order: Order = "score")
     if order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
     if order == "families":
-        return _rank_families(scores.detach(), num_selected)
-    indices = _rank(scores.detach(), num_selected)
+        return call_operator(_rank_families, scores.detach(), num_selected)
+    indices = call_operator(_rank, scores.detach(), num_selected)
     return indices.sort(dim=1).values if order == "index" and num_selected > 1 else indices
 
 
 def _dense(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
-    if scores.device.type == "cpu" and not torch.compiler.is_compiling():
+    if scores.device.type == "cpu" and not (torch.compiler.is_compiling() or has_transforms()):
         refuse_nonfinite(scores)
     scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     # `max` returns the first of equal values and a stable sort keeps their order: the lower index wins in both.
@@ -85,7 +85,7 @@ def _repeated_max(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
 
 
 def _dense_families(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
-    if scores.device.type == "cpu" and not torch.compiler.is_compiling():
+    if scores.device.type == "cpu" and not (torch.compiler.is_compiling() or has_transforms()):
         refuse_nonfinite(scores)
     scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     # A family smaller than the largest repeats its first expert, which changes no maximum.

@@ -124,9 +124,11 @@ class _TrainRouting(torch.autograd.Function):
     def backward(ctx, *grad_outputs):
         (error,) = grad_outputs
         scores, indices, unit = ctx.saved_tensors
-        damped, gradient = _train_routing_backward(
+        # Where the result is differentiated again, the damped error follows the error; the gate's gradient is constant.
+        is_differentiable = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        damped, gradient = (_dense if is_differentiable else _train_routing_backward)(
             error.flatten(2),
-            scores,
+            scores.detach(),
             indices,
             unit,
             ctx.loss_scale,
@@ -135,26 +137,7 @@ class _TrainRouting(torch.autograd.Function):
             *ctx.options,
         )
         damped = damped.unflatten(2, error.shape[2:])
-        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
-            damped, gradient = without_derivative(error, damped, gradient)
         return (damped, gradient if ctx.needs_input_grad[1] else None) + (None,) * (5 + len(ctx.options))
-
-
-def without_derivative(error: torch.Tensor, *results: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The results of a training rule, which raise an error where they are differentiated again."""
-    return _WithoutDerivative.apply(error, *results)  # type: ignore[return-value]
-
-
-class _WithoutDerivative(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, error, *results):
-        del ctx, error
-        return tuple(result.detach() for result in results)
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        del ctx, grad_outputs
-        raise RuntimeError("the backward pass of an SMoE layer has no derivative: it holds a training rule")
 
 
 def _dense(
@@ -174,7 +157,7 @@ def _dense(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if not _has_choice(error, scores, indices):
         return error.clone(), _no_gradient(scores, trains_gate)
-    errors = choice_errors(error, expert_channels, loss_scale)
+    errors = choice_errors(error.detach(), expert_channels, loss_scale)
     # The largest error is NaN if there is one, and takes a twentieth of the time of looking at all of them.
     is_nonfinite = errors.amax().isfinite().logical_not()
     num_nonfinite += is_nonfinite

@@ -215,3 +215,15 @@ def test_bad_arguments():
         SpatialMoE3d(1, 3, 1, spatial_shape=(2, 2, 2))(torch.randn(1, 1, 4, 4))
     with pytest.raises(ValueError, match=r"indices must be \(1 or 1, E, 12\) for an output volume of \(2, 2, 3\)"):
         SpatialMoE3d(1, 3, 1, spatial_shape=(2, 2, 2))(torch.randn(1, 1, 2, 2, 3))
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "circular", "none"])
+def test_gradients_of_volumes_have_derivatives(padding_mode):
+    torch.manual_seed(0)
+    x = torch.randn(2, 2, 3, 3, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 2, 1, 3, 3, dtype=torch.float64, requires_grad=True)
+    num_voxels = 6 if padding_mode == "none" else 36
+    indices = torch.rand(1, 3, num_voxels).argsort(dim=1)[:, :2].to(torch.int32)
+    assert torch.autograd.gradgradcheck(
+        lambda x, weight: routed_conv3d(x, weight, indices, padding_mode=padding_mode), (x, weight)
+    )

@@ -195,12 +195,6 @@ def test_layers_that_share_a_gate_learn_by_one_rule() -> None:
         other(torch.zeros(1, 1, *GRID))
 
 
-def test_a_second_derivative_is_refused() -> None:
-    layer, (x, target) = make_layer(), make_batches(1)[0]
-    with pytest.raises(RuntimeError, match="training rule, not a gradient"):
-        torch.autograd.grad(F.mse_loss(layer(x), target), layer.weight, create_graph=True)
-
-
 def test_a_tracked_loss_scale_is_divided_out() -> None:
     layers = [make_layer(), make_layer()]
     for x, target in make_batches(4):

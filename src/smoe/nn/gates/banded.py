@@ -16,6 +16,7 @@ from torch import nn
 
 from smoe.nn.gates.gate import SpatialGate
 from smoe.ops.families import experts_of, sample_families, shifted_seed
+from smoe.ops.registration import has_transforms
 from smoe.ops.routing import Routing, nan_where_nonfinite, refuses_nonfinite
 
 # Scores that are held at a time, 128 MB of them; a gate with more works in bands.
@@ -93,10 +94,10 @@ class BandedGate(SpatialGate):
     def works_in_bands(self) -> bool:
         """Whether experts are selected, and the straight-through gradient is computed, without storing all scores.
 
-        A compiled pass stores them: its compiler decides what is kept.
+        A compiled pass stores them: its compiler decides what is kept. So does one under a transform of torch.func.
         """
         is_large = self.num_experts * self.num_pixels > _MAX_SCORES
-        return is_large and self.selects_families and not torch.compiler.is_compiling()
+        return is_large and self.selects_families and not (torch.compiler.is_compiling() or has_transforms())
 
     @property
     def selects_families(self) -> bool:

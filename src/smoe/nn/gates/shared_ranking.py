@@ -19,6 +19,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from smoe.ops.registration import has_transforms
+
 
 class _Kept(NamedTuple):
     """A ranking, the parameters and their states that decided it, and the layers that have read it."""
@@ -50,7 +52,7 @@ class SharedRanking:
             reader: Layer that asks.
             rank: Makes the ranking.
         """
-        if torch.compiler.is_compiling() or not all(map(_is_settled, parameters)):
+        if torch.compiler.is_compiling() or has_transforms() or not all(map(_is_settled, parameters)):
             return rank()
         kept = self._kept
         if kept is None or reader in kept.served or not _is_of(kept, parameters):

@@ -14,6 +14,7 @@ from smoe.nn.geometry.node_order import node_order_of
 from smoe.nn.grid_checks import check_positive
 from smoe.nn.sharded_parameters import is_sharded
 from smoe.ops.graph import Aggregation, check_edges, edge_fingerprints
+from smoe.ops.registration import has_transforms
 from smoe.ops.routed_conv import routed_conv2d
 from smoe.ops.routing import Routing
 
@@ -117,7 +118,7 @@ class GraphMoE(FilterBank):
         num_nodes = self.num_nodes if node_id is None else x.shape[-2]
         # Sizes without -1, which a tensor of no elements does not have.
         samples = x if x.ndim == 3 else x.reshape(x.shape[0] // max(1, num_nodes), num_nodes, self.in_channels)
-        if node_id is None and self.fixed_graph and not torch.compiler.is_compiling():
+        if node_id is None and self.fixed_graph and not (torch.compiler.is_compiling() or has_transforms()):
             self._note_edges(edge_index, x.shape[-2])
         features = self.neighbourhood.features(samples, edge_index, edge_weight, edge_attr, x.shape[-2])
         # Where the scores of all nodes are computed in bands, the rule would learn about all nodes.

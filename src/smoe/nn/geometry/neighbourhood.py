@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from smoe.nn.geometry.graph_memory import GraphMemory, KeptGraph
 from smoe.ops.graph import Aggregation, SparseGraph, check_edges, neighbour_features
 from smoe.ops.graph.edges import AGGREGATIONS, edge_factors, one_self_loop_each, with_all_self_loops
+from smoe.ops.registration import has_transforms
 
 
 class Neighbourhood:
@@ -59,7 +60,7 @@ class Neighbourhood:
         """
         self._check(edge_index, edge_weight, edge_attr)
         dtype = torch.promote_types(x.dtype, torch.float32)
-        is_sorted = x.device.type == "cpu" and not torch.compiler.is_compiling()
+        is_sorted = x.device.type == "cpu" and not (torch.compiler.is_compiling() or has_transforms())
         kept = self._sorted(edge_index, num_nodes) if is_sorted else None
         if kept is not None:
             edges, all_edges = kept.graph, kept.graph.edge_index

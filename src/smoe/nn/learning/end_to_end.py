@@ -6,7 +6,7 @@ import torch
 
 from smoe.nn.learning.learner import Learner, Step
 from smoe.ops.routing_error import end_to_end_gradient
-from smoe.ops.train_routing import train_routing, without_derivative
+from smoe.ops.train_routing import train_routing
 
 
 class EndToEndLearner(Learner):
@@ -39,11 +39,10 @@ class _EndToEnd(torch.autograd.Function):
     def backward(ctx, *grad_outputs):
         (error,) = grad_outputs
         scores, indices, outputs = ctx.saved_tensors
-        signal = (error if outputs is None else error * outputs).flatten(2)
+        # Detached: the gradient of the gate is no function to be differentiated again.
+        signal = (error.detach() if outputs is None else error.detach() * outputs).flatten(2)
         gradient = end_to_end_gradient(scores, indices, signal, ctx.expert_channels)
         gradient = count_nonfinite(gradient, ctx.num_nonfinite)
-        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
-            (gradient,) = without_derivative(error, gradient)
         return error, gradient, None, None, None, None
 
 

@@ -9,6 +9,8 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import nn
+from torch._C._functorch import TransformType, get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters, temporarily_clear_interpreter_stack
 
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.memory import Memory
@@ -43,7 +45,7 @@ class Step(NamedTuple):
             of the families, the product of error and output of each of their experts, `(1, X', P)`, summed over samples
             and outputs; up to a number for each family and pixel, unless the layer is weighted.
         restart_experts: Makes experts copies of others: for each the number of the one it copies, `(X,)`, and a random
-            generator.
+            generator. None if the experts must stay as they are.
         expert_channels: F.
         weighted: Whether the outputs are multiplied by the scores of their experts.
         signal: Loss scale and counter of non-finite errors of the layer.
@@ -55,7 +57,7 @@ class Step(NamedTuple):
     source: torch.Tensor
     select: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     candidate_products: Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]
-    restart_experts: Callable[[torch.Tensor, torch.Generator], None]
+    restart_experts: Callable[[torch.Tensor, torch.Generator], None] | None
     expert_channels: int
     weighted: bool
     signal: ErrorSignal
@@ -149,3 +151,93 @@ def make_learner(rule: Rule, setting: Setting) -> Learner:
     if not (isinstance(kind, type) and issubclass(kind, Learner)):
         raise ValueError(f"the rule {type(rule).__name__} names no learner: set its class attribute `learner`")
     return kind(rule, setting)
+
+
+def output_under_transforms(
+    learner: Learner, step: Step, parameters: dict[str, torch.Tensor], rebuild: Callable[..., Step]
+) -> torch.Tensor:
+    """What `learner.output(step)` computes, for the functions of torch.func and for forward-mode differentiation.
+
+    They differentiate the function that the layer computes. In reverse mode the scores receive what they receive in an
+    ordinary backward pass: the learner then works on plain tensors, outside the transforms, and what it finds is a
+    constant for them.
+
+    Args:
+        learner: Learner of the layer.
+        step: The forward pass.
+        parameters: The layer's own parameters in this pass.
+        rebuild: Makes the step anew of source, routing and parameters by name, all of them plain tensors.
+    """
+    if step.damping is not None:
+        raise RuntimeError(
+            "the damping of errors is no derivative, and torch.func and forward-mode differentiation know no other: "
+            "call layer.eval(), or use loss.backward() or torch.autograd.grad"
+        )
+    selected = step.weighed(step.select(step.source, step.routing.indices))
+    scores, indices = step.routing.scores, step.routing.indices
+    if not learner.trains_scores or step.gate.num_selected == step.gate.num_experts:
+        return selected
+    return _OutputUnderTransforms.apply(
+        selected, scores, learner, rebuild, tuple(parameters), step.weighted, indices, step.source, *parameters.values()
+    )  # type: ignore[return-value]
+
+
+class _OutputUnderTransforms(torch.autograd.Function):
+    @staticmethod
+    def forward(selected, *others):  # pyright: ignore[reportIncompatibleMethodOverride]
+        del others
+        return selected.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        del output
+        _, scores, ctx.learner, ctx.rebuild, ctx.names, ctx.weighted, *others = inputs
+        ctx.save_for_backward(scores, *others)
+        ctx.set_materialize_grads(False)
+        ctx.num_others = len(inputs) - 2
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (error,) = grad_outputs
+        with temporarily_clear_interpreter_stack(), torch.enable_grad():
+            plain_error, scores, indices, source, *values = map(_plain, (error, *ctx.saved_tensors))
+            scores.requires_grad_()
+            parameters = dict(zip(ctx.names, values, strict=True))
+            step = ctx.rebuild(source, Routing(indices, scores, scores, scores), **parameters)
+            output = ctx.learner.output(step)
+            (gradient,) = torch.autograd.grad(output, scores, plain_error, allow_unused=True)
+        return error, gradient, *(None,) * ctx.num_others
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        if ctx.weighted and tangents[1] is not None:
+            raise RuntimeError(
+                "in training mode the scores of a weighted layer have no derivative in forward mode: call layer.eval()"
+            )
+        return tangents[0]
+
+
+_NO_VMAP = (
+    "the gate of an SMoE layer learns within the backward pass, which torch.func.vmap (and jacrev, jacfwd and hessian, "
+    "which use it) cannot divide among samples or networks: call layer.eval() or layer.freeze() first"
+)
+
+
+def refuse_vmap(learner: Learner) -> None:
+    """Raises an error if vmap is active and the learner would have to learn under it.
+
+    Raises:
+        RuntimeError: If the learner trains the scores and one of the active transforms is vmap.
+    """
+    transforms = retrieve_all_functorch_interpreters() if learner.trains_scores else []
+    if any(transform.key() == TransformType.Vmap for transform in transforms):
+        raise RuntimeError(_NO_VMAP)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor below the wrappers of torch.func; they must be switched off."""
+    while is_functorch_wrapped_tensor(tensor):
+        if is_batchedtensor(tensor):
+            raise RuntimeError(_NO_VMAP)
+        tensor = get_unwrapped(tensor)
+    return tensor.detach()

@@ -169,13 +169,13 @@ class _ProbedOutput(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grad_outputs):
         (error,) = grad_outputs
-        if torch.is_grad_enabled():
-            raise RuntimeError("probing has no derivative: it is a training rule, not a gradient")
         difference, slots = ctx.saved_tensors
         memory, step, disturbance = ctx.memory, ctx.step, ctx.disturbance
-        ctx.learner.learn(memory, step, error.flatten(2), difference, slots, disturbance)
-        # A window ends when all layers that share the gate have seen this pass.
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: memory.end_pass(step.gate))
+        # Derivatives that a loss is made of (`create_graph`) are no errors of a prediction: nothing is learned of them.
+        if not torch.is_grad_enabled():
+            ctx.learner.learn(memory, step, error.flatten(2), difference, slots, disturbance)
+            # A window ends when all layers that share the gate have seen this pass.
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: memory.end_pass(step.gate))
         if disturbance is not None:
             error = error.clone(memory_format=torch.contiguous_format)
             error.flatten(2)[:, :, disturbance.pixels] = 0.0

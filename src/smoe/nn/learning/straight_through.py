@@ -136,7 +136,8 @@ class StraightThroughLearner(Learner):
         self.counters["num_passes"] += 1
         self.counters["num_waited"] = 1 if has_learned else self.counters["num_waited"] + 1
         num_passes, patience = self.counters["num_passes"], self.rule.patience
-        if patience > 0 and num_passes % patience == 0 and isinstance(step.gate, FactorisedGate):
+        is_due = patience > 0 and num_passes % patience == 0
+        if is_due and step.restart_experts is not None and isinstance(step.gate, FactorisedGate):
             restart = partial(_restart_unused, step.gate, step.restart_experts, indices, num_passes)
             torch.autograd.Variable._execution_engine.queue_callback(restart)
 
@@ -179,7 +180,8 @@ class _Families(torch.autograd.Function):
         products = step.candidate_products(source, part, ALL_FAMILIES)
         if step.weighted:
             # An estimate from some of the samples, in the size of one from all of them.
-            gradient = _weighted_gradient(scores, indices, products, temperature) * (len(error) / max(1, len(part)))
+            gradient = _weighted_gradient(scores.detach(), indices, products, temperature)
+            gradient = gradient * (len(error) / max(1, len(part)))
             gradient = count_nonfinite(gradient, step.signal.num_nonfinite)
         else:
             # A loss scaler divides all gradients by its factor.
@@ -267,7 +269,7 @@ class _Exchange(torch.autograd.Function):
         (error,) = grad_outputs
         scores, difference, indices, challengers, slots = ctx.saved_tensors
         # The loss scale stays: this is a gradient like that of every other parameter.
-        slopes = observe(error.flatten(2), difference, slots, None).slopes.to(scores.dtype)[None, None]
+        slopes = observe(error.detach().flatten(2), difference, slots, None).slopes.to(scores.dtype)[None, None]
         slopes = count_nonfinite(slopes, ctx.num_nonfinite)
         gradient = torch.zeros_like(scores)
         # A larger score of the challenger makes more of the exchange, a larger one of the incumbent less.

@@ -79,6 +79,12 @@ def neighbour_features(
         with torch.autocast(x.device.type, enabled=False):
             features = _NeighbourFeatures.apply(x.to(dtype), values.to(dtype), edges, root)
         return features.to(x.dtype)  # type: ignore[union-attr]
+    return _plain_features(x, edges, values, num_nodes, root)
+
+
+def _plain_features(
+    x: torch.Tensor, edges: torch.Tensor, values: torch.Tensor, num_nodes: int, root: bool
+) -> torch.Tensor:
     source, target = edges
     nodes = x.reshape(-1, num_nodes, x.shape[2])
     gathered = nodes.index_select(1, source)
@@ -111,6 +117,8 @@ class _NeighbourFeatures(torch.autograd.Function):
         (error,) = grad_outputs
         x, values = ctx.saved_tensors
         graph, root, shape = ctx.graph, ctx.root, ctx.shape
+        if torch.is_grad_enabled():
+            return *_differentiable_gradients(ctx, error, x, values), None, None
         C = shape[2]
         total = None
         by_value = torch.zeros_like(values) if ctx.needs_input_grad[1] else None
@@ -129,6 +137,19 @@ class _NeighbourFeatures(torch.autograd.Function):
             by_node = _from_columns(total, shape)
             by_node = by_node + error[:, :C].transpose(1, 2) if root else by_node.contiguous()
         return by_node, by_value, None, None
+
+
+def _differentiable_gradients(
+    ctx, error: torch.Tensor, x: torch.Tensor | None, values: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of `_NeighbourFeatures` by operations that can be differentiated again."""
+    # Without a gradient of the values the gradient does not depend on the node features: zeros stand for them.
+    x = error.new_zeros(ctx.shape, requires_grad=True) if x is None else x
+    needs = ctx.needs_input_grad[:2]
+    features = _plain_features(x, ctx.graph.edge_index, values, ctx.graph.num_nodes, ctx.root)
+    wanted = [part for part, is_needed in zip((x, values), needs, strict=True) if is_needed]
+    found = iter(torch.autograd.grad(features, wanted, error, create_graph=True))
+    return tuple(next(found) if is_needed else None for is_needed in needs)
 
 
 def _to_columns(x: torch.Tensor, num_nodes: int) -> torch.Tensor:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from smoe.ops.registration import has_transforms
+
 # By where a pixel left its face (3 * row step + column step + 4, a step being -1, 0 or 1): the face that lies there, -1
 # where three faces meet and none does.
 _NEIGHBOUR = (
@@ -139,7 +141,7 @@ def pad_faces(faces: torch.Tensor, width: int, sources: torch.Tensor | None = No
         raise ValueError(f"the border must be at most the {faces.shape[3]} pixels of a side wide, got {width}")
     if width == 0:
         return faces
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or has_transforms():
         return _pad(faces, width) if sources is None else _pad_from(faces, width, sources)
     return _PaddedFaces.apply(faces, width)  # type: ignore[return-value]
 

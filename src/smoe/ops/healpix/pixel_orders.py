@@ -13,6 +13,8 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
+from smoe.ops.registration import has_transforms
+
 HEALPixOrder = Literal["nested", "ring"]
 HEALPIX_ORDERS: tuple[HEALPixOrder, ...] = get_args(HEALPixOrder)
 
@@ -137,7 +139,7 @@ def _directions(coordinates: torch.Tensor) -> torch.Tensor:
 
 def permute_pixels(input: torch.Tensor, pixels: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
     """Orders the pixels of `(B, C, P)` as `pixels` has them; gradients go back by the inverse permutation."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or has_transforms():
         return input.index_select(2, pixels)
     return _Permutation.apply(input, pixels, inverse)  # type: ignore[return-value]
 

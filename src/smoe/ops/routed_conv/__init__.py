@@ -8,10 +8,11 @@ from smoe.ops.autocast import autocast
 from smoe.ops.memory_format import format_of
 from smoe.ops.native.library import library_for
 from smoe.ops.padding import output_grid
-from smoe.ops.registration import call_operator, register_operator
+from smoe.ops.registration import call_operator
 from smoe.ops.routed_conv.choices import assert_in_range, check_choices
 from smoe.ops.routed_conv.cuda import GPU_PLANES
 from smoe.ops.routed_conv.dense import dense_routed_conv2d, dense_routed_conv2d_backward
+from smoe.ops.routed_conv.implementation import Implementation, register_convolution
 from smoe.ops.routed_conv.native import PLANES
 from smoe.ops.routed_conv.reference import reference_routed_conv2d
 from smoe.options import PADDING_MODES, PaddingMode
@@ -31,7 +32,7 @@ def routed_conv2d(
 ) -> torch.Tensor:
     """Applies, at each output pixel, the filters of the experts selected there.
 
-    Gradients reach `input` and `weight`, once. Padding keeps the grid at stride 1.
+    Gradients reach `input` and `weight`. Padding keeps the grid at stride 1.
 
     Args:
         input: `(B, C, H, W)`.
@@ -125,12 +126,13 @@ def _fake(input, weight, indices, expert_channels, stride, padding_mode):
 def _fake_backward(error, input, weight, indices, expert_channels, stride, padding_mode, needs_input, needs_weight):
     del error, expert_channels, stride, padding_mode
     _refuse_mixed_devices(input, weight, indices)
-    return tuple(
+    by_input, by_weight = (
         torch.empty_like(tensor, memory_format=_promised_format(tensor, input, weight))
         if is_needed
         else tensor.new_empty(0)
         for tensor, is_needed in ((input, needs_input), (weight, needs_weight))
     )
+    return by_input, by_weight
 
 
 def _promised_format(like: torch.Tensor, input: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
@@ -138,40 +140,10 @@ def _promised_format(like: torch.Tensor, input: torch.Tensor, weight: torch.Tens
     return format_of(like) if library_for(input, weight) is None else torch.contiguous_format
 
 
-def _setup_context(ctx, inputs, output):
-    del output
-    input, weight, indices, ctx.expert_channels, ctx.stride, ctx.padding_mode = inputs
-    ctx.save_for_backward(input, weight, indices)
-
-
-def _gradients(ctx, error):
-    input, weight, indices = ctx.saved_tensors
-    needs_input, needs_weight = ctx.needs_input_grad[:2]
-    input_gradient, weight_gradient = _routed_conv2d_backward(
-        error, input, weight, indices, ctx.expert_channels, ctx.stride, ctx.padding_mode, needs_input, needs_weight
-    )
-    return (
-        input_gradient if needs_input else None,
-        weight_gradient if needs_weight else None,
-        *(None, None, None, None),
-    )
-
-
-_OPTIONS = "int expert_channels, int stride, str padding_mode"
-_routed_conv2d_backward = register_operator(
-    f"routed_conv2d_backward(Tensor error, Tensor input, Tensor weight, Tensor indices, {_OPTIONS}, bool needs_input, "
-    "bool needs_weight) -> (Tensor, Tensor)",
-    dense=dense_routed_conv2d_backward,
-    native=PLANES.backward,
-    cuda=GPU_PLANES.backward,
-    fake=_fake_backward,
-)
-_routed_conv2d = register_operator(
-    f"routed_conv2d(Tensor input, Tensor weight, Tensor indices, {_OPTIONS}) -> Tensor",
-    dense=dense_routed_conv2d,
-    native=PLANES.forward,
-    cuda=GPU_PLANES.forward,
-    fake=_fake,
-    gradients=_gradients,
-    setup_context=_setup_context,
+_routed_conv2d = register_convolution(
+    "routed_conv2d",
+    dense=Implementation(dense_routed_conv2d, dense_routed_conv2d_backward),
+    native=Implementation(PLANES.forward, PLANES.backward),
+    cuda=Implementation(GPU_PLANES.forward, GPU_PLANES.backward),
+    fake=Implementation(_fake, _fake_backward),
 )

@@ -7,7 +7,8 @@ import math
 import torch
 
 from smoe.ops.autocast import autocast
-from smoe.ops.registration import call_operator, register_operator
+from smoe.ops.registration import call_operator
+from smoe.ops.routed_conv.implementation import Implementation, register_convolution
 from smoe.ops.routed_conv3d.cuda import cuda_routed_conv3d, cuda_routed_conv3d_backward
 from smoe.ops.routed_conv3d.dense import dense_routed_conv3d, dense_routed_conv3d_backward, volume_conv3d
 from smoe.ops.routed_conv3d.grid import VOLUME_PADDINGS, volume_grid
@@ -25,7 +26,7 @@ def routed_conv3d(
     stride: int = 1,
     padding_mode: str = "zeros",
 ) -> torch.Tensor:
-    """Applies, at each voxel, the filters of the experts selected there. Gradients reach `input` and `weight`, once.
+    """Applies, at each voxel, the filters of the experts selected there. Gradients reach `input` and `weight`.
 
     Args:
         input: `(B, C, D, H, W)`.
@@ -84,36 +85,10 @@ def _fake_backward(error, input, weight, indices, expert_channels, stride, paddi
     )
 
 
-def _setup_context(ctx, inputs, output):
-    del output
-    input, weight, indices, ctx.expert_channels, ctx.stride, ctx.padding_mode = inputs
-    ctx.save_for_backward(input, weight, indices)
-
-
-def _gradients(ctx, error):
-    input, weight, indices = ctx.saved_tensors
-    needs_input, needs_weight = ctx.needs_input_grad[:2]
-    input_gradient, weight_gradient = torch.ops.smoe.routed_conv3d_backward(
-        error, input, weight, indices, ctx.expert_channels, ctx.stride, ctx.padding_mode, needs_input, needs_weight
-    )
-    return input_gradient if needs_input else None, weight_gradient if needs_weight else None, None, None, None, None
-
-
-register_operator(
-    "routed_conv3d_backward(Tensor error, Tensor input, Tensor weight, Tensor indices, int expert_channels, "
-    "int stride, str padding_mode, bool needs_input, bool needs_weight) -> (Tensor, Tensor)",
-    dense=dense_routed_conv3d_backward,
-    native=VOLUMES.backward,
-    cuda=cuda_routed_conv3d_backward,
-    fake=_fake_backward,
-)
-_routed_conv3d = register_operator(
-    "routed_conv3d(Tensor input, Tensor weight, Tensor indices, int expert_channels, int stride, str padding_mode) -> "
-    "Tensor",
-    dense=dense_routed_conv3d,
-    native=VOLUMES.forward,
-    cuda=cuda_routed_conv3d,
-    fake=_fake,
-    gradients=_gradients,
-    setup_context=_setup_context,
+_routed_conv3d = register_convolution(
+    "routed_conv3d",
+    dense=Implementation(dense_routed_conv3d, dense_routed_conv3d_backward),
+    native=Implementation(VOLUMES.forward, VOLUMES.backward),
+    cuda=Implementation(cuda_routed_conv3d, cuda_routed_conv3d_backward),
+    fake=Implementation(_fake, _fake_backward),
 )

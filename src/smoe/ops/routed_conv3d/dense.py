@@ -21,16 +21,32 @@ def volume_conv3d(
 
 def _pad(input: torch.Tensor, weight: torch.Tensor, padding_mode: str) -> tuple[torch.Tensor, tuple[int, int, int]]:
     """The input with wrapped borders, and the zeros that the convolution adds."""
-    depth, rows, columns = volume_padding(weight.shape[2:], padding_mode)
     if padding_mode != "circular":
-        return input, (depth, rows, columns)
+        return input, volume_padding(weight.shape[2:], padding_mode)
     padded = input
     # By an index: F.pad wraps at most once around.
-    for axis, extra in ((2, depth), (3, rows), (4, columns)):
-        if extra:
-            size = input.shape[axis]
-            padded = padded.index_select(axis, torch.arange(-extra, size + extra, device=input.device) % size)
+    for axis, index in _wrapped_axes(input, weight):
+        padded = padded.index_select(axis, index)
     return padded, (0, 0, 0)
+
+
+def _unpad(gradient: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, padding_mode: str) -> torch.Tensor:
+    """The transpose of `_pad`: adds the gradient of each wrapped border to the voxels that it copies."""
+    if padding_mode == "circular":
+        for axis, index in reversed(_wrapped_axes(input, weight)):
+            shape = list(gradient.shape)
+            shape[axis] = input.shape[axis]
+            gradient = gradient.new_zeros(shape).index_add(axis, index, gradient)
+    return gradient
+
+
+def _wrapped_axes(input: torch.Tensor, weight: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
+    """For each axis that is padded, the places that the padded axis has."""
+    return [
+        (axis, torch.arange(-(taps // 2), size + taps // 2, device=input.device) % size)
+        for axis, (size, taps) in enumerate(zip(input.shape[2:], weight.shape[2:], strict=True), start=2)
+        if taps > 1
+    ]
 
 
 def dense_routed_conv3d(
@@ -66,16 +82,12 @@ def dense_routed_conv3d_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of input and weight; one that is not needed is empty. `scatter`: as `scatter_experts`."""
     everywhere = scatter(error, indices, weight.shape[0] // expert_channels, expert_channels)
-    with torch.enable_grad():
-        leaf = input.detach().requires_grad_(needs_input)
-        padded, zeros = _pad(leaf, weight, padding_mode)
+    padded, zeros = _pad(input, weight, padding_mode)
     by_padded, by_weight, _ = torch.ops.aten.convolution_backward(
-        *(everywhere, padded.detach(), weight, None, [stride] * 3, list(zeros), [1, 1, 1], False, [0, 0, 0], 1),
+        *(everywhere, padded, weight, None, [stride] * 3, list(zeros), [1, 1, 1], False, [0, 0, 0], 1),
         [needs_input, needs_weight, False],
     )
-    if needs_input and padded is not leaf:
-        (by_padded,) = torch.autograd.grad(padded, leaf, by_padded)
     return (
-        by_padded.contiguous() if needs_input else input.new_empty(0),
+        _unpad(by_padded, input, weight, padding_mode).contiguous() if needs_input else input.new_empty(0),
         by_weight.contiguous() if needs_weight else weight.new_empty(0),
     )
