@@ -214,3 +214,10 @@ def test_gradients_have_derivatives(padding_mode, samples):
     indices = torch.rand(samples, 3, 4).argsort(dim=1)[:, :2].to(torch.int32)
     options = {"expert_channels": 2, "stride": 2, "padding_mode": padding_mode}
     assert torch.autograd.gradgradcheck(lambda x, weight: routed_conv2d(x, weight, indices, **options), (x, weight))
+
+
+@pytest.mark.parametrize("stride", [6, 2**40])
+def test_a_stride_beyond_the_grid_has_one_output(stride):
+    x, weight, indices = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 3, 3), torch.arange(2)[None, :, None]
+    expected = torch.nn.functional.conv2d(x, weight, stride=stride, padding=1)
+    torch.testing.assert_close(routed_conv2d(x, weight, indices, stride=stride), expected)

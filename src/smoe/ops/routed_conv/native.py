@@ -100,6 +100,8 @@ class NativeConvolution:
         """Describes a routed convolution with a routing `(1 or B, E, P)` for the kernels."""
         folded = fold_routing(library, indices, expert_channels)
         batch = len(input) if len(folded) == 1 else 1
+        # A stride beyond the grid has one output whatever it is, but the kernels allocate by it.
+        stride = min(stride, max(input.shape[2:]))
         geometry = self.make_geometry(input.shape, weight.shape, batch, folded.shape[1], stride, padding_mode)
         return Problem(library, geometry, folded)
 
