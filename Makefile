@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test lint types layers unit wheel docs docs-links headline bench simulate simulate-ensemble sanitize faults gpu-compile clean
+.PHONY: demo test lint types layers unit wheel docs docs-links headline bench simulate simulate-ensemble sanitize gpu-compile clean
 
 demo: $(READY)
 	$(BIN)/smoe train heat/smoe --seed 0 --output-dir runs/demo --resume
@@ -125,14 +125,6 @@ sanitize: $(READY) $(SANITIZED)/ready
 		SMOE_LIBRARY_DIR=$(SANITIZED) $(BIN)/pytest tests/ops/native/test_kernels.py tests/ops/native/test_plan.py \
 		tests/ops/native/test_native_training.py tests/ops/test_top_experts.py tests/nn/test_frozen_plan.py \
 		-p no:cacheprovider
-
-# Killed processes, full disks, damaged and hostile files, random calls of the kernels in the builds above, threads, forks
-# and leaks (about 20 minutes on a quiet machine, one core); a run that was stopped goes on. The table is stored in
-# results/faults. Some cases mount small file systems, which needs root.
-# FAULTS="--only kill-train --share 0.1" runs a part of it.
-FAULTS ?=
-faults: $(READY) $(SANITIZED)/ready
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS)
 
 clean:
 	rm -rf .venv build src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

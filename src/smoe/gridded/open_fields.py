@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smoe._integrity import check_netcdf_file, check_zarr_array, check_zarr_coordinates
 from smoe.errors import DataError
 from smoe.gridded.cf_axes import with_pixel_coordinates
 from smoe.gridded.field_source import FieldSource, field_names
@@ -20,14 +21,13 @@ from smoe.gridded.open_files import damage_as_data_error, import_xarray
 from smoe.gridded.time_labels import TimeLabels, read_times
 from smoe.gridded.units import are_same_units
 from smoe.meshes.field_files import is_mesh
-from smoe.meshes.read_mesh import Location
+from smoe.meshes.read_mesh import MESHIO_SUFFIXES, Location
 from smoe.meshes.row_of_nodes import as_row_of_nodes, is_row_of_nodes
 
 if TYPE_CHECKING:
     import xarray as xr
 
 # Formats of meshes, which smoe.read_mesh reads.
-_WITHOUT_DATES = (".vtk", ".vtu", ".msh", ".stl", ".ply", ".obj", ".xdmf")
 
 Data = Any
 """A `xarray.Dataset` or `DataArray`, a path or pattern of paths, or several of these, which are merged."""
@@ -191,7 +191,7 @@ def _open_one(path: Path) -> xr.Dataset:
     chunks = {} if _has_dask() else None
     if not path.exists():
         raise DataError(f"{path} does not exist")
-    if path.suffix.lower() in _WITHOUT_DATES:
+    if path.suffix.lower() in MESHIO_SUFFIXES:
         raise DataError(f"{path} holds no dates: write its series in time as UGRID NetCDF (docs/geometries.md)")
     with damage_as_data_error(path):
         if path.is_dir():
@@ -206,19 +206,14 @@ def _open_one(path: Path) -> xr.Dataset:
             return dataset if is_consolidated else dataset[sorted(dataset.variables, key=str)]
         if path.suffix in GRIB_ENDINGS:
             return open_grib(path) if chunks is None else open_grib(path).chunk(chunks)
-        from smoe.integrity.netcdf_files import check_netcdf_coordinates, check_netcdf_file
-
         check_netcdf_file(path)
-        check_netcdf_coordinates(path)
         return xr.open_dataset(path, engine="netcdf4", chunks=chunks, cache=False, decode_timedelta=False)
 
 
 def _check_zarr(path: Path) -> None:
     import zarr
 
-    from smoe.integrity.zarr_stores import check_zarr_array, check_zarr_claims
-
-    check_zarr_claims(path)
+    check_zarr_coordinates(path)
     group = zarr.open_group(path, mode="r")
     for name, array in group.arrays():
         if len(array.shape) >= 2:

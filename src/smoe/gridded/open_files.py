@@ -11,6 +11,7 @@ from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from smoe._integrity import check_netcdf_file
 from smoe.errors import DataError, naming_extras
 
 if TYPE_CHECKING:
@@ -81,10 +82,7 @@ def damage_as_data_error(path: Path, what: str = "it") -> Iterator[None]:
 
 def open_netcdf(path: Path) -> xr.Dataset:
     """Checks and opens one NetCDF file of any format; values stay on disk until they are asked for."""
-    from smoe.integrity.netcdf_files import check_netcdf_coordinates, check_netcdf_file
-
     check_netcdf_file(path)
-    check_netcdf_coordinates(path)
     return import_xarray().open_dataset(path, engine="netcdf4", cache=False, decode_timedelta=False)
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from smoe._integrity import check_netcdf_file, check_zarr_coordinates
 from smoe.errors import DataError, naming_extras
-from smoe.integrity.netcdf_files import check_netcdf_coordinates, check_netcdf_file
-from smoe.integrity.zarr_stores import check_zarr_claims
 from smoe.meshes.healpix_files import HealpixSphere, find_healpix, read_healpix
 from smoe.meshes.mesh import Mesh
 from smoe.meshes.node_fields import fields_on
@@ -42,17 +41,16 @@ def read_field_file(path: Path, location: str | None) -> Mesh:
 
 
 def check_field_file(path: Path) -> None:
-    """Refuses a NetCDF file or Zarr store that is damaged, has others opened or claims too much memory.
+    """Refuses a NetCDF file or Zarr store that is damaged or incomplete.
 
     Raises:
         DataError: With the reason.
     """
     try:
         if path.is_dir():
-            check_zarr_claims(path)
+            check_zarr_coordinates(path)
         else:
             check_netcdf_file(path)
-            check_netcdf_coordinates(path)
     except DataError as error:
         # Callers begin their messages with the path.
         raise DataError(str(error).removeprefix(str(path)).lstrip(": ")) from error

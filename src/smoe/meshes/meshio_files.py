@@ -1,4 +1,4 @@
-"""Meshes in the formats that meshio reads: vtk, vtu, gmsh, stl, ply and others."""
+"""Meshes in formats that meshio reads."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import torch
 
-from smoe.confined_process import ConfinedError, ConfinedReader
 from smoe.errors import DataError, naming_extras
-from smoe.integrity.hdf5_links import HDF5_SIGNATURE, check_hdf5_links
 from smoe.meshes.mesh import Mesh, edges_of_neighbours, edges_of_sides, sides_of_faces
 
 # Corners of the sides of a cell, by meshio's name of it.
@@ -26,67 +23,38 @@ _SOLID_SIDES = {
     "hexahedron": [(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4), (0, 4), (1, 5), (2, 6), (3, 7)],
 }
 _FLAT = ("triangle", "quad", "polygon")
-_XDMF = (".xdmf", ".xmf")
 
 
-class MeshioFile:
-    """A file, read by meshio in a process of its own: on some damaged files it does not come to an end.
-
-    Args:
-        path: The file.
-
-    Attributes:
-        mesh: The mesh.
-    """
-
-    def __init__(self, path: Path) -> None:
+def _read(path: Path) -> Any:
+    if not path.is_file():
+        raise DataError("is not a regular file, but a pipe, device or folder")
+    with naming_extras(f"reading {path.suffix}"):
         import meshio
-
-        _check_is_one_file(path)
-        said = io.StringIO()
-        # meshio prints what it finds wrong, and ends the process where none of its readers knows a file.
-        with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            # meshio takes the first bytes of a text for a number and multiplies it.
-            warnings.filterwarnings("ignore", message="overflow encountered", category=RuntimeWarning)
-            try:
-                self.mesh = meshio.read(path)
-            except SystemExit as error:
-                reason = " ".join(said.getvalue().split()) or "it is of another format, or damaged"
-                raise DataError(f"meshio cannot read it ({reason})") from error
-
-
-def _check_is_one_file(path: Path) -> None:
-    """Refuses a mesh whose values are in other files, which it can name anywhere.
-
-    Raises:
-        DataError: With what names them.
-    """
-    with path.open("rb") as file:
-        if file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE:
-            check_hdf5_links(path)
-    if path.suffix.lower() in _XDMF:
-        for _, element in ElementTree.iterparse(path):
-            form = element.get("Format", "XML")
-            if element.tag.endswith("DataItem") and form.upper() != "XML":
-                named = (element.text or "").strip()[:100]
-                raise DataError(
-                    f"its values are in another file, {named!r} (Format {form[:20]!r}), which is not opened; convert "
-                    "it to vtu"
-                )
+    if path.suffix.lower() == ".ply" and b"end_header" not in path.read_bytes():
+        # meshio would read beyond the end of the file for ever.
+        raise DataError("is damaged or incomplete: its header has no end; copy or download it again")
+    said = io.StringIO()
+    # meshio prints what it finds wrong, and ends the process where none of its readers knows a file.
+    with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        # meshio takes the first bytes of a text for a number and multiplies it.
+        warnings.filterwarnings("ignore", message="overflow encountered", category=RuntimeWarning)
+        try:
+            # Not by the reader of Ansys, which has the same suffix and waits for what was cut off.
+            return meshio.read(path, "gmsh" if path.suffix.lower() == ".msh" else None)
+        except SystemExit as error:
+            reason = " ".join(said.getvalue().split()) or "it is of another format, or damaged"
+            raise DataError(f"meshio cannot read it ({reason})") from error
+        except Exception as error:  # each format has errors of its own
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise DataError(f"meshio cannot read it, the file is damaged or incomplete ({reason})") from error
 
 
 def read_meshio_file(path: Path, location: str | None) -> Mesh:
     """Reads a mesh by meshio."""
-    with naming_extras(f"reading {path.suffix or path.name}"):
-        import meshio  # noqa: F401
-    try:
-        mesh = ConfinedReader(path, f"{__name__}:MeshioFile", path).get("mesh")
-    except DataError as error:
-        # Callers begin their messages with the path.
-        raise DataError(str(error).removeprefix(str(path)).lstrip(": ")) from error
-    except ConfinedError as error:
-        raise DataError(f"meshio cannot read it ({' '.join(str(error).split())})") from error
+    mesh = _read(path)
     points = np.asarray(mesh.points, dtype=np.float64)
+    if points.ndim != 2 or points.shape[1] > 3:
+        raise DataError(f"its points have the shape {points.shape}, expected one to three coordinates each")
     points = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))
     flat = [_checked(block, len(points)) for block in mesh.cells if block.type in _FLAT]
     if location == "face":

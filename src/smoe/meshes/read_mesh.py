@@ -10,13 +10,16 @@ from smoe.meshes.mesh import Mesh
 
 Location = Literal["node", "face"]
 FIELD_SUFFIXES = (".nc", ".nc4", ".zarr")
+# Formats of meshio that are one file, and whose readers come to an end: Abaqus, tetgen, XDMF and others open files that
+# they name, and that of off waits for what was cut off.
+MESHIO_SUFFIXES = (".vtu", ".vtk", ".msh", ".ply", ".stl", ".obj")
 
 
 def read_mesh(path: str | Path, *, location: Location | None = None) -> Mesh:
     """Reads coordinates, edges and fields of a mesh.
 
-    NetCDF and Zarr may hold a UGRID mesh or a HEALPix sphere and are read by xarray; other formats (vtk, vtu, gmsh,
-    stl, ply, ...) are read by meshio.
+    NetCDF and Zarr may hold a UGRID mesh or a HEALPix sphere and are read by xarray; vtu, vtk, msh (gmsh), ply, stl
+    and obj are read by meshio.
 
     Args:
         path: File, or Zarr folder.
@@ -41,8 +44,13 @@ def read_mesh(path: str | Path, *, location: Location | None = None) -> Mesh:
             from smoe.meshes.field_files import read_field_file
 
             return read_field_file(path, location)
+        if path.suffix.lower() not in MESHIO_SUFFIXES:
+            known = ", ".join((*FIELD_SUFFIXES, *MESHIO_SUFFIXES))
+            raise DataError(f"meshes are read from {known}, got {path.suffix!r}: convert it to .vtu")
         from smoe.meshes.meshio_files import read_meshio_file
 
         return read_meshio_file(path, location)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
+    except (ValueError, IndexError) as error:
+        raise DataError(f"{path}: it cannot be read, the file is damaged or incomplete ({error})") from error

@@ -201,7 +201,7 @@ def test_grib_that_is_wrong(tmp_path: Path) -> None:
     write_grib(path, "pl", SOME[:1])
     content = path.read_bytes()
     path.write_bytes(content[: int(0.7 * len(content)) + 11])
-    with pytest.raises(DataError, match=r"output.pl.20180101 is truncated or damaged: the message at byte"):
+    with pytest.raises(DataError, match=r"output.pl.20180101 is damaged or incomplete: the message at byte"):
         open_ens10(path.parent, "z500", 10)
     path.write_bytes(content + content[: len(content) // 70])
     with pytest.raises(DataError, match="holds z of 1998-01-01, member 1, 2 times"):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from image_files import idx_bytes
-from smoe import file_claims
 from smoe.errors import DataError
 from smoe.paper.images.data.idx import read_idx
 
@@ -53,12 +52,3 @@ def test_refuses(tmp_path, content, message):
     with pytest.raises(DataError, match=message) as caught:
         read_idx(path, 3)
     assert str(path) in str(caught.value)
-
-
-def test_a_compressed_file_takes_no_more_memory_than_its_size_allows(tmp_path, monkeypatch):
-    path = tmp_path / "images.gz"
-    path.write_bytes(gzip.compress(idx_bytes(np.zeros((100, 20, 50), np.uint8)), mtime=0))
-    assert read_idx(path, 3).shape == (100, 20, 50)
-    monkeypatch.setattr(file_claims, "ALLOWANCE", 1000)
-    with pytest.raises(DataError, match=r"images.gz has [0-9]+ bytes, but more than [0-9,]+ when decompressed"):
-        read_idx(path, 3)

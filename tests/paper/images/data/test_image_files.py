@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import os
 import tarfile
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +14,10 @@ import pytest
 import torch
 
 from image_files import IDX_FILES, cifar10_bytes, draw_images, idx_bytes, write_cifar10, write_idx_set
-from smoe import file_claims
 from smoe.errors import DataError
 from smoe.paper.images.data import image_files
 from smoe.paper.images.data.catalogue import IMAGE_SETS
-from smoe.paper.images.data.cifar10 import read_archive, read_cifar10
+from smoe.paper.images.data.cifar10 import read_cifar10
 from smoe.paper.images.data.idx import read_idx
 from smoe.paper.images.data.image_files import read_images
 from smoe.paper.images.data.samples import ImageSamples, split_training
@@ -126,48 +123,6 @@ def test_cifar10_from_its_archive(tmp_path, monkeypatch):
         image_files.IMAGE_SETS, "cifar10", replace(IMAGE_SETS["cifar10"], num_images={"train": 50, "test": 10})
     )
     assert read_images("cifar10", tmp_path, "test").labels.tolist() == list(range(10))
-
-
-def test_an_archive_claims_no_more_memory_than_its_size_allows(tmp_path, monkeypatch):
-    archive = tmp_path / "cifar-10-binary.tar.gz"
-    with tarfile.open(archive, "w:gz") as file:
-        for folder in ("first", "second"):
-            info = tarfile.TarInfo(f"{folder}/test_batch.bin")
-            info.size = 300_000
-            file.addfile(info, io.BytesIO(bytes(info.size)))
-    assert len(read_archive(archive, ("test_batch.bin",))[0]) == 300_000
-    monkeypatch.setattr(file_claims, "ALLOWANCE", 400_000)
-    with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz has .* bytes, but more than .* when decompressed"):
-        read_archive(archive, ("test_batch.bin",))
-
-
-@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.REGTYPE])
-def test_headers_and_other_files_of_an_archive_take_no_more_memory_than_its_size_allows(tmp_path, monkeypatch, kind):
-    archive = tmp_path / "cifar-10-binary.tar.gz"
-    info = tarfile.TarInfo("another")
-    info.type, info.size = kind, 20_000_000
-    with gzip.GzipFile(archive, "wb") as file:
-        file.write(info.tobuf(tarfile.GNU_FORMAT) + bytes(info.size))
-    monkeypatch.setattr(file_claims, "ALLOWANCE", 400_000)
-    tracemalloc.start()
-    with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz has .* bytes, but more than .* when decompressed"):
-        read_archive(archive, ("test_batch.bin",))
-    assert tracemalloc.get_traced_memory()[1] < 10_000_000
-    tracemalloc.stop()
-
-
-def test_a_sparse_file_of_an_archive_takes_no_more_memory_than_its_size_allows(tmp_path, monkeypatch):
-    archive = tmp_path / "cifar-10-binary.tar.gz"
-    with tarfile.open(archive, "w:gz", format=tarfile.PAX_FORMAT) as file:
-        info = tarfile.TarInfo("test_batch.bin")
-        # A map of one part of 512 bytes at the end of two million.
-        content = b"1\n2000000\n512\n".ljust(512, b"\0") + bytes(512)
-        info.size = len(content)
-        info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "2000512"}
-        file.addfile(info, io.BytesIO(content))
-    monkeypatch.setattr(file_claims, "ALLOWANCE", 400_000)
-    with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz: it claims .* GB of memory"):
-        read_archive(archive, ("test_batch.bin",))
 
 
 def test_pipes_and_devices_are_refused(tmp_path):

@@ -12,7 +12,7 @@ import xarray as xr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smoe.integrity.netcdf_files import check_netcdf_file
+from smoe._integrity import check_netcdf_file
 from smoe.paper.weather.data import GRIDS, DataError, open_source
 from weather_files import times_of_year, weatherbench2_dataset, write_weatherbench, write_weatherbench2
 

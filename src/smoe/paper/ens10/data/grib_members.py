@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from smoe.confined_process import ConfinedReader
+from smoe._integrity import check_grib_file
 from smoe.errors import DataError
 from smoe.gridded.grib_files import import_cfgrib
-from smoe.gridded.grib_integrity import check_grib_file
 from smoe.gridded.open_files import damage_as_data_error
 from smoe.paper.ens10.data.global_grid import check_global
 from smoe.paper.ens10.data.member_files import MemberFile, OpenMembers, check_numbers
@@ -31,36 +30,15 @@ _GRID_KEYS = (
 )
 
 
-class ConfinedGribMembers(OpenMembers):
-    """Reads a file in another process, which a damaged file can end.
-
-    Args:
-        file: File of one date, or as downloaded.
-        task: Task that selects the fields.
-    """
-
-    def __init__(self, file: MemberFile, task: EnsembleTask) -> None:
-        _import_messages()
-        self._path = file.path
-        with damage_as_data_error(file.path):
-            check_grib_file(file.path)
-            self._reader = ConfinedReader(file.path, f"{__name__}:GribMembers", file, task)
-            self.grid, self.starts = self._reader.get("grid"), self._reader.get("starts")
-
-    def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:
-        """Returns all members of a variable, with missing values as NaN."""
-        with damage_as_data_error(self._path, f"{variable.grib_short_name} of {start}"):
-            return self._reader.call("read", variable, start)
-
-
 class GribMembers(OpenMembers):
     """Reads a file of one date, or a file as downloaded, which holds twenty years, three leads and eleven levels."""
 
     def __init__(self, file: MemberFile, task: EnsembleTask) -> None:
         messages = _import_messages()
         self._path = file.path
-        self._stream = messages.FileStream(str(file.path), errors="raise")
         with damage_as_data_error(file.path):
+            check_grib_file(file.path)
+            self._stream = messages.FileStream(str(file.path), errors="raise")
             # No index is written beside the data: the folder may be read-only, and an index may be out of date.
             index = messages.FileIndex.from_fieldset(self._stream, [*_KEYS, *_GRID_KEYS])
         self._offsets: dict[tuple[str, np.datetime64], dict[int, Any]] = {}

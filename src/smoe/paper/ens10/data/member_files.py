@@ -89,9 +89,9 @@ def open_members(file: MemberFile, task: EnsembleTask) -> OpenMembers:
 
         opened: OpenMembers = NetcdfMembers(file, task)
     else:
-        from smoe.paper.ens10.data.grib_members import ConfinedGribMembers
+        from smoe.paper.ens10.data.grib_members import GribMembers
 
-        opened = ConfinedGribMembers(file, task)
+        opened = GribMembers(file, task)
     for start in opened.starts:
         file.check_start(start)
     return opened

@@ -10,18 +10,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from smoe.errors import DataError
-from smoe.file_claims import largest_claim
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_PIECE = 1 << 20
 
 
 def read_content(path: Path) -> bytes:
     """Returns the content of a file, decompressed if it is compressed by gzip, whatever its name.
 
     Raises:
-        DataError: If the file cannot be read, its compression is damaged, or it would take more memory than
-            `smoe.file_claims` allows.
+        DataError: If the file cannot be read, or its compression is damaged.
     """
     try:
         # A pipe would be waited for, and a device may never end.
@@ -29,28 +26,11 @@ def read_content(path: Path) -> bytes:
             raise DataError(f"{path} is not a regular file, but a pipe, device or folder")
         with path.open("rb") as file:
             is_compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-        return _decompress(path) if is_compressed else path.read_bytes()
+        return gzip.decompress(path.read_bytes()) if is_compressed else path.read_bytes()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is damaged: {error}; get the file again") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def _decompress(path: Path) -> bytes:
-    # The pieces and the whole exist at the same time.
-    largest = largest_claim(path) // 2
-    pieces: list[bytes] = []
-    num_bytes = 0
-    with gzip.open(path) as file:
-        while piece := file.read(_PIECE):
-            num_bytes += len(piece)
-            if num_bytes > largest:
-                raise DataError(
-                    f"{path} has {path.stat().st_size:,} bytes, but more than {largest:,} when decompressed: it is no "
-                    "file of images; decompress it yourself if you trust it"
-                )
-            pieces.append(piece)
-    return b"".join(pieces)
 
 
 def check_published(

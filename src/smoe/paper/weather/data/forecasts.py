@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smoe._integrity import check_netcdf_file, check_zarr_array, check_zarr_coordinates
 from smoe.errors import DataError
 from smoe.gridded.grid import Grid
 from smoe.gridded.open_files import damage_as_data_error, import_xarray
-from smoe.integrity.netcdf_files import check_netcdf_coordinates, check_netcdf_file
-from smoe.integrity.zarr_stores import check_zarr_array, check_zarr_claims
 from smoe.paper.atmosphere.axes import LEVEL_NAMES, Orientation, find_levels, find_orientation
 from smoe.paper.atmosphere.units import check_units
 from smoe.paper.atmosphere.variables import VARIABLES, Variable, parse_channel
@@ -179,10 +178,9 @@ class ForecastFile:
 def _open(path: Path) -> xr.Dataset:
     xarray = import_xarray()
     if path.is_dir():
-        check_zarr_claims(path)
+        check_zarr_coordinates(path)
         return xarray.open_dataset(path, engine="zarr", chunks=None, consolidated=False, decode_timedelta=True)
     if not path.exists():
         raise DataError(f"there are no forecasts in {path}")
     check_netcdf_file(path)
-    check_netcdf_coordinates(path)
     return xarray.open_dataset(path, engine="netcdf4", cache=False, decode_timedelta=True)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smoe._integrity import check_zarr_array, check_zarr_coordinates
 from smoe.errors import DataError, naming_extras
 from smoe.gridded.open_files import OpenFiles, damage_as_data_error, import_xarray
-from smoe.integrity.zarr_stores import check_zarr_array, check_zarr_claims
 from smoe.paper.atmosphere.time_axis import read_time_axis
 from smoe.paper.atmosphere.variables import (
     CONSTANTS,
@@ -109,7 +109,7 @@ def _open_zarr(path: Path) -> xr.Dataset:
     xr = import_xarray()
     with naming_extras("reading a Zarr store"):
         import zarr
-    check_zarr_claims(path)
+    check_zarr_coordinates(path)
     # A request for consolidated metadata that do not exist would warn.
     group = zarr.open_group(path, mode="r")
     is_consolidated = group.metadata.consolidated_metadata is not None

@@ -1,0 +1,247 @@
+"""Whether data files are whole. The libraries that read them take lost values for fill values, or skip them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import struct
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from smoe.errors import DataError
+
+_REMEDY = "copy or download it again"
+_MOST_CHUNKS = 10_000_000
+
+
+def check_grib_file(path: Path) -> None:
+    """Refuses a file that is cut off inside a message, which ecCodes skips.
+
+    A file that is cut off between two messages is a shorter file, and is not noticed.
+    """
+    size, place = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while place < size:
+            file.seek(place)
+            header = file.read(16)
+            if not header.startswith(b"GRIB"):
+                # Between messages there may be headers of telecommunication, which are longer; padding is zeros.
+                if size - place >= 16 or not any(header):
+                    return
+                length = size
+            elif header[7:8] == b"\x02" and len(header) == 16:
+                length = int.from_bytes(header[8:], "big")
+            else:
+                length = int.from_bytes(header[4:7], "big")
+                # Messages of edition 1 of more than 8 MB have another count of bytes, which depends on their sections.
+                if header[7:8] != b"\x01" or length >= 0x800000:
+                    return
+            file.seek(max(0, place + length - 4))
+            if place + length > size or file.read(4) != b"7777":
+                raise DataError(
+                    f"{path} is damaged or incomplete: the message at byte {place} does not end within its {size} "
+                    f"bytes; {_REMEDY}"
+                )
+            place += length
+
+
+def check_netcdf_file(path: Path) -> None:
+    """Refuses what is no NetCDF file, and a classic file (CDF-1, 2 or 5) that is shorter than its header says.
+
+    The length of NetCDF-4 is compared by HDF5 itself. Call it before anything else opens the file.
+    """
+    if not path.is_file():
+        raise DataError(f"{path} is not a regular file, but a pipe, device or folder")
+    length = path.stat().st_size
+    if length == 0:
+        raise DataError(f"{path} is empty; {_REMEDY}")
+    with path.open("rb") as file:
+        start = file.read(8)
+        if start == b"\x89HDF\r\n\x1a\n":
+            return
+        if start[:3] != b"CDF" or start[3:4] not in (b"\x01", b"\x02", b"\x05"):
+            raise DataError(f"{path} is no NetCDF file: it begins with {start!r}; {_REMEDY}")
+        file.seek(4)
+        try:
+            expected = _classic_length(_ClassicHeader(file, start[3], length))
+        except EOFError:
+            raise DataError(f"{path} ends inside its header after {length} bytes; {_REMEDY}") from None
+        except (IndexError, ValueError) as error:
+            raise DataError(f"{path}: its header is damaged ({error}); {_REMEDY}") from None
+    if expected is None:
+        raise DataError(f"{path}: it was written as a stream, without the number of its records; copy it by nccopy")
+    if length < expected:
+        raise DataError(f"{path} is truncated: its header declares {expected} bytes, it has {length}; {_REMEDY}")
+
+
+class _ClassicHeader:
+    """Big-endian numbers of a classic header; CDF-5 counts and sizes have 8 bytes, CDF-2 and 5 offsets have 8."""
+
+    def __init__(self, file: BinaryIO, version: int, length: int) -> None:
+        self.file, self.version, self.length = file, version, length
+
+    def number(self, is_long: bool) -> int:
+        data = self.file.read(8 if is_long else 4)
+        if len(data) < (8 if is_long else 4):
+            raise EOFError
+        return struct.unpack(">Q" if is_long else ">I", data)[0]
+
+    def count(self) -> int:
+        return self.number(self.version == 5)
+
+    def skip(self, num_bytes: int) -> None:
+        # Padded to four bytes. Beyond the end of the file, seek would not complain.
+        target = self.file.tell() + num_bytes + (-num_bytes) % 4
+        if target > self.length:
+            raise EOFError
+        self.file.seek(target)
+
+    def entries(self, tag: int) -> Iterator[None]:
+        found, length = self.number(False), self.count()
+        if found not in (0, tag) or (found == 0 and length != 0):
+            raise ValueError(f"list tag {found} with {length} entries where {tag} belongs")
+        for _ in range(length):
+            self.skip(self.count())  # the name
+            yield
+
+    def type_size(self) -> int:
+        kind = self.number(False)
+        if kind not in range(1, 12):
+            raise ValueError(f"no type has the number {kind}")
+        # byte, char, short, int, float, double, then the unsigned and 64-bit ones of CDF-5.
+        return (1, 1, 2, 4, 4, 8, 1, 2, 4, 8, 8)[kind - 1]
+
+    def skip_attributes(self) -> None:
+        for _ in self.entries(12):
+            size = self.type_size()
+            self.skip(size * self.count())
+
+
+def _classic_length(header: _ClassicHeader) -> int | None:
+    """The length by the file format specification: records, dimensions, attributes, variables with their offsets."""
+    num_records = header.count()
+    dimensions = [header.count() for _ in header.entries(10)]
+    header.skip_attributes()
+    ends, records = [0], []
+    for _ in header.entries(11):
+        lengths = [dimensions[header.count()] for _ in range(header.count())]
+        header.skip_attributes()
+        size = header.type_size()
+        header.count()  # vsize, which cannot hold large sizes in CDF-1 and 2; the dimensions say it exactly
+        begin = header.number(header.version != 1)
+        # The record dimension has length 0 and comes first.
+        if lengths and lengths[0] == 0:
+            records.append((begin, size * prod(lengths[1:])))
+        else:
+            ends.append(begin + size * prod(lengths))
+    if records and num_records == (2**64 - 1 if header.version == 5 else 2**32 - 1):
+        return None
+    # Records of all variables follow each other, each padded to four bytes, unless there is one such variable only.
+    sizes = [size for _, size in records]
+    stride = sizes[0] if len(sizes) == 1 else sum(size + (-size) % 4 for size in sizes)
+    ends += [begin + (num_records - 1) * stride + size for begin, size in records if num_records]
+    # The padding after the very last value may be missing; the values may not.
+    return max(header.file.tell(), *ends)
+
+
+def check_zarr_coordinates(store: Path) -> None:
+    """Refuses a store that lacks a chunk of a coordinate, or has words of CF that are no texts.
+
+    The values of a coordinate differ: a writer that leaves out chunks of fill values leaves out one of a single value
+    at most.
+    """
+    import zarr
+
+    for name, array in zarr.open_group(store, mode="r").arrays():
+        for word in ("standard_name", "axis", "units", "calendar", "grid_mapping", "bounds", "coordinates", "cf_role"):
+            if not isinstance(value := array.attrs.get(word, ""), str):
+                raise DataError(f"{store}: the attribute {word} of {name} must be a text, got {str(value)[:100]}")
+        # Version 2 of the format has no names of dimensions; xarray keeps them in an attribute.
+        names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS", ())
+        if isinstance(names, (list, tuple)) and tuple(names) == (name,):
+            (length,), (chunk,) = array.shape, array.shards or array.chunks
+            for number in range(-(-length // chunk)):
+                key = array.metadata.encode_chunk_key((number,))
+                if min(chunk, length - number * chunk) > 1 and not _size(store / name / key):
+                    raise DataError(f"{store}: the coordinate {name} lacks the chunk {name}/{key}; copy it again")
+
+
+def check_zarr_array(store: Path, name: str, *, may_begin_late: int = 0, may_have_mask: bool = False) -> None:
+    """Refuses an array of which a chunk is missing or empty; in shards, of which an inner chunk is.
+
+    The library reads such a chunk as fill values. It was lost, or held fill values only and the writer left it out,
+    which is the default of Zarr 3 (`write_empty_chunks=False`); nothing in the store tells one from the other.
+
+    Args:
+        store: Folder of the group.
+        name: Name of the array in it; versions 2 and 3 of the format.
+        may_begin_late: Chunks may be missing whose first axis ends at or before this index, if missing values are NaN:
+            accumulated fields have no value at the first times.
+        may_have_mask: All chunks of a place, along the first axis, may be missing, if missing values are NaN: land in a
+            field of the sea.
+    """
+    import zarr
+
+    array: Any = zarr.open_group(store, mode="r")[name]
+    outer = tuple(array.shards or array.chunks)
+    counts = [-(-length // chunk) for length, chunk in zip(array.shape, outer, strict=True)]
+    is_nan = array.fill_value is not None and array.fill_value != array.fill_value
+    num_late = may_begin_late // outer[0] if outer and is_nan else 0
+
+    if prod(counts) > _MOST_CHUNKS:
+        raise DataError(f"{store}: {name} claims {prod(counts):,} chunks; its metadata are damaged, copy it again")
+
+    @functools.cache
+    def is_written(*position: int) -> bool:
+        return _size(store / name / array.metadata.encode_chunk_key(position)) > 0
+
+    @functools.cache
+    def is_masked(*place: int) -> bool:
+        return not any(is_written(first, *place) for first in range(counts[0]))
+
+    # A place of a single chunk may have been lost, and so may all places.
+    may_have_mask = may_have_mask and is_nan and array.shards is None and len(counts) >= 3 and counts[0] > 1
+    may_have_mask = may_have_mask and any(is_written(*each) for each in itertools.product(*map(range, counts)))
+    lost: list[str] = []
+    for position in itertools.product(*map(range, counts)):
+        key = array.metadata.encode_chunk_key(position)
+        if position and position[0] < num_late:
+            continue
+        if is_written(*position):
+            absent = [] if array.shards is None else _absent_in_shard(array, store / name / key, position)
+            lost += [f"{name}/{key} inner chunk {inner}" for inner in absent]
+        elif not (may_have_mask and is_masked(*position[1:])):
+            lost.append(f"{name}/{key}")
+    if lost:
+        raise DataError(
+            f"{store}: {name} lacks {len(lost)} chunks of its {prod(counts)} chunk files, the first {lost[0]}, which "
+            "would read as fill values; copy the store again, or, if its writer left out chunks of fill values, write "
+            "it with write_empty_chunks=True"
+        )
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _absent_in_shard(array: Any, path: Path, position: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Inner chunks that a shard does not hold. What lies beyond the array was never written."""
+    codec = array.metadata.codecs[0]
+    per_axis = [shard // chunk for shard, chunk in zip(array.shards, array.chunks, strict=True)]
+    # A shard ends (or begins) with an index: offset and length of every inner chunk, 16 bytes each, then a checksum.
+    num_bytes = 16 * prod(per_axis)
+    with path.open("rb") as file:
+        if codec.index_location.value != "start":
+            file.seek(-num_bytes - 4 * (len(codec.index_codecs) - 1), os.SEEK_END)
+        index = np.frombuffer(file.read(num_bytes), "<u8").reshape(*per_axis, 2)
+    inside = [
+        slice(0, -(-(length - place * shard) // chunk))
+        for length, place, shard, chunk in zip(array.shape, position, array.shards, array.chunks, strict=True)
+    ]
+    absent = (index[*inside] == 2**64 - 1).all(axis=-1)
+    return [tuple(int(number) for number in place) for place in np.argwhere(absent)]
