@@ -65,7 +65,7 @@ def check_netcdf_file(path: Path) -> None:
         if start == b"\x89HDF\r\n\x1a\n":
             return
         if start[:3] != b"CDF" or start[3:4] not in (b"\x01", b"\x02", b"\x05"):
-            raise DataError(f"{path} is no NetCDF file: it begins with {start!r}; {_REMEDY}")
+            raise DataError(f"{path} is not a NetCDF file: it begins with {start!r}; {_REMEDY}")
         file.seek(4)
         try:
             expected = _classic_length(_ClassicHeader(file, start[3], length))
