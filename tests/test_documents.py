@@ -135,7 +135,7 @@ def test_the_readme_fits_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for line in block.splitlines():
         assert main(shlex.split(line)[1:]) == 0, line
     assert Path("predicted.nc").is_file() and Path("runs/mine/report.html").is_file()
-    assert "validation period 2016-01-01 to 2016-12-31" in capsys.readouterr().out
+    assert "of the validation period, 2016-01-01 to 2016-12-31" in capsys.readouterr().out
 
 
 def test_the_readme_is_short():
