@@ -125,10 +125,10 @@ def test_one_expert_at_each_pixel_has_the_colour_of_its_bar(browser: Browser, tm
     open_page(browser, tmp_path, sample_report(places=places, gates=(random_gate(places, 3, 1),), error_maps=()))
     options = "[...document.querySelectorAll('#run-0-routing select option')].map((one) => one.value)"
     assert browser.evaluate(options) == ["first", "one"]
-    swatches = "[...document.querySelectorAll('#run-0-routing .swatch')].map((one) => one.style.background)"
+    legend = "[...document.querySelectorAll('#run-0-routing .legend path')].map((one) => one.getAttribute('stroke'))"
     bars = "[...document.querySelectorAll('#run-0-use .bar')].map((one) => one.getAttribute('fill'))"
-    in_bars = {colour.replace(" ", ", ") for colour in browser.evaluate(bars)}
-    assert set(browser.evaluate(swatches)) == in_bars and len(in_bars) == 3
+    in_bars = set(browser.evaluate(bars))
+    assert set(browser.evaluate(legend)) == in_bars and len(in_bars) == 3
 
 
 def test_the_gain_over_the_plain_net_is_beside_the_error(browser: Browser, tmp_path: Path) -> None:
@@ -223,19 +223,17 @@ def test_a_map_whose_first_row_is_in_the_south_has_it_below(browser: Browser, tm
     assert point_at(browser, "#run-0-routing canvas", 0.1, 0.9)[0] == "y 0 km, x 0 km (row 0, column 0)"
 
 
-def test_a_globe_can_be_turned(browser: Browser, tmp_path: Path) -> None:
+def test_a_globe_is_seen_from_all_sides(browser: Browser, tmp_path: Path) -> None:
     places = place_samples()["globe"]
     open_page(browser, tmp_path, sample_report(places=places, gates=(random_gate(places),), error_maps=()))
-    seen = [picture(browser, "#run-0-routing")]
-    views = "#run-0-routing .control:nth-child(4) select"
-    set_value(browser, views, "round", "change")
-    seen.append(picture(browser, "#run-0-routing"))
-    set_value(browser, "#run-0-routing .control:nth-child(5) input", 90, "input")
-    seen.append(picture(browser, "#run-0-routing"))
-    assert len(set(seen)) == 3
-    set_value(browser, "#run-0-routing .control:nth-child(6) input", 0, "input")
-    # The middle of what is seen is the place that it was turned to.
-    assert "90°E" in point_at(browser, "#run-0-routing canvas", 0.5, 0.49)[0]
+    seen, view = [picture(browser, "#run-0-routing")], "#run-0-routing .control:nth-child(4) input"
+    # The middle of the left half is the place that is seen from above; that of the right half is opposite.
+    for number, left, right in ((1, " 0°", "180°"), (2, "90°E", "90°W"), (3, "82.5°N", "82.5°S")):
+        set_value(browser, view, number, "input")
+        seen.append(picture(browser, "#run-0-routing"))
+        assert left in point_at(browser, "#run-0-routing canvas", 0.25, 0.501)[0]
+        assert right in point_at(browser, "#run-0-routing canvas", 0.75, 0.501)[0]
+    assert len(set(seen)) == 4
 
 
 def test_classes_lie_under_the_routing(browser: Browser, tmp_path: Path) -> None:
@@ -300,26 +298,26 @@ def test_nothing_is_wider_than_the_window(browser: Browser, tmp_path: Path, widt
 
 
 def test_dark_and_light(browser: Browser, tmp_path: Path) -> None:
-    open_page(browser, tmp_path, sample_report())
+    places = place_samples()["projected"]
+    open_page(browser, tmp_path, sample_report(places=places, gates=(random_gate(places),), error_maps=()))
     back = "getComputedStyle(document.body).backgroundColor"
-    assert browser.evaluate(back) == "rgb(255, 255, 255)"
-    browser.evaluate("document.getElementById('theme').click()")
-    assert browser.evaluate(back) == "rgb(20, 23, 27)"
-    browser.call("Emulation.setEmulatedMedia", media="print")
-    assert browser.evaluate(back) == "rgb(255, 255, 255)"
+    # Numbers beside a picture are as dark or light as other text.
+    tick = "getComputedStyle(document.querySelector('.field span')).color"
+    assert (browser.evaluate(back), browser.evaluate(tick)) == ("rgb(255, 255, 255)", "rgb(89, 98, 109)")
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.call("Emulation.setEmulatedMedia", media="", features=dark)
+    assert (browser.evaluate(back), browser.evaluate(tick)) == ("rgb(20, 23, 27)", "rgb(163, 173, 184)")
+    browser.call("Emulation.setEmulatedMedia", media="print", features=dark)
+    assert (browser.evaluate(back), browser.evaluate(tick)) == ("rgb(255, 255, 255)", "rgb(89, 98, 109)")
     assert browser.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
     browser.call("Emulation.setEmulatedMedia", media="", features=[{"name": "prefers-color-scheme", "value": "light"}])
 
 
-def test_a_dark_page_is_printed_with_black_lines(browser: Browser, tmp_path: Path) -> None:
-    places = place_samples()["projected"]
-    open_page(browser, tmp_path, sample_report(places=places, gates=(random_gate(places),), error_maps=()))
-    browser.evaluate("document.getElementById('theme').click()")
-    dark = picture(browser, "#run-0-routing")
+def test_all_runs_are_printed(browser: Browser, tmp_path: Path) -> None:
+    open_page(browser, tmp_path, sample_report("a"), sample_report("b", 1))
     browser.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert picture(browser, "#run-0-routing") != dark
-    browser.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert picture(browser, "#run-0-routing") == dark
+    for number in (0, 1):
+        assert browser.evaluate(f"document.querySelectorAll('#run-{number} canvas').length") == 3
 
 
 @pytest.mark.parametrize("kind", ["points", "flat mesh"])

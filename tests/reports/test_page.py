@@ -17,11 +17,11 @@ import pytest
 
 from sample_reports import GRID, class_sample, place_samples, random_gate, sample_report
 from smoe.errors import DataError
-from smoe.experiments.report_parts import Places
+from smoe.experiments.report_parts import Axis, Places
 from smoe.reports import page
-from smoe.reports.array_pack import ArrayPack
+from smoe.reports.maps import make_views, take, thinned
 from smoe.reports.markup import escape, script_json, tag
-from smoe.reports.page_data import DETAILS, Detail, Thinning, page_data
+from smoe.reports.page_data import DETAILS, ArrayPack, Detail, page_data
 from smoe.reports.run_report import RunReport
 from smoe.reports.score_sheet import show_number
 
@@ -61,8 +61,10 @@ def data_of(text: str) -> tuple[dict[str, Any], bytes]:
 
 
 def read(block: bytes, reference: dict[str, Any]) -> np.ndarray:
-    kind = {"u8": np.uint8, "u16": np.uint16, "i16": np.int16, "i32": np.int32, "f32": np.float32}[reference["type"]]
+    kind = {"u8": np.uint8, "u16": np.uint16, "i32": np.int32}[reference["type"]]
     values = np.frombuffer(block, kind, reference["count"], reference["at"])
+    if reference.get("steps"):
+        return np.cumsum(values, dtype=values.dtype)
     if "step" not in reference:
         return values
     return np.where(values == 65535, np.nan, reference["low"] + values * reference["step"])
@@ -141,10 +143,10 @@ def test_the_arrays_hold_the_routing_and_the_errors() -> None:
         bits = bits.reshape(gate.num_experts, -1)
         for pixel in range(bits.shape[1]):
             assert set(np.flatnonzero(bits[:, pixel])) == set(gate.choices[:, pixel])
-    error = plain["runs"][0]["errors"][0]
+    error, gain = plain["runs"][0]["errors"][0]["maps"]
     np.testing.assert_allclose(read(block, error["values"]), report.error_maps[0].values.ravel(), rtol=0, atol=2e-5)
     # The plain net has twice the error everywhere: half of it is removed.
-    np.testing.assert_allclose(read(block, error["gain"]), 50.0, rtol=0, atol=1e-3)
+    np.testing.assert_allclose(read(block, gain["values"]), 50.0, rtol=0, atol=1e-3)
 
 
 def test_experts_of_another_run_are_paired_with_those_of_the_first() -> None:
@@ -163,40 +165,84 @@ def test_a_page_that_is_too_large_has_less_detail(monkeypatch: pytest.MonkeyPatc
     places = Places.globe(np.linspace(-89.5, 89.5, 180), np.arange(360.0))
     report = sample_report(places=places, gates=(random_gate(places, 40, 8),), regions=None, error_maps=())
     whole = page.make_page([report], WRITTEN)
-    assert data_of(whole)[0]["runs"][0]["gates"][0]["places"]["step"] == 1
+    assert data_of(whole)[0]["places"][0]["step"] == 1
     assert len(whole.encode()) < page.MAX_BYTES
     monkeypatch.setattr(page, "MAX_BYTES", 500_000)
     less = page.make_page([report], WRITTEN)
     assert len(less.encode()) < 500_000
-    gate = data_of(less)[0]["runs"][0]["gates"][0]
-    assert gate["places"]["step"] > 1 and gate["numScored"] < 8
+    plain = data_of(less)[0]
+    assert plain["places"][0]["step"] > 1 and plain["runs"][0]["gates"][0]["numScored"] < 8
     monkeypatch.setattr(page, "MAX_BYTES", 1000)
     with pytest.raises(DataError, match=r"would have 0\.\d MB with the least detail, more than 0\.001 MB: give fewer"):
         page.make_page([report], WRITTEN)
 
 
 def test_every_third_row_is_every_third_row() -> None:
-    thin = Thinning.of(Places("grid", (7, 10)), 12)
-    assert (thin.step, thin.new_shape) == (3, (3, 4))
+    places, step = thinned(Places("grid", (7, 10)), 12)
+    assert (step, places.shape) == (3, (3, 4))
     values = np.arange(140).reshape(2, 70)
     expected = [[70 * part + 10 * row + column for row in (0, 3, 6) for column in (0, 3, 6, 9)] for part in (0, 1)]
-    np.testing.assert_array_equal(thin.take(values), expected)
+    np.testing.assert_array_equal(take(values, (7, 10), step), expected)
     # The nodes of a mesh are not thinned: its triangles name them.
-    assert Thinning.of(place_samples()["mesh"], 2).step == 1
+    assert thinned(place_samples()["mesh"], 2)[1] == 1
 
 
 @pytest.mark.parametrize("kind", place_samples())
-def test_thinned_places_keep_their_coordinates(kind: str) -> None:
+def test_every_pixel_is_in_a_picture(kind: str) -> None:
     places = place_samples()[kind]
     report = sample_report(places=places, gates=(random_gate(places),), regions=None, error_maps=())
-    plain, text = page_data([report], Detail(12, 1, 1))
-    stored = plain["runs"][0]["gates"][0]["places"]
-    block = gzip.decompress(base64.b64decode(text))
-    step = stored["step"]
-    if places.rows is not None:
-        kept = places.rows.values[::step] if places.rows.values.ndim == 1 else places.rows.values[::step, ::step]
-        np.testing.assert_allclose(read(block, stored["rows"]["values"]), kept.ravel(), rtol=1e-6)
-    assert ("coastlines" in plain) == places.is_geographic
+    for detail in (DETAILS[0], Detail(12, 1, 1)):
+        plain, text = page_data([report], detail)
+        (stored,) = plain["places"]
+        block = gzip.decompress(base64.b64decode(text))
+        shown, step = thinned(places, detail.max_pixels)
+        assert stored["shape"] == list(shown.shape) and stored["step"] == step
+        cells = [read(block, view["cells"]) for view in stored["views"]]
+        assert all(len(one) == view["width"] * view["height"] for one, view in zip(cells, stored["views"], strict=True))
+        assert set(np.concatenate(cells)) - {0} == set(range(1, shown.num_pixels + 1))
+        if shown.rows is not None and shown.rows.values.ndim == 1:
+            assert [len(texts) for texts in stored["texts"]] == list(shown.shape)
+        elif shown.rows is not None or kind in ("mesh", "points", "flat mesh"):
+            assert len(read(block, stored["lines"]).tobytes().split(b"\n")) == shown.num_pixels
+
+
+def test_dots_of_a_globe_show_the_pixel_that_is_nearest() -> None:
+    latitude, longitude = np.array([60.0, 10.0, -20.0, -80.0]), np.arange(5.0, 365.0, 40.0)
+    whole, sides, *_ = make_views(Places.globe(latitude, longitude))[0]
+    # The middles of the map and of the front are at 0°N 0°E, that of the back is at 0°N 180°E.
+    for cells, row, column in ((whole.cells, 180, 360), (sides.cells, 180, 180), (sides.cells, 180, 540)):
+        east = 180.0 if column == 540 else 0.0
+        away = np.abs((longitude - east + 180.0) % 360.0 - 180.0)
+        assert cells[row, column] == 9 * 1 + int(np.argmin(away))
+    # Mollweide's map is an equal-area one: a quarter of its dots is north of 14.48°N ... sin = 0.25 of each half.
+    shares = np.bincount(whole.cells[whole.cells >= 0] // 9, minlength=4) / (whole.cells >= 0).sum()
+    edges = np.sin(np.deg2rad([90.0, 35.0, -5.0, -50.0, -90.0]))
+    np.testing.assert_allclose(shares, -np.diff(edges) / 2, atol=0.005)
+
+
+def test_coasts_are_where_they_are() -> None:
+    latitude, longitude = np.arange(35.0, 45.1, 0.5), np.arange(-12.0, 6.1, 0.5)
+    (view,), _ = make_views(
+        Places("grid", (21, 37), Axis("latitude", latitude), Axis("longitude", longitude), True, is_geographic=True)
+    )
+    assert view.light is not None
+    rows, columns = np.nonzero(view.light < 255)
+    north = 45.25 - 10.5 * (rows + 0.5) / view.light.shape[0]
+    east = -12.25 + 18.5 * (columns + 0.5) / view.light.shape[1]
+    # Cabo da Roca is the western end of the continent; nothing is in the sea west of it, nor inside of Spain.
+    assert east.min() == pytest.approx(-9.4, abs=0.2) and np.abs(north[np.argmin(east)] - 38.8) < 0.6
+    assert not ((np.abs(north - 40.4) < 1) & (np.abs(east + 4.0) < 2)).any()
+
+
+def test_near_triangles_cover_far_ones() -> None:
+    # Two squares, one above the other; the upper one is smaller.
+    low = np.array([[-2.0, -2, 0], [2, -2, 0], [2, 2, 0], [-2, 2, 0]])
+    nodes = np.concatenate([low, 0.5 * low + [0, 0, 5.0]])
+    faces = np.array([[4, 5, 6], [4, 6, 7], [0, 1, 2], [0, 2, 3]])
+    views = {view.name: view.cells for view in make_views(Places("mesh", (8,), coordinates=nodes, triangles=faces))[0]}
+    above, below = np.hsplit(views["above and below"], 2)
+    assert above[180, 180] >= 4 and set(np.unique(above)) == set(range(-1, 8))
+    assert below[180, 180] < 4 and set(np.unique(below)) == {-1, 0, 1, 2, 3}
 
 
 def test_numbers_of_a_pack_come_back() -> None:
@@ -208,6 +254,9 @@ def test_numbers_of_a_pack_come_back() -> None:
     assert read(block, references[0]).tolist() == [0, 300] and references[0]["type"] == "u16"
     np.testing.assert_allclose(read(block, references[1]), [1.0, np.nan, -2.5, np.nan, 7.25], rtol=0, atol=1e-4)
     assert read(block, references[2]).tolist() == [4.0] * 3
+    falling = np.array([70_000, 5, 0, 300])
+    steps = pack.add_indices(falling, as_steps=True)
+    assert read(gzip.decompress(base64.b64decode(pack.encode())), steps).tolist() == falling.tolist()
     assert np.isnan(read(block, references[3])).all()
     with pytest.raises(ValueError, match=r"must have one of the types .* got float64"):
         pack.add(np.zeros(2))

@@ -76,7 +76,7 @@ def _assemble(reports: Sequence[RunReport], data: dict[str, Any], arrays: str, w
     title = reports[0].title if is_single else f"{len(reports)} runs"
     subtitle = reports[0].label if is_single else ", ".join(report.label for report in reports)
     links, content = _single(reports[0]) if is_single else _several(reports, data)
-    script, style = _script(), _asset("report.css")
+    script, style = _asset("report.js"), _asset("report.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Nothing is loaded, and no script runs but the one below: a name that looked like one would do nothing.
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -90,12 +90,11 @@ def _assemble(reports: Sequence[RunReport], data: dict[str, Any], arrays: str, w
             tag("style", Markup(style)),
         ]
     )
-    theme = tag("button", "Dark or light", type="button", id="theme", aria_pressed="false")
     noscript = tag("noscript", tag("p", "Charts and pictures need JavaScript; the tables do not.", class_="note"))
     body = join(
         [
             tag("a", "Skip to the content", href="#content", class_="skip"),
-            tag("header", tag("div", tag("h1", title), tag("p", subtitle, class_="subtitle")), theme),
+            tag("header", tag("h1", title), tag("p", subtitle, class_="subtitle")),
             tag(
                 "nav",
                 tag("ul", *(tag("li", tag("a", text, href=f"#{key}")) for key, text in links)),
@@ -140,13 +139,6 @@ def _several(reports: Sequence[RunReport], data: dict[str, Any]) -> tuple[list[t
         sections.append(tag("section", tag("details", summary, inner, class_="run"), id=f"run-{number}"))
         links.append((f"run-{number}", report.label))
     return links, join(sections)
-
-
-def _script() -> str:
-    folder = resources.files("smoe.reports").joinpath("assets")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".js"))
-    parts = "\n".join(_asset(name) for name in names)
-    return f'(() => {{\n"use strict";\n{parts}}})();\n'
 
 
 def _asset(name: str) -> str:

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import base64
+import colorsys
+import gzip
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from smoe.diagnostics import match_experts, selections, shared_choices
-from smoe.experiments.report_parts import Axis, Classes, ErrorMap, Places
-from smoe.reports.array_pack import ArrayPack
+from smoe.experiments.report_parts import Classes, ErrorMap, Places
 from smoe.reports.expert_filters import ExpertFilters, as_picture
 from smoe.reports.gate_maps import GateMap
+from smoe.reports.maps import coordinate_texts, make_views, take, thinned
 from smoe.reports.run_report import RunReport, epochs_of
+from smoe.reports.score_sheet import show_number
 from smoe.training.run_directory import Record
 
 # Above this number the pairing of experts, which is cubic, would take longer than all the rest.
 _MAX_MATCHED = 512
+# Names that the page's script knows, of the types that it reads without conversion.
+_TYPES = {"uint8": "u8", "uint16": "u16", "int32": "i32"}
+# The first colours are Okabe and Ito's, which colour-blind readers can distinguish.
+_EXPERTS = bytes.fromhex("0072b2 e69f00 009e73 cc79a7 56b4e9 d55e00 f0e442 6e50a0 969696 784614 3cc8be be143c")
+_VIRIDIS = bytes.fromhex("440154 472c7a 3b518b 2c718e 21908d 27ad81 5cc863 aadc32 fde725")
+_DIVERGING = bytes.fromhex("a64608 e0823c f7c496 f5f5f5 a0c8e6 468cc8 08468c")
+_ROUTING_CHARTS = {
+    "Choices that changed": ("changed", "changed_since_start", "reordered"),
+    "Use, certainty, information": ("experts_in_use", "certainty", "region_information", "damped"),
+}
 
 
 @dataclass(frozen=True)
@@ -43,6 +56,46 @@ DETAILS = (Detail(65_536, 8, 64), Detail(16_384, 4, 32), Detail(4_096, 2, 16), D
 """From much to little; a page has the first one with which it is small enough."""
 
 
+class ArrayPack:
+    """Collects arrays and encodes them as text that can stand in HTML; equal arrays are kept once."""
+
+    def __init__(self) -> None:
+        self._places: dict[bytes, int] = {}
+        self._size = 0
+
+    def add(self, values: np.ndarray) -> dict[str, Any]:
+        """Adds an array of one of the types uint8, uint16 and int32 and returns its reference for the script."""
+        if values.dtype.name not in _TYPES:
+            raise ValueError(f"an array of a page must have one of the types {', '.join(_TYPES)}, got {values.dtype}")
+        content = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+        # Typed arrays of JavaScript begin at multiples of their size.
+        content += bytes(-len(content) % 4)
+        if content not in self._places:
+            self._places[content] = self._size
+            self._size += len(content)
+        return {"at": self._places[content], "count": int(values.size), "type": _TYPES[values.dtype.name]}
+
+    def add_numbers(self, values: np.ndarray) -> dict[str, Any]:
+        """Adds numbers with a precision of 1/65534 of their range; those that are not finite are missing."""
+        numbers = np.asarray(values, np.float64).ravel()
+        is_known = np.isfinite(numbers)
+        low, high = (float(numbers[is_known].min()), float(numbers[is_known].max())) if is_known.any() else (0.0, 0.0)
+        step = (high - low) / 65534.0
+        levels = np.full(numbers.shape, 65535, np.uint16)
+        levels[is_known] = 0 if step == 0.0 else np.rint((numbers[is_known] - low) / step).astype(np.uint16)
+        return {**self.add(levels), "low": low, "step": step}
+
+    def add_indices(self, values: np.ndarray, *, as_steps: bool = False) -> dict[str, Any]:
+        """Adds whole numbers from 0 on in the smallest type that holds them; neighbours that are alike as steps."""
+        largest = int(values.max()) if values.size else 0
+        small = values.ravel().astype(np.uint8 if largest < 256 else np.uint16 if largest < 65536 else np.int32)
+        return {**self.add(np.diff(small, prepend=small.dtype.type(0))), "steps": True} if as_steps else self.add(small)
+
+    def encode(self) -> str:
+        """All arrays as base64 of a gzip stream; the same arrays make the same text."""
+        return base64.b64encode(gzip.compress(b"".join(self._places), compresslevel=9, mtime=0)).decode()
+
+
 def page_data(reports: Sequence[RunReport], detail: Detail) -> tuple[dict[str, Any], str]:
     """Returns the plain values of a page, and all arrays as one text.
 
@@ -50,31 +103,24 @@ def page_data(reports: Sequence[RunReport], detail: Detail) -> tuple[dict[str, A
         reports: Runs to show.
         detail: How much of the routing the page holds.
     """
-    pack = ArrayPack()
-    runs = [_run_data(report, reports[0], detail, pack) for report in reports]
-    data: dict[str, Any] = {"runs": runs}
-    if any(report.places is not None and report.places.is_geographic for report in reports):
-        data["coastlines"] = _coastlines(pack)
-    return data, pack.encode()
-
-
-def _run_data(report: RunReport, first: RunReport, detail: Detail, pack: ArrayPack) -> dict[str, Any]:
-    shown = report.gates[: detail.max_gates]
-    whole = report.places
-    return {
-        "label": report.label,
-        "title": report.title,
-        "monitor": {"key": report.monitor.key, "high": report.monitor.is_best_high},
-        "curves": curves_of(report),
-        "references": _references(report),
-        "gates": [_gate_data(gate, number, first, detail, pack, report) for number, gate in enumerate(shown)],
-        "hiddenGates": len(report.gates) - len(shown),
-        "errors": [_error_data(error, whole, detail, pack) for error in report.error_maps],
-        "classes": None if report.classes is None else _class_data(report.classes, pack),
-        "knownFilters": [
-            {"name": name, "pictures": [_picture(values)], "labels": [""]} for name, values in report.filters.items()
-        ],
+    maker = _Maker(reports, detail)
+    runs = [maker.run_data(report, number) for number, report in enumerate(reports)]
+    num_colours = 1 + max((gate.num_experts for report in reports for gate in report.gates), default=1)
+    num_colours = max([num_colours, *(int(one.regions.max()) + 1 for one in reports if one.regions is not None)])
+    keys = dict.fromkeys(key for run in runs for key in run["curves"]["values"] if key != "nonfinite_errors")
+    watched = reports[0].monitor.key
+    together = [
+        _chart(runs, key, [(run["label"], number, key) for number, run in enumerate(runs)])
+        for key in sorted(keys, key=lambda key: key != watched)
+    ]
+    data = {
+        "runs": runs,
+        "places": maker.places,
+        "together": together,
+        "experts": [_expert_colour(number) for number in range(num_colours)],
+        "palettes": {"viridis": _ramp(_VIRIDIS), "diverging": _ramp(_DIVERGING)},
     }
+    return data, maker.pack.encode()
 
 
 def curves_of(report: RunReport) -> dict[str, Any]:
@@ -102,50 +148,208 @@ def _with_plain_losses(records: list[Record], plain: list[Record]) -> list[Recor
     return [*merged, *({"epoch": number + 1, **losses[number]} for number in further)]
 
 
-def _references(report: RunReport) -> list[dict[str, Any]]:
-    """The paper's results for the recipe of the run, as lines in its curves."""
-    rows = [row for row in report.scores.rows if row.is_same_recipe]
+class _Maker:
+    """Makes the data of runs; places of several gates and maps are made once."""
+
+    def __init__(self, reports: Sequence[RunReport], detail: Detail) -> None:
+        self.first = reports[0]
+        self.detail = detail
+        self.pack = ArrayPack()
+        self.places: list[dict[str, Any]] = []
+        self._numbers: dict[object, int] = {}
+
+    def run_data(self, report: RunReport, number: int) -> dict[str, Any]:
+        gates = report.gates[: self.detail.max_gates]
+        curves = curves_of(report)
+        return {
+            "label": report.label,
+            "curves": curves,
+            "charts": {
+                "curves": _score_charts(report, {"label": report.label, "curves": curves}, number),
+                "routing-epochs": _routing_charts(report, {"label": report.label, "curves": curves}, number),
+            },
+            "gates": [self._gate_data(gate, index, report) for index, gate in enumerate(gates)],
+            "errors": [self._error_data(error, report.places) for error in report.error_maps],
+            "classes": None if report.classes is None else self._class_data(report.classes),
+            "knownFilters": [
+                {"name": name, "pictures": [_picture(values)], "labels": [""]}
+                for name, values in report.filters.items()
+            ],
+        }
+
+    def _place_data(self, places: Places) -> tuple[int, int]:
+        """The number of some places in the page, and every how many rows and columns are shown."""
+        axes = [None if axis is None else axis.values.tobytes() for axis in (places.rows, places.columns)]
+        key = (places.kind, places.shape, places.goes_up, *axes, id(places.coordinates))
+        if key not in self._numbers:
+            self._numbers[key] = len(self.places)
+            self.places.append(self._new_place_data(places))
+        number = self._numbers[key]
+        return number, self.places[number]["step"]
+
+    def _new_place_data(self, places: Places) -> dict[str, Any]:
+        shown, step = thinned(places, self.detail.max_pixels)
+        views, start = make_views(shown)
+        form = {1: "pixel #", 2: "row #, column #", 3: "voxel #, #, #"}[len(shown.shape)]
+        texts, lines = None, None
+        if places.coordinates is not None:
+            form = "node # at @"
+            lines = [", ".join(f"{value:.4g}" for value in node) for node in places.coordinates.tolist()]
+        elif shown.rows is not None and shown.columns is not None:
+            form = f"@ ({form})"
+            texts = [
+                coordinate_texts(axis, places.is_geographic, is_row)
+                for axis, is_row in ((shown.rows, True), (shown.columns, False))
+            ]
+            if not places.is_geographic:
+                texts[0] = [f"{text}," for text in texts[0]]
+            if shown.rows.values.ndim == 2:
+                texts, lines = None, [" ".join(pair) for pair in zip(*texts, strict=True)]
+        return {
+            "shape": list(shown.shape),
+            "step": step,
+            "form": form,
+            "texts": texts,
+            "lines": None if lines is None else self.pack.add(np.frombuffer("\n".join(lines).encode(), np.uint8)),
+            "start": start,
+            "views": [
+                {
+                    "name": view.name,
+                    "width": view.cells.shape[1],
+                    "height": view.cells.shape[0],
+                    "ratio": view.ratio or view.cells.shape[1] / view.cells.shape[0],
+                    "cells": self.pack.add_indices(view.cells + 1, as_steps=True),
+                    "light": None if view.light is None else self.pack.add(view.light),
+                    "ticks": view.ticks,
+                }
+                for view in views
+            ],
+        }
+
+    def _gate_data(self, gate: GateMap, number: int, report: RunReport) -> dict[str, Any]:
+        place, step = self._place_data(gate.places)
+        choices, scores, colours = (
+            take(values, gate.places.shape, step) for values in (gate.choices, gate.scores, gate.colours().T)
+        )
+        num_scored = min(self.detail.num_scored, gate.num_selected)
+        served = gate.layers[0] if len(gate.layers) == 1 else f"{len(gate.layers)} layers"
+        words = f"{gate.num_selected} of {gate.num_experts} experts at each pixel, {gate.kind} of {served}"
+        caption = [f"{words}, rule {gate.rule}"]
+        other = self.first.gates[number] if report is not self.first and number < len(self.first.gates) else None
+        partners, shared, regions, region_colours = None, None, None, None
+        if other is not None and _can_match(gate, other):
+            partners = match_experts(gate.choices, other.choices, gate.num_experts).tolist()
+            shared = shared_choices(gate.choices, other.choices, gate.num_experts)
+            caption.append(f"{100 * shared:.3g} % of the choices as in {self.first.label}")
+        if gate.is_of_sample:
+            caption.append("the gate depends on its input: choices for the first sample")
+        if step > 1:
+            caption.append(f"one of every {step} rows and columns is shown")
+        if report.regions is not None and report.regions.size == gate.places.num_pixels:
+            regions = self.pack.add_indices(take(report.regions[None], gate.places.shape, step))
+            region_colours = _colours_of_regions(gate, report.regions)
+        return {
+            "name": gate.layers[0] if len(gate.layers) == 1 else f"{gate.layers[0]} to {gate.layers[-1]}",
+            "caption": caption,
+            "numExperts": gate.num_experts,
+            "numSelected": gate.num_selected,
+            "places": place,
+            "numPixels": choices.shape[1],
+            "selected": self.pack.add(np.packbits(selections(choices, gate.num_experts), axis=None)),
+            "best": self.pack.add_indices(choices[:num_scored]),
+            "scores": self.pack.add_numbers(scores[:num_scored]),
+            "numScored": num_scored,
+            "colours": self.pack.add(np.ascontiguousarray(colours.T)),
+            "use": [_number(float(share)) for share in gate.use],
+            "filters": None if gate.filters is None else _filter_data(gate.filters, gate.layers[0]),
+            "regions": regions,
+            "regionColours": region_colours,
+            "partners": partners,
+            "shared": shared,
+        }
+
+    def _error_data(self, error: ErrorMap, places: Places | None) -> dict[str, Any]:
+        """The error and, where there is one, the gain over a plain net; each with what its colours mean."""
+        where = places if places is not None else Places("grid", error.values.shape)
+        place, step = self._place_data(where)
+        values = take(error.values.reshape(1, -1), where.shape, step)[0]
+        # Some pixels far off must not make all others look the same: the colours end at quantiles.
+        low, median, high = _quantiles(values, 0.01, 0.5, 0.99)
+        units = f" {error.units}" if error.units else ""
+        largest = show_number(float(np.nanmax(values, initial=-np.inf)))
+        words = f"Error at each pixel over all samples of the split; the median is {show_number(median)}{units}, "
+        maps = [self._map(error.name, error.name, values, (low, high, error.units, "viridis"))]
+        maps[0]["words"] = f"{words}the largest {largest}{units}."
+        if error.plain is not None:
+            plain, name = take(error.plain.reshape(1, -1), where.shape, step)[0], error.plain_name
+            with np.errstate(invalid="ignore", divide="ignore"):
+                # One pixel where the plain net is nearly perfect must not take the precision of all others.
+                gain = np.maximum(100.0 * (1.0 - values / plain), -100.0)
+            low, median, high = _quantiles(gain, 0.02, 0.5, 0.98)
+            reach, better = max(abs(low), abs(high), 1e-12), (gain > 0).sum() / max(1, np.isfinite(gain).sum())
+            maps.append(self._map(f"Gain over {name}", f"gain over {name}", gain, (-reach, reach, "%", "diverging")))
+            maps[1]["words"] = (
+                f"Share of the error of {name} that this run removes at each pixel, at least -100 %; blue is better. "
+                f"It is better at {100 * better:.3g} % of the pixels; the median gain is {median:.3g} %."
+            )
+        return {"name": error.name, "places": place, "maps": maps}
+
+    def _map(self, head: str, name: str, values: np.ndarray, colours: tuple[float, float, str, str]) -> dict[str, Any]:
+        keys = ("low", "high", "units", "palette")
+        numbers = {"head": head, "name": name, "values": self.pack.add_numbers(values)}
+        return numbers | dict(zip(keys, colours, strict=True))
+
+    def _class_data(self, classes: Classes) -> dict[str, Any]:
+        images = np.rint(255.0 * np.clip(classes.images, 0.0, 1.0)).astype(np.uint8)
+        return {"names": list(classes.names), "shape": list(images.shape[1:]), "images": self.pack.add(images)}
+
+
+def _score_charts(report: RunReport, run: dict[str, Any], number: int) -> list[dict[str, Any]]:
+    """A chart for each score, with those of its parts and of both splits; the one that decides first."""
+    groups: dict[str, list[str]] = {}
+    for key in run["curves"]["values"]:
+        if not key.startswith("routing/") and key != "nonfinite_errors":
+            base = key.removeprefix("train/").removeprefix("validation/").split("/")[0]
+            groups.setdefault(base.removesuffix(" of the plain net"), []).append(key)
+    watched = report.monitor.key.removeprefix("validation/").split("/")[0]
+    # The paper's results for the recipe of the run are lines.
+    published = [row.values for row in report.scores.rows if row.is_same_recipe]
     return [
-        {"metric": metric, "name": "paper, test", "value": value}
-        for row in rows
-        for metric, value in row.values.items()
+        {
+            **_chart({number: run}, base, [(key, number, key) for key in groups[base]]),
+            "references": [["paper, test", values[base]] for values in published if base in values],
+        }
+        for base in sorted(groups, key=lambda base: base != watched)
     ]
 
 
-def _gate_data(
-    gate: GateMap, number: int, first: RunReport, detail: Detail, pack: ArrayPack, report: RunReport
-) -> dict[str, Any]:
-    thin = Thinning.of(gate.places, detail.max_pixels)
-    choices, scores = thin.take(gate.choices), thin.take(gate.scores)
-    num_scored = min(detail.num_scored, gate.num_selected)
-    data = {
-        "layers": list(gate.layers),
-        "kind": gate.kind,
-        "rule": gate.rule,
-        "numExperts": gate.num_experts,
-        "numSelected": gate.num_selected,
-        "ofSample": gate.is_of_sample,
-        "places": _place_data(gate.places, thin, pack),
-        "selected": pack.add(np.packbits(selections(choices, gate.num_experts), axis=None)),
-        "best": pack.add_indices(choices[:num_scored]),
-        "scores": pack.add_numbers(scores[:num_scored]),
-        "numScored": num_scored,
-        "colours": pack.add(thin.take(gate.colours().T).T),
-        "use": [_number(float(share)) for share in gate.use],
-        "filters": None if gate.filters is None else _filter_data(gate.filters),
-        "regions": None,
-        "regionColours": None,
-        "partners": None,
-        "shared": None,
-    }
-    if report.regions is not None and report.regions.size == gate.places.num_pixels:
-        data["regions"] = pack.add_indices(thin.take(report.regions[None]))
-        data["regionColours"] = _colours_of_regions(gate, report.regions)
-    other = first.gates[number] if report is not first and number < len(first.gates) else None
-    if other is not None and _can_match(gate, other):
-        data["partners"] = match_experts(gate.choices, other.choices, gate.num_experts).tolist()
-        data["shared"] = shared_choices(gate.choices, other.choices, gate.num_experts)
-    return data
+def _routing_charts(report: RunReport, run: dict[str, Any], number: int) -> list[dict[str, Any]]:
+    # With one expert at each pixel there is no order that could change.
+    is_single = bool(report.gates) and all(gate.num_selected == 1 for gate in report.gates)
+    charts = []
+    for title, names in _ROUTING_CHARTS.items():
+        known = [name for name in names if f"routing/{name}" in run["curves"]["values"]]
+        series = [
+            (name.replace("_", " "), number, f"routing/{name}")
+            for name in known
+            if not (is_single and name == "reordered")
+        ]
+        if series:
+            charts.append({**_chart({number: run}, title, series), "unit": " %"})
+    return charts
+
+
+def _chart(runs: Any, name: str, series: list[tuple[str, int, str]]) -> dict[str, Any]:
+    """Curves of runs by their names, numbers of runs and keys; with a logarithmic axis if they span decades."""
+    curves = [
+        (label, [value for value in runs[number]["curves"]["values"].get(key, ()) if value is not None])
+        for label, number, key in series
+    ]
+    known = [value for _, values in curves for value in values]
+    is_log = bool(known) and min(known) > 0 and max(known) > 300 * min(known)
+    ends = [(label, show_number(values[0]), show_number(values[-1])) for label, values in curves if values]
+    words = "; ".join(f"{label}: from {first} to {last}" for label, first, last in ends[:4]) + "."
+    return {"name": name, "series": series, "references": [], "unit": "", "log": is_log, "words": words}
 
 
 def _colours_of_regions(gate: GateMap, regions: np.ndarray) -> list[int]:
@@ -162,97 +366,14 @@ def _can_match(gate: GateMap, other: GateMap) -> bool:
     return is_alike and gate.num_experts <= _MAX_MATCHED
 
 
-@dataclass(frozen=True)
-class Thinning:
-    """Which rows and columns of a large grid are shown.
-
-    Attributes:
-        shape: The grid.
-        step: Every so many rows and columns are shown.
-    """
-
-    shape: tuple[int, ...]
-    step: int
-
-    @classmethod
-    def of(cls, places: Places, max_pixels: int) -> Thinning:
-        """Returns the smallest step for a number of pixels; the nodes of a mesh are all shown."""
-        step = 1
-        while places.kind != "mesh" and math.prod(-(-size // step) for size in places.shape) > max_pixels:
-            step += 1
-        return cls(places.shape, step)
-
-    @property
-    def new_shape(self) -> tuple[int, ...]:
-        """Grid of the pixels that are shown."""
-        return tuple(-(-size // self.step) for size in self.shape)
-
-    def take(self, values: np.ndarray) -> np.ndarray:
-        """Returns the values `(n, P)` of the pixels that are shown."""
-        if self.step == 1:
-            return values
-        part = values.reshape(-1, *self.shape)[(slice(None), *(slice(None, None, self.step) for _ in self.shape))]
-        return np.ascontiguousarray(part).reshape(len(values), -1)
-
-
-def _place_data(places: Places, thin: Thinning, pack: ArrayPack) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "kind": places.kind,
-        "shape": list(thin.new_shape),
-        "step": thin.step,
-        "up": places.goes_up,
-        "geographic": places.is_geographic,
-        "rows": _axis_data(places.rows, 0, thin, pack),
-        "columns": _axis_data(places.columns, 1, thin, pack),
-    }
-    if places.kind == "mesh" and places.coordinates is not None:
-        space = np.zeros((places.num_pixels, 3), np.float32)
-        space[:, : places.coordinates.shape[1]] = places.coordinates
-        data["coordinates"] = pack.add(space)
-        data["flat"] = bool(np.ptp(space[:, 2]) == 0.0)
-        data["triangles"] = None if places.triangles is None else pack.add_indices(places.triangles)
-    return data
-
-
-def _axis_data(axis: Axis | None, dimension: int, thin: Thinning, pack: ArrayPack) -> dict[str, Any] | None:
-    if axis is None:
-        return None
-    values = axis.values[:: thin.step] if axis.values.ndim == 1 else axis.values[:: thin.step, :: thin.step]
-    expected = (thin.new_shape[dimension],) if axis.values.ndim == 1 else thin.new_shape
-    if values.shape != expected:
-        raise ValueError(f"the coordinate {axis.name} has the shape {axis.values.shape} on a grid of {thin.shape}")
-    reference = pack.add(values.astype(np.float32))
-    return {"name": axis.name, "units": axis.units, "values": reference, "perPixel": values.ndim == 2}
-
-
-def _error_data(error: ErrorMap, places: Places | None, detail: Detail, pack: ArrayPack) -> dict[str, Any]:
-    where = places if places is not None else Places("grid", error.values.shape)
-    thin = Thinning.of(where, detail.max_pixels)
-    data: dict[str, Any] = {
-        "name": error.name,
-        "units": error.units,
-        "places": _place_data(where, thin, pack),
-        "values": pack.add_numbers(thin.take(error.values.reshape(1, -1))),
-        "plainName": error.plain_name,
-        "gain": None,
-    }
-    if error.plain is not None:
-        plain = error.plain.reshape(-1)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            # One pixel where the plain net is nearly perfect must not take the precision of all others.
-            gain = np.maximum(100.0 * (1.0 - error.values.reshape(-1) / plain), -100.0)
-        data["gain"] = pack.add_numbers(thin.take(gain[None]))
-    return data
-
-
-def _class_data(classes: Classes, pack: ArrayPack) -> dict[str, Any]:
-    images = np.rint(255.0 * np.clip(classes.images, 0.0, 1.0)).astype(np.uint8)
-    return {"names": list(classes.names), "shape": list(images.shape[1:]), "images": pack.add(images)}
-
-
-def _filter_data(filters: ExpertFilters) -> dict[str, Any]:
+def _filter_data(filters: ExpertFilters, layer: str) -> dict[str, Any]:
+    shown = len(filters.labels[0]) if filters.labels else 0
+    words = f"The most used experts of {layer}, with the share of the pixels that each serves. Blue is positive, "
+    words += "orange negative, white zero; all have one scale, up to"
+    some = f"Each expert has {filters.num_filters} filters: the {shown} with the largest weights are shown."
     return {
-        "numFilters": filters.num_filters,
+        "words": words,
+        "some": some if shown < filters.num_filters else "",
         "experts": [
             {"expert": expert, "labels": list(labels), "pictures": [_picture(picture) for picture in pictures]}
             for expert, labels, pictures in zip(filters.experts, filters.labels, filters.pictures, strict=True)
@@ -264,16 +385,26 @@ def _picture(values: np.ndarray) -> list[list[float | None]]:
     return [[_number(float(f"{value:.4g}")) for value in row] for row in as_picture(values)]
 
 
+def _quantiles(values: np.ndarray, *shares: float) -> list[float]:
+    known = values[np.isfinite(values)]
+    return np.quantile(known, shares).tolist() if known.size else [0.0] * len(shares)
+
+
 def _number(value: Any) -> float | None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     return value if is_number else None
 
 
-def _coastlines(pack: ArrayPack) -> dict[str, Any]:
-    """The outline of the land, in hundredths of a degree: Natural Earth at 1:110 million, in the public domain."""
-    file = resources.files("smoe").joinpath("views", "coastlines.npz")
-    with file.open("rb") as opened, np.load(opened) as stored:
-        return {
-            "points": pack.add(stored["points"].astype(np.int16)),
-            "ends": pack.add(stored["ends"].astype(np.int32)),
-        }
+def _expert_colour(number: int) -> list[int]:
+    if 3 * number < len(_EXPERTS):
+        return list(_EXPERTS[3 * number : 3 * number + 3])
+    # Steps of the golden angle keep neighbours in number apart.
+    colour = colorsys.hls_to_rgb(number * 137.508 / 360 % 1, 0.42 + 0.22 * (number * 0.381966 % 1), 0.62)
+    return [round(255 * part) for part in colour]
+
+
+def _ramp(stops: bytes) -> list[list[int]]:
+    """A palette of 256 colours between some."""
+    known = np.frombuffer(stops, np.uint8).reshape(-1, 3)
+    places = np.linspace(0, len(known) - 1, 256)
+    return np.stack([np.interp(places, np.arange(len(known)), part) for part in known.T], axis=1).astype(int).tolist()

@@ -34,8 +34,7 @@ def run_sections(report: RunReport, number: int, level: int) -> list[tuple[str, 
     if report.gates:
         words = [tag("p", _ROUTING_WORDS, class_="note"), *_worth(report)]
         found.append(("routing", "Routing", [*words, _place("routing", number)]))
-        note = tag("p", class_="note use-note")
-        found.append(("use", "Expert use", [tag("div", note, data_part="use", data_run=number)]))
+        found.append(("use", "Expert use", [_place("use", number)]))
         found.append(("filters", "Filters of chosen experts", [_place("filters", number)]))
     else:
         words = "The network has no gate that chooses among experts" + (

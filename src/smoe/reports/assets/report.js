@@ -1,0 +1,674 @@
+"use strict";
+// Fills the page with charts and pictures. Text is only ever set as text: no name of a run or layer becomes markup.
+
+const PAGE = JSON.parse(document.getElementById("data").textContent);
+const SVG_NAMES = new Set(["svg", "path", "line", "rect", "circle", "text", "title"]);
+
+function element(name, attributes = {}, ...children) {
+  const made = SVG_NAMES.has(name)
+    ? document.createElementNS("http://www.w3.org/2000/svg", name)
+    : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (value !== false && value != null) made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...children.flat().filter((child) => child != null));
+  return made;
+}
+
+const labelled = (text, ...controls) =>
+  element("label", { class: "control" }, element("span", {}, text), controls);
+
+function choice(options, onChange) {
+  const select = element("select", { onchange: () => onChange(select.value) });
+  select.append(...options.map(([value, text]) => element("option", { value }, text)));
+  return select;
+}
+
+// A slider over names; `set` shows one of them, and hides a slider that has no other.
+function slider(text, onChange) {
+  const input = element("input", { type: "range", min: 0, oninput: () => onChange(Number(input.value)) });
+  const output = element("output");
+  const control = labelled(text, input, output);
+  const set = (value, names) => {
+    Object.assign(input, { max: names.length - 1, value });
+    output.textContent = names[value];
+    input.setAttribute("aria-valuetext", names[value]);
+    control.hidden = names.length < 2;
+  };
+  return { control, set };
+}
+
+function format(value, digits = 5) {
+  if (value == null || Number.isNaN(value)) return "none";
+  const size = Math.abs(value);
+  if (value !== 0 && (size >= 1e6 || size < 1e-3)) return value.toExponential(Math.min(3, digits - 1));
+  return String(Number(value.toPrecision(digits)));
+}
+
+const percent = (share) => format(100 * share, 3);
+const css = (colour) => `rgb(${colour.join(" ")})`;
+
+// One box for all pictures, beside the pointer; and one for readers of a screen, said after a key was pressed.
+const tip = document.getElementById("tip");
+const live = document.getElementById("live");
+
+function showTip(lines, x, y) {
+  tip.replaceChildren(...lines.map((line) => element("div", {}, line)));
+  tip.hidden = false;
+  const { width, height } = tip.getBoundingClientRect();
+  tip.style.left = `${Math.max(4, x + 14 + width > innerWidth ? x - 14 - width : x + 14)}px`;
+  tip.style.top = `${Math.max(4, y + 14 + height > innerHeight ? y - 14 - height : y + 14)}px`;
+}
+
+const ARROWS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] };
+
+// A drawing that answers the pointer and the arrow keys: point(x, y) and step(right, down) return [lines, x, y] in
+// shares of its width and height, or null.
+function answer(drawing, { point, step, leave, choose }) {
+  const tell = (found) => {
+    const box = drawing.getBoundingClientRect();
+    tip.hidden = true;
+    if (found) showTip(found[0], box.left + found[1] * box.width, box.top + found[2] * box.height);
+    return found;
+  };
+  const at = (event) => {
+    const box = drawing.getBoundingClientRect();
+    return point((event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height);
+  };
+  drawing.addEventListener("pointermove", (event) => tell(at(event)));
+  for (const kind of ["pointerleave", "blur"]) {
+    drawing.addEventListener(kind, () => {
+      tip.hidden = true;
+      leave();
+    });
+  }
+  drawing.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") choose?.();
+    if (!(event.key in ARROWS)) return;
+    event.preventDefault();
+    const found = tell(step(...ARROWS[event.key]));
+    if (found) live.textContent = found[0].join(", ");
+  });
+  if (choose) drawing.addEventListener("click", (event) => at(event) && choose());
+}
+
+// The arrays of the page: one compressed block.
+const KINDS = { u8: Uint8Array, u16: Uint16Array, i32: Int32Array };
+const known = new Map();
+let block;
+
+async function readBlock() {
+  const bytes = Uint8Array.from(atob(document.getElementById("arrays").textContent), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  block = await new Response(stream).arrayBuffer();
+}
+
+// Numbers that were rounded to 65,535 levels, NaN where there is none; indices, of which some are stored as steps.
+function read(reference) {
+  if (!known.has(reference)) {
+    const { type, at, count, low, step, steps } = reference;
+    let values = new KINDS[type](block, at, count);
+    if (step !== undefined) values = Float64Array.from(values, (level) => (level === 65535 ? NaN : low + level * step));
+    if (steps) values = values.slice();
+    for (let index = 1; steps && index < count; index += 1) values[index] += values[index - 1];
+    known.set(reference, values);
+  }
+  return known.get(reference);
+}
+
+// Curves by epoch, or bars by rank, drawn anew when the width changes.
+const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"];
+const DASHES = ["", "6 3", "2 3"];
+
+// The mark of a colour in a legend: a square, or a line with dashes.
+function swatch(colour, text, dash) {
+  const line = { d: "M0 7H24", stroke: colour, "stroke-width": dash === undefined ? 14 : 3, "stroke-dasharray": dash };
+  const mark = element("svg", { width: dash === undefined ? 14 : 24, height: 14, "aria-hidden": "true" });
+  mark.append(element("path", line));
+  return element("span", { class: "legend-entry" }, mark, text);
+}
+
+function ticks(low, high, count) {
+  const raw = (high - low) / Math.max(1, count) || 1;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= raw * 0.999);
+  const first = Math.ceil(low / step - 1e-9);
+  const number = Math.max(1, Math.floor(high / step + 1e-9) - first + 1);
+  return Array.from({ length: number }, (_, index) => Number(((first + index) * step).toPrecision(12)));
+}
+
+class Chart {
+  constructor(parent, onChoose) {
+    this.onChoose = onChoose;
+    this.box = element("div", { class: "chart" });
+    this.legend = element("div", { class: "legend" });
+    parent.append(this.box, this.legend);
+    new ResizeObserver(() => this.box.clientWidth !== this.width && this.draw()).observe(this.box);
+  }
+
+  // content: title, words, xName, unit, isLog, references [[text, value]], and either series [{ name, x, y, colour,
+  // dash }] or bars [{ name, value, colour, isChosen }].
+  show(content) {
+    this.content = { series: [], bars: [], ...content };
+    this.legend.replaceChildren(...this.content.series.map(({ name, colour, dash }) => swatch(colour, name, dash)));
+    this.draw();
+  }
+
+  draw() {
+    const { title, series, bars, references, unit, isLog, xName, words } = this.content ?? {};
+    this.width = this.box.clientWidth;
+    if (!this.width || !title) return;
+    const width = this.width;
+    const height = bars.length ? 190 : Math.round(Math.max(220, Math.min(340, width * 0.5)));
+    const isShown = (value) => value != null && (!isLog || value > 0);
+    const steps = bars.length
+      ? bars.map((_, rank) => rank)
+      : [...new Set(series.flatMap(({ x, y }) => x.filter((_, index) => isShown(y[index]))))].sort((a, b) => a - b);
+    if (!steps.length) {
+      this.box.replaceChildren(element("p", { class: "note" }, "There are no numbers to draw."));
+      return;
+    }
+    const lines = references.filter(([, value]) => isShown(value));
+    const all = [series.map(({ y }) => y), bars.map(({ value }) => value), lines.map(([, value]) => value)].flat(2);
+    const values = all.filter(isShown);
+    let [low, high] = [Math.min(...values), Math.max(...values)];
+    const room = (high - low || Math.abs(high) || 1) * 0.06;
+    if (bars.length) [low, high] = [0, high * 1.08 || 1];
+    else [low, high] = isLog ? [low / 1.3, high * 1.3] : [low - room, high + room];
+
+    const [left, right, top, bottom] = [62, width - 14, 12, height - 36];
+    const half = bars.length ? 0.5 : 0;
+    const each = (right - left) / (steps.at(-1) - steps[0] + 2 * half || 1);
+    const toX = (x) => left + (x - steps[0] + half) * each;
+    const scale = isLog ? Math.log : Number;
+    const toY = (y) => bottom - ((scale(y) - scale(low)) / (scale(high) - scale(low))) * (bottom - top);
+    const wasFocused = document.activeElement === this.svg;
+    const keys = bars.length ? "the experts, Enter shows one on the map" : "the epochs";
+    const label = `${title}. ${words} Arrow keys move through ${keys}.`;
+    this.svg = element("svg", { width, height, role: "img", tabindex: 0, "aria-label": label });
+    const draw = (name, attributes, text) => this.svg.append(element(name, attributes, text));
+    const write = (text, x, y, anchor, name) => draw("text", { x, y, "text-anchor": anchor, class: name }, text);
+
+    const powers = isLog ? ticks(Math.log10(low), Math.log10(high), 5).filter(Number.isInteger) : [];
+    for (const tick of isLog ? powers.map((power) => 10 ** power) : ticks(low, high, 5)) {
+      draw("line", { class: "grid", x1: left, x2: right, y1: toY(tick), y2: toY(tick) });
+      write(`${format(tick)}${unit}`, left - 8, toY(tick) + 4, "end");
+    }
+    const whole = ticks(steps[0], steps.at(-1), Math.max(2, Math.floor(width / 80))).filter(Number.isInteger);
+    for (const step of bars.length ? steps.filter(() => each > 22) : whole) {
+      write(bars[step]?.name ?? step, toX(step), height - 19, "middle");
+    }
+    write(xName, (left + right) / 2, height - 4, "middle");
+    bars.forEach(({ value, colour, isChosen }, rank) => {
+      const [y, wide] = [toY(value), Math.max(0.6, each * (each > 3 ? 0.86 : 1))];
+      const place = { x: toX(rank) - wide / 2, y, width: wide, height: Math.max(0, bottom - y) };
+      draw("rect", { ...place, fill: colour, class: isChosen ? "bar chosen" : "bar" });
+    });
+    for (const [text, value] of lines) {
+      const y = toY(value);
+      draw("line", { class: "reference", x1: left, x2: right, y1: y, y2: y });
+      if (text) write(`${text} ${format(value)}`, right, y > top + 20 ? y - 5 : y + 14, "end");
+    }
+    for (const { x, y, colour, dash } of series) {
+      const points = x.map((step, index) => (isShown(y[index]) ? [toX(step), toY(y[index])] : null));
+      const path = points.map((point, index) => (point ? `${points[index - 1] ? "L" : "M"}${point.join(" ")}` : ""));
+      draw("path", { d: path.join(""), fill: "none", stroke: colour, "stroke-width": 2, "stroke-dasharray": dash });
+      for (const point of points.length <= 40 ? points.filter(Boolean) : []) {
+        draw("circle", { cx: point[0], cy: point[1], r: 2.6, fill: colour });
+      }
+    }
+    const cursor = element("path", { class: "cursor" });
+    this.svg.append(cursor);
+
+    let current = -1;
+    const tell = (index, y) => {
+      current = index;
+      const x = toX(steps[index]);
+      cursor.setAttribute("d", `M${x} ${top}V${bottom}`);
+      return [this.describe(steps[index]), x / width, y];
+    };
+    answer(this.svg, {
+      point: (x, y) => {
+        const distances = steps.map((step) => Math.abs(toX(step) - x * width));
+        return tell(distances.indexOf(Math.min(...distances)), y);
+      },
+      step: (direction) => tell(Math.max(0, Math.min(steps.length - 1, current + direction)), 0.15),
+      leave: () => cursor.removeAttribute("d"),
+      choose: this.onChoose && (() => current >= 0 && this.onChoose(bars[current].name)),
+    });
+    this.box.replaceChildren(this.svg);
+    if (wasFocused) this.svg.focus();
+  }
+
+  describe(step) {
+    const { series, bars, unit } = this.content;
+    if (bars.length) return [`expert ${bars[step].name}`, `serves ${format(bars[step].value, 3)} %`];
+    const found = series.map(({ name, x, y }) => [name, y[x.indexOf(step)]]).filter(([, value]) => value != null);
+    return [`epoch ${step}`, ...found.map(([name, value]) => `${name}: ${format(value)}${unit}`)];
+  }
+}
+
+// Charts of which one is chosen, with a logarithmic axis if wanted, and its numbers as a table.
+function showCharts(parent, charts, caption) {
+  const select = choice(charts.map(({ name }, number) => [number, name]), () => update(true));
+  const log = element("input", { type: "checkbox", onchange: () => update(false) });
+  parent.append(element("div", { class: "controls" }, labelled("Show", select), labelled("Logarithmic axis", log)));
+  const chart = new Chart(parent);
+  const table = element("table");
+  const named = { class: "scroll", tabindex: 0, role: "group", "aria-label": `${caption}, numbers` };
+  const numbers = [element("summary", {}, "Numbers as a table"), element("div", named, table)];
+  parent.append(element("details", { class: "numbers" }, numbers));
+
+  const update = (isNew) => {
+    const { name, unit, references, words, log: isWide, series: chosen } = charts[Number(select.value)];
+    if (isNew) log.checked = isWide;
+    const factor = unit ? 100 : 1;
+    const texts = [];
+    const series = chosen.map(([label, run, key], number) => {
+      const { epochs, values } = PAGE.runs[run].curves;
+      const y = epochs.map((_, index) => (values[key]?.[index] == null ? null : factor * values[key][index]));
+      texts.push(String(y));
+      // A curve that lies on an earlier one has gaps, through which that one is seen.
+      const isCovered = texts.indexOf(texts[number]) < number;
+      const dash = isCovered ? "8 8" : DASHES[Math.floor(number / COLOURS.length) % DASHES.length];
+      return { name: label, x: epochs, y, colour: COLOURS[number % COLOURS.length], dash };
+    });
+    const title = `${caption}: ${name}`;
+    chart.show({ title, words, series, references, unit, isLog: log.checked, xName: "epoch" });
+    const epochs = [...new Set(series.flatMap(({ x }) => x))].sort((a, b) => a - b);
+    const heads = ["epoch", ...series.map((one) => one.name)].map((head) => element("th", { scope: "col" }, head));
+    const rows = epochs.map((epoch) => {
+      const cells = series.map(({ x, y }) => element("td", {}, format(y[x.indexOf(epoch)])));
+      return element("tr", {}, element("th", { scope: "row" }, String(epoch)), cells);
+    });
+    const head = element("thead", {}, element("tr", {}, heads));
+    table.replaceChildren(element("caption", {}, title), head, element("tbody", {}, rows));
+  };
+  update(true);
+}
+
+// What a pixel is called: # in the form of its places is an index, @ its coordinates.
+function placeText(places, cell) {
+  const indices = places.shape.map((size, axis) => {
+    const stride = places.shape.slice(axis + 1).reduce((product, next) => product * next, 1);
+    return Math.floor(cell / stride) % size;
+  });
+  if (places.lines) places.split ??= new TextDecoder().decode(read(places.lines)).split("\n");
+  const coordinates = places.split?.[cell] ?? places.texts?.map((texts, axis) => texts[indices[axis]]).join(" ");
+  const numbers = indices.map((index) => index * places.step);
+  return places.form.replace(/[#@]/g, (letter) => (letter === "@" ? coordinates : numbers.shift()));
+}
+
+// A picture of coloured pixels, through an image that holds the number of the pixel at each dot.
+class Picture {
+  constructor(label) {
+    this.label = label;
+    this.canvas = element("canvas", { tabindex: 0, role: "img" });
+    this.mark = element("div", { class: "mark", hidden: true });
+    this.head = element("strong");
+    this.legend = element("div", { class: "legend" });
+    this.caption = element("figcaption");
+    this.field = element("div", { class: "field" });
+    this.figure = element("figure", {}, this.head, this.field, this.legend, this.caption);
+    answer(this.canvas, {
+      point: (x, y) => this.describeAt(Math.floor(x * this.view.width), Math.floor(y * this.view.height)),
+      step: (right, down) => this.move(right, down),
+      leave: () => this.setCursor(null),
+    });
+  }
+
+  // colour(cell) is a list of red, green and blue; describe(cell) is a list of lines below the place.
+  show({ places, viewNumber, colour, describe, words, head, legend, caption }) {
+    const view = places.views[Math.min(viewNumber, places.views.length - 1)];
+    if (this.view !== view) this.setCursor(null);
+    Object.assign(this, { places, view, describe, cells: read(view.cells) });
+    const colours = Array.from({ length: places.shape.reduce((a, b) => a * b) }, (_, cell) => colour(cell));
+    const light = view.light ? read(view.light) : null;
+    const image = new ImageData(view.width, view.height);
+    this.cells.forEach((next, dot) => {
+      if (next === 0) return;
+      const brightness = light ? light[dot] / 255 : 1;
+      colours[next - 1].forEach((part, index) => (image.data[4 * dot + index] = part * brightness));
+      image.data[4 * dot + 3] = 255;
+    });
+    Object.assign(this.canvas, { width: view.width, height: view.height, className: view.light ? "" : "grid" });
+    this.canvas.getContext("2d").putImageData(image, 0, 0);
+    this.canvas.setAttribute("aria-label", `${this.label}. ${words} Arrow keys move over the pixels.`);
+    const spans = view.ticks.map((axis, number) =>
+      axis.map(([share, text]) => {
+        const place = `${number ? "top" : "left"}: ${100 * share}%`;
+        return element("span", { class: number ? "down" : "across", style: place }, text);
+      }),
+    );
+    this.field.style.setProperty("--ratio", view.ratio);
+    this.field.classList.toggle("with-ticks", view.ticks.flat().length > 0);
+    this.field.replaceChildren(this.canvas, this.mark, ...spans.flat());
+    this.head.textContent = head;
+    this.legend.replaceChildren(...legend);
+    this.caption.replaceChildren(...caption.map((line) => element("div", {}, line)));
+  }
+
+  cellAt(x, y) {
+    const isInside = x >= 0 && y >= 0 && x < this.view.width && y < this.view.height;
+    return isInside ? this.cells[y * this.view.width + x] - 1 : -1;
+  }
+
+  describeAt(x, y) {
+    const cell = this.cellAt(x, y);
+    if (cell < 0) return null;
+    const lines = [placeText(this.places, cell), ...this.describe(cell)];
+    return [lines, (x + 0.5) / this.view.width, (y + 0.5) / this.view.height];
+  }
+
+  // One step is to the middle of the next pixel of the data in that direction.
+  move(right, down) {
+    const { width, height } = this.view;
+    let [x, y] = this.cursor ?? [width >> 1, height >> 1];
+    const before = this.cellAt(x, y);
+    if (this.cursor) {
+      do [x, y] = [x + right, y + down];
+      while (x >= 0 && y >= 0 && x < width && y < height && [before, -1].includes(this.cellAt(x, y)));
+      const cell = this.cellAt(x, y);
+      let length = 0;
+      while (cell >= 0 && this.cellAt(x + right * (length + 1), y + down * (length + 1)) === cell) length += 1;
+      [x, y] = cell < 0 ? this.cursor : [x + right * (length >> 1), y + down * (length >> 1)];
+    } else if (before < 0) {
+      const first = this.cells.findIndex((cell) => cell > 0);
+      [x, y] = [first % width, Math.floor(first / width)];
+    }
+    this.setCursor([x, y]);
+    return this.describeAt(x, y);
+  }
+
+  setCursor(cursor) {
+    this.cursor = cursor;
+    this.mark.hidden = !cursor;
+    if (!cursor) return;
+    this.mark.style.left = `${(100 * (cursor[0] + 0.5)) / this.view.width}%`;
+    this.mark.style.top = `${(100 * (cursor[1] + 0.5)) / this.view.height}%`;
+  }
+}
+
+const GREY = [196, 200, 206];
+
+// The routing of one run, or of several side by side: sliders over layers and experts, and what depends on them.
+class RoutingPanel {
+  constructor(parent, runs, use, filters) {
+    Object.assign(this, { runs, filters });
+    const gates = runs.flatMap((run) => run.gates);
+    // Where one expert is selected, the first choice is all there is, and has the colours of the experts.
+    const isSingle = gates.every((gate) => gate.numSelected === 1);
+    this.state = { gate: 0, mode: isSingle ? "first" : "all", expert: 0, image: -1, view: null };
+    const modes = [
+      ...(isSingle ? [] : [["all", "All choices: like colours share experts"]]),
+      ["first", isSingle ? "Expert of each pixel" : "First choice of each pixel"],
+      ["one", "One expert"],
+      ...(gates.some((gate) => gate.regions) ? [["regions", "Known regions"]] : []),
+    ];
+    this.mode = choice(modes, (mode) => this.change({ mode }));
+    this.layer = slider("Layer", (gate) => this.change({ gate, view: null }));
+    this.choose = (expert) => this.change({ expert, mode: "one" });
+    this.gateOf = ({ gates }) => gates[Math.min(this.state.gate, gates.length - 1)];
+    this.expert = slider("Expert", this.choose);
+    this.view = slider("View", (view) => this.change({ view }));
+    const controls = [this.layer.control, labelled("Show", this.mode), this.expert.control, this.view.control];
+    if (runs[0].classes) {
+      const options = ["no image", ...runs[0].classes.names].map((name, number) => [number - 1, name]);
+      const images = choice(options, (value) => this.change({ image: Number(value) }));
+      controls.push(labelled("Over the mean image of", images));
+    }
+    this.pictures = runs.map((run) => new Picture(runs.length > 1 ? `Routing of ${run.label}` : "Routing"));
+    const figures = this.pictures.map((picture) => picture.figure);
+    parent.append(
+      element("div", { class: "controls" }, controls),
+      element("div", { class: runs.length > 1 ? "side-by-side" : "" }, figures),
+    );
+    if (use) {
+      this.note = element("p", { class: "note" });
+      use.append(this.note);
+      this.use = new Chart(use, this.choose);
+    }
+    this.change({});
+  }
+
+  change(changes) {
+    Object.assign(this.state, changes);
+    const gate = this.gateOf(this.runs[0]);
+    const expert = (this.state.expert = Math.min(this.state.expert, gate.numExperts - 1));
+    const numGates = Math.max(...this.runs.map((run) => run.gates.length));
+    this.layer.set(this.state.gate, Array.from({ length: numGates }, (_, number) => `${number + 1}: ${gate.name}`));
+    this.expert.set(expert, gate.use.map((_, number) => `expert ${number}`));
+    const { views, start } = PAGE.places[gate.places];
+    this.view.set((this.state.view ??= start), views.map(({ name }) => name));
+    this.mode.value = this.state.mode;
+    this.runs.forEach((run, number) => this.showPicture(run, this.pictures[number]));
+    if (this.use) this.showUse(gate);
+    if (this.filters) this.showFilters(gate);
+  }
+
+  showPicture(run, picture) {
+    const gate = this.gateOf(run);
+    const places = PAGE.places[gate.places];
+    const [best, scores] = [read(gate.best), read(gate.scores)];
+    const regions = gate.regions && read(gate.regions);
+    const describe = (cell) => {
+      const lines = Array.from({ length: gate.numScored }, (_, rank) => {
+        const place = rank * gate.numPixels + cell;
+        return `expert ${best[place]}: score ${format(scores[place], 3)}`;
+      });
+      if (gate.numSelected > gate.numScored) lines.push(`and ${gate.numSelected - gate.numScored} more`);
+      return regions ? [...lines, `known region ${regions[cell]}`] : lines;
+    };
+    const { colour, legend, words } = this.colour(gate, best, regions);
+    const image = this.state.image >= 0 && run.classes ? this.brightness(run.classes, places.shape) : null;
+    picture.show({
+      colour: image ? (cell) => colour(cell).map((part) => part * image(cell)) : colour,
+      head: this.runs.length > 1 ? run.label : "",
+      caption: gate.caption,
+      viewNumber: this.state.view,
+      ...{ places, describe, legend, words },
+    });
+  }
+
+  // Experts of other runs have the colours of those of the first run that serve the same pixels.
+  colour(gate, best, regions) {
+    const own = (expert) => PAGE.experts[gate.partners?.[expert] ?? expert];
+    if (this.state.mode === "regions" && regions) {
+      const colour = (region) => own(gate.regionColours[region]);
+      const found = [...new Set(regions)].sort((a, b) => a - b);
+      const legend = found.map((region) => swatch(css(colour(region)), `region ${region}`));
+      const words = "Known regions, in the colours of the experts that serve most of them.";
+      return { colour: (cell) => colour(regions[cell]), legend, words };
+    }
+    if (this.state.mode === "first") {
+      const used = [...new Set(best.subarray(0, gate.numPixels))].sort((a, b) => a - b);
+      const words = `First choices: ${used.length} of ${gate.numExperts} experts.`;
+      const legend = used.length > 12 ? [words] : used.map((expert) => swatch(css(own(expert)), `expert ${expert}`));
+      return { colour: (cell) => own(best[cell]), legend, words };
+    }
+    if (this.state.mode === "one") {
+      const partner = gate.partners ? gate.partners.indexOf(this.state.expert) : this.state.expert;
+      const expert = partner < 0 ? Math.min(this.state.expert, gate.numExperts - 1) : partner;
+      const bits = read(gate.selected);
+      // Bits in the order of numpy.packbits.
+      const isSelected = (place) => bits[place >> 3] & (128 >> (place & 7));
+      const words = `expert ${expert} serves ${percent(gate.use[expert])} %`;
+      const colour = (cell) => (isSelected(expert * gate.numPixels + cell) ? own(expert) : GREY);
+      return { colour, legend: [swatch(css(own(expert)), words), swatch(css(GREY), "others")], words: `${words}.` };
+    }
+    const colours = read(gate.colours);
+    const words = "Pixels with like colours share experts.";
+    return { colour: (cell) => [...colours.subarray(3 * cell, 3 * cell + 3)], legend: [words], words };
+  }
+
+  // Brightness of the mean image of a class at a cell, whatever the grid of the layer.
+  brightness({ shape: [rows, columns], images }, shape) {
+    const image = read(images).subarray(this.state.image * rows * columns);
+    return (cell) => {
+      const row = Math.floor(((Math.floor(cell / shape[1]) + 0.5) * rows) / shape[0]);
+      const column = Math.floor((((cell % shape[1]) + 0.5) * columns) / shape[1]);
+      return 0.25 + (0.75 * image[row * columns + column]) / 255;
+    };
+  }
+
+  showUse(gate) {
+    const isChosen = (expert) => this.state.mode === "one" && expert === this.state.expert;
+    const bars = gate.use.map((share, name) => {
+      const colour = css(PAGE.experts[gate.partners?.[name] ?? name]);
+      return { name, value: 100 * share, colour, isChosen: isChosen(name) };
+    });
+    bars.sort((a, b) => b.value - a.value);
+    const title = `${bars.filter((bar) => bar.value > 0).length} of ${gate.numExperts} experts are in use`;
+    const words = "The dashed line is the use if all were used alike.";
+    const references = [["", (100 * gate.numSelected) / gate.numExperts]];
+    this.use.show({ title, words, bars, references, unit: " %", xName: "experts, most used first" });
+    this.note.textContent = `${title}. ${words} Choose a bar to see its pixels.`;
+  }
+
+  // Small pictures of filters; blue is positive, orange negative, white zero.
+  showFilters({ filters, use }) {
+    if (!filters) return this.filters.replaceChildren("The experts of this layer have no filters to draw.");
+    const { knownFilters } = this.runs[0];
+    const all = [...knownFilters, ...filters.experts].flatMap(({ pictures }) => pictures.flat(2));
+    const largest = Math.max(...all.map(Math.abs), 1e-12);
+    const card = (head, title, { pictures, labels }) => {
+      const row = pictures.map((picture, number) => filterPicture(picture, labels[number], title, largest));
+      return element("div", { class: "card" }, head, element("div", { class: "filters" }, row));
+    };
+    const cards = knownFilters.map((one) => card(element("strong", {}, `${one.name} (true)`), one.name, one));
+    for (const one of filters.experts) {
+      const isChosen = this.state.mode === "one" && this.state.expert === one.expert;
+      const acts = { type: "button", "aria-pressed": String(isChosen), onclick: () => this.choose(one.expert) };
+      const title = `expert ${one.expert}: ${percent(use[one.expert])} %`;
+      cards.push(card(element("button", acts, title), title, one));
+    }
+    const words = `${filters.words} ${format(largest)}. ${filters.some}`;
+    this.filters.replaceChildren(element("div", { class: "cards" }, cards), element("p", { class: "note" }, words));
+  }
+}
+
+function filterPicture(picture, label, title, largest) {
+  const cells = picture.flatMap((row, y) =>
+    row.map((value, x) => {
+      const fill = css(PAGE.palettes.diverging[Math.round(127.5 + (127.5 * value) / largest)]);
+      const words = element("title", {}, `${title} ${label}, row ${y}, column ${x}: ${format(value)}`);
+      return element("rect", { x, y, width: 1, height: 1, fill }, words);
+    }),
+  );
+  const [rows, columns] = [picture.length, picture[0].length];
+  const size = Math.max(6, Math.min(22, Math.floor(132 / columns)));
+  const words = picture.map((row) => row.map((value) => format(value)).join(" ")).join("; ");
+  const place = { viewBox: `0 0 ${columns} ${rows}`, width: columns * size, height: rows * size, role: "img" };
+  const svg = element("svg", { ...place, "aria-label": `Filter ${label} of ${title}: ${words}` }, cells);
+  return element("figure", { class: "filter" }, svg, label ? element("figcaption", {}, label) : null);
+}
+
+// Errors at each pixel, and beside them the gain over a plain net where there is one.
+function showErrors(parent, run) {
+  const state = { error: 0, view: null };
+  const names = run.errors.map(({ name }, number) => [number, name]);
+  const select = choice(names, (error) => change({ error: Number(error) }));
+  const view = slider("View", (number) => change({ view: number }));
+  const labels = ["Errors", "Gain"].slice(0, Math.max(...run.errors.map(({ maps }) => maps.length)));
+  const pictures = labels.map((label) => new Picture(`${label} of ${run.label}`));
+  const figures = pictures.map((picture) => picture.figure);
+  parent.append(
+    element("div", { class: "controls" }, run.errors.length > 1 ? labelled("Show", select) : null, view.control),
+    element("div", { class: figures.length > 1 ? "side-by-side" : "" }, figures),
+  );
+  const change = (changes) => {
+    Object.assign(state, changes);
+    const { places: number, maps } = run.errors[state.error];
+    const places = PAGE.places[number];
+    view.set((state.view ??= places.start), places.views.map(({ name }) => name));
+    figures.forEach((figure, index) => (figure.hidden = index >= maps.length));
+    maps.forEach(({ values, low, high, units, palette, head, words }, index) => {
+      const [numbers, colours] = [read(values), PAGE.palettes[palette]];
+      const level = (value) => (high > low ? Math.max(0, Math.min(1, (value - low) / (high - low))) : 0.5);
+      const strip = `background: linear-gradient(to right, ${colours.map(css).join(", ")})`;
+      pictures[index].show({
+        colour: (cell) => (Number.isNaN(numbers[cell]) ? GREY : colours[Math.round(255 * level(numbers[cell]))]),
+        describe: (cell) => maps.map((one) => `${one.name}: ${format(read(one.values)[cell])} ${one.units}`.trim()),
+        legend: [format(low, 3), element("span", { class: "strip", style: strip }), `${format(high, 3)} ${units}`],
+        caption: [words],
+        viewNumber: state.view,
+        ...{ places, head, words },
+      });
+    });
+  };
+  change({});
+}
+
+function makeSortable({ tHead, tBodies: [body] }) {
+  const heads = [...tHead.rows[0].cells];
+  const keyOf = ({ dataset, textContent }) => {
+    if (dataset.value === undefined) return textContent.trim();
+    return dataset.value === "" ? null : Number(dataset.value);
+  };
+  const sort = (column, name) => {
+    const isUp = heads[column].getAttribute("aria-sort") !== "ascending";
+    const direction = isUp ? "ascending" : "descending";
+    heads.forEach((head, number) => head.setAttribute("aria-sort", number === column ? direction : "none"));
+    const rows = [...body.rows].map((row) => [keyOf(row.cells[column]), row]);
+    rows.sort(([a], [b]) => {
+      // Cells without a number are last in both directions.
+      if (a === null || b === null) return (a === null) - (b === null);
+      const order = typeof a === "number" ? a - b : a.localeCompare(b, undefined, { numeric: true });
+      return isUp ? order : -order;
+    });
+    body.append(...rows.map(([, row]) => row));
+    live.textContent = `sorted by ${name}, ${direction}`;
+  };
+  heads.forEach((head, column) => {
+    const name = head.textContent;
+    head.replaceChildren(element("button", { type: "button", class: "sort", onclick: () => sort(column, name) }, name));
+    head.setAttribute("aria-sort", "none");
+  });
+}
+
+const FILL = {
+  curves: (box, run) => showCharts(box, run.charts.curves, `Curves of ${run.label}`),
+  "routing-epochs": (box, run) => showCharts(box, run.charts["routing-epochs"], `Routing of ${run.label} by epoch`),
+  errors: showErrors,
+  routing: (box, run) => {
+    const part = (name) => box.closest("[data-scope]").querySelector(`[data-part="${name}"]`);
+    new RoutingPanel(box, [run], part("use"), part("filters"));
+  },
+  "compare-curves": (box) => showCharts(box, PAGE.together, "Curves of all runs"),
+  "compare-routing": (box) => new RoutingPanel(box, PAGE.runs.filter((run) => run.gates.length)),
+};
+
+// Parts inside of a closed run are filled when it is opened.
+function fillParts() {
+  for (const box of document.querySelectorAll("[data-part]:not([data-filled])")) {
+    if (box.closest("details:not([open])")) continue;
+    box.dataset.filled = "yes";
+    FILL[box.dataset.part]?.(box, PAGE.runs[Number(box.dataset.run ?? 0)]);
+  }
+}
+
+// A link to a closed run opens it.
+function followLink() {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const run = target?.closest("details.run") ?? target?.querySelector(":scope > details.run");
+  if (run) run.open = true;
+}
+
+async function start() {
+  await readBlock();
+  document.querySelectorAll("table.sortable").forEach(makeSortable);
+  const runs = [...document.querySelectorAll("details.run")];
+  for (const run of runs) run.addEventListener("toggle", fillParts);
+  fillParts();
+  // On paper all runs are open.
+  addEventListener("beforeprint", () => {
+    for (const run of runs) run.open = true;
+    fillParts();
+  });
+  addEventListener("hashchange", followLink);
+  followLink();
+  document.documentElement.dataset.ready = "yes";
+}
+
+start();

@@ -1,0 +1,320 @@
+"""Pictures of the pixels of a run: for each dot of a picture, the pixel that is shown there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib import resources
+
+import numpy as np
+
+from smoe.experiments.report_parts import Axis, Places
+
+# Dots of a side of a globe or body, and the least number of dots of a row of a map with coastlines.
+_SIDE, _MIN_COLUMNS = 360, 480
+# Pairs of opposite sides, each by the latitude and longitude of the place in its middle.
+_SIDES = {
+    "front and back": ((0, 0), (0, 180)),
+    "right and left": ((0, 90), (0, -90)),
+    "above and below": ((90, 0), (-90, 0)),
+}
+_COAST_LIGHT = 64
+
+
+@dataclass(frozen=True)
+class View:
+    """One picture of pixels.
+
+    Attributes:
+        name: What it shows, such as `front and back`.
+        cells: Number of the pixel at each dot, `(H, W)`; -1 where there is none.
+        light: Brightness of each dot, dark for coastlines and the rims of a body, uint8; None for full brightness.
+        ratio: Width over height of the picture on the page; None for square dots.
+        ticks: Along the width and the height, places from 0 to 1 and the coordinates there.
+    """
+
+    name: str
+    cells: np.ndarray
+    light: np.ndarray | None = None
+    ratio: float | None = None
+    ticks: tuple[list[tuple[float, str]], list[tuple[float, str]]] = ([], [])
+
+
+def thinned(places: Places, max_pixels: int) -> tuple[Places, int]:
+    """Returns every second, third, ... row and column of a large grid, and this step; a mesh is returned whole."""
+    step = 1
+    while places.kind != "mesh" and math.prod(-(-size // step) for size in places.shape) > max_pixels:
+        step += 1
+    if step == 1:
+        return places, 1
+    every = slice(None, None, step)
+    rows, columns = (
+        None if axis is None else replace(axis, values=axis.values[(every,) * axis.values.ndim])
+        for axis in (places.rows, places.columns)
+    )
+    return replace(places, shape=tuple(-(-size // step) for size in places.shape), rows=rows, columns=columns), step
+
+
+def take(values: np.ndarray, shape: tuple[int, ...], step: int) -> np.ndarray:
+    """Returns the values `(n, P)` of the pixels of a grid that `thinned` keeps."""
+    if step == 1:
+        return values
+    part = values.reshape(-1, *shape)[(slice(None), *(slice(None, None, step) for _ in shape))]
+    return np.ascontiguousarray(part).reshape(len(values), -1)
+
+
+def make_views(places: Places) -> tuple[list[View], int]:
+    """Returns the pictures of some places, and the number of the one that is shown first."""
+    if places.coordinates is not None:
+        return _mesh_views(places.coordinates, places.triangles), 0
+    if places.kind == "globe":
+        return _globe_views(places), 0
+    cells = np.arange(places.num_pixels).reshape(places.shape)
+    if len(places.shape) == 3:
+        slices = [
+            View(f"slice {number + 1} of {size} along the {name} axis", np.take(cells, number, axis))
+            for axis, (size, name) in enumerate(zip(places.shape, ("first", "second", "third"), strict=True))
+            for number in range(size)
+        ]
+        return slices, places.shape[0] // 2
+    if len(places.shape) == 1:
+        num_columns = min(len(cells), max(16, 2 ** round(math.log2(math.sqrt(2 * len(cells))))))
+        cells = np.pad(cells, (0, -len(cells) % num_columns), constant_values=-1)
+        return [View("pixels in rows", cells.reshape(-1, num_columns))], 0
+    return [_map_view(places, cells[::-1] if places.goes_up else cells)], 0
+
+
+def coordinate_texts(axis: Axis, is_geographic: bool, is_row: bool) -> list[str]:
+    """Returns coordinates as readers write them: 45°N, or a number with the name and units of the axis."""
+    if not is_geographic:
+        return [f"{axis.name} {value:.5g}{f' {axis.units}' if axis.units else ''}" for value in axis.values.ravel()]
+    values = axis.values.ravel() if is_row else (axis.values.ravel() + 180.0) % 360.0 - 180.0
+    letters = "SN" if is_row else "WE"
+    return [f"{abs(value):.5g}°{letters[int(value > 0)] if value else ''}" for value in values]
+
+
+def _map_view(places: Places, cells: np.ndarray) -> View:
+    """A map, the first row of `cells` at the top; with coordinates and coastlines where rows and columns have them."""
+    rows, columns = places.rows, places.columns
+    if rows is None or columns is None or rows.values.ndim != 1 or min(cells.shape) < 2:
+        return View("map", cells)
+    down, across = rows.values[:: -1 if places.goes_up else 1], columns.values
+    height, width = (abs(axis[-1] - axis[0]) / (len(axis) - 1) for axis in (down, across))
+    light, ratio = None, None
+    if places.is_geographic:
+        width *= math.cos(math.radians((down[0] + down[-1]) / 2))
+        parts = -(-_MIN_COLUMNS // len(across))
+        cells = cells.repeat(parts, axis=0).repeat(parts, axis=1)
+        longitude, latitude = _coast(across, down, min(np.ptp(across) / cells.shape[1], np.ptp(down) / cells.shape[0]))
+        light = _coast_light(cells, parts * (_index(down, latitude) + 0.5), parts * (_index(across, longitude) + 0.5))
+    if height and width and (places.is_geographic or rows.units == columns.units):
+        ratio = len(across) / len(down) / min(4.0, max(0.25, height / width))
+    ticks = []
+    for values, is_row in ((across, False), (down, True)):
+        shown = range(0, len(values), -(-len(values) // 5))
+        texts = coordinate_texts(Axis("", values[shown]), places.is_geographic, is_row)
+        ticks.append([((index + 0.5) / len(values), text.strip()) for index, text in zip(shown, texts, strict=True)])
+    return View("map", cells, light, ratio, (ticks[0], ticks[1]))
+
+
+def _index(axis: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Where values lie on a coordinate, as a number of its steps; beyond its ends the first or last step goes on."""
+    order = slice(None, None, 1 if axis[0] < axis[-1] else -1)
+    known, steps = axis[order], np.arange(len(axis), dtype=float)[order]
+    ends = [2 * known[:1] - known[1:2], known, 2 * known[-1:] - known[-2:-1]]
+    outer = [2 * steps[:1] - steps[1:2], steps, 2 * steps[-1:] - steps[-2:-1]]
+    return np.interp(values, np.concatenate(ends), np.concatenate(outer), left=np.inf, right=np.inf)
+
+
+def _globe_views(places: Places) -> list[View]:
+    """The whole globe in Mollweide's equal-area projection, Greenwich in the middle; and from all sides."""
+    if places.rows is None or places.columns is None:
+        raise ValueError("a globe needs latitudes and longitudes")
+    rows, num_columns = places.rows.values, places.shape[1]
+    around = np.concatenate([places.columns.values % 360.0 + turn for turn in (-360.0, 0.0, 360.0)])
+
+    def cells_at(latitude: np.ndarray, longitude: np.ndarray, is_seen: np.ndarray) -> np.ndarray:
+        column = _nearest(around, longitude % 360.0) % num_columns
+        return np.where(is_seen, _nearest(rows, latitude) * num_columns + column, -1)
+
+    coast_east, coast_north = _coast(np.array([-180.0, 180.0]), np.array([-90.0, 90.0]), 0.25)
+    up, right = _dot_places(_SIDE, 2 * _SIDE)
+    angle = np.arcsin(up)
+    latitude = np.rad2deg(np.arcsin((2 * angle + np.sin(2 * angle)) / np.pi))
+    longitude = 180.0 * right / np.cos(angle)
+    cells = cells_at(latitude, longitude, np.abs(longitude) <= 180.0)
+    # The auxiliary angle solves 2 a + sin 2a = pi sin(latitude).
+    angles = np.linspace(-np.pi / 2, np.pi / 2, 20_001)
+    angle = np.interp(np.pi * np.sin(np.deg2rad(coast_north)), 2 * angles + np.sin(2 * angles), angles)
+    dots = _SIDE / 2 * (1 - np.sin(angle)), _SIDE * (1 + coast_east / 180.0 * np.cos(angle))
+    views = [View("map of the whole globe", cells, _coast_light(cells, *dots))]
+    north, east = np.deg2rad(coast_north), np.deg2rad(coast_east)
+    coast = np.stack([np.cos(north) * np.cos(east), np.cos(north) * np.sin(east), np.sin(north)])
+    up, right = _dot_places(_SIDE, _SIDE)
+    near = np.sqrt(np.maximum(0.0, 1.0 - up**2 - right**2))
+    for name, pair in _SIDES.items():
+        sides = []
+        for middle in pair:
+            axes = _axes(*middle)
+            x, y, z = np.tensordot(axes, np.stack([right, up, near]), (0, 0))
+            place = np.rad2deg(np.arcsin(np.clip(z, -1.0, 1.0))), np.rad2deg(np.arctan2(y, x))
+            cells = cells_at(*place, near > 0.0)
+            to_right, to_up, to_viewer = axes @ coast
+            is_seen = to_viewer > 0.0
+            dots = _SIDE / 2 * (1 - to_up[is_seen]), _SIDE / 2 * (1 + to_right[is_seen])
+            sides.append((cells, _coast_light(cells, *dots)))
+        views.append(_side_by_side(f"globe, {name}", sides))
+    return views
+
+
+def _side_by_side(name: str, sides: list[tuple[np.ndarray, np.ndarray]]) -> View:
+    cells, light = zip(*sides, strict=True)
+    return View(name, np.hstack(cells), np.hstack(light))
+
+
+def _dot_places(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places of dots upwards and to the right, from -1 to 1."""
+    up, right = (2 * (np.arange(size) + 0.5) / size - 1 for size in (height, width))
+    up, right = np.meshgrid(-up, right, indexing="ij")
+    return up, right
+
+
+def _nearest(axis: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Index of the nearest number of an axis, which may be in any order."""
+    order = np.argsort(axis, kind="stable")
+    middles = (axis[order][1:] + axis[order][:-1]) / 2
+    return order[np.searchsorted(middles, values)]
+
+
+def _axes(north: float, east: float) -> np.ndarray:
+    """Directions to the right, up and towards the viewer of somebody above a place of the globe, `(3, 3)`."""
+    (sin_n, cos_n), (sin_e, cos_e) = ((math.sin(angle), math.cos(angle)) for angle in np.deg2rad([north, east]))
+    return np.array(
+        [[-sin_e, cos_e, 0.0], [-sin_n * cos_e, -sin_n * sin_e, cos_n], [cos_n * cos_e, cos_n * sin_e, sin_n]]
+    )
+
+
+def _coast(longitudes: np.ndarray, latitudes: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
+    """Longitudes and latitudes of points of the coast in and around a map, less than `step` degrees apart.
+
+    Natural Earth's land at 1:110 million, which is in the public domain; made by `tools/make_coastlines.py`.
+    """
+    with resources.files("smoe").joinpath("views", "coastlines.npz").open("rb") as file, np.load(file) as stored:
+        points, ends = stored["points"] / 100.0, stored["ends"]
+    starts = np.delete(np.arange(len(points) - 1), ends[:-1] - 1)
+    # A map may count longitudes from -180, from 0, or across either.
+    first, last = (
+        np.concatenate([points[index] + [turn, 0.0] for turn in (-360.0, 0.0, 360.0)]) for index in (starts, starts + 1)
+    )
+    room = np.array([np.ptp(axis) / (len(axis) - 1) for axis in (longitudes, latitudes)])
+    low, high = (
+        np.array([longitudes.min(), latitudes.min()]) - room,
+        np.array([longitudes.max(), latitudes.max()]) + room,
+    )
+    is_near = ((np.maximum(first, last) >= low) & (np.minimum(first, last) <= high)).all(axis=1)
+    first, last = first[is_near], last[is_near]
+    counts = np.ceil(1.5 * np.abs(last - first).max(axis=1) / step).astype(int) + 1
+    share = _counters(counts) / np.repeat(counts, counts)
+    longitude, latitude = np.repeat(first.T, counts, axis=1) + share * np.repeat((last - first).T, counts, axis=1)
+    return longitude, latitude
+
+
+def _coast_light(cells: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    light = np.full(cells.shape, 255, np.uint8)
+    is_inside = (rows >= 0) & (rows < cells.shape[0]) & (columns >= 0) & (columns < cells.shape[1])
+    light[rows[is_inside].astype(int), columns[is_inside].astype(int)] = _COAST_LIGHT
+    return light
+
+
+def _counters(counts: np.ndarray) -> np.ndarray:
+    """Returns 0, 1, ..., n - 1 for each n of some counts, one after the other."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _mesh_views(nodes: np.ndarray, triangles: np.ndarray | None) -> list[View]:
+    """A mesh that is flat, or nearly so, from above; any other from all sides."""
+    space = np.pad(nodes.astype(float), ((0, 0), (0, 3 - nodes.shape[1])))
+    space -= (space.min(axis=0) + space.max(axis=0)) / 2
+    width, depth, height = np.ptp(space, axis=0)
+    if 2 * height <= min(width, depth):
+        return [View("from above", *_mesh_side(space, triangles, np.eye(3), (width, depth), 2 * _SIDE))]
+    size = (2 * np.linalg.norm(space, axis=1).max(),) * 2
+    views = []
+    for name, pair in _SIDES.items():
+        sides = [_mesh_side(space, triangles, _axes(*middle), size, _SIDE) for middle in pair]
+        views.append(_side_by_side(name, sides))
+    return views
+
+
+def _mesh_side(
+    space: np.ndarray, triangles: np.ndarray | None, axes: np.ndarray, size: tuple[float, float], max_dots: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cells and light of nodes in parallel projection: what is near covers what is far.
+
+    Args:
+        space: Places of the nodes around their middle, `(N, 3)`.
+        triangles: Corners of triangles, `(T, 3)`; None for points.
+        axes: Directions to the right, up and towards the viewer.
+        size: Width and height of what is to be seen.
+        max_dots: Dots of the longer side.
+    """
+    # Nodes on a line have a height too.
+    size = (max(size[0], 0.1 * size[1], 1e-9), max(size[1], 0.1 * size[0], 1e-9))
+    # Points are wide enough that those of a sphere, half of which are seen, leave no gaps; so is the room around them.
+    radius = 0.0 if triangles is not None else 1.05 * math.sqrt(2 / len(space) * size[0] * size[1])
+    scale = (max_dots - 8) / (max(size) + 2 * radius)
+    width, height = (math.ceil((side + 2 * radius) * scale) + 8 for side in size)
+    right, up, near = scale * (axes @ space.T)
+    x, y = width / 2 + right, height / 2 - up
+    cells, depths = np.full(height * width, -1), np.full(height * width, -np.inf)
+    light = np.full(height * width, 255, np.uint8)
+    parts = _points(x, y, near, radius * scale) if triangles is None else _triangles(x, y, near, triangles)
+    for column, row, depth, node, shade in parts:
+        dot = np.clip(row, 0, height - 1) * width + np.clip(column, 0, width - 1)
+        is_shown = depth > depths[dot]
+        # Of several values for one dot numpy keeps the last one.
+        order = np.flatnonzero(is_shown)[np.argsort(depth[is_shown], kind="stable")]
+        cells[dot[order]], depths[dot[order]], light[dot[order]] = node[order], depth[order], shade[order]
+    return cells.reshape(height, width), light.reshape(height, width)
+
+
+def _points(x: np.ndarray, y: np.ndarray, near: np.ndarray, radius: float) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yields columns, rows, depths, nodes and brightness of the dots of points."""
+    for node, column, row in _boxes(x - radius, x + radius, y - radius, y + radius):
+        distance = (column - x[node]) ** 2 + (row - y[node]) ** 2
+        # The middle of a point is nearer than its rim, so that neighbours meet half-way.
+        depth = np.where(distance <= radius**2, near[node] - distance / radius, -np.inf)
+        yield column, row, depth, node, np.full(len(node), 255)
+
+
+def _triangles(x: np.ndarray, y: np.ndarray, near: np.ndarray, nodes: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yields columns, rows, depths, nearest corners and brightness of the dots of triangles."""
+    corners = np.stack([x, y, near], axis=1)[nodes]
+    normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    is_seen = np.abs(normals[:, 2]) > 1e-6
+    nodes, corners, normals = nodes[is_seen], corners[is_seen], normals[is_seen]
+    # Light falls from the viewer: a triangle that is seen from the side is darker.
+    shades = 255 * (0.68 + 0.32 * np.abs(normals[:, 2]) / np.linalg.norm(normals, axis=1))
+    low, high = corners.min(axis=1), corners.max(axis=1)
+    for part, column, row in _boxes(low[:, 0], high[:, 0], low[:, 1], high[:, 1]):
+        a, b, c = corners[part].transpose(1, 2, 0)
+        of_b = ((column - a[0]) * (c[1] - a[1]) - (c[0] - a[0]) * (row - a[1])) / normals[part, 2]
+        of_c = ((b[0] - a[0]) * (row - a[1]) - (column - a[0]) * (b[1] - a[1])) / normals[part, 2]
+        shares = np.stack([1 - of_b - of_c, of_b, of_c])
+        depth = np.where(shares.min(axis=0) >= -1e-3, (shares * [a[2], b[2], c[2]]).sum(axis=0), -np.inf)
+        # The nearest corner: a mean of two experts would look like a third.
+        yield column, row, depth, nodes[part, shares.argmax(axis=0)], shades[part]
+
+
+def _boxes(
+    left: np.ndarray, right: np.ndarray, top: np.ndarray, bottom: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields numbers of boxes with the columns and rows of their dots, so many at a time that memory stays small."""
+    left, top = np.floor(left).astype(int), np.floor(top).astype(int)
+    columns, rows = np.ceil(right).astype(int) - left + 1, np.ceil(bottom).astype(int) - top + 1
+    groups = np.cumsum(columns * rows) // 1_000_000
+    for group in np.split(np.arange(len(left)), np.flatnonzero(np.diff(groups)) + 1):
+        counts = (columns * rows)[group]
+        box, counter = np.repeat(group, counts), _counters(counts)
+        yield box, left[box] + counter % columns[box], top[box] + counter // columns[box]
