@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from smoe.gridded.regrid import regrid
 from smoe.paper.atmosphere.variables import VARIABLES
 from smoe.paper.weather.data import GRIDS, DataError, open_source
 from weather_files import times_of_year, write_netcdf
@@ -24,14 +23,23 @@ pytestmark = [
 MEMBERS = (0, 7)
 
 
+def on_grid(sample: xr.Dataset, resolution: str) -> xr.Dataset:
+    """The sample on WeatherBench's grid, by xarray."""
+    pytest.importorskip("scipy", reason="xarray interpolates by scipy")
+    grid = GRIDS[resolution]
+    wrapped = xr.concat([sample, sample.isel(longitude=[0]).assign_coords(longitude=[360.0])], "longitude",
+                        data_vars="minimal", coords="minimal", compat="override", join="outer")  # fmt: skip
+    return wrapped.interp(latitude=list(grid.latitude), longitude=list(grid.longitude), method="linear")
+
+
 def write_members(root: Path, resolution: str, times: np.ndarray) -> None:
     """Each member is a root of its own, in WeatherBench's layout but as ERA5 lies: north first, 850 before 500 hPa."""
     grid = GRIDS[resolution]
     with xr.open_dataset(SAMPLE, engine="netcdf4", decode_timedelta=False) as sample:
+        fields = on_grid(sample, resolution)
         for member in MEMBERS:
             for name in ("z", "t"):
-                array = sample[name].sel(number=member)
-                fields = regrid(array.values, array.latitude.values, array.longitude.values, grid)
+                array = fields[name].sel(number=member)
                 dims = ("time", "level", "latitude", "longitude")
                 coords = {
                     "time": times.astype("datetime64[ns]"),
@@ -39,7 +47,9 @@ def write_members(root: Path, resolution: str, times: np.ndarray) -> None:
                     "latitude": list(grid.latitude),
                     "longitude": list(grid.longitude),
                 }
-                written = xr.DataArray(fields.astype(np.float32), coords, dims, name, {"units": array.units})
+                written = xr.DataArray(
+                    array.values.astype(np.float32), coords, dims, name, {"units": sample[name].units}
+                )
                 folder = VARIABLES[name].folder
                 path = root / str(member) / resolution / folder / f"{folder}_2017_{resolution}.nc"
                 write_netcdf(written.isel(latitude=slice(None, None, -1)).to_dataset(), path)
@@ -47,14 +57,10 @@ def write_members(root: Path, resolution: str, times: np.ndarray) -> None:
 
 @pytest.mark.parametrize("resolution", ["5.625deg", "2.8125deg"])
 def test_reader_equals_a_direct_xarray_computation(tmp_path, resolution):
-    pytest.importorskip("scipy", reason="xarray interpolates by scipy")
-    grid = GRIDS[resolution]
     # The sample's times are 12 h apart, WeatherBench's never are: the fields are ERA5's, the clock is relabelled.
     write_members(tmp_path, resolution, times_of_year(2017, 4))
     with xr.open_dataset(SAMPLE, engine="netcdf4", decode_timedelta=False) as sample:
-        wrapped = xr.concat([sample, sample.isel(longitude=[0]).assign_coords(longitude=[360.0])], "longitude",
-                            data_vars="minimal", coords="minimal", compat="override", join="outer")  # fmt: skip
-        direct = wrapped.interp(latitude=list(grid.latitude), longitude=list(grid.longitude), method="linear")
+        direct = on_grid(sample, resolution)
         for member in MEMBERS:
             with open_source(tmp_path / str(member)) as source:
                 assert source.channels == ("z_500", "z_850", "t_500", "t_850")
