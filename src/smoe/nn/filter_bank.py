@@ -119,6 +119,11 @@ class FilterBank(RoutedLayer):
         """E * F, the number of output channels."""
         return self.num_selected * self.expert_channels
 
+    @property
+    def fan_in(self) -> int:
+        """Numbers of a filter."""
+        return self.weight.shape[1:].numel()
+
     def reset_parameters(self) -> None:
         """Draws the experts anew (Kaiming uniform) and zeroes the bias; the gate may be shared, so it is left alone.
 

@@ -258,10 +258,16 @@ class RoutedLayer(nn.Module, ABC):
             candidate_products=bank.candidate_products,
             restart_experts=self.restart_experts,
             expert_channels=self.expert_channels,
+            fan_in=self.fan_in,
             weighted=self.weighted,
             signal=self.signal,
             damping=self.active_damping,
         )
+
+    @property
+    def fan_in(self) -> int:
+        """Numbers of what `prepare` returns that an output is made of: one of the outputs of all experts."""
+        return 1
 
     def prepare(self, input: torch.Tensor) -> torch.Tensor:
         """What the experts work on, `(B, ...)`: the input itself, if single experts can be computed."""

@@ -58,11 +58,12 @@ def gather(parameter: nn.Parameter) -> torch.Tensor:
 
     Its gradient is then averaged over the processes, as FSDP does it, and added to that of the unit.
     """
-    # Only a sharded tensor has the method; its class takes long to import.
-    if not hasattr(parameter, "full_tensor"):
+    if type(parameter) is nn.Parameter:
         return parameter
-    from torch.distributed.tensor import Partial
+    from torch.distributed.tensor import DTensor, Partial
 
+    if not isinstance(parameter, DTensor):
+        return parameter
     mesh = parameter.device_mesh
     return _Averaged.apply(parameter.full_tensor(grad_placements=[Partial()] * mesh.ndim), mesh.size())  # type: ignore[return-value]
 

@@ -49,8 +49,7 @@ def relative_family_gradient(
     """The gradient at the scores in units of the spread of the products.
 
     D less the mean of its family is divided by the root mean square of that over all experts and pixels, so that
-    neither the scale of the loss nor that of the data has an effect. An optimiser with a threshold in the units of the
-    gradient, as the epsilon of Adam is, would stop the gate where errors are small.
+    neither the scale of the loss nor that of the data has an effect but by the factor.
 
     Args:
         scores: `(1, X, P)`.

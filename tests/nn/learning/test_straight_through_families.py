@@ -62,7 +62,12 @@ def expected_gradient(
             for place in range(size):
                 gradient[start + place, pixel] = probability[place] * (own[place] - mean)
         start += size
-    return gradient
+    if not is_relative:
+        return gradient
+    # The norm that the gradient of the experts would have, if errors were independent of inputs.
+    whole = error[samples].norm() * (len(error) / len(samples)) ** 0.5
+    unit = whole * input[samples].square().mean().sqrt() * layer.weight[0].numel() ** 0.5
+    return gradient * unit / (0.5 * scores.numel() ** 0.5)
 
 
 @pytest.mark.parametrize(("num_experts", "num_selected"), [(3, 1), (4, 2), (7, 3), (8, 2)])
@@ -123,13 +128,15 @@ def test_without_noise_the_best_are_selected_in_training() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
-def test_the_scale_of_the_loss_has_no_effect(scale: float) -> None:
+def test_the_gradient_has_the_scale_of_the_loss(scale: float) -> None:
     gradients = []
     for factor in (1.0, scale):
         layer = make_layer(6, 3).float()
         torch.manual_seed(3)
         (factor * layer(torch.randn(4, 2, *GRID)).square().mean()).backward()
-        gradients.append(layer.gate.get_parameter("scores").grad)
+        gradient = layer.gate.get_parameter("scores").grad
+        assert gradient is not None
+        gradients.append(gradient / factor)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-6)
 
 
@@ -304,14 +311,21 @@ def test_an_error_that_is_not_finite_moves_nothing_and_is_counted() -> None:
     assert (gradient == 0.0).all()
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
-def test_a_gate_finds_the_regions(optimizer: type[torch.optim.Optimizer]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.Adam, {"lr": 0.02}),
+        (torch.optim.SGD, {"lr": 0.1}),
+        (torch.optim.SGD, {"lr": 0.02, "momentum": 0.9}),
+    ],
+)
+def test_a_gate_finds_the_regions(kind: type[torch.optim.Optimizer], options: dict[str, float]) -> None:
     torch.manual_seed(0)
     truth = torch.zeros(GRID, dtype=torch.int64)
     truth[:, 3:] = 1
     layer = smoe.SpatialMoE2d(2, 4, 2, gate=FactorisedGate(4, 2, GRID), rule=StraightThrough(share=1.0), bias=False)
     teacher = torch.randn(4, 2, 3, 3)
-    steps = optimizer(layer.parameters(), lr=0.02 if optimizer is torch.optim.Adam else 0.1)  # type: ignore[call-arg]
+    steps = kind(layer.parameters(), **options)  # type: ignore[arg-type]
     for _ in range(400):
         input = torch.randn(16, 2, *GRID)
         outputs = F.conv2d(input, teacher, padding=1).unflatten(1, (2, 2))
@@ -364,3 +378,51 @@ def test_an_unused_expert_becomes_a_copy_of_the_busiest() -> None:
     after = layer.weight.detach().clone()
     layer(torch.randn(4, 2, *GRID)).square().mean().backward()
     assert torch.equal(layer.weight, after)
+
+
+class Regions:
+    """Samples whose left and right halves are filtered by filters of their own."""
+
+    def __init__(self, grid: int, channels: int) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.filters = torch.randn(2, channels, channels, 3, 3, generator=generator) / (9 * channels) ** 0.5
+        self.is_left = torch.arange(grid) < grid // 2
+        self.shape = (8, channels, grid, grid)
+
+    def draw(self) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(self.shape)
+        left, right = (F.conv2d(x, filters, padding=1) for filters in self.filters)
+        return x, torch.where(self.is_left, left, right)
+
+    def net(self, width: int, **options) -> nn.Module:
+        channels = self.shape[1]
+        convs = nn.Conv2d(channels, width, 3, padding=1), nn.Conv2d(width, channels, 3, padding=1)
+        plain = nn.Sequential(convs[0], nn.BatchNorm2d(width), nn.ReLU(), convs[1])
+        return smoe.convert(plain, example_input=torch.zeros(self.shape), **options)
+
+
+def gradient_norm(net: nn.Module, *, of_gates: bool) -> float:
+    """Of the gates, or of all other parameters of SMoE layers."""
+    gates = {parameter for gate in smoe.diagnostics.layers_by_gate(net) for parameter in gate.parameters()}
+    layers = [module for module in net.modules() if isinstance(module, smoe.SpatialMoE2d)]
+    chosen = gates if of_gates else {parameter for layer in layers for parameter in layer.parameters()} - gates
+    return float(nn.utils.get_total_norm([parameter.grad for parameter in chosen if parameter.grad is not None]))
+
+
+@pytest.mark.parametrize(("grid", "width"), [(16, 8), (32, 8), (64, 8), (32, 32), (16, 64)])
+@pytest.mark.parametrize("share_gates", [None, True, False])
+def test_a_gate_has_no_larger_gradient_than_its_experts(grid: int, width: int, share_gates: bool | None) -> None:
+    torch.manual_seed(0)
+    task = Regions(grid, 4)
+    net = task.net(width, share_gates=share_gates)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for step in range(6):
+        x, target = task.draw()
+        optimizer.zero_grad()
+        F.mse_loss(net(x), target).backward()
+        of_gates, of_experts = (gradient_norm(net, of_gates=is_gate) for is_gate in (True, False))
+        assert of_gates <= of_experts
+        # Experts that start equal have nothing to compare in the first pass.
+        assert of_gates > 0.01 * of_experts or step == 0
+        assert nn.utils.clip_grad_norm_(net.parameters(), 1.0) < 1.0 or of_experts > 0.9
+        optimizer.step()

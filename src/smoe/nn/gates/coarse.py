@@ -6,6 +6,8 @@ number for 4 x 4 pixels the table has 17 million, each of which learns from all 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -131,6 +133,11 @@ class CoarseGate(BandedGate):
         draw_start(self.values, self.init, self.correlation_length)
         with torch.no_grad():
             self.values.mul_(START_STD / self.scale)
+
+    @property
+    def gradient_gain(self) -> float:
+        """A cell has the mean gradient of its pixels."""
+        return math.sqrt(torch.Size(self.coarse_shape).numel() / self.num_pixels) / self.scale
 
     def row_parameters(self) -> tuple[nn.Parameter, ...]:
         """The scores of the coarse grid."""

@@ -167,6 +167,11 @@ class FactorisedGate(BandedGate):
         """Sizes of the grid the gate was made for."""
         return self.embedding.spatial_shape
 
+    @property
+    def gradient_gain(self) -> float:
+        """That of the embedding, with keys of their size at the start."""
+        return 1.0 / self.scale
+
     def reset_keys(self) -> None:
         """Draws the keys anew."""
         nn.init.normal_(self.keys, std=1.0 / math.sqrt(self.keys.shape[1]))

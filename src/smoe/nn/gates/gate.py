@@ -79,6 +79,11 @@ class SpatialGate(SharedModule, ABC):
         with torch.no_grad():
             return tuple(self.raw_scores(None).shape[1:])
 
+    @property
+    def gradient_gain(self) -> float:
+        """Norm of the gradient at the parameters for one at the scores that is independent from pixel to pixel."""
+        return 1.0
+
     @abstractmethod
     def raw_scores(self, input: torch.Tensor | None) -> torch.Tensor:
         """Scores before noise and normalisation, `(X, *grid)`, or `(B, X, *grid)` if the gate looks at its input.

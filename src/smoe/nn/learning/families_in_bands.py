@@ -73,9 +73,11 @@ class _FamiliesInBands(torch.autograd.Function):
             return error, None, None, None, *nothing
         step, needed = ctx.step, ctx.needs_input_grad[4:]
         total = _Total(step.gate, parameters, needed)
+        part = error[ctx.part]
+        unit = step.gradient_unit(source, part, len(error))
         for band in step.gate.bands():
-            products = step.candidate_products(source, error[ctx.part], band.families)
-            total.add(band, products, ctx.learner.rule.temperature, step.signal.loss_scale)
+            products = step.candidate_products(source, part, band.families)
+            total.add(band, products, ctx.learner.rule.temperature, unit)
         spread = total.finish()
         # The gradient is 0 where the spread is not finite.
         step.signal.num_nonfinite.add_(spread.isfinite().logical_not())
@@ -104,8 +106,8 @@ class _Total:
         # Unit of the gradients of parameters that belong to all experts: the largest spread so far.
         self.unit = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
 
-    def add(self, band: Band, products: torch.Tensor, temperature: float, loss_scale: torch.Tensor) -> None:
-        """Adds a band: `products` are those of its experts, `(1, X', P)`."""
+    def add(self, band: Band, products: torch.Tensor, temperature: float, factor: torch.Tensor) -> None:
+        """Adds a band: `products` are those of its experts, `(1, X', P)`, and `factor` that of the gradient."""
         leaves = [
             (parameter[band.experts] if number < self.num_rows else parameter).detach().requires_grad_()
             for number, parameter in enumerate(self.parameters)
@@ -113,7 +115,7 @@ class _Total:
         with torch.enable_grad(), without_autocast(products.device):
             scores = full_precision(self.gate.scores_of(tuple(leaves[: self.num_rows]), tuple(leaves[self.num_rows :])))
         gradient, spread = relative_family_gradient(
-            scores.detach()[None], products, band.num_families, temperature, loss_scale
+            scores.detach()[None], products, band.num_families, temperature, factor
         )
         spread = spread.double()
         self.parts.append(_Part(band, spread))

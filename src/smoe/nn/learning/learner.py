@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
@@ -47,6 +48,7 @@ class Step(NamedTuple):
         restart_experts: Makes experts copies of others: for each the number of the one it copies, `(X,)`, and a random
             generator. None if the experts must stay as they are.
         expert_channels: F.
+        fan_in: Numbers of the source that an output is made of; 1 if the source is the outputs of the experts.
         weighted: Whether the outputs are multiplied by the scores of their experts.
         signal: Loss scale and counter of non-finite errors of the layer.
         damping: Damping of the experts' error.
@@ -59,6 +61,7 @@ class Step(NamedTuple):
     candidate_products: Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]
     restart_experts: Callable[[torch.Tensor, torch.Generator], None] | None
     expert_channels: int
+    fan_in: int
     weighted: bool
     signal: ErrorSignal
     damping: Damping | None
@@ -77,6 +80,32 @@ class Step(NamedTuple):
         together = self.select(self.source, torch.cat((indices, challengers.expand(len(indices), -1, -1)), dim=1))
         num_selected = indices.shape[1] * self.expert_channels
         return together[:, :num_selected], together[:, num_selected:].detach()
+
+    def gradient_unit(self, source: torch.Tensor, error: torch.Tensor, batch: int) -> torch.Tensor:
+        """Unit of a gradient at the scores by which that of the gate is hardly larger than that of the experts.
+
+        Were errors independent of inputs, the gradient of the experts' weights would have the norm of the error times
+        the root mean square of the input times the root of the fan-in; errors that the experts can still reduce add to
+        it. A gradient at the scores in units of the spread is at most about half a unit at each. The unit changes
+        slowly in the course of a training, so that optimisers that divide by the size of a gradient, as Adam does,
+        learn alike.
+
+        Args:
+            source: Some samples of the source, `(B', ...)`.
+            error: Error of these samples.
+            batch: Number of all samples.
+
+        Returns:
+            A scalar; 0 where the error is not finite.
+        """
+        of_source, of_error = (
+            torch.linalg.vector_norm(part, dtype=torch.promote_types(part.dtype, torch.float32)).double()
+            for part in (source, error)
+        )
+        num_scores = self.gate.num_experts * error.shape[2:].numel()
+        factor = 2.0 * math.sqrt(self.fan_in * batch / max(1, source.numel() * len(error) * num_scores))
+        unit = of_source * of_error * (factor / self.gate.gradient_gain)
+        return torch.where(unit.isfinite(), unit, 0.0)
 
     def weighed(self, selected: torch.Tensor) -> torch.Tensor:
         """The outputs times their weights, if the layer is weighted; the weights receive no gradient."""

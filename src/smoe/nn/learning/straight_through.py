@@ -184,10 +184,8 @@ class _Families(torch.autograd.Function):
             gradient = gradient * (len(error) / max(1, len(part)))
             gradient = count_nonfinite(gradient, step.signal.num_nonfinite)
         else:
-            # A loss scaler divides all gradients by its factor.
-            gradient, spread = relative_family_gradient(
-                scores, products, indices.shape[1], temperature, step.signal.loss_scale
-            )
+            unit = step.gradient_unit(source, part, len(error))
+            gradient, spread = relative_family_gradient(scores, products, indices.shape[1], temperature, unit)
             # The gradient is 0 where the spread is not finite.
             step.signal.num_nonfinite.add_(spread.isfinite().logical_not())
         return error, gradient.to(scores.dtype), None, None, None
