@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from chromium import Browser, find_chromium
@@ -129,6 +130,20 @@ def test_one_expert_at_each_pixel_has_the_colour_of_its_bar(browser: Browser, tm
     bars = "[...document.querySelectorAll('#run-0-use .bar')].map((one) => one.getAttribute('fill'))"
     in_bars = set(browser.evaluate(bars))
     assert set(browser.evaluate(legend)) == in_bars and len(in_bars) == 3
+
+
+def test_keys_choose_a_bar(browser: Browser, tmp_path: Path) -> None:
+    report = sample_report()
+    open_page(browser, tmp_path, report)
+    order = np.argsort(-report.gates[0].use, kind="stable")
+    browser.evaluate("document.querySelector('#run-0-use svg').focus()")
+    for key in ("ArrowRight", "ArrowRight", "Enter"):
+        browser.press(key)
+    assert browser.evaluate("document.querySelector('#run-0-routing select').value") == "one"
+    assert browser.evaluate("document.querySelectorAll('#run-0-routing output')[1].textContent") == f"expert {order[1]}"
+    # The next key goes on from there.
+    browser.press("ArrowRight")
+    assert browser.evaluate("document.getElementById('live').textContent").startswith(f"expert {order[2]}, serves ")
 
 
 def test_the_gain_over_the_plain_net_is_beside_the_error(browser: Browser, tmp_path: Path) -> None:

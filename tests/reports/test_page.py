@@ -17,7 +17,7 @@ import pytest
 
 from sample_reports import GRID, class_sample, place_samples, random_gate, sample_report
 from smoe.errors import DataError
-from smoe.experiments.report_parts import Axis, Places
+from smoe.experiments.report_parts import Axis, ErrorMap, Places
 from smoe.reports import page
 from smoe.reports.maps import make_views, take, thinned
 from smoe.reports.markup import escape, script_json, tag
@@ -232,6 +232,31 @@ def test_coasts_are_where_they_are() -> None:
     # Cabo da Roca is the western end of the continent; nothing is in the sea west of it, nor inside of Spain.
     assert east.min() == pytest.approx(-9.4, abs=0.2) and np.abs(north[np.argmin(east)] - 38.8) < 0.6
     assert not ((np.abs(north - 40.4) < 1) & (np.abs(east + 4.0) < 2)).any()
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        Places("mesh", (1,), coordinates=np.zeros((1, 2))),
+        Places("mesh", (4,), coordinates=np.arange(12.0).reshape(4, 3)),
+        Places("mesh", (3,), coordinates=np.arange(9.0).reshape(3, 3), triangles=np.array([[0, 1, 2]])),
+        Places("grid", (1, 5000)),
+        Places("grid", (1, 3), Axis("y", np.zeros(1)), Axis("x", np.arange(3.0))),
+    ],
+)
+def test_narrow_places_have_pictures(places: Places) -> None:
+    for view in make_views(places)[0]:
+        height, width = view.cells.shape
+        assert width < 50 * height
+        # Triangles without an area are not seen.
+        assert (view.cells.max() == places.num_pixels - 1) == (places.triangles is None)
+
+
+def test_errors_that_are_all_missing_are_shown() -> None:
+    error = ErrorMap("t", "K", np.full(GRID, np.nan), np.full(GRID, np.nan), "plain net")
+    plain, block = data_of(page.make_page([sample_report(error_maps=(error,))], WRITTEN))
+    for shown in plain["runs"][0]["errors"][0]["maps"]:
+        assert np.isnan(read(block, shown["values"])).all() and shown["low"] <= shown["high"]
 
 
 def test_near_triangles_cover_far_ones() -> None:

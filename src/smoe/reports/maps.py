@@ -78,9 +78,9 @@ def make_views(places: Places) -> tuple[list[View], int]:
             for number in range(size)
         ]
         return slices, places.shape[0] // 2
-    if len(places.shape) == 1:
-        num_columns = min(len(cells), max(16, 2 ** round(math.log2(math.sqrt(2 * len(cells))))))
-        cells = np.pad(cells, (0, -len(cells) % num_columns), constant_values=-1)
+    if min(places.shape) == 1 or len(places.shape) == 1:
+        num_columns = min(cells.size, max(16, 2 ** round(math.log2(math.sqrt(2 * cells.size)))))
+        cells = np.pad(cells.ravel(), (0, -cells.size % num_columns), constant_values=-1)
         return [View("pixels in rows", cells.reshape(-1, num_columns))], 0
     return [_map_view(places, cells[::-1] if places.goes_up else cells)], 0
 

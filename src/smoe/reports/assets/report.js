@@ -140,7 +140,7 @@ function ticks(low, high, count) {
 
 class Chart {
   constructor(parent, onChoose) {
-    this.onChoose = onChoose;
+    Object.assign(this, { onChoose, current: -1 });
     this.box = element("div", { class: "chart" });
     this.legend = element("div", { class: "legend" });
     parent.append(this.box, this.legend);
@@ -221,9 +221,8 @@ class Chart {
     const cursor = element("path", { class: "cursor" });
     this.svg.append(cursor);
 
-    let current = -1;
     const tell = (index, y) => {
-      current = index;
+      this.current = index;
       const x = toX(steps[index]);
       cursor.setAttribute("d", `M${x} ${top}V${bottom}`);
       return [this.describe(steps[index]), x / width, y];
@@ -233,9 +232,9 @@ class Chart {
         const distances = steps.map((step) => Math.abs(toX(step) - x * width));
         return tell(distances.indexOf(Math.min(...distances)), y);
       },
-      step: (direction) => tell(Math.max(0, Math.min(steps.length - 1, current + direction)), 0.15),
+      step: (direction) => tell(Math.max(0, Math.min(steps.length - 1, this.current + direction)), 0.15),
       leave: () => cursor.removeAttribute("d"),
-      choose: this.onChoose && (() => current >= 0 && this.onChoose(bars[current].name)),
+      choose: this.onChoose && (() => this.onChoose(bars[Math.max(0, this.current)].name)),
     });
     this.box.replaceChildren(this.svg);
     if (wasFocused) this.svg.focus();
@@ -251,6 +250,7 @@ class Chart {
 
 // Charts of which one is chosen, with a logarithmic axis if wanted, and its numbers as a table.
 function showCharts(parent, charts, caption) {
+  if (!charts.length) return parent.append("There are no numbers to draw.");
   const select = choice(charts.map(({ name }, number) => [number, name]), () => update(true));
   const log = element("input", { type: "checkbox", onchange: () => update(false) });
   parent.append(element("div", { class: "controls" }, labelled("Show", select), labelled("Logarithmic axis", log)));
