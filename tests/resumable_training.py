@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 from smoe import NoisyGate, SpatialMoE2d, TensorGate
 from smoe.metrics import MeanSquaredError
-from smoe.training.devices import leave_processes
+from smoe.training.distribution import leave_processes
 from smoe.training.interruption import Interrupted
 from smoe.training.loop import Loop
 from smoe.training.plan import TrainingPlan

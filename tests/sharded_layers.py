@@ -21,7 +21,7 @@ import smoe
 from sharded_training import whole_state
 from smoe.nn.gates import banded
 from smoe.training.plan import TrainingPlan
-from smoe.training.weight_average import WeightAverage
+from smoe.training.schedule import WeightAverage
 
 GRID = (6, 7)
 NUM_STEPS, BATCH = 6, 4

@@ -83,10 +83,10 @@ def test_a_damaged_checkpoint_is_one_clear_line(tmp_path: Path, capsys: pytest.C
     run = tmp_path / "run"
     main(["train", "heat/smoe", "--training.max-epochs", "1", "--output-dir", str(run), *SMALL])
     capsys.readouterr()
-    best = run / "checkpoints" / "best.pt"
+    best = run / "checkpoints" / "best.safetensors"
     best.write_bytes(best.read_bytes()[:500])
     assert main(["evaluate", str(run)]) == 1
-    assert "best.pt is damaged" in capsys.readouterr().err
+    assert "best.safetensors is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -103,7 +103,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path: Path, number: int) -> N
     _, error = process.communicate(timeout=30)
     assert process.returncode == 128 + number, error
     assert "the state is saved" in error and "Traceback" not in error
-    assert (run / "checkpoints" / "last.pt").exists()
+    assert (run / "checkpoints" / "last.safetensors").exists()
 
 
 def listing(folder: Path) -> dict[str, tuple[int, int]]:

@@ -34,7 +34,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 
 
 def model_of(run: Path) -> dict[str, torch.Tensor]:
-    return load_checkpoint(run / "checkpoints" / "last.pt")["model"]
+    return load_checkpoint(run / "checkpoints" / "last.safetensors")["model"]
 
 
 def epochs_of(run: Path) -> list[int]:

@@ -9,6 +9,7 @@ import torch
 
 from image_folders import write_folders
 from launched_training import history, train
+from smoe.training.checkpoints import load_checkpoint
 
 ARGUMENTS = [
     *("--data.train-size", "32", "--data.resize", "52", "--data.crop", "48", "--data.held-out-per-class", "1"),
@@ -44,7 +45,7 @@ def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
     for ours, theirs in zip(two[:2], one[:2], strict=True):
         assert ours["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-4)
         assert ours["routing/changed"] == pytest.approx(theirs["routing/changed"], abs=1e-3)
-    states = [torch.load(tmp_path / run / "checkpoints" / "last.pt") for run in ("one", "two")]
+    states = [load_checkpoint(tmp_path / run / "checkpoints" / "last.safetensors") for run in ("one", "two")]
     parts = {"model": [state["model"] for state in states], "average": [state["average"]["model"] for state in states]}
     for part, (ones, twos) in parts.items():
         for key, value in ones.items():

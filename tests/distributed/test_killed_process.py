@@ -22,7 +22,7 @@ import torch
 from torch import distributed
 
 from smoe.cli.main import main
-from smoe.training.checkpoint_parts import load_whole
+from smoe.training.checkpoints import load_checkpoint
 
 pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
 
@@ -34,7 +34,7 @@ FLAGS = [
 # Rank, place and number of the call, and how the model is held.
 HITS = [
     pytest.param(0, "smoe.training.sharded_model:by_first", 9, "full"),
-    pytest.param(1, "smoe.training.sharded_model:write_part", 4, "full", marks=pytest.mark.slow),
+    pytest.param(1, "smoe.training.sharded_model:save_part", 4, "full", marks=pytest.mark.slow),
     pytest.param(1, "smoe.training.loop:evaluate", 2, "full", marks=pytest.mark.slow),
     pytest.param(0, "smoe.training.loop:track_loss_scale", 5, "none", marks=pytest.mark.slow),
     pytest.param(0, "smoe.training.distribution:by_first", 4, "none", marks=pytest.mark.slow),
@@ -80,21 +80,23 @@ def test_the_other_process_ends_and_the_run_continues_exactly(
         for process in processes:
             process.kill()
             process.communicate()
-    assert processes[1 - rank].returncode == 1 and "Traceback" not in error, error
+    # Threads of gloo that lost their connection may end the interpreter's own end by an abort.
+    assert processes[1 - rank].returncode in (1, -signal.SIGABRT) and "Traceback" not in error, error
     (line,) = (line for line in error.splitlines() if "smoe: error: " in line)
     assert f"process {1 - rank} has lost the connection to another one" in line
     assert re.search(r"last\.\w+ holds (no state yet|the state (before|after batch [0-9]+ of) epoch [0-9]+); ", line)
 
     complete(["--resume", str(run)])
     complete([*flags, "--output-dir", str(tmp_path / "whole")])
-    ours, theirs = (load_whole(path / "checkpoints" / "last.pt")["model"] for path in (run, tmp_path / "whole"))
+    last = Path("checkpoints", "last.safetensors")
+    ours, theirs = (load_checkpoint(path / last)["model"] for path in (run, tmp_path / "whole"))
     assert all(torch.equal(ours[key], value) for key, value in theirs.items())
     files = [sorted(path.name for path in (folder / "checkpoints").iterdir()) for folder in (run, tmp_path / "whole")]
     assert len(files[0]) == len(files[1]) == (6 if sharding == "full" else 2), files
     # What two processes have stored is evaluated, and continued, by one.
     assert main(["evaluate", str(run)]) == 0
     assert main(["train", "--resume", str(run), "--training.max-epochs", "4"]) == 0
-    assert sorted(path.name for path in (run / "checkpoints").glob("last*")) == ["last.pt"]
+    assert sorted(path.name for path in (run / "checkpoints").glob("last*")) == ["last.safetensors"]
 
 
 def kill_at(place: str, call: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import distributed, multiprocessing
 
 from resumable_training import SHARDED, run_one_of_four, run_process, train
-from smoe.training.checkpoint_parts import load_whole
+from smoe.training.checkpoints import load_checkpoint
 from smoe.training.run_directory import Record, RunDirectory
 
 pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
@@ -24,7 +24,7 @@ def history(directory: Path) -> list[Record]:
 
 
 def weights(directory: Path, part: str = "model") -> dict[str, torch.Tensor]:
-    state = load_whole(RunDirectory(directory).last_checkpoint)
+    state = load_checkpoint(RunDirectory(directory).last_checkpoint)
     return state["average"]["model"] if part == "average" else state[part]
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from launched_training import history, train
+from smoe.training.checkpoints import load_checkpoint
 
 ARGUMENTS = [
     "heat/smoe",
@@ -29,7 +30,8 @@ def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
             if key in theirs:
                 assert ours[key] == pytest.approx(theirs[key], rel=1e-4), key
     for name in ("best", "last"):
-        models = [torch.load(tmp_path / run / "checkpoints" / f"{name}.pt")["model"] for run in ("one", "two")]
+        file = Path("checkpoints", f"{name}.safetensors")
+        models = [load_checkpoint(tmp_path / run / file)["model"] for run in ("one", "two")]
         for key in models[0]:
             # Adam divides by the root of small squares, which magnifies the rounding of the summed gradients.
             torch.testing.assert_close(models[1][key], models[0][key], rtol=0, atol=1e-5)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from launched_training import history, train
+from smoe.training.checkpoints import load_checkpoint
 from tiny_weather import make_store
 
 ARGUMENTS = [
@@ -34,7 +35,7 @@ def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
         for key in ("train/loss", "validation/loss", "validation/rmse_z_500", "test/mae_t2m"):
             if key in theirs:
                 assert ours[key] == pytest.approx(theirs[key], rel=1e-4), key
-    models = [torch.load(tmp_path / run / "checkpoints" / "last.pt")["model"] for run in ("one", "two")]
+    models = [load_checkpoint(tmp_path / run / "checkpoints" / "last.safetensors")["model"] for run in ("one", "two")]
     for key in models[0]:
         # Adam divides by the root of small squares, which magnifies the rounding of the summed gradients.
         torch.testing.assert_close(models[1][key], models[0][key], rtol=0, atol=2e-5)

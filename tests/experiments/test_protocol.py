@@ -25,7 +25,7 @@ from smoe.paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
 from smoe.paper.images.model_options import SpatialMoEClassifierModel
 from smoe.paper.images.recipes import IMAGE_TRAINING, ImageData, ImageRecipe
 from smoe.training.checkpoints import load_checkpoint
-from smoe.training.monitor import check_monitor
+from smoe.training.plan import check_monitor
 from smoe.training.run_directory import RunDirectory
 
 

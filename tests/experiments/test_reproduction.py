@@ -58,8 +58,8 @@ def test_runs_are_made_in_two_processes_and_stored(tmp_path: Path) -> None:
         assert result["epochs"] == len(result["validation"]) == 2
         assert (result["parameters"], result["gate_parameters"]) == (27, 3 * 9 * 7)
         assert set(result["test"]) >= {"within_1_percent", "within_1_percent/region_0", "mse"}
-        assert not (tmp_path / "runs" / run.key.name / "checkpoints" / "last.pt").exists()
-        assert (tmp_path / "runs" / run.key.name / "checkpoints" / "best.pt").exists()
+        assert not (tmp_path / "runs" / run.key.name / "checkpoints" / "last.safetensors").exists()
+        assert (tmp_path / "runs" / run.key.name / "checkpoints" / "best.safetensors").exists()
 
 
 @pytest.fixture(scope="module")

@@ -151,7 +151,7 @@ def test_another_split_is_scored_anew(heat: Path) -> None:
         ("recipe.json", "recipe.json is damaged"),
         ("metrics.jsonl", "metrics.jsonl is damaged in line 1"),
         ("environment.json", "environment.json is damaged"),
-        ("checkpoints/best.pt", "best.pt"),
+        ("checkpoints/best.safetensors", "best.safetensors"),
     ],
 )
 def test_a_damaged_run_is_refused(heat: Path, tmp_path: Path, damage: str, message: str) -> None:

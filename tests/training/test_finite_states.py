@@ -31,7 +31,7 @@ def test_what_is_not_finite_is_never_stored(
     value = float("nan") if step % 2 else float("inf")
     reporter = SpoilAt(spoil, value, step, number)
     loop = reporter.loop = Loop(make_task(), plan, run, reporter)
-    with pytest.raises(TrainingDiverged, match=r"last.pt holds the state before epoch [12]; begin another run") as told:
+    with pytest.raises(TrainingDiverged, match=r"holds the state before epoch [12]; begin another run") as told:
         loop.fit()
     assert_finite(run)
     # The message is true: the run resumes from there, and equals one that nothing spoiled.
@@ -70,4 +70,4 @@ def test_a_fit_in_a_temporary_folder_names_no_checkpoint() -> None:
     )
     with pytest.raises(TrainingDiverged) as told:
         model.fit(regional(30, 4, 6, seed=1), regional(30, 4, 6, seed=2))
-    assert "last.pt" not in str(told.value) and "lower learning rate" in str(told.value)
+    assert "last.safetensors" not in str(told.value) and "lower learning rate" in str(told.value)

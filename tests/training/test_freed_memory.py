@@ -10,7 +10,7 @@ import pytest
 
 from smoe.experiments.runs import train
 from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
-from smoe.training.freed_memory import keep_freed_memory
+from smoe.training.environment import keep_freed_memory
 from smoe.training.plan import TrainingPlan
 
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
@@ -18,7 +18,7 @@ needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="othe
 # Twelve steps that each take 48 MB in blocks of 8 MB and free all of it: page faults of the last ten.
 _STEPS = """
 import ctypes, resource, sys
-from smoe.training.freed_memory import keep_freed_memory
+from smoe.training.environment import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 libc = ctypes.CDLL(None)

@@ -18,8 +18,7 @@ from smoe.paper.heat.data import HeatPairs
 from smoe.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from smoe.training.interruption import Interrupted
 from smoe.training.loop import Loop, TrainingDiverged
-from smoe.training.monitor import MonitorError
-from smoe.training.plan import TrainingPlan
+from smoe.training.plan import MonitorError, TrainingPlan
 from smoe.training.progress import SilentReporter
 from smoe.training.run_directory import Record, RunDirectory, RunError
 from smoe.training.task import Task
@@ -99,8 +98,8 @@ def test_a_resumed_run_is_bit_equal_to_one_never_stopped(tmp_path: Path, num_ste
 
     assert without_times(stopped.read_history()) == without_times(whole.read_history())
     for name in ("best", "last"):
-        ours = load_checkpoint(tmp_path / "stopped" / "checkpoints" / f"{name}.pt")
-        theirs = load_checkpoint(tmp_path / "whole" / "checkpoints" / f"{name}.pt")
+        ours = load_checkpoint(tmp_path / "stopped" / "checkpoints" / f"{name}.safetensors")
+        theirs = load_checkpoint(tmp_path / "whole" / "checkpoints" / f"{name}.safetensors")
         for key, value in theirs["model"].items():
             assert torch.equal(ours["model"][key], value), (name, key)
 
@@ -151,7 +150,7 @@ def test_a_kill_between_two_files_loses_nothing(tmp_path: Path) -> None:
         Loop(make_task(), PLAN, killed, StopAfter(6)).fit()
     # As if metrics.jsonl had been written further than the checkpoint, and a temporary file left.
     killed.write_history([*killed.read_history(), {"epoch": 2, "validation/mse": 0.0}])
-    (killed.path / "checkpoints" / ".last.pt.123.tmp").write_bytes(b"half")
+    (killed.path / "checkpoints" / ".last.safetensors.123.tmp").write_bytes(b"half")
     Loop(make_task(), PLAN, killed).fit(resume=True)
     assert without_times(killed.read_history()) == without_times(whole.read_history())
 
@@ -288,7 +287,7 @@ def test_the_message_states_what_is_stored(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         Loop(long_task(), PLAN, run, StopAfter(7)).fit()
     task = long_task()
-    with pytest.raises(TrainingDiverged, match=r"last\.pt holds the state after batch 7 of epoch 1; begin another run"):
+    with pytest.raises(TrainingDiverged, match=r"holds the state after batch 7 of epoch 1; begin another run"):
         Loop(task, PLAN, run, NaNAfter(task.model, 10)).fit(resume=True)
     stored = load_checkpoint(run.last_checkpoint)
     assert (stored["epoch"], stored["next_batch"]) == (1, 7)
@@ -353,7 +352,7 @@ def test_a_run_is_extended_as_if_it_had_been_longer_from_the_start(tmp_path: Pat
     assert without_times([last]) == without_times([expected])
     assert without_times(short.read_history()) == without_times(long.read_history())
     for name in ("best", "last"):
-        ours, theirs = (load_checkpoint(run.checkpoints / f"{name}.pt")["model"] for run in (short, long))
+        ours, theirs = (load_checkpoint(run.checkpoints / f"{name}.safetensors")["model"] for run in (short, long))
         assert all(torch.equal(ours[key], value) for key, value in theirs.items()), name
     with pytest.raises(Interrupted):
         Loop(make_task(), PLAN, RunDirectory(tmp_path / "third"), StopAfter(11)).fit()
@@ -397,7 +396,7 @@ def test_a_directory_that_vanishes_ends_the_run_in_one_line(tmp_path: Path) -> N
         def end_epoch(self, record: Record, *, is_best: bool) -> None:
             shutil.rmtree(tmp_path / "run")
 
-    with pytest.raises(CheckpointError, match=r"best\.pt could not be written: No such file or directory; [^\n]*$"):
+    with pytest.raises(CheckpointError, match=r"best\.\w+ could not be written: No such file or directory; [^\n]*$"):
         Loop(make_task(), PLAN, RunDirectory(tmp_path / "run"), Vanish()).fit()
     assert not (tmp_path / "run").exists()
 
@@ -406,7 +405,7 @@ def test_a_checkpoint_of_something_else_is_refused_in_one_line(tmp_path: Path) -
     run = RunDirectory(tmp_path)
     for state in ({"model": 3}, {"model": {}}, {}):
         save_checkpoint(run.last_checkpoint, state)
-        with pytest.raises(CheckpointError, match=r"last\.pt is of another run or version: [^\n]*$"):
+        with pytest.raises(CheckpointError, match=r"last\.safetensors is of another run or version: [^\n]*$"):
             Loop(make_task(), PLAN, run).fit(resume=True)
 
 

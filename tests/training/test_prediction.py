@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
+from smoe.training.evaluation import predict, predict_split
 from smoe.training.plan import TrainingPlan
-from smoe.training.prediction import predict, predict_split
 from smoe.training.task import Task
 
 PAIRS = TensorDataset(torch.arange(7.0)[:, None], 10.0 * torch.arange(7.0)[:, None])
@@ -87,6 +87,6 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class TwoProcesses:
         num_processes = 2
 
-    monkeypatch.setattr("smoe.training.prediction.make_accelerator", lambda _: TwoProcesses())
+    monkeypatch.setattr("smoe.training.evaluation.make_accelerator", lambda _: TwoProcesses())
     with pytest.raises(ValueError, match="in order by one process, but 2 run"):
         next(predict_split(make_task(double()), TrainingPlan(), "test"))

@@ -10,7 +10,7 @@ import tyro
 
 from smoe.command_line import parse
 from smoe.experiments.recipe import Recipe
-from smoe.training.tracker_names import Tracker
+from smoe.training.plan import Tracker
 
 
 @dataclass(frozen=True)

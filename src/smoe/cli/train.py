@@ -88,7 +88,7 @@ def _train(name: str, options: RecipeFlags, output_dir: Path) -> int:
     from smoe.experiments.registry import experiment_of
     from smoe.experiments.result_table import print_result
     from smoe.experiments.runs import train
-    from smoe.training.devices import leave_processes
+    from smoe.training.distribution import leave_processes
     from smoe.training.interruption import Interrupted
     from smoe.training.progress import BarReporter, Reporter
     from smoe.training.tracking import TrackedReporter

@@ -6,7 +6,7 @@ import torch
 
 from smoe.experiments.dry_task import DryTask
 from smoe.nn import track_loss_scale
-from smoe.training.devices import make_accelerator
+from smoe.training.distribution import make_accelerator
 from smoe.training.plan import TrainingPlan
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from smoe.training.checkpoint_parts import load_whole
-from smoe.training.checkpoints import CheckpointError
+from smoe.training.checkpoints import CheckpointError, load_checkpoint
 from smoe.training.run_directory import RunDirectory
 
 
@@ -32,7 +31,7 @@ def load_initial_weights(model: nn.Module, run: Path) -> None:
         CheckpointError: If it has none, or if they do not fit, with the first parameter that does not.
     """
     check_initial_weights(run)
-    theirs, ours = load_whole(RunDirectory(run).best_checkpoint)["model"], model.state_dict()
+    theirs, ours = load_checkpoint(RunDirectory(run).best_checkpoint)["model"], model.state_dict()
     for name in [*ours, *theirs]:
         in_run = tuple(theirs[name].shape) if name in theirs else "not there"
         here = tuple(ours[name].shape) if name in ours else "not there"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from smoe.experiments.recipe import Recipe
-from smoe.training.devices import make_accelerator
+from smoe.training.distribution import make_accelerator
 from smoe.training.evaluation import evaluate
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Task

@@ -18,12 +18,10 @@ from smoe.experiments.recipe import Recipe
 from smoe.experiments.recipe_files import recipe_from_plain
 from smoe.experiments.registry import experiment_of
 from smoe.metrics import metric_names
-from smoe.training.checkpoint_parts import load_whole
-from smoe.training.checkpoints import CheckpointError
-from smoe.training.freed_memory import keep_freed_memory
+from smoe.training.checkpoints import CheckpointError, load_checkpoint
+from smoe.training.environment import keep_freed_memory
 from smoe.training.loop import Loop
-from smoe.training.monitor import check_monitor
-from smoe.training.plan import resumable_fields
+from smoe.training.plan import check_monitor, resumable_fields
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import Record, RunDirectory, RunError
 
@@ -114,7 +112,7 @@ def open_run(
     file = directory.best_checkpoint if checkpoint == "best" else directory.last_checkpoint
     if checkpoint == "best" and not file.exists():
         raise CheckpointError(f"{path} has no best checkpoint yet: no epoch has ended; try --checkpoint last")
-    weights = load_whole(file)["model"]
+    weights = load_checkpoint(file)["model"]
     task = experiment.build(recipe, splits, notify)
     try:
         task.model.load_state_dict(weights)

@@ -14,7 +14,7 @@ from smoe._files import temporary_folder
 from smoe.regression.objectives import GridObjective, MeanObjective
 from smoe.regression.options import MACHINE_OPTIONS, RegressorOptions
 from smoe.regression.samples import GridSamples, keep_batch
-from smoe.training.freed_memory import keep_freed_memory
+from smoe.training.environment import keep_freed_memory
 from smoe.training.interruption import Interrupted
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.plan import TrainingPlan

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from smoe.suggestions import suggest
-from smoe.training.tracker_names import TRACKERS, Tracker
+from smoe.training.plan import TRACKERS, Tracker
 
 NetName = Literal["layer", "resnet", "unet", "graph", "healpix"]
 NET_NAMES: tuple[NetName, ...] = get_args(NetName)

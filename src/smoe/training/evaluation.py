@@ -1,18 +1,89 @@
-"""The metrics of a model on a data set, over all samples and processes."""
+"""Predictions of a model over a data set, its metrics over all processes, and which model is evaluated."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from smoe.metrics import Metric, MetricSums
-from smoe.training.batches import Collate
-from smoe.training.prediction import predict
+from smoe.training.batches import Collate, OrderedBatches, load_batches, num_samples
+from smoe.training.distribution import Distribution, make_accelerator, sum_over_processes
+from smoe.training.plan import TrainingPlan
+from smoe.training.schedule import WeightAverage
+from smoe.training.task import Task
+
+
+def predict(
+    model: nn.Module,
+    samples: Dataset[Any],
+    batch_size: int,
+    *,
+    collate: Collate = default_collate,
+    device: torch.device | str | None = None,
+    num_workers: int = 0,
+    process: int = 0,
+    num_processes: int = 1,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields the prediction and the target of each batch of a data set, in the order of its samples.
+
+    The model is put into evaluation mode and stays in it. Predictions have no gradient.
+
+    Args:
+        model: Model that turns inputs into predictions. It must be on the device.
+        samples: Data set of inputs and targets, with a length.
+        batch_size: Number of samples of a batch. The last batch may be smaller.
+        collate: Makes a batch from what the data set returns for a list of indices.
+        device: Device of inputs and targets; that of the model's parameters if not given.
+        num_workers: Number of processes that read ahead.
+        process: Number of this process, if several share the work. Each sample is predicted by one of them.
+        num_processes: Number of processes that share the work.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if device is None:
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    batches = OrderedBatches(num_samples(samples), batch_size, process, num_processes)
+    model.eval()
+    for input, target in load_batches(samples, batches, collate, device, num_workers):
+        # Not around the loop: the caller's code between two batches keeps its own mode.
+        with torch.no_grad():
+            prediction = model(input)
+        yield prediction, target
+
+
+def predict_split(task: Task, plan: TrainingPlan, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields the prediction and the target of each batch of a split of a task.
+
+    Args:
+        task: Task whose model predicts; the model for evaluation, if the task makes another one.
+        plan: Plan that gives device, precision, batch size and workers.
+        split: Name of the split, such as `test`.
+
+    Raises:
+        ValueError: If several processes run: their predictions would not be in order.
+    """
+    accelerator = make_accelerator(plan)
+    if accelerator.num_processes > 1:
+        raise ValueError(
+            f"a split is predicted in order by one process, but {accelerator.num_processes} run; start the command "
+            "without a launcher"
+        )
+    model = task.model if task.for_evaluation is None else task.for_evaluation(task.model)
+    yield from predict(
+        accelerator.prepare(model),
+        task.splits[split],
+        plan.evaluation_batch_size,
+        collate=task.collate,
+        device=accelerator.device,
+        num_workers=plan.num_workers,
+    )
 
 
 def evaluate(
@@ -50,6 +121,52 @@ def evaluate(
     return sums.values(partial(sum_over_processes, accelerator))
 
 
-def sum_over_processes(accelerator: Accelerator, tensor: Tensor) -> Tensor:
-    """Returns the sum of a tensor over all processes, to every one of them."""
-    return cast(Tensor, accelerator.reduce(tensor, reduction="sum"))
+class EvaluatedModel:
+    """Makes the model to evaluate from the one that trains.
+
+    Must be made before the model is distributed: a wrapped forward, copied, would still call the original.
+
+    Args:
+        task: Task that is trained.
+        plan: Plan that decides whether weights are averaged.
+        accelerator: Accelerator of the run.
+    """
+
+    def __init__(self, task: Task, plan: TrainingPlan, accelerator: Accelerator) -> None:
+        self._task, self._accelerator = task, accelerator
+        device = accelerator.device
+        self.average = None if plan.average_every is None else WeightAverage(task.model.to(device), plan)
+        # A model for another grid is made from a whole one.
+        needs_twin = task.for_evaluation is not None and (self.average is None or plan.sharding == "full")
+        self._twin = copy.deepcopy(task.model).to(device) if needs_twin else None
+
+    @property
+    def weights(self) -> nn.Module:
+        """The model whose weights are stored as the best: the average, or the one that trains."""
+        return self._task.model if self.average is None else self.average.model
+
+    def distribute(self, distribution: Distribution) -> None:
+        """Lets the processes hold the average as they hold the model that trains."""
+        if self.average is not None:
+            self.average.model = distribution.add(self.average.model)
+
+    def get(self, distribution: Distribution) -> nn.Module:
+        """Returns the model to evaluate. Every process must call this method.
+
+        Args:
+            distribution: Model that trains; returned if nothing else is evaluated.
+        """
+        weights = self.weights
+        self._send_buffers(weights)
+        if self._task.for_evaluation is None:
+            return distribution.model if self.average is None else weights
+        if self._twin is None:
+            return self._task.for_evaluation(weights)
+        self._twin.load_state_dict(distribution.whole_state_of(weights))
+        return self._task.for_evaluation(self._twin)
+
+    def _send_buffers(self, model: nn.Module) -> None:
+        """Gives all processes the buffers of process 0, such as running means, in which they differ."""
+        if self._accelerator.num_processes > 1:
+            for buffer in model.buffers():
+                torch.distributed.broadcast(buffer, src=0)

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from smoe.diagnostics import RoutingGain, RoutingWatch
@@ -16,18 +17,14 @@ from smoe.metrics import MeanLoss, metric_names
 from smoe.nn.loss_scale import track_loss_scale
 from smoe.nn.routed_layer import RoutedLayer
 from smoe.training.batches import DrawnSamples, ShuffledBatches, load_batches, num_samples
-from smoe.training.devices import distribute, make_accelerator
-from smoe.training.evaluated_model import EvaluatedModel
-from smoe.training.evaluation import evaluate, sum_over_processes
-from smoe.training.finite_state import FiniteState
+from smoe.training.distribution import Distribution, make_accelerator, sum_over_processes
+from smoe.training.evaluation import EvaluatedModel, evaluate
 from smoe.training.interruption import Interrupted, Interruption
-from smoe.training.monitor import LOSS, check_monitor
-from smoe.training.plan import Stopping, TrainingPlan
+from smoe.training.plan import LOSS, Stopping, TrainingPlan, check_monitor
 from smoe.training.progress import Reporter, SilentReporter
 from smoe.training.routing_record import gains_of_routing, routing_record
-from smoe.training.run_checkpoints import RunCheckpoints
 from smoe.training.run_directory import Record, RunDirectory, RunError
-from smoe.training.run_state import RunState
+from smoe.training.run_state import FiniteState, RunCheckpoints, RunState
 from smoe.training.schedule import make_schedule
 from smoe.training.task import Task
 
@@ -84,7 +81,7 @@ class Loop:
         self.accelerator = make_accelerator(plan)
         self.evaluated = EvaluatedModel(task, plan, self.accelerator)
         self.average = self.evaluated.average
-        self.distribution = distribute(self.accelerator, task, plan)
+        self.distribution = _distribute(self.accelerator, task, plan)
         self.evaluated.distribute(self.distribution)
         with self.distribution.whole(task.model):
             self.watch = RoutingWatch(task.model, task.regions)
@@ -168,7 +165,8 @@ class Loop:
             elif self.accelerator.num_processes > 1 and (
                 isinstance(error, torch.distributed.DistError) or "gloo" in text.lower()
             ):
-                what = f"process {self.accelerator.process_index} has lost the connection to another one ({text})"
+                reason = text.partition(". ")[0]
+                what = f"process {self.accelerator.process_index} has lost the connection to another one ({reason})"
                 remedy = "look at the messages of the process that ended first, and resume the run"
             else:
                 raise
@@ -346,3 +344,14 @@ class Loop:
     def _count_nonfinite_errors(self) -> int:
         layers = [module for module in self.model.modules() if isinstance(module, RoutedLayer)]
         return sum(int(layer.num_nonfinite_errors) for layer in layers)
+
+
+def _distribute(accelerator: Accelerator, task: Task, plan: TrainingPlan) -> Distribution:
+    """Distributes the model and the optimiser of a task over the processes, as a plan says."""
+    if plan.sharding == "none" or accelerator.num_processes == 1:
+        return Distribution(accelerator, task.model, task.optimizer)
+    from smoe.training.sharded_model import ShardedModel
+
+    # An auxiliary loss reads the scores of the gates between the forward and the backward pass.
+    is_freed = task.auxiliary_loss is None
+    return ShardedModel(accelerator, task.model, task.optimizer, reshard_after_forward=is_freed)

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from smoe.suggestions import suggest
+
+Tracker = Literal["tensorboard", "mlflow", "wandb"]
+"""Packages that can record a training."""
+TRACKERS: tuple[Tracker, ...] = get_args(Tracker)
+
+LOSS = "loss"
+"""The training loss on the validation split, which every task can report as a metric."""
 
 
 @dataclass(frozen=True)
@@ -148,3 +158,22 @@ class Stopping:
 
     def _is_better(self, value: float, than: float) -> bool:
         return value > than if self.plan.monitor_mode == "max" else value < than
+
+
+class MonitorError(ValueError):
+    """A plan monitors a metric that does not exist."""
+
+
+def check_monitor(plan: TrainingPlan, names: Iterable[str]) -> None:
+    """Checks that the metric of a plan exists.
+
+    Args:
+        plan: Plan whose `monitor` is checked.
+        names: Names of the metrics; see `smoe.metrics.metric_names`.
+
+    Raises:
+        MonitorError: If no metric has the name; with the nearest one.
+    """
+    known = sorted({*names, LOSS})
+    if plan.monitor not in known:
+        raise MonitorError(f"monitor is {plan.monitor!r}, but no metric has this name; {suggest(plan.monitor, known)}")

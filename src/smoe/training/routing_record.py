@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from smoe.diagnostics import RoutingGain, RoutingWatch, routing_gains
 from smoe.training.batches import load_batches, num_samples
-from smoe.training.distribution import Distribution
-from smoe.training.evaluation import sum_over_processes
+from smoe.training.distribution import Distribution, sum_over_processes
 from smoe.training.task import Task
 
 

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from smoe._files import FileLock, LockedError, remove_leftovers, write_atomically
-from smoe.training.environment import environment, git_commit, processor_name
-
-__all__ = ["Record", "RunDirectory", "RunError", "git_commit", "processor_name"]
+from smoe.training.environment import environment
 
 Record = dict[str, Any]
 
@@ -38,8 +36,8 @@ class RunDirectory:
         self.environment_file = self.path / "environment.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
-        self.last_checkpoint = self.checkpoints / "last.pt"
-        self.best_checkpoint = self.checkpoints / "best.pt"
+        self.last_checkpoint = self.checkpoints / "last.safetensors"
+        self.best_checkpoint = self.checkpoints / "best.safetensors"
         self.pictures = self.path / "pictures"
         self._is_locked = False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -15,21 +14,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from smoe.nn.sharding import reshard, shard, unsharded
-from smoe.training.checkpoint_parts import (
-    Parts,
-    ShardedTensor,
-    insert,
+from smoe.training.checkpoints import (
+    CheckpointError,
+    Rows,
+    State,
     open_checkpoint,
-    part_file,
-    read_rows,
-    remove_parts,
-    take_out,
-    write_names,
-    write_part,
+    part_names,
+    save_checkpoint,
+    save_part,
 )
-from smoe.training.checkpoints import CheckpointError
-from smoe.training.distribution import Distribution, State
-from smoe.training.first_process import by_all, by_first
+from smoe.training.distribution import Distribution, by_all, by_first
 
 
 class ShardedModel(Distribution):
@@ -50,17 +44,19 @@ class ShardedModel(Distribution):
         *,
         reshard_after_forward: bool = True,
     ) -> None:
-        self._accelerator = accelerator
         self._options: dict[str, Any] = {
             "mesh": init_device_mesh(accelerator.device.type, (accelerator.num_processes,)),
             "reshard_after_forward": reshard_after_forward,
         }
+        super().__init__(accelerator, model, optimizer)
+
+    def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
         # Without DistributedDataParallel: places the model and casts in its forward pass.
-        model = accelerator.prepare_model(model, evaluation_mode=True)
+        model = self._accelerator.prepare_model(model, evaluation_mode=True)
         names = {parameter: name for name, parameter in model.named_parameters()}
-        self.model: Any = self.add(model)
+        sharded = self.add(model)
         _replace_parameters(optimizer, names, dict(model.named_parameters()))
-        self.optimizer = accelerator.prepare_optimizer(optimizer)
+        return sharded, self._accelerator.prepare_optimizer(optimizer)
 
     @contextmanager
     def without_sum(self) -> Iterator[None]:
@@ -82,46 +78,21 @@ class ShardedModel(Distribution):
     def save(self, path: Path, state: State) -> None:
         """Each process writes a part; when all are on the disk, process 0 names them in the file of the checkpoint."""
         accelerator = self._accelerator
-        rank, num_parts = accelerator.process_index, accelerator.num_processes
-        token = by_first(accelerator, lambda: secrets.token_hex(4))
-        common, shards = take_out(state, DTensor)
-        mine = [shard.to_local() for shard in shards.values()]
-
-        def write() -> tuple[str, list[int]]:
-            return write_part(path, token, rank, num_parts, mine), [len(values) for values in mine]
-
+        parts = by_first(accelerator, lambda: part_names(path, accelerator.num_processes))
+        mine = parts[accelerator.process_index]
         try:
-            written = by_all(accelerator, write)
-            tensors = [
-                ShardedTensor(place, tuple(whole.shape), tuple(rows[number] for _, rows in written))
-                for number, (place, whole) in enumerate(shards.items())
-            ]
-            parts = Parts(path, token, tuple(digest for digest, _ in written), tuple(tensors))
-            by_first(accelerator, lambda: write_names(parts, common))
+            by_all(accelerator, lambda: save_part(mine, state))
+            by_first(accelerator, lambda: save_checkpoint(path, state, parts, make_folder=False))
         except CheckpointError:
-            part_file(path, token, rank, num_parts).unlink(missing_ok=True)
+            mine.unlink(missing_ok=True)
             raise
-        if accelerator.is_main_process:
-            remove_parts(path, keep=token)
 
     def read(self, path: Path) -> State:
         """Each process reads its rows of a checkpoint in parts, whatever number of processes wrote it."""
-        accelerator = self._accelerator
-        state, parts = by_first(accelerator, lambda: open_checkpoint(path))
-        if parts is None:
-            return state
-        shards: list[DTensor] = []
-
-        def read() -> None:
-            for tensor, rows in zip(parts.tensors, read_rows(parts, self._rows), strict=True):
-                shards.append(self._shard_of(tensor.shape, rows))
-
-        by_all(accelerator, read)
-        return insert(state, zip((tensor.place for tensor in parts.tensors), shards, strict=True))
-
-    def state_of(self, model: nn.Module) -> State:
-        """The state, of which parameters are shards."""
-        return model.state_dict()
+        stored = by_first(self._accelerator, lambda: open_checkpoint(path))
+        read: list[State] = []
+        by_all(self._accelerator, lambda: read.append(stored.state(self._read_shard)))
+        return read[0]
 
     def whole_state_of(self, model: nn.Module) -> State:
         """The whole state, on the CPU."""
@@ -132,10 +103,6 @@ class ShardedModel(Distribution):
         """Loads shards, or each process's part of a whole state; a model that is not sharded loads all of it."""
         own = model.state_dict()
         model.load_state_dict({name: _like(value, own.get(name)) for name, value in state.items()})
-
-    def optimizer_state(self) -> State:
-        """The state of the optimiser, of which what it keeps for a parameter are shards."""
-        return self.optimizer.state_dict()
 
     def load_optimizer(self, state: State) -> None:
         """Loads shards, or each process's part of a whole state of the optimiser."""
@@ -153,19 +120,17 @@ class ShardedModel(Distribution):
         """Frees the whole parameters that a pass without gradients leaves."""
         reshard(model)
 
-    def _rows(self, num_rows: int) -> tuple[int, int]:
+    def _read_shard(self, rows: Rows) -> Tensor:
         """The rows of this process, as `torch.chunk` divides them."""
         rank, num_processes = self._accelerator.process_index, self._accelerator.num_processes
+        num_rows = rows.shape[0]
         size = -(-num_rows // num_processes)
-        return min(num_rows, rank * size), min(num_rows, (rank + 1) * size)
-
-    def _shard_of(self, shape: tuple[int, ...], rows: Tensor) -> DTensor:
-        """The shard that these rows are of a tensor of a shape."""
-        strides = torch.empty(shape, device="meta").stride()
-        rows = rows.to(self._accelerator.device)
+        mine = rows.read(min(num_rows, rank * size), min(num_rows, (rank + 1) * size))
+        strides = torch.empty(rows.shape, device="meta").stride()
         return DTensor.from_local(
-            rows, self._options["mesh"], (Shard(0),), run_check=False, shape=torch.Size(shape), stride=strides
-        )
+            mine.to(self._accelerator.device), self._options["mesh"], (Shard(0),), run_check=False,
+            shape=torch.Size(rows.shape), stride=strides,
+        )  # fmt: skip
 
 
 def _like(values: Tensor, own: object) -> Tensor:

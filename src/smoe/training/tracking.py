@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from smoe.training.plan import Tracker
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import Record
-from smoe.training.tracker_names import Tracker
 
 
 class TrackedReporter:

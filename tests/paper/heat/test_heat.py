@@ -15,7 +15,7 @@ from smoe.paper.heat.model_options import ConvNetModel, SpatialMoEModel
 from smoe.paper.heat.pictures import draw_run, learned
 from smoe.paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
 from smoe.rules import RoutingClassification
-from smoe.training.checkpoints import CheckpointError
+from smoe.training.checkpoints import CheckpointError, load_checkpoint
 from smoe.training.run_directory import RunDirectory, RunError
 
 SMALL = HeatRecipe(
@@ -63,7 +63,7 @@ def test_what_was_learned_is_what_is_drawn(small_run: Path) -> None:
     region_map, stencils, routing_map, experts = learned(run)
     assert region_map.shape == routing_map.shape == (9, 7)
     assert stencils.shape == experts.shape == (3, 3, 3)
-    weights = torch.load(small_run / "checkpoints" / "best.pt")["model"]
+    weights = load_checkpoint(small_run / "checkpoints" / "best.safetensors")["model"]
     np.testing.assert_array_equal(experts, weights["layer.weight"][:, 0])
     np.testing.assert_array_equal(routing_map, weights["layer.gate.scores"].argmax(dim=0))
 
@@ -88,10 +88,10 @@ def test_a_missing_best_checkpoint_is_explained(small_run: Path, tmp_path: Path)
 
 def test_the_same_seed_trains_the_same_run(small_run: Path, tmp_path: Path) -> None:
     train("heat/smoe", SMALL, tmp_path, notify=quietly)
-    ours, theirs = (torch.load(path / "checkpoints" / "last.pt")["model"] for path in (tmp_path, small_run))
+    ours, theirs = (load_checkpoint(RunDirectory(run).last_checkpoint)["model"] for run in (tmp_path, small_run))
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
     train("heat/smoe", replace(SMALL, seed=1), tmp_path / "other", notify=quietly)
-    other = torch.load(tmp_path / "other" / "checkpoints" / "last.pt")["model"]
+    other = load_checkpoint(tmp_path / "other" / "checkpoints" / "last.safetensors")["model"]
     assert not torch.equal(other["layer.weight"], theirs["layer.weight"])
 
 

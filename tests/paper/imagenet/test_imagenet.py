@@ -26,6 +26,7 @@ from smoe.paper.imagenet.build_model import build_model
 from smoe.paper.imagenet.data.augment.options import Augmentation
 from smoe.paper.imagenet.model_options import AddedSpatialMoEResNet50Model, SpatialMoEResNet50Model
 from smoe.paper.imagenet.recipes import IMAGENET_RECIPES, IMAGENET_TRAINING, ImageNetData, ImageNetRecipe
+from smoe.training.checkpoints import load_checkpoint
 from smoe.training.interruption import Interrupted
 from smoe.training.run_directory import RunDirectory
 from training.test_loop import StopAfter, without_times
@@ -91,7 +92,7 @@ def test_a_stopped_run_ends_as_if_it_never_stopped(root: Path, tmp_path: Path, n
     train("imagenet/smoe", recipe, tmp_path / "stopped", resume=True, notify=quietly)
     runs = [RunDirectory(tmp_path / name) for name in ("whole", "stopped")]
     assert without_times(runs[1].read_history()) == without_times(runs[0].read_history())
-    models = [torch.load(run.best_checkpoint)["model"] for run in runs]
+    models = [load_checkpoint(run.best_checkpoint)["model"] for run in runs]
     assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
 
 

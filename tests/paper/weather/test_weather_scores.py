@@ -174,7 +174,7 @@ def test_nan_is_refused_or_left_out_but_never_scored(
 
 def test_a_run_that_forecasts_nan_says_so(run: OpenRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(shutil.copytree(run.directory.path, tmp_path / "run"))
-    file = folder / "checkpoints" / "best.pt"
+    file = folder / "checkpoints" / "best.safetensors"
     state = load_checkpoint(file)
     state["model"]["head.bias"][1] = float("nan")
     save_checkpoint(file, state)

@@ -14,7 +14,7 @@ from smoe.metrics import MetricSums, PitHistogram
 from smoe.nn.gaussian_head import gaussian_correction
 from smoe.paper.ens10.data.store import EnsembleStore
 from smoe.paper.ens10.scored_samples import ScoredSamples
-from smoe.training.prediction import predict_split
+from smoe.training.evaluation import predict_split
 
 NUM_PARTS = 20
 """Number of equally probable parts of a distribution in the histogram and the reliability diagram."""

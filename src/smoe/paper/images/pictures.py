@@ -16,8 +16,8 @@ from smoe.paper.images.data.catalogue import IMAGE_SETS
 from smoe.paper.images.data.samples import ImageSamples
 from smoe.paper.images.published import PUBLISHED
 from smoe.paper.images.recipes import ImageRecipe
-from smoe.training.devices import make_accelerator
-from smoe.training.prediction import predict
+from smoe.training.distribution import make_accelerator
+from smoe.training.evaluation import predict
 
 
 def draw_run(run: OpenRun, split: str) -> list[Path]:

@@ -17,7 +17,7 @@ from smoe.paper.weather.data.truth import Progress, Truth
 from smoe.paper.weather.data.write_forecasts import ForecastWriter, open_forecast_writer
 from smoe.paper.weather.recipes import WeatherRecipe
 from smoe.paper.weather.scores import Scores, metrics_of, score_baselines
-from smoe.training.prediction import predict_split
+from smoe.training.evaluation import predict_split
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from smoe.paper.atmosphere.variables import VARIABLES, parse_channel
 from smoe.paper.weather.data.samples import WeatherSamples
 from smoe.paper.weather.data.truth import Truth
 from smoe.paper.weather.evaluate import samples_of
-from smoe.training.devices import make_accelerator
+from smoe.training.distribution import make_accelerator
 
 _PALETTES = {"z": "viridis", "t": "magma", "t2m": "magma", "tp": "YlGnBu"}
 
