@@ -20,10 +20,10 @@ from smoe.errors import DataError
 from smoe.experiments.report_parts import Axis, ErrorMap, Places
 from smoe.reports import page
 from smoe.reports.maps import make_views, take, thinned
-from smoe.reports.markup import escape, script_json, tag
 from smoe.reports.page_data import DETAILS, ArrayPack, Detail, page_data
 from smoe.reports.run_report import RunReport
 from smoe.reports.score_sheet import show_number
+from smoe.reports.sections import script_json, tag
 
 WRITTEN = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -119,7 +119,8 @@ def test_text_from_outside_is_escaped() -> None:
     assert evil not in text
     assert Outline(text).names.count("script") == 3
     assert data_of(text)[0]["runs"][0]["label"] == evil
-    assert tag("a", evil, title=evil) == f'<a title="{escape(evil)}">{escape(evil)}</a>'
+    escaped = "&lt;script&gt;&quot;&amp;&#x27;&lt;/script&gt;"
+    assert tag("a", evil, title=evil) == f'<a title="{escaped}">{escaped}</a>'
     assert "<" not in script_json({evil: evil}) and json.loads(script_json({evil: evil})) == {evil: evil}
 
 
