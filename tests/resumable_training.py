@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
 from smoe import NoisyGate, SpatialMoE2d, TensorGate
+from smoe._signals import Interrupted
 from smoe.metrics import MeanSquaredError
 from smoe.training.distribution import leave_processes
-from smoe.training.interruption import Interrupted
 from smoe.training.loop import Loop
 from smoe.training.plan import TrainingPlan
 from smoe.training.run_directory import RunDirectory

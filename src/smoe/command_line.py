@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import io
 import re
-import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,19 +18,6 @@ T = TypeVar("T")
 
 class UsageError(Exception):
     """A command that cannot be understood."""
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP, as an exception: what a command has begun is cleaned up on its way out."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
-
-
-def stopped_code(stop: KeyboardInterrupt) -> int:
-    """The exit code of a command that was stopped by a signal."""
-    return 128 + (stop.number if isinstance(stop, Terminated) else signal.SIGINT)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ import xarray as xr
 
 import smoe
 from gridded_files import regional, times
+from smoe._signals import Interrupted
 from smoe.cli.main import main
 from smoe.regression.fitting import train_net
 from smoe.regression.grid_regressor import build_net, make_objective, net_shape
@@ -25,7 +26,6 @@ from smoe.regression.options import RegressorOptions
 from smoe.regression.preparation import prepare
 from smoe.regression.run_files import write_predictions
 from smoe.regression.scoring import NOT_KEPT, PLAIN
-from smoe.training.interruption import Interrupted
 from smoe.training.progress import SilentReporter
 from smoe.training.run_directory import RunDirectory, RunError
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from smoe._signals import Interrupted
 from smoe.training.checkpoints import load_checkpoint
-from smoe.training.interruption import Interrupted
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.run_directory import RunDirectory
 from spoiled_training import PLAN, SPOILS, SpoilAt, assert_finite, make_task, spoil_average

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import smoe
+from smoe._signals import Interrupted
 from smoe.metrics import MeanSquaredError, Metric
 from smoe.rules import Damping, RoutingClassification
 from smoe.training.checkpoints import load_checkpoint
-from smoe.training.interruption import Interrupted
 from smoe.training.loop import Loop
 from smoe.training.plan import TrainingPlan
 from smoe.training.run_directory import RunDirectory

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from smoe import NoisyGate, SpatialMoE2d, TensorGate
+from smoe._signals import Interrupted
 from smoe.diagnostics import RoutingGain
 from smoe.metrics import MeanSquaredError, PercentWithin
 from smoe.paper.heat.data import HeatPairs
 from smoe.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
-from smoe.training.interruption import Interrupted
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.plan import MonitorError, TrainingPlan
 from smoe.training.progress import SilentReporter

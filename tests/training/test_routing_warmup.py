@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from smoe import SpatialMoE2d, TensorGate
+from smoe._signals import Interrupted
 from smoe.rules import Damping, Frozen, Probing, RoutingClassification
 from smoe.training.checkpoints import load_checkpoint
-from smoe.training.interruption import Interrupted
 from smoe.training.loop import Loop
 from smoe.training.routing_warmup import RoutingWarmup
 from smoe.training.run_directory import RunDirectory

@@ -73,9 +73,9 @@ def run(args: list[str]) -> int:
 
 
 def _fit(options: Fit) -> int:
+    from smoe._signals import Interrupted
     from smoe.regression import GridRegressor
     from smoe.regression.run_files import write_scores
-    from smoe.training.interruption import Interrupted
 
     inputs = [options.inputs, *options.static]
     model = GridRegressor(**asdict(options.options))

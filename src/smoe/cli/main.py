@@ -8,13 +8,11 @@ import os
 import re
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from types import FrameType
-from typing import Any, Self
+from collections.abc import Sequence
+from contextlib import suppress
 
-from smoe.command_line import Terminated, UsageError, stopped_code
+from smoe._signals import stopped_by_signals, stopped_code
+from smoe.command_line import UsageError
 from smoe.errors import MissingPackageError, naming_extras, printable
 from smoe.suggestions import suggest
 
@@ -61,24 +59,11 @@ _DISK_ERRORS = {
 }
 
 
-# Ends of the names of files in whose functions no exception may be raised.
-_NOT_TO_STOP = ("<frozen importlib._bootstrap>", os.path.join("xarray", "backends", "locks.py"))
-# Seconds after which a signal that came at a moment at which nothing can be stopped is sent again.
-_SECONDS_TO_WAIT = 0.05
-# Seconds that a command which was stopped may take to clean up.
-_SECONDS_TO_END = 30.0
-
-
 def main(args: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code: 0, 1 failed, 2 a mistake in what was typed, 128 + n after signal n."""
     args = list(sys.argv[1:] if args is None else args)
-    with _Ending() as ending:
-        return _answer(args, ending)
-
-
-def _answer(args: list[str], ending: _Ending) -> int:
     try:
-        with _stopped_by_signals(ending):
+        with stopped_by_signals():
             return _run(args)
     except UsageError as error:
         return _complain(str(error), 2)
@@ -96,100 +81,6 @@ def _answer(args: list[str], ending: _Ending) -> int:
         if not _speaks_to_user(error) or os.environ.get("SMOE_TRACEBACK"):
             raise
         return _complain(str(error), 1)
-
-
-class _Ending:
-    """Sees to it that a command ends after a signal, whatever the signal has interrupted.
-
-    - Where Python cannot pass an exception on, as in a finaliser or in a callback of a C library, that of the signal
-      would be lost: the signal is sent again.
-    - Other exceptions there come from objects that were interrupted while they were made, and are not printed.
-    - A library that was interrupted may never release a lock that its clean-up needs. The process then ends without
-      it, which loses no more than a kill does: nothing that is complete.
-    """
-
-    def __init__(self) -> None:
-        self._previous = sys.unraisablehook
-        self._limit: threading.Timer | None = None
-
-    def __enter__(self) -> Self:
-        sys.unraisablehook = self._look_after
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.unraisablehook = self._previous
-        if self._limit is not None:
-            self._limit.cancel()
-
-    def begin(self, number: int) -> None:
-        """Called when a signal stops the command."""
-        if self._limit is None:
-            self._limit = _start_timer(_SECONDS_TO_END, _end_at_once, number)
-
-    def _look_after(self, unraisable: sys.UnraisableHookArgs) -> None:
-        if isinstance(unraisable.exc_value, KeyboardInterrupt):
-            _send_again(stopped_code(unraisable.exc_value) - 128)
-        elif self._limit is None:
-            self._previous(unraisable)
-
-
-def _end_at_once(number: int) -> None:
-    with suppress(OSError):
-        sys.stderr.write(f"stopped by {signal.Signals(number).name}, without cleaning up\n")
-        sys.stderr.flush()
-    os._exit(128 + number)
-
-
-def _start_timer(seconds: float, work: Callable[..., object], *arguments: int) -> threading.Timer:
-    timer = threading.Timer(seconds, work, arguments)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
-def _send_again(number: int) -> None:
-    _start_timer(_SECONDS_TO_WAIT, os.kill, os.getpid(), number)
-
-
-@contextmanager
-def _stopped_by_signals(ending: _Ending) -> Iterator[None]:
-    """Turns signals into exceptions, unless the process ignores or handles them, as SIGHUP under `nohup`."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if _must_not_stop(frame):
-            _send_again(number)
-            return
-        ending.begin(number)
-        raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
-
-    previous: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        usual = {
-            signal.SIGINT: signal.default_int_handler,
-            signal.SIGTERM: signal.SIG_DFL,
-            signal.SIGHUP: signal.SIG_DFL,
-        }
-        previous = {number: handler for number, handler in usual.items() if signal.getsignal(number) is handler}
-    for number in previous:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def _must_not_stop(frame: FrameType | None) -> bool:
-    """Whether an exception would leave something broken.
-
-    Modules that are interrupted while they are imported are broken, and some libraries go on without them. xarray takes
-    several locks in turn: interrupted in between, it keeps those that it has, and waits for them when a file is closed.
-    """
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(_NOT_TO_STOP):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _stopped(stop: KeyboardInterrupt) -> int:

@@ -85,11 +85,11 @@ def _resume(path: Path, args: list[str]) -> int:
 
 def _train(name: str, options: RecipeFlags, output_dir: Path) -> int:
     # torch is imported from here on only: a typo is answered at once.
+    from smoe._signals import Interrupted
     from smoe.experiments.registry import experiment_of
     from smoe.experiments.result_table import print_result
     from smoe.experiments.runs import train
     from smoe.training.distribution import leave_processes
-    from smoe.training.interruption import Interrupted
     from smoe.training.progress import BarReporter, Reporter
     from smoe.training.tracking import TrackedReporter
 

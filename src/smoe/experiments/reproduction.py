@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from smoe._files import FileLock, LockedError, write_atomically
+from smoe._signals import Interrupted
 from smoe.experiments.parameter_counts import count_parameters
 from smoe.experiments.recipe import Recipe
 from smoe.experiments.recipe_files import recipe_from_plain
@@ -27,7 +28,6 @@ from smoe.experiments.registry import experiment_of
 from smoe.experiments.result_tables.stored_runs import DATA_PLACES, RunKey, RunStore
 from smoe.experiments.result_tables.tables import ResultTable, Scale, TableSet
 from smoe.experiments.runs import train
-from smoe.training.interruption import Interrupted
 from smoe.training.loop import TrainingDiverged
 from smoe.training.run_directory import Record, RunDirectory, RunError
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from smoe._files import temporary_folder
+from smoe._signals import Interrupted
 from smoe.regression.objectives import GridObjective, MeanObjective
 from smoe.regression.options import MACHINE_OPTIONS, RegressorOptions
 from smoe.regression.samples import GridSamples, keep_batch
 from smoe.training.environment import keep_freed_memory
-from smoe.training.interruption import Interrupted
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.plan import TrainingPlan
 from smoe.training.progress import Reporter

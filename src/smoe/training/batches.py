@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from smoe.child_processes import leaving_signals
+from smoe._signals import leaving_signals
 
 Collate = Callable[[Any], tuple[Tensor, Tensor]]
 """Function that makes the input and the target of a batch from what a data set returns for a list of indices."""

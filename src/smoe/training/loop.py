@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from smoe._signals import Interrupted, Interruption
 from smoe.diagnostics import RoutingGain, RoutingWatch
 from smoe.metrics import MeanLoss, metric_names
 from smoe.nn.loss_scale import track_loss_scale
@@ -19,7 +20,6 @@ from smoe.nn.routed_layer import RoutedLayer
 from smoe.training.batches import DrawnSamples, ShuffledBatches, load_batches, num_samples
 from smoe.training.distribution import Distribution, make_accelerator, sum_over_processes
 from smoe.training.evaluation import EvaluatedModel, evaluate
-from smoe.training.interruption import Interrupted, Interruption
 from smoe.training.plan import LOSS, Stopping, TrainingPlan, check_monitor
 from smoe.training.progress import Reporter, SilentReporter
 from smoe.training.routing_record import gains_of_routing, routing_record

@@ -14,6 +14,7 @@ import torch
 
 import smoe
 from image_folders import write_folders
+from smoe._signals import Interrupted
 from smoe.cli import main
 from smoe.errors import DataError
 from smoe.experiments.build_optimizer import build_optimizer
@@ -27,7 +28,6 @@ from smoe.paper.imagenet.data.augment.options import Augmentation
 from smoe.paper.imagenet.model_options import AddedSpatialMoEResNet50Model, SpatialMoEResNet50Model
 from smoe.paper.imagenet.recipes import IMAGENET_RECIPES, IMAGENET_TRAINING, ImageNetData, ImageNetRecipe
 from smoe.training.checkpoints import load_checkpoint
-from smoe.training.interruption import Interrupted
 from smoe.training.run_directory import RunDirectory
 from training.test_loop import StopAfter, without_times
 

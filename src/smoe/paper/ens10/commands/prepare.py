@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from smoe.command_line import parse, stopped_code
+from smoe._signals import stopped_code
+from smoe.command_line import parse
 
 if TYPE_CHECKING:
     from smoe.paper.ens10.data.store import EnsembleStore

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from smoe.command_line import UsageError, parse, stopped_code
+from smoe._signals import stopped_code
+from smoe.command_line import UsageError, parse
 from smoe.errors import DataError
 from smoe.paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, check_constant_name, parse_channel
 
