@@ -220,8 +220,6 @@ def test_an_experiment_of_ones_own_works_in_every_command(tmp_path: Path, capsys
     run = str(tmp_path / "run")
     assert main(["recipes"]) == 0
     assert "toy/smoe" in capsys.readouterr().out
-    assert main(["plan", "toy/smoe"]) == 0
-    assert "drawn for the run; a sample is 1 x 4 x 3" in capsys.readouterr().out
     flags = ["--rule", "probe(window=2)", "--data.factor", "3", "--optimizer.gate-lr", "0.1", "--output-dir", run]
     assert main(["train", "toy/smoe", *flags]) == 0
     assert "toy/smoe, test split" in capsys.readouterr().out
