@@ -12,9 +12,9 @@ from torch import nn
 
 from smoe import SpatialMoE2d
 from smoe.diagnostics import RoutingGain
-from smoe.experiments.report_parts import Axis, Classes, ErrorMap, Places
 from smoe.nn import TensorGate
 from smoe.reports.gate_maps import GateMap, read_gates
+from smoe.reports.parts import Axis, Classes, ErrorMap, Places
 from smoe.reports.run_report import Monitor, RunReport
 from smoe.reports.score_sheet import ScoreRow, ScoreSheet
 

@@ -13,7 +13,7 @@ import torch
 import smoe
 from gridded_files import regional
 from smoe.benchmarks.registry import BENCHMARKS
-from smoe.cli.main import COMMANDS, main
+from smoe.cli.main import commands, main
 from smoe.experiments.registry import EXPERIMENTS, all_recipes, find_experiment
 
 ROOT = Path(__file__).parents[1]
@@ -76,7 +76,7 @@ def test_commands_name_what_exists():
         names = [word for word in rest if not word.startswith(("-", "[", "$"))]
         first = names[0] if names and rest[0] == names[0] else ""
         is_placeholder = not first or first.isupper() or first.endswith((".py", "...")) or "|" in first
-        if command not in COMMANDS:
+        if command not in commands():
             unknown.append(f"{command} {' '.join(rest)}")
         elif is_placeholder:
             continue

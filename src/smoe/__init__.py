@@ -13,7 +13,6 @@ from smoe.version import __version__
 if TYPE_CHECKING:
     from smoe import diagnostics, losses, metrics, nn, ops, rules
     from smoe.diagnostics import describe
-    from smoe.experiments.loading import load
     from smoe.losses import auxiliary_loss
     from smoe.meshes import read_mesh
     from smoe.nn import (
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     )
     from smoe.ops import Routing, routed_conv2d
     from smoe.ops.graph import edge_directions
-    from smoe.regression import GridRegressor
+    from smoe.regression import GridRegressor, load
     from smoe.views import plot_routing
 
 
@@ -114,7 +113,7 @@ _HOMES = {
     "auxiliary_loss": "smoe.losses",
     "describe": "smoe.diagnostics",
     "GridRegressor": "smoe.regression",
-    "load": "smoe.experiments.loading",
+    "load": "smoe.regression",
     "Routing": "smoe.ops",
     "edge_directions": "smoe.ops.graph",
     "plot_routing": "smoe.views",

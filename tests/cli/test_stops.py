@@ -27,7 +27,7 @@ def run(args):
 command = types.ModuleType("smoe.cli.stopped")
 command.run = run
 sys.modules["smoe.cli.stopped"] = command
-entry.COMMANDS["stopped"] = ""
+entry.COMMANDS["stopped"] = entry.Command("smoe.cli.stopped", "")
 sys.exit(entry.main(["stopped", sys.argv[1]]))
 """
 

@@ -1,4 +1,4 @@
-"""`smoe.load` opens the runs of every experiment, in evaluation mode and in physical units."""
+"""`load` opens the runs of every experiment, in evaluation mode and in physical units."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-import smoe
 import tiny_weather
 from ens10_files import write_ens10
 from image_files import write_idx_set
 from image_folders import write_folders
 from memory_source import Silent
-from smoe.experiments.loading import TrainedRun
+from smoe.experiments.loading import load
 from smoe.experiments.recipe import Recipe
 from smoe.experiments.registry import EXPERIMENTS
 from smoe.experiments.runs import train
@@ -122,8 +121,7 @@ def test_a_run_is_opened_from_its_folder_alone(name: str, tmp_path: Path, monkey
     record = train(recipe_name, recipe, tmp_path / "run", notify=quietly)
     (tmp_path / "moved").mkdir()
     (tmp_path / "run").rename(tmp_path / "moved" / "run")
-    run = smoe.load(str(tmp_path / "moved" / "run"), notify=quietly)
-    assert not isinstance(run, smoe.GridRegressor)
+    run = load(str(tmp_path / "moved" / "run"), notify=quietly)
     assert run.name == recipe_name and run.recipe == recipe and not run.model.training
     prediction, truth = next(iter(run.predict("test")))
     assert len(prediction) == len(truth) and not prediction.requires_grad
@@ -139,13 +137,8 @@ def test_a_run_is_opened_from_its_folder_alone(name: str, tmp_path: Path, monkey
 
 
 def _check_elsewhere(name: str, path: Path, values: dict[str, float]) -> None:
-    def load(**options: Any) -> TrainedRun:
-        run = smoe.load(path, notify=quietly, **options)
-        assert isinstance(run, TrainedRun)
-        return run
-
     def evaluate(**options: Any) -> dict[str, float]:
-        return load(**options).evaluate("test")
+        return load(path, notify=quietly, **options).evaluate("test")
 
     refused = REFUSED[name]
     if refused is None:
@@ -156,7 +149,7 @@ def _check_elsewhere(name: str, path: Path, values: dict[str, float]) -> None:
     with pytest.raises(
         RunError, match=rf"recipe\.json: {place} is '.*', outside the run and the working directory"
     ) as error:
-        load() if when == "load" else evaluate()
+        load(path, notify=quietly) if when == "load" else evaluate()
     assert f"--data.{field} PATH (in Python {field}=PATH)" in str(error.value)
     content = json.loads((path / "recipe.json").read_text())
     data = Path(content["recipe"]["data"][field])

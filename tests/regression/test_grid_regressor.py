@@ -296,8 +296,9 @@ def test_a_net_of_your_own(tmp_path: Path) -> None:
     loaded = smoe.load(tmp_path / "m", net=make())
     assert isinstance(loaded, smoe.GridRegressor)
     xr.testing.assert_equal(loaded.predict(x), model.predict(x))
-    with pytest.raises(ValueError, match="is a model, which names no data: leave out store"):
-        smoe.load(tmp_path / "m", net=make(), store="elsewhere")
+    (tmp_path / "recipe.json").touch()
+    with pytest.raises(DataError, match=r"is a run of an experiment of the paper: smoe_paper\.load opens it"):
+        smoe.load(tmp_path)
     with pytest.raises(ValueError, match=r"the net must turn \(1, 1, 6, 9\) into \(1, 1, 6, 9\), got \(1, 2, 6, 9\)"):
         smoe.GridRegressor(nn.Conv2d(1, 2, 3, padding=1), **SMALL).fit(x, y)
 

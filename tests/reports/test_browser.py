@@ -14,8 +14,8 @@ from chromium import Browser, find_chromium
 from gridded_files import regional
 from sample_reports import GRID, class_sample, place_samples, random_gate, sample_report
 from smoe import GridRegressor
-from smoe.experiments.report_parts import ErrorMap
 from smoe.reports.page import write_page
+from smoe.reports.parts import ErrorMap
 from smoe.reports.read_fit import FitData, read_fit
 from smoe.reports.run_report import RunReport
 

@@ -17,10 +17,10 @@ import pytest
 
 from sample_reports import GRID, class_sample, place_samples, random_gate, sample_report
 from smoe.errors import DataError
-from smoe.experiments.report_parts import Axis, ErrorMap, Places
 from smoe.reports import page
 from smoe.reports.maps import make_views, take, thinned
 from smoe.reports.page_data import DETAILS, ArrayPack, Detail, page_data
+from smoe.reports.parts import Axis, ErrorMap, Places
 from smoe.reports.run_report import RunReport
 from smoe.reports.score_sheet import show_number
 from smoe.reports.sections import script_json, tag

@@ -16,8 +16,8 @@ from gridded_files import regional
 from image_files import write_idx_set
 from sample_reports import GRID, TwoLayers, place_samples, sample_report
 from smoe import GridRegressor
+from smoe.experiments.read_run import ReadOptions, read_run, read_runs, read_split
 from smoe.experiments.recipe import Recipe
-from smoe.experiments.report_parts import Axis, Places
 from smoe.experiments.runs import open_run, train
 from smoe.paper.heat.model_options import ConvNetModel
 from smoe.paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
@@ -25,13 +25,13 @@ from smoe.paper.heat_mesh.recipes import MESH_RECIPES, MeshRecipe
 from smoe.paper.images.model_options import SpatialMoEClassifierModel
 from smoe.paper.images.recipes import IMAGE_TRAINING, ImageData, ImageRecipe
 from smoe.regression.run_files import write_scores
-from smoe.reports.error_maps import measure_errors, read_split
+from smoe.reports.error_maps import measure_errors
 from smoe.reports.gate_maps import ranked, read_gates
 from smoe.reports.page import write_page
 from smoe.reports.page_data import curves_of
+from smoe.reports.parts import Axis, Places
 from smoe.reports.read_fit import FitData, read_fit
-from smoe.reports.read_run import ReadOptions, read_run
-from smoe.reports.read_runs import labels_of, read_runs, with_plain
+from smoe.reports.read_runs import labels_of, with_plain
 from smoe.reports.sections import figures_list
 from smoe.training.checkpoints import CheckpointError
 from smoe.training.run_directory import RunError

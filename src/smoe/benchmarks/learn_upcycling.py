@@ -14,8 +14,8 @@ from smoe.benchmarks.learn_students import convolution
 from smoe.benchmarks.learn_tasks import LearningTask, Lesson, make_lesson
 from smoe.benchmarks.learn_training import error_of, train
 from smoe.benchmarks.planted import PlantedTask
-from smoe.models import UNet
 from smoe.nn import convert
+from smoe.regression.unet import UNet
 
 
 def _unet(lesson: Lesson) -> nn.Module:

@@ -10,23 +10,45 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from smoe._signals import stopped_by_signals, stopped_code
 from smoe.command_line import UsageError
 from smoe.errors import MissingPackageError, naming_extras, printable
 from smoe.suggestions import suggest
 
+
+class Command(NamedTuple):
+    """A command of `smoe`.
+
+    Attributes:
+        module: Module with a function `run(args)`, which returns an exit code.
+        text: One line for the help text.
+        examples: Lines for the help text.
+    """
+
+    module: str
+    text: str
+    examples: tuple[str, ...] = ()
+
+
 COMMANDS = {
-    "train": "train a recipe",
-    "evaluate": "score a trained run, or forecasts of other origin",
-    "show": "draw what a run learned",
-    "report": "write a page about one run or several: scores, curves, routing, errors",
-    "fit": "fit a location-aware model to gridded data of your own",
-    "predict": "predict from new data by a model that smoe fit made",
-    "reproduce": "train what a table of the paper needs and write it beside the paper's numbers",
-    "recipes": "list the recipes",
-    "data": "describe data sets, fetch them and prepare them for training",
-    "bench": "measure speed, memory and learning of layers; print which backend is in use",
+    "fit": Command(
+        "smoe.cli.fit",
+        "fit a location-aware model to gridded data of your own",
+        ("smoe fit inputs.zarr targets.nc --train 1979:2015 --validate 2016 -o runs/mine",),
+    ),
+    "predict": Command(
+        "smoe.cli.predict",
+        "predict from new data by a model that smoe fit made",
+        ("smoe predict runs/mine new.nc -o predicted.nc",),
+    ),
+    "show": Command("smoe.cli.show", "draw what a fitted model learned", ("smoe show runs/mine",)),
+    "report": Command(
+        "smoe.cli.report",
+        "write a page about one fitted model or several: scores, curves, routing, errors",
+        ("smoe report runs/mine runs/other -o report.html",),
+    ),
 }
 
 USAGE = """usage: smoe COMMAND ...
@@ -37,19 +59,11 @@ commands:
 {commands}
 
 examples:
-  smoe recipes
-  smoe train heat/smoe --seed 0 --output-dir runs/first
-  smoe train heat/smoe --data.num-train-runs 100 --rule "probe(window=4)"
-  smoe train --resume runs/first
-  smoe evaluate runs/first
-  smoe show runs/first
-  smoe report runs/first runs/second -o report.html
-  smoe reproduce heat/gates --seeds 3 --jobs 2
-  smoe data prepare weather --root ~/weatherbench --output stores/era5
+{examples}
 
-`smoe COMMAND --help` explains a command; `smoe train RECIPE --help` lists every field of a recipe.
+`smoe COMMAND --help` explains a command.
 With SMOE_TRACEBACK=1 in the environment, errors show where they arose.
-""".format(commands="\n".join(f"  {name:<11}{text}" for name, text in COMMANDS.items()))
+"""
 
 
 # What a disk and a path that was typed can do wrong; other errors of the system come from inside.
@@ -93,17 +107,31 @@ def _stopped(stop: KeyboardInterrupt) -> int:
 
 def _run(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
-        _print(USAGE)
+        _print(_usage())
         return 0 if args else 2
     if args[0] == "--version":
         from smoe.version import __version__
 
         _print(f"smoe {__version__}\n")
         return 0
-    if args[0] not in COMMANDS:
-        raise UsageError(f"no command named {args[0]!r}; {suggest(args[0], COMMANDS)}")
+    known = commands()
+    if args[0] not in known:
+        raise UsageError(f"no command named {args[0]!r}; {suggest(args[0], known)}")
     with naming_extras(f"smoe {args[0]}"):
-        return importlib.import_module(f"smoe.cli.{args[0]}").run(args[1:])
+        return importlib.import_module(known[args[0]].module).run(args[1:])
+
+
+def commands() -> dict[str, Command]:
+    """All commands that are installed."""
+    return {**COMMANDS, **importlib.import_module("smoe.paper.commands").COMMANDS}
+
+
+def _usage() -> str:
+    known = commands()
+    return USAGE.format(
+        commands="\n".join(f"  {name:<11}{command.text}" for name, command in known.items()),
+        examples="\n".join(f"  {example}" for command in known.values() for example in command.examples),
+    )
 
 
 def _speaks_to_user(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""Opens what was trained, from Python: runs of every experiment, and models for a user's own data."""
+"""Opens runs of every experiment, from Python."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from smoe.experiments.experiment import Notify
 from smoe.experiments.open_run import OpenRun
 from smoe.experiments.recipe import Recipe
 from smoe.experiments.registry import experiment_of
 from smoe.experiments.runs import CheckpointName, open_run
-from smoe.training.run_directory import RunError
 
 if TYPE_CHECKING:
-    from smoe.regression import GridRegressor
+    pass
 
 
 class TrainedRun:
@@ -68,42 +67,22 @@ class TrainedRun:
         return f"TrainedRun({self.name!r}, seed={self.recipe.seed}, {type(self.model).__name__})"
 
 
-def load(
-    path: Path | str,
-    checkpoint: CheckpointName = "best",
-    *,
-    notify: Notify = print,
-    net: nn.Module | None = None,
-    **data: Any,
-) -> TrainedRun | GridRegressor:
-    """Opens a trained run, or a model that `GridRegressor.save` or `smoe fit` wrote.
+def load(path: Path | str, checkpoint: CheckpointName = "best", *, notify: Notify = print, **data: Any) -> TrainedRun:
+    """Opens a trained run.
 
     Args:
-        path: Directory of the run or of the model, wherever it was moved.
-        checkpoint: Weights of a run: `best`, by the validation split, or `last`.
+        path: Directory of the run, wherever it was moved.
+        checkpoint: `best`, by the validation split, or `last`.
         notify: Receives messages about data that are being made.
-        net: The module itself, if a `GridRegressor` was fitted with one of your own.
-        **data: Fields of a run's recipe.data to replace, such as `store="stores/era5"`: where data were moved, or lie
+        **data: Fields of the recipe's data to replace, such as `store="stores/era5"`: where data were moved, or lie
             outside the run and the working directory.
 
     Raises:
-        RunError: If the directory holds neither, or its recipe names a place that is not allowed.
-        ValueError: If `net` is given for a run, or `data` for a model.
+        RunError: If the directory holds no run, or its recipe names a place that is not allowed.
 
     Example:
-        >>> run = smoe.load("runs/weather-smoe-0", store="stores/era5")  # doctest: +SKIP
+        >>> run = load("runs/weather-smoe-0", store="stores/era5")  # doctest: +SKIP
         >>> prediction, truth = next(run.predict("test"))  # doctest: +SKIP
     """
-    path = Path(path)
-    if (path / "recipe.json").is_file():
-        if net is not None:
-            raise ValueError(f"{path} is a run, whose recipe describes its network: leave out net=")
-        places = {name: Path(value) if isinstance(value, str) else value for name, value in data.items()}
-        return TrainedRun(path, checkpoint, places, notify)
-    if (path / "config.json").is_file():
-        from smoe.regression import GridRegressor
-
-        if data:
-            raise ValueError(f"{path} is a model, which names no data: leave out {', '.join(data)}")
-        return GridRegressor.load(path, net=net)
-    raise RunError(f"{path} holds neither a run (recipe.json) nor a model (config.json)")
+    places = {name: Path(value) if isinstance(value, str) else value for name, value in data.items()}
+    return TrainedRun(Path(path), checkpoint, places, notify)

@@ -6,7 +6,6 @@ from smoe.models.fully_connected_net import FullyConnectedNet
 from smoe.models.image_classifier import ImageClassifier
 from smoe.models.resnet import ResNet, resnet50, wide_resnet50_2
 from smoe.models.spatial_moe_net import SpatialMoENet
-from smoe.models.unet import UNet
 from smoe.models.vision_transformer import VisionTransformer
 from smoe.models.weather_resnet import WeatherResNet
 
@@ -17,7 +16,6 @@ __all__ = [
     "ImageClassifier",
     "ResNet",
     "SpatialMoENet",
-    "UNet",
     "VisionTransformer",
     "WeatherResNet",
     "resnet50",

@@ -9,13 +9,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smoe.regression.grid_regressor import GridRegressor
+    from smoe.regression.grid_regressor import GridRegressor, load
     from smoe.regression.options import RegressorOptions
     from smoe.regression.scores import ScoreTable
 
-__all__ = ["GridRegressor", "RegressorOptions", "ScoreTable"]
+__all__ = ["GridRegressor", "RegressorOptions", "ScoreTable", "load"]
 
-_HOMES = {"GridRegressor": "grid_regressor", "RegressorOptions": "options", "ScoreTable": "scores"}
+_HOMES = {
+    "GridRegressor": "grid_regressor",
+    "load": "grid_regressor",
+    "RegressorOptions": "options",
+    "ScoreTable": "scores",
+}
 
 
 def __getattr__(name: str) -> object:

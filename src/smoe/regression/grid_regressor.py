@@ -390,3 +390,18 @@ def make_objective(prepared: Prepared, options: RegressorOptions) -> GridObjecti
     weights = prepared.targets.grid.area_weights() if options.area_weights else None
     tensor = None if weights is None else torch.from_numpy(weights.astype(np.float32))
     return GridObjective(options.objective, tensor, options.quantiles if options.objective == "quantiles" else ())
+
+
+def load(path: str | Path, *, net: nn.Module | None = None) -> GridRegressor:
+    """Opens a model that `GridRegressor.save` or `smoe fit` wrote.
+
+    Args:
+        path: Folder of the model, wherever it was moved.
+        net: The module itself, if it was fitted with one of your own.
+
+    Raises:
+        DataError: If the folder holds no model.
+    """
+    if (Path(path) / "recipe.json").is_file():
+        raise DataError(f"{path} is a run of an experiment of the paper: smoe_paper.load opens it")
+    return GridRegressor.load(path, net=net)

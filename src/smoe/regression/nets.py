@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from smoe.meshes.mesh import Mesh
-from smoe.models.unet import UNet
 from smoe.nn import SpatialMoE2d, convert
 from smoe.nn.gates.gate import SpatialGate
 from smoe.nn.grid_conv import GridConv2d
@@ -19,6 +18,7 @@ from smoe.nn.local_affine import LocalAffine
 from smoe.options import PaddingMode
 from smoe.regression.mesh_nets import make_mesh_module
 from smoe.regression.options import NetName
+from smoe.regression.unet import UNet
 
 # Scale of the last filters at the start: a net begins near the mean, or near what it is to correct.
 _START = 0.1

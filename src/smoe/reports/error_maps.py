@@ -1,20 +1,14 @@
-"""Errors at each pixel over a split, and the simplest prediction: that nothing changes."""
+"""Errors at each pixel over a split."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from smoe.experiments.open_run import OpenRun
-from smoe.experiments.report_parts import ErrorMap, Places
-from smoe.metrics import MetricSums
-from smoe.training.batches import OrderedBatches, load_batches, num_samples
-
-UNCHANGED = "input unchanged"
+from smoe.reports.parts import ErrorMap, Places
 
 
 def measure_errors(
@@ -51,37 +45,3 @@ def measure_errors(
     roots = (squared / counts).sqrt().numpy()
     names = list(targets) if len(targets) == len(roots) else [(f"target {number}", "") for number in range(len(roots))]
     return tuple(ErrorMap(f"{name}, RMSE", units, root) for (name, units), root in zip(names, roots, strict=True))
-
-
-def read_split(run: OpenRun, split: str) -> tuple[dict[str, float] | None, str, Tensor]:
-    """Reads a split once.
-
-    Args:
-        run: Run, opened with the split.
-        split: Name of the split, such as `test`.
-
-    Returns:
-        Metrics of the prediction that nothing changes, None where inputs and targets differ in shape; the SHA-256 of
-        all inputs and targets; and the first input, `(1, ...)`.
-    """
-    task, plan = run.task, run.recipe.training
-    samples = task.splits[split]
-    batches = OrderedBatches(num_samples(samples), plan.evaluation_batch_size, 0, 1)
-    # One for inputs and one for targets: the result must not depend on the size of the batches.
-    digests = (hashlib.sha256(), hashlib.sha256())
-    sums: MetricSums | None = MetricSums(task.metrics)
-    first: Tensor | None = None
-    for input, target in load_batches(samples, batches, task.collate, torch.device("cpu"), plan.num_workers):
-        for digest, part in zip(digests, (input, target), strict=True):
-            if first is None:
-                digest.update(f"{part.dtype} {tuple(part.shape[1:])}".encode())
-            digest.update(part.contiguous().numpy().tobytes())
-        first = input[:1] if first is None else first
-        if sums is not None and input.shape == target.shape:
-            sums.add(input, target)
-        else:
-            sums = None
-    if first is None:
-        raise ValueError(f"the {split} split of {run.directory.path} has no samples")
-    both = hashlib.sha256(digests[0].digest() + digests[1].digest()).hexdigest()
-    return None if sums is None else sums.values(), both, first

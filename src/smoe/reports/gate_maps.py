@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from smoe.diagnostics import expert_use, layer_inputs, layers_by_gate, similarity_components
-from smoe.experiments.report_parts import Places
 from smoe.nn import HEALPixMoE
 from smoe.nn.filter_bank import FilterBank
 from smoe.nn.routed_layer import RoutedLayer
+from smoe.reports.parts import Places
 
 # So many experts are shown, with so many of their filters: those with the largest weights.
 NUM_EXPERTS, NUM_FILTERS = 12, 6

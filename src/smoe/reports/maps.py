@@ -9,7 +9,7 @@ from importlib import resources
 
 import numpy as np
 
-from smoe.experiments.report_parts import Axis, Places
+from smoe.reports.parts import Axis, Places
 
 # Dots of a side of a globe or body, and the least number of dots of a row of a map with coastlines.
 _SIDE, _MIN_COLUMNS = 360, 480

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,6 @@ from typing import Any
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.experiments.experiment import Notify
-from smoe.experiments.report_parts import Axis, ErrorMap, Places
 from smoe.regression.fitted import Fitted
 from smoe.regression.model_files import load_model
 from smoe.regression.nets import count_parameters
@@ -21,10 +21,10 @@ from smoe.regression.run_files import SCORES
 from smoe.regression.scores import ranked
 from smoe.regression.scoring import PLAIN, compare_batches, open_scored
 from smoe.reports.gate_maps import read_gates
-from smoe.reports.read_run import environment_facts, read_environment, repeating_command
+from smoe.reports.parts import Axis, ErrorMap, Places
 from smoe.reports.run_report import Monitor, RunReport
 from smoe.reports.score_sheet import ScoreRow, ScoreSheet
-from smoe.training.run_directory import RunDirectory
+from smoe.training.run_directory import RunDirectory, RunError
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class FitData:
     targets: str
 
 
-def read_fit(path: Path, label: str, data: FitData | None, notify: Notify) -> RunReport:
+def read_fit(path: Path, label: str, data: FitData | None, notify: Callable[[str], None]) -> RunReport:
     """Opens a fitted model and measures what its report shows.
 
     Args:
@@ -200,3 +200,37 @@ def _measure(fitted: Fitted, data: FitData, which: str) -> tuple[tuple[ErrorMap,
         ),
         digest.hexdigest(),
     )
+
+
+def read_environment(directory: RunDirectory) -> dict[str, Any]:
+    """Returns what environment.json of a run holds; empty if it has none.
+
+    Raises:
+        RunError: If the file is damaged.
+    """
+    if not directory.environment_file.is_file():
+        return {}
+    try:
+        found = json.loads(directory.environment_file.read_text())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise RunError(f"{directory.environment_file} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{directory.environment_file} is damaged: it must hold a JSON object")
+    return found
+
+
+def repeating_command(environment: Mapping[str, Any]) -> str:
+    """Returns the command that a run was made with, for a shell; empty if it was made from Python."""
+    command = environment.get("command")
+    is_ours = isinstance(command, list) and bool(command) and command[0] in ("train", "fit", "reproduce")
+    return shlex.join(["smoe", *map(str, command)]) if is_ours and command is not None else ""
+
+
+def environment_facts(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Returns versions and machine of a run, by their names."""
+    packages = environment.get("packages")
+    facts = {name: str(version) for name, version in packages.items() if version} if isinstance(packages, dict) else {}
+    for key in ("python", "system", "machine", "processor", "commit"):
+        if environment.get(key):
+            facts[key] = str(environment[key])
+    return facts

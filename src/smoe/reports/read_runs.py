@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from smoe.experiments.experiment import Notify
-from smoe.regression.model_files import is_model_folder
-from smoe.reports.read_fit import FitData, read_fit
-from smoe.reports.read_run import ReadOptions, read_run
 from smoe.reports.run_report import RunReport
 from smoe.training.run_directory import RunError
 
 
-def read_runs(
-    paths: Sequence[Path],
-    options: ReadOptions,
-    *,
-    fit_data: Mapping[Path, FitData] | None = None,
-    plain: Path | None = None,
-    notify: Notify = print,
+def read_and_compare(
+    paths: Sequence[Path], read: Callable[[Path, str], RunReport], plain: Path | None = None
 ) -> list[RunReport]:
-    """Reads runs and fitted models.
+    """Reads runs, and adds the errors of a plain one to those of the others.
 
     Args:
-        paths: Directories of runs and of models, each once.
-        options: What to read of a run.
-        fit_data: Data of fitted models, by their folders.
+        paths: Directories of runs, each once.
+        read: Reads the run in a directory, with a label.
         plain: Run whose errors those of the others are compared with; if None, the first run without experts among
             `paths` that has the same data.
-        notify: Receives messages about what is being measured.
 
     Raises:
-        RunError: If a directory holds neither a run nor a model, or the same one is given twice.
+        RunError: If the same directory is given twice, or is none.
         ValueError: If the errors of `plain` cannot be compared with those of any run.
     """
     for path in paths:
@@ -41,12 +30,6 @@ def read_runs(
             raise RunError(f"{path} is not a directory: give the directory of a run")
         if [other.resolve() for other in paths].count(path.resolve()) > 1:
             raise RunError(f"{path} is given twice: give each run once")
-
-    def read(path: Path, label: str) -> RunReport:
-        if is_model_folder(path):
-            return read_fit(path, label, (fit_data or {}).get(path), notify)
-        return read_run(path, label, options, notify)
-
     reports = [read(path, label) for path, label in zip(paths, labels_of(paths), strict=True)]
     reference = None if plain is None else read(plain, plain.resolve().name)
     candidates = [report for report in reports if report.is_plain] if reference is None else [reference]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from smoe.diagnostics import RoutingGain
-from smoe.experiments.report_parts import Classes, ErrorMap, Places
 from smoe.reports.gate_maps import GateMap
+from smoe.reports.parts import Classes, ErrorMap, Places
 from smoe.reports.score_sheet import ScoreSheet
 from smoe.training.run_directory import Record
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from smoe.experiments.published import PublishedResult
 from smoe.training.run_directory import Record
 
 
@@ -86,28 +85,6 @@ def _scores_of(record: Record, prefix: str) -> dict[str, float]:
         for key, value in record.items()
         if key.startswith(prefix) and isinstance(value, (int, float)) and not isinstance(value, bool)
     }
-
-
-def published_rows(published: Mapping[str, Sequence[PublishedResult]], own: str) -> list[ScoreRow]:
-    """Returns a row for each model that a publication has results of.
-
-    Args:
-        published: Results by the name of the model.
-        own: Name of the model of the run, whose row comes first.
-    """
-    rows = [
-        ScoreRow(
-            f"{name} (this recipe)" if name == own else name,
-            f"published, {results[0].source}",
-            {result.metric: result.mean for result in results},
-            {result.metric: result.spread for result in results},
-            is_published=True,
-            is_same_recipe=name == own,
-        )
-        for name, results in published.items()
-        if results
-    ]
-    return sorted(rows, key=lambda row: not row.is_same_recipe)
 
 
 def show_number(value: float | None) -> str:

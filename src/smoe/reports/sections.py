@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from smoe.experiments.report_parts import Classes
+from smoe.reports.parts import Classes
 from smoe.reports.run_report import RunReport, epochs_of, seconds_of
 from smoe.reports.score_sheet import ScoreRow, ScoreSheet, show_number
 

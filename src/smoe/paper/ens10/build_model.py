@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from smoe.experiments.gated_layers import Learning, convert_net
-from smoe.models import Emos, UNet
-from smoe.models.unet import start_as_torch
+from smoe.models import Emos
 from smoe.paper.ens10.model_options import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
+from smoe.regression.unet import UNet, start_as_torch
 
 # Ranges by which ENS-10 scales the members for EMOS, in m2 s-2 and K.
 VALUE_RANGES = {"z500": (48_200.0, 58_000.0), "t850": (240.0, 299.0), "t2m": (218.0, 304.0)}

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 from smoe.experiments.experiment import Notify
 from smoe.experiments.open_run import OpenRun
-from smoe.experiments.report_parts import ErrorMap, Places, ReportParts
+from smoe.experiments.report_parts import ReportParts
 from smoe.gridded.checked_json import checksum
 from smoe.paper.ens10.data.variables import TASKS
 from smoe.paper.ens10.pictures import RAW
@@ -15,6 +15,7 @@ from smoe.paper.ens10.raw import score_raw_ensemble
 from smoe.paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleRecipe
 from smoe.paper.ens10.setting import open_store
 from smoe.paper.ens10.verification import verify
+from smoe.reports.parts import ErrorMap, Places
 
 
 def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:

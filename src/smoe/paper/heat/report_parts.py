@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from smoe.experiments.open_run import OpenRun
-from smoe.experiments.report_parts import Places, ReportParts
+from smoe.experiments.report_parts import ReportParts
 from smoe.paper.heat.data import diffusion_stencil
 from smoe.paper.heat.recipes import HeatRecipe
+from smoe.reports.parts import Places
 
 
 def report_parts(run: OpenRun) -> ReportParts:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from smoe.experiments.open_run import OpenRun
-from smoe.experiments.report_parts import Places, ReportParts
+from smoe.experiments.report_parts import ReportParts
 from smoe.paper.heat_mesh.build import make_domain, make_regions
 from smoe.paper.heat_mesh.recipes import MeshRecipe
+from smoe.reports.parts import Places
 
 
 def report_parts(run: OpenRun) -> ReportParts:

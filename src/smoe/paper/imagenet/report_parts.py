@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 
 from smoe.experiments.open_run import OpenRun
-from smoe.experiments.report_parts import Classes, Places, ReportParts
+from smoe.experiments.report_parts import ReportParts
 from smoe.paper.imagenet.data.folder_samples import FolderImages
 from smoe.paper.imagenet.pictures import mean_images
+from smoe.reports.parts import Classes, Places
 
 
 def report_parts(run: OpenRun, split: str | None) -> ReportParts:

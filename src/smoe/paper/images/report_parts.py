@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from smoe.experiments.open_run import OpenRun
-from smoe.experiments.report_parts import Classes, Places, ReportParts
+from smoe.experiments.report_parts import ReportParts
 from smoe.paper.images.data.catalogue import IMAGE_SETS
 from smoe.paper.images.data.samples import ImageSamples
 from smoe.paper.images.pictures import confusion_of, mean_images
 from smoe.paper.images.recipes import ImageRecipe
+from smoe.reports.parts import Classes, Places
 
 
 def report_parts(run: OpenRun, split: str | None) -> ReportParts:

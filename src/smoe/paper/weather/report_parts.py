@@ -7,7 +7,7 @@ import numpy as np
 from smoe.experiments.experiment import Notify
 from smoe.experiments.open_run import OpenRun
 from smoe.experiments.published import PublishedResult
-from smoe.experiments.report_parts import Places, ReportParts
+from smoe.experiments.report_parts import ReportParts
 from smoe.paper.atmosphere.variables import VARIABLES, parse_channel
 from smoe.paper.weather.data.baselines import Baselines
 from smoe.paper.weather.data.store import WeatherStore
@@ -16,6 +16,7 @@ from smoe.paper.weather.evaluate import samples_of
 from smoe.paper.weather.published import PAPER, PUBLISHED, PUBLISHED_DATA
 from smoe.paper.weather.recipes import WeatherRecipe
 from smoe.paper.weather.scores import score_baselines
+from smoe.reports.parts import Places
 
 
 def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from image_files import IDX_FILES, write_cifar10, write_idx_set
-from smoe.cli.data import run
 from smoe.errors import DataError
+from smoe.paper.cli.data import run
 from smoe.paper.images.data import fetch, image_files
 from smoe.paper.images.data.catalogue import IMAGE_SETS
 

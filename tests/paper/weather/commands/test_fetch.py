@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from smoe.cli.data import run
 from smoe.command_line import UsageError
+from smoe.paper.cli.data import run
 from smoe.paper.weather.commands import fetch
 from smoe.paper.weather.data import DataError
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smoe.models import UNet
-from smoe.models.unet import UNetBlock
 from smoe.nn import GridConv2d
+from smoe.regression.unet import UNet, UNetBlock
 
 
 @pytest.mark.parametrize(("in_channels", "expected"), [(14, 633_698), (22, 636_002)])

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smoe.cli.recipe_flags import parse_recipe
 from smoe.command_line import UsageError
 from smoe.experiments.registry import all_recipes, find_recipe
 from smoe.experiments.run_names import default_output_dir
+from smoe.paper.cli.recipe_flags import parse_recipe
 
 if TYPE_CHECKING:
-    from smoe.cli.recipe_flags import RecipeFlags
+    from smoe.paper.cli.recipe_flags import RecipeFlags
 
 HELP = """usage: smoe train RECIPE [--output-dir DIR] [--resume] [--FIELD VALUE ...]
        smoe train path/to/recipe.py [--FIELD VALUE ...]

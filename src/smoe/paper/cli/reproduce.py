@@ -130,9 +130,9 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
         raise UsageError(f"--store: where are the data of {experiment.name}? {experiment.data_remedy}")
 
     # torch is imported from here on only: a typo is answered at once.
-    from smoe.cli.reproduce_progress import RunProgress
     from smoe.experiments.reproduction import make_runs, plan_runs
     from smoe.experiments.result_tables.report import markdown, read_notes, write_report
+    from smoe.paper.cli.reproduce_progress import RunProgress
 
     store = RunStore(output_dir / "runs.jsonl")
     data = data or Path()

@@ -1,15 +1,17 @@
-"""Reads a run of an experiment for its report."""
+"""Reads runs of experiments for their report."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from smoe.diagnostics import layers_by_gate, region_information
 from smoe.experiments.experiment import Experiment, Notify
@@ -19,11 +21,18 @@ from smoe.experiments.published import PublishedResult
 from smoe.experiments.registry import experiment_of
 from smoe.experiments.report_parts import ReportParts
 from smoe.experiments.runs import CheckpointName, open_run, read_recipe
-from smoe.reports.error_maps import UNCHANGED, measure_errors, read_split
+from smoe.metrics import MetricSums
+from smoe.regression.model_files import is_model_folder
+from smoe.reports.error_maps import measure_errors
 from smoe.reports.gate_maps import GateMap, read_gates
+from smoe.reports.read_fit import FitData, environment_facts, read_environment, read_fit, repeating_command
+from smoe.reports.read_runs import read_and_compare
 from smoe.reports.run_report import Monitor, RunReport
-from smoe.reports.score_sheet import ScoreRow, ScoreSheet, published_rows, run_scores
-from smoe.training.run_directory import RunDirectory, RunError
+from smoe.reports.score_sheet import ScoreRow, ScoreSheet, run_scores
+from smoe.training.batches import OrderedBatches, load_batches, num_samples
+from smoe.training.run_directory import RunDirectory
+
+UNCHANGED = "input unchanged"
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,32 @@ class ReadOptions:
     split: Literal["test", "validation"] | None = "test"
     checkpoint: CheckpointName = "best"
     data: Mapping[str, Any] | None = None
+
+
+def read_runs(
+    paths: Sequence[Path],
+    options: ReadOptions,
+    *,
+    fit_data: Mapping[Path, FitData] | None = None,
+    plain: Path | None = None,
+    notify: Notify = print,
+) -> list[RunReport]:
+    """Reads runs and fitted models, and compares those that can be compared.
+
+    Args:
+        paths: Directories of runs and of models, each once.
+        options: What to read of a run.
+        fit_data: Data of fitted models, by their folders.
+        plain: Run that the others are compared with, as in `read_and_compare`.
+        notify: Receives messages about what is being measured.
+    """
+
+    def read(path: Path, label: str) -> RunReport:
+        if is_model_folder(path):
+            return read_fit(path, label, (fit_data or {}).get(path), notify)
+        return read_run(path, label, options, notify)
+
+    return read_and_compare(paths, read, plain)
 
 
 def read_run(path: Path, label: str, options: ReadOptions, notify: Notify) -> RunReport:
@@ -102,38 +137,38 @@ def read_run(path: Path, label: str, options: ReadOptions, notify: Notify) -> Ru
     )
 
 
-def read_environment(directory: RunDirectory) -> dict[str, Any]:
-    """Returns what environment.json of a run holds; empty if it has none.
+def read_split(run: OpenRun, split: str) -> tuple[dict[str, float] | None, str, Tensor]:
+    """Reads a split once.
 
-    Raises:
-        RunError: If the file is damaged.
+    Args:
+        run: Run, opened with the split.
+        split: Name of the split, such as `test`.
+
+    Returns:
+        Metrics of the prediction that nothing changes, None where inputs and targets differ in shape; the SHA-256 of
+        all inputs and targets; and the first input, `(1, ...)`.
     """
-    if not directory.environment_file.is_file():
-        return {}
-    try:
-        found = json.loads(directory.environment_file.read_text())
-    except (ValueError, UnicodeDecodeError) as error:
-        raise RunError(f"{directory.environment_file} is damaged: {error}") from error
-    if not isinstance(found, dict):
-        raise RunError(f"{directory.environment_file} is damaged: it must hold a JSON object")
-    return found
-
-
-def repeating_command(environment: Mapping[str, Any]) -> str:
-    """Returns the command that a run was made with, for a shell; empty if it was made from Python."""
-    command = environment.get("command")
-    is_ours = isinstance(command, list) and bool(command) and command[0] in ("train", "fit", "reproduce")
-    return shlex.join(["smoe", *map(str, command)]) if is_ours and command is not None else ""
-
-
-def environment_facts(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Returns versions and machine of a run, by their names."""
-    packages = environment.get("packages")
-    facts = {name: str(version) for name, version in packages.items() if version} if isinstance(packages, dict) else {}
-    for key in ("python", "system", "machine", "processor", "commit"):
-        if environment.get(key):
-            facts[key] = str(environment[key])
-    return facts
+    task, plan = run.task, run.recipe.training
+    samples = task.splits[split]
+    batches = OrderedBatches(num_samples(samples), plan.evaluation_batch_size, 0, 1)
+    # One for inputs and one for targets: the result must not depend on the size of the batches.
+    digests = (hashlib.sha256(), hashlib.sha256())
+    sums: MetricSums | None = MetricSums(task.metrics)
+    first: Tensor | None = None
+    for input, target in load_batches(samples, batches, task.collate, torch.device("cpu"), plan.num_workers):
+        for digest, part in zip(digests, (input, target), strict=True):
+            if first is None:
+                digest.update(f"{part.dtype} {tuple(part.shape[1:])}".encode())
+            digest.update(part.contiguous().numpy().tobytes())
+        first = input[:1] if first is None else first
+        if sums is not None and input.shape == target.shape:
+            sums.add(input, target)
+        else:
+            sums = None
+    if first is None:
+        raise ValueError(f"the {split} split of {run.directory.path} has no samples")
+    both = hashlib.sha256(digests[0].digest() + digests[1].digest()).hexdigest()
+    return None if sums is None else sums.values(), both, first
 
 
 def _score_sheet(
@@ -155,13 +190,35 @@ def _score_sheet(
     rows += [ScoreRow(key, "here, same data", scores) for key, scores in simple.items()]
     if words == "test":
         found = parts.published if parts.published is not None else _published(experiment, name)
-        rows += published_rows(found, name)
+        rows += _published_rows(found, name)
     known = {metric for metric in (values or {}) if "/" not in metric}
     rows = [
         replace(row, values={metric: value for metric, value in row.values.items() if row.is_own or metric in known})
         for row in rows
     ]
     return ScoreSheet(words, tuple(row for row in rows if row.values))
+
+
+def _published_rows(published: Mapping[str, Sequence[PublishedResult]], own: str) -> list[ScoreRow]:
+    """Returns a row for each model that a publication has results of.
+
+    Args:
+        published: Results by the name of the model.
+        own: Name of the model of the run, whose row comes first.
+    """
+    rows = [
+        ScoreRow(
+            f"{name} (this recipe)" if name == own else name,
+            f"published, {results[0].source}",
+            {result.metric: result.mean for result in results},
+            {result.metric: result.spread for result in results},
+            is_published=True,
+            is_same_recipe=name == own,
+        )
+        for name, results in published.items()
+        if results
+    ]
+    return sorted(rows, key=lambda row: not row.is_same_recipe)
 
 
 def _published(experiment: Experiment, name: str) -> dict[str, tuple[PublishedResult, ...]]:

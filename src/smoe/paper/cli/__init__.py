@@ -1,0 +1,1 @@
+"""The commands of the experiments: train, evaluate, show, report, reproduce, recipes, data, bench."""
