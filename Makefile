@@ -15,9 +15,9 @@ test: lint types layers unit
 
 # A new environment, with the kernels built, only when what it is made from has changed.
 KERNELS := $(shell find src/smoe/csrc -name '*.cpp' -o -name '*.h')
-$(READY): pyproject.toml setup.py constraints.txt $(KERNELS)
+$(READY): pyproject.toml setup.py constraints.txt paper/pyproject.toml $(KERNELS)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]" --editable paper
 	touch $(READY)
 
 lint: $(READY)
@@ -64,11 +64,11 @@ DOCS_TOOLS := import tomllib; extras = tomllib.load(open("pyproject.toml", "rb")
 	$(BIN)/pip install --quiet --constraint constraints.txt $$($(BIN)/python -c '$(DOCS_TOOLS)')
 	touch $@
 
-# The five seeds of the headline (about 15 minutes on two cores); stored in results/heat.
+# The five seeds of the headline (about 15 minutes on two cores); stored in paper/results/heat.
 headline: $(READY)
 	$(BIN)/smoe bench heat-headline
 
-# The tables of results/bench that compare layers (about 15 minutes); `smoe bench` lists all.
+# The tables of paper/results/bench that compare layers (about 15 minutes); `smoe bench` lists all.
 bench: $(READY)
 	$(BIN)/smoe bench heat-step --threads 1
 	$(BIN)/smoe bench heat-step --threads 2
@@ -77,25 +77,25 @@ bench: $(READY)
 	$(BIN)/smoe bench memory
 
 # An atmosphere in WeatherBench's layout, in data/simulated: YEARS years of 2 to 5 minutes and 0.46 GB each, one thread.
-# In an environment of its own (1.5 GB), because it needs JAX; a run that was stopped goes on. See simulation/README.md.
+# In an environment of its own (1.5 GB), because it needs JAX; a run that was stopped goes on. See paper/simulation/README.md.
 YEARS ?= 8
 SIMULATION := .venv-simulation
 ONE_THREAD := OMP_NUM_THREADS=1 XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 simulate: $(SIMULATION)/ready
-	$(ONE_THREAD) $(SIMULATION)/bin/python -m simulation.simulate --years $(YEARS)
-	$(SIMULATION)/bin/python -m simulation.report
+	PYTHONPATH=paper $(ONE_THREAD) $(SIMULATION)/bin/python -m simulation.simulate --years $(YEARS)
+	PYTHONPATH=paper $(SIMULATION)/bin/python -m simulation.report
 
 # An ensemble and its truth in ENS-10's layout, in data/simulated-ensemble: 105 starts a year (ENSEMBLE_EVERY=2: every second of them),
 # ENSEMBLE_YEARS years of 15 to 20 minutes and 0.16 GB each, one thread; a run that was stopped goes on.
 ENSEMBLE_YEARS ?= 3
 ENSEMBLE_EVERY ?= 1
 simulate-ensemble: $(SIMULATION)/ready
-	$(ONE_THREAD) $(SIMULATION)/bin/python -m simulation.simulate_ensemble --years $(ENSEMBLE_YEARS) --every $(ENSEMBLE_EVERY)
-	$(SIMULATION)/bin/python -m simulation.ensemble_report
+	PYTHONPATH=paper $(ONE_THREAD) $(SIMULATION)/bin/python -m simulation.simulate_ensemble --years $(ENSEMBLE_YEARS) --every $(ENSEMBLE_EVERY)
+	PYTHONPATH=paper $(SIMULATION)/bin/python -m simulation.ensemble_report
 
-$(SIMULATION)/ready: simulation/requirements.txt
+$(SIMULATION)/ready: paper/simulation/requirements.txt
 	$(PYTHON) -m venv $(SIMULATION)
-	$(SIMULATION)/bin/pip install --quiet --requirement simulation/requirements.txt
+	$(SIMULATION)/bin/pip install --quiet --requirement paper/simulation/requirements.txt
 	touch $@
 
 # Every Triton kernel compiled ahead of time, without a GPU (about five minutes), with the Triton of torch's builds for CUDA
@@ -127,4 +127,4 @@ sanitize: $(READY) $(SANITIZED)/ready
 		-p no:cacheprovider
 
 clean:
-	rm -rf .venv build src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build src/*.egg-info paper/src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -30,15 +30,15 @@ extensions = [
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
-    "results/**.md",
+    "paper/results/**.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
-    "simulation/README.md",
+    "paper/simulation/README.md",
     "src/smoe/csrc/README.md",
 ]
 # Folders that hold no pages, so that they are not searched.
-exclude_patterns = [".*", ".venv*/**", "build/**", "dist/**", "data/**", "runs/**", "tests/**"]
+exclude_patterns = [".*", ".venv*/**", "build/**", "dist/**", "data/**", "runs/**", "tests/**", "paper/tests/**"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

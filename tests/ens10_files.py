@@ -8,8 +8,8 @@ import eccodes
 import numpy as np
 
 from smoe.gridded.grid import Grid
-from smoe.paper.ens10.data.variables import PRESSURE_LEVEL_VARIABLES, SURFACE_VARIABLES, TASKS, LevelType
-from smoe.paper.ens10.data.write_layout import write_members, write_statistics, write_truth
+from smoe_paper.ens10.data.variables import PRESSURE_LEVEL_VARIABLES, SURFACE_VARIABLES, TASKS, LevelType
+from smoe_paper.ens10.data.write_layout import write_members, write_statistics, write_truth
 
 GRID = Grid(tuple(90.0 - 22.5 * row for row in range(9)), tuple(22.5 * column for column in range(16)))
 DAYS = ("01-01", "01-04", "01-08", "01-11", "01-15", "12-31")

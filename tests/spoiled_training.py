@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from smoe.metrics import MeanSquaredError
-from smoe.paper.heat.data import HeatPairs
 from smoe.training.checkpoints import load_checkpoint
 from smoe.training.loop import Loop
 from smoe.training.plan import TrainingPlan
 from smoe.training.progress import SilentReporter
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Task
+from smoe_paper.heat.data import HeatPairs
 
 # Ten batches: the loss is looked at after the last one only.
 PLAN = TrainingPlan(

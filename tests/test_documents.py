@@ -12,9 +12,9 @@ import torch
 
 import smoe
 from gridded_files import regional
-from smoe.benchmarks.registry import BENCHMARKS
 from smoe.cli.main import commands, main
-from smoe.experiments.registry import EXPERIMENTS, all_recipes, find_experiment
+from smoe_paper.benchmarks.registry import BENCHMARKS
+from smoe_paper.experiments.registry import EXPERIMENTS, all_recipes, find_experiment
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,7 +36,7 @@ def _listed(pattern: str) -> list[str]:
 
 def _documents() -> list[str]:
     # Tables of results are generated; their lines are as long as their rows.
-    return [name for name in _listed("*.md") if not name.startswith("results/")]
+    return [name for name in _listed("*.md") if not name.startswith("paper/results/")]
 
 
 def test_no_line_is_longer_than_120_columns():
@@ -60,7 +60,7 @@ def test_relative_links_lead_to_files():
 
 
 def test_install_commands_do_not_ask_an_index_for_the_package():
-    names = [*_documents(), *_listed("src/*.py")]
+    names = [*_documents(), *_listed("src/*.py"), *_listed("paper/src/*.py")]
     assert [name for name in names if re.search(r"pip install ['\"]?smoe", (ROOT / name).read_text())] == []
 
 
@@ -143,8 +143,8 @@ def test_the_readme_is_short():
 
 
 def test_every_folder_of_results_is_listed_in_the_site():
-    folders = {str(Path(name).parent) for name in _listed("results/*.md")}
-    listed = set(re.findall(r"^\.\./(results/\S+)/\*$", (ROOT / "docs" / "results.md").read_text(), re.MULTILINE))
+    folders = {str(Path(name).parent) for name in _listed("paper/results/*.md")}
+    listed = set(re.findall(r"^\.\./(paper/results/\S+)/\*$", (ROOT / "docs" / "results.md").read_text(), re.MULTILINE))
     assert folders == listed
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from memory_source import MemorySource, Silent
 from smoe.gridded.grid import Grid
-from smoe.paper.weather.data.prepare import prepare
-from smoe.paper.weather.data.prepare_plan import Preparation
-from smoe.paper.weather.model_options import WeatherViTModel
-from smoe.paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe
+from smoe_paper.weather.data.prepare import prepare
+from smoe_paper.weather.data.prepare_plan import Preparation
+from smoe_paper.weather.model_options import WeatherViTModel
+from smoe_paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe
 
 # Even numbers of rows and columns, for the patches of a transformer.
 GRID = Grid((-67.5, -22.5, 22.5, 67.5), (0.0, 60.0, 120.0, 180.0, 240.0, 300.0))

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from smoe.experiments.experiment import SPLITS, Experiment, Notify
-from smoe.experiments.recipe import Recipe
-from smoe.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe.training.plan import TrainingPlan
+from smoe_paper.experiments.experiment import SPLITS, Experiment, Notify
+from smoe_paper.experiments.recipe import Recipe
+from smoe_paper.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class ToyExperiment(Experiment):
         from torch.utils.data import TensorDataset, default_collate
 
         from smoe import SpatialMoE2d
-        from smoe.experiments.assemble import assemble_task
         from smoe.metrics import MeanSquaredError
+        from smoe_paper.experiments.assemble import assemble_task
 
         torch.manual_seed(recipe.seed)
         model = SpatialMoE2d(1, recipe.model.num_experts, 1, spatial_shape=(4, 3), rule=recipe.rule)
@@ -88,7 +88,7 @@ class ToyExperiment(Experiment):
 
     def build_dry(self, recipe: ToyRecipe) -> Any:
         """Makes the layer."""
-        from smoe.experiments.dry_task import DryTask
+        from smoe_paper.experiments.dry_task import DryTask
 
         return DryTask(self.build(recipe, ()), (1, 4, 3), (1, 4, 3))
 

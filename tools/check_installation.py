@@ -24,7 +24,7 @@ def check_kernels() -> str:
         The instruction set of the kernels.
     """
     library = native_library()
-    assert library is not None, "no kernels are in use: `smoe bench backends` prints why"
+    assert library is not None, "no kernels are in use: `python -m smoe.ops.backends` prints why"
     torch.manual_seed(0)
     x = torch.randn(9, 3, 11, 13, requires_grad=True)
     weight = torch.randn(6, 3, 3, 3, requires_grad=True)

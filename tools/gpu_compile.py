@@ -1,9 +1,9 @@
 """Compiles every Triton kernel ahead of time, without a GPU, and checks the result: `make gpu-compile`.
 
 The operators run on the meta device with the launches recorded, so that exactly the kernels, constants and argument
-properties are compiled that a GPU would be given. The result is a table in results/gpu; a run fails if a kernel spills
-registers, exceeds the shared memory of an architecture, has lost its tensor-core instructions or its 16-byte copies, or
-needs much more registers or shared memory than the stored table says.
+properties are compiled that a GPU would be given. The result is a table in paper/results/gpu; a run fails if a kernel
+spills registers, exceeds the shared memory of an architecture, has lost its tensor-core instructions or its 16-byte
+copies, or needs much more registers or shared memory than the stored table says.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from smoe.benchmarks.stored_table import circumstances, write_table
 from smoe.ops.triton.error_quantile import triton_error_quantile
 from smoe.ops.triton.family_experts import triton_family_experts, triton_sample_families
 from smoe.ops.triton.gather_experts import triton_gather_channels, triton_scatter_channels
@@ -34,8 +33,9 @@ from smoe.ops.triton.routed_conv import triton_routed_conv2d, triton_routed_conv
 from smoe.ops.triton.tiles import Direction, Tile, tiles_of
 from smoe.ops.triton.top_experts import triton_top_experts
 from smoe.ops.triton.train_routing import triton_train_routing_backward
+from smoe_paper.benchmarks.stored_table import circumstances, write_table
 
-RESULTS = Path("results/gpu")
+RESULTS = Path("paper/results/gpu")
 # Shared memory that one program can have, in bytes.
 SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "ieee fp32": torch.float32}

@@ -12,7 +12,6 @@ EXTRAS = {
     "meshio": "mesh",
     "cfgrib": "weather",
     "eccodes": "weather",
-    "PIL": "images",
 }
 
 

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import smoe
-from smoe.models import ResNet
 from smoe.nn.combiners import InputCombiner, RowsAndColumns, Table
 from smoe.nn.learning.probing import ProbingMemory
 from smoe.rules import Probing, RoutingClassification
+from smoe_paper.models import ResNet
 
 RC = RoutingClassification.released()
 

@@ -16,14 +16,6 @@ from gridded_files import regional
 from image_files import write_idx_set
 from sample_reports import GRID, TwoLayers, place_samples, sample_report
 from smoe import GridRegressor
-from smoe.experiments.read_run import ReadOptions, read_run, read_runs, read_split
-from smoe.experiments.recipe import Recipe
-from smoe.experiments.runs import open_run, train
-from smoe.paper.heat.model_options import ConvNetModel
-from smoe.paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
-from smoe.paper.heat_mesh.recipes import MESH_RECIPES, MeshRecipe
-from smoe.paper.images.model_options import SpatialMoEClassifierModel
-from smoe.paper.images.recipes import IMAGE_TRAINING, ImageData, ImageRecipe
 from smoe.regression.run_files import write_scores
 from smoe.reports.error_maps import measure_errors
 from smoe.reports.gate_maps import ranked, read_gates
@@ -35,6 +27,14 @@ from smoe.reports.read_runs import labels_of, with_plain
 from smoe.reports.sections import figures_list
 from smoe.training.checkpoints import CheckpointError
 from smoe.training.run_directory import RunError
+from smoe_paper.experiments.read_run import ReadOptions, read_run, read_runs, read_split
+from smoe_paper.experiments.recipe import Recipe
+from smoe_paper.experiments.runs import open_run, train
+from smoe_paper.heat.model_options import ConvNetModel
+from smoe_paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
+from smoe_paper.heat_mesh.recipes import MESH_RECIPES, MeshRecipe
+from smoe_paper.images.model_options import SpatialMoEClassifierModel
+from smoe_paper.images.recipes import IMAGE_TRAINING, ImageData, ImageRecipe
 
 DATA = HeatDiffusion(spatial_shape=(9, 7), num_steps=10, num_train_runs=8, num_validation_runs=2, num_test_runs=2)
 PLAN = replace(HEAT_TRAINING, max_epochs=2, stop_at=None, device="cpu", evaluation_batch_size=7)

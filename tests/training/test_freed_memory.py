@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from smoe.experiments.runs import train
-from smoe.paper.heat.recipes import HeatDiffusion, HeatRecipe
 from smoe.training.environment import keep_freed_memory
 from smoe.training.plan import TrainingPlan
+from smoe_paper.experiments.runs import train
+from smoe_paper.heat.recipes import HeatDiffusion, HeatRecipe
 
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
 
@@ -64,7 +64,7 @@ def test_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch, name: str, va
 
 def test_training_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bool] = []
-    monkeypatch.setattr("smoe.experiments.runs.keep_freed_memory", lambda: calls.append(True))
+    monkeypatch.setattr("smoe_paper.experiments.runs.keep_freed_memory", lambda: calls.append(True))
     data = HeatDiffusion(spatial_shape=(8, 8), num_steps=4, num_train_runs=2, num_validation_runs=1, num_test_runs=1)
     plan = TrainingPlan(max_epochs=1, batch_size=8, monitor="within_1_percent", monitor_mode="max", device="cpu")
     train("heat/smoe", HeatRecipe(data=data, training=plan), tmp_path / "run", notify=lambda _: None)

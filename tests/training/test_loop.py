@@ -15,13 +15,13 @@ from smoe import NoisyGate, SpatialMoE2d, TensorGate
 from smoe._signals import Interrupted
 from smoe.diagnostics import RoutingGain
 from smoe.metrics import MeanSquaredError, PercentWithin
-from smoe.paper.heat.data import HeatPairs
 from smoe.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.plan import MonitorError, TrainingPlan
 from smoe.training.progress import SilentReporter
 from smoe.training.run_directory import Record, RunDirectory, RunError
 from smoe.training.task import Task
+from smoe_paper.heat.data import HeatPairs
 
 PLAN = TrainingPlan(
     batch_size=4, evaluation_batch_size=5, max_epochs=4, monitor="within_1_percent", monitor_mode="max", device="cpu"

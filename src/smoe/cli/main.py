@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.metadata import entry_points
 from typing import NamedTuple
 
 from smoe._signals import stopped_by_signals, stopped_code
@@ -122,8 +123,14 @@ def _run(args: list[str]) -> int:
 
 
 def commands() -> dict[str, Command]:
-    """All commands that are installed."""
-    return {**COMMANDS, **importlib.import_module("smoe.paper.commands").COMMANDS}
+    """All commands that are installed: those of this package, and those of others, which may replace them.
+
+    A distribution adds commands by an entry point of the group `smoe.commands`: a mapping from names to `Command`.
+    """
+    found = dict(COMMANDS)
+    for entry in entry_points(group="smoe.commands"):
+        found |= entry.load()
+    return found
 
 
 def _usage() -> str:

@@ -1,7 +1,8 @@
 """What layers and `convert` do where nothing else is asked for.
 
-The defaults are those that learned best with equal budgets on data whose structure is known: results/bench/learn.md has
-the table, docs/rules.md the reasons. They need no number of the data and no length of the training:
+The defaults are those that learned best with equal budgets on data whose structure is known:
+paper/results/bench/learn.md has the table, docs/rules.md the reasons. They need no number of the data and no length of
+the training:
 
 - families of experts (`order="families"`), so that a channel keeps its meaning while the routing changes;
 - a `FactorisedGate`, whose pixels learn from all pixels like them;
@@ -11,10 +12,11 @@ the table, docs/rules.md the reasons. They need no number of the data and no len
 
 A layer with a single output channel (E = F = 1) is nearly always the last or the only layer, and its experts compete
 for whole pixels. There the rule `Probing` is exact where the straight-through gradient, which is of first order, is
-not: it is the default, with a `TensorGate` and experts that start at random (results/heat/rules.md,
-results/heat-mesh/main.md). Where probing is not possible (several outputs for each expert, weighted outputs), a single
-family has experts that start at random and are selected without noise, its gate is three times as fast, and an expert
-that serves no pixel becomes a copy of another: equal experts of a single family were exchanged before they differed.
+not: it is the default, with a `TensorGate` and experts that start at random (paper/results/heat/rules.md,
+paper/results/heat-mesh/main.md). Where probing is not possible (several outputs for each expert, weighted outputs), a
+single family has experts that start at random and are selected without noise, its gate is three times as fast, and an
+expert that serves no pixel becomes a copy of another: equal experts of a single family were exchanged before they
+differed.
 
 The paper's layer is one argument away: `rule="rc"` selects the experts with the highest scores of a `TensorGate`.
 """

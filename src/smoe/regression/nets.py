@@ -95,7 +95,7 @@ class ResNet(nn.Module):
 
 
 class PaddedUNet(nn.Module):
-    """The U-Net of `smoe.models` for any grid: rows and columns are padded to multiples of four and cut off again."""
+    """The U-Net for any grid: rows and columns are padded to multiples of four and cut off again."""
 
     def __init__(self, shape: NetShape, filters: int) -> None:
         super().__init__()

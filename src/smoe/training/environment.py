@@ -53,8 +53,8 @@ def git_commit() -> str | None:
     commit = _git(package, "describe", "--always", "--abbrev=12", "--exclude=*")
     if commit is None or commit.returncode != 0 or not commit.stdout.strip():
         return None
-    # The package only: results that are being written do not change what is run.
-    changes = _git(package, "diff", "--quiet", "HEAD", "--", ".")
+    # The code only: results that are being written do not change what is run.
+    changes = _git(package, "diff", "--quiet", "HEAD", "--", ":/src", ":/paper/src")
     is_clean = changes is not None and changes.returncode == 0
     return commit.stdout.strip() + ("" if is_clean else "-dirty")
 
@@ -70,8 +70,8 @@ def keep_freed_memory() -> bool:
     """Keeps glibc from returning the end of its heap to the system.
 
     A small net frees nearly all its memory at the end of a step. glibc returns it, and the next step pays for each page
-    again: up to a third of its time (results/bench/freed_memory.md). With another C library, or if the environment sets
-    options of malloc, nothing is done.
+    again: up to a third of its time (paper/results/bench/freed_memory.md). With another C library, or if the
+    environment sets options of malloc, nothing is done.
 
     Returns:
         Whether the option was set.

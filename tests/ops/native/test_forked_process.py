@@ -10,7 +10,7 @@ import pytest
 from smoe.ops.native.library import native_library
 
 if native_library() is None:
-    pytest.skip("the kernels are not built here; smoe bench backends says why", allow_module_level=True)
+    pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)
 
 PROGRAM = """
 import os, select, signal

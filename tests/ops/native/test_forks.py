@@ -10,7 +10,7 @@ import pytest
 from smoe.ops.native.library import native_library
 
 if native_library() is None:
-    pytest.skip("the kernels are not built here; smoe bench backends says why", allow_module_level=True)
+    pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)
 
 # One thread convolves with routings that are new each time, so that plans are made most of the time; the other forks,
 # and each child convolves. A child that does not answer within a minute hangs.

@@ -16,7 +16,7 @@ from smoe.ops.routed_conv.native import BATCH, LIST, PIXEL, PLANES
 from smoe.options import PaddingMode
 
 if native_library() is None:
-    pytest.skip("the kernels are not built here; smoe bench backends says why", allow_module_level=True)
+    pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)
 
 
 @dataclass(frozen=True)

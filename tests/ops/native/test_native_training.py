@@ -11,7 +11,7 @@ from smoe.ops.train_routing import _call_kernel
 
 LIBRARY = native_library()
 if LIBRARY is None:
-    pytest.skip("the kernels are not built here; smoe bench backends says why", allow_module_level=True)
+    pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)
 
 
 @pytest.mark.parametrize("quantile", [0.0, 0.3, 0.5, 0.77, 1.0])

@@ -13,7 +13,7 @@ from smoe.ops.routed_conv import dense_routed_conv2d
 
 LIBRARY = native_library()
 if LIBRARY is None:
-    pytest.skip("the kernels are not built here; smoe bench backends says why", allow_module_level=True)
+    pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)
 builds = LIBRARY.functions.smoe_plan_builds
 builds.restype = ctypes.c_int64
 

@@ -11,7 +11,7 @@ from definitions import loop_top_experts
 from smoe.ops.native.library import INSTRUCTION_SETS, NativeLibrary, _library_file, native_library, why_not
 
 if native_library() is None:
-    pytest.skip("the kernels are not built here; smoe bench backends says why", allow_module_level=True)
+    pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)
 
 UNWRITTEN = -(2**31)
 

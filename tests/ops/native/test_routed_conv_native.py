@@ -15,7 +15,7 @@ from smoe.ops.routed_conv import reference_routed_conv2d
 from smoe.options import PADDING_MODES, Order, PaddingMode
 
 if native_library() is None:
-    pytest.skip("the kernels are not built here; smoe bench backends says why", allow_module_level=True)
+    pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)
 
 
 def compare_with_definition(

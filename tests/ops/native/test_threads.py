@@ -11,7 +11,7 @@ from smoe import ConvGate, SpatialMoE2d, TensorGate
 from smoe.ops.native.library import native_library
 
 if native_library() is None:
-    pytest.skip("the kernels are not built here; smoe bench backends says why", allow_module_level=True)
+    pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)
 
 
 @pytest.mark.parametrize("gate", [TensorGate(5, 2, (13, 11)), ConvGate(3, 5, 2)], ids=["tensor", "conv"])

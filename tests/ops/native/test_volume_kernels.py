@@ -17,7 +17,7 @@ from smoe.ops.routed_conv3d.grid import volume_grid
 from smoe.ops.routed_conv3d.native import VOLUMES
 
 if native_library() is None:
-    pytest.skip("the kernels are not built here; smoe bench backends says why", allow_module_level=True)
+    pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)
 
 
 @dataclass(frozen=True)

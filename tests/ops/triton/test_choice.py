@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from smoe.benchmarks.gpu_model import GPUS, predict_dense, predict_sparse
 from smoe.ops.gather_experts import gather_experts, scatter_experts
 from smoe.ops.routed_conv.cuda import GpuConvolution
 from smoe.ops.routed_conv.implementation import Implementation
@@ -21,6 +20,7 @@ from smoe.ops.triton.availability import (
     why_too_old,
 )
 from smoe.ops.triton.tiles import tile_for, tiles_of
+from smoe_paper.benchmarks.gpu_model import GPUS, predict_dense, predict_sparse
 
 WEATHER = RoutedShape(64, 128, 256, 128, 1, (3, 3), (32, 64), 2048)
 

@@ -60,8 +60,8 @@ def tile_for(direction: Direction, *, rows: int, columns: int, depth: int, bytes
     """
     if bytes_each == 4 and precision == "ieee":
         return _EXACT
-    # Warps and stages are those with which the compiler spills no register (results/gpu). The gradients load filter or
-    # slot numbers inside their loops, and this indirection costs two stages.
+    # Warps and stages are those with which the compiler spills no register (paper/results/gpu). The gradients load
+    # filter or slot numbers inside their loops, and this indirection costs two stages.
     if direction == "weight_gradient":
         row_block, column_block = _block(rows, _BANK_ROWS), _block(columns, _CHANNELS)
         num_sums = row_block * column_block

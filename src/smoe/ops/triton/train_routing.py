@@ -166,7 +166,7 @@ class _Blocks(NamedTuple):
         return cls(slots, min(max(_ELEMENTS_PER_PROGRAM // slots, 16), 128))
 
     def options(self, expert_channels: int) -> dict[str, int]:
-        # With four warps, a block of this size spills registers in some layouts (results/gpu).
+        # With four warps, a block of this size spills registers in some layouts (paper/results/gpu).
         is_large = self.slots * self.pixels >= _ELEMENTS_PER_PROGRAM
         sizes = {"EXPERT_CHANNELS": expert_channels, "SLOTS": self.slots, "PIXELS": self.pixels}
         return {**sizes, "num_warps": 8 if is_large else 4}

@@ -1,0 +1,21 @@
+"""The experiments of the paper: recipes, data, baselines, tables and benchmarks, on top of smoe.
+
+`load` is imported on first use: `import smoe_paper` is cheap.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from smoe_paper.experiments.loading import load
+
+__all__ = ["load"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "load":
+        from smoe_paper.experiments.loading import load
+
+        return load
+    raise AttributeError(f"module 'smoe_paper' has no attribute {name!r}")

@@ -1,0 +1,143 @@
+"""Identifies the axes of a data set and brings fields to WeatherBench's orientation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smoe.errors import DataError
+from smoe.gridded.grid import Grid
+from smoe_paper.atmosphere.grids import GRIDS
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+TIME_NAMES = ("time", "valid_time")
+LEVEL_NAMES = ("level", "plev", "pressure_level", "isobaricInhPa", "lev")
+LATITUDE_NAMES = ("lat", "latitude")
+LONGITUDE_NAMES = ("lon", "longitude")
+
+# Files keep coordinates in float32 or with the rounding of a regridding program.
+_TOLERANCE_DEGREES = 1e-3
+
+
+@dataclass(frozen=True)
+class Orientation:
+    """Orientation of the rows and columns of a file relative to a grid.
+
+    Attributes:
+        grid: Grid of the fields.
+        latitude: Name of the row dimension in the file.
+        longitude: Name of the column dimension in the file.
+        north_first: Whether the rows run from north to south.
+        first_column: Column of the file that lies at longitude 0.
+    """
+
+    grid: Grid
+    latitude: str
+    longitude: str
+    north_first: bool
+    first_column: int
+
+    def turn(self, fields: np.ndarray) -> np.ndarray:
+        """Returns fields `(..., H, W)` from south to north and eastwards from longitude 0, contiguous float32."""
+        if self.north_first:
+            fields = fields[..., ::-1, :]
+        if self.first_column:
+            fields = np.roll(fields, -self.first_column, axis=-1)
+        return np.ascontiguousarray(fields, dtype=np.float32)
+
+    def notices(self) -> list[str]:
+        """Describes the changes that `turn` makes."""
+        said = []
+        if (self.latitude, self.longitude) != ("lat", "lon"):
+            said.append(f"axes are named {self.latitude}/{self.longitude}: read as lat/lon")
+        if self.north_first:
+            said.append("latitude runs north to south: turned round")
+        if self.first_column:
+            said.append("longitude does not start at 0: rolled so that it does")
+        return said
+
+
+def find_orientation(array: xr.DataArray, expected: Grid | None, where: str) -> Orientation:
+    """Recognises the grid of a field.
+
+    Args:
+        array: Field with its coordinates.
+        expected: Grid that the field must have; None accepts any of WeatherBench's grids.
+        where: Name of the field in an error message.
+
+    Raises:
+        DataError: If the grid is another one.
+    """
+    latitude = find_axis(array, LATITUDE_NAMES, where)
+    longitude = find_axis(array, LONGITUDE_NAMES, where)
+    rows = np.asarray(array[latitude].values, np.float64)
+    columns = np.asarray(array[longitude].values, np.float64)
+    # A store may be on a grid of its own.
+    grids = GRIDS if expected is None else {**GRIDS, expected.name: expected}
+    for name, grid in grids.items():
+        if (len(rows), len(columns)) != grid.shape:
+            continue
+        north_first = bool(rows[0] > rows[-1])
+        eastwards = np.mod(columns + _TOLERANCE_DEGREES, 360.0) - _TOLERANCE_DEGREES
+        first_column = int(np.argmin(np.abs(eastwards)))
+        if not _is_close(rows[::-1] if north_first else rows, grid.latitude):
+            continue
+        if not _is_close(np.roll(eastwards, -first_column), grid.longitude):
+            continue
+        if expected is not None and grid != expected:
+            raise DataError(f"{where} is on the {name} grid, expected {expected.name}")
+        return Orientation(grid, latitude, longitude, north_first, first_column)
+    if expected is None:
+        wanted = f"WeatherBench's ({', '.join(GRIDS)}: {'; '.join(_describe_grid(grid) for grid in GRIDS.values())})"
+    else:
+        wanted = f"{expected.name} ({_describe_grid(expected)})"
+    raise DataError(
+        f"{where} is on another grid: {len(rows)} latitudes from {rows[0]:g} to {rows[-1]:g} and {len(columns)} "
+        f"longitudes from {columns[0]:g} to {columns[-1]:g}, expected {wanted}; regrid it first"
+    )
+
+
+def find_axis(array: xr.DataArray, names: tuple[str, ...], where: str) -> str:
+    """Returns the dimension that has one of these names."""
+    found = [name for name in names if name in array.dims]
+    if len(found) != 1:
+        raise DataError(f"{where} has the dimensions {tuple(array.dims)}, expected one named {' or '.join(names)}")
+    if found[0] not in array.coords:
+        raise DataError(f"{where} has no values for its dimension {found[0]!r}")
+    return found[0]
+
+
+def find_levels(array: xr.DataArray, where: str) -> tuple[str | None, tuple[int, ...], bool]:
+    """Returns the name of the level axis, its levels in hPa, and whether the file gives them in Pa.
+
+    A single level without an axis, as in WeatherBench's `geopotential_500`, has the name None.
+    """
+    found = [name for name in LEVEL_NAMES if name in array.dims] or [n for n in LEVEL_NAMES if n in array.coords]
+    if len(found) != 1:
+        raise DataError(
+            f"{where} has the dimensions {tuple(array.dims)}, expected one named {' or '.join(LEVEL_NAMES)}"
+        )
+    values = np.atleast_1d(np.asarray(array[found[0]].values, np.float64)) if found[0] in array.coords else None
+    if values is None or not np.isfinite(values).all():
+        raise DataError(f"{where} has no pressure values for its dimension {found[0]!r}")
+    units = str(array[found[0]].attrs.get("units", ""))
+    # No level of 2000 hPa or more exists, and none that the library uses lies at 20 hPa or above.
+    in_pascal = units == "Pa" if units in ("Pa", "hPa", "millibars", "mbar") else bool(values.max() > 2000.0)
+    levels = np.rint(values / 100.0 if in_pascal else values)
+    if len(set(levels.tolist())) < len(levels):
+        raise DataError(f"{where} holds a level twice: {', '.join(f'{level:g}' for level in levels)} hPa")
+    name = found[0] if found[0] in array.dims else None
+    return name, tuple(int(level) for level in levels), in_pascal
+
+
+def _is_close(values: np.ndarray, expected: tuple[float, ...]) -> bool:
+    return bool(np.max(np.abs(values - np.asarray(expected))) <= _TOLERANCE_DEGREES)
+
+
+def _describe_grid(grid: Grid) -> str:
+    rows, columns = grid.shape
+    return f"{rows} x {columns} from {grid.latitude[0]:g} N and {grid.longitude[0]:g} E"

@@ -1,0 +1,95 @@
+"""`smoe data`: describes data sets, prepares them for training, and fetches small ones."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from smoe.command_line import UsageError
+from smoe.suggestions import suggest
+from smoe_paper.experiments.experiment import DataCommand
+from smoe_paper.experiments.registry import all_experiments
+
+SUBCOMMANDS = {
+    "check": "describe a data set and whether it can be used, and what is missing",
+    "prepare": "write the compact store that training reads",
+    "fetch": "fetch small real data sets that install by name",
+}
+
+HELP = """usage: smoe data check PATH [...]
+       smoe data check|prepare|fetch NAME [...]
+
+{commands}
+
+`check` recognises the layout of a folder; with a NAME first, it is taken to be of that kind. `prepare` writes once what
+training reads: all channels of a time side by side, normalised, in one memory-mapped file. It prints first how much
+disk that takes. If it is stopped, even by a kill, the same command continues after the last whole year.
+
+examples:
+  smoe data fetch mnist
+  smoe data check data/mnist
+  smoe data check ~/weatherbench
+  smoe data prepare weather --root ~/weatherbench --output stores/era5
+  smoe data prepare weather --root ~/weatherbench --output stores/era5-6h --step-hours 6
+  smoe data prepare weather --root ~/cmip --kind cmip --years 1850 2014 --output stores/cmip \\
+      --statistics-from stores/era5
+  smoe data prepare ens10 --root ~/ens10 --output stores/z500 --task z500 --members 10
+
+`smoe data SUBCOMMAND NAME --help` lists every option.
+"""
+
+
+def run(args: list[str]) -> int:
+    """Runs the subcommand that was named, for the data that were named."""
+    if not args or args[0] in ("-h", "--help", "help"):
+        sys.stdout.write(HELP.format(commands="\n".join(_describe(name, text) for name, text in SUBCOMMANDS.items())))
+        return 0 if args else 2
+    subcommand, rest = args[0], args[1:]
+    if subcommand not in SUBCOMMANDS:
+        raise UsageError(f"smoe data has no subcommand {subcommand!r}; {suggest(subcommand, SUBCOMMANDS)}")
+    commands = commands_of(subcommand)
+    if not rest or rest[0] in ("-h", "--help", "help"):
+        sys.stdout.write(
+            f"usage: smoe data {subcommand} NAME ...\n\n{_describe(subcommand, SUBCOMMANDS[subcommand])}\n"
+        )
+        return 0 if rest else 2
+    if rest[0] in commands:
+        return _function(commands[rest[0]])(rest[1:])
+    if subcommand == "check":
+        return _check(rest, commands)
+    raise UsageError(f"smoe data {subcommand} knows no data {rest[0]!r}; {suggest(rest[0], commands)}")
+
+
+def commands_of(subcommand: str) -> dict[str, DataCommand]:
+    """The commands of all experiments under a subcommand, by the name of their data."""
+    return {
+        name: command
+        for experiment in all_experiments()
+        for (of, name), command in experiment.data_commands.items()
+        if of == subcommand
+    }
+
+
+def _check(args: list[str], commands: Mapping[str, DataCommand]) -> int:
+    path = next((Path(arg) for arg in args if not arg.startswith("-")), None)
+    if path is None:
+        raise UsageError("smoe data check needs a path (see smoe data check --help)")
+    names = list(commands)
+    # The first kind of data is opened, and described, if no other kind is recognised.
+    for name in [*names[1:], names[0]]:
+        if name == names[0] or importlib.import_module(commands[name].address).recognises(path):
+            return _function(commands[name])(args)
+    raise AssertionError
+
+
+def _function(command: DataCommand) -> Any:
+    module, _, function = command.address.partition(":")
+    return getattr(importlib.import_module(module), function or "run")
+
+
+def _describe(subcommand: str, text: str) -> str:
+    lines = [f"  {name:<15}{command.text}" for name, command in commands_of(subcommand).items()]
+    return "\n".join([f"{subcommand}: {text}", *lines])

@@ -1,0 +1,179 @@
+"""`smoe reproduce`: trains what tables of the paper need and writes them beside the paper's numbers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from smoe.command_line import UsageError, parse
+from smoe.suggestions import suggest
+from smoe_paper.experiments.experiment import Experiment
+from smoe_paper.experiments.registry import EXPERIMENTS, all_experiments, find_experiment
+from smoe_paper.experiments.result_tables.stored_runs import RunStore
+from smoe_paper.experiments.result_tables.tables import ResultTable
+
+HELP = """usage: smoe reproduce TABLE [TABLE ...] [--seeds N] [--scale small|paper] [--jobs N] [--store DIR] [--dry-run]
+
+Trains every run that a table needs and that is not stored yet, and writes the table beside the paper's numbers into
+--output-dir, with figures. Runs are resumable: each is stored when it ends, and the same command continues after a
+stop. --dry-run trains and writes nothing: it prints the tables of what is stored and lists the runs that are missing.
+
+tables:
+{tables}
+
+The weather tables need a store (`smoe data prepare weather`): of WeatherBench at scale paper, of the simulated
+atmosphere (`make simulate`) at scale small. The ens10 tables need a folder of stores (`smoe data prepare ens10`) with
+names such as z500-5 and t2m-10: of ENS-10, or of the simulated ensemble (`make simulate-ensemble`) at scale small.
+The tables of small images read the files of `smoe data fetch` in `data`, or in --store FOLDER; ImageNet is provided by
+the user, as --store FOLDER with train/<class>/*.JPEG and val/<class>/*.JPEG.
+
+examples:
+  smoe reproduce heat --scale small --seeds 1 --jobs 2
+  smoe reproduce heat/gates --seeds 3 --jobs 2
+  smoe reproduce heat weather ens10 images --dry-run
+  smoe reproduce weather/3-days --scale small --seeds 2 --store data/simulated-store
+  smoe reproduce ens10/t850 --scale small --seeds 2 --store data/ensemble-stores --rows "10 members"
+  smoe reproduce images/mnist --scale small
+"""
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Trains what tables of the paper need, for example: smoe reproduce heat/gates --seeds 3 --jobs 2.
+
+    Attributes:
+        seeds: Number of runs of each row; the seeds are 0, 1, ...
+        scale: `paper` is the paper's size; `small` is one for two cores, which the tables describe.
+        jobs: Number of runs that train at the same time, each in a process of its own.
+        threads: Threads of each process; more jobs use cores better than more threads do.
+        rows: Train only rows whose label contains this text; the tables show all.
+        output_dir: Folder of the tables, the figures and the results of the runs; paper/results/EXPERIMENT if not
+            given.
+        runs_dir: Folder of unfinished runs and of simulated data.
+        store: Place of the data: a weather store, a folder of stores of ensembles, or a folder of images.
+        dry_run: Train and write nothing; print the tables and the runs that are missing.
+    """
+
+    seeds: int = 3
+    scale: str = "paper"
+    jobs: int = 1
+    threads: int = 1
+    rows: str = ""
+    output_dir: Path | None = None
+    runs_dir: Path = Path("runs/reproduce")
+    store: Path | None = None
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "jobs", "threads"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name} must be at least 1, got {getattr(self, name)}")
+
+
+def run(args: list[str]) -> int:
+    """Parses, trains what is missing, and writes the tables."""
+    if args and args[0] in ("-h", "--help"):
+        sys.stdout.write(HELP.format(tables="\n".join(_list(experiment) for experiment in all_experiments())))
+        return 0
+    names = _leading_names(args)
+    if not names:
+        raise UsageError(
+            f"name a table first, or {' or '.join(EXPERIMENTS)} for all of them (see smoe reproduce --help)"
+        )
+    chosen = [_select(name) for name in names]
+    options = parse(Reproduce, args[len(names) :], prog="smoe reproduce TABLE")
+    if len({experiment.name for experiment, _ in chosen}) > 1 and options.output_dir is not None:
+        raise UsageError("--output-dir is the folder of one experiment: give tables of one experiment")
+    return max(_reproduce(experiment, tables, options) for experiment, tables in chosen)
+
+
+def _list(experiment: Experiment) -> str:
+    lines = [f"  {experiment.name:<28}all of these"]
+    for table in experiment.tables.tables:
+        source = f", {table.source} of the paper" if table.source else ""
+        lines.append(f"  {table.name:<28}{table.title} ({len(table.rows)} rows{source})")
+    return "\n".join(lines)
+
+
+def _leading_names(args: list[str]) -> list[str]:
+    names: list[str] = []
+    for arg in args:
+        if arg.startswith("-"):
+            break
+        names.append(arg)
+    return names
+
+
+def _select(name: str) -> tuple[Experiment, list[ResultTable]]:
+    first = name.partition("/")[0]
+    if first not in EXPERIMENTS:
+        raise UsageError(f"no table named {name!r}; {suggest(first, EXPERIMENTS)} (see smoe reproduce --help)")
+    experiment = find_experiment(first)
+    try:
+        return experiment, experiment.tables.select(name)
+    except ValueError as error:
+        raise UsageError(f"{error} (see smoe reproduce --help)") from None
+
+
+def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Reproduce) -> int:
+    try:
+        scale = experiment.tables.scale(options.scale)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    output_dir = options.output_dir or Path("paper/results") / experiment.name
+    data = options.store or experiment.default_data(options.runs_dir)
+    if data is None and not options.dry_run:
+        raise UsageError(f"--store: where are the data of {experiment.name}? {experiment.data_remedy}")
+
+    # torch is imported from here on only: a typo is answered at once.
+    from smoe_paper.cli.reproduce_progress import RunProgress
+    from smoe_paper.experiments.reproduction import make_runs, plan_runs
+    from smoe_paper.experiments.result_tables.report import markdown, read_notes, write_report
+
+    store = RunStore(output_dir / "runs.jsonl")
+    data = data or Path()
+    planned = plan_runs(experiment.tables, tables, scale, options.seeds, only=options.rows, data=data)
+    missing = [run for run in planned if not store.has(run.key)]
+    write = sys.stdout.write
+    if options.dry_run:
+        for table in tables:
+            write(markdown(experiment.tables, table, store, read_notes(output_dir, table)) + "\n")
+        write(f"{len(planned) - len(missing)} of {len(planned)} runs are stored in {store.path}\n")
+        for run in missing:
+            write(f"missing: {run.label}\n")
+        return 0
+
+    def write_tables() -> None:
+        for table in tables:
+            notes = read_notes(output_dir, table)
+            write_report(experiment.tables, table, store, notes, _report_path(output_dir, table))
+
+    experiment.store_references(tables, scale, data, store, _notify)
+    write_tables()
+    if missing:
+        with RunProgress(len(planned), len(planned) - len(missing), store, write_tables) as progress:
+            make_runs(
+                missing, store, options.runs_dir, jobs=options.jobs, num_threads=options.threads, on_end=progress.end
+            )
+    pictures = experiment.draw_tables(tables, store, options.runs_dir, output_dir, data)
+    write(f"{len(planned)} of {len(planned)} runs are stored in {store.path}\n")
+    _print_paths([*(_report_path(output_dir, table) for table in tables), *pictures])
+    return 0
+
+
+def _report_path(output_dir: Path, table: ResultTable) -> Path:
+    return output_dir / f"{table.short_name}.md"
+
+
+def _print_paths(paths: Sequence[Path]) -> None:
+    for path in paths:
+        sys.stdout.write(f"{path}\n")
+
+
+def _notify(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

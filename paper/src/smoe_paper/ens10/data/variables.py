@@ -1,0 +1,126 @@
+"""ENS-10's variables with their names in the preprocessed files and in GRIB, and the three tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from smoe_paper.atmosphere.plausible import plausible_bounds
+from smoe_paper.atmosphere.variables import VARIABLES, Variable
+
+LEAD_DAYS = 2
+"""Time from the start of a forecast to the date for which it is valid: 48 hours."""
+
+NUM_MEMBERS = 10
+
+TaskName = Literal["z500", "t850", "t2m"]
+LevelType = Literal["pl", "sfc"]
+
+
+@dataclass(frozen=True)
+class EnsembleVariable:
+    """A variable of the ensemble.
+
+    Attributes:
+        name: Name in the preprocessed files, such as `SSTK`.
+        grib_name: Name that cfgrib assigns, such as `sst`; also used in `ensemble/*.nc`.
+        grib_short_name: Key `shortName` of its messages, such as `2t`.
+        physics: Unit and bounds of its values.
+        max_spread: Upper bound of the standard deviation of ten members.
+        is_sea_only: Whether it has no values over land, where the files hold NaN.
+    """
+
+    name: str
+    grib_name: str
+    grib_short_name: str
+    physics: Variable
+    max_spread: float
+    is_sea_only: bool = False
+
+    def on_level(self, level: int | None) -> Variable:
+        """Returns unit and bounds of means on a level in hPa."""
+        return replace(self.physics, plausible=plausible_bounds(self.physics, level))
+
+    def spread(self) -> Variable:
+        """Returns unit and bounds of standard deviations."""
+        # All members may share one analysis of the sea.
+        varies = self.physics.varies and not self.is_sea_only
+        name = f"the spread of {self.name}"
+        return replace(self.physics, short_name=name, plausible=(0.0, self.max_spread), varies=varies)
+
+
+def _own(short_name: str, units: str, low: float, high: float, varies: bool = True, *names: str) -> Variable:
+    return Variable(short_name, short_name, units, (low, high), varies=varies, unit_names=names)
+
+
+def _shared(short_name: str) -> Variable:
+    return VARIABLES[short_name]
+
+
+_KELVIN = ("kelvin",)
+PRESSURE_LEVEL_VARIABLES = (
+    EnsembleVariable("Z", "z", "z", _shared("z"), 2.0e4),
+    EnsembleVariable("T", "t", "t", _shared("t"), 60.0),
+    EnsembleVariable("Q", "q", "q", _shared("q"), 0.05),
+    EnsembleVariable("W", "w", "w", _own("w", "Pa s-1", -200.0, 200.0), 100.0),
+    EnsembleVariable("D", "d", "d", _own("d", "s-1", -0.1, 0.1), 0.1),
+    EnsembleVariable("U", "u", "u", _shared("u"), 150.0),
+    EnsembleVariable("V", "v", "v", _shared("v"), 150.0),
+)
+SURFACE_VARIABLES = (
+    EnsembleVariable("SSTK", "sst", "sst", _own("sst", "K", 200.0, 350.0, True, *_KELVIN), 60.0, is_sea_only=True),
+    EnsembleVariable("TCW", "tcw", "tcw", _own("tcw", "kg m-2", -1.0, 200.0), 100.0),
+    EnsembleVariable("TCWV", "tcwv", "tcwv", _own("tcwv", "kg m-2", -1.0, 200.0), 100.0),
+    EnsembleVariable("CP", "cp", "cp", _own("cp", "m", -0.01, 3.0, False), 2.0),
+    # Below a cold plateau, a coarse model reduces the pressure to values above all barometer readings.
+    EnsembleVariable("MSL", "msl", "msl", _own("msl", "Pa", 8.0e4, 1.25e5), 1.0e4),
+    EnsembleVariable("TCC", "tcc", "tcc", _shared("tcc"), 0.6),
+    EnsembleVariable("U10M", "u10", "10u", _shared("u10"), 100.0),
+    EnsembleVariable("V10M", "v10", "10v", _shared("v10"), 100.0),
+    EnsembleVariable("T2M", "t2m", "2t", _shared("t2m"), 60.0),
+    EnsembleVariable("TP", "tp", "tp", _own("tp", "m", -0.01, 3.0, False), 2.0),
+    EnsembleVariable("SKT", "skt", "skt", _own("skt", "K", 130.0, 400.0, True, *_KELVIN), 80.0),
+)
+
+
+@dataclass(frozen=True)
+class EnsembleTask:
+    """A variable to correct, and the input fields.
+
+    Attributes:
+        name: Name of the task, such as `z500`.
+        level_type: Kind of level, which selects the files of its fields.
+        level: Pressure level in hPa; None at the surface.
+        variables: Variables of the input on this level, in the order of the channels.
+        target: Name of the variable to correct.
+        truth_file: File with ERA5 at the dates for which the forecasts are valid, under the target's name.
+    """
+
+    name: TaskName
+    level_type: LevelType
+    level: int | None
+    variables: tuple[EnsembleVariable, ...]
+    target: str
+    truth_file: str
+
+    @property
+    def target_index(self) -> int:
+        """Index of the target among the variables."""
+        return [variable.name for variable in self.variables].index(self.target)
+
+    @property
+    def target_variable(self) -> EnsembleVariable:
+        """Variable to correct."""
+        return self.variables[self.target_index]
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Names of the input's channels: mean and standard deviation of each variable, alternating."""
+        return tuple(f"{variable.name}_{kind}" for variable in self.variables for kind in ("mean", "std"))
+
+
+TASKS: dict[TaskName, EnsembleTask] = {
+    "z500": EnsembleTask("z500", "pl", 500, PRESSURE_LEVEL_VARIABLES, "Z", "ERA5_z500.nc"),
+    "t850": EnsembleTask("t850", "pl", 850, PRESSURE_LEVEL_VARIABLES, "T", "ERA5_t850.nc"),
+    "t2m": EnsembleTask("t2m", "sfc", None, SURFACE_VARIABLES, "T2M", "ERA5_sfc_t2m.nc"),
+}

@@ -1,0 +1,253 @@
+"""Reads runs of experiments for their report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from smoe.diagnostics import layers_by_gate, region_information
+from smoe.metrics import MetricSums
+from smoe.regression.model_files import is_model_folder
+from smoe.reports.error_maps import measure_errors
+from smoe.reports.gate_maps import GateMap, read_gates
+from smoe.reports.read_fit import FitData, environment_facts, read_environment, read_fit, repeating_command
+from smoe.reports.read_runs import read_and_compare
+from smoe.reports.run_report import Monitor, RunReport
+from smoe.reports.score_sheet import ScoreRow, ScoreSheet, run_scores
+from smoe.training.batches import OrderedBatches, load_batches, num_samples
+from smoe.training.run_directory import RunDirectory
+from smoe_paper.experiments.experiment import Experiment, Notify
+from smoe_paper.experiments.open_run import OpenRun
+from smoe_paper.experiments.places import data_places
+from smoe_paper.experiments.published import PublishedResult
+from smoe_paper.experiments.registry import experiment_of
+from smoe_paper.experiments.report_parts import ReportParts
+from smoe_paper.experiments.runs import CheckpointName, open_run, read_recipe
+
+UNCHANGED = "input unchanged"
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What to read of a run.
+
+    Attributes:
+        split: Split whose errors are shown; None for a report without data.
+        checkpoint: The best weights by the validation split, or the last ones.
+        data: Places of data that were moved, such as `store`; a run uses those that its recipe has.
+    """
+
+    split: Literal["test", "validation"] | None = "test"
+    checkpoint: CheckpointName = "best"
+    data: Mapping[str, Any] | None = None
+
+
+def read_runs(
+    paths: Sequence[Path],
+    options: ReadOptions,
+    *,
+    fit_data: Mapping[Path, FitData] | None = None,
+    plain: Path | None = None,
+    notify: Notify = print,
+) -> list[RunReport]:
+    """Reads runs and fitted models, and compares those that can be compared.
+
+    Args:
+        paths: Directories of runs and of models, each once.
+        options: What to read of a run.
+        fit_data: Data of fitted models, by their folders.
+        plain: Run that the others are compared with, as in `read_and_compare`.
+        notify: Receives messages about what is being measured.
+    """
+
+    def read(path: Path, label: str) -> RunReport:
+        if is_model_folder(path):
+            return read_fit(path, label, (fit_data or {}).get(path), notify)
+        return read_run(path, label, options, notify)
+
+    return read_and_compare(paths, read, plain)
+
+
+def read_run(path: Path, label: str, options: ReadOptions, notify: Notify) -> RunReport:
+    """Opens a run and measures what its report shows.
+
+    Args:
+        path: Run directory.
+        label: Name of the run on the page.
+        options: What to read.
+        notify: Receives messages about what is being measured.
+
+    Raises:
+        RunError: If the directory holds no run, or a damaged one.
+        CheckpointError: If it has no weights.
+    """
+    directory = RunDirectory(path)
+    name, recipe = read_recipe(directory)
+    history = directory.read_history()
+    environment = read_environment(directory)
+    places = set(data_places(recipe))
+    moved = {place: value for place, value in (options.data or {}).items() if place in places}
+    splits = () if options.split is None else (options.split,)
+    run = open_run(path, options.checkpoint, splits, notify, moved)
+    experiment = experiment_of(run.recipe)
+    parts = experiment.report_parts(run, options.split, notify)
+    unchanged, digest, sample = None, "", None
+    maps = parts.error_maps
+    if options.split is not None:
+        notify(f"{label}: reading the {options.split} split")
+        unchanged, digest, sample = read_split(run, options.split)
+        if not maps and parts.classes is None:
+            notify(f"{label}: measuring errors on the {options.split} split")
+            maps = measure_errors(experiment.predict(run, options.split), parts.places, parts.targets)
+    model = run.task.model.cpu().eval()
+    gates = read_gates(model, parts.places, sample)
+    of_task = None if run.task.regions is None else run.task.regions.cpu().numpy()
+    regions = of_task if parts.regions is None else parts.regions
+    plain = recipe.plain()
+    return RunReport(
+        label=label,
+        title=name,
+        path=path,
+        seed=recipe.seed,
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        is_plain=not any(gate.num_experts > 1 for gate in layers_by_gate(model)),
+        checkpoint=f"{options.checkpoint} weights",
+        scores=_score_sheet(run, name, history, parts, experiment, options.split, unchanged),
+        history=history,
+        monitor=Monitor(f"validation/{recipe.training.monitor}", recipe.training.monitor_mode == "max"),
+        places=parts.places,
+        gates=gates,
+        regions=None if regions is None else regions.ravel(),
+        error_maps=maps,
+        classes=parts.classes,
+        filters=parts.filters,
+        command=repeating_command(environment),
+        recipe={key: value for key, value in plain.items() if key != "experiment"},
+        facts=_facts(environment, parts, options.split, digest),
+        remarks=(*parts.remarks, *_region_remarks(regions, gates)),
+        identity=json.dumps([recipe.experiment, options.split, _without_places(plain["data"], places)], sort_keys=True),
+    )
+
+
+def read_split(run: OpenRun, split: str) -> tuple[dict[str, float] | None, str, Tensor]:
+    """Reads a split once.
+
+    Args:
+        run: Run, opened with the split.
+        split: Name of the split, such as `test`.
+
+    Returns:
+        Metrics of the prediction that nothing changes, None where inputs and targets differ in shape; the SHA-256 of
+        all inputs and targets; and the first input, `(1, ...)`.
+    """
+    task, plan = run.task, run.recipe.training
+    samples = task.splits[split]
+    batches = OrderedBatches(num_samples(samples), plan.evaluation_batch_size, 0, 1)
+    # One for inputs and one for targets: the result must not depend on the size of the batches.
+    digests = (hashlib.sha256(), hashlib.sha256())
+    sums: MetricSums | None = MetricSums(task.metrics)
+    first: Tensor | None = None
+    for input, target in load_batches(samples, batches, task.collate, torch.device("cpu"), plan.num_workers):
+        for digest, part in zip(digests, (input, target), strict=True):
+            if first is None:
+                digest.update(f"{part.dtype} {tuple(part.shape[1:])}".encode())
+            digest.update(part.contiguous().numpy().tobytes())
+        first = input[:1] if first is None else first
+        if sums is not None and input.shape == target.shape:
+            sums.add(input, target)
+        else:
+            sums = None
+    if first is None:
+        raise ValueError(f"the {split} split of {run.directory.path} has no samples")
+    both = hashlib.sha256(digests[0].digest() + digests[1].digest()).hexdigest()
+    return None if sums is None else sums.values(), both, first
+
+
+def _score_sheet(
+    run: OpenRun,
+    name: str,
+    history: list[dict[str, Any]],
+    parts: ReportParts,
+    experiment: Experiment,
+    split: str | None,
+    unchanged: Mapping[str, float] | None,
+) -> ScoreSheet:
+    words, values = run_scores(history)
+    if split is not None and words != split:
+        values, words = run.evaluate(split), split
+    rows = [ScoreRow(name, "this run", values, is_own=True)] if values else []
+    simple = dict(parts.baselines)
+    if unchanged is not None:
+        simple.setdefault(UNCHANGED, unchanged)
+    rows += [ScoreRow(key, "here, same data", scores) for key, scores in simple.items()]
+    if words == "test":
+        found = parts.published if parts.published is not None else _published(experiment, name)
+        rows += _published_rows(found, name)
+    known = {metric for metric in (values or {}) if "/" not in metric}
+    rows = [
+        replace(row, values={metric: value for metric, value in row.values.items() if row.is_own or metric in known})
+        for row in rows
+    ]
+    return ScoreSheet(words, tuple(row for row in rows if row.values))
+
+
+def _published_rows(published: Mapping[str, Sequence[PublishedResult]], own: str) -> list[ScoreRow]:
+    """Returns a row for each model that a publication has results of.
+
+    Args:
+        published: Results by the name of the model.
+        own: Name of the model of the run, whose row comes first.
+    """
+    rows = [
+        ScoreRow(
+            f"{name} (this recipe)" if name == own else name,
+            f"published, {results[0].source}",
+            {result.metric: result.mean for result in results},
+            {result.metric: result.spread for result in results},
+            is_published=True,
+            is_same_recipe=name == own,
+        )
+        for name, results in published.items()
+        if results
+    ]
+    return sorted(rows, key=lambda row: not row.is_same_recipe)
+
+
+def _published(experiment: Experiment, name: str) -> dict[str, tuple[PublishedResult, ...]]:
+    """Results of the recipes of the same data, by the first part of their names."""
+    family = name.partition("/")[0]
+    names = [other for other in experiment.recipes if other.partition("/")[0] == family]
+    return {other: experiment.published(other) for other in names}
+
+
+def _facts(environment: Mapping[str, Any], parts: ReportParts, split: str | None, digest: str) -> dict[str, str]:
+    facts = environment_facts(environment) | dict(parts.data)
+    if digest:
+        facts[f"SHA-256 of the {split} split"] = digest
+    return facts
+
+
+def _region_remarks(regions: np.ndarray | None, gates: tuple[GateMap, ...]) -> list[str]:
+    if regions is None:
+        return []
+    shares = [
+        region_information(gate.choices, regions.ravel(), gate.num_experts)
+        for gate in gates
+        if gate.places.num_pixels == regions.size
+    ]
+    if not shares:
+        return []
+    return [f"The routing holds {100 * max(shares):.1f} % of the information about the known regions of the pixels."]
+
+
+def _without_places(data: Mapping[str, Any], places: set[str]) -> dict[str, Any]:
+    """The data of a recipe without folders and the number of training samples: the same task to be scored on."""
+    return {key: value for key, value in data.items() if key not in places and not key.startswith("num_train")}

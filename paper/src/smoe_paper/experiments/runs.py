@@ -1,0 +1,154 @@
+"""Trains recipes, and opens runs that were trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from smoe.metrics import metric_names
+from smoe.training.checkpoints import CheckpointError, load_checkpoint
+from smoe.training.environment import keep_freed_memory
+from smoe.training.loop import Loop
+from smoe.training.plan import check_monitor, resumable_fields
+from smoe.training.progress import Reporter
+from smoe.training.run_directory import Record, RunDirectory, RunError
+from smoe_paper.experiments.experiment import Notify
+from smoe_paper.experiments.initial_weights import check_initial_weights, load_initial_weights
+from smoe_paper.experiments.open_run import OpenRun
+from smoe_paper.experiments.places import CACHE, check_places, data_places, outside_places, replace_places
+from smoe_paper.experiments.plain import RecipeError, shorten
+from smoe_paper.experiments.recipe import Recipe
+from smoe_paper.experiments.recipe_files import recipe_from_plain
+from smoe_paper.experiments.registry import experiment_of
+
+CheckpointName = Literal["best", "last"]
+
+
+def train(
+    name: str,
+    recipe: Recipe,
+    output_dir: Path,
+    *,
+    resume: bool = False,
+    reporter: Reporter | None = None,
+    notify: Notify = print,
+) -> Record:
+    """Trains a recipe and returns its last record.
+
+    What can be refused without data is refused before they are made: a directory that cannot be written or is in use, a
+    recipe that differs from the run's, a metric that does not exist.
+
+    Args:
+        name: Name of the recipe it began as.
+        recipe: Resolved recipe.
+        output_dir: Run directory.
+        resume: Continue the run that is there.
+        reporter: Logs the progress of the training.
+        notify: Receives messages about what is being made before the training.
+    """
+    set_num_threads(recipe)
+    keep_freed_memory()
+    directory = RunDirectory(output_dir)
+    directory.check_writable()
+    experiment, plain = experiment_of(recipe), _stored(name, recipe)
+    with directory.lock():
+        check_places(directory, {})
+        places = {"init_from", *(f"data.{place}" for place in data_places(recipe))}
+        may_differ = resumable_fields(recipe.training) | places
+        directory.check(plain, resume=resume, may_differ=may_differ)
+        check_monitor(recipe.training, metric_names(experiment.build_dry(recipe).task.metrics))
+        has_begun = resume and directory.last_checkpoint.exists()
+        if recipe.init_from is not None and not has_begun:
+            check_initial_weights(recipe.init_from)
+        task = experiment.build(recipe, notify=notify)
+        if recipe.init_from is not None and not has_begun:
+            load_initial_weights(task.model, recipe.init_from)
+            notify(f"starting from the best weights of {recipe.init_from}")
+        loop = Loop(task, recipe.training, directory, reporter)
+        loop.begin(plain)
+        return loop.fit(resume=resume)
+
+
+def open_run(
+    path: Path | str,
+    checkpoint: CheckpointName = "best",
+    splits: tuple[str, ...] = (),
+    notify: Notify = print,
+    data: Mapping[str, Any] | None = None,
+) -> OpenRun:
+    """Builds a run's model again and loads its weights.
+
+    A place of data that its recipe.json names is used if it lies inside the run or the working directory, and must be
+    given in `data` otherwise; a `cache_dir` elsewhere is ignored.
+
+    Args:
+        path: Run directory, wherever it was moved.
+        checkpoint: `best`, or `last`.
+        splits: Data to make; the training split is not needed to evaluate.
+        notify: Receives messages about what is being made.
+        data: Fields of the recipe's data to replace, such as `store` where the data were moved.
+
+    Raises:
+        RunError: If the directory holds no run, or its recipe is damaged or names a place that is not allowed.
+        CheckpointError: If it has no weights, or they are damaged or do not fit.
+    """
+    directory = RunDirectory(path)
+    name, recipe = read_recipe(directory)
+    experiment, outside = experiment_of(recipe), outside_places(recipe, directory)
+    # The weights to start from are not opened again.
+    unopened = {CACHE, "init_from", *(f"data.{given}" for given in data or {})}
+    if not splits and experiment.builds_without_data:
+        unopened |= {f"data.{place}" for place in data_places(recipe)}
+    check_places(directory, outside, unopened)
+    if CACHE in outside:
+        recipe = replace_places(recipe, {CACHE: None})
+    if data:
+        recipe = replace(recipe, data=replace(recipe.data, **data))
+    set_num_threads(recipe)
+    file = directory.best_checkpoint if checkpoint == "best" else directory.last_checkpoint
+    if checkpoint == "best" and not file.exists():
+        raise CheckpointError(f"{path} has no best checkpoint yet: no epoch has ended; try --checkpoint last")
+    weights = load_checkpoint(file)["model"]
+    task = experiment.build(recipe, splits, notify)
+    try:
+        task.model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights of {file} do not fit the recipe beside them: {error}") from error
+    task.model.eval()
+    return OpenRun(name, recipe, task, directory)
+
+
+def read_recipe(directory: RunDirectory) -> tuple[str, Recipe]:
+    """The name of the recipe that a run began as, and the recipe itself.
+
+    Raises:
+        RunError: If the directory holds no run, or a field of recipe.json is unknown, missing or of another type.
+    """
+    return _parse_stored(directory.read_recipe(), str(directory.recipe_file))
+
+
+def _stored(name: str, recipe: Recipe) -> dict[str, Any]:
+    return {"name": name, "recipe": recipe.plain()}
+
+
+def _parse_stored(stored: dict[str, Any], place: str) -> tuple[str, Recipe]:
+    """The name and the recipe; `place` begins the message of an error."""
+    name = stored.get("name")
+    if not isinstance(name, str):
+        raise RunError(f"{place}: name must be a text, got {name!r}")
+    if not isinstance(stored.get("recipe"), dict):
+        raise RunError(f"{place}: recipe must be a dictionary, got {shorten(stored.get('recipe'))}")
+    try:
+        return name, recipe_from_plain(stored["recipe"])
+    except RecipeError as error:
+        raise RunError(f"{place}: {error}") from error
+
+
+def set_num_threads(recipe: Recipe) -> None:
+    """Gives torch the threads that the recipe asks for."""
+    if recipe.training.num_threads is not None:
+        torch.set_num_threads(recipe.training.num_threads)

@@ -1,0 +1,142 @@
+"""Makes the network of a heat recipe and its auxiliary losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from smoe import nn
+from smoe.losses import patch_moe_loss
+from smoe_paper.experiments.gated_layers import Learning
+from smoe_paper.experiments.plain import to_plain
+from smoe_paper.heat.data import diffusion_stencil
+from smoe_paper.heat.model_options import (
+    ConvNetModel,
+    FullyConnectedModel,
+    HeatModel,
+    LocallyConnectedModel,
+    LowRankLocalModel,
+    SpatialMoEModel,
+    VisionTransformerModel,
+)
+from smoe_paper.models import ConvNet, FullyConnectedNet, SpatialMoENet, VisionTransformer
+
+
+def build_model(
+    model: HeatModel, learning: Learning, region_map: np.ndarray, diffusivities: Sequence[float]
+) -> torch.nn.Module:
+    """Returns the network of a recipe; it maps one field to one field.
+
+    Args:
+        model: Options of the network.
+        learning: How the routing of an SMoE learns.
+        region_map: Map of regions, `(H, W)`. It gives the grid of networks that need one, and the true routing.
+        diffusivities: Diffusivity of each region type, for experts that start as the true stencils.
+    """
+    grid = (region_map.shape[0], region_map.shape[1])
+    # With so few channels, the backward pass of torch's own convolutions takes 2 to 8 times as long otherwise.
+    channels_last: dict[str, Any] = {"memory_format": torch.channels_last}
+    match model:
+        case SpatialMoEModel():
+            return build_spatial_moe(model, learning, region_map, diffusivities)
+        case ConvNetModel():
+            net = ConvNet(_layer_maker(model), (1, *model.hidden, 1))
+            return net.to(**channels_last) if model.layer == "condconv" else net
+        case LowRankLocalModel():
+            layer = nn.LowRankLocal2d(
+                1, 1, model.kernel_size, spatial_rank=model.spatial_rank, combiner=model.combiner, spatial_shape=grid
+            )
+            return layer.to(**channels_last)
+        case LocallyConnectedModel():
+            return nn.LocallyConnected2d(1, 1, model.kernel_size, spatial_shape=grid)
+        case FullyConnectedModel():
+            return FullyConnectedNet(grid)
+        case VisionTransformerModel():
+            options = {name: value for name, value in to_plain(model).items() if name != "auxiliary_weight"}
+            return VisionTransformer(1, 1, grid, **options)
+
+
+def build_spatial_moe(
+    model: SpatialMoEModel, learning: Learning, region_map: np.ndarray, diffusivities: Sequence[float]
+) -> SpatialMoENet:
+    """Returns the one-layer SMoE network, started at random or at the truth."""
+    options: dict[str, Any] = {
+        "gate": build_gate(model, region_map),
+        "weighted": model.weighted,
+        **learning._asdict(),
+    }
+    if model.experts == "coordconv":
+        experts = nn.CoordConv2d(1, model.num_experts, model.kernel_size)
+        layer = nn.SpatialMoE(experts, model.num_experts, model.num_selected, **options)
+    else:
+        bias = False if model.bias == "none" else model.bias
+        layer = nn.SpatialMoE2d(1, model.num_experts, model.num_selected, model.kernel_size, bias=bias, **options)
+        if model.experts_start == "true":
+            _set_true_experts(layer, diffusivities)
+    if model.experts_frozen:
+        gate = {id(parameter) for parameter in layer.gate.parameters()}
+        for parameter in layer.parameters():
+            parameter.requires_grad_(id(parameter) in gate)
+    return SpatialMoENet(layer)
+
+
+def build_gate(model: SpatialMoEModel, region_map: np.ndarray) -> nn.SpatialGate:
+    """Returns the gate of a recipe."""
+    num_experts, num_selected = model.num_experts, model.num_selected
+    grid = (region_map.shape[0], region_map.shape[1])
+    common: dict[str, Any] = {"normalization": model.normalization, "order": model.order}
+    regions = torch.from_numpy(region_map)
+
+    def make_tensor_gate() -> nn.TensorGate:
+        if model.gate_start == "random":
+            return nn.TensorGate(num_experts, num_selected, grid, init=model.gate_init, **common)
+        return nn.TensorGate.from_prior(regions, num_experts, num_selected, init=model.gate_init, **common)
+
+    makers: Mapping[str, Callable[[], nn.SpatialGate]] = {
+        "tensor": make_tensor_gate,
+        "factorised": lambda: nn.FactorisedGate(
+            num_experts, num_selected, grid, rank=model.rank, init=model.gate_init, **common
+        ),
+        "conv": lambda: nn.ConvGate(1, num_experts, num_selected, **common),
+        "coordconv": lambda: nn.CoordConvGate(1, num_experts, num_selected, **common),
+        "coordconv3": lambda: nn.CoordConv3Gate(1, num_experts, num_selected, **common),
+        "lcn": lambda: nn.LocallyConnectedGate(1, num_experts, num_selected, grid, **common),
+        "linear": lambda: nn.LinearGate(1, num_experts, num_selected, grid, **common),
+        "fixed": lambda: nn.FixedGate.from_region_map(regions, num_experts, num_selected),
+        "random": lambda: nn.FixedGate.random(num_experts, num_selected, grid, init=model.gate_init, order=model.order),
+    }
+    gate = makers[model.gate]()
+    return nn.NoisyGate(gate) if model.gate_noise else gate
+
+
+def build_auxiliary_loss(model: HeatModel) -> Callable[[torch.nn.Module], Tensor] | None:
+    """Returns the balancing losses of a V-MoE, computed after its forward pass; None for other networks."""
+    if isinstance(model, VisionTransformerModel) and model.num_experts is not None:
+        return partial(patch_moe_loss, weight=model.auxiliary_weight)
+    return None
+
+
+def _layer_maker(model: ConvNetModel) -> Callable[[int, int], torch.nn.Module]:
+    makers: Mapping[str, Callable[[int, int], torch.nn.Module]] = {
+        "conv": partial(nn.GridConv2d, kernel_size=model.kernel_size),
+        "coordconv": partial(nn.CoordConv2d, kernel_size=model.kernel_size),
+        "condconv": partial(nn.CondConv2d, kernel_size=model.kernel_size, num_experts=model.num_experts),
+    }
+    return makers[model.layer]
+
+
+def _set_true_experts(layer: nn.SpatialMoE2d, diffusivities: Sequence[float]) -> None:
+    """Sets each region's share of the bank, the same as in `gate_start='true'`, to the stencil of that region."""
+    num_experts, _, rows, columns = layer.weight.shape
+    top, left = (rows - 3) // 2, (columns - 3) // 2
+    shares = torch.tensor_split(torch.arange(num_experts), len(diffusivities))
+    with torch.no_grad():
+        layer.weight.zero_()
+        for diffusivity, share in zip(diffusivities, shares, strict=True):
+            stencil = torch.from_numpy(diffusion_stencil(diffusivity)).to(layer.weight)
+            layer.weight[share, 0, top : top + 3, left : left + 3] = stencil

@@ -1,0 +1,112 @@
+"""Makes the network of an ImageNet recipe: ResNet-50 and its variants."""
+
+from __future__ import annotations
+
+import torch
+
+from smoe import nn
+from smoe_paper.experiments.gated_layers import Learning, convert_net, make_gate, start_layer
+from smoe_paper.imagenet.model_options import (
+    AddedSpatialMoEResNet50Model,
+    ImageNetModel,
+    LowRankLocalResNet50Model,
+    ResNet50Model,
+    SpatialMoEResNet50Model,
+)
+from smoe_paper.models import ResNet
+from smoe_paper.models.resnet import start_as_torchvision
+
+
+def build_model(model: ImageNetModel, learning: Learning, size: int, num_classes: int) -> torch.nn.Module:
+    """Returns the network of a recipe.
+
+    Experts and bases start like the filters of the convolutions that they replace, with the same spread of the outputs.
+
+    Args:
+        model: Options of the network.
+        learning: How the routing of SMoE layers learns.
+        size: Rows and columns of the training images.
+        num_classes: Number of logits.
+    """
+    width_factor = model.width_factor if isinstance(model, ResNet50Model) else 1
+    net = ResNet(model.num_blocks, num_classes=num_classes, filters=model.filters, width_factor=width_factor)
+    match model:
+        case ResNet50Model():
+            return net
+        case LowRankLocalResNet50Model():
+            return _make_low_rank_local(net, model, size)
+        case AddedSpatialMoEResNet50Model():
+            return _add_spatial_moe(net, model, learning, size)
+        case SpatialMoEResNet50Model():
+            return _convert(net, model, learning, size)
+
+
+def _make_low_rank_local(net: ResNet, model: LowRankLocalResNet50Model, size: int) -> ResNet:
+    """Replaces all 3x3 convolutions by low-rank local layers on their own output grids."""
+    for change in nn.plan_conversion(net, example_input=torch.zeros(1, 3, size, size)).changes:
+        parent, _, name = change.name.rpartition(".")
+        old = net.get_submodule(change.name)
+        assert isinstance(old, torch.nn.Conv2d)
+        layer = nn.LowRankLocal2d(
+            old.in_channels,
+            old.out_channels,
+            spatial_rank=model.spatial_rank,
+            combiner=model.combiner,
+            spatial_shape=(change.spatial_shape[0], change.spatial_shape[1]),
+            stride=old.stride[0],
+        )
+        start_as_torchvision(layer.weight, old.out_channels)
+        setattr(net.get_submodule(parent), name, layer)
+    return net
+
+
+def _convert(net: ResNet, model: SpatialMoEResNet50Model, learning: Learning, size: int) -> torch.nn.Module:
+    example = torch.zeros(1, 3, size, size)
+    return convert_net(net, model, learning, _start, example_input=example, share_gates=model.share_gates)
+
+
+def _add_spatial_moe(
+    net: ResNet, model: AddedSpatialMoEResNet50Model, learning: Learning, size: int
+) -> torch.nn.Module:
+    place = {"first": net.relu, "last": net.layer4, "last_3x3": net.layer4[-1].get_submodule("bn2")}[model.position]
+    channels, grid = _shape_after(net, place, size)
+    num_experts = round(model.expert_ratio * channels)
+    layer = nn.SpatialMoE2d(
+        channels,
+        num_experts,
+        channels,
+        gate=make_gate(model, num_experts, channels, grid),
+        # Batch normalisation follows and replaces a bias for each channel.
+        bias="expert" if model.bias == "expert" else False,
+        local_affine=model.local_affine,
+        **learning._asdict(),
+    )
+    start_layer(layer, model, _start)
+    norm, relu = torch.nn.BatchNorm2d(channels), torch.nn.ReLU(inplace=True)
+    if model.position == "first":
+        net.relu = torch.nn.Sequential(net.relu, layer, norm, relu)
+    elif model.position == "last":
+        net.layer4.append(torch.nn.Sequential(layer, norm, relu))
+    else:
+        # The ReLU after the block's bn2 follows the added layer; the layer's own ReLU comes before.
+        net.layer4[-1].add_module("bn2", torch.nn.Sequential(place, relu, layer, norm))
+    return net
+
+
+def _shape_after(net: ResNet, place: torch.nn.Module, size: int) -> tuple[int, tuple[int, int]]:
+    """Returns the channels and the grid of a module's output."""
+    shapes: list[torch.Size] = []
+    hook = place.register_forward_hook(lambda *args: shapes.append(args[-1].shape))
+    try:
+        with torch.no_grad():
+            net.eval()(torch.zeros(1, 3, size, size))
+    finally:
+        hook.remove()
+        net.train()
+    _, channels, rows, columns = shapes[0]
+    return channels, (rows, columns)
+
+
+def _start(layer: nn.SpatialMoE2d) -> None:
+    # The output channels, and so the fan-out, are those of the replaced convolution.
+    start_as_torchvision(layer.weight, layer.num_selected)

@@ -1,0 +1,86 @@
+"""Makes the data and the training task of a recipe that classifies small images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.utils.data import Dataset
+
+from smoe.errors import DataError
+from smoe.losses import CrossEntropy
+from smoe.metrics import Accuracy, ClassErrors, MeanCrossEntropy, Metric
+from smoe.training.task import Task
+from smoe_paper.experiments.assemble import assemble_task
+from smoe_paper.experiments.dry_task import DryTask
+from smoe_paper.experiments.experiment import SPLITS, Notify
+from smoe_paper.experiments.gated_layers import Learning
+from smoe_paper.images.build_model import build_model
+from smoe_paper.images.data.catalogue import IMAGE_SETS
+from smoe_paper.images.data.image_files import LabelledImages, read_images
+from smoe_paper.images.data.samples import DrawnImages, ImageSamples, split_training
+from smoe_paper.images.recipes import ImageData, ImageRecipe
+
+
+def build_task(recipe: ImageRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+    """Makes everything that the training loop needs.
+
+    Args:
+        recipe: Recipe to train.
+        splits: Data to read.
+        notify: Receives messages about files that are not the published ones.
+    """
+    images = make_splits(recipe.data, splits, notify)
+    shape = next((split.image_shape for split in images.values()), None)
+    samples: dict[str, ImageSamples | DrawnImages] = {**images}
+    if "train" in images and recipe.data.images_per_epoch is not None:
+        samples["train"] = DrawnImages(images["train"], recipe.data.images_per_epoch, recipe.seed)
+    return make_task(recipe, shape, samples)
+
+
+def make_task(
+    recipe: ImageRecipe,
+    image_shape: tuple[int, int, int] | None = None,
+    samples: Mapping[str, Dataset[tuple[torch.Tensor, torch.Tensor]]] | None = None,
+) -> Task:
+    """Returns the task of a recipe.
+
+    Args:
+        recipe: Recipe to train.
+        image_shape: Channels, rows and columns of an image; None for those of the published images.
+        samples: Samples of each split.
+    """
+    image_set = IMAGE_SETS[recipe.data.name]
+    num_classes = len(image_set.classes)
+    metrics: list[Metric] = [Accuracy(), MeanCrossEntropy(), ClassErrors(num_classes)]
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe.model, Learning.of(recipe), image_shape or image_set.image_shape, num_classes)
+    return assemble_task(recipe, model, CrossEntropy(recipe.label_smoothing), metrics, samples, ImageSamples.collate)
+
+
+def make_splits(data: ImageData, splits: tuple[str, ...], notify: Notify = print) -> dict[str, ImageSamples]:
+    """Returns the samples of each split; the first training images are the validation split."""
+    image_set = IMAGE_SETS[data.name]
+    if not splits:
+        return {}
+    if data.root is None:
+        raise DataError(f"no images are named: give the folder of {image_set.title} as --data.root FOLDER")
+    found: dict[str, LabelledImages] = {}
+    if "train" in splits or "validation" in splits:
+        training = read_images(data.name, data.root, "train", verify=data.verify, notify=notify)
+        found |= split_training(training, image_set)
+    if "test" in splits:
+        found["test"] = read_images(data.name, data.root, "test", verify=data.verify, notify=notify)
+    samples = {}
+    for split in splits:
+        images = found[split]
+        if not len(images.labels):
+            raise DataError(f"{data.root}: too few images for a {split} split")
+        samples[split] = ImageSamples(images.images, images.labels, image_set.value_range)
+    return samples
+
+
+def build_dry_task(recipe: ImageRecipe) -> DryTask:
+    """Makes the task without reading images."""
+    image_set = IMAGE_SETS[recipe.data.name]
+    return DryTask(make_task(recipe), image_set.image_shape, (), len(image_set.classes))

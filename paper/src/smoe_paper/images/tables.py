@@ -1,0 +1,158 @@
+"""Tables of small images: the paper's two, Fashion-MNIST, and an additional one on routing. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from smoe.rules import EndToEnd, Frozen, Probing, RoutingClassification, Rule, StraightThrough
+from smoe_paper.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe_paper.images.data.catalogue import IMAGE_SETS
+from smoe_paper.images.model_options import SpatialMoEClassifierModel
+from smoe_paper.images.published import PUBLISHED
+from smoe_paper.images.recipes import IMAGE_RECIPES, IMAGE_TRAINING, ImageRecipe
+
+_LABELS = {
+    "conv": "convolution",
+    "coordconv": "CoordConv",
+    "smoe": "SMoE",
+    "smoe-paper": "SMoE, white noise, score order",
+    "lcn": "LCN",
+    "lrlcn": "LRLCN",
+    "wide": "wide convolution",
+}
+
+
+# Networks with SMoE layers as `smoe.convert` makes them by default, written out, so that a stored run keeps its meaning
+# when the default changes.
+_DEFAULT_MODEL: dict[str, Any] = {
+    "gate": "factorised",
+    "gate_init": "kaiming",
+    "order": "families",
+    "bias": "expert",
+}
+_DEFAULT_RULE = StraightThrough(temperature=1.0, share=0.25, noise=1.25, warm_up=100, patience=0)
+_DEFAULTS = {
+    "SMoE, defaults": _DEFAULT_MODEL,
+    "SMoE, defaults and local affine": {**_DEFAULT_MODEL, "local_affine": True},
+}
+
+_FROZEN = Frozen()
+_UNDAMPED = RoutingClassification(error_quantile=0.7)
+_DAMPED = RoutingClassification.paper()
+_RELEASED = RoutingClassification.released()
+
+
+def _models(set_name: str) -> ResultTable:
+    name = f"images/{set_name}"
+    rows: list[Row] = []
+    for model_name, label in _LABELS.items():
+        recipe_name = f"{set_name}/{model_name.removesuffix('-paper')}"
+        recipe = IMAGE_RECIPES[recipe_name]
+        if model_name == "smoe-paper":
+            recipe = replace(recipe, model=SpatialMoEClassifierModel(), rule=_DAMPED)
+        paper = (PUBLISHED[recipe_name],) if recipe_name in PUBLISHED else ()
+        rows.append(Row((label,), recipe, paper))
+    if set_name != "cifar10":
+        recipe = IMAGE_RECIPES[f"{set_name}/smoe"]
+        for label, options in _DEFAULTS.items():
+            model = SpatialMoEClassifierModel(**options)
+            rows.append(Row((label,), replace(recipe, model=model, rule=_DEFAULT_RULE)))
+    title = IMAGE_SETS[set_name].title
+    source = next((row.paper[0].source for row in rows if row.paper), "")
+    return ResultTable(name, f"Classification of {title}", ("model",), tuple(rows), source)
+
+
+def _smoe(rule: Rule, *, gate_lr: float | None = None, **model: Any) -> ImageRecipe:
+    recipe = IMAGE_RECIPES["mnist/smoe"]
+    return replace(
+        recipe,
+        model=SpatialMoEClassifierModel(**model),
+        rule=rule,
+        optimizer=replace(recipe.optimizer, gate_lr=gate_lr),
+    )
+
+
+def _routing() -> ResultTable:
+    name = "images/routing"
+    wide: dict[str, Any] = {"gate_init": "smooth", "correlation_length": 7.0}
+    recipes = {
+        ("white noise", "frozen", "score"): _smoe(_FROZEN, gate="random"),
+        ("white noise", "q 0.7, no damping", "score"): _smoe(_UNDAMPED),
+        ("white noise", "q 0.7, damping 0.1", "score"): _smoe(_DAMPED),
+        ("white noise", "q 0.3, damping 0", "score"): _smoe(_RELEASED),
+        ("white noise", "frozen", "index"): _smoe(_FROZEN, gate="random", order="index"),
+        ("smooth, 3.5 pixels", "frozen", "score"): _smoe(_FROZEN, gate="random", gate_init="smooth"),
+        ("smooth, 3.5 pixels", "frozen", "index"): _smoe(_FROZEN, gate="random", gate_init="smooth", order="index"),
+        ("smooth, 7 pixels", "frozen", "score"): _smoe(_FROZEN, gate="random", **wide),
+        ("smooth, 7 pixels", "frozen", "index"): _smoe(_FROZEN, gate="random", order="index", **wide),
+        ("smooth, 7 pixels", "q 0.7, no damping", "index"): _smoe(_UNDAMPED, order="index", **wide),
+        ("smooth, 7 pixels", "q 0.7, damping 0.1", "index"): _smoe(_DAMPED, order="index", **wide),
+        ("smooth, 7 pixels", "q 0.3, damping 0", "index"): _smoe(_RELEASED, order="index", **wide),
+        ("smooth, 7 pixels", "q 0.95, no damping", "index"): _smoe(
+            RoutingClassification(error_quantile=0.95), order="index", **wide
+        ),
+        ("smooth, 7 pixels", "end to end", "index"): _smoe(EndToEnd(), order="index", **wide),
+        ("smooth, 7 pixels", "probing", "score"): _smoe(Probing(), **wide),
+    }
+    rows = [Row(labels, recipe) for labels, recipe in recipes.items()]
+    columns = ("gate starts as", "routing learns by", "order")
+    return ResultTable(name, "How the gate of a classifier learns", columns, tuple(rows), "")
+
+
+def _shorten(recipe: ImageRecipe, images_per_epoch: int) -> ImageRecipe:
+    """One epoch of batches of 32: many small steps, because the images are few."""
+    training = replace(IMAGE_TRAINING, batch_size=32, evaluation_batch_size=200, max_epochs=1)
+    return replace(recipe, data=replace(recipe.data, images_per_epoch=images_per_epoch), training=training)
+
+
+def _small(recipe: ImageRecipe) -> ImageRecipe:
+    return _shorten(recipe, 25_600)
+
+
+def _trial(recipe: ImageRecipe) -> ImageRecipe:
+    return _shorten(recipe, 9_600)
+
+
+def _mini(recipe: ImageRecipe) -> ImageRecipe:
+    """Networks small enough to train on the whole set; the best of five validations is tested."""
+    shortened = _shorten(recipe, 12_000)
+    return replace(
+        shortened,
+        model=replace(recipe.model, filters=16),
+        optimizer=replace(recipe.optimizer, lr=2e-3, gate_lr=1e-3),
+        training=replace(shortened.training, max_epochs=5),
+    )
+
+
+def _same(recipe: ImageRecipe) -> ImageRecipe:
+    return recipe
+
+
+IMAGE_TABLES = TableSet(
+    name="images",
+    metrics=(ShownMetric("accuracy", decimals=2, is_percentage=True),),
+    metric_text="Accuracy on the test images in percent: mean ± standard deviation over the seeds.",
+    tables=(_models("mnist"), _models("fashion-mnist"), _models("cifar10"), _routing()),
+    scales=(
+        Scale(
+            "paper",
+            "batches of 512, Adam 1e-3, a tenth of it after 15 epochs without improvement, the end after 30",
+            _same,
+        ),
+        Scale(
+            "small",
+            "800 batches of 32 drawn from the whole training set, less than half an epoch, Adam 1e-3",
+            _small,
+            is_comparable=False,
+        ),
+        Scale("trial", "300 batches of 32 in the same way", _trial, is_comparable=False),
+        Scale(
+            "mini",
+            "nets of 16 filters, 1,875 batches of 32 drawn from the whole training set, Adam 2e-3 (gates 1e-3)",
+            _mini,
+            is_comparable=False,
+        ),
+    ),
+    data_field="root",
+)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from smoe.cli.main import main
+from smoe_paper.benchmarks import local, memory
+from smoe_paper.benchmarks.registry import BENCHMARKS
+from smoe_paper.benchmarks.stored_table import write_table
+from smoe_paper.benchmarks.timing import interleaved_medians
+
+
+def test_backends_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "backends"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    backends = ["native, avx512", "native, avx2", "native, portable", "triton, CUDA", "dense"]
+    assert [line.split("  ")[0] for line in lines[: len(backends)]] == backends
+    assert all("used" in line for line in lines[: len(backends)])
+
+
+def test_a_layer_is_measured_and_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from smoe_paper.benchmarks import layer
+
+    monkeypatch.setattr(layer, "CONFIGURATIONS", {"tiny": layer.Configuration(2, 3, 4, 2, 5, 6)})
+    table = tmp_path / "layer.md"
+    assert main(["bench", "layer", "tiny", "--output", str(table), "--seconds", "0.01"]) == 0
+    text = table.read_text()
+    assert text.count("| tiny |") == 4 and "| coherent | 2 |" in text
+    assert len(table.with_suffix(".jsonl").read_text().splitlines()) == 4
+
+
+def test_an_unknown_configuration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "layer", "nonsense"]) == 2
+    assert "no configuration's name contains nonsense" in capsys.readouterr().err
+
+
+def test_a_locally_connected_layer_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(local.CONFIGURATIONS, "tiny", (2, 3, 2, 4, 5))
+    row = local.measure("tiny", seconds=0.01)
+    assert set(local.COLUMNS) <= set(row)
+
+
+def test_medians_are_of_each_way() -> None:
+    calls: list[str] = []
+    times = interleaved_medians({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, seconds=0.0)
+    assert set(times) == {"a", "b"} and calls[2:6] == ["a", "b", "a", "b"]
+    assert calls.count("a") == calls.count("b") == 6
+
+
+def test_a_table_is_markdown_with_its_command(tmp_path: Path) -> None:
+    text = write_table(tmp_path / "t.md", "Title", "make it", ["x"], [{"x": 1, "hidden": 2}], "A note.")
+    assert text == "# Title\n\nMade by `make it`.\n\n| x |\n|---|\n| 1 |\n\nA note.\n"
+    assert (tmp_path / "t.jsonl").read_text() == '{"x": 1, "hidden": 2}\n'
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_is_found_by_name_and_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["bench", name, "--help"])
+    except SystemExit as stop:
+        code = stop.code
+    assert code in (0, None)
+    assert f"smoe bench {name}" in capsys.readouterr().out
+
+
+def test_an_unknown_benchmark_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "layr"]) == 2
+    assert "smoe bench has no 'layr'; did you mean 'layer'?" in capsys.readouterr().err
+
+
+def test_a_step_by_each_rule_is_measured_and_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from smoe_paper.benchmarks import probe_step
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(probe_step, "SHAPES", {"tiny": (2, 4, 2, (5, 4), 3)})
+    assert main(["bench", "probe-step", "--seconds", "0.01"]) == 0
+    text = Path("paper/results/bench/probe_step.md").read_text()
+    assert text in capsys.readouterr().out and "| tiny |" in text
+
+
+needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peaks are read from /proc")
+
+
+@needs_linux
+def test_memory_is_measured_for_each_way() -> None:
+    rows = memory.measure((1, 8, 12, 4, 64, 128))
+    assert [set(memory.COLUMNS) <= set(row) for row in rows] == [True, True, True]
+    assert rows[0]["ratio to conv2d"] == "1.00"
+
+
+@needs_linux
+@pytest.mark.slow
+def test_a_large_layer_needs_at_most_half_more_memory_than_a_convolution() -> None:
+    assert all(float(row["ratio without the gate"]) <= 1.5 for row in memory.measure())

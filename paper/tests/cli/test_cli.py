@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from smoe.cli.main import main
+from smoe_paper.experiments.registry import all_recipes
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+SMALL = [
+    *("--data.spatial-shape", "8", "8", "--data.num-steps", "10", "--data.num-train-runs", "10"),
+    *("--data.num-validation-runs", "1", "--data.num-test-runs", "1", "--training.device", "cpu"),
+]
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
+    code = main(args)
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1 and output.err.startswith("smoe: error: "), output.err
+    assert "Traceback" not in output.err
+    return code, output.err
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (("trian",), "no command named 'trian'; did you mean 'train'?"),
+        (("train", "heat/smo"), "no recipe named 'heat/smo'; did you mean 'heat/smoe'?"),
+        (("train",), "name a recipe first: smoe train heat/smoe"),
+        (("train", "heat/smoe", "--sed", "3"), "did you mean --seed?"),
+        (("train", "heat/smoe", "--data.num-train-run", "3"), "did you mean --data.num-train-runs?"),
+        (("train", "heat/smoe", "--model.gate", "tenso"), "did you mean tensor?"),
+        (("train", "heat/smoe", "--seed", "three"), "--seed: invalid literal for int() with base 10: 'three'"),
+        (("train", "heat/smoe", "--damping", "3"), "factor must be in [0, 1]"),
+        (("evaluate", "nowhere"), "nowhere is not a run directory"),
+        (("evaluate", "--split", "test"), "give a run directory or an experiment first"),
+        (("evaluate", "heat"), "heat has no forecasts of other origin to score: give a run directory"),
+        (("show", "nowhere"), "nowhere is not a run directory"),
+        (("reproduce", "heat", "weather", "--output-dir", "x"), "--output-dir is the folder of one experiment"),
+        (("recipes", "heat"), "takes no argument, got 'heat'"),
+        # A name from others does not write to the terminal what it wants.
+        (("evaluate", "a\x1b[2Jb\x9bc\nd"), "a\\x1b[2Jb\\x9bc d is not a run directory"),
+    ],
+)
+def test_a_mistake_gets_one_clear_line(
+    capsys: pytest.CaptureFixture[str], args: tuple[str, ...], expected: str
+) -> None:
+    code, text = complaint(capsys, *args)
+    assert code in (1, 2)
+    assert expected in text
+
+
+def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    assert "heat/smoe" in capsys.readouterr().out
+
+
+def test_train_evaluate_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    assert main(["train", "heat/smoe", "--seed", "2", "--training.max-epochs", "1", "--output-dir", run, *SMALL]) == 0
+    assert "100.0 ± 0" in capsys.readouterr().out
+    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    assert recipe["name"] == "heat/smoe" and recipe["recipe"]["seed"] == 2
+    assert recipe["recipe"]["data"]["spatial_shape"] == [8, 8]
+    assert main(["evaluate", run, "--split", "validation"]) == 0
+    assert "validation split" in capsys.readouterr().out
+    assert main(["show", run]) == 0
+    assert [Path(line).exists() for line in capsys.readouterr().out.splitlines()] == [True, True]
+    code, text = complaint(capsys, "train", "heat/smoe", "--output-dir", run, *SMALL)
+    assert code == 1 and "add --resume to continue it" in text
+
+
+def test_a_damaged_checkpoint_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    main(["train", "heat/smoe", "--training.max-epochs", "1", "--output-dir", str(run), *SMALL])
+    capsys.readouterr()
+    best = run / "checkpoints" / "best.safetensors"
+    best.write_bytes(best.read_bytes()[:500])
+    assert main(["evaluate", str(run)]) == 1
+    assert "best.safetensors is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path: Path, number: int) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "smoe", "train", "heat/smoe", "--output-dir", str(run), *SMALL]
+    command += ["--training.max-epochs", "100000", "--training.early-stop-patience", "100000"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    os.kill(process.pid, number)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 128 + number, error
+    assert "the state is saved" in error and "Traceback" not in error
+    assert (run / "checkpoints" / "last.safetensors").exists()
+
+
+def listing(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.rglob("*"))}
+
+
+def test_a_dry_run_prints_the_table_and_what_is_missing_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folders = ["--output-dir", "results", "--runs-dir", "runs"]
+    assert main(["reproduce", "heat/weighted", "--seeds", "2", "--dry-run", *folders]) == 0
+    output = capsys.readouterr().out
+    assert "0 of 4 runs are stored" in output
+    assert "missing: heat/weighted: yes, paper, seed 1" in output
+    assert "| yes |  | 100.0 ± 0 |  | 0 |" in output
+    assert list(tmp_path.iterdir()) == []
+    # Nor beside results that are there, of several experiments at once.
+    shutil.copytree(RESULTS, "paper/results")
+    before = listing(tmp_path)
+    assert main(["reproduce", "weather", "images", "imagenet", "--dry-run"]) == 0
+    assert listing(tmp_path) == before
+    output = capsys.readouterr().out
+    assert (RESULTS / "images" / "mnist.md").read_text() in output
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["reproduce"], "name a table first"),
+        (["reproduce", "imagnet"], "no table named 'imagnet'; did you mean 'imagenet'?"),
+        (["reproduce", "clouds"], "no table named 'clouds'; there are heat, weather, ens10, images, imagenet"),
+        (["reproduce", "heat/gate"], "no table named 'heat/gate'; there are heat (all of them), heat/main"),
+        (["reproduce", "heat", "--scale", "large"], "no scale named 'large'; there are paper, small"),
+        (["reproduce", "heat", "--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["reproduce", "heat", "--job", "2"], "--job"),
+    ],
+)
+def test_reproduce_refuses_what_it_cannot_do(args: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, error = complaint(capsys, *args)
+    assert code == 2 and text in error
+
+
+def test_every_recipe_lists_the_fields_of_its_own_model(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "heat/vit", "--help"])
+    output = capsys.readouterr().out
+    assert "--model.patch-size" in output and "--model.num-selected" not in output
+
+
+def test_layers_of_another_run_than_weather_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+
+    stored = {"name": "ens10/unet", "recipe": all_recipes()["ens10/unet"].plain()}
+    (tmp_path / "recipe.json").write_text(json.dumps(stored))
+    code, error = complaint(capsys, "show", str(tmp_path), "--layers", "block")
+    assert code == 2 and "Unrecognized options: --layers" in error

@@ -1,0 +1,60 @@
+"""`smoe data prepare ens10` and `smoe data check` on a folder of ENS-10."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ens10_files import STARTS, write_ens10
+from smoe.cli.main import main
+from smoe_paper.ens10.data import EnsembleStore
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_ens10(tmp_path_factory.mktemp("ens10"), "t850", starts=STARTS[:9])
+
+
+def test_prepare(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--task", "t850", "--members", "5", "--train-years", "1998", "1998"]
+    command = ["data", "prepare", "ens10", "--root", str(root), "--output", str(tmp_path), *options]
+    assert main(command) == 0
+    output = capsys.readouterr()
+    assert "t850, 9 forecasts, started 1998-01-01 to 1999-01-08; 14 channels, 9 x 16" in output.out
+    assert (
+        "population standard deviation of 5 members, normalised by statistics of the training years 1998" in output.out
+    )
+    assert "members: kept, all 10; extreme forecast index: computed for 1999 to 1999" in output.out
+    assert "9 forecasts, t850, 5 members; the store takes 0.2 MB" in output.err
+    assert EnsembleStore.open(tmp_path).task == "t850"
+    assert main(command) == 0 and "nothing to do" in capsys.readouterr().err
+
+
+def test_check(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for args in ([str(root)], [str(root), "--quick"], ["ens10", str(root)]):
+        assert main(["data", "check", *args]) == 0
+        output = capsys.readouterr().out
+        assert "t850: 9 forecasts from 1998-01-01 to 1999-01-08 for 1998-1999" in output
+        assert "t2m: problem: " in output and "ENS-10, can be used for t850" in output
+    bad = write_ens10(tmp_path / "bad", "t850", starts=STARTS[:4], members=False)
+    (bad / "ERA5_t850.nc").unlink()
+    assert main(["data", "check", str(bad)]) == 1
+    output = capsys.readouterr().out
+    assert "t850: problem: " in output and "has no ERA5_t850.nc" in output and "cannot be used" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "text"),
+    [
+        (["--task", "t80"], 2, "did you mean"),
+        (["--task", "t850", "--members", "9"], 2, "9"),
+        (["--task", "t2m"], 1, "holds no forecasts for t2m"),
+    ],
+)
+def test_a_mistake_gets_one_clear_line(
+    root: Path, tmp_path: Path, options: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "prepare", "ens10", "--root", str(root), "--output", str(tmp_path), *options]) == code
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and text in error

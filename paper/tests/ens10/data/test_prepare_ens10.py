@@ -1,0 +1,232 @@
+"""From files of ENS-10's layouts to a store and samples, compared with direct computations."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch.utils.data import DataLoader
+
+import smoe_paper.ens10.data.prepare as prepare_module
+from ens10_files import GRID, STARTS, member_fields, truth_field, write_ens10, write_grib
+from smoe_paper.ens10.data import TASKS, DataError, EnsembleStore
+from smoe_paper.ens10.data.open_ens10 import open_ens10
+from smoe_paper.ens10.data.prepare import prepare
+from smoe_paper.ens10.data.prepare_plan import Preparation
+from smoe_paper.ens10.data.samples import EnsembleSamples
+
+TRAIN = (1998, 1999)
+LEAD = np.timedelta64(2, "D")
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def notify(self, text: str) -> None:
+        self.said.append(text)
+
+    def begin(self, total: int, done: int) -> None:
+        pass
+
+    def advance(self, text: str) -> None:
+        pass
+
+
+def make_store(
+    root: Path, output: Path, task: str, members: int, listener: Listener | None = None, **options
+) -> EnsembleStore:
+    wanted = Preparation(**{"train_years": TRAIN, **options})
+    with open_ens10(root, task, members) as source:  # pyright: ignore[reportArgumentType]
+        return prepare(source, root, output, wanted, listener or Listener())
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_ens10(tmp_path_factory.mktemp("ens10"), "z500", normalised=True)
+
+
+@pytest.fixture(scope="module")
+def store(root: Path, tmp_path_factory: pytest.TempPathFactory) -> EnsembleStore:
+    return make_store(root, tmp_path_factory.mktemp("store"), "z500", 10)
+
+
+def channel_fields(task: str, num_members: int, starts: np.ndarray = STARTS) -> np.ndarray:
+    """Mean and population standard deviation of each variable side by side, float64, `(T, C, H, W)`."""
+    chosen = TASKS[task]  # pyright: ignore[reportArgumentType]
+    fields = []
+    for variable in chosen.variables:
+        members = np.stack([member_fields(variable.name, chosen.level, start)[:num_members] for start in starts])
+        fields += [members.mean(axis=1, dtype=np.float64), members.astype(np.float64).std(axis=1)]
+    return np.stack(fields, axis=1)
+
+
+def assert_equals_definition(store: EnsembleStore, task: str, num_members: int, starts: np.ndarray = STARTS) -> None:
+    chosen = TASKS[task]  # pyright: ignore[reportArgumentType]
+    fields = channel_fields(task, num_members, starts)
+    np.testing.assert_array_equal(store.dates, starts)
+    np.testing.assert_allclose(store.target_mean, fields[:, 2 * chosen.target_index], rtol=1e-6)
+    np.testing.assert_allclose(store.target_std, fields[:, 2 * chosen.target_index + 1], rtol=2e-3)
+    is_training = [int(str(start + LEAD)[:4]) in TRAIN for start in starts]
+    training = fields[is_training]
+    expected = (fields - training.mean(axis=0)) / (training.std(axis=0) + 0.1)
+    np.testing.assert_allclose(store.inputs[:], np.nan_to_num(expected), atol=2e-3)
+    truth = np.stack([truth_field(chosen.target, chosen.level, start) for start in starts])
+    np.testing.assert_allclose(store.truth, truth, rtol=1e-6)
+    members = np.stack([member_fields(chosen.target, chosen.level, start)[:num_members] for start in starts])
+    assert store.members is not None and store.members.shape == (len(starts), num_members, *GRID.shape)
+    np.testing.assert_allclose(store.members, members, rtol=1e-6)
+
+
+def test_preprocessed_files_with_members(store: EnsembleStore) -> None:
+    assert_equals_definition(store, "z500", 10)
+    assert store.grid == GRID and store.grid.latitude[0] == 90.0
+    assert store.channels[:4] == ("Z_mean", "Z_std", "T_mean", "T_std") and len(store.channels) == 14
+    assert store.metadata.kind == "preprocessed" and store.metadata.plan.efi == "computed"
+    assert len(list(store.verify())) == 5
+
+
+def test_the_first_five_members_and_an_index_of_all_ten(root: Path, store: EnsembleStore, tmp_path: Path) -> None:
+    five = make_store(root, tmp_path, "z500", 5)
+    assert five.num_members == 5 and five.metadata.kind == "members"
+    assert_equals_definition(five, "z500", 5)
+    assert store.efi is not None and five.efi is not None
+    np.testing.assert_array_equal(five.efi, store.efi)
+    # For starts of 2000 that are for 2000; the last one is for 2001.
+    is_known = ~np.isnan(store.efi).any(axis=(1, 2))
+    assert [str(date) for date in store.dates[is_known]] == [
+        str(s) for s in STARTS if "2000-01-01" <= str(s) < "2000-12-31"
+    ]
+
+
+def test_surface_fields_without_sea_over_land_and_without_members(tmp_path: Path) -> None:
+    root = write_ens10(tmp_path / "root", "t2m", members=False)
+    store = make_store(root, tmp_path / "store", "t2m", 10)
+    assert len(store.channels) == 22 and store.members is None and store.efi is None
+    inputs = store.inputs[:]
+    fields = channel_fields("t2m", 10)
+    training = fields[[int(str(start + LEAD)[:4]) in TRAIN for start in STARTS]]
+    expected = (fields - training.mean(axis=0)) / (training.std(axis=0) + 0.1)
+    assert np.isnan(expected).any()
+    np.testing.assert_allclose(inputs, np.nan_to_num(expected), atol=2e-3)
+    with pytest.raises(DataError, match="--members 5 needs the members themselves"):
+        open_ens10(root, "t2m", 5)
+    with pytest.raises(DataError, match="holds no members"):
+        EnsembleSamples(store, TRAIN, inputs="members")
+
+
+def test_grib_as_downloaded(root: Path, tmp_path: Path) -> None:
+    days = ("01-01", "01-04", "01-08", "01-11", "01-15")
+    starts = np.array([f"{year}-{day}" for year in (1999, 2000) for day in days], "datetime64[D]")
+    for day in days:
+        of_day = np.array([start for start in starts if str(start).endswith(day)])
+        # One file has all of what is to be left aside.
+        leads, levels = ((0, 48), (500, 850)) if day == "01-08" else ((48,), (500,))
+        write_grib(tmp_path / "raw" / f"output.pl.2018{day.replace('-', '')}", "pl", of_day, leads=leads, levels=levels)
+    shutil.copy(root / "ERA5_z500.nc", tmp_path / "raw")
+    store = make_store(tmp_path / "raw", tmp_path / "store", "z500", 5)
+    assert_equals_definition(store, "z500", 5, starts)
+    assert store.efi is not None and not np.isnan(store.efi[5:]).any() and np.isnan(store.efi[:5]).all()
+
+
+def test_grib_of_one_date_at_the_surface(tmp_path: Path) -> None:
+    starts = STARTS[:4]
+    root = write_ens10(tmp_path / "root", "t2m", starts=starts, members=False)
+    for start in starts:
+        write_grib(root / "ensemble" / f"output.sfc.{str(start).replace('-', '')}.grib", "sfc", starts[starts == start])
+    # The mean over members agrees with the preprocessed files, or this would be refused.
+    store = make_store(root, tmp_path / "store", "t2m", 10)
+    assert_equals_definition(store, "t2m", 10, starts)
+
+
+def test_the_released_normalisation_is_of_all_dates_and_said(root: Path, tmp_path: Path) -> None:
+    listener = Listener()
+    store = make_store(root, tmp_path, "z500", 10, listener, normalisation="released")
+    assert any("test years included" in text for text in listener.said)
+    assert any("agree with ENS10_*_normalized.nc" in text for text in store.metadata.notices)
+    fields = channel_fields("z500", 10)
+    np.testing.assert_allclose(store.inputs[:], (fields - fields.mean(axis=0)) / (fields.std(axis=0) + 0.1), atol=2e-3)
+
+
+def test_the_index_of_the_release(tmp_path: Path) -> None:
+    root = write_ens10(tmp_path / "root", "t850", starts=STARTS[:4], members=False)
+    values = np.random.default_rng(0).uniform(-0.7, 0.7, (2, *GRID.shape)).astype(np.float32)
+    coordinates = {"time": (STARTS[1:3] + LEAD).astype("datetime64[ns]"), "latitude": list(GRID.latitude)}
+    coordinates["longitude"] = list(GRID.longitude)
+    array = xr.DataArray(values, coordinates, ("time", "latitude", "longitude"))
+    array.to_dataset(name="efi").to_netcdf(root / "efi_t850.nc")
+    store = make_store(root, tmp_path / "store", "t850", 10)
+    assert store.metadata.plan.efi == "file" and store.efi is not None
+    np.testing.assert_array_equal(store.efi[1:3], values)
+    assert np.isnan(store.efi[[0, 3]]).all()
+    assert make_store(root, tmp_path / "none", "t850", 10, efi="none").efi is None
+
+
+def test_a_stopped_preparation_goes_on_to_the_same_bytes(
+    root: Path, store: EnsembleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, left = prepare_module._write_forecast, [7]
+
+    def write_and_stop(*args):
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return write(*args)
+
+    monkeypatch.setattr(prepare_module, "_write_forecast", write_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        make_store(root, tmp_path, "z500", 10)
+    with pytest.raises(DataError, match="not finished: 4 of 18 forecasts are written"):
+        EnsembleStore.open(tmp_path)
+    with pytest.raises(DataError, match="the beginning of another preparation, which differs in num_members"):
+        make_store(root, tmp_path, "z500", 5)
+    listener = Listener()
+    left[0] = 10**6
+    make_store(root, tmp_path, "z500", 10, listener)
+    assert any(text.startswith("resuming: 4 of 18") for text in listener.said) and left[0] == 10**6 - 14
+    for name in ("statistics.f32", "truth.f32", "members.f32", "efi.f32", "normalisation.f32", "store.json"):
+        assert (tmp_path / name).read_bytes() == (store.path / name).read_bytes(), name
+    make_store(root, tmp_path, "z500", 10, listener)
+    assert "nothing to do" in listener.said[-1]
+
+
+def test_samples(store: EnsembleStore) -> None:
+    samples = EnsembleSamples(store, TRAIN)
+    # The forecast of 31 December 1999 is for 2000.
+    assert len(samples) == 11 and str(samples.date(5)) == "1998-12-31" and str(samples.date(10)) == "1999-01-15"
+    assert all(str(samples.valid_date(index))[:4] in ("1998", "1999") for index in range(len(samples)))
+    input, target = samples[3]
+    np.testing.assert_array_equal(input, store.inputs[3])
+    np.testing.assert_array_equal(target, np.stack([store.truth[3], store.target_mean[3], store.target_std[3]]))
+    batches = list(DataLoader(samples, batch_size=4, collate_fn=EnsembleSamples.collate))
+    assert [len(batch[0]) for batch in batches] == [4, 4, 3] and batches[0][1].shape == (4, 3, *GRID.shape)
+    torch.testing.assert_close(batches[0][0][3], input)
+    # A worker gets no fields along.
+    assert len(pickle.dumps(samples)) < 20_000
+    members, _ = EnsembleSamples(store, TRAIN, inputs="members")[0]
+    assert store.members is not None
+    np.testing.assert_array_equal(members, store.members[0])
+    with_efi = EnsembleSamples(store, (2000, 2001), with_efi=True)
+    assert len(with_efi) == 5 and with_efi[0][1].shape[0] == 4 and not with_efi[0][1].isnan().any()
+    with pytest.raises(IndexError, match=r"index must be in \[0, 10\], got 11"):
+        samples[11]
+    with pytest.raises(DataError, match="the years 2010 to 2011 hold no forecast"):
+        EnsembleSamples(store, (2010, 2011))
+
+
+def test_a_changed_byte_is_found(store: EnsembleStore, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(store.path, tmp_path / "copy"))
+    with (copy / "truth.f32").open("r+b") as file:
+        file.seek(700)
+        file.write(b"\x01\x02")
+    with pytest.raises(DataError, match=r"truth.f32: entry 1 is not as it was written"):
+        list(EnsembleStore.open(copy).verify())
+    with (copy / "truth.f32").open("ab") as file:
+        file.write(b"\x00")
+    with pytest.raises(DataError, match=r"truth.f32 has 10,369 bytes, but 10,368 are needed"):
+        EnsembleStore.open(copy)

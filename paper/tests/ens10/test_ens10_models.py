@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from smoe import SpatialMoE2d
+from smoe.rules import Damping, RoutingClassification
+from smoe_paper.ens10.build_model import EnsembleShape, build_model, trunk
+from smoe_paper.ens10.model_options import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
+from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData, EnsembleRecipe
+from smoe_paper.experiments.gated_layers import Learning
+from smoe_paper.experiments.optimizers import Adam
+from smoe_paper.experiments.parameter_counts import count_parameters
+from smoe_paper.models import Emos
+
+LEARNING = Learning(RoutingClassification.released(), None)
+SMALL_SHAPE = EnsembleShape("t850", 5, 14, (9, 8))
+
+
+def build_small(model: EnsembleModel, learning: Learning = LEARNING) -> torch.nn.Module:
+    return build_model(model, learning, SMALL_SHAPE)
+
+
+def moe_layers(model: torch.nn.Module) -> dict[str, SpatialMoE2d]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, SpatialMoE2d)}
+
+
+def test_parameters_of_ens10() -> None:
+    # Kernels of 14 channels: 633,698 less 578 of the head, 800 biases and twice as many numbers of the norms.
+    kernels = 633_698 - 578 - 3 * 800
+    # On 9 x 8, 4 x 4 and 2 x 2: encoder 128, 256 and 512 experts; decoder 128, 256 and 128, 512 and 256.
+    gates = 128 * 72 + 256 * 16 + 512 * 4 + 128 * 72 + (256 + 128) * 16 + (512 + 256) * 4
+    assert count_parameters(build_small(UNetModel())) == (633_698, 0)
+    assert count_parameters(build_small(SpatialMoEUNetModel())) == (633_698 + 3 * kernels, gates)
+    with_head = count_parameters(build_small(SpatialMoEUNetModel(converts_head=True)))
+    assert with_head == (633_698 + 3 * (kernels + 576), gates + 8 * 72)
+    assert count_parameters(build_small(EmosModel())) == (5 + 3, 0)
+
+
+def test_gates_of_the_full_size() -> None:
+    # The same sum at 361 x 720: 129 million, as the paper's layers imply.
+    fine, middle, coarse = 361 * 720, 180 * 360, 90 * 180
+    gates = 128 * fine + 256 * middle + 512 * coarse + 128 * fine + (256 + 128) * middle + (512 + 256) * coarse
+    assert gates == 128_747_520
+
+
+def test_gates_are_shared_by_grid_and_bank_but_not_across_the_trunks() -> None:
+    layers = moe_layers(build_small(SpatialMoEUNetModel(filters=4)))
+    assert len(layers) == 12
+    assert {trunk(name) for name in layers} == {"encoder", "decoder"}
+    assert all(layer.num_experts == 4 * layer.num_selected and layer.bias is not None for layer in layers.values())
+    gates: dict[int, set[tuple[str, tuple[int, ...] | None, int]]] = {}
+    for name, layer in layers.items():
+        gates.setdefault(id(layer.gate), set()).add((trunk(name), layer.gate.spatial_shape, layer.num_experts))
+    # Each gate has one trunk, grid and bank, and each of these one gate: three in the encoder, five in the decoder.
+    assert all(len(users) == 1 for users in gates.values())
+    assert sorted(next(iter(users)) for users in gates.values()) == [
+        ("decoder", (2, 2), 32),
+        ("decoder", (2, 2), 64),
+        ("decoder", (4, 4), 16),
+        ("decoder", (4, 4), 32),
+        ("decoder", (9, 8), 16),
+        ("encoder", (2, 2), 64),
+        ("encoder", (4, 4), 32),
+        ("encoder", (9, 8), 16),
+    ]
+    unshared = moe_layers(build_small(SpatialMoEUNetModel(filters=4, share_gates=False)))
+    assert len({id(layer.gate) for layer in unshared.values()}) == 12
+
+
+def test_experts_start_like_the_convolutions_they_replace() -> None:
+    for name, layer in moe_layers(build_small(SpatialMoEUNetModel(filters=16))).items():
+        bound = 1 / math.sqrt(9 * layer.in_channels)
+        assert 0.95 * bound < layer.weight.abs().max() <= bound, name
+        assert layer.bias is not None and 0.0 < layer.bias.abs().max() <= bound, name
+
+
+def test_all_layers_hold_the_rule_of_the_recipe() -> None:
+    learning = Learning(RoutingClassification(error_quantile=0.6, tolerance_unit="output"), Damping(factor=0.3))
+    layers = moe_layers(build_small(SpatialMoEUNetModel(filters=4, converts_head=True, order="index"), learning))
+    assert len(layers) == 13
+    assert all((layer.rule, layer.damping) == learning and layer.order == "index" for layer in layers.values())
+
+
+def test_a_random_gate_does_not_learn() -> None:
+    model = build_small(SpatialMoEUNetModel(filters=4, gate="random"))
+    model(torch.randn(2, 14, 9, 8)).square().mean().backward()
+    assert all(parameter.grad is None for layer in moe_layers(model).values() for parameter in layer.gate.parameters())
+
+
+def test_longitude_padding_reaches_the_experts() -> None:
+    layers = moe_layers(build_small(SpatialMoEUNetModel(filters=4, padding_mode="longitude")))
+    assert {layer.padding_mode for layer in layers.values()} == {"longitude"}
+
+
+def test_emos_scales_by_the_range_of_its_task() -> None:
+    for task, low in {"z500": 48_200.0, "t850": 240.0, "t2m": 218.0}.items():
+        model = build_model(EmosModel(), LEARNING, EnsembleShape(task, 10, 14, (9, 8)))
+        assert isinstance(model, Emos) and (model.num_members, model.low) == (10, low)
+    with pytest.raises(ValueError, match="EMOS knows the range of z500, t850, t2m, not of 'tp'"):
+        build_model(EmosModel(), LEARNING, EnsembleShape("tp", 10, 14, (9, 8)))
+
+
+def test_the_training_is_the_papers() -> None:
+    for name, batch_size in {"ens10/unet": 8, "ens10/smoe": 8, "ens10/emos": 1}.items():
+        recipe = ENSEMBLE_RECIPES[name]
+        assert isinstance(recipe.optimizer, Adam)
+        assert (recipe.optimizer.lr, recipe.optimizer.l2, recipe.training.max_epochs) == (1e-5, 0.0, 10)
+        assert recipe.training.batch_size == batch_size
+        # Neither the schedule nor the stopping can come in before.
+        assert min(recipe.training.plateau_patience, recipe.training.early_stop_patience) >= 10
+
+
+def test_the_routing_gradient_of_a_full_size_gate_is_seen_by_adam() -> None:
+    # A choice that is half right, in a gate of 128 x 361 x 720 scores.
+    gradient = 0.5 / (128 * 361 * 720)
+    steps = []
+    rule = ENSEMBLE_RECIPES["ens10/smoe"].rule
+    assert isinstance(rule, RoutingClassification)
+    for weight in (1.0, rule.weight):
+        score = torch.nn.Parameter(torch.zeros(1))
+        score.grad = torch.tensor([gradient * weight])
+        torch.optim.Adam([score], lr=1.0).step()
+        steps.append(-score.item())
+    assert 0.5 < steps[0] < 0.7
+    assert steps[1] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_options_that_make_no_sense() -> None:
+    with pytest.raises(ValueError, match="test_years must be the first and the last year, got 2017 and 2016"):
+        EnsembleData(test_years=(2017, 2016))
+    with pytest.raises(ValueError, match="routing_warmup_epochs must not be negative"):
+        EnsembleRecipe(routing_warmup_epochs=-1)
+    with pytest.raises(ValueError, match="expert_ratio must be at least 1"):
+        SpatialMoEUNetModel(expert_ratio=0.5)

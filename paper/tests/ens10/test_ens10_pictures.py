@@ -1,0 +1,123 @@
+"""Evaluating and drawing a run that corrects ensembles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scoringrules
+from matplotlib.image import imread
+from scipy.stats import norm
+
+from ens10_files import write_ens10
+from memory_ensemble import tiny_recipe
+from memory_source import Silent
+from smoe.cli.main import main
+from smoe_paper.ens10.data.open_ens10 import open_ens10
+from smoe_paper.ens10.data.prepare import prepare
+from smoe_paper.ens10.data.prepare_plan import Preparation
+from smoe_paper.ens10.data.store import EnsembleStore
+from smoe_paper.ens10.recipes import EnsembleData
+from smoe_paper.ens10.verification import NUM_PARTS, verify
+from smoe_paper.ens10.views import draw_calibration, draw_score_maps
+from smoe_paper.experiments.runs import open_run, train
+
+
+def quietly(_: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    root = write_ens10(folder / "files", "t850")
+    with open_ens10(root, "t850", 10) as source:
+        prepare(source, root, folder / "store", Preparation(train_years=(1998, 1998)), Silent())
+    data = EnsembleData(folder / "store", (1998, 1998), (1999, 1999), (2000, 2000))
+    train("ens10/unet", tiny_recipe("ens10/unet", data=data), folder / "run", notify=quietly)
+    return folder / "run"
+
+
+@pytest.fixture(autouse=True)
+def _beside_the_store(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.parent)
+
+
+def test_the_raw_ensemble_is_verified_as_its_normal_distribution(run: Path) -> None:
+    opened = open_run(run, splits=("test",), notify=quietly)
+    raw, corrected = verify(opened, "test")
+    store = EnsembleStore.open(run.parent / "store")
+    rows = [row for row, date in enumerate(store.valid_dates) if str(date).startswith("2000")]
+    error, spread = store.truth[rows] - store.target_mean[rows], np.asarray(store.target_std[rows])
+    np.testing.assert_allclose(raw.crps, np.mean(scoringrules.crps_normal(error, 0.0, spread), axis=0), rtol=1e-4)
+    expected, _ = np.histogram(norm.cdf(error / spread), bins=np.linspace(0, 1, NUM_PARTS + 1))
+    np.testing.assert_allclose(raw.parts, expected / expected.sum(), atol=2.0 / expected.sum())
+    assert corrected.crps.mean() == pytest.approx(opened.evaluate("test")["crps"], rel=1e-5)
+    # Classes of the raw spread ascend, and together they are all pixels.
+    assert np.all(np.diff(raw.spread) > 0)
+    assert len(raw.spread) == len(corrected.error) == 10
+
+
+def test_show_draws_the_pictures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(run)]) == 0
+    pictures = [Path(line) for line in capsys.readouterr().out.split()]
+    assert [picture.name for picture in pictures] == ["scores.png", "calibration.png", "crps.png"]
+    for picture in pictures:
+        assert imread(picture).std() > 0.05, picture
+    assert main(["show", str(run), "--layers", "encoder"]) == 2
+    assert "Unrecognized options: --layers" in capsys.readouterr().err
+
+
+def test_evaluate_stands_beside_the_raw_ensemble_and_the_paper(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["evaluate", str(run)]) == 0
+    text = capsys.readouterr().out
+    scores = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
+    assert "t850 from 10 members" in text
+    # The run's, the raw ensemble's, and the paper's three.
+    assert len(scores["crps"]) == 5
+    assert scores["crps"][2:] == ["0.706", "0.67", "0.59"]
+    assert scores["efi_dates"][:2] == ["5", "5"]
+    # Only the members have ranks.
+    assert len(scores["rank_10"]) == 1
+
+
+def test_an_ensemble_without_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = run.parent / "store"
+    assert main(["evaluate", "ens10", "--ensemble", str(store), "--years", "2000", "2000"]) == 0
+    text = capsys.readouterr().out
+    assert "store, 2000-2000: t850 from 10 members" in text
+    assert "fair_ensemble_crps" in text
+    for wrong, says in (
+        (["ens10", "--ensemble", str(store), "--forecasts", "x.nc"], "Unrecognized options: --forecasts"),
+        ([str(run), "--years", "2000", "2000"], "Unrecognized options: --years"),
+        (["ens10", "--years", "2000", "2000"], "--ensemble"),
+        (["ens10", "--ensemble", str(run.parent / "files")], "there is no ensemble store"),
+        (["ens10", "--ensemble", str(store), "--years", "2010", "2011"], "hold no forecast"),
+    ):
+        assert main(["evaluate", *wrong]) != 0
+        assert says in capsys.readouterr().err
+
+
+def test_pictures_refuse_what_they_cannot_show(tmp_path: Path) -> None:
+    shares, pair = np.full(4, 0.25), (np.ones(2), np.ones(2))
+    with pytest.raises(ValueError, match=r"add up to 0\.75, expected 1"):
+        draw_calibration({"a": shares[:3]}, {"a": pair}, tmp_path / "a.png", title="", units="K")
+    with pytest.raises(ValueError, match="different forecasts"):
+        draw_calibration({"a": shares}, {"b": pair}, tmp_path / "a.png", title="", units="K")
+    field = np.ones((4, 8))
+    field[0, 0] = np.nan
+    with pytest.raises(ValueError, match="not finite"):
+        draw_score_maps(
+            field,
+            field,
+            (45, 15, -15, -45),
+            45 * np.arange(8),
+            tmp_path / "a.png",
+            names=("a", "b"),
+            score="",
+            title="",
+        )

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scoringrules
+import torch
+
+from ens10_files import write_ens10
+from memory_ensemble import GRID, make_ensemble, tiny_recipe
+from memory_source import Silent
+from smoe.errors import DataError
+from smoe.losses import GaussianCRPSLoss
+from smoe.training.loop import Loop
+from smoe.training.run_directory import RunDirectory
+from smoe.training.task import Task
+from smoe_paper.ens10.build import build_dry_task, build_task, make_split, make_task
+from smoe_paper.ens10.data.open_ens10 import open_ens10
+from smoe_paper.ens10.data.prepare import prepare
+from smoe_paper.ens10.data.prepare_plan import Preparation
+from smoe_paper.ens10.raw import score_raw_ensemble
+from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData
+from smoe_paper.ens10.setting import setting_of
+from smoe_paper.experiments.optimizers import Adam
+from smoe_paper.experiments.runs import open_run, train
+
+SPLITS = ("train", "validation", "test")
+
+
+def quietly(_: str) -> None:
+    pass
+
+
+def make_tiny_task(name: str, **options: Any) -> Task:
+    store = make_ensemble(**options.pop("store", {}))
+    recipe = tiny_recipe(name, **options)
+    return make_task(recipe, setting_of(store), {split: make_split(recipe, store, split, quietly) for split in SPLITS})
+
+
+@pytest.mark.parametrize("name", list(ENSEMBLE_RECIPES))
+def test_every_recipe_trains_and_is_scored(name: str, tmp_path: Path) -> None:
+    task = make_tiny_task(name)
+    before = {key: value.clone() for key, value in task.model.state_dict().items()}
+    record = Loop(task, tiny_recipe(name).training, RunDirectory(tmp_path / "run")).fit()
+    assert {"test/crps", "test/crps_weighted", "test/spread_skill", "test/eecrps", "test/eecrps_weighted"} <= set(
+        record
+    )
+    assert 0.0 < record["test/eecrps"] < record["test/crps"] < 2.0
+    # The validation years have no index.
+    assert "validation/eecrps" not in record or math.isnan(record["validation/eecrps"])
+    after = task.model.state_dict()
+    assert all(not torch.equal(before[key], after[key]) for key, _ in task.model.named_parameters())
+
+
+def test_a_run_on_a_prepared_store_is_opened_again(tmp_path: Path) -> None:
+    root = write_ens10(tmp_path / "files", "t850")
+    with open_ens10(root, "t850", 5) as source:
+        prepare(source, root, tmp_path / "store", Preparation(train_years=(1998, 1998)), Silent())
+    data = EnsembleData(tmp_path / "store", (1998, 1998), (1999, 1999), (2000, 2000))
+    recipe = tiny_recipe("ens10/smoe", data=data)
+    record = train("ens10/smoe", recipe, tmp_path / "run", notify=quietly)
+    opened = open_run(tmp_path / "run", splits=("test",), notify=quietly, data={"store": tmp_path / "store"})
+    assert opened.recipe == recipe
+    assert opened.evaluate("test")["crps"] == record["test/crps"]
+    dry = build_dry_task(recipe)
+    assert dry.input_shape == (14, 9, 16)
+
+
+def test_a_bias_is_learned() -> None:
+    # The ensemble is too cold by half a kelvin: the U-Net must find it.
+    task = make_tiny_task("ens10/smoe", optimizer=Adam(lr=1e-2, l2=0.0))
+    input, target = task.splits["train"].__getitems__(list(range(4)))  # type: ignore[attr-defined]
+    losses = []
+    for _ in range(25):
+        loss = task.loss(task.model(input), target)
+        loss.backward()
+        task.optimizer.step()
+        task.optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.75 * losses[0]
+
+
+def test_the_optimizer_has_a_group_for_the_gates() -> None:
+    task = make_tiny_task("ens10/smoe", optimizer=Adam(lr=1e-5, l2=0.0, gate_lr=1e-2))
+    settings = {group["name"]: (group["lr"], group["weight_decay"]) for group in task.optimizer.param_groups}
+    assert settings == {"kernels": (1e-5, 0.0), "others": (1e-5, 0.0), "gates": (1e-2, 0.0)}
+
+
+def test_emos_sees_the_members_and_the_others_the_statistics() -> None:
+    store = make_ensemble()
+    for name, field in (("ens10/emos", "members"), ("ens10/unet", "inputs")):
+        samples = make_split(tiny_recipe(name), store, "test", quietly)
+        input, target = samples[3]
+        row = 24 + 3
+        np.testing.assert_array_equal(input, getattr(store, field)[row])
+        expected = [store.truth[row], store.target_mean[row], store.target_std[row]]
+        np.testing.assert_array_equal(target[:3], np.stack(expected))
+        assert store.efi is not None
+        np.testing.assert_array_equal(target[3], store.efi[row])
+
+
+def test_without_members_emos_is_refused() -> None:
+    with pytest.raises(DataError, match="holds no members"):
+        make_split(tiny_recipe("ens10/emos"), make_ensemble(has_members=False), "test", quietly)
+
+
+def test_forecasts_without_an_index_are_left_out_of_the_eecrps_and_said() -> None:
+    store = make_ensemble()
+    assert store.efi is not None
+    store.efi[[24, 30]] = np.nan
+    said: list[str] = []
+    recipe = tiny_recipe("ens10/unet")
+    splits = {split: make_split(recipe, store, split, said.append) for split in SPLITS}
+    assert said == [
+        "validation: 12 of 12 forecasts have no extreme forecast index, and the EECRPS leaves them out",
+        "test: 2 of 12 forecasts have no extreme forecast index, and the EECRPS leaves them out",
+    ]
+    raw = score_raw_ensemble(store, (2002, 2002))
+    assert raw["efi_dates"] == 10
+    known = [row for row in range(24, 36) if row not in (24, 30)]
+    spread, error = store.target_std[known], store.truth[known] - store.target_mean[known]
+    scores = scoringrules.crps_normal(error, 0.0, spread)
+    assert raw["eecrps"] == pytest.approx((np.abs(store.efi[known]) * scores).mean(), rel=1e-4)
+    assert len(splits["test"]) == 12
+
+
+def test_without_an_index_there_is_no_eecrps() -> None:
+    task = make_tiny_task("ens10/unet", store={"has_efi": False})
+    assert [name for metric in task.metrics for name in metric.names] == ["crps", "crps_weighted", "spread_skill"]
+    assert task.splits["test"][0][1].shape == (3, 9, 8)
+
+
+def test_the_loss_may_be_weighted_by_the_latitudes() -> None:
+    prediction = torch.randn(2, 2, 9, 8)
+    target = torch.rand(2, 4, 9, 8)
+    for weighs_latitudes, latitude in ((False, None), (True, GRID.latitude)):
+        task = make_tiny_task("ens10/unet", weighs_latitudes=weighs_latitudes)
+        torch.testing.assert_close(task.loss(prediction, target), GaussianCRPSLoss(latitude)(prediction, target))
+
+
+def test_the_raw_ensemble() -> None:
+    store = make_ensemble()
+    assert store.members is not None and store.efi is not None
+    values = score_raw_ensemble(store, (2002, 2002), batch_size=5)
+    truth, members = store.truth[24:].astype(np.float64), store.members[24:].astype(np.float64)
+    gaussian = scoringrules.crps_normal(truth, store.target_mean[24:], store.target_std[24:])
+    assert values["crps"] == pytest.approx(gaussian.mean(), rel=1e-5)
+    assert values["eecrps"] == pytest.approx((np.abs(store.efi[24:]) * gaussian).mean(), rel=1e-5)
+    for name, estimator in (("ensemble_crps", "nrg"), ("fair_ensemble_crps", "fair")):
+        expected = scoringrules.crps_ensemble(truth, members, m_axis=1, estimator=estimator)
+        assert expected is not None
+        assert values[name] == pytest.approx(expected.mean(), rel=1e-5)
+    ranks = [values[f"rank_{rank}"] for rank in range(6)]
+    # Too cold and too narrow: the truth is above all members more often than not.
+    assert sum(ranks) == pytest.approx(1.0) and ranks[5] > 0.5 and values["ensemble_spread_skill"] < 0.6
+
+
+def test_a_raw_ensemble_without_members_and_index() -> None:
+    values = score_raw_ensemble(make_ensemble(has_members=False, has_efi=False), (2000, 2002))
+    assert set(values) == {"crps", "crps_weighted", "spread_skill"}
+
+
+def test_data_that_are_not_there() -> None:
+    with pytest.raises(DataError, match="make a store with `smoe data prepare ens10`"):
+        build_task(tiny_recipe("ens10/unet"))
+    said: list[str] = []
+    recipe = tiny_recipe("ens10/unet")
+    recipe = replace(recipe, data=replace(recipe.data, train_years=(1999, 2000)))
+    make_split(recipe, make_ensemble(), "train", said.append)
+    assert len(said) == 1 and "1999" in said[0]
+
+
+def test_a_model_needs_no_store() -> None:
+    dry = build_dry_task(ENSEMBLE_RECIPES["ens10/emos"])
+    assert (dry.input_shape, dry.target_shape) == ((10, 361, 720), (4, 361, 720))

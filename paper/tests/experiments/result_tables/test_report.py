@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smoe_paper.experiments.published import PublishedResult
+from smoe_paper.experiments.recipe import Recipe
+from smoe_paper.experiments.reproduction import plan_runs
+from smoe_paper.experiments.result_tables.report import markdown, outcomes, percent, read_notes
+from smoe_paper.experiments.result_tables.stored_runs import RunKey, RunStore
+from smoe_paper.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe_paper.heat.figures import draw_figures
+from smoe_paper.heat.published import heat_result
+from smoe_paper.heat.recipes import HeatRecipe
+from smoe_paper.heat.tables import HEAT_TABLES, grid_recipe
+
+
+def small(recipe: Any) -> HeatRecipe:
+    return replace(recipe, data=replace(recipe.data, num_train_runs=3))
+
+
+CONV = Row(("conv", "no"), HeatRecipe(seed=0), (heat_result(91.3, 0.2, 102),))
+OTHER = Row(("other", "yes"), grid_recipe(0.5, None), (heat_result(90.0, 0.1),))
+TABLE = ResultTable("toy/first", "A toy", ("model", "on"), (CONV, OTHER), "Table 1", "All of it.")
+TOY = TableSet(
+    "toy",
+    (ShownMetric("within_1_percent", is_percentage=True),),
+    "Percent.",
+    (TABLE,),
+    (Scale("paper", "all", lambda x: x), Scale("small", "few", small)),
+    "cache_dir",
+)
+
+
+def store_run(store: RunStore, recipe: Recipe, value: float | None, **more: Any) -> None:
+    result = {"recipe": recipe.plain(), "seed": recipe.seed, **results(value), **more}
+    store.write(RunKey.of(recipe), result)
+
+
+def results(value: float | None) -> dict[str, Any]:
+    test = {} if value is None else {"within_1_percent": value}
+    test |= {f"within_1_percent/region_{region}": 50.0 for region in range(3)}
+    return {
+        "test": test,
+        "parameters": 27,
+        "gate_parameters": 12,
+        "best_epoch": 4,
+        "seconds": 10.4,
+        "validation": [1.0, 2.0],
+        "processor": "one",
+        "torch": "2",
+        "commit": "abc",
+        "date": "today",
+    }
+
+
+def test_means_and_spreads_stand_beside_the_papers(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "runs.jsonl")
+    for seed, value in enumerate((91.0, 91.2, 91.7)):
+        store_run(store, replace(CONV.recipe, seed=seed), value)
+    store_run(store, small(CONV.recipe), 80.0, best_epoch=9)
+    lines = markdown(TOY, TABLE, store).splitlines()
+    # The mean of 91.0, 91.2, 91.7 is 91.3; the squares of the deviations sum to 0.26, halved 0.13, the root is 0.36.
+    assert "| conv | no | 27+12 | 91.3 ± 0.2 | 91.3 ± 0.4 | 3 | paper | 102 | 4 | 10 |" in lines
+    assert "| conv | no | 27+12 | 91.3 ± 0.2 | 80.0 | 1 | small | 102 | 9 | 10 |" in lines
+    assert "| other | yes |  | 90.0 ± 0.1 |  | 0 |  |  |  |  |" in lines
+    assert "- one, torch 2, commit abc, today" in lines and "All of it." in lines
+    assert not any("differs from" in line for line in lines)
+
+
+def test_a_difference_without_a_sentence_is_named(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "runs.jsonl")
+    store_run(store, OTHER.recipe, 90.4)
+    text = markdown(TOY, TABLE, store)
+    assert "- other, yes: differs from the paper by more than the spread of both.\n" in text
+    notes = "# toy/none\n\nElsewhere.\n\n# toy/first\n\n- other, yes: because\n\nOne.\n\n- Two.\n"
+    (tmp_path / "notes.md").write_text(notes)
+    text = markdown(TOY, TABLE, store, read_notes(tmp_path, TABLE))
+    assert "\n- other, yes: because\n\nAll of it.\n\nOne.\n\n- Two.\n" in text
+    assert "differs" not in text and "Elsewhere" not in text
+    assert read_notes(tmp_path / "none", TABLE) == ""
+
+
+def test_diverged_runs_are_counted(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "runs.jsonl")
+    store_run(store, CONV.recipe, None)
+    assert "| diverged | 1 |" in markdown(TOY, TABLE, store)
+    store_run(store, replace(CONV.recipe, seed=1), 91.0)
+    assert "| 91.0 (1 diverged) | 2 |" in markdown(TOY, TABLE, store)
+    assert outcomes(TOY, CONV, store)[0].values("within_1_percent") == [91.0]
+
+
+@pytest.mark.parametrize(
+    ("mean", "spread", "text"),
+    [
+        (91.25, 0.2, "91.2 ± 0.2"),
+        (100.0, 0.0, "100.0 ± 0"),
+        (99.99997, None, "99.99997"),
+        (99.96, 0.004, "99.96 ± 0.004"),
+        (99.94, None, "99.9"),
+    ],
+)
+def test_100_means_all_of_it(mean: float, spread: float | None, text: str) -> None:
+    assert percent(mean, spread) == text
+
+
+def test_runs_are_planned_once_and_by_seed(tmp_path: Path) -> None:
+    twice = (TABLE, replace(TABLE, name="toy/second", rows=(OTHER,)))
+    planned = plan_runs(TOY, twice, TOY.scales[1], 2, data=tmp_path)
+    assert [run.recipe.seed for run in planned] == [0, 0, 1, 1]
+    assert planned[0].label == "toy/first: conv, no, small, seed 0"
+    for run in planned:
+        assert isinstance(run.recipe, HeatRecipe)
+        assert run.recipe.data.num_train_runs == 3 and run.recipe.data.cache_dir == tmp_path
+    assert len(plan_runs(TOY, twice, TOY.scales[1], 2, data=tmp_path, only="OTHER")) == 2
+
+
+def test_tables_are_selected_by_name() -> None:
+    assert HEAT_TABLES.select("heat") == list(HEAT_TABLES.tables)
+    assert [table.name for table in HEAT_TABLES.select("heat/gates")] == ["heat/gates"]
+    with pytest.raises(ValueError, match=r"no table named 'heat/gate'; there are heat \(all of them\), heat/main"):
+        HEAT_TABLES.select("heat/gate")
+    with pytest.raises(ValueError, match="no scale named 'tiny'; there are paper, small"):
+        HEAT_TABLES.scale("tiny")
+    with pytest.raises(ValueError, match="does not fit the columns"):
+        ResultTable("toy/bad", "", ("one",), (CONV,))
+
+
+def test_figures_are_drawn_of_what_is_stored(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "runs.jsonl")
+    assert draw_figures(HEAT_TABLES, HEAT_TABLES.tables, store, tmp_path, tmp_path) == []
+    main = HEAT_TABLES.select("heat/main")[0]
+    for row in main.rows[:3]:
+        store_run(store, row.recipe, 91.0)
+    store_run(store, grid_recipe(0.3, 0.1), 100.0)
+    pictures = draw_figures(HEAT_TABLES, HEAT_TABLES.tables, store, tmp_path, tmp_path)
+    assert [picture.name for picture in pictures] == ["accuracy.png", "regions.png", "quantile-damping.png"]
+    assert all(picture.stat().st_size > 10_000 for picture in pictures)
+
+
+def test_the_grid_of_quantiles_shows_one_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs of different scales cannot be compared: that of most cells is drawn."""
+    store, scale = RunStore(tmp_path / "runs.jsonl"), HEAT_TABLES.scale("small")
+    for quantile in (0.1, 0.2):
+        store_run(store, scale.recipe(Row(("",), grid_recipe(quantile, 0.1)), 0), 100.0)
+    store_run(store, grid_recipe(0.3, 0.1), 100.0)
+    drawn: list[Any] = []
+    monkeypatch.setattr("smoe.views.draw_grids", lambda panels, *_, **__: drawn.extend(panels))
+    draw_figures(HEAT_TABLES, HEAT_TABLES.select("heat/quantile-damping"), store, tmp_path, tmp_path)
+    accuracy, epochs = drawn
+    assert "small" in epochs.title
+    assert [bool(is_there) for is_there in ~np.isnan(accuracy.values[:3, 1])] == [True, True, False]
+
+
+def test_epochs_to_100_need_all_seeds(tmp_path: Path) -> None:
+    from smoe_paper.heat.figures import _epochs_to_all
+
+    store = RunStore(tmp_path / "runs.jsonl")
+    row = Row(("",), grid_recipe(0.3, 0.1))
+    store_run(store, row.recipe, 100.0, best_epoch=6)
+    assert _epochs_to_all(outcomes(HEAT_TABLES, row, store)[0]) == 6
+    store_run(store, replace(row.recipe, seed=1), 99.9)
+    assert np.isnan(_epochs_to_all(outcomes(HEAT_TABLES, row, store)[0]))
+
+
+def test_several_metrics_and_forecasts_that_are_not_trained(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "runs.jsonl")
+    row = Row(("net",), HeatRecipe(), (PublishedResult("rmse_z", 316.0, 0.0, None, "Table 3"),))
+    table = ResultTable("toy/weather", "A toy", ("model",), (row,), references=("persistence", "climatology"))
+    metrics = (ShownMetric("rmse_z", "Z500", decimals=0), ShownMetric("rmse_t", "T850", decimals=2))
+    scale = Scale("small", "few", lambda x: x, is_comparable=False)
+    tables = TableSet("toy", metrics, "RMSE.", (table,), (scale,), "cache_dir")
+    store.write_reference("persistence", {"label": "Persistence", "test": {"rmse_z": 936.4, "rmse_t": 4.294}})
+    for seed in range(2):
+        test = {"rmse_z": 300.0 + 10 * seed, "rmse_t": 1.5}
+        store_run(store, replace(row.recipe, seed=seed), None, test=test)
+    lines = markdown(tables, table, store).splitlines()
+    head = "| model | parameters | Z500: paper | Z500: here | T850: here | seeds | scale | epochs | s per run |"
+    assert lines[4] == head
+    assert "| Persistence | 0 |  | 936 | 4.29 |  |  |  |  |" in lines
+    # Two values 5 above and below their mean: the standard deviation is the root of 50, 7.07.
+    assert "| net | 27+12 | 316 | 305 ± 7 | 1.50 ± 0.00 | 2 | small | 4 | 10 |" in lines
+    assert not any("differs from" in line for line in lines)

@@ -1,0 +1,107 @@
+"""Results are found by the full recipe that was trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from smoe.rules import Damping, Probing
+from smoe_paper.experiments.recipe import Recipe
+from smoe_paper.experiments.result_tables.stored_runs import RunKey, RunStore, StoredRunError
+from smoe_paper.heat.model_options import SpatialMoEModel
+from smoe_paper.heat.recipes import HeatRecipe
+
+
+def store_run(store: RunStore, recipe: Recipe) -> RunKey:
+    key = RunKey.of(recipe)
+    store.write(key, {"recipe": recipe.plain(), "seed": recipe.seed, "test": {}})
+    return key
+
+
+def test_every_field_that_has_an_effect_makes_the_key() -> None:
+    recipe = HeatRecipe()
+    others = [
+        replace(recipe, model=SpatialMoEModel(gate="conv")),
+        replace(recipe, rule=Probing(window=4)),
+        replace(recipe, damping=Damping(0.2)),
+        replace(recipe, optimizer=replace(recipe.optimizer, lr=2e-3)),
+        replace(recipe, training=replace(recipe.training, batch_size=16)),
+        replace(recipe, routing_warmup_epochs=1),
+        replace(recipe, init_from=Path("elsewhere")),
+        replace(recipe, loss="mae"),
+    ]
+    assert len({RunKey.of(each).identity for each in (recipe, *others)}) == 1 + len(others)
+    assert len({RunKey.of(each).digest for each in (recipe, *others)}) == 1 + len(others)
+
+
+def test_where_and_how_fast_a_run_computes_does_not_matter() -> None:
+    recipe = HeatRecipe()
+    elsewhere = replace(
+        recipe,
+        data=replace(recipe.data, cache_dir=Path("data")),
+        training=replace(recipe.training, num_threads=1, device="cpu", evaluation_batch_size=7),
+    )
+    assert RunKey.of(recipe) == RunKey.of(elsewhere)
+
+
+def test_a_number_is_the_same_as_1_and_as_1_0() -> None:
+    # JSON does not tell them apart, and a flag such as `--optimizer.lr 1` gives an int.
+    recipe = HeatRecipe()
+    assert RunKey.of(recipe) == RunKey.of(replace(recipe, data=replace(recipe.data, unit=1)))
+
+
+def test_seeds_share_a_digest() -> None:
+    first, second = RunKey.of(HeatRecipe(seed=0)), RunKey.of(HeatRecipe(seed=1))
+    assert first.digest == second.digest and first != second
+
+
+def test_results_are_found_again_by_seed(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "runs.jsonl")
+    recipe, other = HeatRecipe(seed=10), HeatRecipe(loss="mae", seed=1)
+    key = RunKey.of(recipe)
+    assert not store.has(key) and store.read(key) is None and store.read_all_seeds(recipe) == []
+    store_run(store, recipe)
+    store_run(store, replace(recipe, seed=9))
+    store_run(store, other)
+    assert store.has(key)
+    assert [result["seed"] for result in store.read_all_seeds(recipe)] == [9, 10]
+    assert [result["seed"] for result in RunStore(tmp_path / "runs.jsonl").read_all_seeds(other)] == [1]
+
+
+def test_references_stand_beside_runs(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "runs.jsonl")
+    store.write_reference("persistence", {"label": "Persistence"})
+    key = store_run(store, HeatRecipe())
+    again = RunStore(tmp_path / "runs.jsonl")
+    assert again.read_reference("persistence") == {"label": "Persistence"} and again.read_reference("other") is None
+    assert list(again.runs()) == [key]
+
+
+def test_a_store_sees_what_another_one_wrote(tmp_path: Path) -> None:
+    one, two = RunStore(tmp_path / "runs.jsonl"), RunStore(tmp_path / "runs.jsonl")
+    first = store_run(one, HeatRecipe())
+    second = store_run(two, HeatRecipe(seed=1))
+    assert set(one.runs()) == {first, second}
+    store_run(one, HeatRecipe(seed=2))
+    assert len(two.runs()) == 3
+
+
+def test_a_run_that_is_stored_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    store_run(RunStore(path), HeatRecipe())
+    path.write_text(2 * path.read_text())
+    with pytest.raises(StoredRunError, match=r"line 2 of .*runs\.jsonl holds a run that an earlier line holds"):
+        RunStore(path).runs()
+
+
+@pytest.mark.parametrize(("line", "message"), [('{"seed": ', "JSONDecodeError"), ('{"seed": 3}', "KeyError: 'recipe'")])
+def test_a_damaged_result_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "runs.jsonl"
+    store_run(RunStore(path), HeatRecipe())
+    path.write_text(f"{path.read_text()}{line}\n")
+    with pytest.raises(
+        StoredRunError, match=rf"line 2 of .*runs\.jsonl is not a stored run \({message}.*; remove the line"
+    ):
+        RunStore(path).read_all_seeds(HeatRecipe())

@@ -1,0 +1,161 @@
+"""`load` opens the runs of every experiment, in evaluation mode and in physical units."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny_weather
+from ens10_files import write_ens10
+from image_files import write_idx_set
+from image_folders import write_folders
+from memory_source import Silent
+from smoe.training.run_directory import RunError
+from smoe_paper.ens10.data.open_ens10 import open_ens10
+from smoe_paper.ens10.data.prepare import prepare
+from smoe_paper.ens10.data.prepare_plan import Preparation
+from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData
+from smoe_paper.experiments.loading import load
+from smoe_paper.experiments.recipe import Recipe
+from smoe_paper.experiments.registry import EXPERIMENTS
+from smoe_paper.experiments.runs import train
+from smoe_paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
+from smoe_paper.heat_mesh.recipes import MESH_RECIPES
+from smoe_paper.imagenet.recipes import IMAGENET_RECIPES
+from smoe_paper.images.model_options import SpatialMoEClassifierModel
+from smoe_paper.images.recipes import IMAGE_TRAINING, ImageData, ImageRecipe
+
+
+def quietly(_: str) -> None:
+    pass
+
+
+def heat(_: Path) -> tuple[str, Recipe]:
+    data = HeatDiffusion(spatial_shape=(7, 5), num_steps=5, num_train_runs=8, num_validation_runs=1, num_test_runs=1)
+    return "heat/smoe", HeatRecipe(data=data, training=replace(HEAT_TRAINING, max_epochs=1, device="cpu"))
+
+
+def weather(folder: Path) -> tuple[str, Recipe]:
+    return "weather/smoe", tiny_weather.tiny_recipe("weather/smoe", tiny_weather.make_store(folder / "store"))
+
+
+def ens10(folder: Path) -> tuple[str, Recipe]:
+    root = write_ens10(folder / "files", "t850")
+    with open_ens10(root, "t850", 5) as source:
+        prepare(source, root, folder / "store", Preparation(train_years=(1998, 1998)), Silent())
+    recipe = ENSEMBLE_RECIPES["ens10/smoe"]
+    return "ens10/smoe", replace(
+        recipe,
+        data=EnsembleData(folder / "store", (1998, 1998), (1999, 1999), (2000, 2000)),
+        model=replace(recipe.model, filters=2),  # type: ignore[call-arg]
+        training=replace(recipe.training, batch_size=2, max_epochs=1, device="cpu"),
+    )
+
+
+def images(folder: Path) -> tuple[str, Recipe]:
+    data = ImageData(root=write_idx_set(folder / "mnist", 100, 10), verify=False)
+    plan = replace(IMAGE_TRAINING, batch_size=20, evaluation_batch_size=50, max_epochs=1, device="cpu")
+    return "mnist/smoe", ImageRecipe(data=data, model=SpatialMoEClassifierModel(filters=2), training=plan)
+
+
+def imagenet(folder: Path) -> tuple[str, Recipe]:
+    for split in ("train", "val"):
+        write_folders(folder / "imagenet", split=split)
+    recipe = IMAGENET_RECIPES["imagenet/smoe-first"]
+    plan = replace(recipe.training, batch_size=4, part_size=None, max_epochs=1, warmup_epochs=0, num_workers=0)
+    return "imagenet/smoe-first", replace(
+        recipe,
+        data=replace(recipe.data, root=folder / "imagenet", train_size=32, resize=40, crop=32, held_out_per_class=1),
+        model=replace(recipe.model, filters=4, num_blocks=(1, 1, 1, 1)),  # type: ignore[call-arg]
+        augmentation=replace(recipe.augmentation, repetitions=1),
+        training=replace(plan, device="cpu"),
+    )
+
+
+def heat_mesh(_: Path) -> tuple[str, Recipe]:
+    recipe = MESH_RECIPES["heat-mesh/plain"]
+    return "heat-mesh/plain", replace(
+        recipe,
+        data=replace(recipe.data, domain="line", num_steps=5, num_train_runs=8, num_validation_runs=1, num_test_runs=1),
+        training=replace(recipe.training, max_epochs=1, device="cpu"),
+    )
+
+
+# What of a run that others made is refused: a place outside the run directory, when it would be read.
+REFUSED = {
+    "heat": None,
+    "weather": ("load", "data.store"),
+    "ens10": ("load", "data.store"),
+    "images": ("predict", "data.root"),
+    "imagenet": ("load", "data.root"),
+    "heat-mesh": None,
+}
+
+MADE: dict[str, tuple[Callable[[Path], tuple[str, Recipe]], float]] = {
+    # With a number that values in physical units exceed: temperatures near 280 K, geopotentials; 0 where there are
+    # no units.
+    "heat": (heat, 0.0),
+    "weather": (weather, 100.0),
+    "ens10": (ens10, 100.0),
+    "images": (images, 0.0),
+    "imagenet": (imagenet, 0.0),
+    "heat-mesh": (heat_mesh, 0.0),
+}
+
+
+def test_every_experiment_is_here() -> None:
+    assert set(MADE) == set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_run_is_opened_from_its_folder_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make, least = MADE[name]
+    recipe_name, recipe = make(tmp_path)
+    record = train(recipe_name, recipe, tmp_path / "run", notify=quietly)
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "run").rename(tmp_path / "moved" / "run")
+    run = load(str(tmp_path / "moved" / "run"), notify=quietly)
+    assert run.name == recipe_name and run.recipe == recipe and not run.model.training
+    prediction, truth = next(iter(run.predict("test")))
+    assert len(prediction) == len(truth) and not prediction.requires_grad
+    assert torch.isfinite(prediction.float()).all()
+    assert float(truth.float().abs().max()) >= least
+    values = run.evaluate("test")
+    same = [metric for metric in values if f"test/{metric}" in record]
+    assert same
+    for metric in same:
+        assert values[metric] == pytest.approx(record[f"test/{metric}"], rel=1e-4, nan_ok=True), metric
+    monkeypatch.chdir(tmp_path / "moved")
+    _check_elsewhere(name, tmp_path / "moved" / "run", values)
+
+
+def _check_elsewhere(name: str, path: Path, values: dict[str, float]) -> None:
+    def evaluate(**options: Any) -> dict[str, float]:
+        return load(path, notify=quietly, **options).evaluate("test")
+
+    refused = REFUSED[name]
+    if refused is None:
+        assert evaluate() == pytest.approx(values, nan_ok=True)
+        return
+    when, place = refused
+    field = place.removeprefix("data.")
+    with pytest.raises(
+        RunError, match=rf"recipe\.json: {place} is '.*', outside the run and the working directory"
+    ) as error:
+        load(path, notify=quietly) if when == "load" else evaluate()
+    assert f"--data.{field} PATH (in Python {field}=PATH)" in str(error.value)
+    content = json.loads((path / "recipe.json").read_text())
+    data = Path(content["recipe"]["data"][field])
+    assert evaluate(**{field: data}) == pytest.approx(values, nan_ok=True)
+    # A path in the run directory is the run's own.
+    data.rename(path / "data")
+    content["recipe"]["data"][field] = str(path / "data")
+    (path / "recipe.json").write_text(json.dumps(content))
+    assert evaluate() == pytest.approx(values, nan_ok=True)

@@ -1,0 +1,107 @@
+"""Recipes as plain values: every value is checked against the type of its field."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from smoe.rules import Damping, EndToEnd, Frozen, Probing, RoutingClassification, StraightThrough
+from smoe_paper.experiments.plain import RecipeError
+from smoe_paper.experiments.recipe_files import recipe_from_plain
+from smoe_paper.experiments.registry import all_recipes
+from smoe_paper.heat.recipes import HeatRecipe
+
+DELETE = object()
+
+
+def changed(path: str, value: Any, name: str = "heat/smoe") -> dict[str, Any]:
+    """The recipe as JSON would hold it, with one value replaced or deleted."""
+    plain = json.loads(json.dumps(all_recipes()[name].plain()))
+    *parents, last = path.split(".")
+    place = plain
+    for parent in parents:
+        place = place[parent]
+    if value is DELETE:
+        del place[last]
+    else:
+        place[last] = value
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        # Of another type.
+        ("seed", "three", "seed must be a whole number, got 'three'"),
+        ("seed", 1.5, "seed must be a whole number, got 1.5"),
+        ("seed", True, "seed must be a whole number, got True"),
+        ("optimizer.lr", "fast", "optimizer.lr must be a number, got 'fast'"),
+        ("optimizer.lr", 10**400, "optimizer.lr must be a number, got 1000+[.][.][.]$"),
+        ("data.cache_dir", ["x" * 10_000], r"data.cache_dir must be a path or null, got \['x{95}[.][.][.]$"),
+        ("data.spatial_shape", [64], "data.spatial_shape must have 2 values, got 1"),
+        ("data.spatial_shape", 64, "data.spatial_shape must be a list, got 64"),
+        ("data.diffusivities", [0.1, "x"], r"data.diffusivities\[1\] must be a number, got 'x'"),
+        ("data.region_map", 3, "data.region_map must be a path or null, got 3"),
+        ("model.weighted", 1, "model.weighted must be true or false, got 1"),
+        ("model.gate", "tenso", "model.gate must be one of 'tensor', 'factorised'.*got 'tenso'"),
+        ("training", [], r"training must be a dictionary, got \[\]"),
+        ("rule", "rc", "rule must be a dictionary, got 'rc'"),
+        # Unknown.
+        ("colour", "red", "HeatRecipe has no field 'colour'"),
+        ("data.num_step", 3, "data has no field 'num_step'; did you mean 'num_steps'"),
+        ("rule.windows", 3, "rule has no field 'windows'"),
+        ("rule.type", "cr", "rule must be one of rc, probe, straight_through, end_to_end, frozen, got 'cr'"),
+        ("model.type", "SpatialModel", "model must be one of SpatialMoEModel, .*got 'SpatialModel'"),
+        ("optimizer.type", None, "optimizer must be one of Adam, SgdMomentum, got None"),
+        # Missing.
+        ("loss", DELETE, "HeatRecipe lacks the field 'loss'"),
+        ("training.batch_size", DELETE, "training lacks the field 'batch_size'"),
+        ("rule.damping.factor", DELETE, "rule.damping lacks the field 'factor'"),
+        # Null.
+        ("seed", None, "seed must not be null"),
+        ("data", None, "data must not be null"),
+        ("data.diffusivities", None, "data.diffusivities must not be null"),
+        ("model.num_experts", None, "model.num_experts must not be null"),
+        # Of the right type and out of range.
+        ("optimizer.lr", -1.0, "optimizer: lr must not be negative, got -1"),
+        ("rule.damping.factor", 3.0, r"rule.damping: factor must be in \[0, 1\], got 3"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_one_line_with_its_field(path: str, value: Any, message: str) -> None:
+    with pytest.raises(RecipeError, match=message) as error:
+        recipe_from_plain(changed(path, value))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        RoutingClassification.paper(),
+        RoutingClassification(error_quantile=0.2, weight=3.0),
+        Probing(window=2, confidence=1.5),
+        StraightThrough(temperature=0.5),
+        EndToEnd(),
+        Frozen(),
+    ],
+)
+@pytest.mark.parametrize("damping", [None, Damping(0.25, tolerance_unit="output")])
+def test_every_rule_survives_json(rule: Any, damping: Damping | None) -> None:
+    recipe = HeatRecipe(rule=rule, damping=damping)
+    assert recipe_from_plain(json.loads(json.dumps(recipe.plain()))) == recipe
+
+
+def test_reading_leaves_what_is_read_as_it_is() -> None:
+    plain = HeatRecipe().plain()
+    before = copy.deepcopy(plain)
+    recipe_from_plain(plain)
+    assert plain == before
+
+
+def test_null_is_a_value_where_the_type_has_it() -> None:
+    recipe = recipe_from_plain(changed("training.num_threads", None))
+    assert recipe.training.num_threads is None
+    with pytest.raises(RecipeError, match=r"data\.store must be a path or null, got 3"):
+        recipe_from_plain(changed("data.store", 3, "weather/smoe"))

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from smoe.rules import RoutingClassification
+from smoe.training.checkpoints import CheckpointError, load_checkpoint
+from smoe.training.run_directory import RunDirectory, RunError
+from smoe_paper.experiments.gated_layers import Learning
+from smoe_paper.experiments.runs import open_run, train
+from smoe_paper.heat.build import build_task, make_region_map, make_split
+from smoe_paper.heat.build_model import build_gate, build_model
+from smoe_paper.heat.model_options import ConvNetModel, SpatialMoEModel
+from smoe_paper.heat.pictures import draw_run, learned
+from smoe_paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
+
+SMALL = HeatRecipe(
+    data=HeatDiffusion(spatial_shape=(9, 7), num_steps=10, num_train_runs=20, num_validation_runs=2, num_test_runs=2),
+    training=replace(HEAT_TRAINING, max_epochs=2, device="cpu"),
+)
+
+
+def quietly(_: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run")
+    train("heat/smoe", SMALL, path, notify=quietly)
+    return path
+
+
+def test_a_run_can_be_opened_and_scores_as_it_did(small_run: Path) -> None:
+    run = open_run(small_run, splits=("test",), notify=quietly)
+    assert run.recipe == SMALL and run.name == "heat/smoe"
+    stored = RunDirectory(small_run).read_history()[-1]
+    assert {f"test/{name}": value for name, value in run.evaluate("test").items()} == {
+        key: value for key, value in stored.items() if key.startswith("test/")
+    }
+
+
+def test_pictures_are_drawn(small_run: Path) -> None:
+    pictures = draw_run(open_run(small_run, "last"))
+    assert [picture.name for picture in pictures] == ["accuracy.png", "routing.png"]
+    assert all(picture.stat().st_size > 10_000 for picture in pictures)
+
+
+def test_a_baseline_has_a_curve_but_no_routing(tmp_path: Path) -> None:
+    train("heat/conv", replace(SMALL, model=ConvNetModel()), tmp_path, notify=quietly)
+    run = open_run(tmp_path)
+    assert [picture.name for picture in draw_run(run)] == ["accuracy.png"]
+    with pytest.raises(ValueError, match="this run has ConvNet"):
+        learned(run)
+
+
+def test_what_was_learned_is_what_is_drawn(small_run: Path) -> None:
+    run = open_run(small_run)
+    region_map, stencils, routing_map, experts = learned(run)
+    assert region_map.shape == routing_map.shape == (9, 7)
+    assert stencils.shape == experts.shape == (3, 3, 3)
+    weights = load_checkpoint(small_run / "checkpoints" / "best.safetensors")["model"]
+    np.testing.assert_array_equal(experts, weights["layer.weight"][:, 0])
+    np.testing.assert_array_equal(routing_map, weights["layer.gate.scores"].argmax(dim=0))
+
+
+def test_a_run_is_not_overwritten_by_another(small_run: Path) -> None:
+    with pytest.raises(RunError, match="holds a run already"):
+        train("heat/smoe", SMALL, small_run, notify=quietly)
+
+
+def test_a_recipe_that_cannot_be_built_leaves_nothing(tmp_path: Path) -> None:
+    unstable = replace(SMALL, data=replace(SMALL.data, diffusivities=(0.1, 0.2, 0.3)))
+    with pytest.raises(ValueError, match=r"diffusivity of region type 2 must be in \[0, 0.25\].* got 0.3"):
+        train("heat/smoe", unstable, tmp_path / "run", notify=quietly)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_best_checkpoint_is_explained(small_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text((small_run / "recipe.json").read_text())
+    with pytest.raises(CheckpointError, match="no best checkpoint yet"):
+        open_run(tmp_path)
+
+
+def test_the_same_seed_trains_the_same_run(small_run: Path, tmp_path: Path) -> None:
+    train("heat/smoe", SMALL, tmp_path, notify=quietly)
+    ours, theirs = (load_checkpoint(RunDirectory(run).last_checkpoint)["model"] for run in (tmp_path, small_run))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    train("heat/smoe", replace(SMALL, seed=1), tmp_path / "other", notify=quietly)
+    other = load_checkpoint(tmp_path / "other" / "checkpoints" / "last.safetensors")["model"]
+    assert not torch.equal(other["layer.weight"], theirs["layer.weight"])
+
+
+def test_frames_are_kept_and_found_again(tmp_path: Path) -> None:
+    data = replace(SMALL.data, cache_dir=tmp_path)
+    said: list[str] = []
+    region_map = make_region_map(data)
+    first = make_split(data, region_map, "test", said.append)
+    second = make_split(data, region_map, "test", said.append)
+    assert len(said) == 1
+    assert all(torch.equal(a, b) for a, b in zip(first[3], second[3], strict=True))
+    make_split(replace(data, test_seed=1), region_map, "test", said.append)
+    make_split(replace(data, diffusivities=(0.1, 0.2, 0.25)), region_map, "test", said.append)
+    assert len(said) == 3
+
+
+def test_a_region_map_comes_from_a_file(tmp_path: Path) -> None:
+    region_map = np.array([[0, 0, 1], [1, 1, 0]])
+    np.save(tmp_path / "map.npy", region_map)
+    data = HeatDiffusion(region_map=tmp_path / "map.npy", diffusivities=(0.1, 0.2))
+    np.testing.assert_array_equal(make_region_map(data), region_map)
+
+
+@pytest.mark.parametrize("gate", ["tensor", "conv", "coordconv", "coordconv3", "lcn", "linear", "fixed", "random"])
+@pytest.mark.parametrize("experts", ["conv", "coordconv"])
+def test_every_gate_and_expert_takes_a_step(gate: str, experts: str) -> None:
+    model = SpatialMoEModel(gate=gate, experts=experts, num_experts=6, num_selected=2, gate_noise=gate == "tensor")  # type: ignore[arg-type]
+    task = build_task(replace(SMALL, model=model), splits=("test",), notify=quietly)
+    input, target = task.splits["test"].__getitems__([0, 1, 2])  # type: ignore[attr-defined]
+    prediction = task.model(input)
+    assert prediction.shape == target.shape
+    before = [parameter.clone() for parameter in task.model.parameters()]
+    task.loss(prediction, target).backward()
+    task.optimizer.step()
+    moved = [not torch.equal(old, new) for old, new in zip(before, task.model.parameters(), strict=True)]
+    assert all(moved)
+
+
+def test_parameter_counts_of_the_paper() -> None:
+    region_map = make_region_map(HeatDiffusion())
+    model = build_model(
+        SpatialMoEModel(), Learning(RoutingClassification.released(), None), region_map, HeatDiffusion().diffusivities
+    )
+    counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    assert counts == {"layer.weight": 27, "layer.gate.scores": 12288}
+    for gate, count in {"conv": 27, "coordconv": 81, "coordconv3": 255, "lcn": 110592}.items():
+        built = build_gate(SpatialMoEModel(gate=gate), region_map)  # type: ignore[arg-type]
+        assert sum(parameter.numel() for parameter in built.parameters()) == count, gate

@@ -1,0 +1,157 @@
+"""Every row of every heat table can be built and takes a training step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from smoe.nn import SpatialMoE2d
+from smoe.rules import EndToEnd, RoutingClassification
+from smoe_paper.experiments.gated_layers import Learning
+from smoe_paper.experiments.parameter_counts import count_parameters
+from smoe_paper.experiments.recipe import AuxiliaryLosses
+from smoe_paper.heat.build import build_task, make_region_map
+from smoe_paper.heat.build_model import build_model
+from smoe_paper.heat.data import diffusion_stencil
+from smoe_paper.heat.model_options import SpatialMoEModel
+from smoe_paper.heat.recipes import HEAT_RECIPES, HeatDiffusion, HeatRecipe
+from smoe_paper.heat.tables import HEAT_TABLES
+from smoe_paper.models import SpatialMoENet
+
+# Twenty pixels: patches of four divide it, and the largest dilation of the low-rank combiner fits.
+TINY = HeatDiffusion(spatial_shape=(20, 20), num_steps=4, num_train_runs=2, num_validation_runs=1, num_test_runs=1)
+ROWS = {f"{table.name}: {row.label}": row for table in HEAT_TABLES.tables for row in table.rows}
+
+
+def quietly(_: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_takes_a_step(name: str) -> None:
+    recipe = ROWS[name].recipe
+    assert isinstance(recipe, HeatRecipe)
+    task = build_task(replace(recipe, data=TINY), splits=("train",), notify=quietly)
+    input, target = task.splits["train"].__getitems__(list(range(8)))  # type: ignore[attr-defined]
+    learning = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
+    before = [parameter.detach().clone() for parameter in learning]
+    task.model.train()
+    prediction = task.model(input)
+    assert prediction.shape == target.shape
+    loss = task.loss(prediction, target)
+    if task.auxiliary_loss is not None:
+        loss = loss + task.auxiliary_loss(task.model)
+    loss.backward()
+    task.optimizer.step()
+    assert torch.isfinite(loss)
+    assert any(not torch.equal(old, new) for old, new in zip(before, learning, strict=True))
+    assert all(torch.isfinite(parameter).all() for parameter in learning)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "counts"),
+    {
+        "heat/smoe": (27, 12288),
+        "heat/smoe-probe": (27, 12288),
+        "heat/conv": (160, 0),
+        "heat/coordconv": (56, 0),
+        "heat/condconv": (186, 0),
+        "heat/lrlcn": (516, 0),
+        "heat/lrlcn-nd": (12315, 0),
+        "heat/lcn": (36864, 0),
+        "heat/fc": (16_777_216, 0),
+        "heat/vit": (202_768, 0),
+        "heat/vmoe": (466_576, 0),
+    }.items(),
+)
+def test_parameters_of_the_main_table(recipe: str, counts: tuple[int, int]) -> None:
+    assert count_parameters(build_task(HEAT_RECIPES[recipe], splits=(), notify=quietly).model) == counts
+
+
+def test_every_row_of_the_paper_has_its_number() -> None:
+    ours = {"heat/quantile-damping", "heat/tolerances", "heat/rules", "heat/default", "heat/units", "heat/losses"}
+    for table in HEAT_TABLES.tables:
+        assert all((not row.paper) == (table.name in ours) for row in table.rows), table.name
+    numbers = {table.name: len(table.rows) for table in HEAT_TABLES.tables}
+    assert numbers["heat/main"] == 10 and numbers["heat/gates"] == 6 and numbers["heat/starts"] == 6
+    assert numbers["heat/auxiliary"] == numbers["heat/auxiliary-end-to-end"] == 11
+
+
+def test_the_table_of_losses_trains_each_model_by_both() -> None:
+    (table,) = HEAT_TABLES.select("heat/losses")
+    for row in table.rows:
+        task = build_task(replace(row.recipe, data=TINY), splits=(), notify=quietly)  # type: ignore[arg-type]
+        kind = {"squared": 4.0, "absolute": 2.0}[row.labels[1]]
+        assert float(task.loss(torch.tensor([3.0]), torch.tensor([1.0]))) == kind, row.label
+    with pytest.raises(ValueError, match="loss must be mse or mae, got 'huber'"):
+        HeatRecipe(loss="huber")  # type: ignore[arg-type]
+
+
+def test_a_true_start_is_exact() -> None:
+    model = SpatialMoEModel(gate_start="true", experts_start="true")
+    recipe = HeatRecipe(data=TINY, model=model, rule=EndToEnd())
+    task = build_task(recipe, splits=("test",), notify=quietly)
+    input, target = task.splits["test"].__getitems__([0, 1, 2])  # type: ignore[attr-defined]
+    torch.testing.assert_close(task.model(input), target, rtol=1e-5, atol=1e-6)
+
+
+def test_true_experts_fill_their_regions_share_of_a_larger_bank() -> None:
+    region_map = make_region_map(TINY)
+    model = SpatialMoEModel(num_experts=7, kernel_size=5, gate_start="true", experts_start="true")
+    net = build_model(model, Learning(RoutingClassification.released(), None), region_map, TINY.diffusivities)
+    assert isinstance(net, SpatialMoENet) and isinstance(net.layer, SpatialMoE2d)
+    weight = net.layer.weight.detach()
+    for expert, region in enumerate((0, 0, 0, 1, 1, 2, 2)):
+        stencil = torch.from_numpy(diffusion_stencil(TINY.diffusivities[region])).float()
+        assert torch.equal(weight[expert, 0, 1:4, 1:4], stencil)
+    assert weight[:, 0, 0].count_nonzero() == weight[:, 0, :, 4].count_nonzero() == 0
+    chosen = net.layer.routing().indices[0]
+    share = torch.tensor([0, 0, 0, 1, 1, 2, 2])[chosen.long()]
+    assert torch.equal(share, torch.from_numpy(region_map).long())
+
+
+def test_frozen_experts_stay() -> None:
+    model = SpatialMoEModel(experts_start="true", experts_frozen=True)
+    task = build_task(HeatRecipe(data=TINY, model=model), splits=(), notify=quietly)
+    assert {name for name, parameter in task.model.named_parameters() if parameter.requires_grad} == {
+        "layer.gate.scores"
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gate_start": "true", "gate": "conv"}, "start of a tensor gate"),
+        ({"experts_start": "true", "experts": "coordconv"}, "needs convolution experts"),
+        ({"experts_start": "true", "kernel_size": 1}, "at least 3 x 3"),
+        ({"experts_start": "true", "num_selected": 2}, "num_selected=2"),
+    ],
+)
+def test_starts_that_do_not_exist_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SpatialMoEModel(**options)  # type: ignore[arg-type]
+
+
+def test_auxiliary_losses_are_added_in_training() -> None:
+    recipe = HeatRecipe(data=TINY, auxiliary=AuxiliaryLosses(importance=True, weight=3.0))
+    task = build_task(recipe, splits=("train",), notify=quietly)
+    assert task.auxiliary_loss is not None
+    input, _ = task.splits["train"].__getitems__([0])  # type: ignore[attr-defined]
+    task.model.train()
+    task.model(input)
+    assert isinstance(task.model, SpatialMoENet)
+    weights = task.model.layer.gate.raw_scores(None).softmax(dim=0)
+    per_expert = weights.sum(dim=(1, 2))
+    expected = 3.0 * per_expert.var(correction=0) / per_expert.mean() ** 2
+    torch.testing.assert_close(task.auxiliary_loss(task.model), expected)
+    assert build_task(HeatRecipe(data=TINY), splits=(), notify=quietly).auxiliary_loss is None
+
+
+def test_scales_differ_in_data_and_length_alone() -> None:
+    row = ROWS["heat/main: ViT"]
+    paper, small, short = (HEAT_TABLES.scale(name).recipe(row, 3) for name in ("paper", "small", "short"))
+    assert paper == replace(row.recipe, seed=3)
+    assert small == replace(paper, data=replace(paper.data, num_train_runs=250))
+    assert short == replace(small, training=replace(small.training, max_epochs=10))

@@ -1,0 +1,144 @@
+"""Heat on meshes: domains, regions, the simulation in loops, and one short training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from smoe.nn import GraphMoE, HEALPixMoE, SpatialMoE1d
+from smoe_paper.experiments.registry import find_experiment
+from smoe_paper.heat_mesh.build import build_dry_task, build_task, make_domain
+from smoe_paper.heat_mesh.build_model import MeshNet, SageNet
+from smoe_paper.heat_mesh.data import domains
+from smoe_paper.heat_mesh.data.diffusion import draw_states, grow_regions, simulate
+from smoe_paper.heat_mesh.recipes import MESH_RECIPES, MeshDiffusion, plain, sage, smoe, straight_through
+from smoe_paper.heat_mesh.tables import MESH_TABLES
+
+SMALL = [domains.line(40), domains.volume(4), domains.healpix(4), domains.icosphere(2)]
+
+
+@pytest.mark.parametrize("domain", SMALL, ids=lambda domain: domain.name)
+def test_edges_go_both_ways_between_neighbours(domain):
+    pairs = set(map(tuple, domain.edges.T.tolist()))
+    assert len(pairs) == domain.edges.shape[1]
+    assert pairs == {(target, source) for source, target in pairs}
+    counts = np.bincount(domain.edges[1], minlength=domain.num_nodes)
+    expected = {"line": {1, 2}, "volume": {3, 4, 5, 6}, "healpix": {4}, "icosphere": {5, 6}}[domain.name]
+    assert set(counts.tolist()) == expected
+
+
+def test_the_icosphere():
+    sphere = domains.icosphere(2)
+    assert sphere.num_nodes == 162
+    np.testing.assert_allclose(np.linalg.norm(sphere.coordinates, axis=1), 1.0)
+    # V - E + F = 2.
+    assert sphere.triangles is not None
+    assert sphere.num_nodes - sphere.edges.shape[1] // 2 + len(sphere.triangles) == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_cortical_surface():
+    pytest.importorskip("nilearn")
+    surface = domains.fsaverage5()
+    assert surface.num_nodes == 10242 and surface.edges.shape == (2, 61440)
+
+
+@pytest.mark.parametrize("domain", SMALL, ids=lambda domain: domain.name)
+def test_a_step_is_that_of_the_loops(domain):
+    regions = grow_regions(domain, 3, seed=1)
+    states = draw_states(regions, 2, seed=0)
+    rates = (0.01, 0.1, 1.0)
+    frames = simulate(domain, regions, rates, states, 2)
+    assert frames.shape == (2, 3, domain.num_nodes)
+    degree = domain.degrees()
+    for before, after in ((frames[:, 0], frames[:, 1]), (frames[:, 1], frames[:, 2])):
+        for run in range(2):
+            inflow = np.zeros(domain.num_nodes)
+            for source, target in domain.edges.T:
+                inflow[target] += float(before[run, source])
+            for node in range(domain.num_nodes):
+                rate = rates[regions[node]]
+                expected = (1 - rate) * float(before[run, node]) + rate * inflow[node] / degree[node]
+                assert float(after[run, node]) == pytest.approx(expected, rel=1e-5, abs=1e-7)
+
+
+def test_regions_attach_to_their_neighbours():
+    domain = domains.icosphere(3)
+    regions = grow_regions(domain, 3)
+    assert np.bincount(regions).min() > 50
+    source, target = domain.edges
+    assert np.mean(regions[source] == regions[target]) > 0.45  # 1 / 3 by chance
+    assert (grow_regions(domain, 3) == regions).all()
+
+
+def test_unstable_rates_are_refused():
+    domain = domains.line(8)
+    with pytest.raises(ValueError, match=r"region type 1 must be in \[0, 1\] for a stable step, got 1.5"):
+        simulate(domain, np.arange(8) % 2, (0.5, 1.5), np.zeros((1, 8)), 1)
+
+
+def tiny(recipe):
+    data = replace(recipe.data, num_train_runs=2, num_validation_runs=1, num_test_runs=1, num_steps=3)
+    return replace(recipe, data=data)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["line", "healpix", "icosphere"])
+@pytest.mark.parametrize("make", [smoe, straight_through, plain])
+def test_every_model_steps(name, make, tmp_path):
+    recipe = tiny(make(name))
+    recipe = replace(recipe, data=replace(recipe.data, cache_dir=tmp_path))
+    messages: list[str] = []
+    task = build_task(recipe, notify=messages.append)
+    input, target = task.splits["train"].__getitems__([0, 5])  # type: ignore[attr-defined]
+    output = task.model(input)
+    assert output.shape == target.shape == (2, 1, *make_domain(name).spatial_shape)
+    task.loss(output, target).backward()
+    task.optimizer.step()
+    again: list[str] = []
+    build_task(recipe, notify=again.append)
+    assert len(messages) == 3 and not again
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sage_stacks_work_on_meshes_only():
+    pytest.importorskip("torch_geometric")
+    net = build_task(tiny(sage("icosphere", 8)), ()).model
+    assert isinstance(net, SageNet)
+    input = torch.rand(2, 1, 2562)
+    edges = torch.from_numpy(make_domain("icosphere").edges)
+    for sample, output in zip(input, net(input), strict=True):
+        hidden = net.layers[0](torch.cat([sample.T, net.features], dim=1), edges).relu()
+        torch.testing.assert_close(output, net.layers[1](hidden, edges).T)
+    with pytest.raises(ValueError, match="SAGEConv works on meshes, not on the grid of line"):
+        build_task(tiny(sage("line")), ())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["line", "healpix", "icosphere"])
+def test_the_recipe_has_the_gate_and_the_rule_of_a_default_layer(name):
+    net = build_task(tiny(smoe(name)), ()).model
+    assert isinstance(net, MeshNet)
+    made = {
+        "line": lambda: SpatialMoE1d(1, 3, 1, spatial_shape=4096),
+        "healpix": lambda: HEALPixMoE(1, 3, 1, nside=32),
+        "icosphere": lambda: GraphMoE(1, 3, 1, num_nodes=2562),
+    }[name]()
+    assert net.layer.rule == made.rule and net.layer.damping == made.damping
+    assert repr(net.layer.gate) == repr(made.gate)
+
+
+def test_every_network_has_the_same_budget():
+    recipes = [row.recipe for table in MESH_TABLES.tables for row in table.rows]
+    assert len(recipes) == 14 and len({str(recipe.training) for recipe in recipes}) == 1
+
+
+def test_recipes_and_plans():
+    experiment = find_experiment("heat-mesh")
+    assert set(experiment.recipes) == set(MESH_RECIPES)
+    dry = build_dry_task(smoe("line"))
+    assert dry.input_shape == (1, 4096)
+    assert MeshDiffusion().domain == "fsaverage5"

@@ -1,0 +1,279 @@
+"""ImageNet's recipes, end to end on a small tree of real JPEG files."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import smoe
+from image_folders import write_folders
+from smoe._signals import Interrupted
+from smoe.cli import main
+from smoe.errors import DataError
+from smoe.training.checkpoints import load_checkpoint
+from smoe.training.run_directory import RunDirectory
+from smoe_paper.experiments.build_optimizer import build_optimizer
+from smoe_paper.experiments.gated_layers import Learning
+from smoe_paper.experiments.optimizers import SgdMomentum
+from smoe_paper.experiments.recipe_files import recipe_from_plain
+from smoe_paper.experiments.runs import open_run, train
+from smoe_paper.imagenet.build import build_task, make_task
+from smoe_paper.imagenet.build_model import build_model
+from smoe_paper.imagenet.data.augment.options import Augmentation
+from smoe_paper.imagenet.model_options import AddedSpatialMoEResNet50Model, SpatialMoEResNet50Model
+from smoe_paper.imagenet.recipes import IMAGENET_RECIPES, IMAGENET_TRAINING, ImageNetData, ImageNetRecipe
+from training.test_loop import StopAfter, without_times
+
+TRAINING = replace(
+    IMAGENET_TRAINING,
+    batch_size=8,
+    part_size=4,
+    evaluation_batch_size=4,
+    max_epochs=3,
+    warmup_epochs=1,
+    early_stop_patience=3,
+    average_every=1,
+    average_decay=0.9,
+    num_workers=0,
+    device="cpu",
+)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("imagenet")
+    write_folders(path, images_per_class=6)
+    write_folders(path, images_per_class=2, split="val")
+    return path
+
+
+def small(name: str, root: Path | None, **options: Any) -> ImageNetRecipe:
+    recipe = IMAGENET_RECIPES[f"imagenet/{name}"]
+    model = replace(recipe.model, num_blocks=(1, 1, 1, 1), filters=4)
+    data = ImageNetData(root, train_size=32, resize=52, crop=48, held_out_per_class=1)
+    optimizer = SgdMomentum(lr=0.05, gate_lr=5.0)
+    return replace(recipe, model=model, data=data, training=TRAINING, optimizer=optimizer, **options)
+
+
+def quietly(_: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize("name", ["resnet50", "wide-resnet50", "lrlcn", "smoe-first", "smoe-last", "smoe"])
+def test_every_recipe_trains_and_is_evaluated_at_another_size(root: Path, tmp_path: Path, name: str) -> None:
+    last = train(f"imagenet/{name}", small(name, root), tmp_path / "run", notify=quietly)
+    history = RunDirectory(tmp_path / "run").read_history()
+    assert [record["epoch"] for record in history] == [1, 2, 3, 3]
+    assert [record["learning_rate"] for record in history[:3]] == pytest.approx([0.0005, 0.05, 0.025])
+    assert all(0.0 < record["train/loss"] < 5.0 for record in history[:3])
+    # Three classes: the right one is always among the first five.
+    assert last["test/top5_accuracy"] == 100.0
+    opened = open_run(tmp_path / "run", splits=("test",), notify=quietly, data={"root": root})
+    values = opened.evaluate("test")
+    assert values["cross_entropy"] == pytest.approx(last["test/cross_entropy"], rel=1e-5)
+    assert values["accuracy"] == last["test/accuracy"]
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_a_stopped_run_ends_as_if_it_never_stopped(root: Path, tmp_path: Path, num_steps: int) -> None:
+    recipe = small("smoe", root)
+    train("imagenet/smoe", recipe, tmp_path / "whole", notify=quietly)
+    with pytest.raises(Interrupted):
+        train(
+            "imagenet/smoe", recipe, tmp_path / "stopped", reporter=StopAfter(num_steps, signal.SIGINT), notify=quietly
+        )
+    train("imagenet/smoe", recipe, tmp_path / "stopped", resume=True, notify=quietly)
+    runs = [RunDirectory(tmp_path / name) for name in ("whole", "stopped")]
+    assert without_times(runs[1].read_history()) == without_times(runs[0].read_history())
+    models = [load_checkpoint(run.best_checkpoint)["model"] for run in runs]
+    assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
+
+
+def test_the_net_learns_what_is_there(root: Path, tmp_path: Path) -> None:
+    """Classes that differ by the place of a stripe, which every augmentation here keeps."""
+    plain = Augmentation((0.9, 1.0), (1.0, 1.0), trivial_augment=False, erasing=0.0, mixup=0.0, cutmix=0.0)
+    recipe = small("smoe", root)
+    recipe = replace(
+        recipe,
+        data=replace(recipe.data, train_size=64, resize=84, crop=80),
+        augmentation=replace(plain, repetitions=1),
+        optimizer=SgdMomentum(lr=0.1, gate_lr=5.0),
+        training=replace(TRAINING, batch_size=15, part_size=None, max_epochs=10, early_stop_patience=10),
+    )
+    train("imagenet/smoe", recipe, tmp_path / "run", notify=quietly)
+    history = RunDirectory(tmp_path / "run").read_history()
+    # The smoothed labels of three classes leave 0.29; a guess has log(3) = 1.1.
+    assert history[0]["train/loss"] > 0.9
+    assert history[-2]["train/loss"] < 0.6
+
+
+@pytest.mark.parametrize("average_every", [None, 1])
+def test_half_precision_is_evaluated_as_it_is_stored(root: Path, tmp_path: Path, average_every: int | None) -> None:
+    """What accelerate wraps around the model in training must not leak into the copy that is evaluated."""
+    recipe = small("smoe", root)
+    training = replace(TRAINING, precision="bf16", average_every=average_every, max_epochs=2)
+    last = train("imagenet/smoe", replace(recipe, training=training), tmp_path / "run", notify=quietly)
+    values = open_run(tmp_path / "run", splits=("test",), notify=quietly, data={"root": root}).evaluate("test")
+    assert values["cross_entropy"] == pytest.approx(last["test/cross_entropy"], rel=1e-3)
+
+
+def test_splits(root: Path) -> None:
+    recipe = small("resnet50", root)
+    said: list[str] = []
+    task = build_task(recipe, notify=said.append)
+    assert {split: len(samples) for split, samples in task.splits.items()} == {  # type: ignore[arg-type]
+        "train": 15, "validation": 3, "test": 6,
+    }  # fmt: skip
+    assert said[0] == "train: 15 images of 3 classes"
+    everything = replace(recipe, data=replace(recipe.data, held_out_per_class=0))
+    task = build_task(everything, notify=quietly)
+    assert len(task.splits["train"]) == 18  # type: ignore[arg-type]
+    assert task.splits["validation"] is task.splits["test"]
+    assert build_task(recipe, splits=(), notify=quietly).splits == {}
+    assert list(build_task(everything, splits=("validation",), notify=quietly).splits) == ["validation"]
+
+
+def test_a_plain_net_needs_no_other_one_for_evaluation() -> None:
+    assert make_task(small("resnet50", None), 3).for_evaluation is None
+    recipe = small("smoe", None)
+    enlarge = make_task(recipe, 3).for_evaluation
+    assert enlarge is not None
+    assert enlarge.keywords == {"size": 48, "mode": "linear"}  # type: ignore[attr-defined]
+    nearest = make_task(replace(recipe, data=replace(recipe.data, interpolation="nearest")), 3)
+    assert nearest.for_evaluation is not None
+    first, second = (torch.cat([gate.scores.flatten() for gate in make(nearest.model).modules()
+                                if isinstance(gate, smoe.TensorGate)])
+                     for make in (enlarge, nearest.for_evaluation))  # fmt: skip
+    assert first.shape == second.shape and not torch.equal(first, second)
+    same = replace(recipe, data=replace(recipe.data, train_size=48))
+    assert make_task(same, 3).for_evaluation is None
+
+
+def test_published_numbers_of_parameters() -> None:
+    expected = {
+        "resnet50": 25_557_032, "wide-resnet50": 68_883_240, "lrlcn": 70_863_384, "smoe-first": 26_622_120,
+        "smoe-last": 101_206_056, "smoe": 37_344_808,
+    }  # fmt: skip
+    for name, number in expected.items():
+        recipe = IMAGENET_RECIPES[f"imagenet/{name}"]
+        with torch.device("meta"):
+            model = build_model(recipe.model, Learning.of(recipe), 176, 1000)
+        assert sum(parameter.numel() for parameter in model.parameters()) == number, name
+
+
+@pytest.mark.parametrize(
+    ("position", "layer", "shape"),
+    [("first", "relu.1", (8, 16, 16)), ("last", "layer4.1.0", (256, 1, 1)), ("last_3x3", "layer4.0.bn2.2", (64, 1, 1))],
+)
+def test_added_layers(position: Any, layer: str, shape: tuple[int, ...]) -> None:
+    recipe = small("smoe-first", None)
+    assert isinstance(recipe.model, AddedSpatialMoEResNet50Model)
+    model = build_model(replace(recipe.model, position=position), Learning.of(recipe), 32, 3)
+    added = model.get_submodule(layer)
+    assert isinstance(added, smoe.SpatialMoE2d)
+    assert isinstance(added.gate, smoe.TensorGate)
+    assert added.gate.scores.shape == shape
+    assert [name for name, module in model.named_modules() if isinstance(module, smoe.SpatialMoE2d)] == [layer]
+    std = (2.0 / (added.num_selected * 9)) ** 0.5
+    assert added.weight.std().item() == pytest.approx(std, rel=0.15)
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 3)
+
+
+def test_experts_start_as_the_filters_did() -> None:
+    """Twice as many experts are no reason for smaller ones: half of them are chosen."""
+    torch.manual_seed(0)
+    recipe = small("smoe", None)
+    model = build_model(replace(recipe.model, filters=16), Learning.of(recipe), 32, 3)
+    layers = [layer for layer in model.modules() if isinstance(layer, smoe.SpatialMoE2d)]
+    assert len(layers) == 4
+    for layer in layers:
+        assert layer.weight.std().item() == pytest.approx((2.0 / (9 * layer.num_selected)) ** 0.5, rel=0.1)
+
+
+def test_groups_of_the_optimizer() -> None:
+    recipe = small("smoe", None)
+    model = build_model(recipe.model, Learning.of(recipe), 32, 3)
+    optimizer = build_optimizer(model, SgdMomentum(lr=0.5, weight_decay=2e-5, gate_lr=50.0))
+    groups = {group["name"]: group for group in optimizer.param_groups}
+    assert {name: (group["lr"], group["weight_decay"], group["momentum"]) for name, group in groups.items()} == {
+        "weights": (0.5, 2e-5, 0.9), "norms": (0.5, 0.0, 0.9), "gates": (50.0, 0.0, 0.9),
+    }  # fmt: skip
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert all(names[id(parameter)].endswith("gate.scores") for parameter in groups["gates"]["params"])
+    assert len(groups["gates"]["params"]) == 4
+    assert all("bn" in names[id(parameter)] or "downsample.1" in names[id(parameter)]
+               for parameter in groups["norms"]["params"])  # fmt: skip
+    # The bias of the last layer decays, as in torchvision.
+    assert {"fc.bias", "fc.weight", "layer1.0.conv2.weight"} <= {names[id(p)] for p in groups["weights"]["params"]}
+    assert sum(len(group["params"]) for group in groups.values()) == len(names)
+    frozen = build_model(replace(recipe.model, gate="random"), Learning.of(recipe), 32, 3)
+    assert [group["name"] for group in build_optimizer(frozen, SgdMomentum()).param_groups] == ["weights", "norms"]
+
+
+def test_recipes_are_the_published_one() -> None:
+    recipe = IMAGENET_RECIPES["imagenet/smoe"]
+    plan, options, augmentation = recipe.training, recipe.optimizer, recipe.augmentation
+    assert (plan.batch_size, plan.part_size, plan.max_epochs, plan.warmup_epochs, plan.warmup_start) == (
+        8192, 128, 600, 5, 0.01,
+    )  # fmt: skip
+    assert (plan.schedule, plan.average_every, plan.average_decay) == ("cosine", 32, 0.99998)
+    assert isinstance(options, SgdMomentum)
+    assert (options.lr, options.momentum, options.weight_decay) == (0.5, 0.9, 2e-5)
+    assert (recipe.label_smoothing, recipe.data.train_size, recipe.data.resize, recipe.data.crop) == (
+        0.1,
+        176,
+        232,
+        224,
+    )
+    assert augmentation == Augmentation((0.08, 1.0), (3 / 4, 4 / 3), 0.5, True, 0.1, 0.2, 1.0, 4)
+    assert isinstance(recipe.model, SpatialMoEResNet50Model)
+    assert (recipe.model.expert_ratio, recipe.model.share_gates) == (2.0, True)
+
+
+@pytest.mark.parametrize("name", IMAGENET_RECIPES)
+def test_recipes_survive_a_file(name: str) -> None:
+    recipe = IMAGENET_RECIPES[name]
+    assert recipe_from_plain(json.loads(json.dumps(recipe.plain()))) == recipe
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ImageNetData(resize=200), "resize must be at least crop, 224, got 200"),
+        (lambda: ImageNetData(train_size=0), "train_size must be at least 1, got 0"),
+        (lambda: ImageNetData(held_out_per_class=-1), "held_out_per_class must not be negative, got -1"),
+        (lambda: SgdMomentum(momentum=1.0), r"momentum must be in \[0, 1\), got 1.0"),
+        (lambda: SgdMomentum(gate_lr=-1.0), "gate_lr must not be negative"),
+        (lambda: ImageNetRecipe(label_smoothing=1.0), "label_smoothing must be in"),
+    ],
+)
+def test_refusals(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_images_must_be_named() -> None:
+    with pytest.raises(DataError, match=r"give the folder that holds train and val as --data.root FOLDER"):
+        build_task(IMAGENET_RECIPES["imagenet/smoe"], notify=quietly)
+
+
+def test_the_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--data.root", str(root), "--data.train-size", "32", "--data.resize", "52", "--data.crop", "48"]
+    flags += ["--data.held-out-per-class", "1", "--model.filters", "4", "--model.num-blocks", "1", "1", "1", "1"]
+    flags += ["--training.batch-size", "8", "--training.part-size", "4", "--training.max-epochs", "2"]
+    flags += ["--training.warmup-epochs", "1", "--training.num-workers", "0", "--training.device", "cpu"]
+    flags += ["--augmentation.repetitions", "2"]
+    assert main(["train", "imagenet/smoe-first", *flags, "--output-dir", str(tmp_path / "run")]) == 0
+    assert main(["evaluate", str(tmp_path / "run"), "--data.root", str(root)]) == 0
+    assert "top5_accuracy" in capsys.readouterr().out
+    assert main(["show", str(tmp_path / "run"), "--data.root", str(root)]) == 0
+    names = [Path(line).name for line in capsys.readouterr().out.splitlines()]
+    assert names == ["accuracy.png", "routing-relu.1.png"]
+    assert all((tmp_path / "run" / "pictures" / name).stat().st_size > 1000 for name in names)

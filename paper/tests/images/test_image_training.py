@@ -1,0 +1,127 @@
+"""Classification of small images end to end: train, evaluate, resume and show, on files of the true formats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from image_files import write_cifar10, write_idx_set
+from smoe.cli import main
+from smoe.errors import DataError
+from smoe.rules import RoutingClassification
+from smoe_paper.experiments.runs import open_run, train
+from smoe_paper.images.build import build_task
+from smoe_paper.images.data.samples import DrawnImages
+from smoe_paper.images.model_options import ConvClassifierModel, CoordConvClassifierModel, SpatialMoEClassifierModel
+from smoe_paper.images.pictures import confusion_of, mean_images
+from smoe_paper.images.recipes import IMAGE_RECIPES, IMAGE_TRAINING, ImageData, ImageRecipe
+
+FAST = replace(IMAGE_TRAINING, batch_size=20, evaluation_batch_size=50, max_epochs=2, device="cpu")
+
+
+def silently(_: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def mnist(tmp_path_factory):
+    return write_idx_set(tmp_path_factory.mktemp("images") / "mnist", 300, 50)
+
+
+def small_recipe(root, model, **options) -> ImageRecipe:
+    return ImageRecipe(data=ImageData(root=root, verify=False), model=model, training=replace(FAST, **options))
+
+
+def test_learns_where_the_row_is(mnist, tmp_path):
+    # The class is the place of a bright row: coordinates tell it at once.
+    recipe = small_recipe(mnist, CoordConvClassifierModel(filters=16), max_epochs=10)
+    recipe = replace(recipe, optimizer=replace(recipe.optimizer, lr=2e-2))
+    last = train("mnist/coordconv", recipe, tmp_path / "run", notify=silently)
+    assert last["test/accuracy"] > 50.0
+    opened = open_run(tmp_path / "run", splits=("test",), notify=silently, data={"root": mnist})
+    assert opened.evaluate("test")["accuracy"] == pytest.approx(last["test/accuracy"])
+    errors = [last[f"test/error/class_{number}"] for number in range(10)]
+    # Five images of each class.
+    assert sum(errors) / 10 == pytest.approx(100.0 - last["test/accuracy"])
+    confusion = confusion_of(opened, opened.task.splits["test"], 10)  # type: ignore[arg-type]
+    assert confusion.sum(1).tolist() == [5] * 10
+    assert 100.0 * float(confusion.trace()) / 50 == pytest.approx(last["test/accuracy"])
+
+
+def test_the_splits(mnist):
+    task = build_task(small_recipe(mnist, ConvClassifierModel(filters=2)), notify=silently)
+    assert [len(task.splits[name]) for name in ("train", "validation", "test")] == [276, 24, 50]  # type: ignore[arg-type]
+    images, labels = task.splits["test"].__getitems__(range(10))  # type: ignore[attr-defined]
+    assert images.shape == (10, 1, 28, 28)
+    assert float(images.max()) == pytest.approx(250 / 255 * 2 - 1)
+    assert labels.tolist() == list(range(10))
+
+
+def test_epochs_of_some_images(mnist):
+    recipe = small_recipe(mnist, ConvClassifierModel(filters=2))
+    recipe = replace(recipe, data=replace(recipe.data, images_per_epoch=40))
+    samples = build_task(recipe, ("train",), notify=silently).splits["train"]
+    assert isinstance(samples, DrawnImages)
+    assert len(samples) == 40
+    drawn = []
+    for epoch in (1, 2, 1):
+        samples.start_epoch(epoch)
+        drawn.append(samples.__getitems__(range(40))[0])
+    torch.testing.assert_close(drawn[0], drawn[2], rtol=0, atol=0)
+    assert not torch.equal(drawn[0], drawn[1])
+    # Each at most once.
+    assert len({image.numpy().tobytes() for image in drawn[0]}) == 40
+    with pytest.raises(ValueError, match="an epoch must have 1 to 276 images, got 277"):
+        build_task(replace(recipe, data=replace(recipe.data, images_per_epoch=277)), ("train",), notify=silently)
+
+
+def test_resumes_as_if_never_stopped(mnist, tmp_path):
+    recipe = small_recipe(mnist, SpatialMoEClassifierModel(filters=4))
+    recipe = replace(recipe, data=replace(recipe.data, images_per_epoch=60), rule=RoutingClassification.paper())
+    whole = train("mnist/smoe", recipe, tmp_path / "whole", notify=silently)
+    one = replace(recipe, training=replace(recipe.training, max_epochs=1))
+    train("mnist/smoe", one, tmp_path / "parts", notify=silently)
+    # A run of one epoch is at its end; it is extended to two.
+    parts = train("mnist/smoe", recipe, tmp_path / "parts", resume=True, notify=silently)
+    assert parts["test/cross_entropy"] == whole["test/cross_entropy"]
+
+
+@pytest.mark.parametrize("name", ["conv", "lcn", "coordconv", "wide", "lrlcn", "smoe"])
+def test_cifar10_end_to_end(tmp_path, name, capsys):
+    root = write_cifar10(tmp_path / "cifar-10-batches-bin", 10)
+    arguments = [
+        "train", f"cifar10/{name}", "--data.root", str(root.parent), "--data.verify", "False",
+        "--training.batch-size", "15", "--training.evaluation-batch-size", "10", "--training.max-epochs", "1",
+        "--model.filters", "4", "--output-dir", str(tmp_path / "run"),
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "accuracy" in out
+    assert f"{IMAGE_RECIPES[f'cifar10/{name}'].data.name}/{name}, test split" in out
+
+
+def test_show(mnist, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(mnist.parent)
+    recipe = small_recipe(mnist, SpatialMoEClassifierModel(filters=4), max_epochs=1)
+    train("mnist/smoe", recipe, tmp_path / "run", notify=silently)
+    assert main(["show", str(tmp_path / "run")]) == 0
+    pictures = [tmp_path / "run" / "pictures" / f"{name}.png" for name in ("accuracy", "confusion", "routing")]
+    assert capsys.readouterr().out.split() == [str(path) for path in pictures]
+    assert all(path.stat().st_size > 10_000 for path in pictures)
+    assert main(["show", str(tmp_path / "run"), "--layers", "x"]) == 2
+
+
+def test_mean_images(mnist):
+    task = build_task(small_recipe(mnist, ConvClassifierModel(filters=2)), ("test",), notify=silently)
+    means = mean_images(task.splits["test"], 10)  # type: ignore[arg-type]
+    assert means.shape == (10, 28, 28)
+    # The bright row of class 3 is the ninth.
+    assert means[3].mean(axis=1).argmax() == 8
+    assert means.max() == 1.0
+
+
+def test_without_files(tmp_path):
+    with pytest.raises(DataError, match=r"`smoe data fetch mnist` gets them"):
+        build_task(ImageRecipe(data=ImageData(root=tmp_path)), notify=silently)

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from smoe.nn import GridConv2d
+from smoe_paper.models import ConvNet, FullyConnectedNet
+
+
+def test_normalisation_and_activation_stand_between_layers_only() -> None:
+    net = ConvNet(partial(GridConv2d, kernel_size=3), (2, 5, 4, 1))
+    kinds = [type(layer) for layer in net.layers]
+    block = [GridConv2d, nn.BatchNorm2d, nn.ReLU]
+    assert kinds == [*block, *block, GridConv2d]
+    assert [layer.weight.shape[:2] for layer in net.layers if isinstance(layer, GridConv2d)] == [(5, 2), (4, 5), (1, 4)]
+    assert net(torch.randn(3, 2, 7, 6)).shape == (3, 1, 7, 6)
+
+
+def test_one_layer_is_just_that() -> None:
+    net = ConvNet(GridConv2d, (2, 3))
+    assert len(net.layers) == 1
+    with pytest.raises(ValueError, match=r"the input's and the output's at least, got \(2,\)"):
+        ConvNet(GridConv2d, (2,))
+
+
+def test_every_pixel_sees_every_other() -> None:
+    net = FullyConnectedNet((3, 4))
+    input = torch.randn(2, 1, 3, 4)
+    expected = torch.stack([net.linear.weight @ sample.flatten() for sample in input]).view(2, 1, 3, 4)
+    torch.testing.assert_close(net(input), expected)
+    assert sum(parameter.numel() for parameter in net.parameters()) == 144
+    with pytest.raises(ValueError, match=r"inputs \(B, 1, 3, 4\), got \(2, 1, 4, 3\)"):
+        net(torch.randn(2, 1, 4, 3))

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from smoe_paper.models import Emos
+
+
+@pytest.mark.parametrize("num_members", [5, 10])
+def test_parameters(num_members: int) -> None:
+    assert sum(parameter.numel() for parameter in Emos(num_members).parameters()) == num_members + 3
+
+
+def test_by_hand() -> None:
+    # Members 240, 250 and 260 of the range 240 to 260: 0, 1/2 and 1. Their mean square from 1/2 is 1/6.
+    net = Emos(3, (240.0, 260.0))
+    for parameter, value in zip(net.parameters(), ([[1.0, 2.0, 3.0]], [0.5], [[2.0]], [-1.0]), strict=True):
+        parameter.data = torch.tensor(value)
+    output = net(torch.tensor([240.0, 250.0, 260.0])[None, :, None, None].expand(2, 3, 4, 5))
+    assert output.shape == (2, 2, 4, 5)
+    # 1 * 0 + 2 / 2 + 3 * 1 + 0.5 = 4.5 and 2 sqrt(1/6) - 1
+    torch.testing.assert_close(output[0, 0], torch.full((4, 5), 4.5))
+    torch.testing.assert_close(output[1, 1], torch.full((4, 5), 2 * (1 / 6) ** 0.5 - 1))
+
+
+def test_each_pixel_has_its_own_members() -> None:
+    net = Emos(2)
+    members = torch.rand(2, 2, 3, 4)
+    single = net(members[1:, :, 2:, 1:2])
+    torch.testing.assert_close(net(members)[1:, :, 2:, 1:2], single)
+
+
+def test_members_without_spread_have_no_gradient_that_is_not_a_number() -> None:
+    net = Emos(3)
+    net(torch.ones(1, 3, 2, 2)).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in net.parameters())
+
+
+def test_options_that_make_no_sense() -> None:
+    with pytest.raises(ValueError, match=r"value_range must be a smaller and a larger value, got 2.0 and 1.0"):
+        Emos(5, (2.0, 1.0))
+    with pytest.raises(ValueError, match="num_members must be at least 1, got 0"):
+        Emos(0)
+    with pytest.raises(ValueError, match=r"input must be \(B, 10, H, W\)"):
+        Emos(10)(torch.zeros(1, 9, 2, 2))

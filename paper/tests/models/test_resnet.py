@@ -1,0 +1,145 @@
+"""The ResNets: every parameter of torchvision's, the start, and the converted variants."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import smoe
+from smoe_paper.models import ResNet, resnet50, wide_resnet50_2
+from smoe_paper.models.resnet import Bottleneck
+
+# Channels of the 3x3 convolutions and of the outputs of the stages of ResNet-50, and their blocks.
+STAGES = (("layer1", 64, 256, 3), ("layer2", 128, 512, 4), ("layer3", 256, 1024, 6), ("layer4", 512, 2048, 3))
+
+
+def norm(name: str, channels: int) -> dict[str, tuple[int, ...]]:
+    per_channel = {f"{name}.{part}": (channels,) for part in ("weight", "bias", "running_mean", "running_var")}
+    return {**per_channel, f"{name}.num_batches_tracked": ()}
+
+
+def published(width_factor: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of torchvision's resnet50 and wide_resnet50_2, in its order."""
+    expected: dict[str, tuple[int, ...]] = {"conv1.weight": (64, 3, 7, 7), **norm("bn1", 64)}
+    before = 64
+    for stage, filters, channels, num_blocks in STAGES:
+        width = filters * width_factor
+        for block in range(num_blocks):
+            prefix = f"{stage}.{block}"
+            expected |= {f"{prefix}.conv1.weight": (width, before, 1, 1), **norm(f"{prefix}.bn1", width)}
+            expected |= {f"{prefix}.conv2.weight": (width, width, 3, 3), **norm(f"{prefix}.bn2", width)}
+            expected |= {f"{prefix}.conv3.weight": (channels, width, 1, 1), **norm(f"{prefix}.bn3", channels)}
+            if block == 0:
+                expected |= {f"{prefix}.downsample.0.weight": (channels, before, 1, 1)}
+                expected |= norm(f"{prefix}.downsample.1", channels)
+            before = channels
+    return {**expected, "fc.weight": (1000, 2048), "fc.bias": (1000,)}
+
+
+@pytest.mark.parametrize(
+    ("make", "width_factor", "num_parameters"), [(resnet50, 1, 25_557_032), (wide_resnet50_2, 2, 68_883_240)]
+)
+def test_a_published_state_dict_fits(make, width_factor: int, num_parameters: int) -> None:
+    with torch.device("meta"):
+        model = make()
+    expected = published(width_factor)
+    assert {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()} == expected
+    assert list(model.state_dict()) == list(expected)
+    assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters
+    weights = {name: torch.empty(shape, device="meta") for name, shape in expected.items()}
+    model.load_state_dict(weights, assign=True)
+
+
+def test_the_start_is_torchvisions() -> None:
+    torch.manual_seed(0)
+    model = ResNet((1, 1, 1, 1), filters=16, num_classes=7)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            fan_out = module.out_channels * module.kernel_size[0] * module.kernel_size[1]
+            assert module.weight.std().item() == pytest.approx(math.sqrt(2.0 / fan_out), rel=0.1)
+        if isinstance(module, torch.nn.BatchNorm2d):
+            # Not zero for the last norm of a block either: torchvision's zero_init_residual is off.
+            assert bool((module.weight == 1).all())
+            assert bool((module.bias == 0).all())
+    bound = 1 / math.sqrt(model.fc.in_features)
+    assert model.fc.weight.abs().max().item() == pytest.approx(bound, rel=0.05)
+
+
+def block_by_definition(x: torch.Tensor, block: Bottleneck, stride: int) -> torch.Tensor:
+    def convolve(
+        x: torch.Tensor, conv: torch.nn.Module, norm: torch.nn.Module, stride: int = 1, padding: int = 0
+    ) -> torch.Tensor:
+        assert isinstance(conv, torch.nn.Conv2d)
+        assert isinstance(norm, torch.nn.BatchNorm2d)
+        x = F.conv2d(x, conv.weight, stride=stride, padding=padding)
+        return F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=1e-5)
+
+    y = convolve(x, block.conv1, block.bn1).relu()
+    # Version 1.5: the stride is on the 3x3 convolution.
+    y = convolve(y, block.conv2, block.bn2, stride=stride, padding=1).relu()
+    y = convolve(y, block.conv3, block.bn3)
+    if block.downsample is not None:
+        assert isinstance(block.downsample, torch.nn.Sequential)
+        x = convolve(x, block.downsample[0], block.downsample[1], stride=stride)
+    return (x + y).relu()
+
+
+def test_the_net_is_what_it_says() -> None:
+    torch.manual_seed(0)
+    net = ResNet((2, 1, 2, 1), filters=4, num_classes=5).double().eval()
+    for tensor in net.state_dict().values():
+        # Norms start where much could be wrong unseen.
+        if tensor.is_floating_point():
+            tensor += 0.1 * torch.rand_like(tensor)
+    x = torch.randn(2, 3, 37, 50, dtype=torch.float64)
+    y = F.conv2d(x, net.conv1.weight, stride=2, padding=3)
+    y = F.batch_norm(y, net.bn1.running_mean, net.bn1.running_var, net.bn1.weight, net.bn1.bias, eps=1e-5).relu()
+    y = F.max_pool2d(y, 3, stride=2, padding=1)
+    for number, stage in enumerate((net.layer1, net.layer2, net.layer3, net.layer4)):
+        for position, block in enumerate(stage):
+            assert isinstance(block, Bottleneck)
+            y = block_by_definition(y, block, 2 if number and position == 0 else 1)
+    expected = y.mean(dim=(2, 3)) @ net.fc.weight.T + net.fc.bias
+    torch.testing.assert_close(net(x), expected)
+
+
+def test_conversion_puts_a_gate_on_each_output_grid() -> None:
+    net = ResNet((2, 2, 2, 2), filters=4, num_classes=5)
+    plan = smoe.plan_conversion(net, example_input=torch.zeros(1, 3, 176, 176))
+    grids = {change.name: (change.spatial_shape, change.num_experts, change.num_selected) for change in plan.changes}
+    sizes = {"layer1": (44, 4), "layer2": (22, 8), "layer3": (11, 16), "layer4": (6, 32)}
+    # The first block of a stage halves the grid in its 3x3 convolution: its gate is that of the others.
+    assert grids == {
+        f"{stage}.{block}.conv2": ((size, size), 2 * filters, filters)
+        for stage, (size, filters) in sizes.items()
+        for block in range(2)
+    }
+    x = torch.zeros(1, 3, 176, 176)
+    converted = smoe.convert(net, example_input=x, share_gates=True, order="score", rule="rc")
+    gates = {id(layer.gate) for layer in converted.modules() if isinstance(layer, smoe.SpatialMoE2d)}
+    assert len(gates) == 4
+    assert converted(torch.randn(2, 3, 176, 176)).shape == (2, 5)
+
+
+def test_a_trained_net_learns_on_as_an_smoe_net() -> None:
+    torch.manual_seed(0)
+    net = ResNet((1, 1, 1, 1), filters=4, num_classes=5).eval()
+    net.load_state_dict({name: torch.rand_like(tensor.float()) for name, tensor in net.state_dict().items()})
+    x = torch.randn(2, 3, 48, 64)
+    converted = smoe.convert(net, example_input=x, start="filters", order="index", rule="rc")
+    assert sum(isinstance(layer, smoe.SpatialMoE2d) for layer in converted.modules()) == 4
+    torch.testing.assert_close(converted(x), net(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_blocks", [(1, 1, 1), (1, 1, 0, 1)])
+def test_refuses_stages(num_blocks: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="num_blocks must be four numbers from 1 on"):
+        ResNet(num_blocks)
+
+
+def test_refuses_channels() -> None:
+    with pytest.raises(ValueError, match=r"input must be \(B, 3, H, W\)"):
+        ResNet((1, 1, 1, 1), filters=4)(torch.randn(1, 1, 32, 32))

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from smoe.losses import patch_moe_loss
+from smoe.nn import PatchMoE
+from smoe.nn.feed_forward import FeedForward
+from smoe_paper.models import VisionTransformer
+from smoe_paper.models.vision_transformer import TransformerBlock, cut_into_patches, join_patches, sine_cosine_position
+
+GRID, PATCH, WIDTH, HEADS = (4, 6), 2, 8, 2
+
+
+def tiny(**changes) -> VisionTransformer:
+    arguments = {"patch_size": PATCH, "width": WIDTH, "num_heads": HEADS, "depth": 2, "hidden": 5, **changes}
+    net = VisionTransformer(2, 3, GRID, **arguments).double()
+    # Biases and layer norms start at zeros and ones, where a mistake would not show.
+    for name, parameter in net.named_parameters():
+        if parameter.ndim == 1:
+            nn.init.normal_(parameter, mean=1.0 if "norm.weight" in name else 0.0, std=0.3)
+    return net
+
+
+def normalize(token: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
+    centred = token - token.mean()
+    return centred / torch.sqrt((centred**2).mean() + norm.eps) * norm.weight + norm.bias
+
+
+def feed_forward(layer: FeedForward, token: torch.Tensor) -> torch.Tensor:
+    hidden = layer.widen.weight @ token + layer.widen.bias
+    hidden = hidden * 0.5 * (1.0 + torch.erf(hidden / math.sqrt(2.0)))
+    return layer.narrow.weight @ hidden + layer.narrow.bias
+
+
+def mixture(layer: PatchMoE, token: torch.Tensor) -> torch.Tensor:
+    """Without noise and with room for every token."""
+    probabilities = torch.softmax(layer.gate.weight @ token, dim=0)
+    best = int(probabilities.argmax())
+    expert = layer.experts[best]
+    assert isinstance(expert, FeedForward)
+    return probabilities[best] * feed_forward(expert, token)
+
+
+def attend(block: TransformerBlock, tokens: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Every query against every key, one head after the other."""
+    attention = block.attention
+    size = WIDTH // HEADS
+    projected = [attention.project_in.weight @ token + attention.project_in.bias for token in tokens]
+    outputs: list[torch.Tensor] = []
+    for asking in projected:
+        heads: list[torch.Tensor] = []
+        for head in range(HEADS):
+            start = head * size
+            query = asking[start : start + size]
+            keys = [asked[WIDTH + start : WIDTH + start + size] for asked in projected]
+            values = [asked[2 * WIDTH + start : 2 * WIDTH + start + size] for asked in projected]
+            weights = torch.stack([torch.exp((query @ key) / math.sqrt(size)) for key in keys])
+            weighted = [weight / weights.sum() * value for weight, value in zip(weights, values, strict=True)]
+            heads.append(torch.stack(weighted).sum(dim=0))
+        outputs.append(attention.project_out.weight @ torch.cat(heads) + attention.project_out.bias)
+    return outputs
+
+
+def define(net: VisionTransformer, field: torch.Tensor) -> torch.Tensor:
+    """One sample `(C, H, W)`, in loops."""
+    corners = [(h, w) for h in range(0, GRID[0], PATCH) for w in range(0, GRID[1], PATCH)]
+    tokens: list[torch.Tensor] = []
+    for number, (h, w) in enumerate(corners):
+        patch = field[:, h : h + PATCH, w : w + PATCH].flatten()
+        tokens.append(net.embed.weight @ patch + net.embed.bias + net.position[number])
+    for block in net.blocks:
+        assert isinstance(block, TransformerBlock)
+        attended = attend(block, [normalize(token, block.attention_norm) for token in tokens])
+        tokens = [token + more for token, more in zip(tokens, attended, strict=True)]
+        for number, token in enumerate(tokens):
+            normal = normalize(token, block.feed_forward_norm)
+            layer = block.feed_forward
+            if isinstance(layer, PatchMoE):
+                tokens[number] = token + mixture(layer, normal)
+            else:
+                assert isinstance(layer, FeedForward)
+                tokens[number] = token + feed_forward(layer, normal)
+    output = torch.zeros(3, *GRID, dtype=field.dtype)
+    for (h, w), token in zip(corners, tokens, strict=True):
+        pixels = net.head.weight @ normalize(token, net.norm) + net.head.bias
+        output[:, h : h + PATCH, w : w + PATCH] = pixels.view(3, PATCH, PATCH)
+    return output
+
+
+@pytest.mark.parametrize("num_experts", [None, 3])
+def test_equals_loops(num_experts):
+    net = tiny(num_experts=num_experts, capacity_factor=3.0).eval()
+    x = torch.randn(2, 2, *GRID, dtype=torch.float64, requires_grad=True)
+    factors = torch.randn(2, 3, *GRID, dtype=torch.float64)
+    wanted = [x, *net.parameters()]
+    results: list[tuple[torch.Tensor, ...]] = []
+    for output in (net(x), torch.stack([define(net, field) for field in x])):
+        gradients = torch.autograd.grad((output * factors).sum(), wanted, materialize_grads=True)
+        results.append((output, *gradients))
+    names = ("output", "input", *(name for name, _ in net.named_parameters()))
+    for name, actual, expected in zip(names, *results, strict=True):
+        torch.testing.assert_close(actual, expected, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize(("num_experts", "count"), [(None, 202_768), (3, 466_576)])
+def test_parameter_counts_of_the_paper(num_experts, count):
+    net = VisionTransformer(1, 1, (64, 64), num_experts=num_experts)
+    assert sum(parameter.numel() for parameter in net.parameters()) == count
+
+
+def test_weather_size():
+    with torch.device("meta"):
+        net = VisionTransformer(117, 3, (32, 64), patch_size=2, width=1024, num_heads=8, depth=4, hidden=4096)
+        assert net(torch.randn(2, 117, 32, 64)).shape == (2, 3, 32, 64)
+    # Each block: two layer norms, four square maps, two maps to and from 4096 channels, all with biases.
+    block = 4 * 1024 + 4 * (1024**2 + 1024) + (1024 * 4096 + 4096) + (4096 * 1024 + 1024)
+    ends = (468 * 1024 + 1024) + 2 * 1024 + (1024 * 12 + 12)
+    assert sum(parameter.numel() for parameter in net.parameters()) == 4 * block + ends
+
+
+def test_experts_are_in_every_block():
+    net = tiny(num_experts=4, num_selected=2, capacity_factor=1.5, depth=3)
+    layers = [module for module in net.modules() if isinstance(module, PatchMoE)]
+    assert len(layers) == 3
+    for layer in layers:
+        assert (layer.num_experts, layer.num_selected, layer.capacity_factor) == (4, 2, 1.5)
+        assert layer.noise_std == 0.25
+
+
+def test_patches_by_hand():
+    # One channel of 2 x 4 pixels, patches of 2: columns 0 and 1, then 2 and 3.
+    field = torch.arange(8.0).view(1, 1, 2, 4)
+    assert cut_into_patches(field, 2).tolist() == [[[0.0, 1.0, 4.0, 5.0], [2.0, 3.0, 6.0, 7.0]]]
+
+
+def test_patches_of_rows_and_channels_are_joined_again():
+    field = torch.randn(2, 3, 6, 8)
+    patches = cut_into_patches(field, 2)
+    assert patches.shape == (2, 12, 12)
+    # The fifth patch starts the second row of patches; its second channel comes after four pixels of the first.
+    assert torch.equal(patches[:, 4, 4:8], field[:, 1, 2:4, 0:2].flatten(1))
+    assert torch.equal(join_patches(patches, (6, 8), 2), field)
+
+
+def test_position_by_hand():
+    position = sine_cosine_position(3, 5, 8)
+    assert position.shape == (15, 8)
+    # Row 2, column 3 is place 13; the frequencies are 1 and 10000 ** -0.5 = 0.01.
+    expected = [
+        wave(place * frequency) for place in (2, 3) for wave in (math.sin, math.cos) for frequency in (1.0, 0.01)
+    ]
+    assert position[13].tolist() == pytest.approx(expected)
+    grid = position.view(3, 5, 8)
+    assert torch.equal(grid[:, :1, :4].expand(-1, 5, -1), grid[..., :4])
+    assert torch.equal(grid[:1, :, 4:].expand(3, -1, -1), grid[..., 4:])
+
+
+def test_every_place_of_a_large_grid_differs():
+    position = sine_cosine_position(16, 32, 128)
+    distance = torch.cdist(position, position).fill_diagonal_(torch.inf)
+    assert distance.min() > 0.5
+
+
+def test_position_is_no_parameter_and_is_not_stored():
+    net = tiny()
+    assert "position" in dict(net.named_buffers())
+    assert all("position" not in name for name in net.state_dict())
+    assert net.position.dtype == torch.float64
+    other = tiny()
+    other.load_state_dict(net.state_dict())
+    x = torch.randn(1, 2, *GRID, dtype=torch.float64)
+    assert torch.equal(other(x), net(x))
+
+
+def test_only_the_position_embedding_knows_where_a_patch_is():
+    net = tiny().eval()
+    x = torch.randn(1, 2, *GRID, dtype=torch.float64)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+
+    def permute(field: torch.Tensor) -> torch.Tensor:
+        return join_patches(cut_into_patches(field, PATCH)[:, order], GRID, PATCH)
+
+    assert not torch.allclose(net(permute(x)), permute(net(x)))
+    net.position.zero_()
+    torch.testing.assert_close(net(permute(x)), permute(net(x)))
+
+
+def test_every_patch_sees_every_other():
+    net = tiny(depth=1).eval()
+    x = torch.randn(1, 2, *GRID, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(net(x)[0, 0, 0, 0], x)
+    assert (gradient != 0).all()
+
+
+@pytest.mark.parametrize("num_experts", [None, 3])
+def test_samples_do_not_meet(num_experts):
+    net = tiny(num_experts=num_experts, capacity_factor=0.1).eval()
+    x = torch.randn(3, 2, *GRID, dtype=torch.float64)
+    torch.testing.assert_close(net(x), torch.cat([net(field) for field in x.split(1)]))
+
+
+@pytest.mark.parametrize("num_experts", [None, 2])
+def test_learns(num_experts):
+    torch.manual_seed(0)
+    net = VisionTransformer(1, 1, (8, 8), patch_size=2, width=16, num_heads=2, hidden=32, num_experts=num_experts)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    x = torch.randn(8, 1, 8, 8)
+    target = x.roll(2, dims=3)
+    losses: list[float] = []
+    for _ in range(100):
+        loss = nn.functional.mse_loss(net(x), target)
+        losses.append(float(loss.detach()))
+        if num_experts is not None:
+            loss = loss + patch_moe_loss(net)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < 0.3 * losses[0]
+    copied = copy.deepcopy(net).eval()
+    assert torch.equal(copied(x), net.eval()(x))
+
+
+@pytest.mark.parametrize(
+    ("shape", "arguments", "message"),
+    [
+        ((64, 62), {}, r"multiples of patch_size, got \(64, 62\) and patches of 4"),
+        ((30, 32), {}, r"multiples of patch_size, got \(30, 32\) and patches of 4"),
+        ((8, 8), {"width": 20, "num_heads": 3}, "width must be a multiple of num_heads, got 20 and 3 heads"),
+        ((8, 8), {"width": 18, "num_heads": 2}, "width must be a multiple of 4, .* got 18"),
+        ((8, 8), {"width": 0}, "width must be a multiple of 4, .* got 0"),
+        ((8, 8), {"num_heads": 0}, "num_heads must be at least 1, got 0"),
+        ((8, 8), {"depth": 0}, "depth must be at least 1, got 0"),
+        ((8, 8), {"patch_size": 0}, "patch_size must be at least 1, got 0"),
+        ((8, 8), {"hidden": 0}, "hidden must be at least 1, got 0"),
+        ((8, 8), {"num_experts": 3, "num_selected": 4}, r"num_selected must be in \[1, 3\], got 4"),
+        ((8, 8), {"num_experts": 0}, "num_experts must be at least 1, got 0"),
+    ],
+)
+def test_wrong_arguments(shape, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        VisionTransformer(1, 1, shape, **arguments)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 6, 4), (1, 2, 8, 6), (1, 1, 4, 6), (2, 4, 6)])
+def test_input_of_another_grid(shape):
+    with pytest.raises(ValueError, match=r"made for inputs of \(B, 2, 4, 6\), got shape \(.*\)") as error:
+        tiny()(torch.randn(shape, dtype=torch.float64))
+    assert str(shape) in str(error.value)

@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+
+from simulation import layout
+from simulation.baselines import climatology_rmse, persistence_rmse, rmse, week_of_year, weekly_climatology_rmse
+from simulation.climate import global_mean, jets, winter_land_sea_contrast
+from simulation.report import describe
+from simulation.simulated_years import SimulatedYears
+
+LAT = layout.LATITUDE[:, None]
+
+
+def test_rmse_weighs_by_the_cosine_of_latitude():
+    error = np.zeros((2, 32, 64), dtype=np.float32)
+    error[0, 5] = 3.0
+    # Half of the times have an error of 3 on one latitude.
+    weights = np.cos(np.radians(layout.LATITUDE))
+    assert rmse(error) == pytest.approx(np.sqrt(9 / 2 * weights[5] / weights.sum()))
+
+
+def test_global_mean_of_sine_squared():
+    assert global_mean(np.broadcast_to(np.sin(np.radians(LAT)) ** 2, (3, 32, 64))) == pytest.approx(1 / 3, abs=2e-3)
+
+
+def test_persistence_compares_with_the_field_before():
+    truth = np.broadcast_to(np.arange(40.0)[:, None, None], (40, 32, 64)).astype(np.float32)
+    assert persistence_rmse(truth, 72) == pytest.approx(12.0)
+    with pytest.raises(ValueError, match="a lead of 70 h"):
+        persistence_rmse(truth, 70)
+
+
+def test_climatologies_know_earlier_years_only():
+    earlier_times, times = layout.year_times(2001), layout.year_times(2002)
+    season = np.broadcast_to(week_of_year(earlier_times)[:, None, None], (1460, 32, 64)).astype(np.float32)
+    assert weekly_climatology_rmse(season + 2, times, season, earlier_times) == pytest.approx(2.0)
+    # Weeks 0 to 51 with 28 fields each, the last with 32: the spread about their mean.
+    assert climatology_rmse(season, season) == pytest.approx(np.std(week_of_year(times)), rel=1e-4)
+
+
+def test_weeks_of_a_leap_year():
+    weeks = week_of_year(layout.year_times(2004))
+    assert weeks[0] == 0
+    assert weeks[27] == 0
+    assert weeks[28] == 1
+    assert weeks[-1] == 51
+    assert (weeks == 51).sum() == 9 * 4
+
+
+@pytest.fixture
+def simulated(tmp_path, monkeypatch):
+    """Three years with a jet at 36.5625 N, cold land and weather of one number, on every fourth day only."""
+    root, every = tmp_path, layout.year_times
+    monkeypatch.setattr(layout, "year_times", lambda year: every(year)[::16])
+    land = np.broadcast_to(np.arange(64) < 32, (32, 64)).astype(np.float32)
+    layout.write_constants(root, 0 * land, land, {f"{name}_version": "1" for name in ("jcm", "jax", "dinosaur")})
+    for year in (2001, 2002, 2003):
+        steps = len(layout.year_times(year))
+        flat = np.zeros((steps, 32, 64), dtype=np.float32)
+        deep = np.zeros((steps, 7, 32, 64), dtype=np.float32)
+        jet = np.where(np.isclose(layout.LATITUDE, 36.5625), 30.0, 1.0).astype(np.float32)[:, None]
+        weather = (np.arange(steps) % 2).astype(np.float32)[:, None, None]
+        values = dict.fromkeys("ztvq", deep) | {"u": deep + jet, "t2m": flat + 280 - 5 * land + weather}
+        layout.write_year(root, year, values | {"tisr": flat + 3600 * 340, "tp": flat + 0.00075}, {})
+    return root
+
+
+def test_jet_and_land_are_found(simulated):
+    data = SimulatedYears(simulated)
+    assert jets(data, data.years)[0] == ("Dec-Feb", "north", 30.0, 36.5625)
+    land, sea = winter_land_sea_contrast(data, data.years)
+    assert sea - land == pytest.approx(5.0)
+    assert 280 < sea < 281
+
+
+def test_the_report_holds_the_numbers(simulated):
+    text = describe(simulated)
+    assert "| 2003 | 0 | 0.00 | 278.00 | 3.00 | 30.0 |" in text
+    assert "340.0 W/m2" in text
+    assert "land is 5.0 K colder" in text
+    # Leads of 12 and 20 fields bring the same weather back, so persistence is perfect; the climatology misses by 0.5.
+    assert "| T2m [K] | 0.00 (3.00) | 0.00 (3.27) | 0.50 (6.07) |" in text
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no complete simulated year"):
+        describe(tmp_path)

@@ -1,0 +1,173 @@
+"""A description says what is there, what hinders, and is right about whether the recipes can use it."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from smoe.cli.main import main
+from smoe.command_line import UsageError
+from smoe_paper.atmosphere.variables import LEVELS
+from smoe_paper.weather.commands.check import run
+from smoe_paper.weather.data import DataError
+from smoe_paper.weather.data.describe import describe
+from weather_files import times_of_year, write_cmip, write_netcdf, write_weatherbench
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory):
+    return write_weatherbench(tmp_path_factory.mktemp("intact"), years=(2015, 2016, 2017), steps=6).parent
+
+
+@pytest.fixture
+def whole(intact, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    return shutil.copytree(intact, tmp_path / "whole")
+
+
+def change(path, apply):
+    with xr.open_dataset(path) as dataset:
+        dataset.load()
+    write_netcdf(apply(dataset).drop_encoding(), path)
+
+
+def test_a_whole_archive_can_be_used(whole, capsys):
+    steps = []
+    found = describe(whole, progress=lambda done, total, what: steps.append((done, total, what)))
+    assert found.is_usable
+    assert (found.kind, found.step_hours, found.years, found.num_times) == ("weatherbench", 6, (2015, 2016, 2017), 18)
+    assert [variable.short_name for variable in found.variables] == ["z", "t", "u", "v", "q", "tisr", "t2m", "tp"]
+    assert found.variables[0].levels == LEVELS
+    assert {variable.nan_share for variable in found.variables} == {0.0}
+    assert found.gaps == ["2015-01-02T06 to 2016-01-01T00", "2016-01-02T06 to 2017-01-01T00"]
+    assert steps[0] == (0, 3 * 38, "z_50 2015") and steps[-1][:2] == (114, 114)
+    assert found.remarks[0] == "2015 has 6 of its 1,460 times"
+    assert "1979-2014, 2018 are not there" in found.remarks[-1]
+
+    assert run([str(whole)]) == 0
+    out = capsys.readouterr().out
+    for text in (
+        "weatherbench, 5.625deg (32 x 64), every 6 h",
+        "years 2015-2017, 18 times",
+        "50 250 500 600 700 850 925",
+        "2m_temperature",
+        "lsm, orography, lat2d, lon2d",
+        "can be used for the weather recipes",
+    ):
+        assert text in out
+    assert "cannot" not in out
+
+
+def test_quick_reads_headers_only(whole, monkeypatch, capsys):
+    monkeypatch.setattr("smoe_paper.weather.data.series.FieldSeries.read", None)
+    assert run([str(whole), "--quick"]) == 0
+    out = capsys.readouterr().out
+    assert "not read" in out
+    assert "as far as the headers tell" in out
+
+
+def test_every_problem_is_named_not_only_the_first(whole, capsys):
+    folder = whole / "5.625deg"
+    (folder / "temperature" / "temperature_2016_5.625deg.nc").unlink()
+    damaged = folder / "u_component_of_wind" / "u_component_of_wind_2017_5.625deg.nc"
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    for path in (folder / "specific_humidity").iterdir():
+        change(path, lambda ds: ds.sel(level=[500, 850]))
+    for path in (folder / "constants").iterdir():
+        change(path, lambda ds: ds.drop_vars("lsm"))
+
+    def with_nans(dataset):
+        dataset["t2m"][2, :3] = np.nan
+        return dataset
+
+    change(folder / "2m_temperature" / "2m_temperature_2016_5.625deg.nc", with_nans)
+    found = describe(whole)
+    assert not found.is_usable
+    assert found.missing == [*(f"q_{level}" for level in LEVELS if level not in (500, 850)), "lsm"]
+    problems = " | ".join(found.problems)
+    for text in (
+        "temperature lacks 2016",
+        "u_component_of_wind_2017_5.625deg.nc: it cannot be read",
+        f"t2m: {3 * 64} values are NaN, the first at 2016-01-01T12",
+    ):
+        assert text in problems
+    (t2m,) = (variable for variable in found.variables if variable.short_name == "t2m")
+    assert t2m.nan_share == pytest.approx(3 * 64 / (18 * 32 * 64))
+
+    assert run([str(whole)]) == 1
+    out = capsys.readouterr().out
+    assert "missing for the weather recipes: q_50, q_250, q_600, q_700, q_925, lsm" in out
+    assert "problem: temperature lacks 2016" in out
+    assert "cannot be used for the weather recipes" in out
+
+
+def test_a_damaged_first_file_does_not_hide_the_next(whole):
+    folder = whole / "5.625deg"
+    damaged = [folder / name / f"{name}_2015_5.625deg.nc" for name in ("geopotential", "temperature")]
+    for path in damaged:
+        path.write_bytes(path.read_bytes()[:1000])
+    problems = " | ".join(describe(whole, quick=True).problems)
+    for path in damaged:
+        assert f"{path}: it cannot be read" in problems
+
+
+def test_nans_of_solar_radiation_have_a_rule(whole):
+    def with_nans(dataset):
+        dataset["tisr"][5, 0, :7] = np.nan
+        return dataset
+
+    name = "toa_incident_solar_radiation"
+    change(whole / "5.625deg" / name / f"{name}_2017_5.625deg.nc", with_nans)
+    found = describe(whole)
+    assert found.is_usable
+    said = "tisr: 7 values are NaN, the first at 2017-01-02T06; to prepare them, choose --on-nan zero-tisr"
+    assert said in found.remarks
+
+
+def test_what_the_recipes_do_not_read_hinders_nobody(whole):
+    write_weatherbench(whole, years=(2015,), steps=6, variables=("vo",), constants=False)
+    found = describe(whole, quick=True)
+    assert found.is_usable
+    assert "vorticity lacks 2016-2017" in found.remarks
+
+
+def test_nans_at_the_start_of_accumulated_fields_are_expected(tmp_path):
+    times = {year: times_of_year(year, 30, 1) for year in (2015, 2016, 2017)}
+    write_weatherbench(tmp_path, years=(2015, 2016, 2017), step_hours=1, times=times, levels=(500,))
+    found = describe(tmp_path)
+    (tp,) = (variable for variable in found.variables if variable.short_name == "tp")
+    assert tp.name == "total_precipitation"
+    assert tp.nan_share == pytest.approx(5 / 30)
+    assert found.problems == []
+
+
+def test_cmip_lacks_the_surface(tmp_path):
+    write_cmip(tmp_path, periods=(("1850-01-01T06", 3), ("1851-01-01T00", 3), ("1852-01-01T00", 3)))
+    found = describe(tmp_path)
+    assert found.kind == "cmip"
+    assert found.missing == ["tisr", "t2m", "tp", "lsm", "orography"]
+
+
+def test_too_few_years(tmp_path):
+    write_weatherbench(tmp_path, years=(1979, 1980), steps=2)
+    assert "years 1979-1980: recipes need three or more" in describe(tmp_path, quick=True).problems[0]
+
+
+def test_ctrl_c_is_one_line(whole, monkeypatch, capsys):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("smoe_paper.weather.data.series.FieldSeries.read", stop)
+    assert main(["data", "check", str(whole)]) == 130
+    assert capsys.readouterr().err.endswith("stopped by SIGINT\n")
+
+
+def test_what_cannot_be_opened_is_one_line(tmp_path, capsys):
+    with pytest.raises(DataError, match="does not exist"):
+        run([str(tmp_path / "nowhere")])
+    with pytest.raises(UsageError, match="did you mean --quick"):
+        run([str(tmp_path), "--quik"])
+    capsys.readouterr()

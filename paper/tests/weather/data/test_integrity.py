@@ -1,0 +1,260 @@
+"""Truncated and damaged files are errors, never data."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import netCDF4
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from smoe._integrity import check_netcdf_file
+from smoe_paper.weather.data import GRIDS, DataError, open_source
+from weather_files import times_of_year, weatherbench2_dataset, write_weatherbench, write_weatherbench2
+
+CLASSIC = ("NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA")
+
+
+def cut(path: Path, length: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(length)
+
+
+def only_file(folder: Path) -> Path:
+    (path,) = (path for path in folder.rglob("*.nc"))
+    return path
+
+
+@pytest.mark.parametrize("format", CLASSIC)
+def test_classic_file_cut_to_a_tenth_is_refused_though_the_library_reads_it(tmp_path, format):
+    path = only_file(write_weatherbench(tmp_path, years=(1979,), variables=("t2m",), format=format, constants=False))
+    length = path.stat().st_size
+    cut(path, length // 10)
+    with xr.open_dataset(path, engine="netcdf4") as dataset:
+        assert np.isfinite(dataset["t2m"].values[0]).all()
+    with pytest.raises(DataError, match=rf"is truncated: its header declares {length} bytes, it has {length // 10}"):
+        open_source(tmp_path)
+
+
+@pytest.mark.parametrize("format", CLASSIC)
+@pytest.mark.parametrize("unlimited", [False, True])
+def test_declared_length_is_exact(tmp_path, format, unlimited):
+    # Odd sizes and small types, so that padding counts: records of (3,) int16 and (5,) int8, and a scalar.
+    path = tmp_path / "file.nc"
+    with netCDF4.Dataset(path, "w", format=format) as file:
+        file.title = "odd"
+        file.createDimension("time", None if unlimited else 7)
+        for name, length in (("three", 3), ("five", 5)):
+            file.createDimension(name, length)
+        file.createVariable("scalar", "f8", ())[:] = 1.0
+        file.createVariable("a", "i2", ("time", "three"))[:] = np.arange(21).reshape(7, 3)
+        file.createVariable("b", "i1", ("time", "five"))[:] = np.arange(35).reshape(7, 5)
+        file["a"].note = np.array([1, 2, 3], "i2")
+    check_netcdf_file(path)
+    # What is behind the last value is padding to a multiple of four bytes at most.
+    length = path.stat().st_size
+    for missing in range(4, 40):
+        cut(path, length - missing)
+        with pytest.raises(DataError, match="truncated"):
+            check_netcdf_file(path)
+
+
+@pytest.mark.parametrize("format", CLASSIC)
+@pytest.mark.parametrize("kind", ["i1", "i2", "f4"])
+def test_a_single_record_variable_is_not_padded(tmp_path, format, kind):
+    path = tmp_path / "file.nc"
+    with netCDF4.Dataset(path, "w", format=format) as file:
+        file.createDimension("time", None)
+        file.createDimension("three", 3)
+        file.createVariable("a", kind, ("time", "three"))[:] = np.ones((9, 3))
+    check_netcdf_file(path)
+    cut(path, path.stat().st_size - 4)
+    with pytest.raises(DataError, match="truncated"):
+        check_netcdf_file(path)
+
+
+def test_number_of_records_counts(tmp_path):
+    path = tmp_path / "file.nc"
+    with netCDF4.Dataset(path, "w", format="NETCDF3_CLASSIC") as file:
+        file.createDimension("time", None)
+        file.createVariable("a", "f4", ("time",))[:] = np.ones(4)
+    data = bytearray(path.read_bytes())
+    data[4:8] = (5).to_bytes(4, "big")
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="truncated"):
+        check_netcdf_file(path)
+    data[4:8] = b"\xff\xff\xff\xff"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"written as a stream.*copy it by nccopy"):
+        check_netcdf_file(path)
+
+
+@pytest.fixture(scope="module")
+def classic_file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("classic")
+    return only_file(write_weatherbench(folder, years=(1979,), steps=2, variables=("t2m",), constants=False,
+                                        format="NETCDF3_CLASSIC"))  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.integers(0, 600), value=st.integers(0, 255))
+def test_any_byte_of_the_header_gives_an_answer_or_a_data_error(classic_file, tmp_path, place, value):
+    data = bytearray(classic_file.read_bytes())
+    data[place] = value
+    path = tmp_path / "file.nc"
+    path.write_bytes(data)
+    message = str(path)
+    try:
+        check_netcdf_file(path)
+    except DataError as error:
+        message = str(error)
+    assert str(path) in message
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 0.9, 0.999])
+def test_truncated_netcdf4_is_a_data_error(tmp_path, share):
+    path = only_file(write_weatherbench(tmp_path, years=(1979,), variables=("t2m",), constants=False))
+    cut(path, int(path.stat().st_size * share))
+    with pytest.raises(DataError, match=r"2m_temperature_1979_5.625deg.nc.*(damaged|truncated|no NetCDF|empty)"):
+        open_source(tmp_path).read("t2m", 1979)
+
+
+def test_damage_inside_a_compressed_netcdf4_is_a_data_error(tmp_path):
+    path = only_file(write_weatherbench(tmp_path, years=(1979,), variables=("t2m",), constants=False))
+    with xr.open_dataset(path) as dataset:
+        dataset.load()
+    dataset.to_netcdf(path, encoding={"t2m": {"zlib": True, "fletcher32": True}}, engine="netcdf4")
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 64] = bytes(64)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="t2m cannot be read, the file is damaged"):
+        open_source(tmp_path).read("t2m", 1979)
+
+
+@pytest.mark.parametrize(("content", "says"), [(b"", "is empty"), (b"<html>404</html>", "is not a NetCDF file"),
+                                               (b"CDF\x01\0\0", "ends inside its header")])  # fmt: skip
+def test_other_content_is_named(tmp_path, content, says):
+    path = only_file(write_weatherbench(tmp_path, years=(1979,), variables=("t2m",), constants=False))
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"2m_temperature_1979_5.625deg.nc {says}"):
+        open_source(tmp_path)
+
+
+@pytest.mark.parametrize("format", ["NETCDF3_CLASSIC", "NETCDF4"])
+def test_a_file_whose_end_is_zeros_is_refused(tmp_path, format):
+    # What a download leaves that reserves the space first and then stops.
+    path = only_file(write_weatherbench(tmp_path, years=(1979,), steps=40, variables=("u",), levels=(500,),
+                                        format=format, constants=False))  # fmt: skip
+    length = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(length // 2)
+        file.write(bytes(length - length // 2))
+    with pytest.raises(DataError, match=r"is 0 everywhere|times have a gap|is there twice|another grid|cannot be read"):
+        open_source(tmp_path).read("u_500", 1979)
+
+
+def test_values_never_written_are_refused(tmp_path):
+    path = only_file(write_weatherbench(tmp_path, years=(1979,), variables=("v",), levels=(500,), constants=False))
+    with xr.open_dataset(path) as dataset:
+        dataset.load()
+    dataset["v"].encoding = {"_FillValue": None}
+    dataset["v"].values[3] = np.float32(9.96921e36)  # NetCDF's own fill value, here without an attribute that says so
+    dataset.to_netcdf(path, engine="netcdf4")
+    with pytest.raises(DataError, match=r"v_component_of_wind 1979 at 500 hPa .* at 1979-01-01T18 has values .*9.96"):
+        open_source(tmp_path).read("v_500", 1979)
+
+
+TIMES = times_of_year(0, 10, 6, "1959-01-01T00")
+LAYOUTS = {
+    "v2": ({}, "2m_temperature/1.0.0"),
+    "v3": ({"zarr_format": 3}, "2m_temperature/c/1/0/0"),
+    "shards": ({"zarr_format": 3, "chunk_steps": 2, "shard_steps": 4}, "2m_temperature/c/1/0/0"),
+}
+
+
+@pytest.fixture(params=LAYOUTS)
+def store(request, tmp_path):
+    options, chunk = LAYOUTS[request.param]
+    path = write_weatherbench2(tmp_path / "era5.zarr", weatherbench2_dataset(TIMES, ("t2m", "t"), (500,)), **options)
+    assert (path / chunk).is_file()
+    return path, path / chunk
+
+
+def test_missing_chunk_is_refused_though_the_library_reads_it_as_nan(store):
+    path, chunk = store
+    chunk.unlink()
+    with xr.open_dataset(path, engine="zarr", chunks=None, consolidated=(path / ".zmetadata").exists()) as dataset:
+        assert np.isnan(dataset["2m_temperature"].values).any()
+    with open_source(path) as source:
+        source.read("t_500", 1959)
+        with pytest.raises(DataError, match=r"2m_temperature lacks 1 chunks of its 3 chunk files, the first .*1.0.0,"):
+            source.read("t2m", 1959)
+
+
+def test_empty_chunk_is_refused(store):
+    path, chunk = store
+    cut(chunk, 0)
+    with open_source(path) as source, pytest.raises(DataError, match="lacks 1 chunks"):
+        source.read("t2m", 1959)
+
+
+def test_truncated_chunk_is_refused(store):
+    path, chunk = store
+    cut(chunk, chunk.stat().st_size // 2)
+    with open_source(path) as source, pytest.raises(DataError, match=r"truncated|cannot be read|lacks"):
+        source.read("t2m", 1959)
+
+
+def test_truncated_chunk_without_compression_is_refused(tmp_path):
+    dataset = weatherbench2_dataset(TIMES, ("t2m", "t"), (500,))
+    path = tmp_path / "era5.zarr"
+    dataset.to_zarr(path, zarr_format=2, encoding={"2m_temperature": {"chunks": (5, 64, 32), "compressors": ()}})
+    cut(path / "2m_temperature" / "1.0.0", 1000)
+    with open_source(path) as source, pytest.raises(DataError, match="cannot be read, the file is damaged"):
+        source.read("t2m", 1959)
+
+
+def test_inner_chunk_left_out_of_a_shard_is_refused(tmp_path):
+    dataset = weatherbench2_dataset(TIMES, ("t2m", "t"), (500,))
+    dataset["2m_temperature"][4:6] = np.nan  # the writer leaves out what holds fill values only
+    path = write_weatherbench2(tmp_path / "era5.zarr", dataset, zarr_format=3, chunk_steps=2, shard_steps=4)
+    with open_source(path) as source, pytest.raises(DataError, match=r"lacks 1 chunks .* inner chunk \(0, 0, 0\)"):
+        source.read("t2m", 1959)
+
+
+@pytest.mark.parametrize("first_value", [1, 0])
+def test_accumulated_fields_may_lack_their_first_chunk(tmp_path, first_value):
+    # The total of the first six hours is unknown; Zarr 3 leaves such a chunk out.
+    dataset = weatherbench2_dataset(TIMES, ("t2m", "tp"))
+    dataset["total_precipitation_6hr"][:1] = np.nan
+    if not first_value:
+        dataset["total_precipitation_6hr"][7] = np.nan
+    path = write_weatherbench2(tmp_path / "era5.zarr", dataset, zarr_format=3, chunk_steps=1)
+    assert not (path / "total_precipitation_6hr/c/0/0/0").exists()
+    with open_source(path) as source:
+        if first_value:
+            assert np.isnan(source.read("tp", 1959)).all(axis=(1, 2)).tolist() == [True] + [False] * 9
+        else:
+            with pytest.raises(DataError, match=r"lacks 1 chunks of its 10 chunk files, the first .*c.7.0.0"):
+                source.read("tp", 1959)
+
+
+def test_lost_chunk_of_a_coordinate_is_refused(tmp_path):
+    path = write_weatherbench2(tmp_path / "era5.zarr", weatherbench2_dataset(TIMES, ("t2m",)), zarr_format=3)
+    for name in ("latitude", "longitude", "time"):
+        lost = tmp_path / f"{name}.zarr"
+        shutil.copytree(path, lost)
+        (lost / name / "c" / "0").unlink()
+        with pytest.raises(DataError, match=f"the coordinate {name} lacks the chunk {name}/c/0; copy it again"):
+            open_source(lost)
+
+
+def test_whole_store_on_the_right_grid_passes(store):
+    with open_source(store[0]) as source:
+        assert source.grid == GRIDS["5.625deg"]
+        assert np.isfinite(source.read("t2m", 1959)).all()

@@ -1,0 +1,311 @@
+"""What is missing or wrong in an archive is refused: found, expected, where."""
+
+from __future__ import annotations
+
+import netCDF4
+import numpy as np
+import pytest
+import xarray as xr
+
+from smoe_paper.weather.data import DEFAULT_INPUTS, GRIDS, LEVELS, Channel, DataError, open_source, parse_channel
+from weather_files import data_array, times_of_year, weather_field, write_netcdf, write_weatherbench
+
+GRID = GRIDS["5.625deg"]
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    root = tmp_path_factory.mktemp("archive")
+    folder = write_weatherbench(root, years=(1979, 1980, 1982), steps=4, variables=("t", "t2m"), levels=(500, 850))
+    (folder / "temperature" / "temperature_1980_5.625deg.nc").unlink()
+    return root
+
+
+def test_missing_year_level_and_variable(archive):
+    with open_source(archive) as source:
+        assert source.years == (1979, 1980, 1982)
+        with pytest.raises(DataError, match=r"temperature has no year 1980; it has 1979, 1982"):
+            source.read("t_850", 1980)
+        with pytest.raises(DataError, match=r"temperature has no level 50 hPa; it has 500, 850"):
+            source.read("t_50", 1979)
+        with pytest.raises(DataError, match=r"no geopotential, needed for z_500; it has temperature, 2m_temperature"):
+            source.read("z_500", 1979)
+        with pytest.raises(DataError, match="has no 6hr_precipitation, needed for tp"):
+            source.read("tp", 1979)
+        with pytest.raises(DataError, match=r"temperature has no year 1999; it has 1979, 1982"):
+            source.times(1999)
+
+
+def test_check_looks_at_headers_only(archive):
+    with open_source(archive) as source:
+        source.check(("t_500", "t2m"), (1979, 1982))
+        for channels, years in ((("t_500",), (1979, 1980)), (("t_50",), (1979,)), (("q_50",), (1979,))):
+            with pytest.raises(DataError, match=r"has no (year 1980|level 50|specific_humidity)"):
+                source.check(channels, years)
+
+
+def test_level_missing_in_a_later_year(tmp_path):
+    write_weatherbench(tmp_path, years=(1979,), steps=3, variables=("t",))
+    write_weatherbench(tmp_path, years=(1980,), steps=3, variables=("t",), levels=(500,))
+    with open_source(tmp_path) as source:
+        for ask in (source.read, lambda channel, year: source.check([channel], [year])):
+            with pytest.raises(DataError, match=r"temperature_1980_5.625deg.nc has no level 850"):
+                ask("t_850", 1980)
+
+
+def test_single_level_folder_is_a_level_of_its_variable(tmp_path):
+    folder = write_weatherbench(tmp_path, years=(1979,), steps=3, variables=("t2m",))
+    times = times_of_year(1979, 3)
+    array = data_array("z", times, GRID).sel(level=500)
+    write_netcdf(array.to_dataset(), folder / "geopotential_500" / "geopotential_500hPa_1979_5.625deg.nc")
+    with open_source(tmp_path) as source:
+        assert source.channels == ("z_500", "t2m")
+        np.testing.assert_array_equal(source.read("z_500", 1979), weather_field("z_500", times, GRID))
+
+
+def rewrite(root, folder, change, year=1979):
+    path = root / "5.625deg" / folder / f"{folder}_{year}_5.625deg.nc"
+    with xr.open_dataset(path) as dataset:
+        dataset.load()
+    write_netcdf(change(dataset).drop_encoding(), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda ds: ds.isel(time=[0, 1, 2, 4, 5]),
+         r"times have a gap: 1979-01-02T00:00 comes after 1979-01-01T12:00, expected steps of 360 minutes"),
+        (lambda ds: ds.isel(time=[0, 1, 2, 2, 3, 4]), r"the time 1979-01-01T12:00 is there twice"),
+        (lambda ds: ds.isel(time=[0, 2, 1, 3, 4, 5]), r"not in order: 1979-01-01T06:00 comes after 1979-01-01T12:00"),
+        (lambda ds: ds.isel(time=slice(None, None, -1)), "times are not in order"),
+        (lambda ds: ds.isel(time=slice(0, 0)), "holds no times"),
+        (lambda ds: ds.isel(time=[0]), "has a single time, expected times 1 h or 6 h apart"),
+        (lambda ds: ds.isel(time=[0, 2, 4]), "has steps of 12 h, expected times 1 h or 6 h apart"),
+        (lambda ds: ds.assign_coords(time=ds.time + np.timedelta64(400, "D")),
+         "holds times from 1980-02-05T00:00 to .*, but its name says 1979"),
+        (lambda ds: ds.assign_coords(time=("time", np.arange(6.0))), "times are of type float64, without units"),
+        (lambda ds: ds.rename(t2m="temp"), r"holds temp, expected t2m \(2m_temperature\)"),
+    ],
+)  # fmt: skip
+def test_times_and_names(tmp_path, change, says):
+    write_weatherbench(tmp_path, years=(1979,), steps=6, variables=("t2m",), constants=False)
+    rewrite(tmp_path, "2m_temperature", change)
+    with pytest.raises(DataError, match=says):
+        open_source(tmp_path)
+
+
+def test_times_off_the_hour(tmp_path):
+    write_weatherbench(tmp_path, years=(1979,), steps=6, variables=("t2m",), constants=False)
+    rewrite(tmp_path, "2m_temperature", lambda ds: ds.assign_coords(time=ds.time + np.timedelta64(30, "m")))
+    with (
+        open_source(tmp_path) as source,
+        pytest.raises(DataError, match="off the hour, such as 1979-01-01T00:30"),
+    ):
+        source.times(1979)
+
+
+def test_variables_must_have_the_same_times(tmp_path):
+    write_weatherbench(tmp_path, years=(1979,), steps=6, variables=("t2m", "u10", "tp"), constants=False)
+    rewrite(tmp_path, "10m_u_component_of_wind", lambda ds: ds.isel(time=slice(0, 4)))
+    with open_source(tmp_path) as source:
+        for ask in (source.read, lambda channel, year: source.check([channel], [year])):
+            with pytest.raises(
+                DataError, match=r"u_component_of_wind 1979 .* lacks 2 of 6 times, the first 1979-01-02"
+            ):
+                ask("u10", 1979)
+
+
+def test_accumulated_variables_may_begin_late_in_the_first_year_only(tmp_path):
+    write_weatherbench(tmp_path, years=(1979, 1980), steps=30, step_hours=1, variables=("t2m", "tisr"), constants=False)
+    for year in (1979, 1980):
+        rewrite(tmp_path, "toa_incident_solar_radiation", lambda ds: ds.isel(time=slice(7, None)), year)
+    with open_source(tmp_path) as source:
+        fields = source.read("tisr", 1979)
+        assert np.isnan(fields).all(axis=(1, 2)).tolist() == [True] * 7 + [False] * 23
+        assert "begins 7 times late: NaN there" in source.notices[0]
+        with pytest.raises(DataError, match=r"toa_incident_solar_radiation 1980 .* lacks 7 of 30 times"):
+            source.read("tisr", 1980)
+
+
+@pytest.mark.parametrize(
+    ("variable", "units", "says"),
+    [
+        ("t2m", "C", "t2m is in 'C', expected 'K'"),
+        ("t2m", "degC", "t2m is in 'degC', expected 'K'"),
+        ("u10", "knots", "u10 is in 'knots', expected 'm s-1'"),
+        ("tp", "mm", "tp is in 'mm', expected 'm'"),
+        ("tisr", "W m-2", "tisr is in 'W m-2', expected 'J m-2'"),
+    ],
+)
+def test_wrong_units(tmp_path, variable, units, says):
+    write_weatherbench(tmp_path, years=(1979,), steps=2, variables=("v10", variable), constants=False)
+    (folder,) = (each.name for each in (tmp_path / "5.625deg").iterdir() if not each.name.startswith("10m_v"))
+    rewrite(tmp_path, folder, lambda ds: ds.assign({variable: ds[variable].assign_attrs(units=units)}))
+    with pytest.raises(DataError, match=f"{says}; convert the file first"):
+        open_source(tmp_path).read(variable, 1979)
+
+
+@pytest.mark.parametrize(
+    "units", ["m s**-1", "m s-1", "m/s", "m s^-1", "", None]
+)  # fmt: skip
+def test_the_same_units_in_another_spelling(tmp_path, units):
+    write_weatherbench(tmp_path, years=(1979,), steps=2, variables=("u10",), constants=False)
+    attributes = {} if units is None else {"units": units}
+    rewrite(tmp_path, "10m_u_component_of_wind", lambda ds: ds.assign(u10=ds.u10.drop_attrs().assign_attrs(attributes)))
+    with open_source(tmp_path) as source:
+        assert source.read("u10", 1979).shape == (2, 32, 64)
+
+
+@pytest.mark.parametrize(
+    ("variable", "channel", "change"),
+    [("t", "t_850", lambda x: x - 273.15), ("z", "z_500", lambda x: x / 9.80665), ("q", "q_500", lambda x: x * 1000)],
+)
+def test_values_that_cannot_be_in_these_units(tmp_path, variable, channel, change):
+    # The attribute says nothing; the values do.
+    folder = write_weatherbench(
+        tmp_path, years=(1979,), steps=2, variables=(variable,), levels=(500, 850), constants=False
+    )
+    (name,) = (each.name for each in folder.iterdir())
+    rewrite(tmp_path, name, lambda ds: change(ds).map(lambda array: array.drop_attrs(deep=False)))
+    with open_source(tmp_path) as source, pytest.raises(DataError, match="which cannot be"):
+        source.read(channel, 1979)
+
+
+@pytest.mark.parametrize("channel", ["q_850", "tisr", "tp"])
+def test_zeros_all_over_the_globe_are_no_weather(tmp_path, channel):
+    name = channel.split("_")[0]
+    folder = write_weatherbench(tmp_path, years=(1979,), steps=4, variables=(name,), constants=False)
+    (path,) = folder.rglob("*.nc")
+    with xr.open_dataset(path) as dataset:
+        dataset.load()
+    dataset[name][3:] = 0.0
+    write_netcdf(dataset.drop_encoding(), path)
+    with open_source(tmp_path) as source, pytest.raises(DataError, match=r"T18 is 0 everywhere \(1 of 4 times\)"):
+        source.read(channel, 1979)
+
+
+def test_hourly_totals_at_six_hourly_times_are_refused(tmp_path):
+    folder = write_weatherbench(tmp_path, years=(1979,), steps=4, variables=("t2m", "tp"), constants=False)
+    (folder / "6hr_precipitation").rename(folder / "total_precipitation")
+    path = folder / "total_precipitation" / "6hr_precipitation_1979_5.625deg.nc"
+    path.rename(path.with_name("total_precipitation_1979_5.625deg.nc"))
+    with open_source(tmp_path) as source:
+        assert source.channels == ("t2m",)
+        with pytest.raises(DataError, match=r"hourly totals in total_precipitation at times 6 h apart, from"):
+            source.read("tp", 1979)
+
+
+def test_a_file_with_two_fill_values_is_read_without_a_warning(tmp_path):
+    folder = write_weatherbench(tmp_path, years=(1979,), steps=4, variables=("t2m",), constants=False)
+    (path,) = folder.rglob("*.nc")
+    with netCDF4.Dataset(path, "r+") as file:
+        file["t2m"].missing_value = np.float32(-888.0)
+        file["t2m"][2, 0, 0] = -888.0
+    with open_source(tmp_path) as source:
+        assert np.argwhere(np.isnan(source.read("t2m", 1979))).tolist() == [[2, 0, 0]]
+
+
+def test_nans_of_a_file_stay(tmp_path):
+    write_weatherbench(tmp_path, years=(1979,), steps=3, variables=("t2m",), constants=False)
+
+    def with_nans(dataset):
+        dataset["t2m"][1, :4] = np.nan
+        return dataset
+
+    rewrite(tmp_path, "2m_temperature", with_nans)
+    with open_source(tmp_path) as source:
+        assert np.isnan(source.read("t2m", 1979)).sum() == 4 * 64
+
+
+def test_paths_that_hold_no_weather(tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        open_source(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"holds nothing; expected a folder 5.625deg, 2.8125deg, 1.40625deg"):
+        open_source(tmp_path)
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(DataError, match=r"holds notes.txt; expected a folder"):
+        open_source(tmp_path)
+    with pytest.raises(DataError, match="is a file; expected the folder"):
+        open_source(tmp_path / "notes.txt")
+    with pytest.raises(DataError, match=r"no resolution is named '3deg'; there are 5.625deg"):
+        open_source(tmp_path, resolution="3deg")
+    with pytest.raises(DataError, match="not a Zarr store"):
+        open_source(tmp_path, kind="weatherbench2")
+    with pytest.raises(DataError, match="no kind of weather data is named 'grib'"):
+        open_source(tmp_path, kind="grib")  # pyright: ignore[reportArgumentType]
+    (tmp_path / "5.625deg").mkdir()
+    with pytest.raises(DataError, match="holds no weather variable"):
+        open_source(tmp_path)
+
+
+def test_several_resolutions_need_a_choice(tmp_path):
+    for resolution in ("5.625deg", "2.8125deg"):
+        write_weatherbench(tmp_path, years=(1979,), steps=2, variables=("t2m",), resolution=resolution)
+    with pytest.raises(DataError, match=r"holds the resolutions 5.625deg, 2.8125deg; choose one"):
+        open_source(tmp_path)
+    for path, resolution in ((tmp_path, "2.8125deg"), (tmp_path / "2.8125deg", None)):
+        with open_source(path, resolution=resolution) as source:
+            assert source.grid.name == "2.8125deg"
+    with pytest.raises(DataError, match=r"is the folder of 2.8125deg, asked for was 5.625deg"):
+        open_source(tmp_path / "2.8125deg", resolution="5.625deg")
+
+
+def test_two_files_of_a_year(tmp_path):
+    folder = write_weatherbench(tmp_path, years=(1979,), steps=2, variables=("t2m",), constants=False)
+    path = folder / "2m_temperature" / "2m_temperature_1979_5.625deg.nc"
+    path.with_name("2m_temperature_1979_2.8125deg.nc").write_bytes(path.read_bytes())
+    with pytest.raises(DataError, match="has two files of 1979"):
+        open_source(tmp_path)
+
+
+def test_constants_that_cannot_be(tmp_path):
+    folder = write_weatherbench(tmp_path, years=(1979,), steps=2, variables=("t2m",))
+    path = folder / "constants" / "constants_5.625deg.nc"
+    with xr.open_dataset(path) as dataset:
+        dataset.load()
+    write_netcdf(dataset.assign(lsm=dataset.lsm * 100, orography=dataset.orography.where(dataset.lsm > 0)), path)
+    with open_source(tmp_path) as source:
+        with pytest.raises(DataError, match="lsm has values from 0 to 100, which cannot be lsm"):
+            source.read_constant("lsm")
+        with pytest.raises(DataError, match=r"orography has .* values missing"):
+            source.read_constant("orography")
+        with pytest.raises(DataError, match="has no slt; it has lsm, orography, lat2d, lon2d"):
+            source.read_constant("slt")
+        with pytest.raises(DataError, match="no constant field is named 'mask'"):
+            source.read_constant("mask")
+
+
+def test_zip_files_left_as_downloaded_are_named(tmp_path):
+    folder = write_weatherbench(tmp_path, years=(1979,), steps=2, variables=("t2m",), constants=False)
+    (folder / "temperature").mkdir()
+    (folder / "temperature" / "temperature_5.625deg.zip").write_bytes(b"PK")
+    with open_source(tmp_path) as source:
+        assert "temperature is not unpacked: left out; unzip it there" in source.notices[0]
+
+
+def test_channels():
+    assert len(DEFAULT_INPUTS) == 38
+    assert DEFAULT_INPUTS[:8] == (*(f"z_{level}" for level in LEVELS), "t_50")
+    assert DEFAULT_INPUTS[-3:] == ("tisr", "t2m", "tp")
+    for name in DEFAULT_INPUTS:
+        assert str(parse_channel(name)) == name
+    assert parse_channel("z_500") == Channel("z", 500)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("z500", "no weather channel is named 'z500'; did you mean 'z_500'"),
+        ("tm2", "did you mean 't2m'"),
+        ("w_500", "no weather channel is named 'w_500'"),
+        ("z", "channel 'z' needs a pressure level in hPa, for example z_500"),
+        ("t2m_500", "t2m_500"),
+        ("tp_500", "tp has no pressure levels; write 'tp'"),
+        ("z_0500", "no weather channel"),
+        ("", "no weather channel"),
+    ],
+)
+def test_channel_names_that_are_none(name, says):
+    with pytest.raises(DataError, match=says):
+        parse_channel(name)

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from smoe import SpatialMoE2d, nn
+from smoe.nn import RoutedLayer
+from smoe.rules import Damping, RoutingClassification
+from smoe_paper.experiments.build_optimizer import adam_groups
+from smoe_paper.experiments.gated_layers import Learning
+from smoe_paper.experiments.optimizers import Adam
+from smoe_paper.experiments.parameter_counts import count_parameters
+from smoe_paper.weather.build import build_dry_task
+from smoe_paper.weather.build_model import Shape, build_model
+from smoe_paper.weather.model_options import AddedSpatialMoEModel, SpatialMoEResNetModel, WeatherModel
+from smoe_paper.weather.recipes import WEATHER_RECIPES, WeatherData
+from tiny_weather import tiny_recipe
+
+LEARNING = Learning(RoutingClassification.released(), None)
+PAPER_SHAPE = Shape(117, 3, (32, 64))
+SMALL_SHAPE = Shape(6, 3, (4, 6))
+
+
+def build_small(model: WeatherModel, land: torch.Tensor | None = None) -> torch.nn.Module:
+    return build_model(model, LEARNING, SMALL_SHAPE, land)
+
+
+def moe_layers(model: torch.nn.Module) -> list[SpatialMoE2d]:
+    return [module for module in model.modules() if isinstance(module, SpatialMoE2d)]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("weather/rt", (6_355_587, 0)),
+        ("weather/rt-wide", (23_917_827, 0)),
+        # An added block: 256 experts of 128 x 9, 128 biases, 2 x 128 of batch normalisation; a gate of 256 x 32 x 64.
+        ("weather/smoe-first", (6_355_587 + 294_912 + 128 + 256, 524_288)),
+        ("weather/smoe-last", (6_355_587 + 294_912 + 128 + 256, 524_288)),
+        # Each of 38 convolutions has 256 filters in place of 128, and its biases; all share one gate.
+        ("weather/smoe", (6_355_587 + 38 * 128 * 128 * 9, 524_288)),
+        ("weather/smoe-random", (6_355_587 + 38 * 128 * 128 * 9, 524_288)),
+    ],
+)
+def test_parameters_of_the_paper(name: str, expected: tuple[int, int]) -> None:
+    recipe = WEATHER_RECIPES[name]
+    assert count_parameters(build_model(recipe.model, Learning.of(recipe), PAPER_SHAPE)) == expected
+
+
+def test_only_3x3_convolutions_of_blocks_are_converted_and_one_gate_serves_all() -> None:
+    model = build_small(SpatialMoEResNetModel(filters=4, num_blocks=3))
+    layers = moe_layers(model)
+    assert len(layers) == 6
+    assert all(layer.gate is layers[0].gate for layer in layers)
+    assert {(layer.num_experts, layer.num_selected, layer.padding_mode) for layer in layers} == {(8, 4, "longitude")}
+    assert all(layer.bias is not None for layer in layers)
+    unshared = moe_layers(build_small(SpatialMoEResNetModel(filters=4, num_blocks=3, share_gates=False)))
+    assert len({id(layer.gate) for layer in unshared}) == 6
+
+
+def test_experts_start_like_the_convolutions_they_replace() -> None:
+    model = build_small(SpatialMoEResNetModel(filters=16, num_blocks=1))
+    # Glorot: sqrt(6 / (9 * 16 + 9 * 16)) = 0.1443, though there are 32 experts.
+    for layer in moe_layers(model):
+        assert 0.14 < layer.weight.abs().max() <= 0.14434
+
+
+def test_the_prior_parts_land_and_sea() -> None:
+    land = torch.zeros(4, 6)
+    land[:, :2] = 1.0
+    layer = moe_layers(build_small(SpatialMoEResNetModel(filters=4, num_blocks=1, prior="land_sea"), land))[0]
+    chosen = layer.routing().indices
+    assert (chosen[:, :, :2] >= 4).all()
+    assert (chosen[:, :, 2:] < 4).all()
+    with pytest.raises(ValueError, match="needs the fraction of land"):
+        build_small(SpatialMoEResNetModel(filters=4, num_blocks=1, prior="land_sea"))
+
+
+def test_a_random_gate_does_not_learn() -> None:
+    model = build_small(SpatialMoEResNetModel(filters=4, num_blocks=1, gate="random"))
+    groups = adam_groups(model, Adam(l2=1e-5))
+    assert [group["name"] for group in groups] == ["kernels", "others"]
+    model(torch.randn(2, 6, 4, 6)).square().mean().backward()
+    assert moe_layers(model)[0].gate.scores.grad is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("position", "numbers"), [("first", (8, 4)), ("last", (8, 4)), ("output", (6, 3))])
+def test_one_layer_is_added(position: Any, numbers: tuple[int, int]) -> None:
+    plain = sum(parameter.numel() for parameter in build_small(tiny_recipe("weather/rt", None).model).parameters())
+    model = build_small(AddedSpatialMoEModel(filters=4, num_blocks=1, position=position))
+    (layer,) = moe_layers(model)
+    assert (layer.num_experts, layer.num_selected) == numbers
+    assert model(torch.randn(2, 6, 4, 6)).shape == (2, 3, 4, 6)
+    added = layer.weight.numel() + layer.num_selected + layer.num_experts * 24
+    norm = 0 if position == "output" else 2 * 4
+    assert sum(parameter.numel() for parameter in model.parameters()) == plain + added + norm
+
+
+def test_where_the_layer_is_added() -> None:
+    for position, expected in {"first": "stem", "last": "blocks", "output": "head"}.items():
+        model = build_small(AddedSpatialMoEModel(filters=4, num_blocks=1, position=position))  # type: ignore[arg-type]
+        (name,) = (name for name, module in model.named_modules() if isinstance(module, SpatialMoE2d))
+        assert name.partition(".")[0] == expected
+
+
+def test_precipitation_is_positive_also_behind_an_added_layer() -> None:
+    model = build_small(AddedSpatialMoEModel(filters=4, num_blocks=1, position="output", positive=True))
+    assert model(torch.randn(2, 6, 4, 6)).min() == 0.0
+
+
+def test_the_decay_is_kerass_penalty() -> None:
+    torch.manual_seed(0)
+    model = build_small(SpatialMoEResNetModel(filters=4, num_blocks=1))
+    groups = {group["name"]: group for group in adam_groups(model, Adam(l2=1e-2, gate_lr=0.5))}
+    kernels = {id(module.weight) for module in model.modules() if isinstance(module, (nn.GridConv2d, SpatialMoE2d))}
+    assert {id(parameter) for parameter in groups["kernels"]["params"]} == kernels
+    assert len(kernels) == 4
+    assert groups["gates"]["lr"] == 0.5
+    assert "lr" not in groups["others"]
+    assert len(groups["gates"]["params"]) == 1
+    # SGD's decay is Adam's: what it adds to a gradient must be that of l2 * sum(w^2).
+    weight = groups["kernels"]["params"][0]
+    penalty = 1e-2 * weight.square().sum()
+    (expected,) = torch.autograd.grad(penalty, weight)
+    before = weight.detach().clone()
+    weight.grad = torch.zeros_like(weight)
+    torch.optim.SGD([weight], lr=1.0, weight_decay=groups["kernels"]["weight_decay"]).step()
+    torch.testing.assert_close(before - weight, expected)
+
+
+def test_all_layers_hold_the_rule_of_the_recipe() -> None:
+    learning = Learning(RoutingClassification(error_quantile=0.6), Damping(factor=0.3))
+    for model in (SpatialMoEResNetModel(filters=4, num_blocks=1), AddedSpatialMoEModel(filters=4, num_blocks=1)):
+        built = build_model(model, learning, SMALL_SHAPE)
+        layers = [layer for layer in built.modules() if isinstance(layer, RoutedLayer)]
+        assert layers and all((layer.rule, layer.damping) == learning for layer in layers)
+
+
+def test_a_model_needs_no_store() -> None:
+    recipe = WEATHER_RECIPES["weather/rt"]
+    small = replace(recipe.model, filters=2, num_blocks=1)  # type: ignore[call-arg]
+    assert build_dry_task(replace(recipe, model=small)).input_shape == (117, 32, 64)
+    continuous = replace(recipe, model=small, data=WeatherData(continuous_lead_hours=(6, 120)))
+    assert build_dry_task(continuous).input_shape == (118, 32, 64)

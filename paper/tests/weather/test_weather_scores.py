@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scores.continuous
+import scores.functions
+import torch
+import xarray as xr
+
+from smoe.cli.main import main
+from smoe.errors import DataError
+from smoe.nn import ConvGate, SpatialMoE2d
+from smoe.training.checkpoints import load_checkpoint, save_checkpoint
+from smoe_paper.experiments.open_run import OpenRun
+from smoe_paper.experiments.runs import open_run, train
+from smoe_paper.weather.data.baselines import Baselines, week_of_year
+from smoe_paper.weather.data.store import WeatherStore
+from smoe_paper.weather.data.truth import Truth
+from smoe_paper.weather.evaluate import RunScores, evaluate_run
+from smoe_paper.weather.pictures import layer_inputs
+from smoe_paper.weather.published import PUBLISHED
+from smoe_paper.weather.recipes import WEATHER_RECIPES
+from smoe_paper.weather.score_files import score_file
+from smoe_paper.weather.scores import score_baselines
+from tiny_weather import GRID, SOURCE, make_store, tiny_recipe
+
+TARGETS = ("z_500", "t_850", "tp")
+LEAD = np.timedelta64(72, "h")
+
+
+def quietly(_: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
+    folder = tmp_path_factory.mktemp("weather")
+    recipe = tiny_recipe("weather/smoe", make_store(folder / "store"))
+    # Several batches in the test.
+    plan = replace(recipe.training, evaluation_batch_size=8)
+    recipe = replace(recipe, data=replace(recipe.data, targets=TARGETS, test_every_hours=6), training=plan)
+    train("weather/smoe", recipe, folder / "run", notify=quietly)
+    return open_run(folder / "run", splits=("test",), notify=quietly, data={"store": folder / "store"})
+
+
+@pytest.fixture(autouse=True)
+def _beside_the_store(run: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.directory.path.parent)
+
+
+@pytest.fixture(scope="module")
+def store(run: OpenRun) -> WeatherStore:
+    return WeatherStore.open(run.directory.path.parent / "store")
+
+
+@pytest.fixture(scope="module")
+def evaluated(run: OpenRun) -> tuple[RunScores, Path]:
+    path = run.directory.path.parent / "forecasts.nc"
+    return evaluate_run(run, "test", path), path
+
+
+def source_fields(name: str, year: int) -> xr.DataArray:
+    return xr.DataArray(
+        SOURCE.read(name, year).astype(np.float64),
+        dims=("time", "lat", "lon"),
+        coords={"time": SOURCE.times(year), "lat": list(GRID.latitude)},
+    )
+
+
+def test_baselines_have_the_scores_that_other_packages_give(store: WeatherStore) -> None:
+    times = SOURCE.times(2002)
+    init = times[times + LEAD <= times[-1]]
+    climatology = Truth(store, TARGETS).mean((2002, 2002))
+    ours = score_baselines(Baselines(store, TARGETS, (2000, 2000)), init, 72, climatology)
+    weights: Any = scores.functions.create_latitude_weights(xr.DataArray(list(GRID.latitude), dims="lat"))
+    weights = weights.assign_coords(lat=list(GRID.latitude))
+    for name in TARGETS:
+        train_fields, test_fields = source_fields(name, 2000), source_fields(name, 2002)
+        truth = test_fields.sel(time=init + LEAD)
+        weekly = train_fields.groupby(xr.DataArray(week_of_year(SOURCE.times(2000)), dims="time", name="week")).mean()
+        forecasts = {
+            "persistence": test_fields.sel(time=init).assign_coords(time=init + LEAD),
+            "climatology": train_fields.mean("time") + 0 * truth,
+            "weekly climatology": weekly.sel(week=week_of_year(init + LEAD)).rename(week="time").assign_coords(
+                time=init + LEAD
+            ),
+        }  # fmt: skip
+        for kind, forecast in forecasts.items():
+            expected: Any = scores.continuous.rmse(forecast, truth, weights=weights)
+            assert ours[kind][f"rmse_{name}"] == pytest.approx(float(expected), rel=1e-5), (kind, name)
+            expected = scores.continuous.mae(forecast, truth, weights=weights)
+            assert ours[kind][f"mae_{name}"] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_run_is_scored_as_in_training_and_beside_baselines(run: OpenRun, evaluated: tuple[RunScores, Path]) -> None:
+    result, _ = evaluated
+    expected = run.evaluate("test")
+    assert {name: result.scores[name] for name in expected} == pytest.approx(expected, rel=1e-6)
+    assert set(result.scores) - set(expected) == {f"{kind}_{name}" for kind in ("mean_rmse", "acc") for name in TARGETS}
+    assert list(result.baselines) == ["persistence", "climatology", "weekly climatology"]
+    assert (result.lead_hours, result.num_forecasts, result.years) == (72, len(run.task.splits["test"]), (2002, 2002))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ending", ["nc", "zarr"])
+def test_the_file_of_a_run_has_the_scores_of_the_run(
+    run: OpenRun, store: WeatherStore, evaluated: tuple[RunScores, Path], ending: str, tmp_path: Path
+) -> None:
+    result, path = evaluated
+    if ending == "zarr":
+        path = tmp_path / "forecasts.zarr"
+        evaluate_run(run, "test", path)
+    notices, (found,) = score_file(path, store, TARGETS, (2000, 2000))
+    assert notices == [] and found.notices == ()
+    assert (found.lead_hours, found.num_forecasts) == (72, result.num_forecasts)
+    without_loss = {name: value for name, value in result.scores.items() if name != "loss"}
+    assert found.scores == pytest.approx(without_loss, rel=1e-5)
+    for name, values in result.baselines.items():
+        assert found.baselines[name] == pytest.approx(values, rel=1e-9)
+
+
+def change(path: Path, output: Path, **shift: Any) -> Path:
+    with xr.open_dataset(path, decode_timedelta=True) as opened:
+        dataset = opened.load()
+    if "hours" in shift:
+        later = dataset.init_time + np.timedelta64(shift["hours"], "h")
+        dataset = dataset.assign_coords(init_time=later)
+    if "nan" in shift:
+        dataset["t"][{"init_time": shift["nan"], "lat": 1, "lon": 2}] = np.nan
+    dataset.to_netcdf(output)
+    return output
+
+
+def test_times_that_are_not_in_the_store_are_counted_and_named(
+    store: WeatherStore, evaluated: tuple[RunScores, Path], tmp_path: Path
+) -> None:
+    result, path = evaluated
+    later = change(path, tmp_path / "later.nc", hours=24)
+    _, (found,) = score_file(later, store, TARGETS, (2000, 2000))
+    # The last four starts would be for the day after the store's last one.
+    assert found.num_forecasts == result.num_forecasts - 4
+    (notice,) = found.notices
+    assert f"4 of {result.num_forecasts} forecasts are for times that are not in the store" in notice
+    assert "those from 2002-01-08T00, 2002-01-08T06, 2002-01-08T12, ..., 2002-01-08T18" in notice
+    with pytest.raises(DataError, match=r"no forecast of .* is for a time in the store"):
+        score_file(change(path, tmp_path / "never.nc", hours=8760), store, TARGETS, (2000, 2000))
+    # The store knows what came true, but not the states that the forecasts begin with.
+    earlier = change(path, tmp_path / "earlier.nc", hours=-733 * 24)
+    _, (found,) = score_file(earlier, store, TARGETS, (2000, 2000))
+    assert list(found.baselines) == ["climatology", "weekly climatology"]
+    assert "persistence is not scored" in found.notices[-1]
+
+
+def test_nan_is_refused_or_left_out_but_never_scored(
+    store: WeatherStore, evaluated: tuple[RunScores, Path], tmp_path: Path
+) -> None:
+    result, path = evaluated
+    broken = change(path, tmp_path / "broken.nc", nan=[3, 7])
+    with pytest.raises(DataError, match=r"2 values of 2 of \d+ forecasts for 72 h are NaN .*; --skip-nan leaves these"):
+        score_file(broken, store, TARGETS, (2000, 2000))
+    _, (found,) = score_file(broken, store, TARGETS, (2000, 2000), skips_nan=True)
+    assert found.num_forecasts == result.num_forecasts - 2
+    assert all(np.isfinite(list(found.scores.values())))
+    with xr.open_dataset(path, decode_timedelta=True) as opened:
+        whole = np.delete(np.arange(opened.sizes["init_time"]), [3, 7])
+        opened.isel(init_time=whole).to_netcdf(tmp_path / "without.nc")
+    _, (expected,) = score_file(tmp_path / "without.nc", store, TARGETS, (2000, 2000))
+    assert found.scores == pytest.approx(expected.scores, rel=1e-12)
+
+
+def test_a_run_that_forecasts_nan_says_so(run: OpenRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(shutil.copytree(run.directory.path, tmp_path / "run"))
+    file = folder / "checkpoints" / "best.safetensors"
+    state = load_checkpoint(file)
+    state["model"]["head.bias"][1] = float("nan")
+    save_checkpoint(file, state)
+    assert main(["evaluate", str(folder)]) == 0
+    said = capsys.readouterr().err
+    assert "hold NaN or infinite values: loss, rmse_t_850" in said and "rmse_z_500" not in said
+
+
+def test_channels_that_cannot_be_scored_are_named(store: WeatherStore, evaluated: tuple[RunScores, Path]) -> None:
+    notices, (found,) = score_file(evaluated[1], store, ("z_500", "t2m", "u_500"), (2000, 2000))
+    assert "t2m is not scored: it is not in" in notices[0] and notices[1] == (
+        "u_500 is not scored: it is not in the store"
+    )
+    assert "rmse_z_500" in found.scores and "rmse_t2m" not in found.scores
+
+
+def test_published_rows_are_those_of_the_paper() -> None:
+    rows = {row.recipe: row for row in PUBLISHED if row.recipe is not None}
+    ours = {"weather/smoe-probe"}
+    assert {*rows, *ours} == {name for name in WEATHER_RECIPES if not name.endswith("-rasp")}
+    assert rows["weather/smoe-prior"].rmse == {
+        ("z_500", 72): 270, ("z_500", 120): 525, ("t_850", 72): 1.66, ("t_850", 120): 2.60
+    }  # fmt: skip
+    assert rows["weather/smoe-random"].spread[("z_500", 120)] == 4.1
+    assert sum(row.source == "paper" for row in PUBLISHED) == 13
+
+
+def test_recipes_are_listed_with_the_papers_scores(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("weather/smoe-prior ")]
+    assert lines[0].endswith("Paper: 270 ± 1.9 (rmse_z_500, Table 3, 72 h), 1.66 ± 0.02 (rmse_t_850, Table 3, 72 h).")
+
+
+def test_the_command_line(
+    run: OpenRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    folder, output = str(run.directory.path), tmp_path / "out.nc"
+    assert main(["evaluate", folder, "--forecasts", str(output)]) == 0
+    printed = capsys.readouterr()
+    assert output.exists()
+    for text in ("rmse_z_500", "weekly", "acc_tp", "(this recipe)", "278 ± 2", "ERA5, 2017-2018", "simulated"):
+        assert text in printed.out
+    data = ["--data.store", str(run.directory.path.parent / "store")]
+    assert main(["evaluate", "weather", "--file", str(output), *data, "--data.train-years", "2000", "2000"]) == 0
+    printed = capsys.readouterr()
+    assert "rmse_z_500" in printed.out and "t2m is not scored" in printed.err
+    assert main(["show", folder]) == 0
+    pictures = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert [picture.name[:8] for picture in pictures] == ["scores.p", "forecast", "routing."]
+    assert all(picture.stat().st_size > 20_000 for picture in pictures)
+
+
+def test_gates_that_look_at_their_input_see_what_the_layer_sees() -> None:
+    first = SpatialMoE2d(2, 3, 2, gate=ConvGate(2, 3, 2))
+    second = SpatialMoE2d(2, 3, 1, gate=ConvGate(2, 3, 1))
+    model = torch.nn.Sequential(first, torch.nn.ReLU(), second).eval()
+    input = torch.randn(1, 2, 5, 6)
+    found = layer_inputs(model, {"0": first, "2": second}, input)
+    assert torch.equal(found["0"], input)
+    assert torch.equal(found["2"], torch.relu(first(input)))
+    # Nothing stays behind.
+    assert not first._forward_pre_hooks and not second._forward_pre_hooks
+    tensor_gated = SpatialMoE2d(2, 3, 2, spatial_shape=(5, 6))
+    assert layer_inputs(tensor_gated, {"": tensor_gated}, input) == {}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--file", "x.nc"), "give a run directory or an experiment first"),
+        (("RUN", "--file", "x.nc"), "Unrecognized options: --file"),
+        (("weather", "--data.store", "STORE"), "--file"),
+        (("weather", "--file", "x.nc"), "--file needs --data.store"),
+        (("weather", "--file", "x.nc", "--data.store", "STORE"), "no forecasts in x.nc"),
+        (("weather", "--file", "x.nc", "--data.store", "RUN"), "there is no weather store in"),
+        (("RUN", "--data.store", "RUN"), "there is no weather store in"),
+        (("RUN", "--forecasts", "x.grib"), "written as .nc or .zarr, got x.grib"),
+        (("RUN", "--skip-nan"), "Unrecognized options: --skip-nan"),
+        (("show", "RUN", "--init-times", "2002-01-04T01"), "no forecast starts at 2002-01-04T01; the nearest"),
+        (("show", "RUN", "--init-times", "yesterday"), "write a time as 2018-01-15T00"),
+        (("show", "RUN", "--layers", "stem"), "no SMoE layer of"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    run: OpenRun, args: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"RUN": str(run.directory.path), "STORE": str(run.directory.path.parent / "store")}
+    command = [names.get(argument, argument) for argument in args]
+    assert main(command if args[:1] == ("show",) else ["evaluate", *command]) in (1, 2)
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from smoe.cli.main import main
+from smoe_paper.experiments.recipe import Recipe
+from smoe_paper.experiments.reproduction import plan_runs
+from smoe_paper.experiments.result_tables.figures import draw_figures
+from smoe_paper.experiments.result_tables.report import markdown
+from smoe_paper.experiments.result_tables.stored_runs import RunKey, RunStore
+from smoe_paper.experiments.result_tables.tables import Row, Scale
+from smoe_paper.weather.build import make_task
+from smoe_paper.weather.references import store_references
+from smoe_paper.weather.setting import usual_setting
+from smoe_paper.weather.tables import WEATHER_TABLES
+from tiny_weather import make_store, tiny_recipe
+
+SMALL = WEATHER_TABLES.scale("small")
+ROWS = [
+    pytest.param(row, id=f"{table.name}: {row.label}")
+    for table in WEATHER_TABLES.tables
+    if table.name != "weather/5-days"
+    for row in table.rows
+]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_takes_a_training_step_at_the_small_scale(row: Row) -> None:
+    recipe = SMALL.recipe(row, seed=0)
+    # Of the grid of the data, but with a batch and a network that take no time.
+    size = {"width": 16, "depth": 1} if "ViT" in row.label else {"filters": 4, "num_blocks": 1}
+    recipe = replace(recipe, model=replace(recipe.model, **size))  # type: ignore[arg-type]
+    setting = usual_setting(recipe.data)  # type: ignore[arg-type]
+    task = make_task(recipe, setting)  # type: ignore[arg-type]
+    before = [parameter.detach().clone() for parameter in task.model.parameters()]
+    input = torch.randn(2, setting.shape.in_channels, *setting.shape.grid)
+    loss = task.loss(task.model(input), torch.randn(2, setting.shape.out_channels, *setting.shape.grid))
+    loss.backward()
+    task.optimizer.step()
+    assert any(not torch.equal(old, new) for old, new in zip(before, task.model.parameters(), strict=True))
+
+
+def test_the_rows_are_distinct_recipes_and_say_what_the_paper_says() -> None:
+    three_days, five_days, routing = WEATHER_TABLES.tables[:3]
+    for scale in WEATHER_TABLES.scales:
+        for table in WEATHER_TABLES.tables:
+            keys = [RunKey.of(scale.recipe(row, 0)) for row in table.rows]
+            assert len(set(keys)) == len(keys), table.name
+    values = {row.label: [result.mean for result in row.paper] for row in three_days.rows}
+    assert values["SMoE, all 3 x 3"] == [278, 1.69]
+    assert [result.mean for result in five_days.rows[0].paper] == [563, 2.84]
+    assert not any(row.paper for row in routing.rows)
+    # The paper's own setting is trained once, for both tables.
+    assert RunKey.of(three_days.rows[6].recipe) == RunKey.of(routing.rows[1].recipe)
+
+
+def _result(recipe: Recipe, rmse: float) -> dict[str, Any]:
+    shares = [0.2, 0.1]
+    return {
+        "recipe": recipe.plain(),
+        "seed": recipe.seed,
+        "test": {"rmse_z_500": rmse, "rmse_t_850": rmse / 200},
+        "parameters": 10,
+        "gate_parameters": 5,
+        "best_epoch": 2,
+        "seconds": 3.0,
+        "validation": [0.5, 0.4],
+        "routing": {f"routing/{name}": shares for name in ("changed", "changed_since_start", "reordered")},
+        "processor": "one",
+        "torch": "2",
+        "commit": "abc",
+        "date": "today",
+    }
+
+
+def test_tables_show_untrained_forecasts_from_the_same_data(tmp_path: Path) -> None:
+    data = make_store(tmp_path / "data")
+    tiny = tiny_recipe("weather/rt", data)
+
+    def shrink(recipe: Any) -> Any:
+        return replace(recipe, data=replace(tiny.data, lead_hours=recipe.data.lead_hours))
+
+    scale = Scale("tiny", "a toy", shrink, is_comparable=False)
+    store, table = RunStore(tmp_path / "runs.jsonl"), WEATHER_TABLES.tables[0]
+    said: list[str] = []
+    store_references([table], scale, data, store, said.append)
+    assert len(said) == 1
+    store_references([table], scale, data, store, said.append)
+    assert len(said) == 1, "what is stored is not made again"
+    experiment = replace(WEATHER_TABLES, scales=(scale,))
+    recipe = scale.recipe(table.rows[0], 0)
+    store.write(RunKey.of(recipe), _result(recipe, 400.0))
+    lines = markdown(experiment, table, store).splitlines()
+    assert any(line.startswith("| Persistence | 0 |") for line in lines)
+    assert any(line.startswith("| Weekly climatology | 0 |") for line in lines)
+    assert "| R&T ResNet | 10+5 | 316 | 400 | 1.80 | 2.00 | 1 | tiny | 2 | 3 |" in lines
+    pictures = draw_figures(experiment, [table], store, tmp_path)
+    assert [picture.name for picture in pictures] == ["3-days.png", "3-days-changes.png"]
+    planned = plan_runs(experiment, [table], scale, 1, data=data)
+    assert all(run.recipe.data.store == data for run in planned)  # type: ignore[union-attr]
+
+
+def test_a_missing_store_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "weather/3-days"]) == 2
+    assert "--store" in capsys.readouterr().err
+    assert main(["reproduce", "weather/7-days"]) == 2
+    assert "weather/5-days" in capsys.readouterr().err

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from smoe import SpatialMoE2d
+from smoe.errors import DataError
+from smoe.losses import latitude_weights
+from smoe.training.checkpoints import CheckpointError, load_checkpoint
+from smoe.training.run_directory import RunDirectory
+from smoe_paper.experiments.optimizers import Adam
+from smoe_paper.experiments.runs import open_run, train
+from smoe_paper.weather.build import build_task
+from smoe_paper.weather.data.store import WeatherStore
+from smoe_paper.weather.recipes import WEATHER_RECIPES
+from tiny_weather import GRID, make_store, tiny_recipe
+
+ROWS = [name for name in WEATHER_RECIPES if not name.endswith("-rasp")]
+
+
+def moe_layers(model: torch.nn.Module) -> list[SpatialMoE2d]:
+    return [module for module in model.modules() if isinstance(module, SpatialMoE2d)]
+
+
+def quietly(_: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("weather") / "store")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_recipe_trains_and_is_opened_again(name: str, store: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe(name, store)
+    record = train(name, recipe, tmp_path / "run", notify=quietly)
+    assert {"test/loss", "test/rmse_z_500", "test/mae_t_850"} <= set(record)
+    opened = open_run(tmp_path / "run", splits=("test",), notify=quietly, data={"store": store})
+    assert opened.recipe == recipe
+    assert opened.evaluate("test") == {
+        key.removeprefix("test/"): value for key, value in record.items() if key.startswith("test/")
+    }
+
+
+def test_a_batch_is_learned_by_heart(store: Path) -> None:
+    recipe = tiny_recipe("weather/smoe", store, optimizer=Adam(lr=1e-2, l2=1e-5))
+    task = build_task(replace(recipe, model=replace(recipe.model, filters=8)), ("train",), quietly)
+    input, target = task.splits["train"].__getitems__(list(range(4)))  # type: ignore[attr-defined]
+    losses = []
+    for _ in range(60):
+        loss = task.loss(task.model(input), target)
+        loss.backward()
+        task.optimizer.step()
+        task.optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_the_prior_comes_from_the_store(store: Path) -> None:
+    recipe = tiny_recipe("weather/smoe-prior", store)
+    layer = moe_layers(build_task(recipe, (), quietly).model)[0]
+    land = torch.from_numpy(WeatherStore.open(store).raw_constant("lsm").copy())
+    assert ((layer.routing().indices >= 4).float().mean(dim=0) == land).all()
+
+
+def test_the_optimizer_of_a_task_has_the_groups(store: Path) -> None:
+    recipe = tiny_recipe("weather/smoe", store, optimizer=Adam(lr=1e-3, l2=1e-5, gate_lr=1e-2))
+    groups = build_task(recipe, (), quietly).optimizer.param_groups
+    settings = {group["name"]: (group["lr"], group["weight_decay"]) for group in groups}
+    assert settings == {"kernels": (1e-3, 2e-5), "others": (1e-3, 0.0), "gates": (1e-2, 0.0)}
+
+
+def test_the_routing_waits_for_its_warm_up(store: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe("weather/smoe", store, routing_warmup_epochs=1)
+    start = moe_layers(build_task(recipe, (), quietly).model)[0].gate.state_dict()["scores"]
+    waited = replace(recipe, training=replace(recipe.training, max_epochs=1))
+    longer = replace(recipe, training=replace(recipe.training, max_epochs=2))
+    scores = []
+    for name, each in (("waited", waited), ("longer", longer)):
+        train("weather/smoe", each, tmp_path / name, notify=quietly)
+        model = load_checkpoint(RunDirectory(tmp_path / name).last_checkpoint)["model"]
+        scores.append(next(value for key, value in model.items() if key.endswith("gate.scores")))
+    assert torch.equal(scores[0], start)
+    assert not torch.equal(scores[1], start)
+
+
+def test_fine_tuning_starts_from_the_best_weights(store: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe("weather/smoe", store)
+    train("weather/smoe", recipe, tmp_path / "first", notify=quietly)
+    # A learning rate of zero leaves the weights as they were loaded; the running means of the norms move on.
+    still = replace(recipe, init_from=tmp_path / "first", optimizer=Adam(lr=0.0, l2=1e-5), seed=1)
+    train("weather/smoe", still, tmp_path / "second", notify=quietly)
+    first, second = (
+        load_checkpoint(RunDirectory(tmp_path / name).best_checkpoint)["model"] for name in ("first", "second")
+    )
+    weights = [name for name in first if name.endswith(("weight", "bias", "scores"))]
+    assert weights and all(torch.equal(first[name], second[name]) for name in weights)
+
+
+def test_weights_of_another_network_are_refused_by_name(store: Path, tmp_path: Path) -> None:
+    train("weather/rt", tiny_recipe("weather/rt", store), tmp_path / "first", notify=quietly)
+    recipe = tiny_recipe("weather/rt", store, init_from=tmp_path / "first")
+    wider = replace(recipe, model=replace(recipe.model, filters=5))
+    with pytest.raises(CheckpointError, match=r"stem.conv.weight is \(4, 18, 7, 7\) in that run and \(5, 18, 7, 7\)"):
+        train("weather/rt", wider, tmp_path / "second", notify=quietly)
+    deeper = replace(recipe, model=replace(recipe.model, num_blocks=2))
+    with pytest.raises(CheckpointError, match=r"blocks.1.first.conv.weight is not there in that run"):
+        train("weather/rt", deeper, tmp_path / "second", notify=quietly)
+    nowhere = replace(recipe, init_from=tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=r"nowhere, which holds no best weights"):
+        train("weather/rt", nowhere, tmp_path / "second", notify=quietly)
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_continuous_lead_is_a_channel_and_evaluated_at_one_lead(store: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe("weather/rt", store)
+    data = replace(recipe.data, continuous_lead_hours=(6, 48), lead_hours=24)
+    recipe = replace(recipe, data=data)
+    task = build_task(recipe, notify=quietly)
+    assert len({float(task.splits["train"][index][0][-1, 0, 0]) for index in range(10)}) > 1
+    assert float(task.splits["test"][0][0][-1, 0, 0]) == pytest.approx(0.24)
+    assert "test/rmse_z_500" in train("weather/rt", recipe, tmp_path / "run", notify=quietly)
+
+
+def test_bfloat16(store: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe("weather/smoe", store)
+    with warnings.catch_warnings():
+        # oneDNN has no bfloat16 on some processors and torch says so.
+        warnings.simplefilter("ignore")
+        record = train(
+            "weather/smoe",
+            replace(recipe, training=replace(recipe.training, precision="bf16")),
+            tmp_path / "run",
+            notify=quietly,
+        )
+    assert 0.5 < record["test/loss"] < 5.0
+
+
+def test_the_loss_is_weighted_by_the_latitudes_of_the_store(store: Path) -> None:
+    task = build_task(tiny_recipe("weather/rt", store), (), quietly)
+    prediction, target = torch.randn(2, 3, 4, 6), torch.randn(2, 3, 4, 6)
+    weights = latitude_weights(GRID.latitude).float()[:, None]
+    expected = ((prediction - target) ** 2 * weights).mean()
+    torch.testing.assert_close(task.loss(prediction, target), expected)
+
+
+def test_data_that_are_not_there(store: Path) -> None:
+    with pytest.raises(DataError, match="make a store with `smoe data prepare weather`"):
+        build_task(tiny_recipe("weather/rt", None), notify=quietly)
+    recipe = tiny_recipe("weather/rt", store)
+    said: list[str] = []
+    build_task(replace(recipe, data=replace(recipe.data, train_years=(1999, 2000))), ("train",), said.append)
+    assert said and "1999" in said[0]
+
+
+def test_a_run_of_an_older_version_is_resumed(store: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe("weather/rt", store)
+    train("weather/rt", recipe, tmp_path / "run", notify=quietly)
+    file = tmp_path / "run" / "recipe.json"
+    stored = json.loads(file.read_text())
+    # As version 1 wrote it: the class's name, the routing in one field, and without fields that came later.
+    old = {"type": "WeatherRecipe", **stored["recipe"]}
+    for name in ("experiment", "rule", "damping", "auxiliary", "init_from"):
+        del old[name]
+    del old["training"]["num_workers"], old["optimizer"]["type"], old["optimizer"]["eps"]
+    old["routing"] = {
+        "rc_loss": True, "rc_weight": 1.0, "error_quantile": 0.7, "damping": 0.1, "tolerance": 1e-5,
+        "damping_tolerance": 1e-3, "tolerance_unit": "data",
+    }  # fmt: skip
+    file.write_text(json.dumps({"name": stored["name"], "recipe": old}))
+    assert open_run(tmp_path / "run", data={"store": store}).recipe == recipe
+    assert "test/loss" in train("weather/rt", recipe, tmp_path / "run", resume=True, notify=quietly)
+    assert open_run(tmp_path / "run", data={"store": store}).recipe == recipe

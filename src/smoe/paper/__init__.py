@@ -1,1 +1,0 @@
-"""The experiments of the paper, one folder each: data, models, recipes, tables and pictures."""
