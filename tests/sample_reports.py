@@ -15,8 +15,7 @@ from smoe.diagnostics import RoutingGain
 from smoe.nn import TensorGate
 from smoe.reports.gate_maps import GateMap, read_gates
 from smoe.reports.parts import Axis, Classes, ErrorMap, Places
-from smoe.reports.run_report import Monitor, RunReport
-from smoe.reports.score_sheet import ScoreRow, ScoreSheet
+from smoe.reports.run_report import Monitor, RunReport, ScoreRow, ScoreSheet
 
 GRID = (5, 7)
 GAINS = [

@@ -21,8 +21,7 @@ from smoe.reports import page
 from smoe.reports.maps import make_views, take, thinned
 from smoe.reports.page_data import DETAILS, ArrayPack, Detail, page_data
 from smoe.reports.parts import Axis, ErrorMap, Places
-from smoe.reports.run_report import RunReport
-from smoe.reports.score_sheet import show_number
+from smoe.reports.run_report import RunReport, show_number
 from smoe.reports.sections import script_json, tag
 
 WRITTEN = datetime(2026, 1, 2, tzinfo=UTC)

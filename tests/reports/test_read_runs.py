@@ -17,17 +17,15 @@ from image_files import write_idx_set
 from sample_reports import GRID, TwoLayers, place_samples, sample_report
 from smoe import GridRegressor
 from smoe.regression.run_files import write_scores
-from smoe.reports.error_maps import measure_errors
 from smoe.reports.gate_maps import ranked, read_gates
 from smoe.reports.page import write_page
 from smoe.reports.page_data import curves_of
 from smoe.reports.parts import Axis, Places
-from smoe.reports.read_fit import FitData, read_fit
-from smoe.reports.read_runs import labels_of, with_plain
+from smoe.reports.read_fit import FitData, labels_of, read_fit, with_plain
 from smoe.reports.sections import figures_list
 from smoe.training.checkpoints import CheckpointError
 from smoe.training.run_directory import RunError
-from smoe_paper.experiments.read_run import ReadOptions, read_run, read_runs, read_split
+from smoe_paper.experiments.read_run import ReadOptions, measure_errors, read_run, read_runs, read_split
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.heat.model_options import ConvNetModel

@@ -91,7 +91,7 @@ def write_report(options: Report, read: Callable[[Path, str], RunReport]) -> int
         read: Reads the run in a directory, with a label.
     """
     from smoe.reports.page import write_page
-    from smoe.reports.read_runs import read_and_compare
+    from smoe.reports.read_fit import read_and_compare
 
     output = options.output or next(iter(options.runs)) / "report.html"
     size = write_page(read_and_compare(options.runs, read, options.plain), output)

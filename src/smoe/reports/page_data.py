@@ -17,8 +17,7 @@ from smoe.diagnostics import match_experts, selections, shared_choices
 from smoe.reports.gate_maps import ExpertFilters, GateMap, as_picture
 from smoe.reports.maps import coordinate_texts, make_views, take, thinned
 from smoe.reports.parts import Classes, ErrorMap, Places
-from smoe.reports.run_report import RunReport, epochs_of
-from smoe.reports.score_sheet import show_number
+from smoe.reports.run_report import RunReport, epochs_of, show_number
 from smoe.training.run_directory import Record
 
 # Above this number the pairing of experts, which is cubic, would take longer than all the rest.

@@ -1,7 +1,8 @@
-"""What a report states about one run."""
+"""What a report states about one run: its scores beside those of others, its records, its routing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +13,70 @@ import numpy as np
 from smoe.diagnostics import RoutingGain
 from smoe.reports.gate_maps import GateMap
 from smoe.reports.parts import Classes, ErrorMap, Places
-from smoe.reports.score_sheet import ScoreSheet
 from smoe.training.run_directory import Record
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """The scores of one prediction.
+
+    Attributes:
+        name: Name of the prediction.
+        source: Where the scores come from, such as `this run` or `Table 3`.
+        values: Scores by metric.
+        spreads: Standard deviations of some of them.
+        is_own: Whether it is the run that the report is about.
+        is_published: Whether a publication prints the scores.
+        is_same_recipe: Whether they are published for the recipe of the run.
+    """
+
+    name: str
+    source: str
+    values: Mapping[str, float]
+    spreads: Mapping[str, float] = field(default_factory=dict)
+    is_own: bool = False
+    is_published: bool = False
+    is_same_recipe: bool = False
+
+
+@dataclass(frozen=True)
+class ScoreSheet:
+    """Scores on one split.
+
+    Attributes:
+        split: Name of the split, or words such as `validation, epoch 3`.
+        rows: Predictions, that of the run first.
+        units: Units of some of the metrics.
+    """
+
+    split: str
+    rows: tuple[ScoreRow, ...]
+    units: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics of any row, those of the run first; parts of a metric, such as `error/class_3`, are left out."""
+        names = dict.fromkeys(name for row in self.rows for name in row.values)
+        return tuple(name for name in names if "/" not in name)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Scores of the run for parts of the data, such as `within_1_percent/region_0`."""
+        own = next((row for row in self.rows if row.is_own), None)
+        return {} if own is None else {name: value for name, value in own.values.items() if "/" in name}
+
+
+def show_number(value: float | None) -> str:
+    """A number with four or five digits; an empty text for None."""
+    if value is None:
+        return ""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.3e}"
+    digits = 4 if abs(value) < 100 else 2 if abs(value) < 10_000 else 0
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if digits else text
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from smoe.reports.parts import Classes
-from smoe.reports.run_report import RunReport, epochs_of, seconds_of
-from smoe.reports.score_sheet import ScoreRow, ScoreSheet, show_number
+from smoe.reports.run_report import RunReport, ScoreRow, ScoreSheet, epochs_of, seconds_of, show_number
 
 _ROUTING_WORDS = (
     "Which experts serve which pixel. Point at a pixel, or move over the picture with the arrow keys, to read its "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,14 +16,19 @@ from torch import Tensor
 from smoe.diagnostics import layers_by_gate, region_information
 from smoe.metrics import MetricSums
 from smoe.regression.model_files import is_model_folder
-from smoe.reports.error_maps import measure_errors
 from smoe.reports.gate_maps import GateMap, read_gates
-from smoe.reports.read_fit import FitData, environment_facts, read_environment, read_fit, repeating_command
-from smoe.reports.read_runs import read_and_compare
-from smoe.reports.run_report import Monitor, RunReport
-from smoe.reports.score_sheet import ScoreRow, ScoreSheet, run_scores
+from smoe.reports.parts import ErrorMap, Places
+from smoe.reports.read_fit import (
+    FitData,
+    environment_facts,
+    read_and_compare,
+    read_environment,
+    read_fit,
+    repeating_command,
+)
+from smoe.reports.run_report import Monitor, RunReport, ScoreRow, ScoreSheet
 from smoe.training.batches import OrderedBatches, load_batches, num_samples
-from smoe.training.run_directory import RunDirectory
+from smoe.training.run_directory import Record, RunDirectory
 from smoe_paper.experiments.experiment import Experiment, Notify
 from smoe_paper.experiments.open_run import OpenRun
 from smoe_paper.experiments.places import data_places
@@ -171,6 +176,42 @@ def read_split(run: OpenRun, split: str) -> tuple[dict[str, float] | None, str, 
     return None if sums is None else sums.values(), both, first
 
 
+def measure_errors(
+    batches: Iterable[tuple[Tensor, Tensor]], places: Places | None, targets: Sequence[tuple[str, str]]
+) -> tuple[ErrorMap, ...]:
+    """Returns the root mean squared error of each target at each pixel over all samples.
+
+    Args:
+        batches: Predictions and truths, `(B, K, *grid)`. A truth that is NaN does not count.
+        places: Where the pixels lie; None if they are only numbered.
+        targets: Name and units of each target.
+
+    Returns:
+        A map for each target; none if predictions and truths are not fields on the grid.
+    """
+    squared: Tensor | None = None
+    counts: Tensor | None = None
+    grid: tuple[int, ...] = ()
+    for prediction, truth in batches:
+        if prediction.shape != truth.shape or truth.ndim < 3 or not truth.is_floating_point():
+            return ()
+        if squared is None or counts is None:
+            grid = tuple(truth.shape[2:])
+            if len(grid) > 3 or (places is not None and places.num_pixels != int(np.prod(grid))):
+                return ()
+            squared = torch.zeros(truth.shape[1], int(np.prod(grid)), dtype=torch.float64)
+            counts = torch.zeros_like(squared)
+        error = (prediction.double() - truth.double()).square().cpu().flatten(2)
+        is_known = ~error.isnan()
+        squared += error.nan_to_num(0.0).sum(dim=0)
+        counts += is_known.sum(dim=0)
+    if squared is None or counts is None:
+        return ()
+    roots = (squared / counts).sqrt().numpy()
+    names = list(targets) if len(targets) == len(roots) else [(f"target {number}", "") for number in range(len(roots))]
+    return tuple(ErrorMap(f"{name}, RMSE", units, root) for (name, units), root in zip(names, roots, strict=True))
+
+
 def _score_sheet(
     run: OpenRun,
     name: str,
@@ -180,7 +221,7 @@ def _score_sheet(
     split: str | None,
     unchanged: Mapping[str, float] | None,
 ) -> ScoreSheet:
-    words, values = run_scores(history)
+    words, values = _run_scores(history)
     if split is not None and words != split:
         values, words = run.evaluate(split), split
     rows = [ScoreRow(name, "this run", values, is_own=True)] if values else []
@@ -197,6 +238,34 @@ def _score_sheet(
         for row in rows
     ]
     return ScoreSheet(words, tuple(row for row in rows if row.values))
+
+
+def _run_scores(history: Sequence[Record]) -> tuple[str, dict[str, float]]:
+    """Returns what the record of a run states: its scores on the test split, or its last ones on validation.
+
+    Args:
+        history: Records of the run.
+
+    Returns:
+        The split in words and the scores; no scores if no epoch has ended.
+    """
+    for record in reversed(history):
+        found = _scores_of(record, "test/")
+        if found:
+            return "test", found
+    for record in reversed(history):
+        found = _scores_of(record, "validation/")
+        if found:
+            return f"validation, epoch {record.get('epoch', '?')}", found
+    return "", {}
+
+
+def _scores_of(record: Record, prefix: str) -> dict[str, float]:
+    return {
+        key.removeprefix(prefix): float(value)
+        for key, value in record.items()
+        if key.startswith(prefix) and isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
 
 
 def _published_rows(published: Mapping[str, Sequence[PublishedResult]], own: str) -> list[ScoreRow]:
