@@ -20,6 +20,7 @@ import smoe
 from gridded_files import regional, times
 from smoe._signals import Interrupted
 from smoe.cli.main import main
+from smoe.errors import DataError
 from smoe.regression.fitting import train_net
 from smoe.regression.grid_regressor import build_net, make_objective, net_shape
 from smoe.regression.options import RegressorOptions
@@ -238,3 +239,17 @@ def test_a_disk_that_is_full_ends_a_prediction_in_one_line(folder: Path, tmp_pat
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert f"smoe: error: {output} cannot be written: " in done.stderr
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"format": "smoe-grid-regressor", "a": ' + "[" * 100_000, "3"])
+def test_a_config_of_a_stranger_is_refused_in_one_line(
+    folder: Path, tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(content)
+    for command in (["report", str(model)], ["show", str(model)], ["predict", str(model), "x.nc", "-o", "y.nc"]):
+        assert main(command) == 1
+        assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(DataError):
+        smoe.load(model)

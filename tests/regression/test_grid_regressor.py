@@ -530,10 +530,15 @@ def test_files_of_a_stranger(tmp_path: Path) -> None:
     for change, message in (
         ({"format": "other"}, "is not a model's config"),
         ({"version": 99}, "version 99"),
-        ({"inputs": None}, "is not a model's config: TypeError"),
+        ({"inputs": None}, "is not a model's config: inputs must not be null"),
+        ({"bounds": 3}, "is not a model's config: bounds must be .*, got 3"),
+        ({"layout": {}}, "config: layout lacks the field 'variables'"),
+        # Refused before memory is taken for such a net.
+        ({"options": {**config["options"], "filters": 50_000}}, "do not fit its config: it describes 50000 filters"),
+        ({"net": {**config["net"], "grid": [90_000, 90_000]}}, "do not fit its config: its net is NetShape"),
         ({"options": {**config["options"], "filters": 3}}, "do not fit its config"),
         ({"options": {**config["options"], "log_with": "wandb"}}, "sets log_with, which a model may not choose"),
-        ({"options": {**config["options"], "scheduler": "tcp://x:1"}}, "is not a model's config: TypeError"),
+        ({"options": {**config["options"], "scheduler": "tcp://x:1"}}, "options has no field 'scheduler'"),
         ({"grid": {**config["grid"], "hash": "0"}}, "the hash of its grid"),
     ):
         write({**config, **change})

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from smoe._plain import RecipeError
 from smoe.rules import Damping, EndToEnd, Frozen, Probing, RoutingClassification, StraightThrough
-from smoe_paper.experiments.plain import RecipeError
 from smoe_paper.experiments.recipe_files import recipe_from_plain
 from smoe_paper.experiments.registry import all_recipes
 from smoe_paper.heat.recipes import HeatRecipe

@@ -13,6 +13,7 @@ import torch
 
 import tiny_weather
 from image_files import write_idx_set
+from smoe._plain import RecipeError
 from smoe.metrics import metric_names
 from smoe.nn import RoutedLayer, SpatialGate
 from smoe.training.checkpoints import load_checkpoint
@@ -20,7 +21,6 @@ from smoe.training.plan import check_monitor
 from smoe.training.run_directory import RunDirectory
 from smoe_paper.experiments.assemble import assemble_task
 from smoe_paper.experiments.optimizers import Adam, SgdMomentum
-from smoe_paper.experiments.plain import RecipeError
 from smoe_paper.experiments.recipe import AuxiliaryLosses, Recipe
 from smoe_paper.experiments.registry import EXPERIMENTS, all_experiments, experiment_of, find_experiment
 from smoe_paper.experiments.runs import train

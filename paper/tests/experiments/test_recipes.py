@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from smoe._plain import RecipeError, from_plain, to_plain
 from smoe.rules import Damping, Probing, RoutingClassification
-from smoe_paper.experiments.plain import RecipeError, from_plain, to_plain
 from smoe_paper.experiments.registry import find_recipe
 from smoe_paper.heat.model_options import SpatialMoEModel
 from smoe_paper.heat.recipes import HEAT_RECIPES, HeatDiffusion, HeatRecipe

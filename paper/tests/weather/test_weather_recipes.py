@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from smoe._plain import RecipeError
 from smoe_paper.experiments.optimizers import Adam
-from smoe_paper.experiments.plain import RecipeError
 from smoe_paper.experiments.recipe_files import recipe_from_plain
 from smoe_paper.experiments.registry import all_recipes
 from smoe_paper.weather.model_options import SpatialMoEResNetModel

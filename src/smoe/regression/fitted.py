@@ -149,7 +149,7 @@ class Fitted:
 def best_validation(records: Sequence[Mapping[str, Any]]) -> float | None:
     """Lowest objective of the validation part in the records of a training; None if it was never finite."""
     values = [record.get("validation/loss") for record in records]
-    finite = [value for value in values if value is not None and np.isfinite(value)]
+    finite = [value for value in values if isinstance(value, (int, float)) and np.isfinite(value)]
     return min(finite) if finite else None
 
 

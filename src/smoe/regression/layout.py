@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smoe._plain import from_plain
 from smoe.gridded.field_source import FieldSource
 from smoe.gridded.horizontal_grid import Orientation
 from smoe.gridded.open_files import import_xarray
@@ -18,6 +19,33 @@ if TYPE_CHECKING:
 
 Described = tuple[tuple[str, ...], np.ndarray, dict[str, Any]]
 """Dimensions, values and attributes of an array."""
+
+_Attributes = dict[str, str | int | float | list[Any]]
+
+
+@dataclass(frozen=True)
+class _Words:
+    """What JSON keeps of an `OutputLayout`."""
+
+    variables: tuple[tuple[str, int, tuple[str, ...], _Attributes], ...]
+    coordinates: dict[str, list[Any]]
+    mappings: dict[str, _Attributes]
+    time: tuple[str, _Attributes]
+    attributes: _Attributes
+    is_array: bool
+    mesh_dimension: str | None
+    mesh: dict[str, list[Any]] | None
+    months: MonthTimes | None
+
+
+@dataclass(frozen=True)
+class _DescribedWords:
+    """What JSON keeps of a described array; None for numbers, which stand beside it."""
+
+    dims: tuple[str, ...]
+    text: list[Any] | str | None
+    attributes: _Attributes
+
 
 # What holds for the targets of the training only, and attributes that name variables that are not written.
 _OF_THE_TARGETS = ("forecast_period", "forecast_reference_time")
@@ -174,26 +202,30 @@ class OutputLayout:
             "is_array": self.is_array,
             "months": None if self.months is None else asdict(self.months),
         }
+        plain["mesh_dimension"] = plain["mesh"] = None
         if self.mesh is not None:
-            variables, mesh_arrays = _store("layout.mesh.", self.mesh[1])
-            plain["mesh"] = [self.mesh[0], variables]
+            plain["mesh_dimension"] = self.mesh[0]
+            plain["mesh"], mesh_arrays = _store("layout.mesh.", self.mesh[1])
             arrays |= mesh_arrays
         return plain, arrays
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any], arrays: dict[str, np.ndarray]) -> OutputLayout:
         """The inverse of `to_plain`."""
-        mesh = plain.get("mesh")
+        words = from_plain(_Words, plain, "layout")
+        mesh = None
+        if words.mesh is not None and words.mesh_dimension is not None:
+            mesh = words.mesh_dimension, _restore("layout.mesh.", words.mesh, arrays)
         return cls(
-            tuple((name, levels, tuple(dims), attributes) for name, levels, dims, attributes in plain["variables"]),
-            _restore("layout.", plain["coordinates"], arrays),
-            plain["mappings"],
-            (plain["time"][0], plain["time"][1]),
+            words.variables,
+            _restore("layout.", words.coordinates, arrays),
+            words.mappings,
+            words.time,
             Orientation(arrays["layout.row_order"], arrays["layout.column_order"]),
-            plain["attributes"],
-            plain["is_array"],
-            None if mesh is None else (mesh[0], _restore("layout.mesh.", mesh[1], arrays)),
-            None if plain["months"] is None else MonthTimes(**plain["months"]),
+            words.attributes,
+            words.is_array,
+            mesh,
+            words.months,
         )
 
 
@@ -219,13 +251,15 @@ def _restore(prefix: str, words: dict[str, Any], arrays: dict[str, np.ndarray]) 
     """The inverse of `_store`."""
     found: dict[str, Described] = {}
     for name, (dims, text, attributes) in words.items():
+        described = {"dims": dims, "text": text, "attributes": attributes}
+        each = from_plain(_DescribedWords, described, f"{prefix}{name}")
         array = arrays[prefix + name] if text is None else np.asarray(text)
-        found[name] = (tuple(dims), array if dims or text is not None else array.reshape(()), attributes)
+        found[name] = (each.dims, array if dims or text is not None else array.reshape(()), each.attributes)
     return found
 
 
 def plain_attributes(attributes: Any) -> dict[str, Any]:
-    """Attributes as plain values; arrays become lists."""
+    """Attributes as plain values; arrays become lists. Those that JSON cannot hold, such as NaN, are left out."""
     plain = {}
     for key, value in dict(attributes).items():
         if isinstance(value, np.generic):
@@ -234,4 +268,4 @@ def plain_attributes(attributes: Any) -> dict[str, Any]:
             value = value.tolist()
         if isinstance(value, (str, int, float, list)) and not isinstance(value, bool):
             plain[str(key)] = value
-    return plain
+    return {key: value for key, value in plain.items() if not isinstance(value, float) or np.isfinite(value)}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
 from smoe._files import FileLock, LockedError, write_atomically
+from smoe._plain import RecipeError, from_plain
 from smoe.errors import DataError
 from smoe.gridded.checked_json import checksum
 from smoe.gridded.field_source import Channel
@@ -34,11 +35,42 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _NEW_WEIGHTS, _LOCK_FILE = "model.safetensors.new", ".save.lock"
 
 
+@dataclass(frozen=True)
+class _Config:
+    """Content of `config.json`; what `smoe.regression.fitted.Fitted` holds has the same name."""
+
+    format: str
+    version: int
+    smoe: str
+    description: str
+    options: RegressorOptions
+    net: NetShape
+    has_own_net: bool
+    kept: Literal["plain", "net"]
+    remarks: tuple[str, ...]
+    plain_parameters: int | None
+    inputs: tuple[Channel, ...]
+    targets: tuple[Channel, ...]
+    grid: dict[str, Any]
+    mesh: dict[str, Any] | None
+    layout: dict[str, Any]
+    lead_scale: float | None
+    calendar: str
+    periods: dict[str, str]
+    bounds: dict[str, list[int]]
+    records: dict[str, list[dict[str, Any]]]
+    trained: tuple[int, int]
+    samples: dict[str, int]
+    notes: tuple[str, ...]
+    weakness: str | None
+    weights_sha256: str
+
+
 def is_model_folder(path: Path) -> bool:
     """Whether a folder holds a fitted regressor."""
     try:
         return json.loads((path / CONFIG).read_text()).get("format") == FORMAT
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 
@@ -71,7 +103,8 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
         "smoe": __version__,
         "description": fitted.describe(),
         "options": {name: value for name, value in asdict(fitted.options).items() if name not in MACHINE_OPTIONS},
-        "net": {**asdict(fitted.shape), "is_own": fitted.has_own_net},
+        "net": asdict(fitted.shape),
+        "has_own_net": fitted.has_own_net,
         "kept": "plain" if fitted.keeps_plain else "net",
         "remarks": list(fitted.remarks()),
         "plain_parameters": None if fitted.plain is None else count_shared_parameters(fitted.net),
@@ -117,20 +150,22 @@ def load_model(path: Path, own_net: nn.Module | None = None) -> Fitted:
 
     config = _read_config(path)
     try:
-        tensors = load(_read_weights(path, config.get("weights_sha256")))
-    except DataError:
-        raise
-    except (SafetensorError, OSError, ValueError) as error:
+        tensors = load(_read_weights(path, config.weights_sha256))
+    except (SafetensorError, OSError) as error:
         raise DataError(f"{path / WEIGHTS} is damaged: {error}") from error
     try:
         return _build(config, tensors, own_net, path)
-    except (KeyError, TypeError, IndexError) as error:
+    except DataError:
+        raise
+    except RecipeError as error:
+        raise DataError(f"{path / CONFIG} is not a model's config: {error}") from error
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         raise DataError(f"{path / CONFIG} is not a model's config: {type(error).__name__} {error}") from error
     except RuntimeError as error:
         raise DataError(f"the weights in {path} do not fit its config: {' '.join(str(error).split())}") from error
 
 
-def _read_weights(path: Path, digest: str | None) -> bytes:
+def _read_weights(path: Path, digest: str) -> bytes:
     """The weights that a config names by their SHA-256."""
     # A process that was killed while it saved has not renamed the weights.
     for name in (WEIGHTS, _NEW_WEIGHTS):
@@ -143,73 +178,104 @@ def _read_weights(path: Path, digest: str | None) -> bytes:
     raise DataError(f"{path / WEIGHTS} is damaged, or of another model: its checksum is not that of {CONFIG}")
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    if not (path / CONFIG).is_file():
+def _read_config(path: Path) -> _Config:
+    place = path / CONFIG
+    if not place.is_file():
         raise DataError(f"{path} is not a folder of a fitted model: it has no {CONFIG}")
     try:
-        config = json.loads((path / CONFIG).read_text())
+        plain = json.loads(place.read_text())
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path / CONFIG} is damaged: {error}") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise DataError(f"{path / CONFIG} is not a model's config")
-    if config.get("version") != VERSION:
-        raise DataError(
-            f"{path / CONFIG} has version {config.get('version')} of the format, this smoe reads version {VERSION}"
-        )
-    if config.pop("checksum", None) != checksum(config):
-        raise DataError(f"{path / CONFIG} was edited or damaged: its checksum does not fit")
-    return config
+        raise DataError(f"{place} is damaged: {error}") from error
+    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+        raise DataError(f"{place} is not a model's config")
+    if plain.get("version") != VERSION:
+        raise DataError(f"{place} has version {plain.get('version')} of the format, this smoe reads version {VERSION}")
+    if plain.pop("checksum", None) != checksum(plain):
+        raise DataError(f"{place} was edited or damaged: its checksum does not fit")
+    options = plain.get("options")
+    if isinstance(options, dict):
+        if of_machine := sorted(set(MACHINE_OPTIONS) & set(options)):
+            raise DataError(f"{place} sets {of_machine[0]}, which a model may not choose: remove it")
+        defaults = asdict(RegressorOptions())
+        plain["options"] = {**{name: defaults[name] for name in MACHINE_OPTIONS}, **options}
+    try:
+        return from_plain(_Config, plain)
+    except RecipeError as error:
+        raise DataError(f"{place} is not a model's config: {error}") from error
 
 
-def _build(config: dict[str, Any], tensors: dict[str, torch.Tensor], own_net: nn.Module | None, path: Path) -> Fitted:
-    if of_machine := sorted(set(MACHINE_OPTIONS) & set(config["options"])):
-        raise DataError(f"{path / CONFIG} sets {of_machine[0]}, which a model may not choose: remove it")
-    options = RegressorOptions(**{**config["options"], "quantiles": tuple(config["options"]["quantiles"])})
-    described = dict(config["net"])
-    is_own = described.pop("is_own")
-    shape = NetShape(**{**described, "grid": tuple(described["grid"]), "start": tuple(described["start"])})
+def _build(config: _Config, tensors: dict[str, torch.Tensor], own_net: nn.Module | None, path: Path) -> Fitted:
+    options, shape, is_own = config.options, config.net, config.has_own_net
     if is_own and own_net is None:
         raise DataError(f"{path} was fitted with a net of its user's own: give it as load(path, net=...)")
     arrays = {name: tensor.numpy() for name, tensor in tensors.items() if not name.startswith(("net.", "plain."))}
-    mesh = None if config.get("mesh") is None else mesh_from_files(config["mesh"], arrays)
-    net = wrap_own_net(own_net, shape) if is_own and own_net is not None else _make(shape, options, mesh)
+    mesh = None if config.mesh is None else mesh_from_files(config.mesh, arrays)
+    if is_own and own_net is not None:
+        net = wrap_own_net(own_net, shape)
+    else:
+        _check_size(config, arrays, _of(tensors, "net."))
+        net = _make(shape, options, mesh)
     net.load_state_dict(_of(tensors, "net."))
     plain: Regression | None = None
-    if config["plain_parameters"] is not None:
-        name = "resnet" if is_own else options.net
+    if config.plain_parameters is not None:
         plain = make_plain_net(
-            name, shape, num_blocks=options.num_blocks, num_parameters=config["plain_parameters"], mesh=mesh
+            "resnet" if is_own else options.net,
+            shape,
+            num_blocks=options.num_blocks,
+            num_parameters=config.plain_parameters,
+            mesh=mesh,
         )
         plain.load_state_dict(_of(tensors, "plain."))
         plain.eval()
-    grid = grid_from_plain(config["grid"], arrays["grid.rows"], arrays["grid.columns"])
-    if grid.hash != config["grid"]["hash"]:
-        raise DataError(f"{path}: the hash of its grid is {grid.hash}, the config has {config['grid']['hash']}")
+    grid = grid_from_plain(config.grid, arrays["grid.rows"], arrays["grid.columns"])
+    if grid.hash != config.grid["hash"]:
+        raise DataError(f"{path}: the hash of its grid is {grid.hash}, the config has {config.grid['hash']}")
     return Fitted(
         options=options,
         net=net.eval(),
         plain=plain,
-        keeps_plain=config.get("kept", "net") == "plain",
+        keeps_plain=config.kept == "plain",
         shape=shape,
         has_own_net=is_own,
-        input_channels=tuple(Channel(**channel) for channel in config["inputs"]),
-        target_channels=tuple(Channel(**channel) for channel in config["targets"]),
+        input_channels=config.inputs,
+        target_channels=config.targets,
         grid=grid,
         mesh=mesh,
-        layout=OutputLayout.from_plain(config["layout"], arrays),
+        layout=OutputLayout.from_plain(config.layout, arrays),
         statistics=Statistics(**{name: arrays[f"statistics.{name}"] for name in Statistics.names()}),
         static=arrays["static"],
         input_mask=arrays["input_mask"],
-        lead_scale=config["lead_scale"],
-        calendar=config["calendar"],
-        periods=config["periods"],
-        bounds={name: (start, stop) for name, (start, stop) in config["bounds"].items()},
-        records=config["records"],
-        trained=(config["trained"][0], config["trained"][1]),
-        samples=config["samples"],
-        notes=tuple(config["notes"]),
-        weakness=config["weakness"],
+        lead_scale=config.lead_scale,
+        calendar=config.calendar,
+        periods=config.periods,
+        bounds={name: (start, stop) for name, (start, stop) in config.bounds.items()},
+        records=config.records,
+        trained=config.trained,
+        samples=config.samples,
+        notes=config.notes,
+        weakness=config.weakness,
     )
+
+
+def _check_size(config: _Config, arrays: dict[str, np.ndarray], state: dict[str, torch.Tensor]) -> None:
+    """Refuses a config of a net that is larger than the weights beside it, before memory is taken for the net.
+
+    Raises:
+        RuntimeError: With what is too large.
+    """
+    options, shape, num_values = config.options, config.net, sum(tensor.numel() for tensor in state.values())
+    # One filter of each expert, without its neighbours.
+    width = shape.in_channels if options.net == "layer" else options.filters
+    least = int(options.filters * options.num_experts) * width
+    if least > num_values or options.num_blocks > len(state):
+        raise RuntimeError(
+            f"it describes {options.filters} filters of {options.num_experts:g} experts in {options.num_blocks} "
+            f"blocks, but the weights are {num_values:,} numbers"
+        )
+    num_outputs = len(config.targets) * options.outputs_per_target
+    expected = (len(config.inputs) + (config.lead_scale is not None), num_outputs, arrays["input_mask"].shape[1:])
+    if (shape.in_channels, shape.out_channels, shape.grid) != expected or len(shape.start) != num_outputs:
+        raise RuntimeError(f"its net is {shape}, but inputs, targets and grid are {expected}")
 
 
 def _make(shape: NetShape, options: RegressorOptions, mesh: Mesh | None) -> Regression:

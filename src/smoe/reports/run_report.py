@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from smoe.diagnostics import RoutingGain
+from smoe.errors import DataError
 from smoe.reports.gate_maps import GateMap
 from smoe.reports.parts import Classes, ErrorMap, Places
 from smoe.training.run_directory import Record
@@ -164,7 +165,10 @@ class RunReport:
     def routing_gains(self) -> list[RoutingGain]:
         """What the routing of each layer was worth at the end of the training; the last one is of all of them."""
         found = next((record["routing_gains"] for record in reversed(self.history) if "routing_gains" in record), [])
-        return [RoutingGain.from_record(record) for record in found]
+        try:
+            return [RoutingGain.from_record(record) for record in found]
+        except (TypeError, KeyError) as error:
+            raise DataError(f"{self.path}: its record of routing_gains is damaged ({error})") from error
 
 
 def epochs_of(history: Sequence[Record]) -> list[Record]:

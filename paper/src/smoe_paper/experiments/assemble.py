@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from smoe._plain import to_plain
 from smoe.losses import auxiliary_loss
 from smoe.metrics import Metric
 from smoe.nn import NoisyGate, RoutedLayer
@@ -16,7 +17,6 @@ from smoe.training.batches import Collate
 from smoe.training.routing_warmup import RoutingWarmup
 from smoe.training.task import Task
 from smoe_paper.experiments.build_optimizer import build_optimizer
-from smoe_paper.experiments.plain import to_plain
 from smoe_paper.experiments.recipe import AuxiliaryLosses, Recipe
 
 

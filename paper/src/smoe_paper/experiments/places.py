@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from smoe._plain import is_path, type_hints
 from smoe.training.run_directory import RunDirectory, RunError
-from smoe_paper.experiments.plain import is_path, type_hints
 from smoe_paper.experiments.recipe import Recipe
 
 CACHE = "data.cache_dir"

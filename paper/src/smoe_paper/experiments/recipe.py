@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from smoe._plain import to_plain
 from smoe.rules import Damping, RoutingClassification, Rule
 from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.optimizers import Adam, SgdMomentum
-from smoe_paper.experiments.plain import to_plain
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smoe_paper.experiments.plain import RecipeError, from_plain
+from smoe._plain import RecipeError, from_plain
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.registry import find_experiment
 

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from smoe._plain import RecipeError
 from smoe.suggestions import suggest
 from smoe_paper.experiments.experiment import Experiment
-from smoe_paper.experiments.plain import RecipeError
 from smoe_paper.experiments.recipe import Recipe
 
 # Module and object of each experiment; imported on first use.

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from smoe._plain import RecipeError, shorten
 from smoe.metrics import metric_names
 from smoe.training.checkpoints import CheckpointError, load_checkpoint
 from smoe.training.environment import keep_freed_memory
@@ -20,7 +21,6 @@ from smoe_paper.experiments.experiment import Notify
 from smoe_paper.experiments.initial_weights import check_initial_weights, load_initial_weights
 from smoe_paper.experiments.open_run import OpenRun
 from smoe_paper.experiments.places import CACHE, check_places, data_places, outside_places, replace_places
-from smoe_paper.experiments.plain import RecipeError, shorten
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.recipe_files import recipe_from_plain
 from smoe_paper.experiments.registry import experiment_of

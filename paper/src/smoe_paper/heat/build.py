@@ -11,13 +11,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from smoe._plain import to_plain
 from smoe.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
 from smoe.training.task import Task
 from smoe_paper.experiments.assemble import assemble_task
 from smoe_paper.experiments.dry_task import DryTask
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.gated_layers import Learning
-from smoe_paper.experiments.plain import to_plain
 from smoe_paper.heat.build_model import build_auxiliary_loss, build_model
 from smoe_paper.heat.data import (
     HeatPairs,

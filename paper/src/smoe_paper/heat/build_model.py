@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from smoe import nn
+from smoe._plain import to_plain
 from smoe.losses import patch_moe_loss
 from smoe_paper.experiments.gated_layers import Learning
-from smoe_paper.experiments.plain import to_plain
 from smoe_paper.heat.data import diffusion_stencil
 from smoe_paper.heat.model_options import (
     ConvNetModel,

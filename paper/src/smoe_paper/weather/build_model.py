@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from smoe import nn
+from smoe._plain import to_plain
 from smoe_paper.experiments.gated_layers import Learning, convert_net, make_gate, start_layer
-from smoe_paper.experiments.plain import to_plain
 from smoe_paper.models import VisionTransformer, WeatherResNet
 from smoe_paper.models.weather_resnet import ConvBlock, globe_conv, glorot_uniform_
 from smoe_paper.weather.model_options import (

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from smoe._plain import RecipeError, from_plain
 from smoe.errors import DataError
 from smoe.gridded.checked_json import checksum, read_checked_json, write_checked_json
 from smoe.gridded.field_files import DTYPE
-from smoe_paper.experiments.plain import RecipeError, from_plain
 
 FORMAT = "smoe weather store"
 VERSION = 1

@@ -1,4 +1,4 @@
-"""Recipes as plain values: dictionaries, lists, numbers and text, as JSON has them. Imports no torch."""
+"""Dataclasses as plain values: dictionaries, lists, numbers and text, as JSON has them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -140,11 +140,15 @@ def _restore_tuple(hint: Any, value: Any, place: str) -> tuple[Any, ...]:
 def _is_of(option: Any, value: Any) -> bool:
     if option is Any:
         return True
+    if len(_options(option)) > 1:
+        return any(_is_of(each, value) for each in _options(option))
     if typing.get_origin(option) is Literal:
         return any(value == choice and type(value) is type(choice) for choice in typing.get_args(option))
     if typing.get_origin(option) is dict:
         kinds = typing.get_args(option)
         return isinstance(value, dict) and all(all(map(_is_of, kinds, item)) for item in value.items())
+    if typing.get_origin(option) is list:
+        return isinstance(value, list) and all(_is_of(typing.get_args(option)[0], item) for item in value)
     if option is float:
         # JSON has whole numbers of any size, which are not all numbers of 64 bits.
         is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**308
