@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from smoe.gridded.grid import Grid
+from smoe.training.progress import ProgressBar
 from smoe_paper.weather.data.source import WeatherSource
 
 GRID = Grid((-60.0, -20.0, 20.0, 60.0), (0.0, 72.0, 144.0, 216.0, 288.0))
@@ -78,10 +79,11 @@ class MemorySource(WeatherSource):
         """Nothing is open."""
 
 
-class Silent:
+class Silent(ProgressBar):
     """Keeps the messages of a preparation."""
 
     def __init__(self) -> None:
+        super().__init__(is_quiet=True)
         self.lines: list[str] = []
         self.steps: list[str] = []
         self.total = 0
@@ -89,11 +91,11 @@ class Silent:
     def notify(self, text: str) -> None:
         self.lines.append(text)
 
-    def begin(self, total: int, done: int) -> None:
+    def begin(self, total: int, done: int, text: str = "") -> None:
         self.total = total - done
 
-    def advance(self, text: str) -> None:
-        self.steps.append(text)
+    def advance(self, text: str | None = None) -> None:
+        self.steps.append(text or "")
 
 
 def contents(path: Path) -> dict[str, bytes]:

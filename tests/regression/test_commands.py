@@ -27,7 +27,7 @@ from smoe.regression.options import RegressorOptions
 from smoe.regression.preparation import prepare
 from smoe.regression.run_files import write_predictions
 from smoe.regression.scoring import NOT_KEPT, PLAIN
-from smoe.training.progress import SilentReporter
+from smoe.training.progress import Reporter
 from smoe.training.run_directory import RunDirectory, RunError
 
 FLAGS = ["--net", "layer", "--filters", "2", "--max-epochs", "2", "--device", "cpu", "--batch-size", "4"]
@@ -203,7 +203,7 @@ def test_a_model_that_is_saved_over_another_is_one_of_them_after_a_kill(
 
 
 def test_a_signal_after_the_last_epoch_stops_the_fit_before_the_plain_net(folder: Path, tmp_path: Path) -> None:
-    class StopAtTheEnd(SilentReporter):
+    class StopAtTheEnd(Reporter):
         def notify(self, text: str) -> None:
             if text.startswith("stopped after epoch"):
                 os.kill(os.getpid(), signal.SIGTERM)

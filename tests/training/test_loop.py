@@ -18,7 +18,7 @@ from smoe.metrics import MeanSquaredError, PercentWithin
 from smoe.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.plan import MonitorError, TrainingPlan
-from smoe.training.progress import SilentReporter
+from smoe.training.progress import Reporter
 from smoe.training.run_directory import Record, RunDirectory, RunError
 from smoe.training.task import Task
 from smoe_paper.heat.data import HeatPairs
@@ -44,7 +44,7 @@ def without_times(history: list[Record]) -> list[Record]:
     return [{key: value for key, value in record.items() if key not in TIMES} for record in history]
 
 
-class StopAfter(SilentReporter):
+class StopAfter(Reporter):
     """Sends this process a signal after so many steps."""
 
     def __init__(self, num_steps: int, number: int = signal.SIGTERM) -> None:
@@ -293,7 +293,7 @@ def test_the_message_states_what_is_stored(tmp_path: Path) -> None:
     assert (stored["epoch"], stored["next_batch"]) == (1, 7)
 
 
-class SpoiledAtTheEnd(SilentReporter):
+class SpoiledAtTheEnd(Reporter):
     """Spoils a weight after the last step of an epoch, when its loss is known to be finite."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -392,7 +392,7 @@ def test_a_second_loop_in_the_same_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_vanishes_ends_the_run_in_one_line(tmp_path: Path) -> None:
-    class Vanish(SilentReporter):
+    class Vanish(Reporter):
         def end_epoch(self, record: Record, *, is_best: bool) -> None:
             shutil.rmtree(tmp_path / "run")
 
@@ -422,7 +422,7 @@ def test_the_last_record_says_what_the_routing_is_worth(tmp_path: Path) -> None:
 def test_a_gate_that_does_not_learn_is_reported_once(tmp_path: Path) -> None:
     messages: list[str] = []
 
-    class Notes(SilentReporter):
+    class Notes(Reporter):
         def notify(self, text: str) -> None:
             messages.append(text)
 

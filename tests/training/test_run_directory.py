@@ -82,7 +82,6 @@ def test_a_run_can_be_extended_and_keeps_the_new_recipe(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"recipe\.training\.max_epochs is 3 there and 9 now"):
         run.check(longer, resume=True)
     run.check(longer, resume=True, may_differ=resumable_fields(TrainingPlan()))
-    assert run.resume_differences(longer, may_differ={"training.max_epochs"}) == []
     run.begin(longer)
     assert run.read_recipe() == longer
 

@@ -39,12 +39,11 @@ from smoe.regression.objectives import GridObjective, start_output
 from smoe.regression.options import NetName, RegressorOptions
 from smoe.regression.prediction import iterate_predictions, predict_dataset
 from smoe.regression.preparation import Prepared, prepare
-from smoe.regression.reading_bar import ReadingBar
 from smoe.regression.routing_map import routing_map
 from smoe.regression.scores import ScoreTable
 from smoe.regression.scoring import find_weakness, score_samples
 from smoe.suggestions import suggest
-from smoe.training.progress import BarReporter, Reporter
+from smoe.training.progress import BarReporter, ProgressBar, Reporter
 from smoe.training.run_directory import RunDirectory
 from smoe.training.tracking import TrackedReporter
 
@@ -159,7 +158,7 @@ class GridRegressor:
                 stack.enter_context(directory.lock())
             with (
                 _nothing_left_of_bad_data(folder),
-                ReadingBar(is_quiet=not self._shows_progress) as bar,
+                ProgressBar(is_quiet=not self._shows_progress) as bar,
             ):
                 prepared = prepare(
                     x,
@@ -170,7 +169,7 @@ class GridRegressor:
                     target_variables=target_variables,
                     cache=cache,
                     notify=notify,
-                    progress=bar.advance,
+                    progress=lambda done, total: bar.show(done, total, "reading times"),
                 )
             for text in prepared.warnings:
                 warnings.warn(text, stacklevel=2)

@@ -21,8 +21,8 @@ from smoe.training.batches import DrawnSamples, ShuffledBatches, load_batches, n
 from smoe.training.distribution import Distribution, make_accelerator, sum_over_processes
 from smoe.training.evaluation import EvaluatedModel, evaluate
 from smoe.training.plan import LOSS, Stopping, TrainingPlan, check_monitor
-from smoe.training.progress import Reporter, SilentReporter
-from smoe.training.routing_record import gains_of_routing, routing_record
+from smoe.training.progress import Reporter
+from smoe.training.routing import gains_of_routing, routing_record
 from smoe.training.run_directory import Record, RunDirectory, RunError
 from smoe.training.run_state import FiniteState, RunCheckpoints, RunState
 from smoe.training.schedule import make_schedule
@@ -91,7 +91,7 @@ class Loop:
         is_plain = self.accelerator.scaler is None and self.accelerator.device.type in ("cpu", "cuda")
         self.stepper = task.optimizer if is_plain else self.optimizer
         is_main = self.accelerator.is_main_process
-        self.reporter = reporter if reporter is not None and is_main else SilentReporter()
+        self.reporter = reporter if reporter is not None and is_main else Reporter()
         self.schedule = make_schedule(task.optimizer, plan)
         self.finite_state = FiniteState(task.model)
         loss_total = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)

@@ -99,13 +99,7 @@ class RunDirectory:
                 for folder in created:
                     folder.rmdir()
 
-    def check(
-        self,
-        recipe: Mapping[str, Any],
-        *,
-        resume: bool,
-        may_differ: Collection[str] = (),
-    ) -> None:
+    def check(self, recipe: Mapping[str, Any], *, resume: bool, may_differ: Collection[str] = ()) -> None:
         """Checks that a run of this recipe can begin or continue here.
 
         Args:
@@ -121,26 +115,10 @@ class RunDirectory:
             return
         if not resume:
             raise RunError(f"{self.path} holds a run already; add --resume to continue it, or choose another folder")
-        differences = self.resume_differences(recipe, may_differ=may_differ)
+        found = _differences(self.read_recipe(), recipe)
+        differences = [words for name, words in found.items() if name.removeprefix("recipe.") not in may_differ]
         if differences:
             raise RunError(f"{self.path} holds a run of another recipe: {'; '.join(differences)}")
-
-    def resume_differences(
-        self,
-        recipe: Mapping[str, Any],
-        *,
-        may_differ: Collection[str] = (),
-    ) -> list[str]:
-        """Returns how a recipe differs from the stored one, in words; fields that may differ are left out.
-
-        The arguments are those of `check`.
-        """
-        stored = self.read_recipe()
-        try:
-            differences = _differences(stored, recipe)
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"{self.recipe_file} is not the recipe of a run: {error!r}") from error
-        return [words for name, words in differences.items() if name.removeprefix("recipe.") not in may_differ]
 
     def begin(self, recipe: Mapping[str, Any]) -> None:
         """Stores the recipe and the environment of a run; of a run that is here already, only what it changes.

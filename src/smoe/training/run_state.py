@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from smoe.diagnostics import RoutingWatch
 from smoe.nn.sharded_parameters import local_part
@@ -20,7 +21,7 @@ from smoe.training.distribution import Distribution, by_first, gather_process_st
 from smoe.training.evaluation import EvaluatedModel
 from smoe.training.plan import Stopping, TrainingPlan
 from smoe.training.run_directory import Record, RunDirectory, RunError
-from smoe.training.schedule import Schedule
+from smoe.training.schedule import CosineSchedule
 from smoe.training.task import Task
 
 
@@ -77,7 +78,7 @@ class RunCheckpoints:
         task: Task,
         distribution: Distribution,
         evaluated: EvaluatedModel,
-        schedule: Schedule,
+        schedule: ReduceLROnPlateau | CosineSchedule,
         watch: RoutingWatch,
     ) -> None:
         self._run, self._accelerator, self._task = run, accelerator, task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,24 +15,8 @@ from smoe.nn.sharded_parameters import local_part
 from smoe.training.plan import TrainingPlan
 
 
-class Schedule(Protocol):
-    """Sets the learning rate of every parameter group after each epoch."""
-
-    def step(self, monitored: float, /) -> None:
-        """Called after an epoch with the value of the monitored metric."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what a resumed run needs."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Continues from a `state_dict`."""
-        ...
-
-
-def make_schedule(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> Schedule:
-    """Returns the schedule of a plan.
+def make_schedule(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> ReduceLROnPlateau | CosineSchedule:
+    """Returns the schedule of a plan; `step(monitored)` sets the learning rates after an epoch.
 
     Args:
         optimizer: Optimiser with the learning rates of the start, or of the end of a warm-up.

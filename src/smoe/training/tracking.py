@@ -13,7 +13,7 @@ from smoe.training.progress import Reporter
 from smoe.training.run_directory import Record
 
 
-class TrackedReporter:
+class TrackedReporter(Reporter):
     """Logs progress to another reporter, and the record of each epoch to a tracker.
 
     Use it as a context manager, or call `finish`: some trackers write at the end.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -131,8 +131,8 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
         raise UsageError(f"--store: where are the data of {experiment.name}? {experiment.data_remedy}")
 
     # torch is imported from here on only: a typo is answered at once.
-    from smoe_paper.cli.reproduce_progress import RunProgress
-    from smoe_paper.experiments.reproduction import make_runs, plan_runs
+    from smoe.training.progress import ProgressBar
+    from smoe_paper.experiments.reproduction import PlannedRun, make_runs, plan_runs
     from smoe_paper.experiments.result_tables.report import markdown, read_notes, write_report
 
     store = RunStore(output_dir / "runs.jsonl")
@@ -156,14 +156,25 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
     experiment.store_references(tables, scale, data, store, _notify)
     write_tables()
     if missing:
-        with RunProgress(len(planned), len(planned) - len(missing), store, write_tables) as progress:
-            make_runs(
-                missing, store, options.runs_dir, jobs=options.jobs, num_threads=options.threads, on_end=progress.end
-            )
+        # Runs take minutes, and their speed is known only over many of them.
+        with ProgressBar(speed_seconds=6 * 3600) as bar:
+            bar.begin(len(planned), len(planned) - len(missing), "runs")
+
+            def end(run: PlannedRun) -> None:
+                bar.advance()
+                bar.notify(f"{run.label}: {_reached(store.runs()[run.key], run.recipe.training.monitor)}")
+                write_tables()
+
+            make_runs(missing, store, options.runs_dir, jobs=options.jobs, num_threads=options.threads, on_end=end)
     pictures = experiment.draw_tables(tables, store, options.runs_dir, output_dir, data)
     write(f"{len(planned)} of {len(planned)} runs are stored in {store.path}\n")
     _print_paths([*(_report_path(output_dir, table) for table in tables), *pictures])
     return 0
+
+
+def _reached(result: Mapping[str, Any], monitor: str) -> str:
+    value = result["test"].get(monitor)
+    return "diverged" if value is None else f"{value:.4f} after {result['epochs']} epochs ({result['stopped']})"
 
 
 def _report_path(output_dir: Path, table: ResultTable) -> Path:

@@ -11,9 +11,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from smoe.training.progress import ProgressBar
 from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
 from smoe_paper.experiments.open_run import OpenRun
-from smoe_paper.experiments.score_progress import ScoreProgress
 from smoe_paper.weather.data.store import WeatherStore
 from smoe_paper.weather.evaluate import evaluate_run
 from smoe_paper.weather.published import LEADS_OF_TABLES, PUBLISHED, PUBLISHED_DATA
@@ -31,8 +31,8 @@ _LEGEND = (
 
 def print_run_scores(run: OpenRun, split: str, forecasts: Path | None) -> None:
     """Scores a run, prints its table, and writes its forecasts if a file is given."""
-    with ScoreProgress() as progress:
-        result = evaluate_run(run, split, forecasts, progress)
+    with ProgressBar() as bar:
+        result = evaluate_run(run, split, forecasts, lambda text, done, total: bar.show(done, total, text))
     first, last = result.years
     broken = [name for name, value in result.scores.items() if not math.isfinite(value)]
     if broken:
@@ -49,9 +49,14 @@ def print_file_scores(
     file: Path, store: Path, targets: tuple[str, ...], train_years: tuple[int, int] | None, skip_nan: bool
 ) -> None:
     """Scores a file of forecasts and prints a table for each lead."""
-    with ScoreProgress() as progress:
+    with ProgressBar() as bar:
         notices, results = score_file(
-            file, WeatherStore.open(store), targets, train_years, skips_nan=skip_nan, progress=progress
+            file,
+            WeatherStore.open(store),
+            targets,
+            train_years,
+            skips_nan=skip_nan,
+            progress=lambda text, done, total: bar.show(done, total, text),
         )
     for notice in notices:
         _warn(f"{file.name}: {notice}")

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import smoe_paper.ens10.data.prepare as prepare_module
 from ens10_files import GRID, STARTS, member_fields, truth_field, write_ens10, write_grib
+from memory_source import Silent
 from smoe_paper.ens10.data import TASKS, DataError, EnsembleStore
 from smoe_paper.ens10.data.open_ens10 import open_ens10
 from smoe_paper.ens10.data.prepare import prepare
@@ -24,26 +25,12 @@ TRAIN = (1998, 1999)
 LEAD = np.timedelta64(2, "D")
 
 
-class Listener:
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def notify(self, text: str) -> None:
-        self.said.append(text)
-
-    def begin(self, total: int, done: int) -> None:
-        pass
-
-    def advance(self, text: str) -> None:
-        pass
-
-
 def make_store(
-    root: Path, output: Path, task: str, members: int, listener: Listener | None = None, **options
+    root: Path, output: Path, task: str, members: int, listener: Silent | None = None, **options
 ) -> EnsembleStore:
     wanted = Preparation(**{"train_years": TRAIN, **options})
     with open_ens10(root, task, members) as source:  # pyright: ignore[reportArgumentType]
-        return prepare(source, root, output, wanted, listener or Listener())
+        return prepare(source, root, output, wanted, listener or Silent())
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +132,9 @@ def test_grib_of_one_date_at_the_surface(tmp_path: Path) -> None:
 
 
 def test_the_released_normalisation_is_of_all_dates_and_said(root: Path, tmp_path: Path) -> None:
-    listener = Listener()
+    listener = Silent()
     store = make_store(root, tmp_path, "z500", 10, listener, normalisation="released")
-    assert any("test years included" in text for text in listener.said)
+    assert any("test years included" in text for text in listener.lines)
     assert any("agree with ENS10_*_normalized.nc" in text for text in store.metadata.notices)
     fields = channel_fields("z500", 10)
     np.testing.assert_allclose(store.inputs[:], (fields - fields.mean(axis=0)) / (fields.std(axis=0) + 0.1), atol=2e-3)
@@ -185,14 +172,14 @@ def test_a_stopped_preparation_goes_on_to_the_same_bytes(
         EnsembleStore.open(tmp_path)
     with pytest.raises(DataError, match="the beginning of another preparation, which differs in num_members"):
         make_store(root, tmp_path, "z500", 5)
-    listener = Listener()
+    listener = Silent()
     left[0] = 10**6
     make_store(root, tmp_path, "z500", 10, listener)
-    assert any(text.startswith("resuming: 4 of 18") for text in listener.said) and left[0] == 10**6 - 14
+    assert any(text.startswith("resuming: 4 of 18") for text in listener.lines) and left[0] == 10**6 - 14
     for name in ("statistics.f32", "truth.f32", "members.f32", "efi.f32", "normalisation.f32", "store.json"):
         assert (tmp_path / name).read_bytes() == (store.path / name).read_bytes(), name
     make_store(root, tmp_path, "z500", 10, listener)
-    assert "nothing to do" in listener.said[-1]
+    assert "nothing to do" in listener.lines[-1]
 
 
 def test_samples(store: EnsembleStore) -> None:

@@ -158,7 +158,7 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
 
 def test_two_processes_do_not_write_one_store(tmp_path: Path) -> None:
     class Meddling(Silent):
-        def advance(self, text: str) -> None:
+        def advance(self, text: str | None = None) -> None:
             super().advance(text)
             if len(self.steps) == 3:
                 with pytest.raises(DataError, match=r"process [0-9]+ is preparing"):

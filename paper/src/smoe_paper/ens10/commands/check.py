@@ -42,12 +42,14 @@ def run(args: list[str]) -> int:
     """Checks a folder, prints the result, and returns 0 for usable data and 1 otherwise."""
     options = parse(Check, args, prog="smoe data check")
 
-    from smoe_paper.ens10.data.describe import describe_ens10
-    from smoe_paper.experiments.check_progress import check_progress, make_console
+    from rich.console import Console
 
-    with check_progress() as show:
-        tasks = describe_ens10(options.path, quick=options.quick, progress=show)
-    return print_tasks(options.path, tasks, options.quick, make_console())
+    from smoe.training.progress import ProgressBar
+    from smoe_paper.ens10.data.describe import describe_ens10
+
+    with ProgressBar() as bar:
+        tasks = describe_ens10(options.path, quick=options.quick, progress=bar.show)
+    return print_tasks(options.path, tasks, options.quick, Console(highlight=False, soft_wrap=True, markup=False))
 
 
 def print_tasks(path: Path, tasks: list[TaskDescription], quick: bool, console: Console) -> int:

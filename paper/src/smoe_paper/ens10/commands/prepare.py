@@ -47,16 +47,16 @@ def run(args: list[str]) -> int:
     """Prepares a store and prints its contents."""
     options = parse(PrepareEns10, args, prog="smoe data prepare ens10")
 
+    from smoe.training.progress import ProgressBar
     from smoe_paper.ens10.data.open_ens10 import open_ens10
     from smoe_paper.ens10.data.prepare import prepare
     from smoe_paper.ens10.data.prepare_plan import Preparation
-    from smoe_paper.experiments.prepare_progress import PrepareProgress
 
     wanted = Preparation(options.train_years, options.normalisation, options.efi)
     try:
         with (
             open_ens10(options.root, options.task, options.members) as source,
-            PrepareProgress() as progress,
+            ProgressBar(speed_seconds=600) as progress,
         ):
             store = prepare(source, options.root, options.output, wanted, progress, options.truth)
     except KeyboardInterrupt as stop:

@@ -12,8 +12,8 @@ import numpy as np
 from smoe.errors import DataError
 from smoe.gridded.disk_space import check_disk
 from smoe.gridded.field_files import DTYPE, crc32_of_rows
-from smoe.gridded.preparation_progress import PreparationReporter
 from smoe.gridded.store_folder import only_process
+from smoe.training.progress import ProgressBar
 from smoe_paper.ens10.data.dated_fields import DatedFields
 from smoe_paper.ens10.data.dates import LEAD, years_of
 from smoe_paper.ens10.data.efi_pass import Part, compute_part, find_parts
@@ -43,7 +43,7 @@ def prepare(
     root: Path,
     output: Path,
     wanted: Preparation,
-    reporter: PreparationReporter,
+    reporter: ProgressBar,
     truth_root: Path | None = None,
 ) -> EnsembleStore:
     """Writes a store, or resumes an unfinished one.
@@ -97,7 +97,7 @@ def prepare(
     return EnsembleStore.open(output)
 
 
-def _make_room(output: Path, plan: Plan, reporter: PreparationReporter) -> None:
+def _make_room(output: Path, plan: Plan, reporter: ProgressBar) -> None:
     sizes = {name: plan.num_bytes(name) for name in plan.shapes}
     remedy = "or prepare without --efi, or from statistics alone"
     room = check_disk(output, sum(sizes.values()), tuple(sizes), remedy)
@@ -117,7 +117,7 @@ def _write_forecasts(
     plan: Plan,
     output: Path,
     journal: Journal,
-    reporter: PreparationReporter,
+    reporter: ProgressBar,
 ) -> None:
     row_of = {start: row for row, start in enumerate(plan.starts)}
     # The plan excludes forecasts without truth.
@@ -151,7 +151,7 @@ def _write_forecast(forecast: Forecast, truth: DatedFields, output: Path, row: i
     return crc32
 
 
-def _write_normalisation(plan: Plan, output: Path, journal: Journal, reporter: PreparationReporter) -> None:
+def _write_normalisation(plan: Plan, output: Path, journal: Journal, reporter: ProgressBar) -> None:
     years = years_of(np.array(plan.starts, "datetime64[D]") + LEAD)
     first, last = plan.train_years
     is_used = (years >= first) & (years <= last) if plan.normalisation == "training" else np.ones(len(years), bool)
@@ -179,7 +179,7 @@ def _copy_efi(efi_file: DatedFields, plan: Plan, output: Path) -> None:
     efi.flush()
 
 
-def _write_efi(plan: Plan, parts: list[Part], output: Path, journal: Journal, reporter: PreparationReporter) -> None:
+def _write_efi(plan: Plan, parts: list[Part], output: Path, journal: Journal, reporter: ProgressBar) -> None:
     if not any(part.name in journal.steps for part in parts):
         unknown = np.full(plan.shapes[EFI][1:], np.nan, DTYPE).tobytes()
         with (output / EFI).open("r+b") as file:

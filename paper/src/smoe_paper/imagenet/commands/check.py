@@ -42,12 +42,14 @@ def run(args: list[str]) -> int:
     """Checks a folder, prints the result, and returns 0 for usable data and 1 otherwise."""
     options = parse(Check, args, prog="smoe data check")
 
-    from smoe_paper.experiments.check_progress import check_progress, make_console
+    from rich.console import Console
+
+    from smoe.training.progress import ProgressBar
     from smoe_paper.imagenet.data.describe_folders import describe_folders
 
-    with check_progress() as show:
-        folders = describe_folders(options.path, quick=options.quick, progress=show)
-    return print_folders(options.path, folders, options.quick, make_console())
+    with ProgressBar() as bar:
+        folders = describe_folders(options.path, quick=options.quick, progress=bar.show)
+    return print_folders(options.path, folders, options.quick, Console(highlight=False, soft_wrap=True, markup=False))
 
 
 def print_folders(path: Path, found: FolderDescription, quick: bool, console: Console) -> int:

@@ -50,14 +50,16 @@ def run(args: list[str]) -> int:
     if recognises(options.path):
         return _check_store(options.path, options.quick)
 
-    from smoe_paper.experiments.check_progress import check_progress, make_console
+    from rich.console import Console
+
+    from smoe.training.progress import ProgressBar
     from smoe_paper.weather.data.describe import describe
 
-    with check_progress() as show:
+    with ProgressBar() as bar:
         found = describe(
-            options.path, kind=options.kind, resolution=options.resolution, quick=options.quick, progress=show
+            options.path, kind=options.kind, resolution=options.resolution, quick=options.quick, progress=bar.show
         )
-    print_description(found, options.quick, make_console())
+    print_description(found, options.quick, Console(highlight=False, soft_wrap=True, markup=False))
     return 0 if found.is_usable else 1
 
 

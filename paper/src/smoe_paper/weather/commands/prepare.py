@@ -67,7 +67,7 @@ def _check_names(options: PrepareWeather) -> None:
 def _prepare_weather(options: PrepareWeather) -> int:
     _check_names(options)
     # torch and xarray are imported here, so that a typing error is reported at once.
-    from smoe_paper.experiments.prepare_progress import PrepareProgress
+    from smoe.training.progress import ProgressBar
     from smoe_paper.weather.data.open_source import open_source
     from smoe_paper.weather.data.prepare import prepare
     from smoe_paper.weather.data.prepare_plan import Preparation
@@ -86,7 +86,7 @@ def _prepare_weather(options: PrepareWeather) -> int:
     try:
         with (
             open_source(options.root, kind=options.kind, resolution=options.resolution) as source,
-            PrepareProgress() as progress,
+            ProgressBar(speed_seconds=600) as progress,
         ):
             store = prepare(source, options.output, wanted, progress, statistics_from)
     except KeyboardInterrupt as stop:

@@ -11,9 +11,9 @@ import numpy as np
 from smoe.errors import DataError
 from smoe.gridded.disk_space import check_disk
 from smoe.gridded.field_files import DTYPE, crc32_of_rows
-from smoe.gridded.preparation_progress import PreparationReporter
 from smoe.gridded.statistics import STEPS_PER_PIECE, transform
 from smoe.gridded.store_folder import only_process
+from smoe.training.progress import ProgressBar
 from smoe_paper.weather.data.journal import Journal
 from smoe_paper.weather.data.prepare_plan import Plan, Preparation, make_plan
 from smoe_paper.weather.data.prepare_statistics import (
@@ -42,7 +42,7 @@ def prepare(
     source: WeatherSource,
     output: Path,
     wanted: Preparation,
-    reporter: PreparationReporter,
+    reporter: ProgressBar,
     statistics_from: WeatherStore | None = None,
 ) -> WeatherStore:
     """Writes a store, resumes an unfinished one, or adds later years to a finished one.
@@ -116,7 +116,7 @@ def _write_year(
     path: Path,
     span: YearSpan,
     first_row: int,
-    reporter: PreparationReporter,
+    reporter: ProgressBar,
 ) -> StoredYear:
     """Writes the rows of a year and waits until they are on the disk."""
     num_filled: dict[str, int] = {}
