@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import smoe
 from smoe.rules import Probing, RoutingClassification
-from smoe.training.routing import RoutingWarmup
+from smoe_paper.experiments.routing_warmup import RoutingWarmup
 
 NUM_STEPS, GLOBAL_BATCH, PROBING_BATCH = 4, 6, 4
 

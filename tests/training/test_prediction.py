@@ -8,9 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from smoe.training.evaluation import predict, predict_split
-from smoe.training.plan import TrainingPlan
-from smoe.training.task import Task
+from smoe.training.evaluation import predict
 
 PAIRS = TensorDataset(torch.arange(7.0)[:, None], 10.0 * torch.arange(7.0)[:, None])
 
@@ -66,27 +64,3 @@ def test_bad_input_is_refused() -> None:
 
     with pytest.raises(TypeError, match="Endless has no length"):
         next(predict(double(), Endless(), 1))
-
-
-def make_task(model: nn.Module) -> Task:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    collate = torch.utils.data.default_collate
-    return Task(model, optimizer, nn.MSELoss(), [], {"test": PAIRS}, collate, seed=0)  # type: ignore[arg-type]
-
-
-def test_a_split_is_predicted_by_the_model_for_evaluation() -> None:
-    task = make_task(double())
-    plan = TrainingPlan(evaluation_batch_size=4, device="cpu")
-    batches = list(predict_split(task, plan, "test"))
-    assert [prediction.flatten().tolist() for prediction, _ in batches] == [[0, 2, 4, 6], [8, 10, 12]]
-    task.for_evaluation = lambda model: nn.Sequential(model, model)
-    assert next(predict_split(task, plan, "test"))[0].flatten().tolist() == [0, 4, 8, 12]
-
-
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class TwoProcesses:
-        num_processes = 2
-
-    monkeypatch.setattr("smoe.training.evaluation.make_accelerator", lambda _: TwoProcesses())
-    with pytest.raises(ValueError, match="in order by one process, but 2 run"):
-        next(predict_split(make_task(double()), TrainingPlan(), "test"))

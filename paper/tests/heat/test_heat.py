@@ -44,6 +44,15 @@ def test_a_run_can_be_opened_and_scores_as_it_did(small_run: Path) -> None:
     }
 
 
+def test_several_processes_do_not_predict_a_split(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = open_run(small_run, splits=("test",), notify=quietly)
+    prediction, target = next(run.predict("test"))
+    assert prediction.shape == target.shape and not prediction.requires_grad
+    monkeypatch.setattr("accelerate.Accelerator.num_processes", 2)
+    with pytest.raises(ValueError, match="in order by one process, but 2 run"):
+        next(run.predict("test"))
+
+
 def test_pictures_are_drawn(small_run: Path) -> None:
     pictures = draw_run(open_run(small_run, "last"))
     assert [picture.name for picture in pictures] == ["accuracy.png", "routing.png"]

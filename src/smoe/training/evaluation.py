@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, default_collate
 
 from smoe.metrics import Metric, MetricSums
 from smoe.training.batches import Collate, OrderedBatches, load_batches, num_samples
-from smoe.training.distribution import Distribution, make_accelerator, sum_over_processes
+from smoe.training.distribution import Distribution, sum_over_processes
 from smoe.training.plan import TrainingPlan
 from smoe.training.schedule import WeightAverage
 from smoe.training.task import Task
@@ -56,34 +56,6 @@ def predict(
         with torch.no_grad():
             prediction = model(input)
         yield prediction, target
-
-
-def predict_split(task: Task, plan: TrainingPlan, split: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields the prediction and the target of each batch of a split of a task.
-
-    Args:
-        task: Task whose model predicts; the model for evaluation, if the task makes another one.
-        plan: Plan that gives device, precision, batch size and workers.
-        split: Name of the split, such as `test`.
-
-    Raises:
-        ValueError: If several processes run: their predictions would not be in order.
-    """
-    accelerator = make_accelerator(plan)
-    if accelerator.num_processes > 1:
-        raise ValueError(
-            f"a split is predicted in order by one process, but {accelerator.num_processes} run; start the command "
-            "without a launcher"
-        )
-    model = task.model if task.for_evaluation is None else task.for_evaluation(task.model)
-    yield from predict(
-        accelerator.prepare(model),
-        task.splits[split],
-        plan.evaluation_batch_size,
-        collate=task.collate,
-        device=accelerator.device,
-        num_workers=plan.num_workers,
-    )
 
 
 def evaluate(

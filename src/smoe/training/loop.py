@@ -67,13 +67,7 @@ class Loop:
 
     signal_number: int | None = None
 
-    def __init__(
-        self,
-        task: Task,
-        plan: TrainingPlan,
-        run: RunDirectory,
-        reporter: Reporter | None = None,
-    ) -> None:
+    def __init__(self, task: Task, plan: TrainingPlan, run: RunDirectory, reporter: Reporter | None = None) -> None:
         check_monitor(plan, metric_names(task.metrics))
         self.task, self.plan, self.run = task, plan, run
         needs_loss = plan.monitor == LOSS and LOSS not in metric_names(task.metrics)

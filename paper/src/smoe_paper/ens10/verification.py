@@ -11,7 +11,6 @@ from torch import Tensor
 from smoe.losses.crps import corrected_crps
 from smoe.metrics import MetricSums, PitHistogram
 from smoe.nn.gaussian_head import gaussian_correction
-from smoe.training.evaluation import predict_split
 from smoe_paper.ens10.data.store import EnsembleStore
 from smoe_paper.ens10.scored_samples import ScoredSamples
 from smoe_paper.experiments.open_run import OpenRun
@@ -74,7 +73,7 @@ def verify(run: OpenRun, split: str) -> tuple[Verification, Verification]:
     store = store_of(run, split)
     edges = torch.from_numpy(_spread_edges(store))
     raw, corrected = _Sums(store.grid.shape, edges), _Sums(store.grid.shape, edges)
-    for output, target in predict_split(run.task, run.recipe.training, split):
+    for output, target in run.predict(split):
         output, target = output.float().cpu(), target.cpu()
         corrected.add(output, target)
         raw.add(torch.zeros_like(output), target)

@@ -14,10 +14,10 @@ from smoe.losses import auxiliary_loss
 from smoe.metrics import Metric
 from smoe.nn import NoisyGate, RoutedLayer
 from smoe.training.batches import Collate
-from smoe.training.routing import RoutingWarmup
 from smoe.training.task import Task
 from smoe_paper.experiments.build_optimizer import build_optimizer
 from smoe_paper.experiments.recipe import AuxiliaryLosses, Recipe
+from smoe_paper.experiments.routing_warmup import RoutingWarmup
 
 
 def assemble_task(

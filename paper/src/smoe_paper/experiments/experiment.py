@@ -124,9 +124,7 @@ class Experiment(ABC):
 
     def predict(self, run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields predictions and truths of a split in physical units, batch by batch; here, as the network has them."""
-        from smoe.training.evaluation import predict_split
-
-        return predict_split(run.task, run.recipe.training, split)
+        return run.predict(split)
 
     def score(self, options: Any) -> None:
         """Scores forecasts of other origin and prints a table; see `score_options`."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.metrics import Metric, MetricSums
-from smoe.training.evaluation import predict_split
 from smoe_paper.experiments.open_run import OpenRun
 from smoe_paper.weather.data.baselines import Baselines
 from smoe_paper.weather.data.samples import WeatherSamples
@@ -104,7 +103,7 @@ def _predict(
     samples, _ = samples_of(run, split)
     sums = MetricSums(metrics)
     done = 0
-    for prediction, target in predict_split(run.task, run.recipe.training, split):
+    for prediction, target in run.predict(split):
         sums.add(prediction, target)
         if writer is not None:
             for number, name in enumerate(samples.targets):
