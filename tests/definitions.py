@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from smoe.nn import FixedGate, RoutedLayer, SpatialMoE2d, TensorGate
-from smoe.ops.routed_conv import reference_routed_conv2d
+from smoe.ops._routed_conv import reference_routed_conv2d
 from smoe.rules import EndToEnd, RoutingClassification
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import smoe
 from definitions import loop_conv2d
-from smoe.nn.combiners import InputCombiner, RowsAndColumns, Table
+from smoe.nn._low_rank import InputCombiner, RowsAndColumns, Table
 
 
 def loop_resize(maps: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from smoe.ops.native.library import NativeLibrary, _library_file, why_not
-from smoe.ops.routed_conv.native import NativeConvolution
+from smoe.ops._conv_kernels import NativeConvolution
+from smoe.ops._operators import NativeLibrary, _library_file, why_not
 
 DIRECTIONS = ("forward", "input_gradient", "weight_gradient")
 

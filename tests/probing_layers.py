@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import smoe
-from smoe.nn.learning.probing import ProbingLearner, ProbingMemory
-from smoe.ops.probe_routing import Challenge
+from smoe.nn._probing import ProbingLearner, ProbingMemory
+from smoe.ops._probing import Challenge
 from smoe.rules import Rule
 
 GRID = (6, 7)

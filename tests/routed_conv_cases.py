@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from smoe.ops import output_grid
-from smoe.ops.routed_conv import reference_routed_conv2d
+from smoe.ops._routed_conv import reference_routed_conv2d
 from smoe.options import PaddingMode
 
 # Rounding of the operands is not an error of the kernel: both sides get the rounded values. What is left is the order

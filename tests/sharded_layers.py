@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import smoe
 from sharded_training import whole_state
-from smoe.nn.gates import banded
+from smoe.nn import _gate as banded
 from smoe.training.plan import TrainingPlan
 from smoe.training.schedule import WeightAverage
 

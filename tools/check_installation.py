@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 import smoe
-from smoe.ops.native import native_library
-from smoe.ops.routed_conv import dense_routed_conv2d
+from smoe.ops._conv_kernels import dense_routed_conv2d
+from smoe.ops._operators import native_library
 
 
 def check_kernels() -> str:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         unsharded,
     )
     from smoe.ops import Routing, routed_conv2d
-    from smoe.ops.graph import edge_directions
+    from smoe.ops._graph import edge_directions
     from smoe.regression import GridRegressor, load
     from smoe.views import plot_routing
 
@@ -115,7 +115,7 @@ _HOMES = {
     "GridRegressor": "smoe.regression",
     "load": "smoe.regression",
     "Routing": "smoe.ops",
-    "edge_directions": "smoe.ops.graph",
+    "edge_directions": "smoe.ops._graph",
     "plot_routing": "smoe.views",
     "read_mesh": "smoe.meshes",
     "routed_conv2d": "smoe.ops",

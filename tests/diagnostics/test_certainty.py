@@ -7,8 +7,7 @@ import torch
 
 from smoe.diagnostics import layer_certainty, routing_certainty
 from smoe.nn import SpatialMoE2d, TensorGate
-from smoe.ops.routing import Routing
-from smoe.ops.top_experts import family_members, top_experts
+from smoe.ops._routing import Routing, family_members, top_experts
 from smoe.rules import StraightThrough
 
 

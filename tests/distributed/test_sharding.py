@@ -11,7 +11,7 @@ from torch import distributed, multiprocessing, nn
 
 import smoe
 from sharded_training import NETS, WRAPPERS, load_directory, make_net, resume_in_other_processes, run_process
-from smoe.nn.sharding import _units
+from smoe.nn._sharding import _units
 
 pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
 

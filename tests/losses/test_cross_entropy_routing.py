@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from smoe.losses import CrossEntropy
-from smoe.ops.routing_error import choice_errors, wrong_choices
+from smoe.ops._classification import choice_errors, wrong_choices
 
 B, C, H, W, N = 6, 5, 4, 3, 7
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from smoe import SpatialMoE2d, convert
 from smoe.losses import GaussianCRPSLoss, corrected_crps
-from smoe.ops.routing_error import choice_errors
+from smoe.ops._classification import choice_errors
 from smoe.regression.unet import UNet
 from smoe.rules import RoutingClassification
 

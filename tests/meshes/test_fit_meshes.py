@@ -16,7 +16,7 @@ from smoe.errors import DataError
 from smoe.gridded.open_fields import open_fields
 from smoe.meshes import read_mesh
 from smoe.nn import GraphMoE, HEALPixMoE
-from smoe.ops.healpix import healpix_coordinates
+from smoe.ops._healpix import healpix_coordinates
 from smoe.reports.read_fit import read_fit
 
 SMALL = ["--filters", "4", "--num-blocks", "1", "--num-experts", "2", "--max-epochs", "2", "--device", "cpu"]

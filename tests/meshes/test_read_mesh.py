@@ -13,7 +13,7 @@ import torch
 
 from smoe.errors import DataError
 from smoe.meshes import read_mesh
-from smoe.nn.geometry.graph_moe import GraphMoE
+from smoe.nn._graph_layer import GraphMoE
 
 xarray = pytest.importorskip("xarray")
 
@@ -120,7 +120,7 @@ def test_files_without_connectivity(tmp_path):
 
 
 def write_healpix(path: Path, order="nest", nside=2, coordinates_of=None) -> Path:
-    from smoe.ops.healpix import healpix_coordinates
+    from smoe.ops._healpix import healpix_coordinates
 
     variables = {
         "crs": ((), 0, {"grid_mapping_name": "healpix", "healpix_nside": nside, "healpix_order": order}),

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import smoe
-from smoe.nn.conversion_plan import plan_conversion
+from smoe.nn._conversion_plan import plan_conversion
 from smoe.rules import RoutingClassification
 
 RC = RoutingClassification.released()

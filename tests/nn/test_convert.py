@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smoe
-from smoe.nn.conversion_plan import Change, plan_conversion
+from smoe.nn._conversion_plan import Change, plan_conversion
 from smoe.options import Order
 from smoe.rules import Damping, RoutingClassification, Rule
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import smoe
-from smoe.nn.coord_conv import append_coordinates
+from smoe.nn._baselines import append_coordinates
 
 
 def test_coordinates_go_from_minus_one_to_one():

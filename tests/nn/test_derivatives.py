@@ -13,8 +13,8 @@ from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module
 
 import smoe
 from smoe.nn import CondConv2d, GridConv2d, LocallyConnected2d, LowRankLocal2d
-from smoe.nn.shared_batch_norm import _sum_over_processes
-from smoe.ops.native.library import NativeLibrary, native_library
+from smoe.nn._patch_moe import _sum_over_processes
+from smoe.ops._operators import NativeLibrary, native_library
 
 # PyTorch's own forward-mode rules are scripts.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")

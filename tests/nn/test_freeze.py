@@ -11,7 +11,7 @@ import torch
 from torch import distributed, nn
 
 import smoe
-from smoe.ops.top_experts import top_experts
+from smoe.ops._routing import top_experts
 from smoe.options import Order
 
 GRID = (6, 7)

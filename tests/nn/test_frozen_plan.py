@@ -16,7 +16,7 @@ from torch import nn
 
 import smoe
 from smoe.ops import routed_conv2d
-from smoe.ops.native.library import native_library
+from smoe.ops._operators import native_library
 
 LIBRARY = native_library()
 if LIBRARY is None:

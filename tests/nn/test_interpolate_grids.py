@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import smoe
-from smoe.nn.combiners import InputCombiner, RowsAndColumns, Table
-from smoe.nn.learning.probing import ProbingMemory
+from smoe.nn._low_rank import InputCombiner, RowsAndColumns, Table
+from smoe.nn._probing import ProbingMemory
 from smoe.rules import Probing, RoutingClassification
 from smoe_paper.models import ResNet
 

@@ -11,7 +11,7 @@ from torch.func import functional_call
 import smoe
 from definitions import assert_same, draw_parameters, loop_conv2d, output_and_gradients
 from low_rank_definition import define_input_combiner, define_low_rank_local
-from smoe.nn.combiners import InputCombiner, fitting_dilations
+from smoe.nn._low_rank import InputCombiner, fitting_dilations
 from smoe.ops import output_grid
 
 

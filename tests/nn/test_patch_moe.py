@@ -10,8 +10,7 @@ from torch import nn
 
 from host_reads import CountReads
 from smoe.nn import PatchMoE
-from smoe.nn.feed_forward import FeedForward
-from smoe.nn.patch_moe import place_in_turn
+from smoe.nn._patch_moe import FeedForward, place_in_turn
 
 
 @dataclass(frozen=True)

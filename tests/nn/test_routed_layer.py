@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import smoe
 from definitions import gate_gradient, gate_scores
-from smoe.ops.native import has_library
+from smoe.ops._operators import has_library
 from smoe.rules import Damping, RoutingClassification
 
 RC = RoutingClassification.released()

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import smoe
-from smoe.ops.probe_routing import draw_challenge
+from smoe.ops._probing import draw_challenge
 from smoe.rules import StraightThrough
 
 GRID = (5, 6)

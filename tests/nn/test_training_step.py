@@ -13,7 +13,7 @@ import smoe
 from definitions import assert_same, define_layer_gradients, gate_gradient, layer_gradients
 from smoe.losses import routing_classification_loss
 from smoe.ops import output_grid
-from smoe.ops.routing_error import choice_errors, wrong_choices
+from smoe.ops._classification import choice_errors, wrong_choices
 from smoe.options import Order
 from smoe.rules import Damping, RoutingClassification
 

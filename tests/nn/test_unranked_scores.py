@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import smoe
-from smoe.nn.gates import banded
-from smoe.ops import families
+from smoe.nn import _gate as banded
+from smoe.ops import _families as families
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from smoe.ops.registration import BACKEND_VARIABLE
+from smoe.ops._operators import BACKEND_VARIABLE
 
 OPERATORS = (
     *("routed_conv2d", "routed_conv2d_backward", "top_experts", "family_experts", "error_quantile"),
@@ -28,7 +28,7 @@ def test_every_operator_has_one_schema_and_both_implementations(name):
 
 DENSE = """
 import torch, smoe
-import smoe.ops.native.library as library
+import smoe.ops._operators as library
 assert library.native_library() is None
 
 torch.manual_seed(0)

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from definitions import loop_quantile
 from smoe.ops import error_quantile
-from smoe.ops.error_quantile import _partition_rows, select_ranks, sort_rows
+from smoe.ops._quantile import _partition_rows, select_ranks, sort_rows
 
 
 @pytest.mark.parametrize("quantile", [0.0, 0.1, 0.3, 0.5, 0.7, 0.999, 1.0])

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from smoe.ops.families import family_sizes, sample_families
-from smoe.ops.sample_factorised import sample_factorised
+from smoe.ops._families import family_sizes, sample_factorised, sample_families
 
 SIZES = [(6, 3), (7, 3), (5, 1), (4, 4), (11, 4)]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smoe.ops.families import family_sizes
-from smoe.ops.family_gradient import _dense, family_gradient, relative_family_gradient, slot_products
+from smoe.ops._families import _dense_gradient, family_gradient, family_sizes, relative_family_gradient, slot_products
 
 SIZES = [(6, 3), (7, 3), (5, 1), (4, 4), (11, 4), (256, 128)]
 
@@ -81,7 +80,7 @@ def test_the_kernel_computes_its_definition(
     # Differences of scores up to some hundreds, where all but one probability vanish.
     scores = torch.randn(1, num_experts, num_pixels) * torch.logspace(-2, 2, num_pixels)
     products, factor = torch.randn(1, num_experts, num_pixels), torch.tensor(0.5)
-    expected, spread = _dense(scores.double(), products.double(), num_families, temperature, factor.double())
+    expected, spread = _dense_gradient(scores.double(), products.double(), num_families, temperature, factor.double())
     found, found_spread = relative_family_gradient(scores, products, num_families, temperature, factor)
     # Probabilities have the error of scores in float32 over the temperature.
     torch.testing.assert_close(found.double(), expected, rtol=2e-3, atol=1e-5 / temperature)

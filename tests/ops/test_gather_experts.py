@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smoe.ops import gather_experts
-from smoe.ops.gather_experts import scatter_experts
+from smoe.ops._gather import scatter_experts
 
 
 def make(expert_channels: int, per_sample: bool, grid: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from smoe.ops import grid_conv2d
-from smoe.ops.grid_conv import _TINY
-from smoe.ops.padding import wrap_padding
+from smoe.ops._conv_kernels import wrap_padding
+from smoe.ops._routed_conv import _TINY
 
 
 def _values(conv, x, weight, bias, error) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smoe.ops.interpolation import interpolate_axis, interpolate_grid
+from smoe.ops._interpolation import interpolate_axis, interpolate_grid
 
 
 def axis_by_definition(values: list[float], size: int, mode: str, wraps: bool) -> list[float]:

@@ -8,17 +8,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smoe.ops.error_quantile import _dense as dense_quantile
-from smoe.ops.gather_experts import gather_experts, scatter_experts
-from smoe.ops.local_conv import local_conv2d
-from smoe.ops.probe_routing import at_slots, disturb, draw_challenge, draw_disturbance, exchange_scores, observe
-from smoe.ops.routed_bias import routed_bias
-from smoe.ops.routed_conv import dense_routed_conv2d, routed_conv2d
-from smoe.ops.routed_conv.choices import assert_in_range
-from smoe.ops.routed_conv.dense import dense_routed_conv2d_backward
-from smoe.ops.top_experts import _dense as dense_top_experts
-from smoe.ops.top_experts import _dense_families
-from smoe.ops.train_routing import _dense as dense_training
+from smoe.ops._classification import _dense as dense_training
+from smoe.ops._conv_kernels import assert_in_range, dense_routed_conv2d, dense_routed_conv2d_backward
+from smoe.ops._gather import gather_experts, routed_bias, scatter_experts
+from smoe.ops._probing import at_slots, disturb, draw_challenge, draw_disturbance, exchange_scores, observe
+from smoe.ops._quantile import _dense as dense_quantile
+from smoe.ops._routed_conv import local_conv2d, routed_conv2d
+from smoe.ops._routing import _dense as dense_top_experts
+from smoe.ops._routing import _dense_families
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

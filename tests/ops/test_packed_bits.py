@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smoe.ops.packed_bits import has_spare_bits, pack_bits, packed_shape, unpack_bits
+from smoe.ops._operators import has_spare_bits, pack_bits, packed_shape, unpack_bits
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 64, 1001])

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from smoe.ops import output_grid, wrap_padding
-from smoe.ops.padding import unwrap_padding
+from smoe.ops._conv_kernels import unwrap_padding
 
 INPUT = torch.arange(12.0).reshape(1, 1, 3, 4)
 

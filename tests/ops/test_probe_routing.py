@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from smoe.ops import routed_conv2d
-from smoe.ops.probe_routing import (
+from smoe.ops._probing import (
     Challenge,
     at_slots,
     disturb,
@@ -16,7 +16,7 @@ from smoe.ops.probe_routing import (
     exchange_scores,
     observe,
 )
-from smoe.ops.top_experts import top_experts
+from smoe.ops._routing import top_experts
 
 GRID = (5, 7)
 P = GRID[0] * GRID[1]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smoe.ops import output_grid, routed_conv2d
-from smoe.ops.routed_conv import reference_routed_conv2d
+from smoe.ops._routed_conv import reference_routed_conv2d
 from smoe.options import PADDING_MODES
 
 

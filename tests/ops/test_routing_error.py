@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from definitions import define_routing
-from smoe.ops.routing_error import (
+from smoe.ops._classification import (
     choice_errors,
     damp_error,
     end_to_end_gradient,

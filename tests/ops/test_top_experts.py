@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from definitions import loop_top_experts
 from smoe.ops import Routing, top_experts
-from smoe.ops.top_experts import family_members
+from smoe.ops._routing import family_members
 
 
 @pytest.mark.parametrize("order", ["score", "index"])

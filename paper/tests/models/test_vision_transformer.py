@@ -9,7 +9,7 @@ from torch import nn
 
 from smoe.losses import patch_moe_loss
 from smoe.nn import PatchMoE
-from smoe.nn.feed_forward import FeedForward
+from smoe.nn._patch_moe import FeedForward
 from smoe_paper.models import VisionTransformer
 from smoe_paper.models.vision_transformer import TransformerBlock, cut_into_patches, join_patches, sine_cosine_position
 

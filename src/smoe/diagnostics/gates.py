@@ -8,10 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from smoe.nn.gates import SpatialGate
-from smoe.nn.routed_layer import RoutedLayer
-from smoe.ops.routing import Routing
-from smoe.ops.top_experts import family_members
+from smoe.nn._gate import SpatialGate
+from smoe.nn._routed_layer import RoutedLayer
+from smoe.ops._routing import Routing, family_members
 from smoe.rules import StraightThrough
 
 _PIXELS_AT_ONCE = 1 << 16

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from smoe.diagnostics.gates import evaluation_mode
-from smoe.nn.filter_bank import FilterBank
-from smoe.nn.routed_layer import RoutedLayer
-from smoe.ops.routing import Routing
-from smoe.ops.routing_error import choice_errors, wrong_choices
-from smoe.ops.train_routing import root_mean_square
+from smoe.nn._filter_bank import FilterBank
+from smoe.nn._routed_layer import RoutedLayer
+from smoe.ops._classification import choice_errors, root_mean_square, wrong_choices
+from smoe.ops._routing import Routing
 from smoe.rules import Damping
 
 Loss = Callable[[Tensor, Tensor], Tensor]

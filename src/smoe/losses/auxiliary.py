@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from smoe.losses.squared_variation import squared_variation
-from smoe.nn.gates.gate import SpatialGate, normalize_scores
-from smoe.nn.routed_layer import RoutedLayer
-from smoe.ops.routing import Routing
+from smoe.nn._gate import SpatialGate, normalize_scores
+from smoe.nn._routed_layer import RoutedLayer
+from smoe.ops._routing import Routing
 from smoe.options import Normalization
 
 

@@ -12,7 +12,7 @@ class CrossEntropy(nn.Module):
 
     Its gradient at the logits, times the number of samples, is `softmax(logits) - target`: at most 1, and near 0 for a
     sample that is classified correctly with confidence. For the consequences for routing classification see
-    `smoe.ops.routing_error.choice_errors`.
+    `smoe.ops._classification.choice_errors`.
 
     Args:
         label_smoothing: Share of the target that is spread evenly over all classes.

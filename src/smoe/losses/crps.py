@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from smoe.losses.latitude_weighted import latitude_weights
-from smoe.nn.gaussian_head import gaussian_correction
+from smoe.nn._baselines import gaussian_correction
 
 _SQRT_2 = math.sqrt(2.0)
 _TWO_DENSITIES = 2.0 / math.sqrt(2.0 * math.pi)
@@ -114,7 +114,7 @@ class GaussianCRPSLoss(nn.Module):
 
     At the network's output its gradient, times the number of pixels, is `-s (2 Phi(z) - 1)` by o0 and
     `std (2 phi(z) - 1 / sqrt(pi))` by o1: bounded by the spread, however large the miss. For the consequences for
-    routing classification see `smoe.ops.routing_error.choice_errors`.
+    routing classification see `smoe.ops._classification.choice_errors`.
 
     Args:
         latitude: Latitudes of the rows, in degrees, to weigh them by their area; None, as in ENS-10, weighs all pixels

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from smoe.losses.squared_variation import squared_variation
-from smoe.nn.patch_moe import PatchMoE
+from smoe.nn._patch_moe import PatchMoE
 
 
 def patch_importance_loss(scores: torch.Tensor) -> torch.Tensor:

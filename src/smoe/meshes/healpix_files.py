@@ -10,7 +10,7 @@ import torch
 
 from smoe.errors import DataError
 from smoe.meshes.mesh import edges_of_sides, on_sphere
-from smoe.ops.healpix import HEALPixOrder, face_pixels, healpix_coordinates, pad_faces
+from smoe.ops._healpix import HEALPixOrder, face_pixels, healpix_coordinates, pad_faces
 
 _HEALPIX_ORDERS: dict[str, HEALPixOrder] = {"nest": "nested", "nested": "nested", "ring": "ring"}
 

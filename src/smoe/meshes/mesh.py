@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from smoe.errors import DataError
-from smoe.ops.healpix import HEALPixOrder
+from smoe.ops._healpix import HEALPixOrder
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import nn
 from smoe.errors import DataError
 from smoe.meshes.mesh import Mesh
 from smoe.nn import GraphMoE, HEALPixMoE
-from smoe.nn.filter_bank import BankOptions
-from smoe.nn.gates.fixed import FixedGate
+from smoe.nn._filter_bank import BankOptions
+from smoe.nn._fixed_gates import FixedGate
 
 MeshLayers = Literal["graph", "healpix"]
 

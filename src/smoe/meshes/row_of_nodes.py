@@ -19,7 +19,7 @@ from smoe.meshes.mesh import Mesh
 from smoe.meshes.node_fields import fields_on
 from smoe.meshes.read_mesh import FIELD_SUFFIXES, Location
 from smoe.meshes.ugrid import UgridTopology, topology_variables
-from smoe.ops.healpix import HEALPixOrder
+from smoe.ops._healpix import HEALPixOrder
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from smoe.losses.crps import corrected_crps, standardise
 from smoe.metrics.probabilistic import ProbabilisticScore
-from smoe.nn.gaussian_head import gaussian_correction
+from smoe.nn._baselines import gaussian_correction
 
 
 class GaussianCRPS(ProbabilisticScore):

@@ -1,46 +1,33 @@
 """Modules: the SMoE layers, their gates, and layers that know where they are."""
 
-from smoe.nn.cond_conv import CondConv2d
-from smoe.nn.conversion_plan import ConversionPlan, plan_conversion
-from smoe.nn.convert import convert
-from smoe.nn.coord_conv import CoordConv2d
-from smoe.nn.freeze import freeze
-from smoe.nn.gates import (
-    CoarseGate,
-    ConvGate,
-    CoordConv3Gate,
-    CoordConvGate,
-    DecidedGate,
-    FactorisedGate,
-    FixedGate,
-    LinearGate,
-    LocallyConnectedGate,
-    NoisyGate,
-    PixelEmbedding,
-    SpatialGate,
-    TensorGate,
+from smoe.nn._baselines import (
+    CondConv2d,
+    CoordConv2d,
+    LearnedChannels,
+    LocallyConnected2d,
+    gaussian_correction,
+    gaussian_head,
 )
-from smoe.nn.gaussian_head import gaussian_correction, gaussian_head
-from smoe.nn.geometry.graph_moe import GraphMoE
-from smoe.nn.geometry.healpix_moe import HEALPixMoE
-from smoe.nn.geometry.node_gates import node_gate
-from smoe.nn.geometry.spatial_moe_1d import SpatialMoE1d
-from smoe.nn.geometry.spatial_moe_3d import SpatialMoE3d
-from smoe.nn.geometry.transfer_gate import transfer_gate
-from smoe.nn.grid_conv import GridConv2d
-from smoe.nn.interpolate_grids import interpolate_grids
-from smoe.nn.learned_channels import LearnedChannels
-from smoe.nn.learning import Learner, Memory, Setting, Step
-from smoe.nn.local_affine import LocalAffine
-from smoe.nn.locally_connected import LocallyConnected2d
-from smoe.nn.loss_scale import track_loss_scale
-from smoe.nn.low_rank_local import LowRankLocal2d
-from smoe.nn.patch_moe import PatchMoE
-from smoe.nn.routed_layer import RoutedLayer
-from smoe.nn.sharding import shard, unsharded
-from smoe.nn.shared_batch_norm import SharedBatchNorm2d
-from smoe.nn.spatial_moe import SpatialMoE
-from smoe.nn.spatial_moe_2d import SpatialMoE2d
+from smoe.nn._conversion_plan import ConversionPlan, plan_conversion
+from smoe.nn._convert import convert
+from smoe.nn._filter_bank import LocalAffine
+from smoe.nn._fixed_gates import DecidedGate, FixedGate, NoisyGate
+from smoe.nn._freeze import freeze
+from smoe.nn._gate import Memory, SpatialGate
+from smoe.nn._gates import CoarseGate, FactorisedGate, PixelEmbedding, TensorGate
+from smoe.nn._graph_layer import GraphMoE
+from smoe.nn._grid_layers import GridConv2d, SpatialMoE1d, SpatialMoE2d, SpatialMoE3d
+from smoe.nn._grids import interpolate_grids, transfer_gate
+from smoe.nn._healpix_layer import HEALPixMoE
+from smoe.nn._input_gates import ConvGate, CoordConv3Gate, CoordConvGate, LinearGate, LocallyConnectedGate
+from smoe.nn._learner import Learner, Setting, Step
+from smoe.nn._loss_scale import track_loss_scale
+from smoe.nn._low_rank import LowRankLocal2d
+from smoe.nn._module_layer import SpatialMoE
+from smoe.nn._nodes import node_gate
+from smoe.nn._patch_moe import PatchMoE, SharedBatchNorm2d
+from smoe.nn._routed_layer import RoutedLayer
+from smoe.nn._sharding import shard, unsharded
 
 __all__ = [
     "CoarseGate",

@@ -10,8 +10,7 @@ import sys
 
 import torch
 
-from smoe.ops.native.library import INSTRUCTION_SETS, native_library, why_not
-from smoe.ops.registration import BACKEND_VARIABLE
+from smoe.ops._operators import BACKEND_VARIABLE, INSTRUCTION_SETS, native_library, why_not
 from smoe.ops.triton.availability import why_no_triton, why_not_on
 
 

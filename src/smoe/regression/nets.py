@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from smoe.meshes.mesh import Mesh
 from smoe.nn import SpatialMoE2d, convert
-from smoe.nn.gates.gate import SpatialGate
-from smoe.nn.grid_conv import GridConv2d
-from smoe.nn.local_affine import LocalAffine
+from smoe.nn._filter_bank import LocalAffine
+from smoe.nn._gate import SpatialGate
+from smoe.nn._grid_layers import GridConv2d
 from smoe.options import PaddingMode
 from smoe.regression.mesh_nets import make_mesh_module
 from smoe.regression.options import NetName

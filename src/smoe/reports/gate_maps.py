@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from smoe.diagnostics import expert_use, layer_inputs, layers_by_gate, similarity_components
 from smoe.nn import HEALPixMoE
-from smoe.nn.filter_bank import FilterBank
-from smoe.nn.routed_layer import RoutedLayer
+from smoe.nn._filter_bank import FilterBank
+from smoe.nn._routed_layer import RoutedLayer
 from smoe.reports.parts import Places
 
 # So many experts are shown, with so many of their filters: those with the largest weights.

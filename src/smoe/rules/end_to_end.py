@@ -13,4 +13,4 @@ class EndToEnd(Rule):
     """The scores of the selected experts receive the error signal, times their outputs if these are weighted."""
 
     name: ClassVar[str] = "end_to_end"
-    learner: ClassVar[str] = "smoe.nn.learning.end_to_end:EndToEndLearner"
+    learner: ClassVar[str] = "smoe.nn._classification:EndToEndLearner"

@@ -13,4 +13,4 @@ class Frozen(Rule):
     """The gate stays as it is."""
 
     name: ClassVar[str] = "frozen"
-    learner: ClassVar[str] = "smoe.nn.learning.frozen:FrozenLearner"
+    learner: ClassVar[str] = "smoe.nn._classification:FrozenLearner"

@@ -24,7 +24,7 @@ class Probing(Rule):
 
     name: ClassVar[str] = "probe"
     orders: ClassVar[tuple[str, ...]] = ("score",)
-    learner: ClassVar[str] = "smoe.nn.learning.probing:ProbingLearner"
+    learner: ClassVar[str] = "smoe.nn._probing:ProbingLearner"
 
     def __post_init__(self) -> None:
         if self.window < 1:

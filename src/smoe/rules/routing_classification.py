@@ -31,7 +31,7 @@ class RoutingClassification(Rule):
     damping: Damping | None = None
 
     name: ClassVar[str] = "rc"
-    learner: ClassVar[str] = "smoe.nn.learning.routing_classification:RoutingClassificationLearner"
+    learner: ClassVar[str] = "smoe.nn._classification:RoutingClassificationLearner"
 
     def __post_init__(self) -> None:
         check_fraction("error_quantile", self.error_quantile)

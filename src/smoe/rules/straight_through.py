@@ -41,7 +41,7 @@ class StraightThrough(Rule):
 
     name: ClassVar[str] = "straight_through"
     orders: ClassVar[tuple[str, ...]] = ("score", "families")
-    learner: ClassVar[str] = "smoe.nn.learning.straight_through:StraightThroughLearner"
+    learner: ClassVar[str] = "smoe.nn._straight_through:StraightThroughLearner"
 
     def __post_init__(self) -> None:
         if not self.temperature > 0.0:

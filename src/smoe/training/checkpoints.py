@@ -23,7 +23,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from smoe._files import write_atomically
-from smoe.nn.sharded_parameters import local_part
+from smoe.nn._shared_parameters import local_part
 
 State = dict[str, Any]
 

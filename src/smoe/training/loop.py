@@ -15,8 +15,8 @@ from torch import Tensor
 from smoe._signals import Interrupted, Interruption
 from smoe.diagnostics import RoutingGain, RoutingWatch
 from smoe.metrics import MeanLoss, metric_names
-from smoe.nn.loss_scale import track_loss_scale
-from smoe.nn.routed_layer import RoutedLayer
+from smoe.nn._loss_scale import track_loss_scale
+from smoe.nn._routed_layer import RoutedLayer
 from smoe.training.batches import DrawnSamples, ShuffledBatches, load_batches, num_samples
 from smoe.training.distribution import Distribution, make_accelerator, sum_over_processes
 from smoe.training.evaluation import EvaluatedModel, evaluate

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from smoe.diagnostics import RoutingWatch
-from smoe.nn.sharded_parameters import local_part
+from smoe.nn._shared_parameters import local_part
 from smoe.training.checkpoints import CheckpointError
 from smoe.training.distribution import Distribution, by_first, gather_process_states, restore_process_state
 from smoe.training.evaluation import EvaluatedModel

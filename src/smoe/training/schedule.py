@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from smoe.nn.sharded_parameters import local_part
+from smoe.nn._shared_parameters import local_part
 from smoe.training.plan import TrainingPlan
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from smoe.nn.sharding import reshard, shard, unsharded
+from smoe.nn._sharding import reshard, shard, unsharded
 from smoe.training.checkpoints import (
     CheckpointError,
     Rows,

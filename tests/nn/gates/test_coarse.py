@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import smoe
-from smoe.nn.gates.coarse import CoarseGate
+from smoe.nn._gates import CoarseGate
 
 GRID = (7, 10)
 

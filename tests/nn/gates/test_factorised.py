@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import smoe
-from smoe.nn.gates.factorised import FactorisedGate, PixelEmbedding
+from smoe.nn._gates import FactorisedGate, PixelEmbedding
 
 GRID = (6, 7)
 

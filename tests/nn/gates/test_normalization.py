@@ -5,7 +5,7 @@ import torch
 
 import smoe
 from definitions import gate_scores
-from smoe.nn.gates.gate import normalize_scores
+from smoe.nn._gate import normalize_scores
 from smoe.options import NORMALIZATIONS
 from smoe.rules import RoutingClassification
 

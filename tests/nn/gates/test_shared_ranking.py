@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-import smoe.nn.gates.gate as gate_module
+import smoe.nn._gate as gate_module
 from smoe import NoisyGate, SpatialGate, SpatialMoE2d, TensorGate
 from smoe.options import Order
 from smoe.rules import RoutingClassification

@@ -7,7 +7,7 @@ import torch
 
 import smoe
 from definitions import gate_scores
-from smoe.nn.gates.tensor import kaiming_bound
+from smoe.nn._gates import kaiming_bound
 from smoe.rules import RoutingClassification
 
 RC = RoutingClassification.released()

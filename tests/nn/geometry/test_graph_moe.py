@@ -11,9 +11,8 @@ import torch
 import smoe
 from definitions import gate_gradient, gate_scores
 from graph_definition import loop_graph_moe, loop_neighbourhood
-from smoe.nn.geometry.graph_memory import GraphMemory
-from smoe.nn.geometry.graph_moe import GraphMoE
-from smoe.ops.graph import SparseGraph
+from smoe.nn._graph_layer import GraphMemory, GraphMoE
+from smoe.ops._graph import SparseGraph
 
 NUM_NODES, C, X, E = 13, 3, 7, 2
 # Directed and repeated edges, a self loop at node 4, and node 12 without any edge.

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import smoe
-from smoe.nn.geometry.healpix_moe import HEALPixMoE
-from smoe.ops.healpix import face_pixels, healpix_coordinates
-from smoe.ops.routing import RoutingMap
+from smoe.nn._healpix_layer import HEALPixMoE
+from smoe.ops._healpix import face_pixels, healpix_coordinates
+from smoe.ops._routing import RoutingMap
 
 healpy = pytest.importorskip("healpy")
 

@@ -10,12 +10,15 @@ import torch.nn.functional as F
 
 import smoe
 from definitions import gate_gradient, gate_scores
-from smoe.nn.gates import FactorisedGate
-from smoe.nn.geometry.spatial_moe_1d import SpatialMoE1d
-from smoe.nn.geometry.spatial_moe_3d import SpatialMoE3d
-from smoe.ops.routed_conv3d import routed_conv3d
-from smoe.ops.routed_conv3d.dense import dense_routed_conv3d, dense_routed_conv3d_backward
-from smoe.ops.routed_conv3d.planes import planes_routed_conv3d, planes_routed_conv3d_backward
+from smoe.nn._gates import FactorisedGate
+from smoe.nn._grid_layers import SpatialMoE1d, SpatialMoE3d
+from smoe.ops._routed_conv3d import (
+    dense_routed_conv3d,
+    dense_routed_conv3d_backward,
+    planes_routed_conv3d,
+    planes_routed_conv3d_backward,
+    routed_conv3d,
+)
 
 
 def loop_layer(

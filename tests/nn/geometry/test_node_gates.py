@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import smoe
-from smoe.nn.gates import FactorisedGate
-from smoe.nn.geometry.graph_moe import GraphMoE
-from smoe.nn.geometry.node_gates import diffused_noise, node_gate
-from smoe.nn.geometry.transfer_gate import transfer_gate
-from smoe.ops.graph.directions import edge_directions, edge_lengths
+from smoe.nn._gates import FactorisedGate
+from smoe.nn._graph_layer import GraphMoE
+from smoe.nn._grids import transfer_gate
+from smoe.nn._nodes import diffused_noise, node_gate
+from smoe.ops._graph import edge_directions, edge_lengths
 
 
 def ring(num_nodes: int) -> torch.Tensor:

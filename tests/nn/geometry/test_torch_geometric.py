@@ -18,7 +18,7 @@ with warnings.catch_warnings():
 
 import smoe
 from definitions import gate_gradient
-from smoe.nn.geometry.graph_moe import GraphMoE
+from smoe.nn._graph_layer import GraphMoE
 
 N, C = 20, 4
 EDGES = torch.randint(0, N, (2, 60), generator=torch.Generator().manual_seed(1))

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import smoe
-from smoe.nn.gates import banded
-from smoe.nn.gates.banded import BandedGate
-from smoe.ops.families import sample_families
+from smoe.nn import _gate as banded
+from smoe.nn._gate import BandedGate
+from smoe.ops._families import sample_families
 from smoe.rules import StraightThrough
 
 GRID = (5, 7)

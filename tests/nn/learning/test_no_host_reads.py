@@ -161,7 +161,7 @@ def test_challengers_teach_the_same_as_if_evaluated_alone(rule: str, per_expert:
     batch, error = torch.randn(2, 3, *GRID), torch.randn(2, 2 * per_expert, *GRID)
     found: list[list[torch.Tensor]] = []
     for together in (False, True):
-        monkeypatch.setattr("smoe.nn.learning.learner._may_compute_bank", lambda _, chosen=together: chosen)
+        monkeypatch.setattr("smoe.nn._learner._may_compute_bank", lambda _, chosen=together: chosen)
         net, input = copy.deepcopy(layer), batch.clone().requires_grad_()
         output = net(input)
         output.backward(error)

@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import smoe
-from smoe.nn.gates.factorised import FactorisedGate
-from smoe.nn.learning.straight_through import StraightThroughLearner
-from smoe.ops.families import family_sizes
+from smoe.nn._gates import FactorisedGate
+from smoe.nn._straight_through import StraightThroughLearner
+from smoe.ops._families import family_sizes
 from smoe.rules import StraightThrough
 
 GRID = (5, 6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smoe.ops.healpix import border_sources, check_healpix_coordinates, face_pixels, healpix_coordinates, pad_faces
+from smoe.ops._healpix import border_sources, check_healpix_coordinates, face_pixels, healpix_coordinates, pad_faces
 
 healpy = pytest.importorskip("healpy")
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from smoe.ops.native.library import native_library
+from smoe.ops._operators import native_library
 
 if native_library() is None:
     pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from native_kernels import check_kernels, open_build
-from smoe.ops.native.library import INSTRUCTION_SETS, NativeLibrary, native_library
-from smoe.ops.padding import output_grid
-from smoe.ops.routed_conv import dense_routed_conv2d
-from smoe.ops.routed_conv.native import BATCH, LIST, PIXEL, PLANES
+from smoe.ops._conv_kernels import BATCH, LIST, PIXEL, PLANES, dense_routed_conv2d, output_grid
+from smoe.ops._operators import INSTRUCTION_SETS, NativeLibrary, native_library
 from smoe.options import PaddingMode
 
 if native_library() is None:

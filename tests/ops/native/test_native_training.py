@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smoe.ops.native.library import native_library
-from smoe.ops.routing_error import choice_errors, damp_error, routing_gradient, wrong_choices
-from smoe.ops.train_routing import _call_kernel
+from smoe.ops._classification import _call_kernel, choice_errors, damp_error, routing_gradient, wrong_choices
+from smoe.ops._operators import native_library
 
 LIBRARY = native_library()
 if LIBRARY is None:

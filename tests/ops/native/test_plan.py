@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from smoe.ops import routed_conv2d
-from smoe.ops.native.library import native_library
-from smoe.ops.routed_conv import dense_routed_conv2d
+from smoe.ops._conv_kernels import dense_routed_conv2d
+from smoe.ops._operators import native_library
 
 LIBRARY = native_library()
 if LIBRARY is None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from definitions import loop_top_experts
-from smoe.ops.native.library import INSTRUCTION_SETS, NativeLibrary, _library_file, native_library, why_not
+from smoe.ops._operators import INSTRUCTION_SETS, NativeLibrary, _library_file, native_library, why_not
 
 if native_library() is None:
     pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)

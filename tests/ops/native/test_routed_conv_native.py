@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import smoe
 from smoe.ops import routed_conv2d
-from smoe.ops.native.library import native_library
-from smoe.ops.padding import output_grid
-from smoe.ops.routed_conv import reference_routed_conv2d
+from smoe.ops._conv_kernels import output_grid
+from smoe.ops._operators import native_library
+from smoe.ops._routed_conv import reference_routed_conv2d
 from smoe.options import PADDING_MODES, Order, PaddingMode
 
 if native_library() is None:

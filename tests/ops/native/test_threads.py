@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from smoe import ConvGate, SpatialMoE2d, TensorGate
-from smoe.ops.native.library import native_library
+from smoe.ops._operators import native_library
 
 if native_library() is None:
     pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)

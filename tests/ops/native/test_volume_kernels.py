@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from native_kernels import check_kernels, open_build
-from smoe.ops.native.library import INSTRUCTION_SETS, NativeLibrary, native_library
-from smoe.ops.routed_conv.native import BATCH, LIST, PIXEL
-from smoe.ops.routed_conv3d.dense import dense_routed_conv3d
-from smoe.ops.routed_conv3d.grid import volume_grid
-from smoe.ops.routed_conv3d.native import VOLUMES
+from smoe.ops._conv_kernels import BATCH, LIST, PIXEL
+from smoe.ops._operators import INSTRUCTION_SETS, NativeLibrary, native_library
+from smoe.ops._routed_conv3d import VOLUMES, dense_routed_conv3d, volume_grid
 
 if native_library() is None:
     pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)

@@ -10,11 +10,10 @@ import torch.nn.functional as F
 
 from smoe.nn import SpatialMoE2d
 from smoe.ops import routed_conv2d, top_experts
-from smoe.ops.families import sample_families
-from smoe.ops.routed_conv import dense_routed_conv2d
-from smoe.ops.routed_conv.cuda import why_not_sparse
-from smoe.ops.routed_conv3d import routed_conv3d
-from smoe.ops.routed_conv3d.cuda import why_no_slabs
+from smoe.ops._conv_kernels import dense_routed_conv2d
+from smoe.ops._families import sample_families
+from smoe.ops._routed_conv3d import routed_conv3d, why_no_slabs
+from smoe.ops.triton._planes import why_not_sparse
 
 pytestmark = [
     pytest.mark.cuda,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smoe.ops.families import _dense_sample, family_sizes
+from smoe.ops._families import _dense_sample, family_sizes
 
 
 @pytest.mark.parametrize(("num_experts", "num_families"), [(7, 3), (6, 2), (4, 4), (5, 1)])

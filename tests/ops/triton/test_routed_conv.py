@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from routed_conv_cases import Case, assert_near, make_problem
-from smoe.ops.memory_format import format_of
+from smoe.ops._operators import format_of
 from smoe.ops.triton.tiles import Tile
 from smoe.options import PADDING_MODES
 

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from routed_conv_cases import assert_near
-from smoe.ops.gather_experts import gather_experts
-from smoe.ops.routed_conv.dense import dense_routed_conv2d, dense_routed_conv2d_backward
-from smoe.ops.routed_conv.implementation import Implementation
-from smoe.ops.routed_conv3d.cuda import slab_shape
-from smoe.ops.routed_conv3d.slabs import slab_routed_conv3d, slab_routed_conv3d_backward
+from smoe.ops._conv_kernels import Implementation, dense_routed_conv2d, dense_routed_conv2d_backward
+from smoe.ops._gather import gather_experts
+from smoe.ops._routed_conv3d import slab_routed_conv3d, slab_routed_conv3d_backward, slab_shape
 from smoe.ops.triton.tiles import Tile
 
 TILE = Tile(16, 16, 16, num_warps=2, num_stages=2)
@@ -70,7 +68,7 @@ def compare_with_definition(
 def test_volume_by_the_kernels_of_the_plane(padding_mode, slab_bytes, device, monkeypatch):
     from smoe.ops.triton.routed_conv import triton_routed_conv2d, triton_routed_conv2d_backward
 
-    monkeypatch.setattr("smoe.ops.routed_conv3d.slabs._SLAB_BYTES", slab_bytes)
+    monkeypatch.setattr("smoe.ops._routed_conv3d._SLAB_BYTES", slab_bytes)
     plane = Implementation(partial(triton_routed_conv2d, tile=TILE), partial(triton_routed_conv2d_backward, tile=TILE))
     compare_with_definition(plane, device, padding_mode)
 
@@ -80,7 +78,7 @@ def test_volume_by_the_kernels_of_the_plane(padding_mode, slab_bytes, device, mo
 @pytest.mark.parametrize("padding_mode", ["zeros", "circular"])
 def test_slabs_of_any_size(padding_mode, slab_bytes, kernel, monkeypatch):
     # By the dense implementation of the plane: what is looked at is how a volume becomes planes.
-    monkeypatch.setattr("smoe.ops.routed_conv3d.slabs._SLAB_BYTES", slab_bytes)
+    monkeypatch.setattr("smoe.ops._routed_conv3d._SLAB_BYTES", slab_bytes)
     plane = Implementation(dense_routed_conv2d, dense_routed_conv2d_backward)
     cpu = torch.device("cpu")
     compare_with_definition(plane, cpu, padding_mode, kernel=kernel, expert_channels=2, dtype=torch.float64)

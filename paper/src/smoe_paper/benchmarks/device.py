@@ -18,9 +18,9 @@ import torch.nn.functional as F
 
 from smoe.command_line import UsageError
 from smoe.ops import Routing, routed_conv2d, top_experts
-from smoe.ops.routed_conv import dense_routed_conv2d
-from smoe.ops.routed_conv.cuda import why_not_sparse
-from smoe.ops.train_routing import ErrorSignal, train_routing
+from smoe.ops._classification import ErrorSignal, train_routing
+from smoe.ops._conv_kernels import dense_routed_conv2d
+from smoe.ops.triton._planes import why_not_sparse
 from smoe.ops.triton.availability import RoutedShape, why_not_for
 from smoe.rules import Damping, RoutingClassification
 from smoe_paper.benchmarks.gpu_model import LAYERS

@@ -17,8 +17,7 @@ import torch
 from rich.progress import track
 
 from smoe.nn import GridConv2d, track_loss_scale
-from smoe.ops.native.library import native_library
-from smoe.ops.registration import BACKEND_VARIABLE
+from smoe.ops._operators import BACKEND_VARIABLE, native_library
 from smoe.rules import EndToEnd
 from smoe.training.task import Task
 from smoe_paper.benchmarks.stored_table import circumstances, write_table

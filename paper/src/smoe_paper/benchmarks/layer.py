@@ -18,8 +18,8 @@ from rich.progress import track
 from smoe.command_line import UsageError, parse
 from smoe.nn import SpatialMoE2d
 from smoe.ops import routed_conv2d
-from smoe.ops.routed_conv import dense_routed_conv2d
-from smoe.ops.top_experts import top_experts
+from smoe.ops._conv_kernels import dense_routed_conv2d
+from smoe.ops._routing import top_experts
 from smoe.rules import Frozen, RoutingClassification, Rule
 from smoe_paper.benchmarks.stored_table import circumstances, origin, write_table
 from smoe_paper.benchmarks.timing import interleaved_medians

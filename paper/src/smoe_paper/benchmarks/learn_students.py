@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from smoe.nn import LocallyConnected2d, LowRankLocal2d, SpatialMoE2d, TensorGate
-from smoe.nn.local_affine import LocalAffine
+from smoe.nn._filter_bank import LocalAffine
 from smoe.rules import Frozen, Probing, RoutingClassification
 from smoe_paper.benchmarks.learn_tasks import Lesson
 

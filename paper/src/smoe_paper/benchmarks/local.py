@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from smoe.ops.local_conv import local_conv2d, unfolded_local_conv2d
+from smoe.ops._routed_conv import local_conv2d, unfolded_local_conv2d
 from smoe_paper.benchmarks.stored_table import circumstances, origin, write_table
 from smoe_paper.benchmarks.timing import interleaved_medians
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from smoe.ops.gather_experts import gather_experts
+from smoe.ops._gather import gather_experts
 from smoe_paper.benchmarks.memory import OWN_MAPPINGS, reset_peak, status
 from smoe_paper.benchmarks.stored_table import circumstances, origin, write_table
 from smoe_paper.benchmarks.timing import interleaved_medians

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from smoe.nn.gates.smooth_fields import smooth_fields
+from smoe.nn._gate_init import smooth_fields
 
 
 @dataclass(frozen=True)

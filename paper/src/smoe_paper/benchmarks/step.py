@@ -21,9 +21,9 @@ from rich.progress import track
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smoe.command_line import UsageError, parse
-from smoe.ops.native.library import library_for
-from smoe.ops.routed_conv.cuda import why_not_sparse
-from smoe.ops.routed_conv3d.cuda import why_no_slabs
+from smoe.ops._operators import library_for
+from smoe.ops._routed_conv3d import why_no_slabs
+from smoe.ops.triton._planes import why_not_sparse
 from smoe.ops.triton.availability import why_not_for
 from smoe.training.plan import TrainingPlan
 from smoe_paper.benchmarks.device import event_medians, peak_megabytes, require_gpu

@@ -65,7 +65,7 @@ class EnsembleRecipe(Recipe):
     """Post-processing of ensemble forecasts.
 
     The tolerances of the rule are in units of the loss, those of the data for each unit of a layer's output; see
-    `smoe.ops.routing_error.choice_errors`.
+    `smoe.ops._classification.choice_errors`.
 
     Attributes:
         weighs_latitudes: Weigh the loss by the area of the pixels; ENS-10 does not.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from smoe.losses.crps import corrected_crps
 from smoe.metrics import MetricSums, PitHistogram
-from smoe.nn.gaussian_head import gaussian_correction
+from smoe.nn._baselines import gaussian_correction
 from smoe_paper.ens10.data.store import EnsembleStore
 from smoe_paper.ens10.scored_samples import ScoredSamples
 from smoe_paper.experiments.open_run import OpenRun

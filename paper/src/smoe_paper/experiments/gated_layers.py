@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from smoe import nn
-from smoe.ops.top_experts import family_members
+from smoe.ops._routing import family_members
 from smoe.rules import Damping, Rule
 from smoe_paper.experiments.gate_options import GateOptions
 from smoe_paper.experiments.recipe import Recipe

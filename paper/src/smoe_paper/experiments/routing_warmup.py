@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from smoe.nn.learning.frozen import FrozenLearner
-from smoe.nn.routed_layer import RoutedLayer
+from smoe.nn._classification import FrozenLearner
+from smoe.nn._routed_layer import RoutedLayer
 from smoe.rules import Frozen
 
 

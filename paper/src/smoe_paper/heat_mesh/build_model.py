@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from smoe.nn import FactorisedGate, TensorGate
-from smoe.nn.filter_bank import FilterBank
-from smoe.nn.geometry.graph_moe import GraphMoE
-from smoe.nn.geometry.healpix_moe import HEALPixMoE
-from smoe.nn.geometry.spatial_moe_1d import SpatialMoE1d
-from smoe.nn.geometry.spatial_moe_3d import SpatialMoE3d
+from smoe.nn._filter_bank import FilterBank
+from smoe.nn._graph_layer import GraphMoE
+from smoe.nn._grid_layers import SpatialMoE1d, SpatialMoE3d
+from smoe.nn._healpix_layer import HEALPixMoE
 from smoe_paper.experiments.gated_layers import Learning
 from smoe_paper.heat_mesh.data.domains import Domain
 from smoe_paper.heat_mesh.model_options import MeshModel, MeshMoEModel, SageModel

@@ -12,7 +12,7 @@ from smoe import nn
 from smoe.errors import DataError
 from smoe.losses import CrossEntropy
 from smoe.metrics import Accuracy, MeanCrossEntropy, Metric
-from smoe.ops.interpolation import Interpolation
+from smoe.ops._interpolation import Interpolation
 from smoe.training.task import Task
 from smoe_paper.experiments.assemble import assemble_task
 from smoe_paper.experiments.dry_task import DryTask

@@ -64,7 +64,7 @@ IMAGE_RULE = RoutingClassification(error_quantile=0.7)
 class ImageRecipe(Recipe):
     """Classification of small images.
 
-    The tolerances of the rule are in units of the loss; see `smoe.ops.routing_error.choice_errors`.
+    The tolerances of the rule are in units of the loss; see `smoe.ops._classification.choice_errors`.
 
     Attributes:
         label_smoothing: Share of the target that is distributed over all classes.

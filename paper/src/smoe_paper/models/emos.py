@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from smoe.nn.grid_checks import check_input, check_positive
+from smoe.nn._routed_layer import check_input, check_positive
 
 
 class Emos(nn.Module):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from smoe.nn.grid_checks import check_positive
-from smoe.nn.shared_batch_norm import SharedBatchNorm2d
+from smoe.nn._patch_moe import SharedBatchNorm2d
+from smoe.nn._routed_layer import check_positive
 
 
 class ImageClassifier(nn.Module):

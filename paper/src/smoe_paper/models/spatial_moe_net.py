@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from smoe.nn.routed_layer import RoutedLayer
+from smoe.nn._routed_layer import RoutedLayer
 
 
 class SpatialMoENet(nn.Module):

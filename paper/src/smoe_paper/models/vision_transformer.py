@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from smoe.nn.feed_forward import FeedForward
-from smoe.nn.grid_checks import check_positive, check_spatial_shape
-from smoe.nn.patch_moe import PatchMoE
+from smoe.nn._patch_moe import FeedForward, PatchMoE
+from smoe.nn._routed_layer import check_positive, check_spatial_shape
 
 
 class VisionTransformer(nn.Module):

@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from smoe.nn.grid_checks import check_input, check_positive
-from smoe.nn.grid_conv import GridConv2d
-from smoe.nn.shared_batch_norm import SharedBatchNorm2d
+from smoe.nn._grid_layers import GridConv2d
+from smoe.nn._patch_moe import SharedBatchNorm2d
+from smoe.nn._routed_layer import check_input, check_positive
 
 MakeConv = Callable[[int, int], nn.Module]
 

@@ -1,6 +1,6 @@
 """The best expert of each family on a GPU, with or without noise on the scores.
 
-The noise is that of `smoe.ops.families`: the sum of the four bytes of a hash of the seed, the expert and the pixel. It
+The noise is that of `smoe.ops._families`: the sum of the four bytes of a hash of the seed, the expert and the pixel. It
 is rounded as PyTorch's operations round, so that the selection equals the dense one at every pixel.
 """
 

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from smoe.ops.gather_experts import fold_channels
+from smoe.ops._gather import fold_channels
 from smoe.ops.triton.blocks import block_and_sample
 from smoe.ops.triton.launch import ceil_div, launch
 from smoe.ops.triton.slots import find_slots
@@ -68,7 +68,7 @@ def gather_kernel(
 
 
 def triton_gather_experts(outputs: torch.Tensor, indices: torch.Tensor, expert_channels: int) -> torch.Tensor:
-    """As `smoe.ops.gather_experts`, without a gradient."""
+    """As `smoe.ops._gather`, without a gradient."""
     channels = fold_channels(indices, expert_channels)
     return triton_gather_channels(outputs.flatten(2), channels).unflatten(2, outputs.shape[2:])
 
@@ -76,7 +76,7 @@ def triton_gather_experts(outputs: torch.Tensor, indices: torch.Tensor, expert_c
 def triton_scatter_experts(
     selected: torch.Tensor, indices: torch.Tensor, num_experts: int, expert_channels: int
 ) -> torch.Tensor:
-    """As `smoe.ops.gather_experts.scatter_experts`, without a gradient."""
+    """As `smoe.ops._gather.scatter_experts`, without a gradient."""
     channels = fold_channels(indices, expert_channels)
     scattered = triton_scatter_channels(selected.flatten(2), channels, num_experts * expert_channels)
     return scattered.unflatten(2, selected.shape[2:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from smoe.ops.padding import output_grid
+from smoe.ops._conv_kernels import output_grid
 from smoe.ops.triton.tiles import Tile
 from smoe.ops.triton.window import Window
 

@@ -6,9 +6,9 @@ import os
 
 import torch
 
-from smoe.ops.gather_experts import fold_channels
-from smoe.ops.memory_format import format_of
-from smoe.ops.padding import output_grid
+from smoe.ops._conv_kernels import output_grid
+from smoe.ops._gather import fold_channels
+from smoe.ops._operators import format_of
 from smoe.ops.triton.problem import Problem
 from smoe.ops.triton.routed_conv_forward import routed_conv_forward
 from smoe.ops.triton.routed_conv_input_gradient import routed_conv_input_gradient

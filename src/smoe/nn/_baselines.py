@@ -1,0 +1,287 @@
+"""CondConv: a convolution whose kernel is mixed from several experts for each sample (Yang et al., 2019)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from smoe.nn._grid_layers import GridConv2d
+from smoe.nn._routed_layer import (
+    check_input,
+    check_kernel_size,
+    check_output_grid,
+    check_padding_mode,
+    check_positive,
+    check_spatial_shape,
+)
+from smoe.ops._conv_kernels import wrap_padding
+from smoe.ops._routed_conv import local_conv2d
+from smoe.options import PaddingMode
+
+
+class CondConv2d(nn.Module):
+    """`(B, C, H, W)` to `(B, out_channels, ceil(H / stride), ceil(W / stride))`, without bias.
+
+    The kernel of a sample is the sum of all experts' kernels, each times the sigmoid of its score; the scores are a
+    linear function, with bias, of the sample's mean over the grid. So a kernel depends on the values of the sample,
+    never on the place where it is applied.
+
+    Args:
+        in_channels: C.
+        out_channels: Number of filters of each expert.
+        kernel_size: Size of the kernel, odd: one number, or rows and columns.
+        num_experts: Number of kernels to mix.
+        stride: Stride of both axes.
+        padding_mode: `zeros`, `circular` or `longitude`.
+        device: Device of the weights.
+        dtype: Data type of the weights.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int] = 3,
+        *,
+        num_experts: int = 3,
+        stride: int = 1,
+        padding_mode: PaddingMode = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(in_channels=in_channels, out_channels=out_channels, num_experts=num_experts, stride=stride)
+        self.kernel_size = check_kernel_size(kernel_size)
+        self.stride = stride
+        self.padding_mode: PaddingMode = check_padding_mode(padding_mode)
+        self.num_experts = num_experts
+        # Four dimensions, all filters of expert 0 first: `.to(memory_format=torch.channels_last)` refuses five.
+        shape = (num_experts * out_channels, in_channels, *self.kernel_size)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        # Each expert starts as a convolution of its own: the fan-in is that of one expert.
+        bound = math.sqrt(6.0 / (in_channels * self.kernel_size[0] * self.kernel_size[1]))
+        nn.init.uniform_(self.weight, -bound, bound)
+        self.router = nn.Linear(in_channels, num_experts, device=device, dtype=dtype)
+
+    def mixing_weights(self, input: torch.Tensor) -> torch.Tensor:
+        """Returns the weights of the experts in each sample's kernel, `(B, num_experts)`, each in (0, 1)."""
+        return torch.sigmoid(self.router(input.mean(dim=(2, 3))))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Convolves each sample with its own kernel."""
+        in_channels, out_channels = self.weight.shape[1], self.weight.shape[0] // self.num_experts
+        check_input(input, in_channels)
+        B = input.shape[0]
+        if B == 0:
+            raise ValueError(f"each sample has its own kernel: the batch must not be empty, got {tuple(input.shape)}")
+        kernels = self.mixing_weights(input) @ self.weight.reshape(self.num_experts, -1)
+        padded, zeros = wrap_padding(input, self.kernel_size, self.padding_mode)
+        # Mixed kernels in one convolution of a group per sample, because its cost does not grow with the experts. Every
+        # expert's convolution and then a mix took 3 to 28 times as long (3 experts, forward and backward, one thread),
+        # 0.6 times only where 12 channels become 1.
+        output = F.conv2d(
+            padded.reshape(1, B * in_channels, *padded.shape[2:]),
+            kernels.reshape(B * out_channels, in_channels, *self.kernel_size),
+            stride=self.stride,
+            padding=zeros,
+            groups=B,
+        )
+        return output.reshape(B, out_channels, *output.shape[2:])
+
+    def extra_repr(self) -> str:
+        """Returns the arguments that `repr` shows."""
+        in_channels, out_channels = self.weight.shape[1], self.weight.shape[0] // self.num_experts
+        return (
+            f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, num_experts={self.num_experts}, "
+            f"stride={self.stride}, padding_mode={self.padding_mode!r}"
+        )
+
+
+def append_coordinates(input: torch.Tensor, with_radius: bool = False) -> torch.Tensor:
+    """Appends the row and the column of each pixel, from -1 to 1, as channels.
+
+    Args:
+        input: `(B, C, H, W)`.
+        with_radius: Append the distance from the centre of the grid too.
+
+    Returns:
+        `(B, C + 2, H, W)`, or `C + 3`.
+    """
+    B, _, H, W = input.shape
+    rows = _centred_axis(H, input)[:, None].expand(H, W)
+    columns = _centred_axis(W, input).expand(H, W)
+    coordinates = [rows, columns]
+    if with_radius:
+        coordinates.append(torch.sqrt(rows**2 + columns**2))
+    return torch.cat([input, torch.stack(coordinates).expand(B, -1, H, W)], dim=1)
+
+
+def _centred_axis(size: int, like: torch.Tensor) -> torch.Tensor:
+    # The centre is 0 on an axis of one pixel too, where `linspace` would give -1.
+    steps = torch.arange(size, device=like.device, dtype=like.dtype)
+    return (2 * steps - (size - 1)) / max(size - 1, 1)
+
+
+class CoordConv2d(nn.Module):
+    """A grid-keeping convolution on the input with its coordinates appended.
+
+    Args:
+        in_channels: C.
+        out_channels: Number of filters.
+        kernel_size: Size of the kernel, odd: one number, or rows and columns.
+        stride: Stride of both axes.
+        padding_mode: `zeros`, `circular` or `longitude`.
+        with_radius: Append the distance from the centre of the grid too.
+        device: Device of the weights.
+        dtype: Data type of the weights.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int] = 3,
+        *,
+        stride: int = 1,
+        padding_mode: PaddingMode = "zeros",
+        with_radius: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.with_radius = with_radius
+        num_coordinates = 3 if with_radius else 2
+        self.conv = GridConv2d(
+            in_channels + num_coordinates,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding_mode=padding_mode,
+            device=device,
+            dtype=dtype,
+        )
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Maps `(B, C, H, W)` to `(B, out_channels, H', W')`."""
+        return self.conv(append_coordinates(input, self.with_radius))
+
+
+class LocallyConnected2d(nn.Module):
+    """`(B, C, H, W)` to `(B, out_channels, H', W')`, without bias; the grid is kept at stride 1.
+
+    Args:
+        in_channels: C.
+        out_channels: Number of filters at each pixel.
+        kernel_size: Size of the kernel, odd: one number, or rows and columns.
+        spatial_shape: Rows and columns of the output grid.
+        stride: Stride of both axes.
+        padding_mode: `zeros`, `circular` or `longitude`.
+        device: Device of the weights.
+        dtype: Data type of the weights.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int] = 3,
+        *,
+        spatial_shape: tuple[int, int],
+        stride: int = 1,
+        padding_mode: PaddingMode = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(in_channels=in_channels, out_channels=out_channels, stride=stride)
+        self.spatial_shape = check_spatial_shape(spatial_shape)
+        self.kernel_size = check_kernel_size(kernel_size)
+        self.stride = stride
+        self.padding_mode: PaddingMode = check_padding_mode(padding_mode)
+        fan_in = in_channels * self.kernel_size[0] * self.kernel_size[1]
+        shape = (out_channels, *self.spatial_shape, in_channels, *self.kernel_size)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        # The fan-in is C kh kw, the number of values that enter an output, whatever the size of the grid.
+        bound = math.sqrt(6.0 / fan_in)
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Applies each pixel's own filters."""
+        check_output_grid(input, self.stride, self.spatial_shape)
+        return local_conv2d(input, self.weight, stride=self.stride, padding_mode=self.padding_mode)
+
+
+class LearnedChannels(nn.Module):
+    """Appends channels of learned numbers, one for each pixel, to its input. They start at 0.
+
+    Args:
+        num_channels: Number of channels to append.
+        spatial_shape: Grid of the input.
+        device: Device of the numbers.
+        dtype: Dtype of the numbers.
+    """
+
+    def __init__(
+        self,
+        num_channels: int,
+        spatial_shape: tuple[int, ...],
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(num_channels=num_channels)
+        self.fields = nn.Parameter(torch.zeros(num_channels, *spatial_shape, device=device, dtype=dtype))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`(B, C, *grid)` to `(B, C + num_channels, *grid)`."""
+        if input.shape[2:] != self.fields.shape[1:]:
+            made_for, got = tuple(self.fields.shape[1:]), tuple(input.shape[2:])
+            raise ValueError(f"the learned channels were made for a grid of {made_for}, got {got}")
+        fields = self.fields.to(input.dtype).expand(input.shape[0], *self.fields.shape)
+        return torch.cat((input, fields), dim=1)
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows."""
+        return f"{len(self.fields)}, spatial_shape={tuple(self.fields.shape[1:])}"
+
+
+def gaussian_correction(output: torch.Tensor, spread: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The change of the ensemble's mean, and the new spread.
+
+    Args:
+        output: Outputs o0 and o1, `(B, 2, H, W)`.
+        spread: Standard deviation s of the ensemble, in physical units, `(B, H, W)`.
+
+    Returns:
+        `o0 * s` and `exp(o1) * s`, both `(B, H, W)`, in float32 at least. Where the ensemble has no spread, both are 0:
+        the head cannot move such a pixel.
+    """
+    if output.ndim != 4 or output.shape[1] != 2 or spread.shape != (output.shape[0], *output.shape[2:]):
+        raise ValueError(
+            f"output must be (B, 2, H, W) and spread (B, H, W), got {tuple(output.shape)} and {tuple(spread.shape)}"
+        )
+    output = output.to(torch.promote_types(output.dtype, torch.float32))
+    return output[:, 0] * spread, output[:, 1].exp() * spread
+
+
+def gaussian_head(output: torch.Tensor, mean: torch.Tensor, spread: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The corrected forecast: `N(o0 * s + m, (exp(o1) * s)^2)` at each pixel.
+
+    An output of zeros gives the ensemble's own mean and spread.
+
+    Args:
+        output: Outputs o0 and o1, `(B, 2, H, W)`.
+        mean: Mean m of the ensemble, in physical units, `(B, H, W)`.
+        spread: Standard deviation s of the ensemble, of the same shape.
+
+    Returns:
+        Mean and standard deviation, both `(B, H, W)`.
+    """
+    shift, std = gaussian_correction(output, spread)
+    if mean.shape != shift.shape:
+        raise ValueError(f"mean must be (B, H, W) as spread, got {tuple(mean.shape)} and {tuple(spread.shape)}")
+    return mean + shift, std

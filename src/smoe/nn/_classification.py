@@ -1,0 +1,127 @@
+"""The rules of the paper: routing classification, end to end, and a gate that does not learn."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from smoe.nn._gate import SpatialGate
+from smoe.nn._learner import Learner, Step
+from smoe.ops._classification import end_to_end_gradient, have_one_threshold, train_routing
+from smoe.ops._routing import Routing
+from smoe.rules import RoutingClassification
+
+
+class EndToEndLearner(Learner):
+    """Gives the scores of the selected experts the error signal, times their outputs if these are weighted."""
+
+    def output(self, step: Step) -> torch.Tensor:
+        """The selected experts' outputs; in backward, the selected scores receive the error."""
+        step.gate.refuse_memory(self.rule)
+        selected = step.select(step.source, step.routing.indices)
+        output = train_routing(
+            *(step.weighed(selected), step.routing),
+            expert_channels=step.expert_channels,
+            signal=step.signal,
+            damping=step.damping,
+        )
+        outputs = selected.detach() if step.weighted else None
+        return _EndToEnd.apply(
+            output, step.routing.scores, step.routing.indices, outputs, step.signal.num_nonfinite, step.expert_channels
+        )  # type: ignore[return-value]
+
+
+class _EndToEnd(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, output, scores, indices, outputs, num_nonfinite, expert_channels):
+        ctx.save_for_backward(scores, indices, outputs)
+        ctx.num_nonfinite, ctx.expert_channels = num_nonfinite, expert_channels
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (error,) = grad_outputs
+        scores, indices, outputs = ctx.saved_tensors
+        # Detached: the gradient of the gate is no function to be differentiated again.
+        signal = (error.detach() if outputs is None else error.detach() * outputs).flatten(2)
+        gradient = end_to_end_gradient(scores, indices, signal, ctx.expert_channels)
+        gradient = count_nonfinite(gradient, ctx.num_nonfinite)
+        return error, gradient, None, None, None, None
+
+
+def count_nonfinite(gradient: torch.Tensor, num_nonfinite: torch.Tensor) -> torch.Tensor:
+    """The gradient, or zeros if it is not finite, which is counted. Nothing is read on the host."""
+    if gradient.numel() == 0:
+        return gradient
+    is_finite = gradient.isfinite().all()
+    num_nonfinite += is_finite.logical_not()
+    return torch.where(is_finite, gradient, torch.zeros_like(gradient))
+
+
+class FrozenLearner(Learner):
+    """Leaves the gate as it is.
+
+    The parameters of a gate do not require gradients while no layer trains it. Where another layer does, or where
+    several processes train the model, the scores receive zeros from this layer.
+    """
+
+    trains_scores = False
+
+    def route(self, gate: SpatialGate, input: torch.Tensor, layer: nn.Module, *, needs_scores: bool) -> Routing:
+        """What the gate decides, without scores if nobody needs them."""
+        needs_scores = needs_scores or any(parameter.requires_grad for parameter in gate.parameters())
+        return gate.route(input, layer) if needs_scores else gate.decide(input, layer)
+
+    def output(self, step: Step) -> torch.Tensor:
+        """The selected experts' outputs."""
+        output = train_routing(
+            *(step.weighed(step.select(step.source, step.routing.indices)), step.routing),
+            expert_channels=step.expert_channels,
+            signal=step.signal,
+            damping=step.damping,
+        )
+        # Damping counts errors that are not finite by itself.
+        counter = step.signal.num_nonfinite if step.damping is None else None
+        return _FrozenOutput.apply(output, step.routing.scores, counter)  # type: ignore[return-value]
+
+
+class _FrozenOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, output, scores, num_nonfinite):
+        ctx.save_for_backward(scores)
+        ctx.num_nonfinite = num_nonfinite
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (error,) = grad_outputs
+        if ctx.num_nonfinite is not None:
+            # A sum is finite if all its terms are, and takes less time than a look at each.
+            total = error.sum(dtype=torch.promote_types(error.dtype, torch.float32))
+            ctx.num_nonfinite.add_(total.isfinite().logical_not())
+        return error, torch.zeros_like(ctx.saved_tensors[0]) if ctx.needs_input_grad[1] else None, None
+
+
+class RoutingClassificationLearner(Learner):
+    """Gives the scores the gradient of the routing classification loss."""
+
+    rule: RoutingClassification
+
+    def output(self, step: Step) -> torch.Tensor:
+        """The selected experts' outputs; in backward, the gate learns and the experts receive the damped error."""
+        step.gate.refuse_memory(self.rule)
+        output = step.weighed(step.select(step.source, step.routing.indices))
+        damping = step.damping
+        if damping is not None and not have_one_threshold(self.rule, damping):
+            # Two thresholds take two passes; the gate is to see the whole error, so the damping comes last in backward.
+            output = train_routing(
+                output, step.routing, expert_channels=step.expert_channels, signal=step.signal, damping=damping
+            )
+            damping = None
+        return train_routing(
+            *(output, step.routing),
+            expert_channels=step.expert_channels,
+            signal=step.signal,
+            rule=self.rule,
+            damping=damping,
+        )

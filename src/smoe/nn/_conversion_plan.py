@@ -1,0 +1,470 @@
+"""The modules that `convert` can replace: their filters, their grids, and the SMoE layer in their place.
+
+Graph convolutions of torch_geometric are recognised by name, so that it need not be installed.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_map
+
+from smoe.nn._filter_bank import FilterBank
+from smoe.nn._gate import SpatialGate
+from smoe.nn._graph_layer import GraphMoE
+from smoe.nn._grid_layers import GridConv2d, SpatialMoE1d, SpatialMoE2d, SpatialMoE3d
+from smoe.nn._routed_layer import RoutedLayer
+
+GRID_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, GridConv2d)
+_NOT_REACHED = "no batch (B, C, *grid) of the example input reached it"
+GRAPH_CONVOLUTIONS = ("GCNConv", "SAGEConv", "GraphConv")
+
+
+def is_graph_convolution(module: nn.Module) -> bool:
+    """Whether a module is a graph convolution of torch_geometric that is one linear map of a neighbourhood."""
+    kind = type(module)
+    return kind.__module__.startswith("torch_geometric.nn.conv.") and kind.__name__ in GRAPH_CONVOLUTIONS
+
+
+def is_convertible(module: nn.Module) -> bool:
+    """Whether a module is of a kind that has an SMoE counterpart."""
+    return isinstance(module, GRID_CONVOLUTIONS) or is_graph_convolution(module)
+
+
+def kernel_of(module: nn.Module) -> tuple[int, ...] | None:
+    """Sizes of the kernel; None for a graph convolution."""
+    return tuple(module.kernel_size) if isinstance(module, GRID_CONVOLUTIONS) else None
+
+
+def grid_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> tuple[int, ...] | str:
+    """Grid of the output of a call, or its number of nodes; if a layer in its place could not take the call, why."""
+    if not isinstance(output, torch.Tensor):
+        return f"it returns a {type(output).__name__}"
+    kernel = kernel_of(module)
+    if kernel is None:
+        names = ("x", "edge_index", "size" if type(module).__name__ == "SAGEConv" else "edge_weight", "size")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        x, edges = given["x"], given["edge_index"]
+        is_dense = isinstance(edges, torch.Tensor) and edges.layout is torch.strided
+        if not isinstance(x, torch.Tensor) or x.ndim not in (2, 3) or not is_dense:
+            return "its arguments are no tensors x (N, C) and edge_index (2, M)"
+        if given.get("size") is not None or "size" in kwargs:
+            return "it is given a size"
+        grid = (output.shape[-2],)
+    elif output.ndim != len(kernel) + 2:
+        return _NOT_REACHED
+    else:
+        grid = tuple(output.shape[2:])
+    return f"its output grid {grid} is empty" if 0 in grid else grid
+
+
+def filters_of(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Filters `(O, C, *kernel)`, or `(O, C')` of the neighbourhood of a node, and the bias `(O,)`."""
+    if isinstance(module, GRID_CONVOLUTIONS):
+        return module.weight, module.bias
+    part = cast(Any, module)
+    if type(module).__name__ == "GCNConv":
+        return part.lin.weight, part.bias
+    if type(module).__name__ == "SAGEConv":
+        blocks = [part.lin_r.weight, part.lin_l.weight] if part.root_weight else [part.lin_l.weight]
+        return torch.cat(blocks, dim=1), part.lin_l.bias
+    return torch.cat([part.lin_root.weight, part.lin_rel.weight], dim=1), part.lin_rel.bias
+
+
+def why_not_reached(grids: Sequence[tuple[int, ...] | str]) -> str | None:
+    """Why the calls of a module, as `grid_of` describes them, cannot be those of one layer; None if they can."""
+    if not grids:
+        return _NOT_REACHED
+    reason = next((grid for grid in grids if isinstance(grid, str)), None)
+    if reason is None and len(grids) > 1:
+        return f"it works on several grids, {', '.join(map(str, grids))}"
+    return reason
+
+
+def requires_grad(module: nn.Module) -> bool:
+    """Whether the filters learn."""
+    return filters_of(module)[0].requires_grad
+
+
+def why_not_possible(module: nn.Module) -> str | None:
+    """Why a module cannot become an SMoE layer; None if it can."""
+    if any(is_lazy(parameter) for parameter in module.parameters()):
+        return "its parameters are not initialised"
+    reason = None
+    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        reason = _why_no_grid_layer(module)
+    elif is_graph_convolution(module):
+        reason = _why_no_graph_layer(module)
+    return reason or _why_no_bank(filters_of(module)[0])
+
+
+def _why_no_bank(weight: torch.Tensor) -> str | None:
+    if type(weight) not in (torch.Tensor, nn.Parameter):
+        return f"its filters are a {type(weight).__name__}"
+    if not weight.is_floating_point():
+        return f"its filters are {weight.dtype}, not floating-point"
+    return None if weight.numel() > 0 else f"its filters are empty, {tuple(weight.shape)}"
+
+
+def _why_no_grid_layer(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> str | None:
+    if module.groups != 1:
+        return f"it has {module.groups} groups"
+    if any(step != 1 for step in module.dilation):
+        return f"its dilation is {tuple(module.dilation)}"
+    if any(size % 2 == 0 for size in module.kernel_size):
+        return f"its kernel {tuple(module.kernel_size)} has no centre"
+    if len(set(module.stride)) > 1:
+        return f"its strides {tuple(module.stride)} differ"
+    if module.padding_mode not in ("zeros", "circular"):
+        return f"there is no padding mode {module.padding_mode!r}"
+    kept = tuple((size - 1) // 2 for size in module.kernel_size)
+    padding = (0,) * len(kept) if module.padding == "valid" else module.padding
+    if padding not in ("same", kept):
+        return f"its padding {module.padding} is not {kept}, which keeps the grid"
+    return None
+
+
+# What a graph convolution must be made with, by its name; other values compute something else.
+_PLAIN_GRAPH_OPTIONS: dict[str, dict[str, tuple[object, ...]]] = {
+    "GCNConv": {"improved": (False,), "add_self_loops": (True,), "normalize": (True,)},
+    "SAGEConv": {"normalize": (False,), "project": (False,)},
+    "GraphConv": {},
+}
+_AGGREGATIONS = {"mean": "mean", "add": "sum", "sum": "sum"}
+
+
+def _why_no_graph_layer(module: nn.Module) -> str | None:
+    part, name = cast(Any, module), type(module).__name__
+    for option, values in _PLAIN_GRAPH_OPTIONS[name].items():
+        if getattr(part, option) not in values:
+            return f"its {option} is {getattr(part, option)}"
+    if part.flow != "source_to_target":
+        return f"its flow is {part.flow!r}"
+    if not isinstance(part.in_channels, int):
+        return f"it has nodes of two kinds, with {part.in_channels} channels"
+    if name != "GCNConv" and str(part.aggr) not in _AGGREGATIONS:
+        return f"it aggregates by {part.aggr!r}; mean and sum are linear"
+    return None
+
+
+def make_layer(
+    module: nn.Module, num_experts: int, num_selected: int, gate: SpatialGate, options: dict[str, Any]
+) -> FilterBank:
+    """An SMoE layer with as many outputs as the module, with experts that are yet to be filled.
+
+    Args:
+        module: Module to replace.
+        num_experts: X.
+        num_selected: E, the number of filters of the module.
+        gate: Gate for its grid.
+        options: Further options of the layer.
+    """
+    weight, bias = filters_of(module)
+    options = {**options, "gate": gate, "device": weight.device, "dtype": weight.dtype}
+    if bias is None:
+        options["bias"] = False
+    numbers = (num_experts, num_selected)
+    layer: FilterBank
+    if isinstance(module, GRID_CONVOLUTIONS):
+        stride = module.stride if isinstance(module.stride, int) else module.stride[0]
+        grid_options = {**options, "padding_mode": module.padding_mode, "stride": stride}
+        kinds: dict[type[nn.Module], Callable[..., FilterBank]] = {nn.Conv1d: SpatialMoE1d, nn.Conv3d: SpatialMoE3d}
+        kind = kinds.get(type(module), SpatialMoE2d)
+        kernel = module.kernel_size[0] if isinstance(module, nn.Conv1d) else tuple(module.kernel_size)
+        layer = kind(weight.shape[1], *numbers, kernel, **grid_options)
+    else:
+        part, name = cast(Any, module), type(module).__name__
+        root = name == "GraphConv" or (name == "SAGEConv" and part.root_weight)
+        layer = GraphMoE(
+            weight.shape[1] // (1 + root),
+            *numbers,
+            aggregation="gcn" if name == "GCNConv" else _AGGREGATIONS[part.aggr],  # type: ignore[arg-type]
+            root=root,
+            **options,
+        )
+    layer.weight.requires_grad_(requires_grad(module))
+    if layer.bias is not None and bias is not None:
+        layer.bias.requires_grad_(bias.requires_grad)
+    return layer
+
+
+ExampleInput = torch.Tensor | tuple[Any, ...] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A convolution that becomes an SMoE layer.
+
+    Attributes:
+        name: Name of the module in the network.
+        spatial_shape: Sizes of its output grid, or the number of nodes.
+        num_experts: X, the number of experts of the new layer.
+        num_selected: E, the number of filters of the convolution.
+    """
+
+    name: str
+    spatial_shape: tuple[int, ...]
+    num_experts: int
+    num_selected: int
+
+
+@dataclass(frozen=True)
+class ConversionPlan:
+    """What a conversion changes, and what it leaves and why.
+
+    Attributes:
+        changes: Changes in the order of the network's modules.
+        left: For each convolution that stays, by name, the reason.
+    """
+
+    changes: tuple[Change, ...] = ()
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """A line for each convolution."""
+        lines = [
+            f"{show_name(change.name)}: {change.num_selected} of {change.num_experts} experts on {change.spatial_shape}"
+            for change in self.changes
+        ]
+        return "\n".join([*lines, *(f"{show_name(name)}: left, {reason}" for name, reason in self.left.items())])
+
+
+def plan_conversion(
+    model: nn.Module,
+    *,
+    example_input: ExampleInput,
+    kernel_size: int | tuple[int, ...] | None = 3,
+    num_experts: float = 2.0,
+    names: str | None = None,
+    predicate: Callable[[str, nn.Module], bool] | None = None,
+) -> ConversionPlan:
+    """Finds what `convert` would change, without changing anything.
+
+    Args:
+        model: Network to convert. It is run once on the example, in evaluation mode, to find the grids.
+        example_input: Input of the size the network is made for. A tuple holds several positional arguments of its
+            forward, a dictionary keyword arguments.
+        kernel_size: Size of the convolutions to convert, along all axes or for each of them; None for any odd size.
+            Graph convolutions have none and are always converted.
+        num_experts: A fraction (2.0) is the ratio of experts to filters, an integer the number of experts.
+        names: Pattern of the names of modules to convert, such as `blocks.*.conv2`.
+        predicate: Condition on the name and the module.
+
+    Raises:
+        TypeError: If the model is no network, or the example is a shape.
+        ValueError: If the kernel size is even, or `num_experts` is neither a ratio nor a number of experts, or 1.0.
+    """
+    _check_model(model)
+    _check_example(example_input)
+    _check_kernel_size(kernel_size)
+    _check_num_experts(num_experts)
+    grids = _find_grids(model, example_input)
+    ties, parts = _find_ties(model), _find_parts_of_layers(model)
+    changes: list[Change] = []
+    left: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if not is_convertible(module):
+            if isinstance(module, _WITHOUT_COUNTERPART) or _is_other_graph_convolution(module):
+                left[name] = f"{type(module).__name__} has no SMoE counterpart"
+            elif isinstance(module, torch.jit.ScriptModule) and module.original_name.startswith("Conv"):
+                left[name] = "torch.jit has compiled it; convert the network before"
+            continue
+        num_filters = len(filters_of(module)[0]) if why_not_possible(module) is None else 1
+        num_wanted = int(num_experts) if isinstance(num_experts, Integral) else round(num_experts * num_filters)
+        reason = (
+            _why_not_asked(name, module, kernel_size, names, predicate)
+            or parts.get(module)
+            or _why_not_plain(module)
+            or why_not_possible(module)
+            or ties.get(module)
+            or why_not_reached(grids[module])
+            or _why_no_choice(num_wanted, num_filters)
+        )
+        if reason is None:
+            changes.append(Change(name, cast(tuple[int, ...], grids[module][0]), num_wanted, num_filters))
+        else:
+            left[name] = reason
+    return ConversionPlan(tuple(changes), left)
+
+
+def show_name(name: str) -> str:
+    """The name of a module for messages; the network itself has the empty name."""
+    return name or "the model itself"
+
+
+_WITHOUT_COUNTERPART = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def _is_other_graph_convolution(module: nn.Module) -> bool:
+    kinds = type(module).__mro__
+    return any(kind.__module__.startswith("torch_geometric.") and kind.__name__ == "MessagePassing" for kind in kinds)
+
+
+def _find_grids(model: nn.Module, example_input: ExampleInput) -> dict[nn.Module, list[tuple[int, ...] | str]]:
+    """Output grids of the convertible modules that the example reaches, each once, or why a call has none."""
+    grids: dict[nn.Module, list[tuple[int, ...] | str]] = defaultdict(list)
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
+        grid = grid_of(module, args, kwargs, output)
+        if grid not in grids[module]:
+            grids[module].append(grid)
+
+    run_example(model, example_input, {module: note for module in model.modules() if is_convertible(module)})
+    return grids
+
+
+def run_example(
+    model: nn.Module, example_input: ExampleInput, hooks: Mapping[nn.Module, Callable[..., None]] | None = None
+) -> object:
+    """Runs the network once in evaluation mode, without gradients, and returns its output.
+
+    The network is left in the mode it was in, and so are the example and the random number generators.
+
+    Args:
+        model: Network.
+        example_input: As for `plan_conversion`.
+        hooks: Called with a module, its arguments, its keyword arguments and its output.
+    """
+    was_training = {module: module.training for module in model.modules()}
+    handles = [
+        module.register_forward_hook(hook, with_kwargs=True)  # type: ignore[arg-type]
+        for module, hook in (hooks or {}).items()
+    ]
+    # A network may work on its input in place.
+    example = tree_map(lambda part: part.clone() if isinstance(part, torch.Tensor) else part, example_input)
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    try:
+        # In evaluation mode, so that the running means of a batch normalisation stay as they are.
+        model.eval()
+        with torch.no_grad(), torch.random.fork_rng(list(devices)):
+            if isinstance(example, Mapping):
+                return model(**example)
+            return model(*example) if isinstance(example, tuple) else model(example)
+    finally:
+        for handle in handles:
+            handle.remove()
+        # Parents come first, so that each module ends with its own mode.
+        for module, mode in was_training.items():
+            module.train(mode)
+
+
+def _check_model(model: object) -> None:
+    if isinstance(model, type):
+        raise TypeError(f"model must be a network, got the class {model.__name__}: give {model.__name__}(...)")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
+        raise TypeError("model was compiled, which fixes its layers: convert the network before it is compiled")
+
+
+def _check_example(example_input: object) -> None:
+    if isinstance(example_input, (tuple, list)) and example_input and all(isinstance(n, int) for n in example_input):
+        shape = tuple(example_input)
+        raise TypeError(f"example_input must be what the network takes, got the shape {shape}: give torch.zeros{shape}")
+
+
+def _check_kernel_size(kernel_size: int | tuple[int, ...] | None) -> None:
+    sizes = () if kernel_size is None else (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
+    if any(size < 1 or size % 2 == 0 for size in sizes):
+        raise ValueError(f"kernel_size must be odd, so that padding keeps the grid, got {kernel_size}")
+
+
+def _check_num_experts(num_experts: float) -> None:
+    is_number = isinstance(num_experts, Real) and not isinstance(num_experts, bool)
+    if not is_number or not 0 < num_experts < math.inf:
+        raise ValueError(f"num_experts must be a number of experts or a ratio of them to filters, got {num_experts!r}")
+    if not isinstance(num_experts, Integral) and num_experts == 1:
+        raise ValueError("num_experts=1.0 gives a pixel no choice, with an expert for each filter: give more, as 2.0")
+
+
+def _find_ties(model: nn.Module) -> dict[nn.Module, str]:
+    """Modules that stand in several places of the network, or whose parameters do, with the reason to leave them."""
+    holders: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        holders[_place(parameter)].append(name)
+    ties: dict[nn.Module, str] = {}
+    for name, module in model.named_modules():
+        if not is_convertible(module):
+            continue
+        own = {f"{name}.{key}".removeprefix("."): parameter for key, parameter in module.named_parameters()}
+        others = [holder for parameter in own.values() for holder in holders[_place(parameter)] if holder not in own]
+        if others:
+            ties[module] = f"it is tied to {', '.join(others)}"
+    return ties
+
+
+def _place(parameter: nn.Parameter) -> int:
+    """Equal for parameters that are the same memory, even if they are two objects."""
+    if type(parameter) is not nn.Parameter:
+        return id(parameter)
+    # Without memory, as on the meta device, the address is 0.
+    return parameter.data_ptr() or id(parameter)
+
+
+def _find_parts_of_layers(model: nn.Module) -> dict[nn.Module, str]:
+    """Modules inside SMoE layers and gates."""
+    layers = [
+        (name, module) for name, module in model.named_modules() if isinstance(module, (RoutedLayer, SpatialGate))
+    ]
+    return {
+        part: f"it is part of {show_name(name)}, a {type(layer).__name__}"
+        for name, layer in reversed(layers)
+        for part in layer.modules()
+        if part is not layer
+    }
+
+
+def _why_not_asked(
+    name: str,
+    module: nn.Module,
+    kernel_size: int | tuple[int, ...] | None,
+    names: str | None,
+    predicate: Callable[[str, nn.Module], bool] | None,
+) -> str | None:
+    size = kernel_of(module)
+    if size is not None and kernel_size is not None:
+        wanted = (kernel_size,) * len(size) if isinstance(kernel_size, int) else tuple(kernel_size)
+        if size != wanted:
+            return f"its kernel is {' x '.join(map(str, size))}"
+    if names is not None and not fnmatch.fnmatchcase(name, names):
+        return f"its name does not match {names!r}"
+    if predicate is not None and not predicate(name, module):
+        return "the predicate is false"
+    return None
+
+
+def _why_not_plain(module: nn.Module) -> str | None:
+    """What a convolution may do besides, which the layer in its place would not."""
+    if any(map(parametrize.is_parametrized, module.modules())):
+        return "its parameters are parametrised"
+    if type(module) not in GRID_CONVOLUTIONS and not is_graph_convolution(module):
+        return f"{type(module).__name__} may do more than a convolution"
+    if "forward" in vars(module):
+        return "its forward was replaced"
+    # Weight normalisation and pruning of the older kind are hooks too.
+    if any(map(_has_hooks, module.modules())):
+        return "it has hooks"
+    return None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether hooks change what a module computes; torch_geometric has kinds of its own."""
+    return any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks") and "state_dict" not in name)
+
+
+def _why_no_choice(num_experts: int, num_filters: int) -> str | None:
+    if num_experts > num_filters:
+        return None
+    if num_experts < num_filters:
+        return f"{num_experts} experts are fewer than its {num_filters} filters"
+    return f"{num_experts} experts for as many filters leave a pixel no choice; give more num_experts"

@@ -1,0 +1,372 @@
+"""Replaces convolutions of any network by SMoE layers (paper sections 3.2 to 3.4)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any, Literal, TypeGuard, cast, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from smoe.nn._conversion_plan import (
+    Change,
+    ExampleInput,
+    filters_of,
+    make_layer,
+    plan_conversion,
+    requires_grad,
+    run_example,
+    show_name,
+)
+from smoe.nn._filter_bank import FilterBank, default_order, resolve_default_rule
+from smoe.nn._gate import SpatialGate
+from smoe.nn._gates import FactorisedGate, PixelEmbedding, TensorGate
+from smoe.nn._routed_layer import RoutedLayer
+from smoe.options import BiasOwner, GateInit, Order
+from smoe.rules import Damping, Rule
+
+Start = Literal["random", "filters"]
+MakeGate = Callable[[int, int, tuple[int, ...]], SpatialGate]
+
+
+def convert(
+    model: nn.Module,
+    *,
+    example_input: ExampleInput,
+    kernel_size: int | tuple[int, ...] | None = 3,
+    num_experts: float = 2.0,
+    names: str | None = None,
+    predicate: Callable[[str, nn.Module], bool] | None = None,
+    share_gates: bool | None = None,
+    gate_group: Callable[[str], object] | None = None,
+    gate_init: GateInit = "kaiming",
+    correlation_length: float | None = None,
+    prior: torch.Tensor | None = None,
+    prior_strength: float = 2.0,
+    make_gate: MakeGate | None = None,
+    start: Start | None = None,
+    order: Order | None = None,
+    bias: BiasOwner = "expert",
+    local_affine: bool = False,
+    rule: Rule | str | None = None,
+    damping: Damping | str | float | None = None,
+    notify: Callable[[str], None] | None = None,
+    check: bool = True,
+) -> nn.Module:
+    """A copy of the network with its convolutions replaced by SMoE layers with as many outputs.
+
+    Stride, padding, padding mode and bias are kept, and so are device, dtype and mode. Parameters that do not require
+    gradients stay so; a gate requires none if none of the filters it serves does. Convolutions that cannot be
+    converted, or that were not asked for, stay as they are; `plan_conversion` and `notify` tell which and why.
+
+    Args:
+        model: Network to convert; it is not changed.
+        example_input: Input of the size the network is made for, as for `plan_conversion`.
+        kernel_size: Size of the convolutions to convert; None for any odd size.
+        num_experts: Ratio of experts to filters (2.0), or the number of experts (an integer).
+        names: Pattern of the names of modules to convert, such as `blocks.*.conv2`.
+        predicate: Further condition on the name and the module.
+        share_gates: Use one gate for all layers with the same grid and the same numbers of experts. None shares
+            `TensorGate`s, and of `FactorisedGate`s, which are the default, the embedding: the layers of a grid know
+            their pixels together, and each has keys of its own.
+        gate_group: Maps the name of a layer to a group; only layers of one group share a gate or an embedding, for
+            example those of the encoder.
+        gate_init: Start of the gates, as for `FactorisedGate` and `TensorGate`.
+        correlation_length: Correlation length of smooth gates, in pixels of their grid.
+        prior: Map `(H, W)` of a fraction in [0, 1], such as land: each share of the experts starts as the preference of
+            its part. It is averaged to the grids of the layers.
+        prior_strength: Strength of the prior, as for `TensorGate.from_prior`; 2 overrules the random start.
+        make_gate: Makes a gate of the number of experts, the number of selected experts and the grid, in place of the
+            gates that the options above describe; it has an order of its own.
+        start: `random` experts, or `filters`: each filter becomes a few equal experts, of which the gate selects one at
+            each pixel. The converted network then computes what the model computed, and learns on from there. None for
+            `filters` with families of experts, and otherwise `random`.
+        order: Order of the experts' outputs, as for `SpatialMoE2d`; None for `families` with the default rule, and with
+            other rules for `score` with random experts and `index` with filters, which keep their channels so, or
+            another if the rule does not work with it.
+        bias: Owner of the biases, where the convolution has them: `expert`, so that the routing decides the offset of a
+            pixel too, or `slot`, one for each output channel.
+        local_affine: Give each layer a learned factor and offset at each pixel and channel, as for `SpatialMoE2d`.
+        rule: How the gates learn, as for `SpatialMoE2d`; None for the default rule.
+        damping: Damping of the experts' error, as for `SpatialMoE2d`.
+        notify: Called with a report of what was changed and what was left.
+        check: With `start="filters"`, run both networks on the example, in evaluation mode and with the same random
+            numbers of PyTorch, and refuse a difference beyond rounding. False for a network that is random in other
+            ways even then, or that makes a large difference of a rounding error, as by a threshold.
+
+    Raises:
+        TypeError: If the model is no network, or the example is a shape.
+        ValueError: If nothing can be converted, with the reasons; if options contradict each other; if the network
+            reaches a convolution in another way than by its name, so that the new layer would not be used; or if the
+            converted network computes something else, with the name of the first layer that does.
+    """
+    if start not in (None, *get_args(Start)):
+        raise ValueError(f"start must be one of {', '.join(get_args(Start))}, got {start!r}")
+    if make_gate is not None and (start == "filters" or prior is not None):
+        raise ValueError("make_gate decides where the gates start: give it, or start='filters', or a prior")
+    if start == "filters" and prior is not None:
+        raise ValueError("start='filters' and a prior both decide where the gates start: give one of them")
+    plan = plan_conversion(
+        model,
+        example_input=example_input,
+        kernel_size=kernel_size,
+        num_experts=num_experts,
+        names=names,
+        predicate=predicate,
+    )
+    if not plan.changes:
+        num_layers = sum(isinstance(module, RoutedLayer) for module in model.modules())
+        found = f"the model has none, but {num_layers} SMoE layers" if num_layers else "the model has none"
+        raise ValueError(f"no convolution can be converted: {str(plan) or found}")
+    rule = resolve_default_rule(rule, None, order, num_selected=2)  # one rule for all layers
+    order = order or _order_for(rule, start)
+    if start is None:
+        start = "filters" if order == "families" and prior is None and make_gate is None else "random"
+    is_factorised = order == "families" and default_order(rule) == "families"
+    is_gate_shared = not is_factorised if share_gates is None else share_gates
+    options: dict[str, Any] = {"init": gate_init, "correlation_length": correlation_length, "order": order}
+    converted = copy.deepcopy(model)
+
+    def gate_key(change: Change, weight: torch.Tensor) -> object:
+        group = None if gate_group is None else gate_group(change.name)
+        bank = (change.spatial_shape, change.num_experts, change.num_selected, weight.device, weight.dtype)
+        return (bank, group) if is_gate_shared else change.name
+
+    gates: dict[object, SpatialGate] = {}
+    embeddings: dict[object, PixelEmbedding] = {}
+
+    def new_gate(change: Change, weight: torch.Tensor) -> SpatialGate:
+        if make_gate is not None:
+            gate = make_gate(change.num_experts, change.num_selected, change.spatial_shape)
+            return gate.to(weight.device, weight.dtype)
+        if not is_factorised:
+            return _make_tensor_gate(change, weight, options, prior, prior_strength, start)
+        group = None if gate_group is None else gate_group(change.name)
+        grid = (change.spatial_shape, group, weight.device, weight.dtype)
+        embedding = embeddings.get(grid) if share_gates is None else None
+        gate = _make_factorised_gate(change, weight, options, prior, prior_strength, embedding)
+        embeddings.setdefault(grid, gate.embedding)
+        return gate
+
+    layers = [(change, converted.get_submodule(change.name)) for change in plan.changes]
+    learning = {gate_key(change, filters_of(old)[0]) for change, old in layers if requires_grad(old)}
+    for change, old in layers:
+        weight = filters_of(old)[0]
+        key = gate_key(change, weight)
+        if key not in gates:
+            gates[key] = new_gate(change, weight)
+            if key not in learning:
+                gates[key].requires_grad_(False)
+        layer_options = {"bias": bias, "local_affine": local_affine, "rule": rule, "damping": damping}
+        new = make_layer(old, change.num_experts, change.num_selected, gates[key], layer_options)
+        if start == "filters":
+            _copy_filters(new, old, change)
+        converted = _replace(converted, change.name, new.train(old.training))
+    # An embedding may be shared by layers that learn and layers that do not.
+    for key in learning:
+        gates[key].requires_grad_(True)
+    _check_result(model, converted, example_input, plan.changes, is_same=check and start == "filters")
+    if notify is not None:
+        notify(f"{len(plan.changes)} layers with {len(gates)} gates\n{plan}")
+    return converted
+
+
+def _order_for(rule: Rule, start: Start | None) -> Order:
+    """The first order that suits the rule: filters keep their channels by index, or else as families."""
+    if default_order(rule) == "families":
+        return "families"
+    wanted: tuple[Order, ...] = ("index", "families", "score") if start == "filters" else ("score", "index", "families")
+    return next(order for order in wanted if order in rule.orders)
+
+
+def _make_tensor_gate(
+    change: Change,
+    weight: torch.Tensor,
+    options: dict[str, Any],
+    prior: torch.Tensor | None,
+    prior_strength: float,
+    start: Start | None,
+) -> TensorGate:
+    numbers = (change.num_experts, change.num_selected)
+    if prior is not None:
+        averaged = _average_prior(prior, change.spatial_shape)
+        return TensorGate.from_prior(averaged, *numbers, prior_strength, **options).to(weight.device, weight.dtype)
+    gate = TensorGate(*numbers, change.spatial_shape, **options, device=weight.device, dtype=weight.dtype)
+    if start == "filters":
+        _choose_one_for_each_filter(gate)
+    return gate
+
+
+def _make_factorised_gate(
+    change: Change,
+    weight: torch.Tensor,
+    options: dict[str, Any],
+    prior: torch.Tensor | None,
+    prior_strength: float,
+    embedding: PixelEmbedding | None,
+) -> FactorisedGate:
+    numbers = (change.num_experts, change.num_selected)
+    options = {**options, "embedding": embedding, "device": weight.device, "dtype": weight.dtype}
+    if prior is not None:
+        return FactorisedGate.from_prior(
+            _average_prior(prior, change.spatial_shape), *numbers, prior_strength, **options
+        )
+    return FactorisedGate(*numbers, change.spatial_shape, **options)
+
+
+def _average_prior(prior: torch.Tensor, spatial_shape: tuple[int, ...]) -> torch.Tensor:
+    prior = torch.as_tensor(prior)
+    if not prior.is_floating_point() or prior.ndim != 2:
+        raise ValueError(f"prior must be a map (H, W) of fractions, got {prior.dtype} of {tuple(prior.shape)}")
+    if len(spatial_shape) != 2:
+        raise ValueError(f"a prior is a map of a plane, but a layer has the grid {spatial_shape}; give make_gate")
+    return F.adaptive_avg_pool2d(prior[None, None], (spatial_shape[0], spatial_shape[1]))[0, 0]
+
+
+def _shares(num_experts: int, num_filters: int) -> list[torch.Tensor]:
+    """The experts that are made of each filter: near-equal numbers, in order."""
+    return list(torch.tensor_split(torch.arange(num_experts), num_filters))
+
+
+def _choose_one_for_each_filter(gate: TensorGate) -> None:
+    """Lets each pixel select one expert of each filter, in the order of the filters."""
+    with torch.no_grad():
+        size = gate.scores.abs()
+        scores = -size
+        for number, share in enumerate(_shares(gate.num_experts, gate.num_selected)):
+            # The largest of the random scores decides, so that a smooth start gives smooth choices.
+            best = gate.scores[share].argmax(dim=0, keepdim=True)
+            chosen = size[share].gather(0, best)
+            if gate.order == "score":
+                # Each filter's score is above that of all later ones.
+                chosen = torch.full_like(chosen, gate.bound * (gate.num_selected - number) / gate.num_selected)
+            scores[share] = scores[share].scatter(0, best, chosen)
+        gate.scores.copy_(scores)
+
+
+def _copy_filters(new: FilterBank, old: nn.Module, change: Change) -> None:
+    weight, bias = filters_of(old)
+    with torch.no_grad():
+        for number, share in enumerate(_shares(change.num_experts, change.num_selected)):
+            new.weight[share] = weight[number]
+            if new.bias is not None:
+                assert bias is not None
+                new.bias[share if new.bias_owner == "expert" else number] = bias[number]
+
+
+def _replace(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
+    """The model with one module replaced; it is that module itself if it has no name."""
+    if not name:
+        return new
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, new)
+    return model
+
+
+def _check_result(
+    model: nn.Module, converted: nn.Module, example_input: ExampleInput, changes: tuple[Change, ...], *, is_same: bool
+) -> None:
+    """Raises a ValueError if a new layer is not reached by the example, or if the network computes something else.
+
+    Args:
+        model: The network before.
+        converted: The network after.
+        example_input: Example.
+        changes: What was changed.
+        is_same: Whether it is to compute the same.
+    """
+    # The size of each output, in the order of the calls, tells where two passes part.
+    sizes: dict[nn.Module, list[tuple[str, float]]] = {model: [], converted: []}
+    differences = [0.0]
+
+    def hooks(network: nn.Module) -> dict[nn.Module, Callable[..., None]]:
+        found: dict[nn.Module, Callable[..., None]] = {}
+        for name in (change.name for change in changes):
+
+            def note(module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor, name: str = name) -> None:
+                if network is model:
+                    new = cast(FilterBank, converted.get_submodule(name))
+                    differences.append(_check_layer(name, new, module, args, kwargs, output))
+                size = float("nan") if output.is_meta else float(output.double().norm())
+                sizes[network].append((name, size))
+
+            found[network.get_submodule(name)] = note
+        return found
+
+    expected = run_example(model, example_input, hooks(model)) if is_same else None
+    output = run_example(converted, example_input, hooks(converted))
+    reached = {name for name, _ in sizes[converted]}
+    missed = [show_name(change.name) for change in changes if change.name not in reached]
+    if missed:
+        raise ValueError(
+            f"the network reaches {', '.join(missed)} in another way than by name, such as a list that is no "
+            "nn.ModuleList: a new layer would be passed by; leave these out by `predicate`"
+        )
+    if not is_same:
+        return
+    for old, new in zip(tree_leaves(expected), tree_leaves(output), strict=False):
+        if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and old.is_floating_point()):
+            continue
+        difference, size = _compare(old, new)
+        # What follows may enlarge the rounding errors of a layer.
+        if difference <= max(math.sqrt(_rounding(old)), 100.0 * max(differences)) * size:
+            continue
+        calls = zip(sizes[model], sizes[converted], strict=False)
+        name = next((was[0] for was, now in calls if not math.isclose(was[1], now[1], rel_tol=1e-3)), changes[-1].name)
+        raise ValueError(
+            f"the converted network computes something else, first at {show_name(name)} or after it, though each new "
+            "layer alone computes the same: the network may read a convolution's weights, or be random; leave that out "
+            "by `predicate`, or give check=False"
+        )
+
+
+def _check_layer(name: str, new: FilterBank, old: nn.Module, args: Any, kwargs: Any, expected: torch.Tensor) -> float:
+    """The largest difference between a new layer and its convolution, in evaluation and in training.
+
+    Raises:
+        ValueError: If it is more than rounding.
+    """
+    weight = filters_of(old)[0].detach()
+    largest = max((float(part.abs().max()) for part in (*args, *kwargs.values()) if _is_comparable(part)), default=0.0)
+    # A sum that nearly cancels has the rounding errors of its parts.
+    noise = 0.0 if weight.is_meta else largest * float(weight.flatten(1).abs().sum(dim=1).max())
+    # A copy, because a pass in training leaves traces.
+    layer = copy.deepcopy(new)
+    worst = 0.0
+    # In training, rules without families may try experts of other filters.
+    for is_training in (False, True) if new.gate.order == "families" else (False,):
+        with torch.set_grad_enabled(is_training), torch.random.fork_rng([weight.device] if weight.is_cuda else []):
+            found = layer.train(is_training)(*args, **kwargs).detach()
+        difference, size = _compare(expected, found)
+        eps = _rounding(expected)
+        if not difference <= math.sqrt(eps) * size + 16.0 * min(eps, 2.0**-11) * noise:
+            raise ValueError(
+                f"{show_name(name)}, as a {type(new).__name__}, computes something else than the {type(old).__name__}: "
+                f"outputs as large as {size:.3g} differ by {difference:.3g}; leave it out by `predicate`"
+            )
+        worst = max(worst, difference / (size or 1.0))
+    return worst
+
+
+def _is_comparable(part: object) -> TypeGuard[torch.Tensor]:
+    return isinstance(part, torch.Tensor) and part.is_floating_point() and not part.is_meta and part.numel() > 0
+
+
+def _rounding(output: torch.Tensor) -> float:
+    """Relative rounding error of an output; convolutions of a GPU may round to 10 bits."""
+    return max(torch.finfo(output.dtype).eps, 0.0 if output.device.type == "cpu" else 2.0**-11)
+
+
+def _compare(expected: torch.Tensor, found: torch.Tensor) -> tuple[float, float]:
+    """The largest difference of two outputs, and the largest finite number of the first."""
+    if not _is_comparable(expected):
+        return 0.0, 0.0
+    if expected.shape != found.shape:
+        return math.inf, 0.0
+    is_equal = (expected == found) | (expected.isnan() & found.isnan())
+    difference = torch.where(is_equal, 0.0, (found.double() - expected.double()).abs())
+    return float(difference.max()), float(expected.nan_to_num(0.0, 0.0, 0.0).abs().max())

@@ -1,0 +1,407 @@
+"""What layers and `convert` do where nothing else is asked for.
+
+The defaults are those that learned best with equal budgets on data whose structure is known:
+paper/results/bench/learn.md has the table, docs/rules.md the reasons. They need no number of the data and no length of
+the training:
+
+- families of experts (`order="families"`), so that a channel keeps its meaning while the routing changes;
+- a `FactorisedGate`, whose pixels learn from all pixels like them;
+- the rule `StraightThrough`, which compares all candidates of a family, on a share of the samples;
+- equal experts in each family at the start, so that a new layer is a convolution, and a bias for each expert;
+- no damping.
+
+A layer with a single output channel (E = F = 1) is nearly always the last or the only layer, and its experts compete
+for whole pixels. There the rule `Probing` is exact where the straight-through gradient, which is of first order, is
+not: it is the default, with a `TensorGate` and experts that start at random (paper/results/heat/rules.md,
+paper/results/heat-mesh/main.md). Where probing is not possible (several outputs for each expert, weighted outputs), a
+single family has experts that start at random and are selected without noise, its gate is three times as fast, and an
+expert that serves no pixel becomes a copy of another: equal experts of a single family were exchanged before they
+differed.
+
+The paper's layer is one argument away: `rule="rc"` selects the experts with the highest scores of a `TensorGate`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, TypedDict
+
+import torch
+from torch import nn
+
+from smoe.nn._fixed_gates import DecidedGate
+from smoe.nn._gate import SpatialGate
+from smoe.nn._gate_init import host_normal
+from smoe.nn._gates import FactorisedGate, TensorGate
+from smoe.nn._routed_layer import RoutedLayer, check_positive
+from smoe.nn._shared_parameters import change_parameter
+from smoe.ops._conv_kernels import HeldPlan, hold_plan
+from smoe.ops._families import ALL_FAMILIES, experts_of, slot_products
+from smoe.ops._gather import routed_bias
+from smoe.ops._operators import has_transforms
+from smoe.ops._routing import family_members
+from smoe.options import BIAS_OWNERS, BiasOwner, Order
+from smoe.rules import Damping, Frozen, Probing, RoutingClassification, Rule, StraightThrough, resolve_rule
+
+# Factor of the scores of a default gate, and that of a layer with one family.
+_SCALE, _SCALE_OF_ONE_FAMILY = 10.0, 30.0
+
+
+def resolve_default_rule(
+    rule: Rule | str | None,
+    gate: SpatialGate | None,
+    order: Order | None,
+    num_selected: int,
+    *,
+    can_probe: bool = False,
+) -> Rule:
+    """The rule given, or the default one for a gate.
+
+    Args:
+        rule: A rule, its short form, or None.
+        gate: Gate of the layer; None if it is yet to be made.
+        order: Order asked for; None for any.
+        num_selected: E, the number of experts selected at each pixel.
+        can_probe: Whether the layer has a single output channel, which is not weighted, and several experts for it.
+    """
+    if rule is not None:
+        return resolve_rule(rule)
+    if can_probe and gate is None and order is None:
+        return Probing()
+    order = gate.order if gate is not None else order or "families"
+    is_comparable = order == "families" and not (gate is not None and gate.looks_at_input)
+    if not is_comparable:
+        return RoutingClassification()
+    return StraightThrough() if num_selected > 1 else StraightThrough(noise=0.0, patience=250)
+
+
+def default_order(rule: Rule) -> Order:
+    """The order of the selected experts for a rule: families where the rule compares the experts of a family."""
+    return "families" if isinstance(rule, (StraightThrough, Frozen)) else "score"
+
+
+def make_default_gate(
+    rule: Rule,
+    num_experts: int,
+    num_selected: int,
+    spatial_shape: tuple[int, ...],
+    expert_channels: int = 1,
+    *,
+    order: Order | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> SpatialGate:
+    """The gate of a layer that was given none.
+
+    Args:
+        rule: Rule of the layer.
+        num_experts: X, the number of experts in the bank.
+        num_selected: E, the number of experts selected at each pixel.
+        spatial_shape: Sizes of the output grid.
+        expert_channels: F, the number of outputs per expert.
+        order: Order of the selected experts; None for the default one.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+    """
+    order = order or default_order(rule)
+    if order == "families" and isinstance(rule, (StraightThrough, Frozen)):
+        scale = _SCALE if num_selected > 1 else _SCALE_OF_ONE_FAMILY
+        return FactorisedGate(
+            num_experts, num_selected, spatial_shape, scale=scale, order=order, device=device, dtype=dtype
+        )
+    return TensorGate(
+        num_experts, num_selected, spatial_shape, expert_channels, order=order, device=device, dtype=dtype
+    )
+
+
+def resolve_gate(
+    gate: SpatialGate | None,
+    rule: Rule,
+    num_experts: int,
+    num_selected: int,
+    spatial_shape: tuple[int, ...] | None,
+    expert_channels: int,
+    order: Order | None,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> SpatialGate:
+    """The gate given to a layer, checked against its numbers, or the default one made for them."""
+    if gate is None:
+        if spatial_shape is None:
+            raise ValueError("give spatial_shape=, the sizes of the output grid, or a gate")
+        return make_default_gate(
+            *(rule, num_experts, num_selected, spatial_shape, expert_channels), order=order, device=device, dtype=dtype
+        )
+    if (gate.num_experts, gate.num_selected) != (num_experts, num_selected):
+        raise ValueError(
+            f"the gate selects {gate.num_selected} of {gate.num_experts} experts, but the layer is to select "
+            f"{num_selected} of {num_experts}"
+        )
+    made_for = gate.spatial_shape
+    if spatial_shape is not None and made_for is not None and tuple(spatial_shape) != made_for:
+        raise ValueError(f"the gate was made for a grid of {made_for}, but spatial_shape is {tuple(spatial_shape)}")
+    if order is not None and order != gate.order:
+        raise ValueError(f"the gate has order={gate.order!r}, but order is {order!r}; give it to the gate")
+    return gate
+
+
+def default_bias(gate: SpatialGate, *, is_default_rule: bool) -> BiasOwner | bool:
+    """The owner of the bias: the expert in families and by default, so that the routing decides offsets too."""
+    return "expert" if gate.order == "families" or is_default_rule else False
+
+
+class LocalAffine(nn.Module):
+    """Multiplies each channel by a learned number at each pixel, and adds another.
+
+    Args:
+        num_channels: C, the number of channels.
+        spatial_shape: Grid of the input.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+    """
+
+    def __init__(
+        self,
+        num_channels: int,
+        spatial_shape: tuple[int, ...],
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(num_channels=num_channels)
+        self.scale = nn.Parameter(torch.empty(num_channels, *spatial_shape, device=device, dtype=dtype))
+        self.offset = nn.Parameter(torch.empty(num_channels, *spatial_shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Sets the scale to 1 and the offset to 0: the layer returns its input."""
+        nn.init.ones_(self.scale)
+        nn.init.zeros_(self.offset)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`(B, C, *grid)` to the same shape."""
+        if tuple(input.shape[1:]) != tuple(self.scale.shape):
+            raise ValueError(
+                f"the layer was made for {tuple(self.scale.shape)} channels and pixels, got {tuple(input.shape[1:])}"
+            )
+        return torch.addcmul(self.offset.to(input.dtype), input, self.scale.to(input.dtype))
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows."""
+        return f"{len(self.scale)}, spatial_shape={tuple(self.scale.shape[1:])}"
+
+
+# Noise of a restarted expert, relative to the filter it copies: enough to tell the two apart.
+_RESTART_NOISE = 0.02
+
+
+class BankOptions(TypedDict, total=False):
+    """Arguments that the layers of every geometry take; `SpatialMoE2d` describes them."""
+
+    expert_channels: int
+    gate: SpatialGate | None
+    bias: bool | BiasOwner | None
+    local_affine: bool
+    weighted: bool
+    order: Order | None
+    rule: Rule | str | None
+    damping: Damping | str | float | None
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class FilterBank(RoutedLayer):
+    """A bank of filters `(X * F, C, *kernel)`, of which a gate selects some at every pixel.
+
+    A geometry derives from this class and defines `apply_bank`, `apply_filters` and `output_grid`.
+
+    Args:
+        in_channels: Number of channels that a filter meets.
+        num_experts: X, the number of experts in the bank.
+        num_selected: E, the number of experts selected at each pixel.
+        kernel: Sizes of the filters; empty if they have one tap.
+        spatial_shape: Sizes of the output grid.
+        expert_channels: F, the number of outputs per expert.
+        gate: Gate that selects the experts; without one, it is made for `spatial_shape`.
+        bias: As for `SpatialMoE2d`, like all arguments below.
+        local_affine: A learned scale and offset for each output channel and pixel.
+        weighted: Multiply the experts' outputs by their scores.
+        order: Order of the output channels.
+        rule: How the gate learns.
+        damping: Damping of the error of wrongly selected experts.
+        device: Device of the weights.
+        dtype: Dtype of the weights.
+    """
+
+    stride: int = 1
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_experts: int,
+        num_selected: int,
+        kernel: tuple[int, ...],
+        spatial_shape: tuple[int, ...] | None,
+        *,
+        expert_channels: int = 1,
+        gate: SpatialGate | None = None,
+        bias: bool | BiasOwner | None = None,
+        local_affine: bool = False,
+        weighted: bool = False,
+        order: Order | None = None,
+        rule: Rule | str | None = None,
+        damping: Damping | str | float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_positive(in_channels=in_channels)
+        is_default_rule = rule is None and gate is None and order is None
+        can_probe = num_selected == 1 and expert_channels == 1 and num_experts > 1 and not weighted
+        rule = resolve_default_rule(rule, gate, order, num_selected, can_probe=can_probe)
+        gate = resolve_gate(gate, rule, num_experts, num_selected, spatial_shape, expert_channels, order, device, dtype)
+        super().__init__(gate, expert_channels, weighted, rule, damping, device=device)
+        self.in_channels = in_channels
+        self._plan: HeldPlan | None = None
+        self.weight = nn.Parameter(
+            torch.empty(num_experts * expert_channels, in_channels, *kernel, device=device, dtype=dtype)
+        )
+        bias = default_bias(gate, is_default_rule=is_default_rule) if bias is None else bias
+        if bias not in (True, False, *BIAS_OWNERS):
+            raise ValueError(f"bias must be True, False, {' or '.join(map(repr, BIAS_OWNERS))}, got {bias!r}")
+        self.bias_owner: BiasOwner | None = "expert" if bias is True else bias or None
+        num_biases = (num_selected if self.bias_owner == "slot" else num_experts) * expert_channels
+        self.bias = nn.Parameter(torch.zeros(num_biases, device=device, dtype=dtype)) if self.bias_owner else None
+        self.affine = None
+        if local_affine:
+            if gate.spatial_shape is None:
+                raise ValueError(f"local_affine needs a gate that was made for a grid, got {type(gate).__name__}")
+            self.affine = LocalAffine(self.out_channels, gate.spatial_shape, device=device, dtype=dtype)
+        if self.weight.device != self.signal.num_nonfinite.device:
+            self.signal.to(self.weight.device)
+        self.reset_parameters()
+
+    @property
+    def out_channels(self) -> int:
+        """E * F, the number of output channels."""
+        return self.num_selected * self.expert_channels
+
+    @property
+    def fan_in(self) -> int:
+        """Numbers of a filter."""
+        return self.weight.shape[1:].numel()
+
+    def reset_parameters(self) -> None:
+        """Draws the experts anew (Kaiming uniform) and zeroes the bias; the gate may be shared, so it is left alone.
+
+        The experts of a family start equal: the layer starts as a convolution, whichever expert serves a pixel, and the
+        experts part because each learns from its own pixels. Those of a single family start at random.
+        """
+        nn.init.kaiming_uniform_(self.weight, nonlinearity="relu")
+        if self.gate.order == "families" and self.num_selected > 1:
+            members = family_members(self.num_experts, self.num_selected, device=self.weight.device)
+            experts = self.weight.data.unflatten(0, (-1, self.expert_channels))
+            for place in range(1, members.shape[1]):
+                experts.index_copy_(0, members[:, place], experts[members[:, 0]])
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+        if self.affine is not None:
+            self.affine.reset_parameters()
+
+    def planned_grid(self) -> tuple[int, ...]:
+        """The output grid as the kernels see it, of a layer whose gate was made for one."""
+        assert self.gate.spatial_shape is not None
+        return self.gate.spatial_shape
+
+    def plan_routing(self) -> None:
+        """Makes what the kernels derive from a decided routing, and keeps it as long as the layer lives."""
+        plan = None
+        if isinstance(self.gate, DecidedGate):
+            options = {"expert_channels": self.expert_channels, "stride": self.stride}
+            plan = hold_plan(self.weight, self.gate.indices, self.planned_grid(), **options)
+        self._plan = plan
+
+    def __getstate__(self) -> dict[str, object]:
+        # A plan belongs to its process.
+        return {**super().__getstate__(), "_plan": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.plan_routing()
+
+    def finish(self, output: torch.Tensor) -> torch.Tensor:
+        """Adds the bias of the slots to `(B, E * F, *grid)` and applies the local affine map."""
+        if self.bias is not None and self.bias_owner == "slot":
+            output = output + self.bias.to(output.dtype).view(-1, *(1,) * (output.ndim - 2))
+        return output if self.affine is None else self.affine(output)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`(B, C, *grid)` to `(B, E * F, *grid)`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
+        return self.finish(super().forward(input))
+
+    @abstractmethod
+    def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Filters `(B, C, ...)` with the experts `(1 or B, E', P)` of each pixel; returns `(B, E' * F, *grid)`."""
+
+    @abstractmethod
+    def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
+        """Filters `(B, C, ...)` with each of `(O, C, *kernel)` everywhere; returns `(B, O, *grid)`."""
+
+    def select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Filters each pixel with its experts, and adds their bias."""
+        output = self.apply_bank(source, indices)
+        if self.bias is None or self.bias_owner == "slot":
+            return output
+        bias = routed_bias(self.bias, indices, self.expert_channels)
+        if bias.dtype != output.dtype:
+            bias = bias.to(output.dtype)
+        bias = bias.unflatten(2, output.shape[2:])
+        # The biases are as large as the output of one sample: nothing else needs them, so the sum takes their place.
+        return bias.add_(output) if bias.shape == output.shape and not has_transforms() else output + bias
+
+    @torch.no_grad()
+    def candidate_products(
+        self, source: torch.Tensor, error: torch.Tensor, families: slice = ALL_FAMILIES
+    ) -> torch.Tensor:
+        """As its base says, by one pass over the input for each candidate of a family but the first.
+
+        Only differences within a family matter, so the filters are those of a candidate less those of the first.
+        """
+        members = family_members(self.num_experts, self.num_selected, device=self.weight.device)[families]
+        experts = self.weight.unflatten(0, (-1, self.expert_channels))
+        first = torch.zeros_like(experts[:1]) if self.weighted else experts[members[:, 0]]
+        biases = None if self.bias is None or self.bias_owner == "slot" else self.bias.view(-1, self.expert_channels)
+        flat_error = error.flatten(2).unflatten(1, (-1, self.expert_channels))[:, families].flatten(1, 2)
+        compared = experts_of(self.num_experts, self.num_selected, families)
+        products = flat_error.new_zeros(
+            compared.stop - compared.start,
+            flat_error.shape[2],
+            dtype=torch.promote_types(error.dtype, torch.float32),
+        )
+        for place in range(0 if self.weighted else 1, members.shape[1]):
+            filters = (experts[members[:, place]] - first).flatten(0, 1).to(source.dtype)
+            outputs = self.apply_filters(source, filters)
+            found = slot_products(flat_error, outputs.flatten(2), self.expert_channels)
+            if biases is not None:
+                offset = biases[members[:, place]] - (0.0 if self.weighted else biases[members[:, 0]])
+                total = flat_error.to(found.dtype).sum(dim=0).unflatten(0, (-1, self.expert_channels))
+                found += (total * offset[:, :, None]).sum(dim=1)
+            # Families that are smaller repeat their first expert, whose product is 0, or its own once more.
+            products.index_copy_(0, members[:, place] - compared.start, found)
+        return products[None]
+
+    def restart_experts(self, sources: torch.Tensor, generator: torch.Generator) -> None:
+        """Makes experts copies of others with 2 % of noise; the optimiser's state does not change."""
+        is_copy = sources != torch.arange(self.num_experts, device=sources.device)
+
+        def copy_rows(whole: torch.Tensor, *, is_changed: bool = False) -> None:
+            # `.data`: another graph may wait for its backward pass with these weights, and hardly used these experts.
+            experts = whole.data.unflatten(0, (-1, self.expert_channels))
+            new = experts[sources]
+            if is_changed:
+                new = new * (1.0 + _RESTART_NOISE * host_normal(new.shape, generator, new))
+            experts.copy_(torch.where(is_copy.view(-1, *(1,) * (experts.ndim - 1)), new, experts))
+
+        change_parameter(self, "weight", lambda weight: copy_rows(weight, is_changed=True))
+        if self.bias is not None and self.bias_owner == "expert":
+            change_parameter(self, "bias", copy_rows)

@@ -1,0 +1,564 @@
+"""Gates that do not look at their input: a table of scores, products of keys and embeddings, or a coarse grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from smoe.nn._gate import BandedGate
+from smoe.nn._gate_init import (
+    START_STD,
+    check_scale,
+    check_start,
+    check_strength,
+    draw_start,
+    expert_membership,
+    group_membership,
+    group_of_expert,
+    host_normal,
+    smooth_fields,
+)
+from smoe.nn._routed_layer import check_grid, check_positive
+from smoe.nn._shared_parameters import SharedModule, change_parameter, gather, is_sharded, save_once
+from smoe.ops._families import sample_factorised
+from smoe.ops._interpolation import interpolate_grid
+from smoe.ops._operators import has_library, has_transforms
+from smoe.ops._routing import Routing, nan_where_nonfinite, refuses_nonfinite
+from smoe.options import GATE_INITS, GateInit, Normalization, Order
+
+
+def scale_gradient(values: torch.Tensor, factor: float) -> torch.Tensor:
+    """Returns the values; in backward, multiplies the gradient by a factor.
+
+    A step along the gradient then changes the scores alike, whatever the scale of the scores and the number of pixels
+    that share a value. It is for optimisers such as SGD; those that divide by the size of the gradient, as Adam does,
+    are not affected.
+
+    Args:
+        values: Parameter of a gate.
+        factor: Factor of its gradient.
+    """
+    if has_transforms():
+        # The same by plain operations: the difference is 0, and has the derivative.
+        scaled = values * factor
+        return values.detach() + (scaled - scaled.detach())
+    return _ScaledGradient.apply(values, factor)  # type: ignore[return-value]
+
+
+class _ScaledGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values, factor):
+        ctx.factor = factor
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        return grad_outputs[0] * ctx.factor, None
+
+
+def kaiming_bound(num_experts: int, num_selected: int, expert_channels: int = 1) -> float:
+    """Bound of a uniform Kaiming initialisation with fan-in E F / X: sqrt(3 X / (E F))."""
+    return math.sqrt(3.0 * num_experts / (num_selected * expert_channels))
+
+
+class TensorGate(BandedGate):
+    """A learned tensor of scores `(X, *grid)`, shared by all samples.
+
+    Args:
+        num_experts: X, the number of experts in the bank.
+        num_selected: E, the number of experts to select at each pixel.
+        spatial_shape: Sizes of the layer's output grid, such as rows and columns, or a number of nodes.
+        expert_channels: F, the number of outputs per expert; it sets the spread of the start.
+        init: Start of the scores. `kaiming`: uniform within sqrt(3 X / (E F)). `paper`: uniform within 3 X / (E F), the
+            bound that the paper prints. `smooth`: random fields of the same spread as `kaiming`, so that neighbouring
+            pixels start with the same experts. `uniform`: all scores 0, so that ties select the first experts
+            everywhere.
+        correlation_length: Correlation length of the smooth fields, in pixels; an eighth of the shorter side if None.
+        order: Order of the selected experts: `families`, `score` or `index`.
+        normalization: `none`, `softmax`, `abs` or `abs_softmax`.
+        device: Device of the scores.
+        dtype: Dtype of the scores.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        num_selected: int,
+        spatial_shape: tuple[int, ...],
+        expert_channels: int = 1,
+        *,
+        init: GateInit = "kaiming",
+        correlation_length: float | None = None,
+        order: Order = "score",
+        normalization: Normalization = "none",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_experts, num_selected, order=order, normalization=normalization)
+        check_positive(expert_channels=expert_channels)
+        check_start(init, correlation_length, GATE_INITS)
+        self.expert_channels = expert_channels
+        self.init: GateInit = init
+        self.correlation_length = correlation_length
+        self.scores = nn.Parameter(torch.empty(num_experts, *check_grid(spatial_shape), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @classmethod
+    def from_prior(
+        cls,
+        groups: torch.Tensor,
+        num_experts: int,
+        num_selected: int,
+        strength: float = 2.0,
+        expert_channels: int = 1,
+        **options,
+    ) -> TensorGate:
+        """A gate that starts with each group's pixels preferring that group's share of the experts.
+
+        It is an ordinary tensor gate afterwards and can learn away from the prior.
+
+        Args:
+            groups: Map `(*grid)` of group numbers, or of a fraction in [0, 1] such as land; see `expert_membership`.
+            num_experts: X, the number of experts in the bank.
+            num_selected: E, the number of experts to select at each pixel.
+            strength: Strength of the preference, in units of the largest score of the random start (with `kaiming`, its
+                bound). From 2 on, a pixel's own share starts above all other experts; towards 0 the prior fades into
+                the random start.
+            expert_channels: F, the number of outputs per expert.
+            **options: Further arguments of `TensorGate`.
+        """
+        check_strength(strength)
+        groups = torch.as_tensor(groups)
+        gate = cls(num_experts, num_selected, tuple(groups.shape), expert_channels, **options)
+        membership = expert_membership(groups, num_experts, num_selected if gate.order == "families" else 1)
+        with torch.no_grad():
+            gate.scores.add_(strength * gate.scores.abs().max() * membership.to(gate.scores))
+        return gate
+
+    @property
+    def spatial_shape(self) -> tuple[int, ...]:
+        """Sizes of the grid the gate was made for."""
+        return tuple(self.scores.shape[1:])
+
+    @property
+    def bound(self) -> float:
+        """The Kaiming bound of this gate."""
+        return kaiming_bound(self.num_experts, self.num_selected, self.expert_channels)
+
+    def reset_parameters(self) -> None:
+        """Draws the scores anew."""
+        with torch.no_grad():
+            if self.init == "uniform":
+                self.scores.zero_()
+            elif self.init == "smooth":
+                length = self.correlation_length or min(self.spatial_shape) / 8
+                # A uniform distribution within the bound has the standard deviation bound / sqrt(3).
+                self.scores.copy_(smooth_fields(tuple(self.scores.shape), length) * (self.bound / math.sqrt(3.0)))
+            else:
+                bound = self.bound if self.init == "kaiming" else self.bound**2
+                self.scores.uniform_(-bound, bound)
+
+    def row_parameters(self) -> tuple[nn.Parameter, ...]:
+        """The learned tensor."""
+        return (self.scores,)
+
+    def scores_of(self, rows: tuple[torch.Tensor, ...], common: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Rows of the learned tensor."""
+        del common
+        return rows[0].flatten(1)
+
+    def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
+        """The learned tensor."""
+        del input
+        return self.scores
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows."""
+        return f"{super().extra_repr()}, spatial_shape={self.spatial_shape}"
+
+
+# Change of a key that is copied, relative to its size.
+_KEY_CHANGE = 0.3
+
+
+class PixelEmbedding(SharedModule):
+    """A few learned numbers for each pixel; gates of one grid may share them.
+
+    Args:
+        rank: Numbers for each pixel.
+        spatial_shape: Sizes of the grid.
+        init: `uniform` starts at 0; `kaiming` with independent random numbers; `smooth` with random fields.
+        correlation_length: Correlation length of the smooth fields in pixels; an eighth of the shorter side if None.
+        device: Device of the numbers.
+        dtype: Dtype of the numbers.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        spatial_shape: tuple[int, ...],
+        *,
+        init: GateInit = "uniform",
+        correlation_length: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(rank=rank)
+        check_start(init, correlation_length)
+        self.init: GateInit = init
+        self.correlation_length = correlation_length
+        self.values = nn.Parameter(torch.empty(rank, *check_grid(spatial_shape), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @property
+    def spatial_shape(self) -> tuple[int, ...]:
+        """Sizes of the grid."""
+        return tuple(self.values.shape[1:])
+
+    def reset_parameters(self) -> None:
+        """Draws the numbers anew, of standard deviation 1 unless they start at 0."""
+        draw_start(self.values, self.init, self.correlation_length)
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows."""
+        return f"rank={len(self.values)}, spatial_shape={self.spatial_shape}"
+
+
+class FactorisedGate(BandedGate):
+    """Scores `scale * keys . embedding`, shared by all samples.
+
+    Args:
+        num_experts: X, the number of experts in the bank.
+        num_selected: E, the number of experts selected at each pixel.
+        spatial_shape: Sizes of the layer's output grid, such as rows and columns, or a number of nodes.
+        rank: Numbers for each pixel and expert.
+        scale: Factor of the scores. An optimiser moves all parameters alike; a larger scale lets the gate change
+            faster beside the experts.
+        init: `uniform`: every pixel takes the first expert of each family, so that a layer starts as a convolution.
+            `kaiming`: independent random numbers. `smooth`: random fields, so that neighbouring pixels start alike.
+        correlation_length: Correlation length of the smooth fields in pixels; an eighth of the shorter side if None.
+        embedding: Embedding of the pixels, shared with another gate of the same grid; `rank`, `init` and
+            `correlation_length` are then those of the embedding.
+        order: `families`, or the paper's selections `score` and `index`.
+        normalization: `none`, `softmax`, `abs` or `abs_softmax`.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        num_selected: int,
+        spatial_shape: tuple[int, ...] | None = None,
+        *,
+        rank: int = 8,
+        scale: float = 10.0,
+        init: GateInit = "kaiming",
+        correlation_length: float | None = None,
+        embedding: PixelEmbedding | None = None,
+        order: Order = "families",
+        normalization: Normalization = "none",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_experts, num_selected, order=order, normalization=normalization)
+        check_scale(scale)
+        if embedding is None:
+            if spatial_shape is None:
+                raise ValueError("give spatial_shape, the sizes of the output grid, or an embedding")
+            embedding = PixelEmbedding(
+                rank, spatial_shape, init=init, correlation_length=correlation_length, device=device, dtype=dtype
+            )
+            with torch.no_grad():
+                embedding.values.mul_(START_STD / scale)
+        elif spatial_shape is not None and tuple(spatial_shape) != embedding.spatial_shape:
+            raise ValueError(
+                f"the embedding was made for a grid of {embedding.spatial_shape}, but spatial_shape is "
+                f"{tuple(spatial_shape)}"
+            )
+        self.scale = scale
+        self.embedding = embedding
+        save_once(self, "embedding")
+        self.keys = nn.Parameter(torch.empty(num_experts, len(embedding.values), device=device, dtype=dtype))
+        self.reset_keys()
+
+    @classmethod
+    def from_prior(
+        cls, groups: torch.Tensor, num_experts: int, num_selected: int, strength: float = 2.0, **options
+    ) -> FactorisedGate:
+        """A gate that starts with each group's pixels preferring that group's share of the experts.
+
+        It is an ordinary gate afterwards and can learn away from the prior.
+
+        Args:
+            groups: Map `(*grid)` of group numbers, or of a fraction in [0, 1] such as land.
+            num_experts: X, the number of experts in the bank.
+            num_selected: E, the number of experts selected at each pixel.
+            strength: Difference of the scores of a pixel's own share and of others, in standard deviations of the
+                random start.
+            **options: Further arguments of `FactorisedGate`.
+        """
+        check_strength(strength)
+        groups = torch.as_tensor(groups)
+        membership = group_membership(groups)
+        gate = cls(num_experts, num_selected, tuple(groups.shape), **options)
+        rank = gate.keys.shape[1]
+        if rank < len(membership):
+            raise ValueError(f"{len(membership)} groups need a rank of at least {len(membership)}, got {rank}")
+        of_expert = group_of_expert(num_experts, len(membership), num_selected if gate.order == "families" else 1)
+        with torch.no_grad():
+            # A number of the embedding for each group, to which the keys of its experts answer.
+            gate.embedding.values[: len(membership)] = (strength * START_STD / gate.scale) * membership.to(gate.keys)
+            gate.keys[:, : len(membership)] = 0.0
+            gate.keys[torch.arange(num_experts), of_expert] = 1.0
+        return gate
+
+    @property
+    def spatial_shape(self) -> tuple[int, ...]:
+        """Sizes of the grid the gate was made for."""
+        return self.embedding.spatial_shape
+
+    @property
+    def gradient_gain(self) -> float:
+        """That of the embedding, with keys of their size at the start."""
+        return 1.0 / self.scale
+
+    def reset_keys(self) -> None:
+        """Draws the keys anew."""
+        nn.init.normal_(self.keys, std=1.0 / math.sqrt(self.keys.shape[1]))
+
+    @torch.no_grad()
+    def copy_keys(self, sources: torch.Tensor, generator: torch.Generator) -> None:
+        """Gives experts the keys of others, slightly changed, so that the pixels of each are divided between them.
+
+        Args:
+            sources: For each expert the one whose key it takes, `(X,)`; its own number leaves it as it is.
+            generator: Generator of the change, on the CPU.
+        """
+
+        def copy_rows(whole: torch.Tensor) -> None:
+            # `.data`: another graph may wait for its backward pass with these keys.
+            keys = whole.data
+            copied = keys[sources]
+            change = host_normal(keys.shape, generator, keys) * copied.square().mean(dim=1, keepdim=True).sqrt()
+            is_copy = (sources != torch.arange(len(keys), device=keys.device))[:, None]
+            keys.copy_(torch.where(is_copy, copied + _KEY_CHANGE * change, keys))
+
+        change_parameter(self, "keys", copy_rows)
+
+    def row_parameters(self) -> tuple[nn.Parameter, ...]:
+        """The keys."""
+        return (self.keys,)
+
+    def common_parameters(self) -> tuple[torch.Tensor, ...]:
+        """The embedding."""
+        return (gather(self.embedding.values).to(self.keys.dtype),)
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """Without an embedding that FSDP has sharded with another layer, to whose unit it belongs."""
+        for name, child in super().named_children():
+            if child is not self.embedding or is_sharded(self) or not is_sharded(child):
+                yield name, child
+
+    def scores_of(self, rows: tuple[torch.Tensor, ...], common: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """The products of keys and embedding."""
+        (keys,), (values,) = rows, common
+        keys = scale_gradient(keys, 1.0 / (self.scale**2 * self.num_pixels))
+        values = scale_gradient(values, 1.0 / self.scale**2)
+        return (self.scale * keys) @ values.flatten(1)
+
+    @property
+    def can_draw(self) -> bool:
+        """Whether `draw` is better than ranking the scores: in bands, or where a kernel does both at once."""
+        return self._has_kernel or self.works_in_bands
+
+    @property
+    def _has_kernel(self) -> bool:
+        is_plain_float = self.keys.device.type == "cpu" and self.keys.dtype == torch.float32
+        return self.selects_families and is_plain_float and has_library()
+
+    def draw(self, seed: torch.Tensor, noise: float) -> Routing:
+        """Selects an expert of each family by the scores with noise, without storing the scores.
+
+        Args:
+            seed: Seed of the noise, an int64 scalar.
+            noise: Standard deviation of the noise, in units of the scores.
+
+        Returns:
+            A routing with empty scores.
+        """
+        if not self._has_kernel:
+            return super().draw(seed, noise)
+        # Detached, and not under `no_grad`: after an error, an exported program would leave gradients switched off.
+        keys, embedding = self.scale * self.keys.detach(), self.common_parameters()[0].detach().flatten(1)
+        indices = sample_factorised(keys, embedding, self.num_selected, seed, noise)
+        nothing = embedding.new_empty(1, 0, embedding.shape[1])
+        unranked = None
+        if not refuses_nonfinite(keys.device):
+            unranked = nan_where_nonfinite(embedding[None]) + nan_where_nonfinite(keys.view(1, -1, 1))
+        return Routing(indices, nothing, nothing, nothing, unranked=unranked)
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows."""
+        return f"{super().extra_repr()}, rank={self.keys.shape[1]}, scale={self.scale:g}"
+
+
+class CoarseGate(BandedGate):
+    """Scores of a coarse grid, interpolated linearly between the centres of its cells, shared by all samples.
+
+    Args:
+        num_experts: X, the number of experts in the bank.
+        num_selected: E, the number of experts selected at each pixel.
+        spatial_shape: Sizes of the layer's output grid, such as rows and columns.
+        factor: Pixels for each cell of the coarse grid, along each axis. An axis of n pixels has n / factor cells,
+            rounded up, which divide it equally.
+        coarse_shape: Sizes of the coarse grid, in place of `factor`.
+        wraps: Whether each axis is a circle, as longitudes are, or one answer for all axes: the last cell is then next
+            to the first one.
+        scale: Factor of the scores, as that of a `FactorisedGate`: a larger one lets the gate change faster beside the
+            experts.
+        init: `kaiming`: independent random numbers. `smooth`: random fields. `uniform`: all scores 0, so that every
+            pixel takes the first expert of each family.
+        correlation_length: Correlation length of the smooth fields in cells; an eighth of the shorter side if None.
+        order: `families`, or the paper's selections `score` and `index`.
+        normalization: `none`, `softmax`, `abs` or `abs_softmax`.
+        device: Device of the scores.
+        dtype: Dtype of the scores.
+
+    Example:
+        >>> gate = CoarseGate(256, 128, (721, 1440), wraps=(False, True))
+        >>> gate.values.shape
+        torch.Size([256, 181, 360])
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        num_selected: int,
+        spatial_shape: tuple[int, ...],
+        *,
+        factor: int = 4,
+        coarse_shape: tuple[int, ...] | None = None,
+        wraps: bool | tuple[bool, ...] = False,
+        scale: float = 10.0,
+        init: GateInit = "kaiming",
+        correlation_length: float | None = None,
+        order: Order = "families",
+        normalization: Normalization = "none",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_experts, num_selected, order=order, normalization=normalization)
+        check_scale(scale)
+        check_start(init, correlation_length)
+        self.grid = check_grid(spatial_shape)
+        self.wraps = _of_axes(wraps, len(self.grid))
+        self.scale = scale
+        self.init: GateInit = init
+        self.correlation_length = correlation_length
+        shape = _coarse_shape(self.grid, factor, coarse_shape)
+        self.values = nn.Parameter(torch.empty(num_experts, *shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @classmethod
+    def from_prior(
+        cls, groups: torch.Tensor, num_experts: int, num_selected: int, strength: float = 2.0, **options
+    ) -> CoarseGate:
+        """A gate that starts with each group's pixels preferring that group's share of the experts.
+
+        It is an ordinary gate afterwards and can learn away from the prior.
+
+        Args:
+            groups: Map `(*grid)` of group numbers, or of a fraction in [0, 1] such as land, at all pixels; a cell has
+                the mean of its pixels.
+            num_experts: X, the number of experts in the bank.
+            num_selected: E, the number of experts selected at each pixel.
+            strength: Difference of the scores of a pixel's own share and of others, in standard deviations of the
+                random start.
+            **options: Further arguments of `CoarseGate`.
+        """
+        check_strength(strength)
+        groups = torch.as_tensor(groups)
+        gate = cls(num_experts, num_selected, tuple(groups.shape), **options)
+        membership = group_membership(groups)
+        for axis, size in enumerate(gate.coarse_shape, start=1):
+            cells = torch.tensor_split(membership, size, dim=axis)
+            membership = torch.cat([cell.mean(dim=axis, keepdim=True) for cell in cells], dim=axis)
+        of_expert = group_of_expert(num_experts, len(membership), num_selected if gate.order == "families" else 1)
+        with torch.no_grad():
+            gate.values.add_(strength * START_STD / gate.scale * membership[of_expert].to(gate.values))
+        return gate
+
+    @property
+    def spatial_shape(self) -> tuple[int, ...]:
+        """Sizes of the grid the gate was made for."""
+        return self.grid
+
+    @property
+    def coarse_shape(self) -> tuple[int, ...]:
+        """Sizes of the coarse grid."""
+        return tuple(self.values.shape[1:])
+
+    def change_grid(self, spatial_shape: tuple[int, ...]) -> None:
+        """Lets the gate serve another grid over the same area; what it has learned stays as it is.
+
+        Args:
+            spatial_shape: Sizes of the new grid.
+        """
+        grid = check_grid(spatial_shape)
+        if len(grid) != len(self.grid):
+            raise ValueError(f"the gate has {len(self.grid)} axes, but the new grid is {grid}")
+        self.grid = grid
+        self.restart_memory(self.num_pixels)
+
+    def reset_parameters(self) -> None:
+        """Draws the scores anew."""
+        draw_start(self.values, self.init, self.correlation_length)
+        with torch.no_grad():
+            self.values.mul_(START_STD / self.scale)
+
+    @property
+    def gradient_gain(self) -> float:
+        """A cell has the mean gradient of its pixels."""
+        return math.sqrt(torch.Size(self.coarse_shape).numel() / self.num_pixels) / self.scale
+
+    def row_parameters(self) -> tuple[nn.Parameter, ...]:
+        """The scores of the coarse grid."""
+        return (self.values,)
+
+    def scores_of(self, rows: tuple[torch.Tensor, ...], common: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """The scores of the coarse grid, interpolated."""
+        del common
+        num_cells = torch.Size(self.coarse_shape).numel()
+        values = scale_gradient(rows[0], num_cells / (self.scale**2 * self.num_pixels))
+        return interpolate_grid(self.scale * values, self.grid, wraps=self.wraps).flatten(1)
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows."""
+        return (
+            f"{super().extra_repr()}, spatial_shape={self.spatial_shape}, coarse_shape={self.coarse_shape}, "
+            f"wraps={self.wraps}, scale={self.scale:g}"
+        )
+
+
+def _of_axes(wraps: bool | tuple[bool, ...], num_axes: int) -> tuple[bool, ...]:
+    if isinstance(wraps, bool):
+        return (wraps,) * num_axes
+    if len(wraps) != num_axes:
+        raise ValueError(f"wraps must be one answer or {num_axes}, one for each axis, got {wraps}")
+    return tuple(map(bool, wraps))
+
+
+def _coarse_shape(grid: tuple[int, ...], factor: int, given: tuple[int, ...] | None) -> tuple[int, ...]:
+    if given is None:
+        if factor < 1:
+            raise ValueError(f"factor must be at least 1, got {factor}")
+        return tuple(-(-size // factor) for size in grid)
+    shape = check_grid(given)
+    if len(shape) != len(grid) or any(cells > size for cells, size in zip(shape, grid, strict=True)):
+        raise ValueError(f"coarse_shape must be at most spatial_shape {grid} along each axis, got {shape}")
+    return shape

@@ -1,0 +1,428 @@
+"""Keeps the sorted edges of the last graph, because most models see one graph for ever."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from typing import Unpack
+
+import torch
+import torch.nn.functional as F
+
+from smoe.nn._filter_bank import BankOptions, FilterBank
+from smoe.nn._gate import BandedGate
+from smoe.nn._nodes import node_order_of
+from smoe.nn._routed_layer import check_positive
+from smoe.nn._shared_parameters import is_sharded
+from smoe.ops._graph import (
+    AGGREGATIONS,
+    Aggregation,
+    SparseGraph,
+    check_edges,
+    edge_factors,
+    edge_fingerprints,
+    neighbour_features,
+    one_self_loop_each,
+    with_all_self_loops,
+)
+from smoe.ops._operators import has_transforms
+from smoe.ops._routed_conv import routed_conv2d
+from smoe.ops._routing import Routing
+
+
+class KeptGraph:
+    """A sorted graph, and what is known about the edges it was made of.
+
+    Args:
+        edge_index: The edges.
+        graph: The graph.
+
+    Attributes:
+        graph: The graph.
+    """
+
+    def __init__(self, edge_index: torch.Tensor, graph: SparseGraph) -> None:
+        self.graph = graph
+        # A copy: the caller may change its edges, and a version cannot be compared between tensors.
+        self._copy = edge_index.detach().clone()
+        self._seen = _seen(edge_index)
+        self._factors: torch.Tensor | None = None
+
+    def is_of(self, edge_index: torch.Tensor, num_nodes: int) -> bool:
+        """Whether the graph was made of these edges: by their identity, or by comparing them."""
+        if self.graph.num_nodes != num_nodes:
+            return False
+        edges, version = self._seen
+        if edges is not None and edges() is edge_index and version == edge_index._version:
+            return True
+        seen = _seen(edge_index)
+        if self._copy.shape != edge_index.shape or not torch.equal(self._copy, edge_index):
+            return False
+        self._seen = seen
+        return True
+
+    def factors(self, dtype: torch.dtype, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The factors `(1, M)` of edges without weights, made once.
+
+        Args:
+            dtype: Dtype of the factors.
+            make: Makes them.
+        """
+        factors = self._factors
+        if factors is None or factors.dtype != dtype:
+            factors = self._factors = make()
+        return factors
+
+
+class GraphMemory:
+    """The last graph of a layer.
+
+    Threads may share it: a graph is replaced as a whole, together with what belongs to it, and a thread works on the
+    one that it found or made.
+    """
+
+    def __init__(self) -> None:
+        self._kept: KeptGraph | None = None
+
+    def find(self, edge_index: torch.Tensor, num_nodes: int) -> KeptGraph | None:
+        """The sorted graph, if these are the edges it was made of."""
+        kept = self._kept
+        return kept if kept is not None and kept.is_of(edge_index, num_nodes) else None
+
+    def keep(self, edge_index: torch.Tensor, graph: SparseGraph) -> KeptGraph:
+        """Keeps a graph and the edges it was made of."""
+        kept = self._kept = KeptGraph(edge_index, graph)
+        return kept
+
+    def __getstate__(self) -> dict[str, object]:
+        return {}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        del state
+        self.__init__()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> GraphMemory:
+        return GraphMemory()
+
+
+def _seen(edge_index: torch.Tensor) -> tuple[weakref.ref[torch.Tensor] | None, int]:
+    """A tensor and its version; inference tensors, which have none, are compared each time."""
+    return (None, -1) if edge_index.is_inference() else (weakref.ref(edge_index), edge_index._version)
+
+
+class Neighbourhood:
+    """Computes `[x(p), sum_q phi_0(q, p) x(q), ..., sum_q phi_D(q, p) x(q)]` at each node p.
+
+    On a CPU the edges are sorted once and kept until others come.
+
+    Args:
+        aggregation: `mean`, `sum` or `gcn`.
+        edge_dim: D, the number of columns of `edge_attr`.
+        root: Whether the features of the node itself come first.
+    """
+
+    def __init__(self, aggregation: Aggregation, edge_dim: int, root: bool) -> None:
+        if aggregation not in AGGREGATIONS:
+            raise ValueError(f"aggregation must be one of {', '.join(AGGREGATIONS)}, got {aggregation!r}")
+        if edge_dim < 0:
+            raise ValueError(f"edge_dim must not be negative, got {edge_dim}")
+        self.aggregation: Aggregation = aggregation
+        self.edge_dim = edge_dim
+        self.root = root
+        self._memory = GraphMemory()
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of features of a neighbourhood for each feature of a node."""
+        return self.root + 1 + self.edge_dim
+
+    def is_new(self, edge_index: torch.Tensor, num_nodes: int) -> bool:
+        """Whether the edges are not those that were sorted last."""
+        return self._memory.find(edge_index, num_nodes) is None
+
+    def features(
+        self,
+        x: torch.Tensor,
+        edge_index: torch.Tensor,
+        edge_weight: torch.Tensor | None,
+        edge_attr: torch.Tensor | None,
+        num_nodes: int,
+    ) -> torch.Tensor:
+        """Features of the neighbourhoods, `(S, num_blocks * C, N)`; gradients reach all floating arguments.
+
+        Args:
+            x: `(S, N, C)`.
+            edge_index: `(2, M)`.
+            edge_weight: `(M,)`.
+            edge_attr: `(M, D)`.
+            num_nodes: Nodes that the edges number: N, or S * N.
+        """
+        self._check(edge_index, edge_weight, edge_attr)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        is_sorted = x.device.type == "cpu" and not (torch.compiler.is_compiling() or has_transforms())
+        kept = self._sorted(edge_index, num_nodes) if is_sorted else None
+        if kept is not None:
+            edges, all_edges = kept.graph, kept.graph.edge_index
+        else:
+            check_edges(edge_index, num_nodes)
+            edges = all_edges = self._all_edges(edge_index, num_nodes)
+        if kept is not None and edge_weight is None:
+            factors = kept.factors(dtype, lambda: self._factors(edge_index, all_edges, None, num_nodes, dtype))
+        else:
+            factors = self._factors(edge_index, all_edges, edge_weight, num_nodes, dtype)
+        if edge_attr is not None:
+            # Self loops that were added have no direction.
+            columns = F.pad(edge_attr.to(dtype).T, (0, factors.shape[1] - len(edge_attr)))
+            factors = torch.cat([factors, columns * factors])
+        return neighbour_features(x, edges, factors, num_nodes, root=self.root)
+
+    def _check(
+        self, edge_index: torch.Tensor, edge_weight: torch.Tensor | None, edge_attr: torch.Tensor | None
+    ) -> None:
+        num_edges = edge_index.shape[-1]
+        if edge_weight is not None and edge_weight.shape != (num_edges,):
+            raise ValueError(f"edge_weight must be ({num_edges},), got shape {tuple(edge_weight.shape)}")
+        given = None if edge_attr is None else tuple(edge_attr.shape)
+        wanted = (num_edges, self.edge_dim) if self.edge_dim else None
+        if given != wanted:
+            raise ValueError(f"edge_attr must be {wanted} for edge_dim={self.edge_dim}, got {given}")
+
+    def _sorted(self, edge_index: torch.Tensor, num_nodes: int) -> KeptGraph:
+        kept = self._memory.find(edge_index, num_nodes)
+        if kept is None:
+            check_edges(edge_index, num_nodes)
+            kept = self._memory.keep(edge_index, SparseGraph(self._all_edges(edge_index, num_nodes), num_nodes))
+        return kept
+
+    def _all_edges(self, edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
+        return with_all_self_loops(edge_index, num_nodes) if self.aggregation == "gcn" else edge_index
+
+    def _factors(
+        self,
+        edge_index: torch.Tensor,
+        all_edges: torch.Tensor,
+        weight: torch.Tensor | None,
+        num_nodes: int,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        if weight is None:
+            weight = torch.ones(edge_index.shape[1], dtype=dtype, device=edge_index.device)
+        weight = weight.to(dtype)
+        if self.aggregation == "gcn":
+            weight = one_self_loop_each(edge_index, weight, num_nodes)
+        return edge_factors(all_edges, weight, num_nodes, self.aggregation)[None]
+
+
+class GraphMoE(FilterBank):
+    """A bank of linear maps of a node's neighbourhood, of which a gate selects some at every node.
+
+    An expert works on the features of the node beside sums over its neighbours,
+    `a(p) = [x(p), sum_q phi_0(q, p) x(q), ..., sum_q phi_D(q, p) x(q)]`, which are computed once for all experts. With
+    one sum the layer is isotropic, as `SAGEConv` of torch_geometric; columns of `edge_attr`, such as the directions of
+    `smoe.edge_directions`, add a sum each.
+
+    The graph is the same for all samples, or at least its nodes are: choices belong to node numbers. The layer takes
+    what convolutions of torch_geometric take, and does not import it.
+
+    Args:
+        in_channels: C, the number of features of a node.
+        num_experts: X, the number of experts in the bank.
+        num_selected: E, the number of experts selected at each node.
+        num_nodes: N, the number of nodes; not needed with a gate that was made for them.
+        aggregation: What divides the sums: nothing (`sum`), the number of edges into the node (`mean`), or the roots of
+            the degrees of both ends, with one self loop at every node (`gcn`).
+        edge_dim: D, the number of columns of `edge_attr`.
+        root: Whether the experts see the features of the node itself apart from the sums.
+        coordinates: Coordinates of the nodes `(N, D)`. Their hash is saved with the gate, and a gate that was saved
+            with others is refused.
+        fixed_graph: Refuse edges that differ from those of the first pass over all nodes, whose hash is saved with the
+            gate. False for graphs whose edges change from sample to sample or are dropped at random.
+        **options: Further arguments as for `SpatialMoE2d`: `expert_channels`, `gate`, `bias`, `local_affine`,
+            `weighted`, `order`, `rule`, `damping`, `device`, `dtype`.
+
+    Example:
+        >>> conv = smoe.GraphMoE(16, num_experts=8, num_selected=2, num_nodes=data.num_nodes)
+        >>> conv(data.x, data.edge_index).shape
+        torch.Size([10242, 2])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_experts: int,
+        num_selected: int,
+        *,
+        num_nodes: int | None = None,
+        aggregation: Aggregation = "mean",
+        edge_dim: int = 0,
+        root: bool = True,
+        coordinates: torch.Tensor | None = None,
+        fixed_graph: bool = True,
+        **options: Unpack[BankOptions],
+    ) -> None:
+        check_positive(in_channels=in_channels)
+        if num_nodes is None and options.get("gate") is None:
+            raise ValueError("give num_nodes, the number of nodes of the graph, or a gate")
+        if num_nodes is not None:
+            check_positive(num_nodes=num_nodes)
+        neighbourhood = Neighbourhood(aggregation, edge_dim, root)
+        spatial_shape = None if num_nodes is None else (num_nodes,)
+        bank_channels = neighbourhood.num_blocks * in_channels
+        super().__init__(bank_channels, num_experts, num_selected, (), spatial_shape, **options)
+        grid = self.gate.spatial_shape
+        if grid is not None and len(grid) != 1:
+            raise ValueError(f"a graph layer needs a gate for (nodes,), got one for {grid}")
+        num_nodes = num_nodes if grid is None else grid[0]
+        if num_nodes is None:
+            raise ValueError(f"give num_nodes: a {type(self.gate).__name__} was made for no number of nodes")
+        self.in_channels = in_channels
+        self.num_nodes = num_nodes
+        self.neighbourhood = neighbourhood
+        self.fixed_graph = fixed_graph
+        order = node_order_of(self.gate)
+        if coordinates is not None:
+            if len(coordinates) != self.num_nodes:
+                raise ValueError(f"the layer has {self.num_nodes} nodes, but there are {len(coordinates)} coordinates")
+            order.note_coordinates(coordinates)
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  # the arguments of graph convolutions
+        self,
+        x: torch.Tensor,
+        edge_index: torch.Tensor,
+        edge_weight: torch.Tensor | None = None,
+        edge_attr: torch.Tensor | None = None,
+        *,
+        node_id: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Features of the nodes to outputs of their experts.
+
+        Args:
+            x: `(N, C)`; `(B, N, C)` for samples that share the edges; or `(B * N, C)` with the edges of B graphs, as
+                batches of torch_geometric have them.
+            edge_index: Source and target of each edge, `(2, M)`, int64. Targets sum over sources; an undirected edge is
+                given in both directions.
+            edge_weight: Factor of each edge, `(M,)`.
+            edge_attr: Further factors of each edge, `(M, D)`; a sum for each column.
+            node_id: Which nodes of the graph `x` has, `(n,)`, where it has some only: `n_id` of a NeighborLoader.
+
+        Returns:
+            Of the shape of `x` with E * F channels; channels `[s * F, (s + 1) * F)` are each node's s-th expert.
+        """
+        self._check(x, edge_index, node_id)
+        num_nodes = self.num_nodes if node_id is None else x.shape[-2]
+        # Sizes without -1, which a tensor of no elements does not have.
+        samples = x if x.ndim == 3 else x.reshape(x.shape[0] // max(1, num_nodes), num_nodes, self.in_channels)
+        if node_id is None and self.fixed_graph and not (torch.compiler.is_compiling() or has_transforms()):
+            self._note_edges(edge_index, x.shape[-2])
+        features = self.neighbourhood.features(samples, edge_index, edge_weight, edge_attr, x.shape[-2])
+        # Where the scores of all nodes are computed in bands, the rule would learn about all nodes.
+        is_banded = isinstance(self.gate, BandedGate) and self.gate.works_in_bands
+        routing = self.route(features, needs_scores=is_banded and node_id is not None)
+        if node_id is None:
+            output = self.finish(self.respond(features, routing))
+        else:
+            output = self._finish_nodes(self.respond(features, _at_nodes(routing, node_id)), node_id)
+        output = output.transpose(1, 2).reshape(*x.shape[:-1], output.shape[1])
+        # Written to in place, a view would lose the hook by which FSDP gathers parameters for the backward pass.
+        return output.clone() if is_sharded(self) else output
+
+    def _check(self, x: torch.Tensor, edge_index: torch.Tensor, node_id: torch.Tensor | None) -> None:
+        C, N = self.in_channels, self.num_nodes
+        if not isinstance(edge_index, torch.Tensor):
+            raise ValueError(f"edge_index must be a tensor (2, M), int64, got {type(edge_index).__name__}")
+        if x.ndim not in (2, 3) or x.shape[-1] != C:
+            raise ValueError(f"x must be (N, {C}), (B, N, {C}) or (B * N, {C}), got shape {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise ValueError(f"x must be floating, got {x.dtype}; convert it with x.float()")
+        if node_id is not None:
+            self._check_node_id(node_id, x.shape[-2])
+        elif x.ndim == 3 and x.shape[1] != N:
+            raise ValueError(f"the layer was made for {N} nodes, got {x.shape[1]}; for a part of them give node_id")
+        elif x.ndim == 2 and x.shape[0] % N:
+            raise ValueError(
+                f"x has {len(x)} nodes, no multiple of the {N} that the layer was made for; for a part of them give "
+                "node_id"
+            )
+
+    def _check_node_id(self, node_id: torch.Tensor, num_given: int) -> None:
+        if node_id.shape != (num_given,) or node_id.dtype != torch.int64:
+            raise ValueError(
+                f"node_id must be ({num_given},), int64, a number for each node of x, got {node_id.dtype} of shape "
+                f"{tuple(node_id.shape)}"
+            )
+        if self.gate.memory is not None:
+            raise ValueError(
+                f"the rule {self.rule} remembers all nodes of a pass and cannot learn from some of them (node_id); use "
+                "rc or straight_through"
+            )
+        if node_id.device.type == "cpu" and not torch.compiler.is_compiling() and len(node_id):
+            low, high = (int(bound) for bound in node_id.aminmax())
+            if low < 0 or high >= self.num_nodes:
+                raise ValueError(f"node_id must be in [0, {self.num_nodes - 1}], got {low} to {high}")
+
+    def _note_edges(self, edge_index: torch.Tensor, num_nodes: int) -> None:
+        """Compares the edges of all samples with those that the gate was made for."""
+        if edge_index.device.type != "cpu" or not self.neighbourhood.is_new(edge_index, num_nodes):
+            return
+        check_edges(edge_index, num_nodes)
+        fingerprints = edge_fingerprints(edge_index, self.num_nodes, num_nodes // self.num_nodes)
+        for fingerprint in fingerprints.unique().tolist():
+            node_order_of(self.gate).note_edges(fingerprint)
+
+    def _finish_nodes(self, output: torch.Tensor, node_id: torch.Tensor) -> torch.Tensor:
+        """As `finish`, for some of the nodes."""
+        if self.affine is None:
+            return self.finish(output)
+        if self.bias is not None and self.bias_owner == "slot":
+            output = output + self.bias.to(output.dtype)[:, None]
+        scale, offset = (part[:, node_id].to(output.dtype) for part in (self.affine.scale, self.affine.offset))
+        return torch.addcmul(offset, output, scale)
+
+    def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Applies the linear maps of each node's experts to the features of its neighbourhood."""
+        rows, columns = _fold(source.shape[2])
+        output = routed_conv2d(
+            source.unflatten(2, (rows, columns)),
+            self.weight[:, :, None, None],
+            indices,
+            expert_channels=self.expert_channels,
+            check_indices=False,
+        )
+        return output.flatten(2)
+
+    def planned_grid(self) -> tuple[int, ...]:
+        """The nodes as rows and columns."""
+        return _fold(self.num_nodes)
+
+    def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
+        """Applies linear maps `(O, C')` to the features of all neighbourhoods."""
+        return filters @ source
+
+    def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
+        """The number of nodes."""
+        del input
+        return (self.num_nodes,)
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows."""
+        hood = self.neighbourhood
+        return (
+            f"{self.in_channels}, num_nodes={self.num_nodes}, aggregation={hood.aggregation!r}, "
+            f"edge_dim={hood.edge_dim}, {super().extra_repr()}"
+        )
+
+
+def _at_nodes(routing: Routing, node_id: torch.Tensor) -> Routing:
+    """The routing of some of the nodes."""
+    indices, scores, clean, noisy = (part.index_select(2, node_id) for part in routing[:4])
+    unranked = None if routing.unranked is None else routing.unranked.index_select(2, node_id)
+    return Routing(indices, scores, clean, noisy, routing.noise_std, unranked)
+
+
+def _fold(num_nodes: int) -> tuple[int, int]:
+    """Rows and columns that hold the nodes exactly, as near to a square as can be: the kernels work on rows."""
+    if torch.compiler.is_compiling():  # the number may be a symbol
+        return 1, num_nodes
+    rows = next(rows for rows in range(math.isqrt(num_nodes), 0, -1) if num_nodes % rows == 0)
+    return rows, num_nodes // rows

@@ -1,0 +1,295 @@
+"""Adapts a network whose layers depend on the place to images of another size (paper section 3.4).
+
+The published recipe trains on crops of 176 pixels and evaluates at 224: gates and tables made for 44 x 44 pixels meet
+56 x 56. A convolution works on both; these layers refuse another grid. Here their fields are interpolated.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
+from torch import nn
+
+from smoe.nn._baselines import LocallyConnected2d
+from smoe.nn._conversion_plan import ExampleInput, run_example, show_name
+from smoe.nn._fixed_gates import FixedGate, NoisyGate
+from smoe.nn._gate import SpatialGate
+from smoe.nn._gates import CoarseGate, FactorisedGate, TensorGate
+from smoe.nn._grid_layers import SpatialMoE2d
+from smoe.nn._input_gates import LocallyConnectedGate
+from smoe.nn._low_rank import LowRankLocal2d, RowsAndColumns, Table
+from smoe.nn._module_layer import SpatialMoE
+from smoe.nn._nodes import NodeOrder, node_order_of
+from smoe.nn._routed_layer import RoutedLayer
+from smoe.ops._conv_kernels import output_grid
+from smoe.ops._interpolation import Interpolation, interpolate_axis, interpolate_grid
+
+Network = TypeVar("Network", bound=nn.Module)
+_WITH_GRID = (RoutedLayer, LowRankLocal2d, LocallyConnected2d)
+
+
+def interpolate_grids(model: Network, *, example_input: ExampleInput, mode: Interpolation = "linear") -> Network:
+    """A copy of the network for inputs of the example's size: each field of a layer is interpolated to its new grid.
+
+    Fields are the scores of tensor and fixed gates, the pixel embeddings of factorised gates, local affine maps, the
+    combining weights and spatial biases of LRLCN, and the filters of LCN. The experts of a pixel are then selected by
+    its interpolated scores, so there are as many distinct ones as before; with `nearest`, each pixel has those of the
+    nearest pixel of the old grid, in their order. A coarse gate keeps its scores, which it interpolates to any grid
+    itself, linearly and around the axes that it was told to wrap. For all others, an axis that the layer's padding
+    wraps is interpolated around. Layers whose grid is the same are left as they are. Parameters of the copy are new and
+    need an optimiser of their own.
+
+    Args:
+        model: Network to adapt; it is not changed.
+        example_input: Input of the new size. A tuple holds several positional arguments, a dictionary keyword
+            arguments.
+        mode: `linear` between the centres of pixels, or `nearest`. Linear suits fields that are smooth; scores of white
+            noise it mixes into choices that no pixel was trained with.
+
+    Raises:
+        ValueError: If a layer cannot be interpolated, is not reached by the example, or would need two grids; or if
+            its field is not finite.
+    """
+    new = copy.deepcopy(model)
+    layers = ((name, module) for name, module in new.named_modules() if isinstance(module, _WITH_GRID))
+    names: dict[nn.Module, str] = {module: name for name, module in layers}
+    # A gate may serve several layers: what it was made for, and for whom.
+    made_for: dict[nn.Module, tuple[tuple[int, int], str]] = {}
+
+    def resize(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name = show_name(names[module])
+        input = args[0] if args else kwargs["input"]
+        grid = _grid_of(module, input)
+        holder = _holder(module)
+        known = made_for.setdefault(holder, (grid, name))
+        if known[0] != grid:
+            raise ValueError(
+                f"{known[1]} needs the grid {known[0]} and {name} the grid {grid}, but one field serves both: give "
+                "an example of a size at which they agree, or layers with gates of their own"
+            )
+        _resize(module, grid, mode, name)
+
+    hooks = [module.register_forward_pre_hook(resize, with_kwargs=True) for module in names]
+    try:
+        run_example(new, example_input)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    missed = [
+        show_name(name) for module, name in names.items() if _holder(module) not in made_for and _has_grid(module)
+    ]
+    if missed:
+        raise ValueError(f"the example input does not reach {', '.join(missed)}: its new grid is unknown")
+    return new
+
+
+def _holder(layer: nn.Module) -> nn.Module:
+    """The module whose field decides the grid of a layer; several layers may share it."""
+    if not isinstance(layer, RoutedLayer):
+        return layer
+    return layer.gate.embedding if isinstance(layer.gate, FactorisedGate) else layer.gate
+
+
+def _grid_of(layer: nn.Module, input: torch.Tensor) -> tuple[int, int]:
+    """The output grid of a layer for an input."""
+    if isinstance(layer, SpatialMoE):
+        rows, columns = layer.experts(input).shape[-2:]
+        return rows, columns
+    stride = layer.stride if isinstance(layer, (SpatialMoE2d, LowRankLocal2d, LocallyConnected2d)) else 1
+    return output_grid(input.shape[2], input.shape[3], stride)
+
+
+def _has_grid(layer: nn.Module) -> bool:
+    if isinstance(layer, RoutedLayer):
+        return layer.gate.spatial_shape is not None
+    return not isinstance(layer, LowRankLocal2d) or layer.spatial_shape is not None
+
+
+def _resize(layer: nn.Module, grid: tuple[int, int], mode: Interpolation, name: str) -> None:
+    # The experts of a `SpatialMoE` are any module: nothing is known of its borders.
+    has_borders = isinstance(layer, (SpatialMoE2d, LowRankLocal2d, LocallyConnected2d))
+    padding_mode = layer.padding_mode if has_borders else "zeros"
+    wraps = (padding_mode == "circular", padding_mode in ("circular", "longitude"))
+    if isinstance(layer, RoutedLayer):
+        _resize_gate(layer.gate, grid, mode, wraps, name)
+        if isinstance(layer, SpatialMoE2d) and layer.affine is not None:
+            layer.affine.scale = _interpolated(layer.affine.scale, grid, mode, wraps, name)
+            layer.affine.offset = _interpolated(layer.affine.offset, grid, mode, wraps, name)
+    elif isinstance(layer, LowRankLocal2d):
+        for maps in (layer.combiner, layer.spatial_bias):
+            if isinstance(maps, Table):
+                maps.table = _interpolated(maps.table, grid, mode, wraps, name)
+            elif isinstance(maps, RowsAndColumns):
+                for axis, (part, size) in enumerate(zip(("rows", "columns"), grid, strict=True)):
+                    values = interpolate_axis(_checked(getattr(maps, part), name), size, mode=mode, wraps=wraps[axis])
+                    setattr(maps, part, _like(getattr(maps, part), values))
+        if layer.spatial_shape is not None:
+            layer.spatial_shape = grid
+    elif isinstance(layer, LocallyConnected2d):
+        # (filters, H, W, C, kh, kw): each number of the filters is a field.
+        fields = layer.weight.permute(0, 3, 4, 5, 1, 2)
+        resized = interpolate_grid(_checked(fields, name), grid, mode=mode, wraps=wraps)
+        layer.weight = _like(layer.weight, resized.permute(0, 4, 5, 1, 2, 3).contiguous())
+        layer.spatial_shape = grid
+
+
+def _resize_gate(
+    gate: SpatialGate, grid: tuple[int, int], mode: Interpolation, wraps: tuple[bool, bool], name: str
+) -> None:
+    if isinstance(gate, NoisyGate):
+        _resize_gate(gate.gate, grid, mode, wraps, name)
+    elif gate.spatial_shape in (None, grid) or isinstance(gate, LocallyConnectedGate):
+        # A locally connected gate holds a layer, which is met for itself.
+        return
+    elif isinstance(gate, TensorGate):
+        gate.scores = _interpolated(gate.scores, grid, mode, wraps, name)
+        gate.restart_memory(grid[0] * grid[1])
+    elif isinstance(gate, FactorisedGate):
+        # Gates may share the embedding; the first one resizes it.
+        gate.embedding.values = _interpolated(gate.embedding.values, grid, mode, wraps, name)
+    elif isinstance(gate, CoarseGate):
+        gate.change_grid(grid)
+    elif isinstance(gate, FixedGate):
+        scores = interpolate_grid(_checked(gate.scores, name), grid, mode=mode, wraps=wraps)
+        gate.scores = scores.to(gate.scores.dtype)
+    else:
+        raise ValueError(
+            f"the {type(gate).__name__} of {name} was made for the grid {gate.spatial_shape} and cannot be "
+            f"interpolated to {grid}: its scores are no field"
+        )
+
+
+def _interpolated(
+    field: nn.Parameter, grid: tuple[int, int], mode: Interpolation, wraps: tuple[bool, bool], name: str
+) -> nn.Parameter:
+    return _like(field, interpolate_grid(_checked(field, name), grid, mode=mode, wraps=wraps))
+
+
+def _like(old: nn.Parameter, values: torch.Tensor) -> nn.Parameter:
+    return old if values.shape == old.shape else nn.Parameter(values.detach().to(old.dtype), old.requires_grad)
+
+
+def _checked(field: torch.Tensor, name: str) -> torch.Tensor:
+    """The field in at least float32, refused if a value would spread NaN over its neighbours."""
+    if not bool(field.isfinite().all()):
+        number = int(field.numel() - field.isfinite().sum())
+        raise ValueError(f"{number} values of {name} are not finite: they cannot be interpolated")
+    return field.detach() if field.dtype == torch.float64 else field.detach().float()
+
+
+Transfer = Literal["nearest", "inverse_distance"]
+
+# Distances held at a time.
+_CHUNK = 1 << 24
+
+
+def transfer_gate(
+    gate: SpatialGate,
+    old_coordinates: torch.Tensor,
+    new_coordinates: torch.Tensor,
+    *,
+    mode: Transfer = "nearest",
+    num_neighbours: int = 4,
+) -> SpatialGate:
+    """A copy of a gate for other nodes, whose scores come from the old nodes near each of them.
+
+    The coordinates must be comparable: of one sphere as points in space, not as longitudes that jump. Parameters of the
+    copy are new; rules start their memory anew.
+
+    Args:
+        gate: Gate with a field of scores: `TensorGate`, `FixedGate`, `FactorisedGate`, or a `NoisyGate` of one. A
+            `CoarseGate` becomes a `TensorGate`, because other nodes may have no coarse grid.
+        old_coordinates: Places of the pixels that the gate was made for, `(*grid, D)`.
+        new_coordinates: Places of the new pixels, `(*new_grid, D)`; the new gate has this grid.
+        mode: `nearest`: each pixel takes the scores of the nearest old one. `inverse_distance`: their mean over the
+            nearest ones, weighted by the inverse of the distance.
+        num_neighbours: Old pixels of that mean.
+
+    Raises:
+        ValueError: If the coordinates do not fit the gate, or the gate has no field.
+
+    Example:
+        >>> layer = smoe.GraphMoE(16, 8, 2, gate=smoe.transfer_gate(old.gate, old_mesh.coordinates, mesh.coordinates))
+    """
+    if mode not in get_args(Transfer):
+        raise ValueError(f"mode must be one of {', '.join(get_args(Transfer))}, got {mode!r}")
+    grid = gate.spatial_shape
+    if grid is None or tuple(old_coordinates.shape[:-1]) != grid:
+        raise ValueError(f"the gate was made for {grid}, but old_coordinates are of {tuple(old_coordinates.shape)}")
+    if old_coordinates.shape[-1] != new_coordinates.shape[-1]:
+        raise ValueError(
+            f"coordinates must have as many components, got {old_coordinates.shape[-1]} and {new_coordinates.shape[-1]}"
+        )
+    old, new = (part.detach().flatten(0, -2).double().cpu() for part in (old_coordinates, new_coordinates))
+    for name, part in (("old_coordinates", old), ("new_coordinates", new)):
+        if not bool(part.isfinite().all()):
+            raise ValueError(f"{name} must be finite, got {int((~part.isfinite()).sum())} values that are not")
+    number = 1 if mode == "nearest" else min(num_neighbours, len(old))
+    if number < 1:
+        raise ValueError(f"num_neighbours must be at least 1, got {num_neighbours}")
+    distance, near = _nearest(old, new, number)
+    # A pixel in the place of an old one takes its scores alone.
+    weight = 1.0 / distance.clamp(min=1e-12 * max(1.0, float(distance.max())))
+    weight = weight / weight.sum(dim=1, keepdim=True)
+    copied = _as_table(gate) if isinstance(gate, CoarseGate) else copy.deepcopy(gate)
+    _transfer(copied, near, weight, tuple(new_coordinates.shape[:-1]))
+    order = copied._modules.get("node_order")
+    if isinstance(order, NodeOrder):
+        order.hashes.zero_()
+        if new_coordinates.ndim == 2:
+            node_order_of(copied).note_coordinates(new_coordinates)
+    copied.restart_memory(len(new))
+    return copied
+
+
+@torch.no_grad()
+def _as_table(gate: CoarseGate) -> TensorGate:
+    """A gate with the scores of all pixels as a table."""
+    scores = gate.raw_scores(None)
+    table = TensorGate(
+        *(gate.num_experts, gate.num_selected, gate.spatial_shape),
+        init="uniform",
+        order=gate.order,
+        normalization=gate.normalization,
+        device=scores.device,
+        dtype=scores.dtype,
+    )
+    table.scores = nn.Parameter(scores, gate.values.requires_grad)
+    return table
+
+
+def _transfer(gate: SpatialGate, near: torch.Tensor, weight: torch.Tensor, grid: tuple[int, ...]) -> None:
+    def moved(field: torch.Tensor) -> torch.Tensor:
+        flat = field.detach().flatten(1)
+        picked = flat[:, near.to(flat.device)] * weight.to(flat.device, flat.dtype)
+        return picked.sum(dim=2).unflatten(1, grid)
+
+    if isinstance(gate, NoisyGate):
+        _transfer(gate.gate, near, weight, grid)
+    elif isinstance(gate, TensorGate):
+        gate.scores = nn.Parameter(moved(gate.scores), gate.scores.requires_grad)
+    elif isinstance(gate, FixedGate):
+        gate.scores = moved(gate.scores)
+    elif isinstance(gate, FactorisedGate):
+        values = gate.embedding.values
+        gate.embedding.values = nn.Parameter(moved(values), values.requires_grad)
+    else:
+        raise ValueError(f"a {type(gate).__name__} has no field of scores that could be transferred")
+
+
+def _nearest(old: torch.Tensor, new: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distances and numbers of the nearest old places of each new one, `(N', number)`."""
+    try:
+        from scipy.spatial import cKDTree  # pyright: ignore[reportAttributeAccessIssue]
+    except ImportError:
+        parts = [
+            torch.cdist(part, old, compute_mode="donot_use_mm_for_euclid_dist").topk(number, dim=1, largest=False)
+            for part in new.split(max(1, _CHUNK // len(old)))
+        ]
+        distance, near = (torch.cat(part) for part in zip(*parts, strict=True))
+        return distance, near
+    distance, near = cKDTree(old.numpy()).query(new.numpy(), k=number)
+    shape = (len(new), number)
+    return torch.as_tensor(distance).reshape(shape), torch.as_tensor(near).reshape(shape).long()

@@ -1,0 +1,141 @@
+"""The SMoE layer on a HEALPix sphere: twelve faces, each padded by its neighbours, as the slices of a volume."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import torch
+
+from smoe.nn._filter_bank import BankOptions, FilterBank
+from smoe.nn._grid_layers import check_axes
+from smoe.ops._healpix import (
+    HEALPixOrder,
+    border_sources,
+    check_healpix_coordinates,
+    check_nside,
+    face_pixels,
+    pad_faces,
+    permute_pixels,
+)
+from smoe.ops._routed_conv3d import routed_conv3d, volume_conv3d
+from smoe.ops._routing import RoutingMap
+
+
+class HEALPixMoE(FilterBank):
+    """A bank of filters on a HEALPix sphere, of which a gate selects some at every pixel.
+
+    A filter of 3 x 3 taps works on a pixel and its eight neighbours, in the directions of the pixel's face. The gate
+    has the grid of the faces, `(12, n, n)`, whatever the order of the input.
+
+    Args:
+        in_channels: C, the number of channels of the input.
+        num_experts: X, the number of experts in the bank.
+        num_selected: E, the number of experts selected at each pixel.
+        kernel_size: Odd size of the filters, at most 2 * nside + 1.
+        nside: n, the number of pixels along a side of a face.
+        pixel_order: Order of pixels in an input `(B, C, 12 * n * n)`: `nested` or `ring`. Faces `(B, C, 12, n, n)` are
+            taken with either; `smoe.ops._healpix` describes their axes.
+        coordinates: Latitude and longitude of the pixels in degrees, `(12 * n * n, 2)`, to check the order by.
+        **options: Further arguments as for `SpatialMoE2d`.
+
+    Example:
+        >>> layer = HEALPixMoE(16, num_experts=8, num_selected=2, nside=32)
+        >>> layer(torch.randn(4, 16, 12288)).shape
+        torch.Size([4, 2, 12288])
+    """
+
+    pixels: torch.Tensor
+    inverse: torch.Tensor
+    border_sources: torch.Tensor
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_experts: int,
+        num_selected: int,
+        kernel_size: int = 3,
+        *,
+        nside: int,
+        pixel_order: HEALPixOrder = "nested",
+        coordinates: torch.Tensor | None = None,
+        **options: Unpack[BankOptions],
+    ) -> None:
+        check_nside(nside, pixel_order)
+        if coordinates is not None:
+            check_healpix_coordinates(coordinates, nside, pixel_order)
+        if kernel_size < 1 or kernel_size % 2 == 0 or kernel_size // 2 > nside:
+            raise ValueError(
+                f"kernel_size must be odd and at most {2 * nside + 1} for nside {nside}, got {kernel_size}"
+            )
+        kernel = (kernel_size, kernel_size)
+        super().__init__(in_channels, num_experts, num_selected, kernel, (12, nside, nside), **options)
+        check_axes(self, 3)
+        self.nside = nside
+        self.pixel_order: HEALPixOrder = pixel_order
+        self.kernel_size = kernel_size
+        pixels = face_pixels(nside, pixel_order).to(self.weight.device)
+        self.register_buffer("pixels", pixels, persistent=False)
+        self.register_buffer("inverse", pixels.argsort(), persistent=False)
+        sources = border_sources(nside, self.width).to(self.weight.device)
+        self.register_buffer("border_sources", sources, persistent=False)
+
+    @property
+    def width(self) -> int:
+        """Width of the border of a padded face."""
+        return self.kernel_size // 2
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`(B, C, 12, n, n)` or `(B, C, 12 * n * n)` to the same with E * F channels."""
+        num_pixels, n = 12 * self.nside**2, self.nside
+        C = self.in_channels
+        if input.ndim == 5 and tuple(input.shape[1:]) == (C, 12, n, n):
+            return super().forward(input)
+        if input.ndim != 3 or tuple(input.shape[1:]) != (C, num_pixels):
+            raise ValueError(
+                f"input must be (B, {C}, 12, {n}, {n}) or (B, {C}, {num_pixels}), got shape {tuple(input.shape)}"
+            )
+        faces = permute_pixels(input, self.pixels, self.inverse).unflatten(2, (12, n, n))
+        return permute_pixels(super().forward(faces).flatten(2), self.inverse, self.pixels)
+
+    def routing(self, input: torch.Tensor | None = None, *, faces: bool = False) -> RoutingMap:
+        """What the gate decides.
+
+        Args:
+            input: Input of the layer as faces; needed only by a gate that looks at it.
+            faces: Return faces `(E, 12, n, n)` instead of pixels in the order of the layer, `(E, 12 * n * n)`.
+        """
+        found = super().routing(input)
+        if faces:
+            return found
+        indices, weights = (part.flatten(-3).index_select(-1, self.inverse) for part in found)
+        return RoutingMap(indices, weights)
+
+    def prepare(self, input: torch.Tensor) -> torch.Tensor:
+        """The padded faces."""
+        return pad_faces(input, self.width, self.border_sources)
+
+    def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Convolves each pixel with the filters of its experts."""
+        return routed_conv3d(
+            source,
+            self.weight.unsqueeze(2),
+            indices,
+            expert_channels=self.expert_channels,
+            padding_mode="none",  # the faces have their borders
+        )
+
+    def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
+        """Convolves with filters `(O, C, k, k)` everywhere."""
+        return volume_conv3d(source, filters.unsqueeze(2), padding_mode="none")
+
+    def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
+        """Faces, rows and columns."""
+        del input
+        return (12, self.nside, self.nside)
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows."""
+        return (
+            f"{self.in_channels}, kernel_size={self.kernel_size}, nside={self.nside}, "
+            f"pixel_order={self.pixel_order!r}, {super().extra_repr()}"
+        )

@@ -1,0 +1,303 @@
+"""The weight of each base at each pixel of a low-rank local layer (Elsayed et al., 2020)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from smoe.nn._routed_layer import (
+    check_input,
+    check_kernel_size,
+    check_output_grid,
+    check_padding_mode,
+    check_positive,
+    check_spatial_shape,
+)
+from smoe.ops._conv_kernels import output_grid
+from smoe.ops._routed_conv import grid_conv2d
+from smoe.options import COMBINER_NORMALIZATIONS, COMBINERS, Combiner, CombinerNormalization, PaddingMode
+
+DILATIONS = (1, 2, 4, 8)
+
+
+def normalize_combination(logits: torch.Tensor, normalization: CombinerNormalization) -> torch.Tensor:
+    """Normalises over the bases, the third axis from the end: to the sum 1, to the L2 norm 1, or not at all."""
+    if normalization == "softmax":
+        return logits.softmax(dim=-3)
+    if normalization == "norm":
+        # Logits of a norm below 1e-6 are divided by 1e-6, as in the authors' code: zeros stay zeros.
+        return F.normalize(logits, dim=-3, eps=1e-6)
+    return logits
+
+
+class RowsAndColumns(nn.Module):
+    """Maps `(num_maps, H, W)` that are a number for each row plus a number for each column.
+
+    Args:
+        num_maps: Number of maps.
+        spatial_shape: H and W.
+        start: Value of every map at the start, half of it in the rows.
+        device: Device of the parameters.
+        dtype: Data type of the parameters.
+    """
+
+    def __init__(
+        self,
+        num_maps: int,
+        spatial_shape: tuple[int, int],
+        start: float,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        height, width = spatial_shape
+        self.rows = nn.Parameter(torch.full((num_maps, height), start / 2, device=device, dtype=dtype))
+        self.columns = nn.Parameter(torch.full((num_maps, width), start / 2, device=device, dtype=dtype))
+
+    def forward(self) -> torch.Tensor:
+        """Returns the maps."""
+        return self.rows[:, :, None] + self.columns[:, None, :]
+
+
+class Table(nn.Module):
+    """Maps `(num_maps, H, W)` with a number for each pixel; arguments as `RowsAndColumns`."""
+
+    def __init__(
+        self,
+        num_maps: int,
+        spatial_shape: tuple[int, int],
+        start: float,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.full((num_maps, *spatial_shape), start, device=device, dtype=dtype))
+
+    def forward(self) -> torch.Tensor:
+        """Returns the maps."""
+        return self.table
+
+
+class InputCombiner(nn.Module):
+    """A small network that computes the combination `(B, K, H', W')` from the input, at several scales.
+
+    The input is projected to K channels. These, their mean over the grid, and the result of a depthwise 3x3 convolution
+    without padding for each dilation are resized to the output grid. Three 1x1 convolutions, with a ReLU and a sigmoid
+    between, turn them into the K logits.
+
+    A convolution of dilation d needs 2 d + 1 rows and columns. The branches are fixed at construction, because they
+    decide the channels of the next convolution: an input too small for one of them is refused. For a grid below 17,
+    pass the dilations that fit, `dilations=fitting_dilations(grid)`; the authors' code leaves out the same ones.
+
+    Args:
+        in_channels: C.
+        spatial_rank: K.
+        dilations: Dilations of the depthwise convolutions; may be empty.
+        bias: Use a bias in every convolution. The authors' code has biases; the counts in the SMoE paper leave them
+            out.
+        device: Device of the weights.
+        dtype: Data type of the weights.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        spatial_rank: int = 3,
+        *,
+        dilations: tuple[int, ...] = DILATIONS,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(in_channels=in_channels, spatial_rank=spatial_rank)
+        for dilation in dilations:
+            check_positive(dilation=dilation)
+        self.dilations = tuple(dilations)
+        K = spatial_rank
+
+        def convolution(inputs: int, outputs: int) -> nn.Conv2d:
+            return nn.Conv2d(inputs, outputs, 1, bias=bias, device=device, dtype=dtype)
+
+        self.reduce = convolution(in_channels, K)
+        self.scales = nn.ModuleList(
+            nn.Conv2d(K, K, 3, dilation=dilation, groups=K, bias=bias, device=device, dtype=dtype)
+            for dilation in dilations
+        )
+        # The widths 3 K and 6 K do not follow the number of branches, as in the authors' code.
+        self.squeeze = convolution((2 + len(dilations)) * K, 3 * K)
+        self.excite = convolution(3 * K, 6 * K)
+        self.project = convolution(6 * K, K)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def forward(self, input: torch.Tensor, grid: tuple[int, int] | None = None) -> torch.Tensor:
+        """Returns the logits of the combination.
+
+        Args:
+            input: Input of the layer, `(B, C, H, W)`.
+            grid: H' and W' of the layer's output; those of the input if None.
+        """
+        check_input(input, self.reduce.in_channels)
+        height, width = input.shape[2:]
+        for dilation in self.dilations:
+            if min(height, width) < 2 * dilation + 1:
+                raise ValueError(
+                    f"dilation {dilation} needs a grid of at least {2 * dilation + 1} rows and columns, got "
+                    f"{(height, width)}: make the combiner with dilations={fitting_dilations((height, width))}"
+                )
+        grid = (height, width) if grid is None else grid
+        reduced = self.reduce(input)
+        everywhere = reduced.mean(dim=(2, 3), keepdim=True).expand(-1, -1, *grid)
+        scales = [_resize(reduced, grid), everywhere, *(_resize(scale(reduced), grid) for scale in self.scales)]
+        squeezed = F.relu(self.squeeze(torch.cat(scales, dim=1)))
+        return self.project(torch.sigmoid(self.excite(squeezed)))
+
+
+def fitting_dilations(spatial_shape: tuple[int, int]) -> tuple[int, ...]:
+    """Returns the dilations out of 1, 2, 4 and 8 whose 3x3 kernel fits in an input grid of rows and columns."""
+    return tuple(dilation for dilation in DILATIONS if 2 * dilation + 1 <= min(spatial_shape))
+
+
+def _resize(maps: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    if tuple(maps.shape[2:]) == grid:
+        return maps
+    return F.interpolate(maps, size=grid, mode="bilinear", align_corners=True)
+
+
+class LowRankLocal2d(nn.Module):
+    """`(B, C, H, W)` to `(B, out_channels, H', W')`; the grid is kept at stride 1.
+
+    The output at a pixel is the sum over k of the weight a_k times the output of base convolution k at this pixel.
+    There is no bias unless `spatial_bias` is set. Every combiner but `input` starts with equal weights, so that the
+    layer starts as a convolution.
+
+    With the combiner `input`, `spatial_shape` also decides the dilations of its network: those that fit in the smallest
+    input with that output grid. Without it the network has all four, and a grid below 17 is refused.
+
+    Args:
+        in_channels: C.
+        out_channels: Number of filters of each base.
+        kernel_size: Size of the kernel, odd: one number, or rows and columns.
+        spatial_rank: K, the number of bases.
+        combiner: Source of the weights a: `rows_and_columns`, a number for each row plus one for each column; `table`,
+            a number for each pixel; `input`, a network of the input.
+        spatial_shape: Rows and columns of the output grid; optional for the combiner `input` only.
+        normalization: Normalisation of a over the bases: `softmax`, `norm` (L2) or `none`.
+        spatial_bias: Add a bias that all filters share and that starts at 0: a row plus a column for
+            `rows_and_columns`, otherwise a number for each pixel. Needs `spatial_shape`.
+        combiner_bias: Use biases in the network of the combiner `input`.
+        stride: Stride of both axes.
+        padding_mode: `zeros`, `circular` or `longitude`.
+        device: Device of the weights.
+        dtype: Data type of the weights.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int] = 3,
+        *,
+        spatial_rank: int = 3,
+        combiner: Combiner = "rows_and_columns",
+        spatial_shape: tuple[int, int] | None = None,
+        normalization: CombinerNormalization = "softmax",
+        spatial_bias: bool = False,
+        combiner_bias: bool = False,
+        stride: int = 1,
+        padding_mode: PaddingMode = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(in_channels=in_channels, out_channels=out_channels, spatial_rank=spatial_rank, stride=stride)
+        if combiner not in COMBINERS:
+            raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, got {combiner!r}")
+        if normalization not in COMBINER_NORMALIZATIONS:
+            raise ValueError(
+                f"normalization must be one of {', '.join(COMBINER_NORMALIZATIONS)}, got {normalization!r}"
+            )
+        if combiner_bias and combiner != "input":
+            raise ValueError(f"combiner_bias belongs to combiner='input', but combiner is {combiner!r}")
+        self.kernel_size = check_kernel_size(kernel_size)
+        self.stride = stride
+        self.padding_mode: PaddingMode = check_padding_mode(padding_mode)
+        self.normalization: CombinerNormalization = normalization
+        self.spatial_shape = None if spatial_shape is None else check_spatial_shape(spatial_shape)
+
+        self.spatial_rank = spatial_rank
+        # Four dimensions, all filters of base 0 first: `.to(memory_format=torch.channels_last)` refuses five.
+        shape = (spatial_rank * out_channels, in_channels, *self.kernel_size)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        # Each base starts as a convolution of its own: the fan-in is that of one base.
+        bound = math.sqrt(6.0 / (in_channels * self.kernel_size[0] * self.kernel_size[1]))
+        nn.init.uniform_(self.weight, -bound, bound)
+
+        if combiner == "input":
+            dilations = DILATIONS
+            if self.spatial_shape is not None:
+                rows, columns = ((size - 1) * stride + 1 for size in self.spatial_shape)
+                dilations = fitting_dilations((rows, columns))
+            self.combiner = InputCombiner(
+                in_channels, spatial_rank, dilations=dilations, bias=combiner_bias, device=device, dtype=dtype
+            )
+        elif self.spatial_shape is None:
+            raise ValueError(f"combiner={combiner!r} needs spatial_shape=(rows, columns) of the output grid")
+        else:
+            maps = RowsAndColumns if combiner == "rows_and_columns" else Table
+            start = 1.0 / math.sqrt(spatial_rank)
+            self.combiner = maps(spatial_rank, self.spatial_shape, start, device=device, dtype=dtype)
+
+        self.spatial_bias: RowsAndColumns | Table | None = None
+        if spatial_bias:
+            if self.spatial_shape is None:
+                raise ValueError("spatial_bias=True needs spatial_shape=(rows, columns) of the output grid")
+            maps = RowsAndColumns if combiner == "rows_and_columns" else Table
+            self.spatial_bias = maps(1, self.spatial_shape, 0.0, device=device, dtype=dtype)
+
+    def combining_weights(self, input: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns the weights a: `(K, H', W')`, or `(B, K, H', W')` for the combiner `input`.
+
+        Args:
+            input: `(B, C, H, W)`; needed only by the combiner `input`.
+        """
+        if not isinstance(self.combiner, InputCombiner):
+            return normalize_combination(self.combiner(), self.normalization)
+        if input is None:
+            raise ValueError("combiner='input' needs an input (B, C, H, W), got None")
+        grid = output_grid(input.shape[2], input.shape[3], self.stride)
+        return normalize_combination(self.combiner(input, grid), self.normalization)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Convolves with every base and combines the results pixel by pixel."""
+        check_input(input, self.weight.shape[1])
+        if self.spatial_shape is not None:
+            check_output_grid(input, self.stride, self.spatial_shape)
+        bases = grid_conv2d(input, self.weight, stride=self.stride, padding_mode=self.padding_mode)
+        # As torch's convolutions do, the layer returns the dtype of its convolution, which autocast may lower.
+        weights = self.combining_weights(input).to(bases.dtype).unsqueeze(-3)
+        # One base after the other: with 64 filters 1.5 times as fast as a product with all and its sum, because nothing
+        # K times the output is written. `einsum` is slower than both.
+        first, *others = zip(bases.unflatten(1, (self.spatial_rank, -1)).unbind(1), weights.unbind(-4), strict=True)
+        output = first[0] * first[1]
+        for base, weight in others:
+            output = torch.addcmul(output, base, weight)
+        return output if self.spatial_bias is None else output + self.spatial_bias().to(output.dtype)
+
+    def extra_repr(self) -> str:
+        """Returns the arguments that `repr` shows."""
+        in_channels, out_channels = self.weight.shape[1], self.weight.shape[0] // self.spatial_rank
+        return (
+            f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, spatial_rank={self.spatial_rank}, "
+            f"spatial_shape={self.spatial_shape}, normalization={self.normalization!r}, stride={self.stride}, "
+            f"padding_mode={self.padding_mode!r}"
+        )

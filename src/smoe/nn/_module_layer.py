@@ -1,0 +1,113 @@
+"""The SMoE layer with any module as its experts: CoordConv filters, small networks (paper section 2)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from smoe.nn._filter_bank import resolve_default_rule, resolve_gate
+from smoe.nn._gate import SpatialGate
+from smoe.nn._routed_layer import RoutedLayer
+from smoe.ops._families import ALL_FAMILIES, experts_of, slot_products
+from smoe.ops._gather import gather_experts
+from smoe.ops._routing import family_members
+from smoe.options import Order
+from smoe.rules import Damping, Rule, StraightThrough
+
+
+class SpatialMoE(RoutedLayer):
+    """Routes pixels to experts computed by a module of yours; gates and rules as in `SpatialMoE2d`.
+
+    All experts are computed everywhere and the selected ones kept: a module cannot be asked for single pixels.
+
+    Args:
+        experts: Module that maps `(B, ...)` to the outputs of all experts `(B, X * F, *grid)`; channels
+            `[x * F, (x + 1) * F)` belong to expert x.
+        num_experts: X, the number of experts.
+        num_selected: E, the number of experts selected at each pixel.
+        expert_channels: F, the number of outputs per expert.
+        gate: Gate that selects the experts; without one, the default gate of the rule is made for
+            `spatial_shape`.
+        spatial_shape: Rows and columns of the output grid.
+        weighted: Multiply the experts' outputs by their scores.
+        order: Order of the output channels: `families`, `score`, or `index` for ascending expert numbers; None for that
+            of the rule. A gate that is given has its own.
+        rule: How the gate learns: a rule of `smoe.rules`, or its short form such as `"probe(window=4)"`.
+        damping: Damping of the error of wrongly selected experts: a `smoe.rules.Damping` or a factor. If None, use that
+            of the rule; only the paper's presets have one.
+
+    Example:
+        >>> experts = smoe.CoordConv2d(1, 3)
+        >>> layer = smoe.SpatialMoE(experts, num_experts=3, num_selected=1, spatial_shape=(64, 64))
+    """
+
+    def __init__(
+        self,
+        experts: nn.Module,
+        num_experts: int,
+        num_selected: int,
+        *,
+        expert_channels: int = 1,
+        gate: SpatialGate | None = None,
+        spatial_shape: tuple[int, int] | None = None,
+        weighted: bool = False,
+        order: Order | None = None,
+        rule: Rule | str | None = None,
+        damping: Damping | str | float | None = None,
+    ) -> None:
+        is_default = rule is None
+        rule = resolve_default_rule(rule, gate, order, num_selected)
+        if is_default and isinstance(rule, StraightThrough):
+            rule = replace(rule, patience=0)  # experts of a module cannot be copied
+        gate = resolve_gate(gate, rule, num_experts, num_selected, spatial_shape, expert_channels, order, None, None)
+        super().__init__(gate, expert_channels, weighted, rule, damping)
+        self.experts = experts
+
+    def check_input(self, input: torch.Tensor) -> None:
+        """Accepts what the experts accept; a gate that looks at the input needs floating-point numbers."""
+        if self.gate.looks_at_input:
+            super().check_input(input)
+
+    def prepare(self, input: torch.Tensor) -> torch.Tensor:
+        """Runs all experts."""
+        outputs = self.experts(input)
+        expected = self.num_experts * self.expert_channels
+        if outputs.ndim < 3 or outputs.shape[1] != expected:
+            raise ValueError(
+                f"the experts must return (B, {expected}, *grid) for {self.num_experts} experts with "
+                f"{self.expert_channels} outputs each, got shape {tuple(outputs.shape)}"
+            )
+        return outputs
+
+    def select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Keeps the outputs of the selected experts."""
+        return gather_experts(source, indices, self.expert_channels)
+
+    @torch.no_grad()
+    def candidate_products(
+        self, source: torch.Tensor, error: torch.Tensor, families: slice = ALL_FAMILIES
+    ) -> torch.Tensor:
+        """See `RoutedLayer`; computed from the outputs of all experts."""
+        members = family_members(self.num_experts, self.num_selected, device=source.device)[families]
+        outputs = source.flatten(2).unflatten(1, (-1, self.expert_channels))
+        flat_error = error.flatten(2).unflatten(1, (-1, self.expert_channels))[:, families].flatten(1, 2)
+        compared = experts_of(self.num_experts, self.num_selected, families)
+        products = flat_error.new_zeros(
+            compared.stop - compared.start,
+            flat_error.shape[2],
+            dtype=torch.promote_types(error.dtype, torch.float32),
+        )
+        for place in range(members.shape[1]):
+            chosen = outputs[:, members[:, place]].flatten(1, 2)
+            products.index_copy_(
+                0, members[:, place] - compared.start, slot_products(flat_error, chosen, self.expert_channels)
+            )
+        return products[None]
+
+    def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
+        """Grid of the experts' outputs for an input."""
+        if input is None:
+            raise ValueError("give the input: the gate was made for no grid")
+        return tuple(self.experts(input).shape[2:])

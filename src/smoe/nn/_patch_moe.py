@@ -1,0 +1,306 @@
+"""The two-layer network that a transformer applies to each token by itself."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import distributed, nn
+
+from smoe.nn._routed_layer import check_positive
+from smoe.ops._routing import top_experts
+
+
+class FeedForward(nn.Module):
+    """`(..., width)` to `(..., width)`: linear, GELU, linear, with biases.
+
+    Weights start Glorot-uniform and biases at zero, as in the vision transformer.
+
+    Args:
+        width: Width of the tokens.
+        hidden: Width between the two linear layers.
+        device: Device of the weights.
+        dtype: Dtype of the weights.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(width=width, hidden=hidden)
+        self.widen = nn.Linear(width, hidden, device=device, dtype=dtype)
+        self.narrow = nn.Linear(hidden, width, device=device, dtype=dtype)
+        for linear in (self.widen, self.narrow):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Transforms each token."""
+        return self.narrow(nn.functional.gelu(self.widen(tokens)))
+
+
+class SharedBatchNorm2d(nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d` whose batch is that of all processes, so that training does not depend on their number.
+
+    In one process, and in evaluation, it is `BatchNorm2d` itself. `torch.nn.SyncBatchNorm` does the same on GPUs but
+    refuses a CPU.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalises each channel of `(B, C, H, W)`."""
+        is_shared = self.training and distributed.is_available() and distributed.is_initialized()
+        if not is_shared or distributed.get_world_size() == 1:
+            return super().forward(input)
+        # Statistics of half precision are taken in float32, as torch's own are.
+        values = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+        size = values.new_full((1,), values.numel() // values.shape[1])
+        sums = _sum_over_processes(torch.cat([values.sum(dim=(0, 2, 3)), size]))
+        count = sums[-1].detach()
+        mean = sums[:-1] / count
+        centred = values - mean[:, None, None]
+        # From the centred values, because a difference of two large numbers would lose digits.
+        variance = _sum_over_processes(centred.square().sum(dim=(0, 2, 3))) / count
+        self._note(mean.detach(), variance.detach() * (count / (count - 1)))
+        scale = torch.rsqrt(variance + self.eps) * self.weight
+        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(input.dtype)
+
+    def _note(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        """Moves the running statistics towards those of the batch."""
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        with torch.no_grad():
+            self.num_batches_tracked += 1
+            for running, value in ((self.running_mean, mean), (self.running_var, variance)):
+                if self.momentum is None:
+                    running.lerp_(value.to(running.dtype), self.num_batches_tracked.to(running.dtype).reciprocal())
+                else:
+                    running.lerp_(value.to(running.dtype), self.momentum)
+
+
+def _sum_over_processes(values: torch.Tensor) -> torch.Tensor:
+    return _SumOverProcesses.apply(values)  # type: ignore[return-value]
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """The sum of every process's values, on all of them; each contributes to every process's loss."""
+
+    @staticmethod
+    def forward(ctx, values):
+        del ctx
+        total = values.clone()
+        distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        del ctx
+        return _sum_over_processes(grad_outputs[0])
+
+
+# An expert's capacity is rounded up to a multiple of this.
+_CAPACITY_STEP = 4
+
+
+class PatchScores(NamedTuple):
+    """Scores of the experts for the tokens of each group.
+
+    Attributes:
+        clean: Scores before the noise, `(groups, tokens of a group, X)`, at least float32.
+        noisy: Scores that decided, of the same shape.
+        noise_std: Standard deviation of the noise in `noisy`; 0 without.
+    """
+
+    clean: torch.Tensor
+    noisy: torch.Tensor
+    noise_std: float
+
+
+class PatchMoE(nn.Module):
+    """Tokens `(B, N, D)` to `(B, N, D)`, each through the experts its gate chose.
+
+    The probabilities of the experts are the softmax of the gate's scores, with noise in training. A token's output is
+    the sum over its most probable experts of probability times output; the chosen probabilities are not made to sum to
+    1 again. Of equally probable experts the one with the lower number wins.
+
+    All tokens of all samples, sample after sample, are cut into groups. In each group an expert serves as many tokens
+    as its capacity: first those whose first choice it is, then those whose second choice it is, and so on; among equal
+    choices in token order. A choice beyond the capacity is dropped and adds zero to its token, so put the layer into a
+    residual branch. A dropped choice makes no room for another one.
+
+    An expert computes its own tokens only. The gradient reaches the gate through the probabilities of choices served.
+
+    Args:
+        width: Width D of the tokens.
+        hidden: Width between the two linear layers of an expert.
+        num_experts: Number of experts X.
+        num_selected: Number of experts chosen for each token.
+        capacity_factor: Room of an expert relative to an even split of the choices; see `capacity`. Holds in
+            evaluation too; the attribute may be changed at any time.
+        group_size: Number of tokens in a group, a divisor of B * N. If None, each sample is a group, and its output
+            does not depend on the rest of the batch. (V-MoE's own groups are eight images.)
+        noise_std: Standard deviation of the normal noise on the scores in training; 1 / num_experts if None, 0 for no
+            noise.
+        device: Device of the weights.
+        dtype: Data type of the weights.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        num_experts: int,
+        num_selected: int = 1,
+        *,
+        capacity_factor: float = 1.05,
+        group_size: int | None = None,
+        noise_std: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(width=width, hidden=hidden, num_experts=num_experts)
+        if not 1 <= num_selected <= num_experts:
+            raise ValueError(f"num_selected must be in [1, {num_experts}], got {num_selected}")
+        if not 0.0 < capacity_factor < math.inf:
+            raise ValueError(f"capacity_factor must be positive and finite, got {capacity_factor}")
+        if group_size is not None:
+            check_positive(group_size=group_size)
+        if noise_std is None:
+            noise_std = 1.0 / num_experts
+        if not 0.0 <= noise_std < math.inf:
+            raise ValueError(f"noise_std must be finite and not negative, got {noise_std}")
+        self.width = width
+        self.hidden = hidden
+        self.num_experts = num_experts
+        self.num_selected = num_selected
+        self.capacity_factor = capacity_factor
+        self.group_size = group_size
+        self.noise_std = noise_std
+        self.gate = nn.Linear(width, num_experts, bias=False, device=device, dtype=dtype)
+        self.experts = nn.ModuleList(FeedForward(width, hidden, device=device, dtype=dtype) for _ in range(num_experts))
+        self._last_scores: PatchScores | None = None
+
+    @property
+    def last_scores(self) -> PatchScores | None:
+        """Scores of the last forward pass in training mode, which `patch_moe_loss` reads; None before it."""
+        return self._last_scores
+
+    def capacity(self, group_size: int) -> int:
+        """Returns the number of tokens of a group that one expert can serve.
+
+        `ceil(group_size * num_selected * capacity_factor / num_experts)`, rounded up to a multiple of 4.
+        """
+        needed = math.ceil(group_size * self.num_selected * self.capacity_factor / self.num_experts)
+        return math.ceil(needed / _CAPACITY_STEP) * _CAPACITY_STEP
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Sends each token through its experts."""
+        if tokens.ndim != 3 or tokens.shape[1] == 0 or tokens.shape[2] != self.width:
+            raise ValueError(f"tokens must be (B, N, {self.width}), N at least 1, got shape {tuple(tokens.shape)}")
+        group_size = tokens.shape[1] if self.group_size is None else self.group_size
+        num_tokens = tokens.shape[0] * tokens.shape[1]
+        if num_tokens % group_size:
+            raise ValueError(
+                f"{tokens.shape[0]} samples of {tokens.shape[1]} tokens are {num_tokens} tokens, which do not divide "
+                f"into groups of {group_size}"
+            )
+        grouped = tokens.reshape(-1, group_size, self.width)
+        scores = self._score(grouped)
+        if self.training:
+            self._last_scores = scores
+        # A group is a sample to `top_experts`, and its tokens are the pixels.
+        probabilities = scores.noisy.softmax(dim=-1).transpose(1, 2)
+        indices = top_experts(probabilities, self.num_selected).long()
+        place = place_in_turn(indices, self.num_experts)
+        apply_experts = self._apply_to_choices if tokens.device.type == "cpu" else self._apply_to_places
+        return apply_experts(grouped, indices, probabilities.gather(1, indices), place).view(tokens.shape)
+
+    def _score(self, grouped: torch.Tensor) -> PatchScores:
+        # Half precision would make ties of distinct scores.
+        dtype = torch.promote_types(grouped.dtype, torch.float32)
+        device_type = grouped.device.type
+        has_autocast = torch.amp.is_autocast_available(device_type)
+        with torch.autocast(device_type, enabled=False) if has_autocast else nullcontext():
+            clean = F.linear(grouped.to(dtype), self.gate.weight.to(dtype))
+        if not self.training or self.noise_std == 0.0:
+            return PatchScores(clean, clean, 0.0)
+        return PatchScores(clean, clean + self.noise_std * torch.randn_like(clean), self.noise_std)
+
+    def _apply_to_choices(
+        self, grouped: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor, place: torch.Tensor
+    ) -> torch.Tensor:
+        """Outputs `(T, D)` of tokens `(groups, tokens of a group, D)`; each expert computes its choices, and no more.
+
+        The number of an expert's choices is read on the host.
+        """
+        tokens = grouped.flatten(0, 1)
+        num_groups, num_selected, group_size = indices.shape
+        is_served = place < self.capacity(group_size)
+        token_of_choice = torch.arange(len(tokens), device=tokens.device).view(num_groups, 1, group_size)
+        token_of_choice = token_of_choice.expand(-1, num_selected, -1).flatten()
+        expert_of_choice = indices.where(is_served, self.num_experts).flatten()
+        rows: list[torch.Tensor] = []
+        outputs: list[torch.Tensor] = []
+        for number, expert in enumerate(self.experts):
+            choices = (expert_of_choice == number).nonzero().squeeze(1)
+            rows.append(token_of_choice.index_select(0, choices))
+            # An expert nobody chose runs on no tokens, so that its gradient is zero and not missing.
+            served = expert(tokens.index_select(0, rows[-1]))
+            outputs.append(served * weights.flatten().index_select(0, choices).unsqueeze(1).to(served.dtype))
+        weighted = torch.cat(outputs)
+        return weighted.new_zeros(tokens.shape).index_add(0, torch.cat(rows), weighted)
+
+    def _apply_to_places(
+        self, grouped: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor, place: torch.Tensor
+    ) -> torch.Tensor:
+        """As `_apply_to_choices`, without a value that the host waits for: each expert computes all places it has."""
+        num_groups, num_selected, group_size = indices.shape
+        capacity, width = self.capacity(group_size), grouped.shape[2]
+        is_served = place < capacity
+        # Places of all experts in a group, and one more for the choices that are dropped.
+        num_places = self.num_experts * capacity
+        number = torch.where(is_served, indices * capacity + place, num_places).flatten(1)
+        token = torch.arange(group_size, device=grouped.device).expand(num_groups, num_selected, -1).flatten(1)
+        token_of_place = token.new_zeros(num_groups, num_places + 1).scatter_(1, number, token)[:, :-1]
+        served = grouped.gather(1, token_of_place.unsqueeze(2).expand(-1, -1, width))
+        by_expert = served.unflatten(1, (self.num_experts, capacity)).unbind(1)
+        outputs = torch.stack([expert(part) for expert, part in zip(self.experts, by_expert, strict=True)], dim=1)
+        outputs = outputs.flatten(1, 2)
+        chosen = outputs.gather(1, number.clamp(max=num_places - 1).unsqueeze(2).expand(-1, -1, width))
+        factors = torch.where(is_served, weights, 0.0).to(outputs.dtype).flatten(1)
+        return (chosen * factors.unsqueeze(2)).unflatten(1, (num_selected, group_size)).sum(dim=1)
+
+    def __getstate__(self) -> dict[str, object]:
+        # The last scores belong to a graph of the past, which can be neither copied nor pickled.
+        return {**self.__dict__, "_last_scores": None}
+
+    def extra_repr(self) -> str:
+        """Returns the arguments that `repr` shows."""
+        return (
+            f"{self.width}, {self.hidden}, num_experts={self.num_experts}, num_selected={self.num_selected}, "
+            f"capacity_factor={self.capacity_factor:g}, group_size={self.group_size}, noise_std={self.noise_std:g}"
+        )
+
+
+def place_in_turn(indices: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """The place of each choice in the queue of its expert, from 0; those below the capacity are served.
+
+    Args:
+        indices: Chosen experts `(groups, num_selected, tokens of a group)`, best first.
+        num_experts: Number of experts X.
+
+    Returns:
+        int64, of the shape of `indices`. First choices come before second ones, and equal choices in token order.
+    """
+    in_turn = indices.long().flatten(1)
+    is_expert = F.one_hot(in_turn, num_experts)
+    place = is_expert.cumsum(dim=1).gather(2, in_turn.unsqueeze(2)).squeeze(2)
+    return (place - 1).view_as(indices)

@@ -1,0 +1,193 @@
+"""Modules that several others hold, such as a gate of several layers: each stands once in a state_dict."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, MutableMapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class SharedModule(nn.Module):
+    """A module that stands in a state_dict under the first module that holds it; see `save_once`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # In which state_dict the module stands already, and in which call of load_state_dict it was loaded already.
+        self._saved_in: weakref.ref[Any] | None = None
+        self._loaded_with: list[str] | None = None
+
+    def is_in(self, state_dict: MutableMapping[str, Any]) -> bool:
+        """Whether another holder has written the module into this state_dict; if not, it is taken as written now."""
+        if self._saved_in is not None and self._saved_in() is state_dict:
+            return True
+        # A plain dict cannot be referred to weakly: it keeps the repetitions, which is harmless.
+        if type(state_dict) is not dict:
+            self._saved_in = weakref.ref(state_dict)
+        return False
+
+    def is_loaded_with(self, missing_keys: list[str], *, is_here: bool) -> bool:
+        """Whether another holder has loaded the module in this call of load_state_dict.
+
+        Args:
+            missing_keys: List of missing keys; each call has one.
+            is_here: Whether the state_dict holds the module under the holder that asks.
+        """
+        if is_here:
+            self._loaded_with = missing_keys
+        return self._loaded_with is missing_keys
+
+    def __getstate__(self) -> dict[str, Any]:
+        # References to state_dicts of the past can be neither copied nor pickled.
+        return {**self.__dict__, "_saved_in": None, "_loaded_with": None}
+
+
+def save_once(holder: nn.Module, name: str) -> None:
+    """Lets a module that others hold too stand once in a state_dict, and be loaded from there.
+
+    Args:
+        holder: Module that holds it.
+        name: Name under which it does; there is a `SharedModule`.
+    """
+    holder.register_state_dict_post_hook(partial(_drop_repeated, child=name))
+    holder.register_load_state_dict_pre_hook(partial(_find_repeated, child=name))
+
+
+def _drop_repeated(
+    holder: nn.Module, state_dict: MutableMapping[str, Any], prefix: str, local_metadata: dict[str, Any], *, child: str
+) -> None:
+    del local_metadata
+    if getattr(holder, child).is_in(state_dict):
+        for key in [key for key in state_dict if key.startswith(f"{prefix}{child}.")]:
+            del state_dict[key]
+
+
+def _find_repeated(
+    holder: nn.Module,
+    state_dict: MutableMapping[str, Any],
+    prefix: str,
+    local_metadata: dict[str, Any],
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    error_msgs: list[str],
+    *,
+    child: str,
+) -> None:
+    """Where a shared module is missing but was loaded with another holder, it is given its own values."""
+    del local_metadata, strict, unexpected_keys, error_msgs
+    prefix, module = f"{prefix}{child}.", getattr(holder, child)
+    is_here = any(key.startswith(prefix) for key in state_dict)
+    if module.is_loaded_with(missing_keys, is_here=is_here) and not is_here:
+        # The tensors themselves, not detached copies: with `assign=True` the parameters must stay the same objects.
+        state_dict.update({prefix + name: value for name, value in module.state_dict(keep_vars=True).items()})
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether FSDP divides the parameters of a module among processes."""
+    return getattr(module, "_is_fsdp_managed_module", False)
+
+
+def local_part(values: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that this process holds; all of it, if it is not sharded."""
+    # Only a sharded tensor has the method; its class takes long to import.
+    to_local = getattr(values, "to_local", None)
+    return values if to_local is None else to_local()
+
+
+def refuse_shards(module: nn.Module) -> None:
+    """Raises a RuntimeError if this process holds only shards of the parameters of a module at the moment."""
+    if _holds_shards(module):
+        raise RuntimeError(
+            f"the parameters of {type(module).__name__} are sharded among processes; use it inside "
+            "`with smoe.unsharded(model):`, in all processes"
+        )
+
+
+def refuse_gate_apart(layer: nn.Module, gate: nn.Module) -> None:
+    """Raises a RuntimeError if a layer computes while its gate is sharded: FSDP gathers what is in the layer's unit."""
+    if _holds_shards(gate, alone=True):
+        raise RuntimeError(
+            f"the parameters of {type(gate).__name__} are sharded while {type(layer).__name__} computes, because the "
+            "gate is a unit of its own; do not call fully_shard on a gate, but on its layer, or use smoe.shard(model)"
+        )
+
+
+def _holds_shards(module: nn.Module, *, alone: bool = False) -> bool:
+    """Whether this process holds shards of parameters of a module, or, `alone`, of all of them."""
+    if not is_sharded(module):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    found = [isinstance(parameter, DTensor) for parameter in module.parameters()]
+    return any(found) and (all(found) or not alone)
+
+
+def gather(parameter: nn.Parameter) -> torch.Tensor:
+    """The whole of a parameter, also where the unit of another layer has sharded it.
+
+    Its gradient is then averaged over the processes, as FSDP does it, and added to that of the unit.
+    """
+    if type(parameter) is nn.Parameter:
+        return parameter
+    from torch.distributed.tensor import DTensor, Partial
+
+    if not isinstance(parameter, DTensor):
+        return parameter
+    mesh = parameter.device_mesh
+    return _Averaged.apply(parameter.full_tensor(grad_placements=[Partial()] * mesh.ndim), mesh.size())  # type: ignore[return-value]
+
+
+class _Averaged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values, num_processes):
+        ctx.num_processes = num_processes
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        return grad_outputs[0] / ctx.num_processes, None
+
+
+def is_freed(values: torch.Tensor) -> bool:
+    """Whether FSDP has freed the memory of values that are a view of a parameter."""
+    return values.untyped_storage().size() == 0 and values.numel() > 0
+
+
+@torch.no_grad()
+def change_parameter(module: nn.Module, name: str, change: Callable[[torch.Tensor], None]) -> None:
+    """Changes a parameter between a backward pass and the next forward pass. Every process must make the same change.
+
+    Args:
+        module: Module that holds the parameter.
+        name: Name of the parameter.
+        change: Changes the whole parameter in place.
+
+    Raises:
+        RuntimeError: If FSDP was told to leave whole parameters after a backward pass: the change would be lost.
+    """
+    parameter = getattr(module, name)
+    if not is_sharded(module):
+        change(parameter)
+        return
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(parameter, DTensor):
+        raise RuntimeError(
+            f"the rule of a layer changes the parameter {name!r} of {type(module).__name__} after the backward pass, "
+            "when FSDP must have sharded it again; leave set_reshard_after_backward at True, and use fully_shard, not "
+            "FullyShardedDataParallel"
+        )
+    whole = parameter.full_tensor()
+    change(whole)
+    # Every process holds the same whole tensor: nothing is sent.
+    mine = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    local_part(parameter).copy_(local_part(mine))
+
+
+def has_process_group() -> bool:
+    """Whether several processes train the model."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -1,1 +1,0 @@
-"""SMoE layers on lines, volumes, spheres and graphs."""

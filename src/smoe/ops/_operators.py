@@ -1,0 +1,307 @@
+"""How operators find their implementation: the dense one, the CPU kernels, or those of a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+# From the fastest build to the one that runs anywhere, each with the CPU capabilities (torch's names) that can run it.
+INSTRUCTION_SETS = {"avx512": ("AVX512",), "avx2": ("AVX512", "AVX2"), "portable": None}
+INSTRUCTION_SET_VARIABLE = "SMOE_INSTRUCTION_SET"
+LIBRARY_DIR_VARIABLE = "SMOE_LIBRARY_DIR"
+# Names under which builds of torch load their OpenMP runtime: GNU's, Intel's and LLVM's.
+OPENMP_RUNTIMES = ("libgomp.so.1", "libiomp5.so", "libomp.so", "@rpath/libomp.dylib")
+
+
+class Geometry(ctypes.Structure):
+    """`smoe_geometry` of csrc/geometry.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in (
+            *("batch", "channels", "experts", "selected", "height", "width", "output_height", "output_width"),
+            *("kernel_height", "kernel_width", "stride", "wraps_rows", "wraps_columns", "threads"),
+            *("depth", "output_depth", "kernel_depth", "wraps_depth"),
+            *("depth_padding", "row_padding", "column_padding"),
+        )
+    )
+
+
+@dataclass(frozen=True)
+class NativeLibrary:
+    """An opened library.
+
+    Attributes:
+        instruction_set: Instruction set that it was built for.
+        functions: Its C functions.
+    """
+
+    instruction_set: str
+    functions: ctypes.CDLL
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Calls a function that returns 0; tensors are passed by their address.
+
+        Raises:
+            MemoryError: If the kernel could not allocate its memory.
+        """
+        converted = [
+            ctypes.c_void_p(argument.data_ptr()) if isinstance(argument, torch.Tensor) else argument
+            for argument in arguments
+        ]
+        if getattr(self.functions, name)(*converted):
+            raise MemoryError(f"the kernel {name} could not allocate its memory; use a smaller batch")
+
+
+def _library_file(instruction_set: str) -> Path:
+    folder = Path(os.environ.get(LIBRARY_DIR_VARIABLE) or Path(__file__).parents[1])
+    return folder / f"_native_{instruction_set}.so"
+
+
+def _show_openmp() -> None:
+    """Makes the symbols of the OpenMP runtime that is loaded visible to the kernels; never loads another one.
+
+    Most builds of torch do this themselves.
+    """
+    for name in OPENMP_RUNTIMES:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL | os.RTLD_NOLOAD)
+
+
+@functools.cache
+def _open(file: Path) -> ctypes.CDLL | str:
+    """An opened library, or the reason why it could not be opened."""
+    _show_openmp()
+    try:
+        return ctypes.CDLL(str(file))
+    except OSError as error:
+        return f"it could not be opened: {error}"
+
+
+def why_not(instruction_set: str) -> str | None:
+    """The reason why a build of the kernels cannot be used here, or None."""
+    capabilities = INSTRUCTION_SETS[instruction_set]
+    capability = torch.backends.cpu.get_cpu_capability()
+    file = _library_file(instruction_set)
+    if not file.is_file():
+        return "not built: no C++ compiler was found when smoe was installed, or it could not build for this platform"
+    if capabilities is not None and capability not in capabilities:
+        return f"this processor cannot run it (torch calls it {capability})"
+    opened = _open(file)
+    return opened if isinstance(opened, str) else None
+
+
+@functools.cache
+def native_library() -> NativeLibrary | None:
+    """The library for this processor, or None if there is none or SMOE_BACKEND=dense is set in the environment."""
+    if is_dense_only():
+        return None
+    asked = os.environ.get(INSTRUCTION_SET_VARIABLE)
+    if asked is not None and asked not in INSTRUCTION_SETS:
+        raise ValueError(f"{INSTRUCTION_SET_VARIABLE} must be one of {', '.join(INSTRUCTION_SETS)}, got {asked!r}")
+    for instruction_set in [asked] if asked else INSTRUCTION_SETS:
+        if why_not(instruction_set) is None:
+            functions = _open(_library_file(instruction_set))
+            assert isinstance(functions, ctypes.CDLL)
+            return NativeLibrary(instruction_set, functions)
+    return None
+
+
+def library_for(*tensors: torch.Tensor) -> NativeLibrary | None:
+    """The library if its kernels can work on these tensors, which they can on float32 tensors on a CPU; else None."""
+    if all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors):
+        return native_library()
+    return None
+
+
+def has_library() -> bool:
+    """Whether there are kernels for this processor; compilers treat the result as a constant."""
+    return native_library() is not None
+
+
+# What torch.compiler.assume_constant_result does, which would import the compiler: a second more for `import smoe.nn`.
+has_library._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+_forked_processes: list[int] = []
+os.register_at_fork(after_in_child=lambda: _forked_processes.append(os.getpid()))
+
+
+def num_threads() -> ctypes.c_int64:
+    """The number of threads that kernels are called with.
+
+    It is 1 in a forked process: the threads of OpenMP are not forked, and a kernel would wait for them for ever.
+    """
+    return ctypes.c_int64(1 if _forked_processes else torch.get_num_threads())
+
+
+def format_of(tensor: torch.Tensor) -> torch.memory_format:
+    """The memory format of the result that belongs to `(B, C, H, W)`: channels_last if the tensor has it."""
+    if has_transforms():  # vmap knows no formats
+        return torch.contiguous_format
+    is_last = tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+    return torch.channels_last if is_last else torch.contiguous_format
+
+
+BACKEND_VARIABLE = "SMOE_BACKEND"
+
+# Operators are defined by schema and not by torch.library.custom_op, whose Python wrapping takes as long as the kernel
+# of a small layer.
+_LIBRARY = torch.library.Library("smoe", "FRAGMENT")
+_DENSE: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def is_dense_only() -> bool:
+    """Whether SMOE_BACKEND=dense is set in the environment."""
+    return os.environ.get(BACKEND_VARIABLE) == "dense"
+
+
+def has_transforms() -> bool:
+    """Whether a transform of torch.func or forward-mode differentiation is active.
+
+    They need PyTorch's own operations, and none in place.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def register_operator(
+    schema: str,
+    *,
+    dense: Callable[..., Any],
+    fake: Callable[..., Any],
+    native: Callable[..., Any] | None = None,
+    cuda: Callable[..., Any] | None = None,
+    gradients: Callable[..., Any] | None = None,
+    setup_context: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """Defines `smoe::NAME` and registers its implementations.
+
+    Args:
+        schema: Schema of the operator, beginning with its name.
+        dense: Implementation for every device and dtype.
+        fake: Shapes, dtypes and strides of the results, for compilers and the meta device.
+        native: Implementation for the CPU; it calls `dense` where it has no kernel.
+        cuda: Implementation for CUDA; it calls `dense` where it has no kernel, and imports Triton when it runs.
+        gradients: Backward formula; None if nothing is differentiated by the arguments of the operator.
+        setup_context: Saves what `gradients` needs.
+
+    Returns:
+        The function to call: the operator, or `dense` itself if SMOE_BACKEND=dense is set.
+    """
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema)
+    operator = getattr(torch.ops.smoe, name).default
+    _DENSE[operator] = dense
+    if is_dense_only():
+        # Programs that were exported with the operators can still be run.
+        _LIBRARY.impl(name, dense, "CompositeImplicitAutograd")
+        return dense
+    _LIBRARY.impl(name, dense, "CompositeExplicitAutograd")
+    if native is not None:
+        _LIBRARY.impl(name, native, "CPU")
+    if cuda is not None:
+        _LIBRARY.impl(name, cuda, "CUDA")
+    torch.library.register_fake(f"smoe::{name}", fake, lib=_LIBRARY)
+    if gradients is not None:
+        torch.library.register_autograd(f"smoe::{name}", gradients, setup_context=setup_context, lib=_LIBRARY)
+    return operator
+
+
+def call_operator(operator: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls an operator, or its dense implementation where transforms are active.
+
+    Where no gradients are recorded, its backward formula is passed over.
+
+    PyTorch calls the formula's wrapper, which is written in Python, even if no gradient is needed: it takes as long as
+    the kernel of a small layer.
+
+    Args:
+        operator: What `register_operator` returned.
+        *arguments: Arguments of the operator.
+    """
+    if has_transforms() and operator in _DENSE:
+        return _DENSE[operator](*arguments)
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_dense_only():
+        return operator(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments)
+
+
+def plain_operators() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
+    """The dense implementation of each operator, for `ExportedProgram.run_decompositions`.
+
+    A program that was exported and decomposed so has PyTorch's own operations only: it runs without this library, and
+    other runtimes can read it.
+    """
+    return dict(_DENSE)  # type: ignore[return-value]
+
+
+def autocast(input: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Input and weight, on one device, in the dtype of autocast if it is active there; float64 stays."""
+    device_type = input.device.type
+    if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
+        return input, weight
+    dtype = torch.get_autocast_dtype(device_type)
+    return (
+        input if input.dtype == torch.float64 else input.to(dtype),
+        weight if weight.dtype == torch.float64 else weight.to(dtype),
+    )
+
+
+def packed_shape(num_bits: int, count: int) -> tuple[int, int]:
+    """Shape of `count` numbers of `num_bits` bits each when they are packed."""
+    return num_bits, -(-count // 8)
+
+
+def pack_bits(numbers: torch.Tensor, num_bits: int) -> torch.Tensor:
+    """Packs numbers; the inverse is `unpack_bits`.
+
+    Args:
+        numbers: `(N,)`, integers in [0, 2 ** num_bits).
+        num_bits: Bits of a number.
+
+    Returns:
+        `(num_bits, ceil(N / 8))`, uint8. Bit j of number i is bit `i % 8` of the byte `[j, i // 8]`; bits beyond the
+        last number are 0.
+    """
+    _, num_bytes = packed_shape(num_bits, len(numbers))
+    places = torch.arange(8, dtype=torch.uint8, device=numbers.device)
+    packed = torch.empty(num_bits, num_bytes, dtype=torch.uint8, device=numbers.device)
+    for bit in range(num_bits):
+        plane = torch.zeros(num_bytes * 8, dtype=torch.uint8, device=numbers.device)
+        plane[: len(numbers)] = (numbers >> bit) & 1
+        packed[bit] = (plane.view(-1, 8) << places).sum(dim=1, dtype=torch.uint8)
+    return packed
+
+
+def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
+    """The numbers that `pack_bits` packed.
+
+    Args:
+        packed: `(num_bits, ceil(count / 8))`, uint8.
+        count: N, how many numbers there are.
+
+    Returns:
+        `(N,)`, int32.
+    """
+    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    numbers = torch.zeros(count, dtype=torch.int32, device=packed.device)
+    for bit, plane in enumerate(packed):
+        numbers += ((plane[:, None] >> places) & 1).flatten()[:count].to(torch.int32) << bit
+    return numbers
+
+
+def has_spare_bits(packed: torch.Tensor, count: int) -> bool:
+    """Whether a bit beyond the last of `count` numbers is set."""
+    return count % 8 > 0 and bool((packed[:, -1:] >> (count % 8)).any())

@@ -1,0 +1,281 @@
+"""Which experts serve which pixel: the routing as a value, and the selection of experts by their scores."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from smoe.ops._operators import (
+    call_operator,
+    has_transforms,
+    is_dense_only,
+    library_for,
+    num_threads,
+    register_operator,
+)
+from smoe.ops.triton.availability import DTYPES, why_not_for
+from smoe.options import ORDERS, Order
+
+
+class Routing(NamedTuple):
+    """The decision of a gate in one forward pass.
+
+    The first dimension has size 1 if all samples share the routing, and size B if each sample has its own. Pixels are
+    flat: a grid of H x W has P = H * W. A routing that was drawn without computing the scores of all experts has empty
+    scores, `(1, 0, P)`.
+
+    Attributes:
+        indices: Selected experts `(1 or B, E, P)`, int32.
+        scores: Scores that were ranked `(1 or B, X, P)`, with noise and normalised, at least float32.
+        clean: Scores before noise and normalisation, `(1 or B, X, P)`.
+        noisy: Scores before normalisation, `(1 or B, X, P)`.
+        noise_std: Standard deviation of the noise in `noisy`; 0 without noise.
+        unranked: NaN at pixels where a score is not finite and 0 elsewhere, `(1, 1, P)`, where the scores are empty and
+            such a score could not be refused; None otherwise.
+    """
+
+    indices: torch.Tensor
+    scores: torch.Tensor
+    clean: torch.Tensor
+    noisy: torch.Tensor
+    noise_std: float = 0.0
+    unranked: torch.Tensor | None = None
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether the scores of all experts are at hand."""
+        return self.scores.shape[1] > 0
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """Scores of the selected experts, `(1 or B, E, P)`; they carry the gradient of `scores`."""
+        return self.scores.gather(1, self.indices.long())
+
+
+class RoutingMap(NamedTuple):
+    """The decision of a gate in the shape of its grid, for users and pictures.
+
+    Attributes:
+        indices: Selected experts, `(E, *grid)`, or `(B, E, *grid)` if the gate depends on its input; int64.
+        weights: Their scores, of the same shape.
+    """
+
+    indices: torch.Tensor
+    weights: torch.Tensor
+
+
+def weigh(selected: torch.Tensor, weights: torch.Tensor, expert_channels: int) -> torch.Tensor:
+    """Multiplies the outputs of each selected expert by its weight.
+
+    Args:
+        selected: Outputs of the selected experts, `(B, E * F, *grid)`.
+        weights: Weights of the selected experts, `(1 or B, E, P)`.
+        expert_channels: F.
+    """
+    per_channel = weights.to(selected.dtype).repeat_interleave(expert_channels, dim=1)
+    return selected * per_channel.unflatten(2, selected.shape[2:])
+
+
+def refuses_nonfinite(device: torch.device) -> bool:
+    """Whether a selection on a device raises an error where a score is not finite.
+
+    On an accelerator the host would have to wait for the device. Plain operations cannot raise in a compiled program,
+    and what is exported may become plain operations. A transform of torch.func may have no single value to look at.
+    """
+    is_plain = torch.compiler.is_exporting() or (is_dense_only() and torch.compiler.is_compiling()) or has_transforms()
+    return device.type == "cpu" and not is_plain
+
+
+def nan_where_nonfinite(values: torch.Tensor) -> torch.Tensor:
+    """NaN at pixels where a value is not finite and 0 elsewhere, `(1 or B, 1, P)` of values `(1 or B, X, P)`."""
+    values = values.detach()
+    # Infinity minus itself is NaN, too.
+    return (values - values).sum(dim=1, keepdim=True)
+
+
+def mark_unranked(output: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Makes the outputs NaN at pixels where a score is not finite and could not be refused when it was ranked.
+
+    Such a score ranks last, and is seen where the loss is read; layers count the error that comes back.
+
+    Args:
+        output: Output of a layer, `(B, E * F, *grid)`.
+        routing: Its routing.
+    """
+    mark = routing.unranked
+    if mark is None:
+        if not routing.has_scores or refuses_nonfinite(routing.scores.device):
+            return output
+        mark = nan_where_nonfinite(routing.scores)
+    return output + mark.to(output.dtype).unflatten(2, output.shape[2:])
+
+
+# Up to this number, picking the best expert repeatedly is faster than sorting all of them (measured at 256 experts).
+_MAX_REPEATED = 16
+
+# On a GPU, up to this number each expert is compared with all others; beyond it, experts are sorted.
+_MAX_COMPARED = 1024
+_CUDA_DTYPES = (*DTYPES, torch.float64)
+
+
+def top_experts(scores: torch.Tensor, num_selected: int, order: Order = "score") -> torch.Tensor:
+    """Selects the experts with the highest scores at each pixel.
+
+    Of equal scores the lower expert number wins, on every device. (`torch.topk` promises nothing about ties.) A NaN
+    ranks last.
+
+    Args:
+        scores: Scores `(S, X, P)` of S samples.
+        num_selected: E, the number of experts to select at each pixel, between 1 and X.
+        order: `score` returns each pixel's favourite expert first, as in the paper; `index` sorts the selected experts
+            by number; `families` divides the experts into E families in the order of their numbers, near-equal in size,
+            and selects the best of each, so that a channel keeps its meaning while the scores change.
+
+    Returns:
+        Expert numbers `(S, E, P)`, int32.
+
+    Raises:
+        ValueError: If a score is not finite. Off the CPU this is not checked, because the host would have to wait for
+            the device: the outputs of layers are NaN there (`mark_unranked`).
+    """
+    if scores.ndim != 3:
+        raise ValueError(f"scores must be (S, X, P) with flat pixels, got shape {tuple(scores.shape)}")
+    num_experts = scores.shape[1]
+    if not 1 <= num_selected <= num_experts:
+        raise ValueError(f"num_selected must be in [1, {num_experts}], got {num_selected}")
+    if order not in ORDERS:
+        raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
+    if order == "families":
+        return call_operator(_rank_families, scores.detach(), num_selected)
+    indices = call_operator(_rank, scores.detach(), num_selected)
+    return indices.sort(dim=1).values if order == "index" and num_selected > 1 else indices
+
+
+def _dense(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    if scores.device.type == "cpu" and not (torch.compiler.is_compiling() or has_transforms()):
+        refuse_nonfinite(scores)
+    scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    # `max` returns the first of equal values and a stable sort keeps their order: the lower index wins in both.
+    # (`argmax` does too, but takes twenty times as long on a CPU.)
+    if num_selected == 1:
+        indices = scores.max(dim=1, keepdim=True).indices
+    elif num_selected <= _MAX_REPEATED:
+        indices = _repeated_max(scores, num_selected)
+    else:
+        indices = scores.sort(dim=1, descending=True, stable=True).indices[:, :num_selected]
+    return indices.to(torch.int32).contiguous()
+
+
+def _repeated_max(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    remaining = scores
+    is_taken = torch.zeros_like(scores, dtype=torch.bool)
+    chosen: list[torch.Tensor] = []
+    for _ in range(num_selected):
+        best = remaining.max(dim=1, keepdim=True).indices
+        # Where all remaining scores are -inf, `max` may return an expert that was taken before.
+        free = is_taken.to(torch.uint8).min(dim=1, keepdim=True).indices
+        best = torch.where(is_taken.gather(1, best), free, best)
+        chosen.append(best)
+        # Not in place: an exported program must be functional.
+        remaining = remaining.scatter(1, best, -torch.inf)
+        is_taken = is_taken.scatter(1, best, True)
+    return torch.cat(chosen, dim=1)
+
+
+def _dense_families(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    if scores.device.type == "cpu" and not (torch.compiler.is_compiling() or has_transforms()):
+        refuse_nonfinite(scores)
+    scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    # A family smaller than the largest repeats its first expert, which changes no maximum.
+    members = family_members(scores.shape[1], num_selected, device=scores.device)
+    best = scores[:, members].max(dim=2, keepdim=True).indices
+    experts = members[None, :, :, None].expand(len(scores), -1, -1, scores.shape[2]).gather(2, best)
+    return experts[:, :, 0].to(torch.int32).contiguous()
+
+
+def family_members(num_experts: int, num_families: int, device: torch.device | None = None) -> torch.Tensor:
+    """Experts of each family, `(E, K)` with the size K of the largest; smaller families repeat their first expert."""
+    size, larger = divmod(num_experts, num_families)
+    family = torch.arange(num_families, device=device)
+    start = family * size + family.clamp(max=larger)
+    place = torch.arange(size + (larger > 0), device=device)
+    has_place = place < (size + (family < larger).to(torch.int64))[:, None]
+    return start[:, None] + torch.where(has_place, place, 0)
+
+
+def _native(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    return _call_kernel("smoe_top_experts", _dense, scores, num_selected)
+
+
+def _native_families(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    return _call_kernel("smoe_family_experts", _dense_families, scores, num_selected)
+
+
+def _call_kernel(
+    name: str, dense: Callable[[torch.Tensor, int], torch.Tensor], scores: torch.Tensor, num_selected: int
+) -> torch.Tensor:
+    library = library_for(scores)
+    if library is None:
+        return dense(scores, num_selected)
+    scores = scores.contiguous()
+    num_samples, num_experts, num_pixels = scores.shape
+    indices = torch.empty(num_samples, num_selected, num_pixels, dtype=torch.int32)
+    sizes = [ctypes.c_int64(size) for size in (num_experts, num_selected, num_pixels)]
+    for sample, ranked in zip(scores, indices, strict=True):
+        found = ctypes.c_int64(0)
+        library.call(name, sample, *sizes, ranked, ctypes.byref(found), num_threads())
+        if found.value:
+            refuse_nonfinite(scores)
+    return indices
+
+
+def _cuda(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    # The kernel compares every expert with every other.
+    if why_not_for(scores, dtypes=_CUDA_DTYPES) is not None or scores.shape[1] > _MAX_COMPARED:
+        return _dense(scores, num_selected)
+    from smoe.ops.triton.top_experts import triton_top_experts
+
+    return triton_top_experts(scores, num_selected)
+
+
+def _cuda_families(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    if why_not_for(scores, dtypes=_CUDA_DTYPES) is not None:
+        return _dense_families(scores, num_selected)
+    from smoe.ops.triton.family_experts import triton_family_experts
+
+    return triton_family_experts(scores, num_selected)
+
+
+def _fake(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    return scores.new_empty((scores.shape[0], num_selected, scores.shape[2]), dtype=torch.int32)
+
+
+_rank = register_operator(
+    "top_experts(Tensor scores, int num_selected) -> Tensor", dense=_dense, native=_native, cuda=_cuda, fake=_fake
+)
+_rank_families = register_operator(
+    "family_experts(Tensor scores, int num_selected) -> Tensor",
+    dense=_dense_families,
+    native=_native_families,
+    cuda=_cuda_families,
+    fake=_fake,
+)
+
+
+def refuse_nonfinite(scores: torch.Tensor) -> None:
+    """Raises a ValueError with the place of the first score that is not finite, if there is one.
+
+    Args:
+        scores: Scores `(S, X, P)`.
+    """
+    is_bad = scores.isfinite().logical_not()
+    if is_bad.any():
+        sample, expert, pixel = is_bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"{int(is_bad.sum())} of {scores.numel()} gate scores are not finite, the first, "
+            f"{float(scores[sample, expert, pixel])}, for expert {expert} at pixel {pixel} of sample {sample}: they "
+            "cannot be ranked; look for a diverged loss or a NaN in the gate's input"
+        )
