@@ -18,12 +18,12 @@ from torch.utils.data import TensorDataset, default_collate
 
 from smoe import NoisyGate, SpatialMoE2d, TensorGate
 from smoe._signals import Interrupted
-from smoe.metrics import MeanSquaredError
 from smoe.training.distribution import leave_processes
 from smoe.training.loop import Loop
 from smoe.training.plan import TrainingPlan
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Task
+from smoe_paper.metrics import MeanSquaredError
 
 BATCH_SIZE, NUM_BATCHES = 4, 60
 PLAN = TrainingPlan(batch_size=BATCH_SIZE, max_epochs=2, device="cpu")

@@ -16,7 +16,7 @@ import smoe
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted([*DOCS.glob("api/*.md"), *DOCS.glob("how-to/*.md")])
-ROOMS = ("nn", "ops", "losses", "metrics", "diagnostics", "rules", "views", "meshes", "regression")
+ROOMS = ("nn", "ops", "losses", "diagnostics", "rules", "views", "meshes", "regression")
 ENTRY = re.compile(r"^\.\. (?:auto|py:)\w+:: (\S+)\n[^`]*```\n\n```pycon\n>>>", re.MULTILINE)
 EXAMPLE = re.compile(r"^```pycon\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

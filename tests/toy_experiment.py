@@ -72,8 +72,8 @@ class ToyExperiment(Experiment):
         from torch.utils.data import TensorDataset, default_collate
 
         from smoe import SpatialMoE2d
-        from smoe.metrics import MeanSquaredError
         from smoe_paper.experiments.assemble import assemble_task
+        from smoe_paper.metrics import MeanSquaredError
 
         torch.manual_seed(recipe.seed)
         model = SpatialMoE2d(1, recipe.model.num_experts, 1, spatial_shape=(4, 3), rule=recipe.rule)

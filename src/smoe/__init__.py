@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from smoe.version import __version__
 
 if TYPE_CHECKING:
-    from smoe import diagnostics, losses, metrics, nn, ops, rules
+    from smoe import diagnostics, losses, nn, ops, rules
     from smoe.diagnostics import describe
-    from smoe.losses import auxiliary_loss
+    from smoe.losses.auxiliary import auxiliary_loss
     from smoe.meshes import read_mesh
     from smoe.nn import (
         CoarseGate,
@@ -93,7 +93,6 @@ __all__ = [
     "interpolate_grids",
     "load",
     "losses",
-    "metrics",
     "nn",
     "node_gate",
     "ops",
@@ -108,7 +107,7 @@ __all__ = [
     "unsharded",
 ]
 
-_SUBMODULES = ("diagnostics", "losses", "metrics", "nn", "ops", "rules")
+_SUBMODULES = ("diagnostics", "losses", "nn", "ops", "rules")
 _HOMES = {
     "auxiliary_loss": "smoe.losses",
     "describe": "smoe.diagnostics",

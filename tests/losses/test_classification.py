@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from smoe.losses import CrossEntropy
+from smoe.losses.classification import CrossEntropy
 
 
 def test_by_hand():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from smoe.losses import CrossEntropy
+from smoe.losses.classification import CrossEntropy
 from smoe.ops._classification import choice_errors, wrong_choices
 
 B, C, H, W, N = 6, 5, 4, 3, 7

@@ -8,7 +8,8 @@ import scoringrules
 import torch
 from torch import Tensor
 
-from smoe.losses import GaussianCRPSLoss, corrected_crps, ensemble_crps, gaussian_crps, latitude_weights
+from smoe.losses.crps import GaussianCRPSLoss, corrected_crps, ensemble_crps, gaussian_crps
+from smoe.losses.latitude_weighted import latitude_weights
 from smoe.nn import gaussian_head
 
 

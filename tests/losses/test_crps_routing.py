@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from smoe import SpatialMoE2d, convert
-from smoe.losses import GaussianCRPSLoss, corrected_crps
+from smoe.losses.crps import GaussianCRPSLoss, corrected_crps
 from smoe.ops._classification import choice_errors
 from smoe.regression.unet import UNet
 from smoe.rules import RoutingClassification

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smoe.losses import LatitudeWeightedMSE, latitude_weights
+from smoe.losses.latitude_weighted import LatitudeWeightedMSE, latitude_weights
 
 
 def test_arithmetic() -> None:

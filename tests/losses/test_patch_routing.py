@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from smoe.losses import patch_importance_loss, patch_load_loss, patch_moe_loss
+from smoe.losses.patch_routing import patch_importance_loss, patch_load_loss, patch_moe_loss
 from smoe.nn import PatchMoE
 
 

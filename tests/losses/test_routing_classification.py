@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from definitions import define_routing
-from smoe.losses import routing_classification_loss, routing_labels
+from smoe.losses.routing_classification import routing_classification_loss, routing_labels
 
 
 def test_labels_by_hand():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import smoe
 from definitions import assert_same, define_layer_gradients, gate_gradient, layer_gradients
-from smoe.losses import routing_classification_loss
+from smoe.losses.routing_classification import routing_classification_loss
 from smoe.ops import output_grid
 from smoe.ops._classification import choice_errors, wrong_choices
 from smoe.options import Order

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from smoe._signals import Interrupted
-from smoe.metrics import MeanSquaredError
 from smoe.training.checkpoints import load_checkpoint
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.plan import TrainingPlan
@@ -23,6 +22,7 @@ from smoe.training.progress import Reporter
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Task
 from smoe_paper.heat.data import HeatPairs
+from smoe_paper.metrics import MeanSquaredError
 
 # Ten batches: the loss is looked at after the last one only.
 PLAN = TrainingPlan(

@@ -14,7 +14,6 @@ from torch import nn
 from smoe import NoisyGate, SpatialMoE2d, TensorGate
 from smoe._signals import Interrupted
 from smoe.diagnostics import RoutingGain
-from smoe.metrics import MeanSquaredError, PercentWithin
 from smoe.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.plan import MonitorError, TrainingPlan
@@ -22,6 +21,7 @@ from smoe.training.progress import Reporter
 from smoe.training.run_directory import Record, RunDirectory, RunError
 from smoe.training.task import Task
 from smoe_paper.heat.data import HeatPairs
+from smoe_paper.metrics import MeanSquaredError, PercentWithin
 
 PLAN = TrainingPlan(
     batch_size=4, evaluation_batch_size=5, max_epochs=4, monitor="within_1_percent", monitor_mode="max", device="cpu"

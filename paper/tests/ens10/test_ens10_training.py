@@ -14,7 +14,7 @@ from ens10_files import write_ens10
 from memory_ensemble import GRID, make_ensemble, tiny_recipe
 from memory_source import Silent
 from smoe.errors import DataError
-from smoe.losses import GaussianCRPSLoss
+from smoe.losses.crps import GaussianCRPSLoss
 from smoe.training.loop import Loop
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Task

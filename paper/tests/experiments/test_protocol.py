@@ -14,9 +14,9 @@ import torch
 import tiny_weather
 from image_files import write_idx_set
 from smoe._plain import RecipeError
-from smoe.metrics import metric_names
 from smoe.nn import RoutedLayer, SpatialGate
 from smoe.training.checkpoints import load_checkpoint
+from smoe.training.metrics import metric_names
 from smoe.training.plan import check_monitor
 from smoe.training.run_directory import RunDirectory
 from smoe_paper.experiments.assemble import assemble_task

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from smoe.losses import patch_moe_loss
+from smoe.losses.patch_routing import patch_moe_loss
 from smoe.nn import PatchMoE
 from smoe.nn._patch_moe import FeedForward
 from smoe_paper.models import VisionTransformer

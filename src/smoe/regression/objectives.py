@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from smoe.losses.crps import gaussian_crps
-from smoe.metrics import Metric
 from smoe.regression.options import Objective
+from smoe.training.metrics import Metric
 
 # Bounds of the logarithm of the spread, in standard deviations of the target.
 _LOWEST, _HIGHEST = -9.0, 9.0

@@ -12,9 +12,9 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from smoe.metrics import Metric, MetricSums
 from smoe.training.batches import Collate, OrderedBatches, load_batches, num_samples
 from smoe.training.distribution import Distribution, sum_over_processes
+from smoe.training.metrics import Metric, MetricSums
 from smoe.training.plan import TrainingPlan
 from smoe.training.schedule import WeightAverage
 from smoe.training.task import Task

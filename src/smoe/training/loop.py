@@ -14,12 +14,12 @@ from torch import Tensor
 
 from smoe._signals import Interrupted, Interruption
 from smoe.diagnostics import RoutingGain, RoutingWatch
-from smoe.metrics import MeanLoss, metric_names
 from smoe.nn._loss_scale import track_loss_scale
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.training.batches import DrawnSamples, ShuffledBatches, load_batches, num_samples
 from smoe.training.distribution import Distribution, make_accelerator, sum_over_processes
 from smoe.training.evaluation import EvaluatedModel, evaluate
+from smoe.training.metrics import MeanLoss, metric_names
 from smoe.training.plan import LOSS, Stopping, TrainingPlan, check_monitor
 from smoe.training.progress import Reporter
 from smoe.training.routing import gains_of_routing, routing_record

@@ -169,7 +169,7 @@ def check_monitor(plan: TrainingPlan, names: Iterable[str]) -> None:
 
     Args:
         plan: Plan whose `monitor` is checked.
-        names: Names of the metrics; see `smoe.metrics.metric_names`.
+        names: Names of the metrics; see `smoe.training.metrics.metric_names`.
 
     Raises:
         MonitorError: If no metric has the name; with the nearest one.

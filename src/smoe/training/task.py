@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from smoe.metrics import Metric
 from smoe.training.batches import Collate
+from smoe.training.metrics import Metric
 
 
 @dataclass

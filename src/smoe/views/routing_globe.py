@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from smoe.diagnostics import expert_use, mean_where_served
-from smoe.losses import latitude_weights
+from smoe.losses.latitude_weighted import latitude_weights
 from smoe.views.expert_use import draw_expert_use
 from smoe.views.globe import draw_globe
 from smoe.views.picture import save_picture

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch.utils.data import Dataset
 
-from smoe.losses import GaussianCRPSLoss
-from smoe.metrics import EECRPS, EfiDates, GaussianCRPS, GaussianSpreadSkill, Metric
+from smoe.losses.crps import GaussianCRPSLoss
+from smoe.training.metrics import Metric
 from smoe.training.task import Task
 from smoe_paper.ens10.build_model import build_model
 from smoe_paper.ens10.data.samples import EnsembleSamples
@@ -21,6 +21,7 @@ from smoe_paper.experiments.assemble import assemble_task
 from smoe_paper.experiments.dry_task import DryTask
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.gated_layers import Learning
+from smoe_paper.probabilistic_metrics import EECRPS, EfiDates, GaussianCRPS, GaussianSpreadSkill
 
 Samples = EnsembleSamples | ScoredSamples
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from smoe.metrics import EnsembleCRPS, EnsembleSpreadSkill, Metric, MetricSums, RankHistogram
 from smoe.training.batches import OrderedBatches, load_batches
+from smoe.training.metrics import Metric, MetricSums
 from smoe_paper.ens10.build import make_scores
 from smoe_paper.ens10.data.samples import EnsembleSamples
 from smoe_paper.ens10.data.store import EnsembleStore
 from smoe_paper.ens10.scored_samples import ScoredSamples
 from smoe_paper.ens10.setting import setting_of
+from smoe_paper.probabilistic_metrics import EnsembleCRPS, EnsembleSpreadSkill, RankHistogram
 
 
 def score_raw_ensemble(store: EnsembleStore, years: tuple[int, int], batch_size: int = 8) -> dict[str, float]:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from smoe._plain import to_plain
-from smoe.losses import auxiliary_loss
-from smoe.metrics import Metric
+from smoe.losses.auxiliary import auxiliary_loss
 from smoe.nn import NoisyGate, RoutedLayer
 from smoe.training.batches import Collate
+from smoe.training.metrics import Metric
 from smoe.training.task import Task
 from smoe_paper.experiments.build_optimizer import build_optimizer
 from smoe_paper.experiments.recipe import AuxiliaryLosses, Recipe

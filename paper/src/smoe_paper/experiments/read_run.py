@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from smoe.diagnostics import layers_by_gate, region_information
-from smoe.metrics import MetricSums
 from smoe.regression.model_files import is_model_folder
 from smoe.reports.gate_maps import GateMap, read_gates
 from smoe.reports.parts import ErrorMap, Places
@@ -28,6 +27,7 @@ from smoe.reports.read_fit import (
 )
 from smoe.reports.run_report import Monitor, RunReport, ScoreRow, ScoreSheet
 from smoe.training.batches import OrderedBatches, load_batches, num_samples
+from smoe.training.metrics import MetricSums
 from smoe.training.run_directory import Record, RunDirectory
 from smoe_paper.experiments.experiment import Experiment, Notify
 from smoe_paper.experiments.open_run import OpenRun

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 
 from smoe._plain import RecipeError, shorten
-from smoe.metrics import metric_names
 from smoe.training.checkpoints import CheckpointError, load_checkpoint
 from smoe.training.environment import keep_freed_memory
 from smoe.training.loop import Loop
+from smoe.training.metrics import metric_names
 from smoe.training.plan import check_monitor, resumable_fields
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import Record, RunDirectory, RunError

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 
 from smoe._plain import to_plain
-from smoe.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
 from smoe.training.task import Task
 from smoe_paper.experiments.assemble import assemble_task
 from smoe_paper.experiments.dry_task import DryTask
@@ -29,6 +28,7 @@ from smoe_paper.heat.data import (
     simulate_heat,
 )
 from smoe_paper.heat.recipes import HeatDiffusion, HeatRecipe
+from smoe_paper.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
 
 
 def build_task(recipe: HeatRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import Dataset
 
-from smoe.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
 from smoe.training.task import Task
 from smoe_paper.experiments.assemble import assemble_task
 from smoe_paper.experiments.dry_task import DryTask
@@ -24,6 +23,7 @@ from smoe_paper.heat_mesh.build_model import build_model
 from smoe_paper.heat_mesh.data.diffusion import draw_states, grow_regions, simulate
 from smoe_paper.heat_mesh.data.domains import DOMAINS, Domain
 from smoe_paper.heat_mesh.recipes import MeshDiffusion, MeshRecipe
+from smoe_paper.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
 
 _SEEDS = {"train": 42, "validation": 546981, "test": 865124}
 

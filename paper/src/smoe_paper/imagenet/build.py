@@ -10,9 +10,9 @@ import torch
 
 from smoe import nn
 from smoe.errors import DataError
-from smoe.losses import CrossEntropy
-from smoe.metrics import Accuracy, MeanCrossEntropy, Metric
+from smoe.losses.classification import CrossEntropy
 from smoe.ops._interpolation import Interpolation
+from smoe.training.metrics import Metric
 from smoe.training.task import Task
 from smoe_paper.experiments.assemble import assemble_task
 from smoe_paper.experiments.dry_task import DryTask
@@ -23,6 +23,7 @@ from smoe_paper.imagenet.data.class_folders import find_class_folders, find_clas
 from smoe_paper.imagenet.data.folder_samples import AugmentedFolderImages, FolderImages
 from smoe_paper.imagenet.recipes import ImageNetData, ImageNetRecipe
 from smoe_paper.images.data.samples import ImageSamples
+from smoe_paper.metrics import Accuracy, MeanCrossEntropy
 
 NUM_CLASSES = 1000
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from smoe.errors import DataError
-from smoe.metrics import confusion_matrix
 from smoe.nn import RoutedLayer, SpatialGate
 from smoe.training.distribution import make_accelerator
 from smoe.training.evaluation import predict
@@ -18,6 +17,7 @@ from smoe_paper.images.data.catalogue import IMAGE_SETS
 from smoe_paper.images.data.samples import ImageSamples
 from smoe_paper.images.published import PUBLISHED
 from smoe_paper.images.recipes import ImageRecipe
+from smoe_paper.metrics import confusion_matrix
 
 
 def draw_run(run: OpenRun, split: str) -> list[Path]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.metrics import Metric, MetricSums
+from smoe.training.metrics import Metric, MetricSums
 from smoe_paper.experiments.open_run import OpenRun
 from smoe_paper.weather.data.baselines import Baselines
 from smoe_paper.weather.data.samples import WeatherSamples

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from smoe.errors import DataError
-from smoe.metrics import LatitudeWeightedRMSE
 from smoe.nn import RoutedLayer, SpatialGate
 from smoe.training.distribution import make_accelerator
 from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
 from smoe_paper.experiments.open_run import OpenRun
+from smoe_paper.metrics import LatitudeWeightedRMSE
 from smoe_paper.weather.data.samples import WeatherSamples
 from smoe_paper.weather.data.truth import Truth
 from smoe_paper.weather.evaluate import samples_of

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from smoe.errors import DataError
-from smoe.metrics import MetricSums
+from smoe.training.metrics import MetricSums
 from smoe_paper.weather.data.baselines import BASELINES, BaselineName, Baselines
 from smoe_paper.weather.data.forecasts import ForecastFile
 from smoe_paper.weather.data.store import WeatherStore

@@ -8,14 +8,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from smoe.metrics import (
-    AnomalyCorrelation,
-    LatitudeWeightedMAE,
-    LatitudeWeightedRMSE,
-    MeanOfRootsRMSE,
-    Metric,
-    MetricSums,
-)
+from smoe.training.metrics import Metric, MetricSums
+from smoe_paper.metrics import AnomalyCorrelation, LatitudeWeightedMAE, LatitudeWeightedRMSE, MeanOfRootsRMSE
 from smoe_paper.weather.data.baselines import BASELINES, BaselineName, Baselines
 from smoe_paper.weather.data.store import WeatherStore
 from smoe_paper.weather.data.truth import Progress

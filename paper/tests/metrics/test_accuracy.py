@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from smoe.metrics import Accuracy, ClassErrors, MeanCrossEntropy, class_ranks, confusion_matrix
+from smoe_paper.metrics import Accuracy, ClassErrors, MeanCrossEntropy, class_ranks, confusion_matrix
 
 LOGITS = torch.tensor([[3.0, 2.0, 1.0], [0.0, 5.0, 4.0], [1.0, 2.0, 3.0], [9.0, 0.0, 1.0]])
 CLASSES = torch.tensor([0, 2, 0, 0])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from smoe.metrics import PercentWithin
+from smoe_paper.metrics import PercentWithin
 
 
 def percent(prediction: torch.Tensor, target: torch.Tensor, **arguments: float) -> float:

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from smoe.metrics import MeanAbsoluteError, MeanSquaredError
+from smoe_paper.metrics import MeanAbsoluteError, MeanSquaredError
 
 PREDICTION = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
 TARGET = torch.tensor([[1.0, 4.0], [0.0, 3.0]])

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from smoe.metrics import GaussianSpreadSkill, MeanAbsoluteError, MeanSquaredError, MetricSums, PercentWithin
+from smoe.training.metrics import MeanLoss, MetricSums
+from smoe_paper.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
+from smoe_paper.probabilistic_metrics import GaussianSpreadSkill
 
 
 def test_a_small_last_batch_counts_by_its_pixels() -> None:
@@ -65,3 +68,11 @@ def test_without_a_batch_there_is_no_value() -> None:
 def test_two_metrics_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="a name of its own, got 'spread_skill' 2 times"):
         MetricSums([GaussianSpreadSkill(), MeanSquaredError(), GaussianSpreadSkill()])
+
+
+def test_the_mean_loss_weighs_a_small_last_batch_by_its_samples() -> None:
+    metric = MeanLoss(F.mse_loss)
+    first = metric.totals(torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1))
+    last = metric.totals(torch.tensor([[2.0]]), torch.zeros(1, 1))
+    # (1 + 9 + 4) / 3
+    assert metric.values(first + last)["loss"] == pytest.approx(14 / 3)

@@ -13,15 +13,15 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from smoe.losses import latitude_weights
-from smoe.metrics import (
+from smoe.losses.latitude_weighted import latitude_weights
+from smoe.training.evaluation import evaluate
+from smoe_paper.metrics import (
     AnomalyCorrelation,
     LatitudeWeightedMAE,
     LatitudeWeightedRMSE,
     LatitudeWeightedScore,
     MeanOfRootsRMSE,
 )
-from smoe.training.evaluation import evaluate
 
 # cos(0) = 1 and cos(60) = 1/2, whose mean is 3/4: the rows weigh 4/3 and 2/3.
 LATITUDE = (0.0, 60.0)

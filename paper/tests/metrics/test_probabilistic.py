@@ -11,15 +11,15 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from smoe.losses import latitude_weights
-from smoe.metrics import (
+from smoe.losses.latitude_weighted import latitude_weights
+from smoe.training.metrics import Metric
+from smoe_paper.probabilistic_metrics import (
     EECRPS,
     EfiDates,
     EnsembleCRPS,
     EnsembleSpreadSkill,
     GaussianCRPS,
     GaussianSpreadSkill,
-    Metric,
     PitHistogram,
     RankHistogram,
 )

@@ -1,0 +1,502 @@
+"""Metrics of fields and of classes: errors, shares within a tolerance, latitude-weighted scores, accuracies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from smoe.losses.classification import check_classes
+from smoe.losses.latitude_weighted import latitude_weights
+from smoe.training.metrics import Metric
+
+
+def check_pair(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Refuse a pair that would broadcast or is not real-valued, and bring half precision to float32.
+
+    Args:
+        prediction: Any shape.
+        target: The same shape.
+
+    Returns:
+        Both without gradient, in float32 or float64.
+    """
+    if prediction.shape != target.shape:
+        raise ValueError(
+            f"prediction and target must have the same shape, got {tuple(prediction.shape)} and {tuple(target.shape)}"
+        )
+    return promote_pair(prediction, target)
+
+
+def promote_pair(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Refuse what is not real-valued; return both without gradient, in float32 or float64."""
+    if not (prediction.is_floating_point() and target.is_floating_point()):
+        raise ValueError(f"prediction and target must be floating point, got {prediction.dtype} and {target.dtype}")
+    dtype = torch.promote_types(torch.float32, torch.promote_types(prediction.dtype, target.dtype))
+    return prediction.detach().to(dtype), target.detach().to(dtype)
+
+
+class MeanSquaredError(Metric):
+    """Mean of the squared differences; NaN if any of them is."""
+
+    names = ("mse",)
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the sum of squared differences and the number of pixels, `(1, 2)`."""
+        prediction, target = check_pair(prediction, target)
+        return _sum_and_count((prediction - target).square_())
+
+
+class MeanAbsoluteError(Metric):
+    """Mean of the absolute differences; NaN if any of them is."""
+
+    names = ("mae",)
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the sum of absolute differences and the number of pixels, `(1, 2)`."""
+        prediction, target = check_pair(prediction, target)
+        return _sum_and_count((prediction - target).abs_())
+
+
+def _sum_and_count(statistic: Tensor) -> Tensor:
+    totals = statistic.new_empty((1, 2), dtype=torch.float64)
+    totals[0, 0] = statistic.sum(dtype=torch.float64)
+    totals[0, 1] = statistic.numel()
+    return totals
+
+
+class PercentWithin(Metric):
+    """Percentage of pixels with `|prediction - target| <= absolute_tolerance + tolerance * |target|`.
+
+    Exactly 100.0 means all pixels and nothing less. A pixel whose prediction or target is not finite is not within.
+    """
+
+    def __init__(
+        self,
+        tolerance: float = 0.01,
+        absolute_tolerance: float = 1e-8,
+        region_map: np.ndarray | Tensor | None = None,
+    ) -> None:
+        """Name the metric after its tolerance, `within_1_percent` for 0.01.
+
+        Args:
+            tolerance: Tolerance relative to the target.
+            absolute_tolerance: Tolerance that is added, for targets close to zero.
+            region_map: Region types 0, ..., n - 1, `(H, W)`. Each type is reported too, as `within_1_percent/region_0`
+                and so on.
+        """
+        for name, value in (("tolerance", tolerance), ("absolute_tolerance", absolute_tolerance)):
+            if not 0.0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and not negative, got {value}")
+        self.tolerance = tolerance
+        self.absolute_tolerance = absolute_tolerance
+        # An array stays on the host, whatever the default device is: its values are checked.
+        self.region_map = torch.from_numpy(region_map) if isinstance(region_map, np.ndarray) else region_map
+        overall = f"within_{100 * tolerance:g}_percent"
+        self.names: tuple[str, ...] = (overall,)
+        if self.region_map is not None:
+            self._region_sizes = _count_regions(self.region_map)
+            self.names += tuple(f"{overall}/region_{kind}" for kind in range(len(self._region_sizes)))
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the number of pixels within the tolerance and of all pixels, overall and then for each region type.
+
+        Args:
+            prediction: `(B, ..., H, W)`; with a region map, H and W are those of the map.
+            target: The same shape.
+
+        Returns:
+            Both numbers, float64, `(len(names), 2)`.
+        """
+        prediction, target = check_pair(prediction, target)
+        difference = (prediction - target).abs_()
+        bound = target.abs().mul_(self.tolerance).add_(self.absolute_tolerance)
+        # An infinite target would have an infinite bound, and anything would be within it.
+        bound.clamp_(max=torch.finfo(bound.dtype).max)
+        is_within = difference <= bound
+
+        totals = torch.empty((len(self.names), 2), dtype=torch.float64, device=prediction.device)
+        totals[0, 0] = is_within.count_nonzero()
+        totals[0, 1] = is_within.numel()
+        if self.region_map is not None:
+            if is_within.ndim < 2 or is_within.shape[-2:] != self.region_map.shape:
+                raise ValueError(
+                    f"prediction must end in the region map's shape {tuple(self.region_map.shape)}, "
+                    f"got {tuple(is_within.shape)}"
+                )
+            num_maps = math.prod(is_within.shape[:-2])
+            num_within = is_within.reshape(num_maps, self.region_map.numel()).sum(0, dtype=torch.float64)
+            totals[1:, 0] = 0.0
+            totals[1:, 0].index_add_(0, self.region_map.flatten().to(prediction.device, torch.int64), num_within)
+            totals[1:, 1] = self._region_sizes.to(prediction.device) * num_maps
+        return totals
+
+    def reduction(self, sums: Sequence[float], count: float) -> float:
+        """Return the percentage."""
+        # Multiplied first: the product is exact up to 9e13 pixels, so the quotient is 100.0 only if both are equal.
+        return 100.0 * sums[0] / count
+
+
+def _count_regions(region_map: Tensor) -> Tensor:
+    if region_map.ndim != 2 or region_map.numel() == 0:
+        raise ValueError(f"region_map must have shape (H, W), got {tuple(region_map.shape)}")
+    if region_map.is_floating_point() or region_map.is_complex() or region_map.dtype == torch.bool:
+        raise ValueError(f"region_map must hold integers, got {region_map.dtype}")
+    if region_map.min() < 0:
+        raise ValueError(f"region types must be 0, 1, ..., got {int(region_map.min())}")
+    sizes = region_map.flatten().to(torch.int64).bincount()
+    if not sizes.all():
+        missing = int((sizes == 0).nonzero()[0])
+        raise ValueError(f"region types must be 0, 1, ... without a gap, but type {missing} is missing")
+    return sizes
+
+
+Inverse = Callable[[Tensor], Tensor]
+
+
+class LatitudeWeightedScore(Metric):
+    """The base of scores of fields on the globe: row weights, and physical values from normalised ones.
+
+    A prediction or target that is not a number makes the score of its channel not a number.
+
+    Args:
+        channel_names: Channels of prediction and target, such as `z_500`, in their order.
+        latitude: Latitude of each row in degrees, `(H,)`.
+        scales: Standard deviation that each channel was divided by; 1 where the values are physical already.
+        inverses: Functions from normalised to physical values, by channel name, for channels that were not only
+            shifted and scaled, such as the logarithm of precipitation. The scale of such a channel is not used.
+    """
+
+    prefix: str
+
+    def __init__(
+        self,
+        channel_names: Sequence[str],
+        latitude: Sequence[float] | np.ndarray,
+        scales: Sequence[float] | np.ndarray,
+        *,
+        inverses: Mapping[str, Inverse] | None = None,
+    ) -> None:
+        self.channel_names = tuple(channel_names)
+        self.names = tuple(f"{self.prefix}_{name}" for name in self.channel_names)
+        self.weights = latitude_weights(latitude)
+        self.scales = tuple(float(scale) for scale in scales)
+        self.inverses = dict(inverses or {})
+        if not self.channel_names or len(set(self.channel_names)) != len(self.channel_names):
+            raise ValueError(f"channel_names must be different names, at least one, got {self.channel_names}")
+        if len(self.scales) != len(self.channel_names):
+            raise ValueError(f"there are {len(self.scales)} scales for {len(self.channel_names)} channels")
+        for name, scale in zip(self.channel_names, self.scales, strict=True):
+            if not 0.0 < scale < math.inf:
+                raise ValueError(f"the scale of {name} must be positive and finite, got {scale}")
+        unknown = sorted(set(self.inverses) - set(self.channel_names))
+        if unknown:
+            raise ValueError(f"inverses names {unknown[0]!r}, which is not among {', '.join(self.channel_names)}")
+
+    def check(self, prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Refuse what does not have the channels and rows of this score.
+
+        Args:
+            prediction: `(B, C, H, W)`.
+            target: The same shape.
+        """
+        prediction, target = check_pair(prediction, target)
+        expected = (len(self.channel_names), len(self.weights))
+        if prediction.ndim != 4 or prediction.shape[1:3] != expected:
+            raise ValueError(
+                f"prediction must have shape (B, {expected[0]}, {expected[1]}, W) for {', '.join(self.channel_names)}, "
+                f"got {tuple(prediction.shape)}"
+            )
+        return prediction, target
+
+    def differences(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return prediction minus target in physical units, `(B, C, H, W)`."""
+        prediction, target = self.check(prediction, target)
+        # Subtracted before they are scaled: a shift by a large mean would cost digits.
+        differences = (prediction - target) * prediction.new_tensor(self.scales)[:, None, None]
+        for channel, name in enumerate(self.channel_names):
+            if name in self.inverses:
+                inverse = self.inverses[name]
+                differences[:, channel] = inverse(prediction[:, channel]) - inverse(target[:, channel])
+        return differences
+
+    def weighted_sums(self, fields: Tensor) -> Tensor:
+        """Return the sum of `w * fields` of each sample and channel, float64, `(B, C)`."""
+        return fields.sum(-1, dtype=torch.float64) @ self.weights.to(fields.device)
+
+
+class LatitudeWeightedRMSE(LatitudeWeightedScore):
+    """Root of the mean over times and pixels: `sqrt(mean_{t,lat,lon} w(lat) (f - o)^2)`, as `rmse_z_500`.
+
+    The time mean is inside the root, as in WeatherBench's code and so in the tables of the paper.
+    """
+
+    prefix = "rmse"
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the weighted sum of squared differences and the number of pixels, `(C, 2)`."""
+        differences = self.differences(prediction, target)
+        return _with_count(self.weighted_sums(differences.square_()).sum(0), _num_pixels(differences))
+
+    def reduction(self, sums: Sequence[float], count: float) -> float:
+        """Return the root of the mean."""
+        return math.sqrt(sums[0] / count)
+
+
+class MeanOfRootsRMSE(LatitudeWeightedScore):
+    """Mean over times of each forecast's root: `mean_t sqrt(mean_{lat,lon} w(lat) (f - o)^2)`, as `mean_rmse_z_500`.
+
+    The formula that WeatherBench's article prints. Never larger than `LatitudeWeightedRMSE`.
+    """
+
+    prefix = "mean_rmse"
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the sum of the roots and the number of forecasts, `(C, 2)`."""
+        differences = self.differences(prediction, target)
+        num_pixels = differences.shape[2] * differences.shape[3]
+        roots = (self.weighted_sums(differences.square_()) / num_pixels).sqrt_()
+        return _with_count(roots.sum(0), len(differences))
+
+
+class LatitudeWeightedMAE(LatitudeWeightedScore):
+    """Mean absolute error: `mean_{t,lat,lon} w(lat) |f - o|`, as `mae_z_500`."""
+
+    prefix = "mae"
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the weighted sum of absolute differences and the number of pixels, `(C, 2)`."""
+        differences = self.differences(prediction, target)
+        return _with_count(self.weighted_sums(differences.abs_()).sum(0), _num_pixels(differences))
+
+
+def _num_pixels(fields: Tensor) -> int:
+    return fields.shape[0] * fields.shape[2] * fields.shape[3]
+
+
+def _with_count(sums: Tensor, count: float) -> Tensor:
+    return torch.stack([sums, torch.full_like(sums, count)], dim=1)
+
+
+class AnomalyCorrelation(LatitudeWeightedScore):
+    """Anomaly correlation over all times and pixels at once, as `acc_z_500`.
+
+    With anomalies `f' = f - c - mean(f - c)` of the forecast and `a' = o - c - mean(o - c)` of the truth, the means
+    being plain ones over all times and pixels:
+
+        ACC = sum w(lat) f' a' / sqrt(sum w(lat) f'^2 * sum w(lat) a'^2)
+
+    WeatherBench's climatology c is the time mean of the truth over the test period. NaN where forecast or truth never
+    departs from it.
+
+    Args:
+        channel_names: Channels of prediction and target, in their order.
+        latitude: Latitude of each row in degrees, `(H,)`.
+        scales: Standard deviation that each channel was divided by.
+        climatology: Climatology in physical units, `(C, H, W)`.
+        offsets: Mean that was subtracted from each channel before it was scaled.
+        inverses: See `LatitudeWeightedScore`.
+    """
+
+    prefix = "acc"
+    # f, a, w f, w a, w f a, w f f, w a a and the count, which is the sum of w too: the weights of a map have mean 1.
+    num_totals = 8
+
+    def __init__(
+        self,
+        channel_names: Sequence[str],
+        latitude: Sequence[float] | np.ndarray,
+        scales: Sequence[float] | np.ndarray,
+        climatology: np.ndarray | Tensor,
+        *,
+        offsets: Sequence[float] | np.ndarray,
+        inverses: Mapping[str, Inverse] | None = None,
+    ) -> None:
+        super().__init__(channel_names, latitude, scales, inverses=inverses)
+        self.climatology = torch.as_tensor(climatology, dtype=torch.float64).clone()
+        expected = (len(self.channel_names), len(self.weights))
+        if self.climatology.ndim != 3 or self.climatology.shape[:2] != expected:
+            raise ValueError(
+                f"climatology must have shape ({expected[0]}, {expected[1]}, W), got {tuple(self.climatology.shape)}"
+            )
+        if not bool(self.climatology.isfinite().all()):
+            raise ValueError("climatology holds values that are not finite")
+        if len(offsets) != len(self.channel_names):
+            raise ValueError(f"there are {len(offsets)} offsets for {len(self.channel_names)} channels")
+        # In normalised units, float64, where that is possible: the anomaly is then a difference of small numbers.
+        for channel, name in enumerate(self.channel_names):
+            if name not in self.inverses:
+                self.climatology[channel] = (self.climatology[channel] - float(offsets[channel])) / self.scales[channel]
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the sums that the means and the three products need, and the number of pixels, `(C, 8)`."""
+        prediction, target = self.check(prediction, target)
+        if prediction.shape[3] != self.climatology.shape[2]:
+            raise ValueError(
+                f"prediction has {prediction.shape[3]} columns, the climatology {self.climatology.shape[2]}"
+            )
+        forecast, actual = self._anomalies(prediction), self._anomalies(target)
+        num_maps, num_channels, _, num_columns = forecast.shape
+        count = float(num_maps * len(self.weights) * num_columns)
+        sums = [
+            forecast.sum((0, 2, 3)),
+            actual.sum((0, 2, 3)),
+            *(
+                self.weighted_sums(fields).sum(0)
+                for fields in (forecast, actual, forecast * actual, forecast.square(), actual.square())
+            ),
+            forecast.new_full((num_channels,), count),
+        ]
+        return torch.stack(sums, dim=1)
+
+    def reduction(self, sums: Sequence[float], count: float) -> float:
+        """Return the correlation."""
+        f, a, wf, wa, wfa, wff, waa = sums
+        f, a = f / count, a / count
+        covariance = wfa - f * wa - a * wf + f * a * count
+        variances = wff - 2 * f * wf + f * f * count, waa - 2 * a * wa + a * a * count
+        # Also false for NaN. A difference of equal sums may be a rounding error below zero.
+        if not (variances[0] > 0 and variances[1] > 0):
+            return math.nan
+        return covariance / math.sqrt(variances[0]) / math.sqrt(variances[1])
+
+    def _anomalies(self, fields: Tensor) -> Tensor:
+        climatology = self.climatology.to(fields.device)
+        anomalies = (fields.double() - climatology) * climatology.new_tensor(self.scales)[:, None, None]
+        for channel, name in enumerate(self.channel_names):
+            if name in self.inverses:
+                anomalies[:, channel] = self.inverses[name](fields[:, channel]).double() - climatology[channel]
+        return anomalies
+
+
+class Accuracy(Metric):
+    """Percentage of samples whose class is among the most likely ones: `accuracy`, and `top5_accuracy` and so on.
+
+    Of equal logits the lower class counts as the more likely, so that a constant answer is not right everywhere. A
+    sample with a logit that is not a number counts as wrong.
+
+    Args:
+        top: Numbers of most likely classes that are compared with the true one.
+    """
+
+    def __init__(self, top: Sequence[int] = (1,)) -> None:
+        if not top or min(top) < 1:
+            raise ValueError(f"top must be numbers from 1 on, got {tuple(top)}")
+        self.top = tuple(top)
+        self.names = tuple("accuracy" if number == 1 else f"top{number}_accuracy" for number in self.top)
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the right samples and all samples, for each number.
+
+        Args:
+            prediction: Logits `(B, N)`.
+            target: Classes `(B,)`.
+        """
+        rank = class_ranks(prediction, target)
+        right = [torch.count_nonzero(rank < number) for number in self.top]
+        counts = torch.stack(right).double()
+        return torch.stack([counts, torch.full_like(counts, len(target))], dim=1)
+
+    def reduction(self, sums: Sequence[float], count: float) -> float:
+        """Return the percentage."""
+        # Multiplied first: exactly 100 only if all are right.
+        return 100.0 * sums[0] / count
+
+
+class ClassErrors(Metric):
+    """Percentage of wrong samples of each class, as `error/class_0` and so on; a class without samples has none.
+
+    Args:
+        num_classes: N, the number of classes.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        if num_classes < 1:
+            raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+        self.names = tuple(f"error/class_{number}" for number in range(num_classes))
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the wrong samples and all samples, for each class."""
+        if prediction.ndim != 2 or prediction.shape[1] != len(self.names):
+            raise ValueError(f"prediction must be (B, {len(self.names)}), got {tuple(prediction.shape)}")
+        is_wrong = class_ranks(prediction, target) > 0
+        num_classes = len(self.names)
+        wrong, count = (torch.bincount(which, minlength=num_classes) for which in (target[is_wrong], target))
+        return torch.stack([wrong, count], dim=1).double()
+
+    def reduction(self, sums: Sequence[float], count: float) -> float:
+        """Return the percentage."""
+        return 100.0 * sums[0] / count
+
+    def values(self, totals: Tensor) -> dict[str, float]:
+        """Return the errors of the classes that occur."""
+        if totals.shape != (len(self.names), 2):
+            raise ValueError(f"totals must have shape {(len(self.names), 2)}, got {tuple(totals.shape)}")
+        return {
+            name: self.reduction([wrong], count)
+            for name, (wrong, count) in zip(self.names, totals.tolist(), strict=True)
+            if count > 0
+        }
+
+
+def class_ranks(prediction: Tensor, target: Tensor) -> Tensor:
+    """Return how many classes are more likely than the true one, `(B,)`; N for a sample with a NaN among its logits.
+
+    Args:
+        prediction: Logits `(B, N)`.
+        target: Classes `(B,)`, from 0 to N - 1.
+    """
+    if prediction.ndim != 2 or target.shape != prediction.shape[:1] or target.is_floating_point():
+        raise ValueError(
+            f"prediction must be logits (B, N) and target integer classes (B,), got {tuple(prediction.shape)} and "
+            f"{target.dtype} of {tuple(target.shape)}"
+        )
+    num_classes = prediction.shape[1]
+    if target.numel() and not 0 <= int(target.min()) <= int(target.max()) < num_classes:
+        raise ValueError(f"classes must be in [0, {num_classes - 1}], got {int(target.min())} to {int(target.max())}")
+    prediction, target = prediction.detach(), target.long()[:, None]
+    own = prediction.gather(1, target)
+    numbers = torch.arange(num_classes, device=prediction.device)
+    is_ahead = (prediction > own) | ((prediction == own) & (numbers < target))
+    rank = is_ahead.sum(dim=1)
+    return rank.masked_fill_(prediction.isnan().any(dim=1), num_classes)
+
+
+def confusion_matrix(predicted: Tensor, target: Tensor, num_classes: int) -> Tensor:
+    """Return how many samples of each class (rows) were predicted as each class (columns), `(N, N)` int64.
+
+    Args:
+        predicted: Predicted classes `(B,)`.
+        target: True classes `(B,)`.
+        num_classes: N, the number of classes.
+    """
+    if predicted.shape != target.shape or predicted.ndim != 1:
+        raise ValueError(f"both must be (B,), got {tuple(predicted.shape)} and {tuple(target.shape)}")
+    cells = target.long() * num_classes + predicted.long()
+    return torch.bincount(cells, minlength=num_classes**2).view(num_classes, num_classes)
+
+
+class MeanCrossEntropy(Metric):
+    """The mean over all samples of the cross-entropy, in nats; reported as `cross_entropy`."""
+
+    names = ("cross_entropy",)
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the sum over the samples, and their number.
+
+        Args:
+            prediction: Logits `(B, N)`.
+            target: Classes `(B,)`, or probabilities `(B, N)`.
+        """
+        check_classes(prediction, target)
+        # A sum of many in float32 would lose digits.
+        total = F.cross_entropy(prediction.detach().double(), _as_double(target), reduction="sum")
+        return torch.stack([total, total.new_tensor(float(len(target)))])[None]
+
+
+def _as_double(target: Tensor) -> Tensor:
+    return target.double() if target.is_floating_point() else target.long()
