@@ -16,7 +16,7 @@ from gridded_files import regional
 from smoe.errors import DataError
 from smoe.gridded.load_arrays import load_arrays
 from smoe.gridded.open_fields import open_fields
-from smoe.meshes.read_mesh import MESHIO_SUFFIXES
+from smoe.meshes._mesh_files import MESHIO_SUFFIXES
 
 
 def write_mesh(path: Path) -> None:

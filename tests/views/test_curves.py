@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from smoe.views import curves, draw_accuracy, draw_scores
+from smoe.views import _charts, draw_accuracy, draw_scores
 
 KEY = "validation/within_1_percent"
 HISTORY = [{KEY: 40.0, "other": 1.0}, {"other": 2.0}, {KEY: 100.0, "other": 3.0}]
@@ -16,7 +16,7 @@ HISTORY = [{KEY: 40.0, "other": 1.0}, {"other": 2.0}, {KEY: 100.0, "other": 3.0}
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     drawn: list[Figure] = []
-    monkeypatch.setattr(curves, "save_picture", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(_charts, "save_picture", lambda figure, path: drawn.append(figure))
     return drawn
 
 

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from smoe.views import coastlines, draw_globe
-from smoe.views.globe import project
-from smoe.views.picture import save_picture
+from smoe.views._charts import save_picture
+from smoe.views._globe import project
 
 LATITUDE = np.array([-60.0, 0.0, 60.0])
 LONGITUDE = np.array([0.0, 90.0, 180.0, 270.0])

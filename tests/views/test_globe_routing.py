@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from smoe.losses.latitude_weighted import latitude_weights
-from smoe.views import draw_globe_routing, routing_globe, similarity_colours
+from smoe.views import _globe, draw_globe_routing, similarity_colours
 
 LATITUDE, LONGITUDE = np.array([-60.0, 0.0, 60.0]), np.array([0.0, 90.0, 180.0, 270.0])
 LAND = np.array([[0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
@@ -14,7 +14,7 @@ LAND = np.array([[0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     drawn: list[Figure] = []
-    monkeypatch.setattr(routing_globe, "save_picture", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(_globe, "save_picture", lambda figure, path: drawn.append(figure))
     return drawn
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from smoe.views.mesh_routing import VIEWS, draw_side, plot_mesh_routing, views_of
+from smoe.views._node_routing import VIEWS, draw_side, plot_mesh_routing, views_of
 from smoe_paper.heat_mesh.data import domains
 from smoe_paper.heat_mesh.views import draw_grid_regions, draw_surface_regions
 

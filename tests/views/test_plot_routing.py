@@ -11,7 +11,7 @@ from torch import nn
 
 import smoe
 from smoe.nn import ConvGate, GraphMoE, SpatialMoE2d
-from smoe.views import plot_routing, routing
+from smoe.views import _routing, plot_routing
 
 RNG = np.random.default_rng(0)
 
@@ -19,7 +19,7 @@ RNG = np.random.default_rng(0)
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     drawn: list[Figure] = []
-    monkeypatch.setattr(routing, "save_picture", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(_routing, "save_picture", lambda figure, path: drawn.append(figure))
     return drawn
 
 

@@ -15,7 +15,7 @@ from smoe.gridded.load_arrays import load_arrays
 from smoe.gridded.node_grid import read_node_grid
 from smoe.gridded.regional_regrid import Interpolation, make_regridding
 from smoe.gridded.time_labels import TimeLabels, read_lead_times, read_times
-from smoe.meshes.row_of_nodes import is_row_of_nodes
+from smoe.meshes._node_fields import is_row_of_nodes
 from smoe.suggestions import suggest
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from smoe.errors import DataError
 from smoe.gridded.field_source import FieldSource, as_slice
 from smoe.gridded.open_files import import_xarray
 from smoe.gridded.time_labels import TimeLabels
-from smoe.meshes.row_of_nodes import with_mesh_of
+from smoe.meshes._node_fields import with_mesh_of
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -59,7 +59,7 @@ class NodeGrid(HorizontalGrid):
 
 def read_node_grid(array: xr.DataArray) -> tuple[NodeGrid, Orientation]:
     """Reads the nodes of a field on a row of nodes, as `smoe.meshes` makes them of files with meshes."""
-    from smoe.meshes.row_of_nodes import DESCRIPTION, PLACES
+    from smoe.meshes._node_fields import DESCRIPTION, PLACES
 
     places = np.concatenate([np.asarray(array[name].values, np.float64) for name in PLACES]).T
     grid = NodeGrid.of(np.ascontiguousarray(places), str(array[DESCRIPTION].attrs["description"]))

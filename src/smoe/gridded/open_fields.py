@@ -20,9 +20,8 @@ from smoe.gridded.merge_parts import merge_parts, turned
 from smoe.gridded.open_files import damage_as_data_error, import_xarray
 from smoe.gridded.time_labels import TimeLabels, read_times
 from smoe.gridded.units import are_same_units
-from smoe.meshes.field_files import is_mesh
-from smoe.meshes.read_mesh import MESHIO_SUFFIXES, Location
-from smoe.meshes.row_of_nodes import as_row_of_nodes, is_row_of_nodes
+from smoe.meshes._mesh_files import MESHIO_SUFFIXES, Location, is_mesh
+from smoe.meshes._node_fields import as_row_of_nodes, is_row_of_nodes
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -15,7 +15,7 @@ from smoe.gridded.horizontal_grid import HorizontalGrid
 from smoe.gridded.open_fields import open_fields
 from smoe.gridded.periods import Period
 from smoe.gridded.units import are_same_units
-from smoe.meshes.mesh import Mesh
+from smoe.meshes._mesh import Mesh
 from smoe.regression.layout import OutputLayout
 from smoe.regression.nets import NetShape, Regression, count_parameters
 from smoe.regression.options import RegressorOptions

@@ -21,7 +21,7 @@ from smoe.gridded.cf_output import with_provenance
 from smoe.gridded.open_fields import Data
 from smoe.gridded.open_files import import_xarray
 from smoe.gridded.time_labels import parse_lead
-from smoe.meshes.mesh import Mesh
+from smoe.meshes._mesh import Mesh
 from smoe.regression.fitted import Fitted, is_worse, open_inputs
 from smoe.regression.fitting import train_net
 from smoe.regression.layout import OutputLayout

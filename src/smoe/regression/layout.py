@@ -12,7 +12,7 @@ from smoe.gridded.field_source import FieldSource
 from smoe.gridded.horizontal_grid import Orientation
 from smoe.gridded.open_files import import_xarray
 from smoe.gridded.time_labels import MonthTimes, find_month_times
-from smoe.meshes.row_of_nodes import DESCRIPTION, ROW_COORDINATES, is_row_of_nodes, restored_variables, with_mesh
+from smoe.meshes._node_fields import DESCRIPTION, ROW_COORDINATES, is_row_of_nodes, restored_variables, with_mesh
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -8,9 +8,9 @@ from torch import nn
 
 from smoe.errors import DataError
 from smoe.gridded.horizontal_grid import HorizontalGrid
-from smoe.meshes.mesh import Mesh
-from smoe.meshes.mesh_net import MeshLayers, MeshNet, SummedMeshLayer
-from smoe.meshes.row_of_nodes import mesh_of_row
+from smoe.meshes._mesh import Mesh
+from smoe.meshes._mesh_net import MeshLayers, MeshNet, SummedMeshLayer
+from smoe.meshes._node_fields import mesh_of_row
 from smoe.regression.options import NetName
 
 _LAYERS: dict[NetName, MeshLayers] = {"graph": "graph", "healpix": "healpix"}

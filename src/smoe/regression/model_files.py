@@ -20,8 +20,7 @@ from smoe.gridded.checked_json import checksum
 from smoe.gridded.field_source import Channel
 from smoe.gridded.horizontal_grid import to_plain
 from smoe.gridded.node_grid import grid_from_plain
-from smoe.meshes.mesh import Mesh
-from smoe.meshes.stored_mesh import mesh_arrays, mesh_from_files, mesh_words
+from smoe.meshes._mesh import Mesh, mesh_arrays, mesh_from_files, mesh_words
 from smoe.regression.fitted import Fitted
 from smoe.regression.layout import OutputLayout
 from smoe.regression.nets import NetShape, Regression, count_shared_parameters, make_net, make_plain_net, wrap_own_net

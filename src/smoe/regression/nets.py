@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from smoe.meshes.mesh import Mesh
+from smoe.meshes._mesh import Mesh
 from smoe.nn import SpatialMoE2d, convert
 from smoe.nn._filter_bank import LocalAffine
 from smoe.nn._gate import SpatialGate

@@ -67,7 +67,7 @@ def grid_coordinates(fitted: Fitted) -> dict[str, np.ndarray] | None:
 
 def draw_run(folder: Path) -> list[Path]:
     """Draws the routing of a fitted model into `pictures/routing.png`."""
-    from smoe.views.routing import plot_routing
+    from smoe.views._routing import plot_routing
 
     fitted = GridRegressor.load(folder).fitted
     path = folder / "pictures" / "routing.png"

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from smoe.views.globe import draw_globe
-from smoe.views.picture import COLOURS, save_picture
+from smoe.views._charts import COLOURS, save_picture
+from smoe.views._globe import draw_globe
 
 
 def draw_calibration(

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from smoe.diagnostics import region_agreement, regions_of_experts
-from smoe.views.picture import save_picture
+from smoe.views._charts import save_picture
 from smoe_paper.heat.stencil_deviation import largest_deviation
 
 RGB = tuple[float, float, float]

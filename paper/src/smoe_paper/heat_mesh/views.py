@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.figure import Figure
 
-from smoe.views.mesh_routing import draw_nodes
-from smoe.views.picture import save_picture
+from smoe.views._charts import save_picture
+from smoe.views._node_routing import draw_nodes
 from smoe_paper.heat_mesh.data.domains import Domain
 
 _COLOURS = ("#3B6FB6", "#F2B134", "#C8553D", "#4E9F6D", "#8E6BB0", "#6FB7C9")

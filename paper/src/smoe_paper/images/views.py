@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from smoe.views.picture import COLOURS, save_picture
+from smoe.views._charts import COLOURS, save_picture
 
 # Above this number of classes the cells have no room for numbers, and the axes none for names.
 _MAX_WRITTEN = 20

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from smoe.errors import DataError
-from smoe.meshes.mesh import Mesh
+from smoe.meshes._mesh import Mesh
 from smoe.nn import GraphMoE, HEALPixMoE
 from smoe.nn._filter_bank import BankOptions
 from smoe.nn._fixed_gates import FixedGate

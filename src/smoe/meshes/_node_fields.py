@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.meshes.field_files import check_field_file, make_mesh, read_nodes
-from smoe.meshes.healpix_files import HealpixSphere, has_healpix
-from smoe.meshes.mesh import Mesh
-from smoe.meshes.node_fields import fields_on
-from smoe.meshes.read_mesh import FIELD_SUFFIXES, Location
-from smoe.meshes.ugrid import UgridTopology, topology_variables
+from smoe.meshes._mesh import Mesh
+from smoe.meshes._mesh_files import FIELD_SUFFIXES, Location, check_field_file, make_mesh, read_nodes
+from smoe.meshes._mesh_layouts import HealpixSphere, UgridTopology, fields_on, has_healpix, topology_variables
 from smoe.ops._healpix import HEALPixOrder
 
 if TYPE_CHECKING:

@@ -1,0 +1,269 @@
+"""Meshes from files: UGRID and HEALPix in NetCDF or Zarr, and what meshio reads."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from smoe._integrity import check_netcdf_file, check_zarr_coordinates
+from smoe.errors import DataError, naming_extras
+from smoe.meshes._mesh import Mesh, edges_of_neighbours, edges_of_sides, sides_of_faces
+from smoe.meshes._mesh_layouts import (
+    HealpixSphere,
+    UgridTopology,
+    fields_on,
+    find_healpix,
+    find_topology,
+    read_healpix,
+    read_topology,
+)
+
+# Corners of the sides of a cell, by meshio's name of it.
+Location = Literal["node", "face"]
+FIELD_SUFFIXES = (".nc", ".nc4", ".zarr")
+# Formats of meshio that are one file, and whose readers come to an end: Abaqus, tetgen, XDMF and others open files that
+# they name, and that of off waits for what was cut off.
+MESHIO_SUFFIXES = (".vtu", ".vtk", ".msh", ".ply", ".stl", ".obj")
+
+_SOLID_SIDES = {
+    "tetra": [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)],
+    "pyramid": [(0, 1), (1, 2), (2, 3), (3, 0), (0, 4), (1, 4), (2, 4), (3, 4)],
+    "wedge": [(0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3), (0, 3), (1, 4), (2, 5)],
+    "hexahedron": [(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4), (0, 4), (1, 5), (2, 6), (3, 7)],
+}
+_FLAT = ("triangle", "quad", "polygon")
+
+
+def _read(path: Path) -> Any:
+    if not path.is_file():
+        raise DataError("is not a regular file, but a pipe, device or folder")
+    with naming_extras(f"reading {path.suffix}"):
+        import meshio
+    if path.suffix.lower() == ".ply" and b"end_header" not in path.read_bytes():
+        # meshio would read beyond the end of the file for ever.
+        raise DataError("is damaged or incomplete: its header has no end; copy or download it again")
+    said = io.StringIO()
+    # meshio prints what it finds wrong, and ends the process where none of its readers knows a file.
+    with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        # meshio takes the first bytes of a text for a number and multiplies it.
+        warnings.filterwarnings("ignore", message="overflow encountered", category=RuntimeWarning)
+        try:
+            # Not by the reader of Ansys, which has the same suffix and waits for what was cut off.
+            return meshio.read(path, "gmsh" if path.suffix.lower() == ".msh" else None)
+        except SystemExit as error:
+            reason = " ".join(said.getvalue().split()) or "it is of another format, or damaged"
+            raise DataError(f"meshio cannot read it ({reason})") from error
+        except Exception as error:  # each format has errors of its own
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise DataError(f"meshio cannot read it, the file is damaged or incomplete ({reason})") from error
+
+
+def read_meshio_file(path: Path, location: str | None) -> Mesh:
+    """Reads a mesh by meshio."""
+    mesh = _read(path)
+    points = np.asarray(mesh.points, dtype=np.float64)
+    if points.ndim != 2 or points.shape[1] > 3:
+        raise DataError(f"its points have the shape {points.shape}, expected one to three coordinates each")
+    points = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))
+    flat = [_checked(block, len(points)) for block in mesh.cells if block.type in _FLAT]
+    if location == "face":
+        if not flat:
+            raise DataError(f"has no triangles, quads or polygons, but location is 'face'; cells: {_kinds(mesh)}")
+        return _on_faces(mesh, points, flat)
+    sides = _sides(mesh, flat, len(points))
+    if not len(sides):
+        raise DataError(f"has no connectivity: its cells are {_kinds(mesh)}")
+    is_surface = (
+        len(flat) == 1 and flat[0].shape[1] == 3 and all(block.type in (*_FLAT, "vertex") for block in mesh.cells)
+    )
+    return Mesh(
+        torch.from_numpy(points),
+        torch.from_numpy(edges_of_sides(sides)),
+        {name: _field(values) for name, values in mesh.point_data.items() if _is_field(name, [values])},
+        torch.from_numpy(flat[0]) if is_surface else None,
+    )
+
+
+def _on_faces(mesh: Any, points: np.ndarray, flat: list[np.ndarray]) -> Mesh:
+    most = max(block.shape[1] for block in flat)
+    faces = np.concatenate([np.pad(block, ((0, 0), (0, most - block.shape[1])), constant_values=-1) for block in flat])
+    weight = (faces >= 0)[..., None]
+    centres = (points[faces] * weight).sum(axis=1) / weight.sum(axis=1)
+    places = [number for number, block in enumerate(mesh.cells) if block.type in _FLAT]
+    fields = {
+        name: _field(np.concatenate([np.asarray(blocks[place]) for place in places]))
+        for name, blocks in mesh.cell_data.items()
+        if _is_field(name, [blocks[place] for place in places])
+    }
+    return Mesh(torch.from_numpy(centres), torch.from_numpy(edges_of_neighbours(faces)), fields)
+
+
+def _sides(mesh: Any, flat: list[np.ndarray], num_points: int) -> np.ndarray:
+    sides = [sides_of_faces(block)[0] for block in flat]
+    for block in mesh.cells:
+        if block.type == "line":
+            sides.append(_checked(block, num_points))
+        elif block.type in _SOLID_SIDES:
+            cells = _checked(block, num_points)
+            sides += [cells[:, list(pair)] for pair in _SOLID_SIDES[block.type]]
+        elif block.type not in (*_FLAT, "vertex"):
+            raise DataError(f"has cells of type {block.type!r}, whose sides are not known here; convert them first")
+    return np.concatenate(sides) if sides else np.zeros((0, 2), dtype=np.int64)
+
+
+def _checked(block: Any, num_points: int) -> np.ndarray:
+    cells = np.asarray(block.data, dtype=np.int64)
+    low, high = cells.min(initial=num_points), cells.max(initial=-1)
+    if low < 0 or high >= num_points:
+        raise DataError(
+            f"its {block.type} cells name the points {low} to {high}, but there are {num_points}, numbered from 0"
+        )
+    return cells
+
+
+def _is_field(name: str, blocks: Sequence[np.ndarray]) -> bool:
+    """Whether values are numbers and no tags of the format, such as `gmsh:dim_tags`."""
+    return ":" not in name and all(np.asarray(block).dtype.kind in "fiu" for block in blocks)
+
+
+def _field(values: np.ndarray) -> torch.Tensor:
+    """A field with its nodes last; vectors have theirs before."""
+    return torch.from_numpy(np.moveaxis(np.asarray(values, dtype=np.float32), 0, -1).copy())
+
+
+def _kinds(mesh: Any) -> str:
+    return ", ".join(sorted({block.type for block in mesh.cells})) or "none"
+
+
+def read_field_file(path: Path, location: str | None) -> Mesh:
+    """Reads a UGRID mesh or a HEALPix sphere with its fields."""
+    with naming_extras("reading a mesh from NetCDF or Zarr"):
+        import xarray
+    check_field_file(path)
+    # Connectivity is decoded by hand: xarray would turn integers with a fill value into floats.
+    options: dict[str, Any] = {}
+    if path.suffix.lower() == ".zarr":
+        options = {"engine": "zarr", "consolidated": (path / ".zmetadata").exists() or None}
+        if options["consolidated"] is None and (path / ".zgroup").exists():
+            options["consolidated"] = False
+    try:
+        raw = xarray.open_dataset(path, decode_cf=False, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"cannot be opened as NetCDF or Zarr ({' '.join(str(error).split())})") from error
+    with raw:
+        fields = xarray.decode_cf(raw, decode_coords=False, decode_times=False)
+        nodes = read_nodes(raw, fields, location)
+        return make_mesh(nodes, _read_fields(fields, nodes.dimension))
+
+
+def check_field_file(path: Path) -> None:
+    """Refuses a NetCDF file or Zarr store that is damaged or incomplete.
+
+    Raises:
+        DataError: With the reason.
+    """
+    try:
+        if path.is_dir():
+            check_zarr_coordinates(path)
+        else:
+            check_netcdf_file(path)
+    except DataError as error:
+        # Callers begin their messages with the path.
+        raise DataError(str(error).removeprefix(str(path)).lstrip(": ")) from error
+    except Exception as error:  # each library has errors of its own
+        raise DataError(f"cannot be opened as NetCDF or Zarr ({' '.join(str(error).split())})") from error
+
+
+def is_mesh(dataset: Any) -> bool:
+    """Whether a data set has a UGRID topology or a HEALPix grid mapping."""
+    return find_topology(dataset) is not None or find_healpix(dataset) is not None
+
+
+def read_nodes(raw: Any, fields: Any, location: str | None) -> UgridTopology | HealpixSphere:
+    """Finds the mesh of a data set and reads where its nodes are.
+
+    Args:
+        raw: Data set with the connectivity, decoded or not.
+        fields: Decoded data set.
+        location: `node` or `face` of a UGRID mesh; None for where the fields are.
+
+    Raises:
+        DataError: If there is no mesh, or it is incomplete.
+    """
+    topology = find_topology(raw)
+    if topology is not None:
+        return read_topology(raw, fields, topology, location)
+    mapping = find_healpix(raw)
+    if mapping is not None:
+        return read_healpix(fields, mapping)
+    raise DataError(
+        "has neither a UGRID topology (a variable with cf_role='mesh_topology') nor a HEALPix grid mapping "
+        "(grid_mapping_name='healpix'): a mesh without connectivity cannot be read"
+    )
+
+
+def make_mesh(nodes: UgridTopology | HealpixSphere, fields: dict[str, torch.Tensor] | None = None) -> Mesh:
+    """A mesh of nodes with their edges."""
+    triangles = nodes.triangles() if isinstance(nodes, UgridTopology) else None
+    is_sphere = isinstance(nodes, HealpixSphere)
+    return Mesh(
+        torch.from_numpy(np.ascontiguousarray(nodes.places, dtype=np.float64)),
+        torch.from_numpy(nodes.edges().astype(np.int64)),
+        fields or {},
+        None if triangles is None else torch.from_numpy(triangles.astype(np.int64)),
+        nside=nodes.nside if is_sphere else None,
+        pixel_order=nodes.order if is_sphere else None,
+        dimension=nodes.dimension,
+    )
+
+
+def _read_fields(fields: Any, dimension: str) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(fields[name].transpose(..., dimension).values, dtype=np.float32))
+        for name in fields_on(fields, dimension)
+    }
+
+
+def read_mesh(path: str | Path, *, location: Location | None = None) -> Mesh:
+    """Reads coordinates, edges and fields of a mesh.
+
+    NetCDF and Zarr may hold a UGRID mesh or a HEALPix sphere and are read by xarray; vtu, vtk, msh (gmsh), ply, stl
+    and obj are read by meshio.
+
+    Args:
+        path: File, or Zarr folder.
+        location: What the nodes of the graph are: the points of the mesh (`node`) or its faces (`face`). By default
+            that of the fields in the file, or the points where there are none.
+
+    Raises:
+        DataError: If the file is no mesh, has no connectivity, or its connectivity names points that do not exist.
+
+    Example:
+        >>> mesh = smoe.read_mesh("ocean.nc")
+        >>> layer = smoe.GraphMoE(1, 3, 1, num_nodes=mesh.num_nodes, coordinates=mesh.coordinates)
+        >>> layer(mesh.fields["sst"][:, :, None], mesh.edge_index)
+    """
+    path = Path(path)
+    if location is not None and location not in get_args(Location):
+        raise ValueError(f"location must be one of {', '.join(get_args(Location))}, got {location!r}")
+    if not path.exists():
+        raise FileNotFoundError(f"there is no mesh file {path}")
+    try:
+        if path.suffix.lower() in FIELD_SUFFIXES:
+            return read_field_file(path, location)
+        if path.suffix.lower() not in MESHIO_SUFFIXES:
+            known = ", ".join((*FIELD_SUFFIXES, *MESHIO_SUFFIXES))
+            raise DataError(f"meshes are read from {known}, got {path.suffix!r}: convert it to .vtu")
+
+        return read_meshio_file(path, location)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    except (ValueError, IndexError) as error:
+        raise DataError(f"{path}: it cannot be read, the file is damaged or incomplete ({error})") from error

@@ -1,0 +1,289 @@
+"""The routing of nodes and of pixels that have a place, in colours that are similar for similar choices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from smoe.diagnostics import similarity_components
+from smoe.diagnostics.choices import Choices, as_array
+from smoe.views._charts import save_picture
+
+
+def similarity_colours(
+    routing: Choices, num_experts: int, pixel_weights: np.ndarray | Tensor | None = None
+) -> np.ndarray:
+    """Returns colours such that pixels which share many experts look alike: three principal components as RGB.
+
+    Args:
+        routing: Experts chosen at each pixel, `(E, ...)`.
+        num_experts: Number of experts in the bank, X.
+        pixel_weights: Weight of each pixel, such as its area; must broadcast to the grid.
+
+    Returns:
+        Colours from 0 to 1, `(..., 3)`. Grey where all pixels have the same experts.
+    """
+    components = similarity_components(routing, num_experts, 3, pixel_weights)
+    # 2.2 standard deviations of the first component span the colours.
+    return np.clip(0.5 + 0.5 / 2.2 * np.moveaxis(components, 0, -1), 0.0, 1.0)
+
+
+# Rows: directions to the right, up, and towards the viewer.
+VIEWS = {
+    "front": np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]),
+    "back": np.array([[0.0, -1.0, 0.0], [0.0, 0.0, 1.0], [-1.0, 0.0, 0.0]]),
+    "above": np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]),
+}
+
+
+def plot_mesh_routing(
+    routing: Choices,
+    coordinates: np.ndarray | Tensor,
+    path: str | Path,
+    *,
+    num_experts: int,
+    triangles: np.ndarray | Tensor | None = None,
+    title: str = "",
+) -> None:
+    """Draws which experts serve which nodes of a mesh; nodes with like colours share experts.
+
+    A mesh that is flat, or nearly so, is seen from above, any other from two sides.
+
+    Args:
+        routing: Experts chosen at each node, `(E, N)`.
+        coordinates: Places of the nodes, `(N, 2)` or `(N, 3)`.
+        path: Picture to write.
+        num_experts: X, the number of experts in the bank.
+        triangles: Corners of the triangles, `(T, 3)`; without them nodes are drawn as points.
+        title: Title of the picture.
+    """
+    colours = similarity_colours(routing, num_experts)
+    draw_nodes({"like colours share experts": colours}, coordinates, path, triangles=triangles, title=title)
+
+
+def draw_nodes(
+    columns: dict[str, np.ndarray],
+    coordinates: np.ndarray | Tensor,
+    path: str | Path,
+    *,
+    triangles: np.ndarray | Tensor | None = None,
+    title: str = "",
+) -> None:
+    """Draws colours of nodes side by side, each from the sides that show the whole mesh.
+
+    Args:
+        columns: Colours `(N, 3)` by their headings.
+        coordinates: Places of the nodes, `(N, 2)` or `(N, 3)`.
+        path: Picture to write.
+        triangles: Corners of the triangles, `(T, 3)`.
+        title: Title of the picture.
+    """
+    places = as_space(coordinates)
+    views = views_of(places)
+    corners = None if triangles is None else as_array(triangles)
+    figure = Figure(figsize=(3.4 * len(columns) * len(views), 3.9), layout="constrained")
+    figure.suptitle(title, fontsize=13, fontweight="bold")
+    panels = figure.subplots(1, len(columns) * len(views), squeeze=False)[0]
+    for number, (heading, colours) in enumerate(columns.items()):
+        for offset, view in enumerate(views):
+            axes = panels[number * len(views) + offset]
+            draw_side(axes, places, colours, VIEWS[view], corners)
+            axes.set_title(f"{heading}, {view}" if len(views) > 1 else heading, fontsize=10.5)
+    save_picture(figure, path)
+
+
+def views_of(places: np.ndarray) -> tuple[str, ...]:
+    """Sides from which the whole of some places `(N, 3)` is seen: what is flat from above, all else from two sides."""
+    width, depth, height = np.ptp(places, axis=0)
+    return ("above",) if 2 * height <= min(width, depth) else ("front", "back")
+
+
+def as_space(coordinates: np.ndarray | Tensor) -> np.ndarray:
+    """Coordinates as `(N, 3)`; a plane lies at height 0.
+
+    Raises:
+        ValueError: If they are not `(N, 2)` or `(N, 3)`.
+    """
+    places = np.asarray(as_array(coordinates), dtype=float)
+    if places.ndim != 2 or places.shape[1] not in (2, 3):
+        raise ValueError(f"coordinates must be (N, 2) or (N, 3), got shape {places.shape}")
+    return np.pad(places, ((0, 0), (0, 3 - places.shape[1])))
+
+
+def draw_side(
+    axes: Axes, places: np.ndarray, colours: np.ndarray, view: np.ndarray, triangles: np.ndarray | None = None
+) -> None:
+    """Draws a mesh in parallel projection; what is nearer to the viewer covers what is farther away.
+
+    Args:
+        axes: Empty axes; their frame is removed.
+        places: Places of the nodes, `(N, 3)`.
+        colours: Colours of the nodes, `(N, 3)`.
+        view: Directions to the right, up and towards the viewer, `(3, 3)`.
+        triangles: Corners of the triangles, `(T, 3)`; None for points.
+    """
+    if len(colours) != len(places):
+        raise ValueError(f"there are {len(colours)} colours for {len(places)} nodes")
+    right, up, depth = view @ (places - places.mean(axis=0)).T
+    flat = np.stack([right, up], axis=1)
+    if triangles is None:
+        # Points do not cover each other: of a body only the near half is drawn.
+        is_near = (depth >= 0.0) | (len(views_of(places)) == 1)
+        order = np.flatnonzero(is_near)[np.argsort(depth[is_near])]
+        size = max(1.0, 60000.0 / max(1, len(order)))
+        axes.scatter(*flat[order].T, c=colours[order], s=size, linewidths=0)
+    else:
+        order = np.argsort(depth[triangles].mean(axis=1))
+        # A triangle has the colour of its middle corner by brightness: means of colours would look like other experts.
+        corners = colours[triangles[order]]
+        middle = np.argsort(corners.sum(axis=2), axis=1)[:, 1]
+        shade = corners[np.arange(len(order)), middle]
+        axes.add_collection(
+            PolyCollection(list(flat[triangles[order]]), facecolors=shade, edgecolors="face", linewidths=0.2)
+        )
+        axes.autoscale_view()
+    axes.set_aspect("equal")
+    axes.set_axis_off()
+
+
+# Steps of a coordinate that differ by less than this share are one step, as files with rounded numbers have it.
+_ROUNDING = 0.02
+
+
+@dataclass(frozen=True)
+class PixelPlaces:
+    """Places of pixels in a picture.
+
+    Attributes:
+        names: Names of the vertical and the horizontal coordinate; empty for points without names.
+        rows: Vertical coordinate of each row `(H,)`, or of each pixel.
+        columns: Horizontal coordinate of each column `(W,)`, or of each pixel.
+        is_regular: Whether rows and columns have coordinates of their own.
+    """
+
+    names: tuple[str, str] | None
+    rows: np.ndarray
+    columns: np.ndarray
+    is_regular: bool
+
+    views: ClassVar[tuple[str, ...]] = ("above",)
+
+    def draw(self, axes: Axes, colours: np.ndarray) -> None:
+        """Draws pixels with their colours, `(..., 3)`."""
+        if not self.is_regular:
+            count = self.rows.size
+            axes.scatter(
+                self.columns.ravel(), self.rows.ravel(), c=colours.reshape(-1, 3), s=max(1.0, 4000.0 / count),
+                linewidths=0,
+            )  # fmt: skip
+            axes.set_aspect("equal", adjustable="datalim")
+        elif colours.shape[:2] == (len(self.rows), len(self.columns)) and not self._has_one_step:
+            axes.pcolormesh(self.columns, self.rows, colours, shading="nearest")
+        else:
+            bottom, top = _edges(self.rows)
+            left, right = _edges(self.columns)
+            axes.imshow(colours, interpolation="nearest", origin="lower", extent=(left, right, bottom, top))
+            # Rows that descend, as in files from north to south, are still drawn upwards.
+            axes.set_xlim(min(left, right), max(left, right))
+            axes.set_ylim(min(bottom, top), max(bottom, top))
+            axes.set_aspect("equal" if self._is_in_degrees else "auto")
+        if self.names is None:
+            axes.set_xticks([])
+            axes.set_yticks([])
+        else:
+            axes.set_ylabel(self.names[0], fontsize=9)
+            axes.set_xlabel(self.names[1], fontsize=9)
+            axes.tick_params(labelsize=8)
+
+    @property
+    def _has_one_step(self) -> bool:
+        return all(_has_one_step(axis) for axis in (self.rows, self.columns))
+
+    @property
+    def _is_in_degrees(self) -> bool:
+        return bool(np.abs(self.rows).max() <= 90.0 and np.abs(self.columns).max() <= 360.0)
+
+
+@dataclass(frozen=True)
+class NodePlaces:
+    """Places of the nodes of a mesh in space.
+
+    Attributes:
+        places: Places, `(N, 3)`.
+        triangles: Corners of its triangles, `(T, 3)`; None to draw the nodes as points.
+    """
+
+    places: np.ndarray
+    triangles: np.ndarray | None
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """Sides from which the whole mesh is seen."""
+        return views_of(self.places)
+
+    def draw(self, axes: Axes, colours: np.ndarray, view: str) -> None:
+        """Draws nodes with their colours, `(N, 3)`, from one side."""
+        draw_side(axes, self.places, colours.reshape(-1, 3), VIEWS[view], self.triangles)
+
+
+def read_places(
+    coords: np.ndarray | Tensor | Mapping[str, Any],
+    shapes: Sequence[tuple[int, ...]],
+    triangles: np.ndarray | Tensor | None = None,
+) -> PixelPlaces | NodePlaces:
+    """Checks coordinates against the pixels of all gates.
+
+    Args:
+        coords: As `plot_routing` takes them.
+        shapes: Pixels of each gate.
+        triangles: Corners of triangles.
+
+    Raises:
+        ValueError: If they fit no gate, with both shapes.
+    """
+    if isinstance(coords, Mapping):
+        return _read_named(coords, shapes)
+    values = as_array(coords)
+    for shape in shapes:
+        if values.shape not in ((*shape, 2), (*shape, 3)):
+            raise ValueError(f"coords must hold two or three numbers for each pixel, {(*shape, 2)}, got {values.shape}")
+    if values.shape[-1] == 3 or triangles is not None:
+        flat = as_space(values.reshape(-1, values.shape[-1]))
+        return NodePlaces(flat, None if triangles is None else as_array(triangles))
+    flat = values.reshape(-1, 2)
+    return PixelPlaces(None, flat[:, 1], flat[:, 0], is_regular=False)
+
+
+def _read_named(coords: Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) -> PixelPlaces:
+    if len(coords) != 2:
+        raise ValueError(f"coords must name rows and columns, two coordinates, got {', '.join(map(str, coords))}")
+    first, second = map(str, coords)
+    rows, columns = (np.asarray(values, np.float64) for values in coords.values())
+    is_regular = rows.ndim == 1 and columns.ndim == 1
+    shape = (len(rows), len(columns)) if is_regular else rows.shape
+    fits = shape in shapes if is_regular else rows.shape == columns.shape and all(each == shape for each in shapes)
+    if not fits or min(shape) < 2:
+        pixels = ", ".join(" x ".join(map(str, each)) for each in dict.fromkeys(shapes))
+        raise ValueError(
+            f"coords {first} {rows.shape} and {second} {columns.shape} do not fit the pixels of the gates, {pixels}"
+        )
+    return PixelPlaces((first, second), rows, columns, is_regular)
+
+
+def _has_one_step(axis: np.ndarray) -> bool:
+    steps = np.diff(axis)
+    return bool(np.abs(steps - steps.mean()).max() <= _ROUNDING * abs(steps.mean()))
+
+
+def _edges(axis: np.ndarray) -> tuple[float, float]:
+    """Outer edges of the first and the last pixel."""
+    half = 0.5 * (axis[-1] - axis[0]) / (len(axis) - 1)
+    return float(axis[0] - half), float(axis[-1] + half)
