@@ -8,7 +8,7 @@ import xarray as xr
 
 from gridded_files import regional, times
 from smoe.errors import DataError
-from smoe.gridded.cf_axes import find_axes
+from smoe.gridded._axes import find_axes
 
 
 def field(dims: tuple[str, ...], coords: Mapping[str, object]) -> xr.DataArray:

@@ -5,10 +5,10 @@ import pytest
 import xarray as xr
 
 from smoe.errors import DataError
-from smoe.gridded.cf_axes import find_axes
-from smoe.gridded.field_source import FieldSource
-from smoe.gridded.horizontal_grid import HorizontalGrid, Orientation, read_grid
-from smoe.gridded.regional_regrid import make_regridding
+from smoe.gridded._axes import find_axes
+from smoe.gridded._grids import HorizontalGrid, Orientation, read_grid
+from smoe.gridded._regrid import make_regridding
+from smoe.gridded._source import FieldSource
 
 
 def read(latitude: np.ndarray, longitude: np.ndarray) -> tuple[HorizontalGrid, Orientation, xr.DataArray]:

@@ -7,10 +7,15 @@ import pytest
 from scipy.spatial import KDTree
 
 from smoe.errors import DataError
-from smoe.gridded.horizontal_grid import HorizontalGrid
-from smoe.gridded.inverse_distance import InverseDistance, pixel_coordinates
-from smoe.gridded.nearest_points import nearest_points, on_sphere
-from smoe.gridded.regional_regrid import Regridding, make_regridding
+from smoe.gridded._grids import HorizontalGrid
+from smoe.gridded._regrid import (
+    InverseDistance,
+    Regridding,
+    make_regridding,
+    nearest_points,
+    on_sphere,
+    pixel_coordinates,
+)
 
 
 def curvilinear(rows: int, columns: int, angle: float = 0.3) -> HorizontalGrid:

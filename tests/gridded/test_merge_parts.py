@@ -10,8 +10,8 @@ import xarray as xr
 
 from gridded_files import regional, times
 from smoe.errors import DataError
-from smoe.gridded.field_source import FieldSource
-from smoe.gridded.open_fields import open_fields
+from smoe.gridded._open_fields import open_fields
+from smoe.gridded._source import FieldSource
 
 
 def read_all(data: object) -> dict[str, np.ndarray]:

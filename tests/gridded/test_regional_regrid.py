@@ -5,8 +5,8 @@ import pytest
 import xarray as xr
 
 from smoe.errors import DataError
-from smoe.gridded.horizontal_grid import HorizontalGrid
-from smoe.gridded.regional_regrid import Regridding
+from smoe.gridded._grids import HorizontalGrid
+from smoe.gridded._regrid import Regridding
 
 
 def grid(rows: np.ndarray, columns: np.ndarray, *, closes: bool = False) -> HorizontalGrid:

@@ -10,9 +10,17 @@ import pytest
 
 from gridded_files import times
 from smoe.errors import DataError
-from smoe.gridded.alignment import describe_lost, pair_by_time
-from smoe.gridded.periods import Period, check_apart, parse_period, remaining_samples, samples_in, split_off_last
-from smoe.gridded.time_labels import (
+from smoe.gridded._alignment import (
+    Period,
+    check_apart,
+    describe_lost,
+    pair_by_time,
+    parse_period,
+    remaining_samples,
+    samples_in,
+    split_off_last,
+)
+from smoe.gridded._times import (
     Lead,
     TimeLabels,
     find_month_times,

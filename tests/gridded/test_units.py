@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from smoe.gridded.units import are_same_units
+from smoe.gridded._axes import are_same_units
 
 
 @pytest.mark.parametrize(

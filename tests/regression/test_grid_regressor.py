@@ -17,8 +17,8 @@ from torch import nn
 
 import smoe
 from gridded_files import cosines, regional, times
+from smoe._integrity import checksum
 from smoe.errors import DataError
-from smoe.gridded.checked_json import checksum
 from smoe.regression.options import RegressorOptions
 from smoe.regression.preparation import prepare
 from smoe.regression.run_files import write_scores

@@ -12,7 +12,7 @@ import xarray as xr
 
 from gridded_files import regional, times
 from smoe.errors import DataError
-from smoe.gridded.field_source import FieldSource
+from smoe.gridded._source import FieldSource
 from smoe.regression.options import RegressorOptions
 from smoe.regression.preparation import prepare
 from smoe.regression.statistics import Statistics

@@ -13,9 +13,9 @@ import xarray as xr
 import smoe
 from gridded_files import cosines, times
 from smoe.errors import DataError
-from smoe.gridded.field_source import FieldSource
-from smoe.gridded.nearest_points import on_sphere
-from smoe.gridded.open_fields import open_fields
+from smoe.gridded._open_fields import open_fields
+from smoe.gridded._regrid import on_sphere
+from smoe.gridded._source import FieldSource
 
 iris_sample_data = pytest.importorskip("iris_sample_data")
 FILES = Path(iris_sample_data.path)

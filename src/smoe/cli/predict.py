@@ -39,7 +39,7 @@ def run(args: list[str]) -> int:
     """Parses, predicts, and prints the path."""
     options = parse(Predict, args, prog="smoe predict")
 
-    from smoe.gridded.cf_output import check_output
+    from smoe.gridded._output import check_output
     from smoe.regression import GridRegressor
     from smoe.regression.run_files import write_predictions
 

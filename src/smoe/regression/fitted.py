@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from smoe.errors import DataError, printable
-from smoe.gridded.field_source import Channel, FieldSource
-from smoe.gridded.horizontal_grid import HorizontalGrid
-from smoe.gridded.open_fields import open_fields
-from smoe.gridded.periods import Period
-from smoe.gridded.units import are_same_units
+from smoe.gridded._alignment import Period
+from smoe.gridded._axes import are_same_units
+from smoe.gridded._grids import HorizontalGrid
+from smoe.gridded._open_fields import open_fields
+from smoe.gridded._source import Channel, FieldSource
 from smoe.meshes._mesh import Mesh
 from smoe.regression.layout import OutputLayout
 from smoe.regression.nets import NetShape, Regression, count_parameters

@@ -16,11 +16,11 @@ from torch import nn
 
 from smoe._files import temporary_folder
 from smoe.errors import DataError
-from smoe.gridded.alignment import Pairs
-from smoe.gridded.cf_output import with_provenance
-from smoe.gridded.open_fields import Data
-from smoe.gridded.open_files import import_xarray
-from smoe.gridded.time_labels import parse_lead
+from smoe.gridded._alignment import Pairs
+from smoe.gridded._datasets import import_xarray
+from smoe.gridded._open_fields import Data
+from smoe.gridded._output import with_provenance
+from smoe.gridded._times import parse_lead
 from smoe.meshes._mesh import Mesh
 from smoe.regression.fitted import Fitted, is_worse, open_inputs
 from smoe.regression.fitting import train_net

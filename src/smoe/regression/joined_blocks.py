@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded.open_files import import_xarray
+from smoe.gridded._datasets import import_xarray
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smoe._plain import from_plain
-from smoe.gridded.field_source import FieldSource
-from smoe.gridded.horizontal_grid import Orientation
-from smoe.gridded.open_files import import_xarray
-from smoe.gridded.time_labels import MonthTimes, find_month_times
+from smoe.gridded._datasets import import_xarray
+from smoe.gridded._grids import Orientation
+from smoe.gridded._source import FieldSource
+from smoe.gridded._times import MonthTimes, find_month_times
 from smoe.meshes._node_fields import DESCRIPTION, ROW_COORDINATES, is_row_of_nodes, restored_variables, with_mesh
 
 if TYPE_CHECKING:

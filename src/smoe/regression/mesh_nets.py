@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from smoe.errors import DataError
-from smoe.gridded.horizontal_grid import HorizontalGrid
+from smoe.gridded._grids import HorizontalGrid
 from smoe.meshes._mesh import Mesh
 from smoe.meshes._mesh_net import MeshLayers, MeshNet, SummedMeshLayer
 from smoe.meshes._node_fields import mesh_of_row

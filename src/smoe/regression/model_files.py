@@ -14,12 +14,11 @@ import torch
 from torch import nn
 
 from smoe._files import FileLock, LockedError, write_atomically
+from smoe._integrity import checksum
 from smoe._plain import RecipeError, from_plain
 from smoe.errors import DataError
-from smoe.gridded.checked_json import checksum
-from smoe.gridded.field_source import Channel
-from smoe.gridded.horizontal_grid import to_plain
-from smoe.gridded.node_grid import grid_from_plain
+from smoe.gridded._grids import grid_from_plain, to_plain
+from smoe.gridded._source import Channel
 from smoe.meshes._mesh import Mesh, mesh_arrays, mesh_from_files, mesh_words
 from smoe.regression.fitted import Fitted
 from smoe.regression.layout import OutputLayout

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from smoe.errors import DataError
-from smoe.gridded.field_source import FieldSource
-from smoe.gridded.field_table import block_rows, describe_position
-from smoe.gridded.time_labels import parse_lead
+from smoe.gridded._source import FieldSource
+from smoe.gridded._tables import block_rows, describe_position
+from smoe.gridded._times import parse_lead
 from smoe.regression.fitted import Fitted, run_net
 from smoe.regression.nets import Regression
 from smoe.regression.objectives import split_gaussian

@@ -10,13 +10,22 @@ from typing import Any
 import numpy as np
 
 from smoe.errors import DataError, printable
-from smoe.gridded.alignment import Pairs, describe_lost, pair_by_time
-from smoe.gridded.field_checks import check_gaps, describe_invalid, find_outlier, has_gap
-from smoe.gridded.field_source import FieldSource
-from smoe.gridded.field_table import FieldTable, Progress, collect_fields
-from smoe.gridded.open_fields import open_fields
-from smoe.gridded.periods import Period, check_apart, parse_period, remaining_samples, samples_in, split_off_last
-from smoe.gridded.time_labels import parse_lead
+from smoe.gridded._alignment import (
+    Pairs,
+    Period,
+    check_apart,
+    describe_lost,
+    pair_by_time,
+    parse_period,
+    remaining_samples,
+    samples_in,
+    split_off_last,
+)
+from smoe.gridded._checks import check_gaps, describe_invalid, find_outlier, has_gap
+from smoe.gridded._open_fields import open_fields
+from smoe.gridded._source import FieldSource
+from smoe.gridded._tables import FieldTable, Progress, collect_fields
+from smoe.gridded._times import parse_lead
 from smoe.regression.mesh_nets import check_net_name
 from smoe.regression.options import RegressorOptions
 from smoe.regression.samples import GridSamples

@@ -8,7 +8,7 @@ import numpy as np
 
 from smoe.diagnostics import fixed_choices, fixed_gates
 from smoe.errors import DataError
-from smoe.gridded.open_files import import_xarray
+from smoe.gridded._datasets import import_xarray
 from smoe.meshes._node_fields import with_mesh
 from smoe.regression.fitted import Fitted
 from smoe.suggestions import suggest

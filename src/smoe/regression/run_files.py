@@ -11,7 +11,7 @@ import numpy as np
 from smoe._files import temporary_folder, write_atomically
 from smoe.diagnostics import fixed_choices
 from smoe.errors import DataError
-from smoe.gridded.cf_output import WRITING, with_provenance, write_cf, write_cf_by_year
+from smoe.gridded._output import WRITING, with_provenance, write_cf, write_cf_by_year
 from smoe.regression.fitted import Fitted
 from smoe.regression.grid_regressor import GridRegressor
 from smoe.regression.joined_blocks import join_blocks

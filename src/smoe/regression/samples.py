@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from smoe.gridded.alignment import Pairs
-from smoe.gridded.field_table import FieldTable
+from smoe.gridded._alignment import Pairs
+from smoe.gridded._tables import FieldTable
 from smoe.regression.statistics import Statistics
 
 

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from smoe.errors import DataError, printable
-from smoe.gridded.alignment import Pairs
-from smoe.gridded.field_source import FieldSource
-from smoe.gridded.open_fields import open_fields
-from smoe.gridded.periods import Period, parse_period, remaining_samples, samples_in
-from smoe.gridded.units import are_same_units
+from smoe.gridded._alignment import Pairs, Period, parse_period, remaining_samples, samples_in
+from smoe.gridded._axes import are_same_units
+from smoe.gridded._open_fields import open_fields
+from smoe.gridded._source import FieldSource
 from smoe.losses.crps import gaussian_crps
 from smoe.regression.fitted import Fitted, open_inputs
 from smoe.regression.prediction import central, find_gaps, predict_values, read_inputs

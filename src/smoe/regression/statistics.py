@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded.field_source import Channel
-from smoe.gridded.time_labels import TimeLabels
-from smoe.gridded.units import are_same_units
+from smoe.gridded._axes import are_same_units
+from smoe.gridded._source import Channel
+from smoe.gridded._times import TimeLabels
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded.alignment import Pairs
-from smoe.gridded.field_moments import FieldMoments
-from smoe.gridded.field_source import Channel
-from smoe.gridded.field_table import FieldTable
+from smoe.gridded._alignment import Pairs
+from smoe.gridded._checks import FieldMoments
+from smoe.gridded._source import Channel
+from smoe.gridded._tables import FieldTable
 from smoe.regression.options import Normalisation
 from smoe.regression.statistics import Statistics, time_classes
 

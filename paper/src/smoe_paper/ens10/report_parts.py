@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from smoe.gridded.checked_json import checksum
+from smoe._integrity import checksum
 from smoe.reports.parts import ErrorMap, Places
 from smoe_paper.ens10.data.variables import TASKS
 from smoe_paper.ens10.pictures import RAW

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smoe.gridded.disk_space import describe_size
+from smoe.gridded._output import describe_size
 from smoe_paper.weather.data.store import WeatherStore
 
 

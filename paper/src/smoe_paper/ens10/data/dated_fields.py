@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded.open_files import OpenFiles, damage_as_data_error
+from smoe.gridded._datasets import OpenFiles, damage_as_data_error
 from smoe_paper.atmosphere.axes import find_levels
 from smoe_paper.atmosphere.units import check_units
 from smoe_paper.atmosphere.variables import Variable

@@ -8,8 +8,7 @@ import numpy as np
 
 from smoe._integrity import check_grib_file
 from smoe.errors import DataError
-from smoe.gridded.grib_files import import_cfgrib
-from smoe.gridded.open_files import damage_as_data_error
+from smoe.gridded._datasets import damage_as_data_error, import_cfgrib
 from smoe_paper.ens10.data.global_grid import check_global
 from smoe_paper.ens10.data.member_files import MemberFile, OpenMembers, check_numbers
 from smoe_paper.ens10.data.variables import LEAD_DAYS, EnsembleTask, EnsembleVariable

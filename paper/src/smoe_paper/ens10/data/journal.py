@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from smoe._integrity import checksum, differences, read_checked_json, write_checked_json
 from smoe.errors import DataError
-from smoe.gridded.checked_json import checksum, differences, read_checked_json, write_checked_json
 from smoe_paper.ens10.data.store_format import FORMAT, METADATA_FILE, PREPARATION_FILE, VERSION, Metadata, Plan
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded.open_files import damage_as_data_error, open_netcdf
+from smoe.gridded._datasets import damage_as_data_error, open_netcdf
 from smoe_paper.atmosphere.axes import find_levels
 from smoe_paper.atmosphere.time_axis import as_minutes
 from smoe_paper.atmosphere.units import check_units

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from smoe.errors import DataError
+from smoe.gridded._datasets import OpenFiles, open_netcdf
 from smoe.gridded.grid import Grid
-from smoe.gridded.open_files import OpenFiles, open_netcdf
 from smoe_paper.atmosphere.variables import Variable
 from smoe_paper.ens10.data.dated_fields import DatedFields
 from smoe_paper.ens10.data.global_grid import GlobalGrid

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded.disk_space import check_disk
+from smoe.gridded._output import check_disk
 from smoe.gridded.field_files import DTYPE, crc32_of_rows
 from smoe.gridded.store_folder import only_process
 from smoe.training.progress import ProgressBar

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded.open_files import OpenFiles, open_netcdf
+from smoe.gridded._datasets import OpenFiles, open_netcdf
 from smoe_paper.ens10.data.dated_fields import DatedFields
 from smoe_paper.ens10.data.dates import LEAD, check_calendar, check_same_dates
 from smoe_paper.ens10.data.global_grid import GlobalGrid

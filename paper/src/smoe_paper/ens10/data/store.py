@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from smoe._integrity import read_checked_json
 from smoe.errors import DataError
-from smoe.gridded.checked_json import read_checked_json
 from smoe.gridded.field_files import DTYPE, crc32_of_rows
 from smoe.gridded.grid import Grid
 from smoe_paper.ens10.data.normalisation import normalise

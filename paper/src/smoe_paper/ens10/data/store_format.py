@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from smoe._integrity import read_checked_json, write_checked_json
 from smoe.errors import DataError
-from smoe.gridded.checked_json import read_checked_json, write_checked_json
 from smoe.gridded.field_files import DTYPE
 from smoe_paper.ens10.data.variables import NUM_MEMBERS, TASKS, TaskName
 

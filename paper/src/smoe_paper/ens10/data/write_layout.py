@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smoe.gridded._datasets import import_xarray
 from smoe.gridded.grid import Grid
-from smoe.gridded.open_files import import_xarray
 from smoe_paper.ens10.data.dates import LEAD, check_order
 from smoe_paper.ens10.data.member_files import check_numbers, mean_and_spread
 from smoe_paper.ens10.data.normalisation import OFFSET

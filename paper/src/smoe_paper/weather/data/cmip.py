@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded.open_files import damage_as_data_error
+from smoe.gridded._datasets import damage_as_data_error
 from smoe_paper.atmosphere.axes import Orientation, find_levels
 from smoe_paper.atmosphere.plausible import standard_height
 from smoe_paper.atmosphere.time_axis import TimeAxis

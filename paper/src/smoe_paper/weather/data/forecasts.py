@@ -11,8 +11,8 @@ import numpy as np
 
 from smoe._integrity import check_netcdf_file, check_zarr_array, check_zarr_coordinates
 from smoe.errors import DataError
+from smoe.gridded._datasets import damage_as_data_error, import_xarray
 from smoe.gridded.grid import Grid
-from smoe.gridded.open_files import damage_as_data_error, import_xarray
 from smoe_paper.atmosphere.axes import LEVEL_NAMES, Orientation, find_levels, find_orientation
 from smoe_paper.atmosphere.units import check_units
 from smoe_paper.atmosphere.variables import VARIABLES, Variable, parse_channel

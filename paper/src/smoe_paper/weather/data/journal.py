@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from smoe._integrity import differences
 from smoe.errors import DataError
-from smoe.gridded.checked_json import differences
 from smoe.gridded.statistics import Moments
 from smoe_paper.weather.data.prepare_plan import Plan
 from smoe_paper.weather.data.store_format import PREPARATION_FILE, NaNPolicy, StoredYear, read_json, write_json

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded.disk_space import check_disk
+from smoe.gridded._output import check_disk
 from smoe.gridded.field_files import DTYPE, crc32_of_rows
 from smoe.gridded.statistics import STEPS_PER_PIECE, transform
 from smoe.gridded.store_folder import only_process

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smoe.errors import DataError
+from smoe.gridded._datasets import OpenFiles, damage_as_data_error
 from smoe.gridded.grid import Grid
-from smoe.gridded.open_files import OpenFiles, damage_as_data_error
 from smoe.gridded.year_ranges import describe_years
 from smoe_paper.atmosphere.axes import Orientation, find_levels, find_orientation
 from smoe_paper.atmosphere.time_axis import TimeAxis, read_time_axis

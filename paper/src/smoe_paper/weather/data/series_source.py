@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from smoe.errors import DataError
+from smoe.gridded._datasets import OpenFiles, damage_as_data_error
 from smoe.gridded.grid import Grid
-from smoe.gridded.open_files import OpenFiles, damage_as_data_error
 from smoe_paper.atmosphere.axes import find_orientation
 from smoe_paper.atmosphere.plausible import check_plausible
 from smoe_paper.atmosphere.variables import VARIABLES, Channel, Variable, parse_channel

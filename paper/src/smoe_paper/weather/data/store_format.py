@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from smoe._integrity import checksum, read_checked_json, write_checked_json
 from smoe._plain import RecipeError, from_plain
 from smoe.errors import DataError
-from smoe.gridded.checked_json import checksum, read_checked_json, write_checked_json
 from smoe.gridded.field_files import DTYPE
 
 FORMAT = "smoe weather store"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded.open_files import OpenFiles, open_netcdf
+from smoe.gridded._datasets import OpenFiles, open_netcdf
 from smoe_paper.atmosphere.grids import GRIDS
 from smoe_paper.atmosphere.variables import CONSTANTS, HOURLY_PRECIPITATION, VARIABLES, Variable, check_constant_name
 from smoe_paper.weather.data.constants import check_constant, grid_constant

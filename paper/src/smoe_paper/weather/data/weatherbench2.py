@@ -9,7 +9,7 @@ import numpy as np
 
 from smoe._integrity import check_zarr_array, check_zarr_coordinates
 from smoe.errors import DataError, naming_extras
-from smoe.gridded.open_files import OpenFiles, damage_as_data_error, import_xarray
+from smoe.gridded._datasets import OpenFiles, damage_as_data_error, import_xarray
 from smoe_paper.atmosphere.grids import GRIDS
 from smoe_paper.atmosphere.time_axis import read_time_axis
 from smoe_paper.atmosphere.variables import (

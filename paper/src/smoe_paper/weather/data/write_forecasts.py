@@ -18,7 +18,7 @@ import numpy as np
 
 from smoe._files import temporary_folder
 from smoe.errors import DataError
-from smoe.gridded.cf_output import WRITING, explain_library_error
+from smoe.gridded._output import WRITING, explain_library_error
 from smoe.gridded.grid import Grid
 from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
 

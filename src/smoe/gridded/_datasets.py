@@ -1,4 +1,4 @@
-"""Files opened by xarray, a few at a time; what the library behind it says of a damaged file becomes a DataError."""
+"""Opens NetCDF, Zarr and GRIB by xarray, and says in one line what is damaged."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from smoe._integrity import check_netcdf_file
-from smoe.errors import DataError, naming_extras
+from smoe._integrity import check_grib_file, check_netcdf_file
+from smoe.errors import DataError, missing_package, naming_extras
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -91,3 +91,34 @@ def import_xarray() -> ModuleType:
     with naming_extras("reading gridded data"):
         import xarray as xr
     return xr
+
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+GRIB_ENDINGS = (".grib", ".grib2", ".grb", ".grb2")
+
+
+def import_cfgrib() -> None:
+    """Imports cfgrib, or raises an error that names its extra."""
+    try:
+        with naming_extras("reading GRIB"):
+            import cfgrib  # noqa: F401
+    except RuntimeError as error:
+        raise missing_package("reading GRIB", "eccodes") from error
+
+
+def open_grib(path: Path) -> xr.Dataset:
+    """Opens a GRIB file; values are read when they are asked for.
+
+    Raises:
+        DataError: If the file is damaged.
+        MissingPackageError: If cfgrib is not installed.
+    """
+    import_cfgrib()
+    with damage_as_data_error(path):
+        check_grib_file(path)
+        # No index beside the file: it would be written there, and one that is there is a pickle, which can hold code.
+        return import_xarray().open_dataset(
+            path, engine="cfgrib", decode_timedelta=False, backend_kwargs={"indexpath": "", "errors": "raise"}
+        )
