@@ -13,7 +13,7 @@ from smoe.version import __version__
 if TYPE_CHECKING:
     from smoe import diagnostics, losses, nn, ops, rules
     from smoe.diagnostics import describe
-    from smoe.losses.auxiliary import auxiliary_loss
+    from smoe.losses import auxiliary_loss
     from smoe.meshes import read_mesh
     from smoe.nn import (
         CoarseGate,

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from smoe.diagnostics import expert_use, mean_where_served, selections
-from smoe.losses.latitude_weighted import latitude_weights
+from smoe.losses import latitude_weights
 
 LATITUDE = np.array([-60.0, 0.0, 60.0])
 LAND = np.array([[0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module
 
 import smoe
 from smoe.nn import CondConv2d, GridConv2d, LocallyConnected2d, LowRankLocal2d
-from smoe.nn._patch_moe import _sum_over_processes
+from smoe.nn._batch_norm import _sum_over_processes
 from smoe.ops._operators import NativeLibrary, native_library
 
 # PyTorch's own forward-mode rules are scripts.

@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import smoe
-from definitions import assert_same, define_layer_gradients, gate_gradient, layer_gradients
-from smoe.losses.routing_classification import routing_classification_loss
+from definitions import assert_same, define_layer_gradients, define_routing, gate_gradient, layer_gradients
 from smoe.ops import output_grid
-from smoe.ops._classification import choice_errors, wrong_choices
 from smoe.options import Order
 from smoe.rules import Damping, RoutingClassification
 
@@ -175,9 +173,9 @@ def test_injected_gradient_is_autograds(rc_weight, num_experts, num_selected, ga
     output = layer(leaf)
     task_loss = F.mse_loss(output, target)
     (error,) = torch.autograd.grad(task_loss, output, retain_graph=True)
-    (is_wrong,) = wrong_choices(choice_errors(error.flatten(2), 2), 0.3, (1e-5,))
     routing = layer.gate(leaf)
-    routing_loss = routing_classification_loss(routing.scores, routing.indices, is_correct=~is_wrong)
+    labels = define_routing(error.flatten(2), routing.indices.expand(3, -1, -1), num_experts, 2).labels
+    routing_loss = F.binary_cross_entropy_with_logits(routing.scores.expand_as(labels), labels)
     parameters = dict(layer.named_parameters())
     found = torch.autograd.grad(task_loss + rc_weight * routing_loss, [leaf, *parameters.values()])
     expected = {f"{name}.grad": grad for name, grad in zip(["input", *parameters], found, strict=True)}

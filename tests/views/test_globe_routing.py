@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from smoe.losses.latitude_weighted import latitude_weights
+from smoe.losses import latitude_weights
 from smoe.views import _globe, draw_globe_routing, similarity_colours
 
 LATITUDE, LONGITUDE = np.array([-60.0, 0.0, 60.0]), np.array([0.0, 90.0, 180.0, 270.0])

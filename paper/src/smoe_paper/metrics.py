@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from smoe.losses.classification import check_classes
-from smoe.losses.latitude_weighted import latitude_weights
+from smoe.losses import latitude_weights
 from smoe.training.metrics import Metric
+from smoe_paper.losses import check_classes
 
 
 def check_pair(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

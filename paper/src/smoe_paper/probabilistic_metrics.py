@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smoe.losses.crps import corrected_crps, ensemble_crps, standardise
-from smoe.losses.latitude_weighted import latitude_weights
-from smoe.nn._baselines import gaussian_correction
+from smoe.losses import latitude_weights, standardise
 from smoe.training.metrics import Metric
+from smoe_paper.losses import corrected_crps, ensemble_crps, gaussian_correction
 from smoe_paper.metrics import promote_pair
 
 
@@ -185,7 +184,7 @@ class EnsembleCRPS(ProbabilisticScore):
     """Mean CRPS of the members, as `ensemble_crps` or `fair_ensemble_crps`.
 
     Args:
-        fair: Correct for the number of members; see `smoe.losses.ensemble_crps`.
+        fair: Correct for the number of members; see `smoe_paper.losses.ensemble_crps`.
         latitude: Latitude of each row in degrees, `(H,)`; see `ProbabilisticScore`.
     """
 

@@ -14,7 +14,6 @@ from ens10_files import write_ens10
 from memory_ensemble import GRID, make_ensemble, tiny_recipe
 from memory_source import Silent
 from smoe.errors import DataError
-from smoe.losses.crps import GaussianCRPSLoss
 from smoe.training.loop import Loop
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Task
@@ -27,6 +26,7 @@ from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData
 from smoe_paper.ens10.setting import setting_of
 from smoe_paper.experiments.optimizers import Adam
 from smoe_paper.experiments.runs import open_run, train
+from smoe_paper.losses import GaussianCRPSLoss
 
 SPLITS = ("train", "validation", "test")
 

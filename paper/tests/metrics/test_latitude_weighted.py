@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from smoe.losses.latitude_weighted import latitude_weights
+from smoe.losses import latitude_weights
 from smoe.training.evaluation import evaluate
 from smoe_paper.metrics import (
     AnomalyCorrelation,

@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from smoe.losses.latitude_weighted import latitude_weights
+from smoe.losses import latitude_weights
 from smoe.training.metrics import Metric
 from smoe_paper.probabilistic_metrics import (
     EECRPS,

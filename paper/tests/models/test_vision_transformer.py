@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from smoe.losses.patch_routing import patch_moe_loss
-from smoe.nn import PatchMoE
-from smoe.nn._patch_moe import FeedForward
+from smoe_paper.baselines.patch_moe import FeedForward, PatchMoE, patch_moe_loss
 from smoe_paper.models import VisionTransformer
 from smoe_paper.models.vision_transformer import TransformerBlock, cut_into_patches, join_patches, sine_cosine_position
 

@@ -10,7 +10,7 @@ import torch
 
 from smoe import SpatialMoE2d
 from smoe.errors import DataError
-from smoe.losses.latitude_weighted import latitude_weights
+from smoe.losses import latitude_weights
 from smoe.training.checkpoints import CheckpointError, load_checkpoint
 from smoe.training.run_directory import RunDirectory
 from smoe_paper.experiments.optimizers import Adam

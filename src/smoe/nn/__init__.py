@@ -5,9 +5,8 @@ from smoe.nn._baselines import (
     CoordConv2d,
     LearnedChannels,
     LocallyConnected2d,
-    gaussian_correction,
-    gaussian_head,
 )
+from smoe.nn._batch_norm import SharedBatchNorm2d
 from smoe.nn._conversion_plan import ConversionPlan, plan_conversion
 from smoe.nn._convert import convert
 from smoe.nn._filter_bank import LocalAffine
@@ -25,7 +24,6 @@ from smoe.nn._loss_scale import track_loss_scale
 from smoe.nn._low_rank import LowRankLocal2d
 from smoe.nn._module_layer import SpatialMoE
 from smoe.nn._nodes import node_gate
-from smoe.nn._patch_moe import PatchMoE, SharedBatchNorm2d
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.nn._sharding import shard, unsharded
 
@@ -52,7 +50,6 @@ __all__ = [
     "LowRankLocal2d",
     "Memory",
     "NoisyGate",
-    "PatchMoE",
     "PixelEmbedding",
     "RoutedLayer",
     "Setting",
@@ -66,8 +63,6 @@ __all__ = [
     "TensorGate",
     "convert",
     "freeze",
-    "gaussian_correction",
-    "gaussian_head",
     "interpolate_grids",
     "node_gate",
     "plan_conversion",

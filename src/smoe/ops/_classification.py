@@ -23,7 +23,7 @@ def choice_errors(error: torch.Tensor, expert_channels: int, loss_scale: torch.T
     A mean-squared loss over N elements has the gradient 2/N (prediction - truth), so |error| N/2 is the prediction
     error. For other losses and deeper layers it is a scaled proxy of it.
 
-    Under the mean CRPS of a corrected ensemble (`smoe.losses.GaussianCRPSLoss`) it is, at the network's two outputs,
+    Under the mean CRPS of a corrected ensemble it is, at the network's two outputs,
     s |2 Phi(z) - 1| and std |2 phi(z) - 1/sqrt(pi)|, with the ensemble's spread s, the forecast's std and the miss z in
     units of it. These have the unit of the data but are bounded by the spread: the choices that count as wrong are
     those where the ensemble is uncertain and the truth in a tail, and a miss of 5 std is no worse than one of 3. In a
@@ -32,7 +32,7 @@ def choice_errors(error: torch.Tensor, expert_channels: int, loss_scale: torch.T
     errors exceed the quantile, but what a tolerance means; and measuring tolerances by the layer's output does not
     help, because outputs stay as they are when temperatures are given in mK while errors grow a thousandfold.
 
-    Under a cross-entropy (`smoe.losses.CrossEntropy`) it is, in a layer of C x h x w outputs, (C h w) / 2 times the
+    Under a cross-entropy it is, in a layer of C x h x w outputs, (C h w) / 2 times the
     change of a sample's loss for each unit of an output: no unit at all, and of the order of 1 until the sample is
     classified with confidence. Behind a ReLU an output that is cut has next to no error. So in a classifier the largest
     errors are those of the outputs that are active, and these are what counts as wrong: see docs/images.md.

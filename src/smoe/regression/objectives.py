@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from smoe.losses.crps import gaussian_crps
+from smoe.losses import gaussian_crps
 from smoe.regression.options import Objective
 from smoe.training.metrics import Metric
 

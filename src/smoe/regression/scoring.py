@@ -14,7 +14,7 @@ from smoe.gridded._alignment import Pairs, Period, parse_period, remaining_sampl
 from smoe.gridded._axes import are_same_units
 from smoe.gridded._open_fields import open_fields
 from smoe.gridded._source import FieldSource
-from smoe.losses.crps import gaussian_crps
+from smoe.losses import gaussian_crps
 from smoe.regression.fitted import Fitted, open_inputs
 from smoe.regression.prediction import central, find_gaps, predict_values, read_inputs
 from smoe.regression.preparation import lead_channel, pair_sources

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from smoe.nn import SharedBatchNorm2d
 from smoe.nn._grid_layers import GridConv2d
-from smoe.nn._patch_moe import SharedBatchNorm2d
 from smoe.nn._routed_layer import check_input, check_positive
 from smoe.options import PaddingMode
 
@@ -46,7 +46,7 @@ class UNetBlock(nn.Module):
 
 
 class UNet(nn.Module):
-    """Mean and spread of an ensemble's fields to two numbers for each pixel, which `gaussian_head` makes a forecast of.
+    """Mean and spread of an ensemble's fields to two numbers for each pixel, which a head makes a forecast of.
 
     Three levels, each of half the rows and columns of the one before, with twice the filters; bilinear upsampling; the
     output of a level of the encoder goes before that of the decoder's next lower level into the decoder. 633,698

@@ -19,7 +19,7 @@ from matplotlib.patches import Ellipse
 from matplotlib.ticker import MaxNLocator
 
 from smoe.diagnostics import expert_use, mean_where_served
-from smoe.losses.latitude_weighted import latitude_weights
+from smoe.losses import latitude_weights
 from smoe.views._charts import draw_expert_use, save_picture
 from smoe.views._node_routing import similarity_colours
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch.utils.data import Dataset
 
-from smoe.losses.crps import GaussianCRPSLoss
 from smoe.training.metrics import Metric
 from smoe.training.task import Task
 from smoe_paper.ens10.build_model import build_model
@@ -21,6 +20,7 @@ from smoe_paper.experiments.assemble import assemble_task
 from smoe_paper.experiments.dry_task import DryTask
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.gated_layers import Learning
+from smoe_paper.losses import GaussianCRPSLoss
 from smoe_paper.probabilistic_metrics import EECRPS, EfiDates, GaussianCRPS, GaussianSpreadSkill
 
 Samples = EnsembleSamples | ScoredSamples

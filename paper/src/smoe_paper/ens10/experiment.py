@@ -74,7 +74,7 @@ class EnsembleExperiment(Experiment):
         """Yields mean and standard deviation `(B, 2, H, W)` and the truth `(B, H, W)`, in physical units."""
         import torch
 
-        from smoe.nn._baselines import gaussian_head
+        from smoe_paper.losses import gaussian_head
 
         for output, target in super().predict(run, split):
             yield torch.stack(gaussian_head(output, target[:, 1], target[:, 2]), dim=1), target[:, 0]

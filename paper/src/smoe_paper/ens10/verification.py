@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smoe.losses.crps import corrected_crps
-from smoe.nn._baselines import gaussian_correction
 from smoe.training.metrics import MetricSums
 from smoe_paper.ens10.data.store import EnsembleStore
 from smoe_paper.ens10.scored_samples import ScoredSamples
 from smoe_paper.experiments.open_run import OpenRun
+from smoe_paper.losses import corrected_crps, gaussian_correction
 from smoe_paper.probabilistic_metrics import PitHistogram
 
 NUM_PARTS = 20

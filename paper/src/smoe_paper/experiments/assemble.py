@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from smoe._plain import to_plain
-from smoe.losses.auxiliary import auxiliary_loss
+from smoe.losses import auxiliary_loss
 from smoe.nn import NoisyGate, RoutedLayer
 from smoe.training.batches import Collate
 from smoe.training.metrics import Metric

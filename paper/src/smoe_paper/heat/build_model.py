@@ -12,7 +12,7 @@ from torch import Tensor
 
 from smoe import nn
 from smoe._plain import to_plain
-from smoe.losses.patch_routing import patch_moe_loss
+from smoe_paper.baselines.patch_moe import patch_moe_loss
 from smoe_paper.experiments.gated_layers import Learning
 from smoe_paper.heat.data import diffusion_stencil
 from smoe_paper.heat.model_options import (

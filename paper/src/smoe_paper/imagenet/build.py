@@ -10,7 +10,6 @@ import torch
 
 from smoe import nn
 from smoe.errors import DataError
-from smoe.losses.classification import CrossEntropy
 from smoe.ops._interpolation import Interpolation
 from smoe.training.metrics import Metric
 from smoe.training.task import Task
@@ -23,6 +22,7 @@ from smoe_paper.imagenet.data.class_folders import find_class_folders, find_clas
 from smoe_paper.imagenet.data.folder_samples import AugmentedFolderImages, FolderImages
 from smoe_paper.imagenet.recipes import ImageNetData, ImageNetRecipe
 from smoe_paper.images.data.samples import ImageSamples
+from smoe_paper.losses import CrossEntropy
 from smoe_paper.metrics import Accuracy, MeanCrossEntropy
 
 NUM_CLASSES = 1000

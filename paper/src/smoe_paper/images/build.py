@@ -8,7 +8,6 @@ import torch
 from torch.utils.data import Dataset
 
 from smoe.errors import DataError
-from smoe.losses.classification import CrossEntropy
 from smoe.training.metrics import Metric
 from smoe.training.task import Task
 from smoe_paper.experiments.assemble import assemble_task
@@ -20,6 +19,7 @@ from smoe_paper.images.data.catalogue import IMAGE_SETS
 from smoe_paper.images.data.image_files import LabelledImages, read_images
 from smoe_paper.images.data.samples import DrawnImages, ImageSamples, split_training
 from smoe_paper.images.recipes import ImageData, ImageRecipe
+from smoe_paper.losses import CrossEntropy
 from smoe_paper.metrics import Accuracy, ClassErrors, MeanCrossEntropy
 
 

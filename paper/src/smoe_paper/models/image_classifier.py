@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from smoe.nn._patch_moe import SharedBatchNorm2d
+from smoe.nn import SharedBatchNorm2d
 from smoe.nn._routed_layer import check_positive
 
 

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from smoe.nn._patch_moe import FeedForward, PatchMoE
 from smoe.nn._routed_layer import check_positive, check_spatial_shape
+from smoe_paper.baselines.patch_moe import FeedForward, PatchMoE
 
 
 class VisionTransformer(nn.Module):

@@ -7,13 +7,13 @@ from functools import partial
 
 import torch
 
-from smoe.losses.latitude_weighted import LatitudeWeightedMSE
 from smoe.training.metrics import MeanLoss, Metric
 from smoe.training.task import Task
 from smoe_paper.experiments.assemble import assemble_task
 from smoe_paper.experiments.dry_task import DryTask
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.gated_layers import Learning
+from smoe_paper.losses import LatitudeWeightedMSE
 from smoe_paper.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE
 from smoe_paper.weather.build_model import build_model
 from smoe_paper.weather.data.samples import WeatherSamples

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from host_reads import CountReads
-from smoe.nn import PatchMoE
-from smoe.nn._patch_moe import FeedForward, place_in_turn
+from smoe_paper.baselines.patch_moe import FeedForward, PatchMoE, place_in_turn
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from smoe.losses.patch_routing import patch_importance_loss, patch_load_loss, patch_moe_loss
-from smoe.nn import PatchMoE
+from smoe_paper.baselines.patch_moe import PatchMoE, patch_importance_loss, patch_load_loss, patch_moe_loss
 
 
 def squared_variation(values: list[float]) -> float:

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from smoe import SpatialMoE2d, convert
-from smoe.losses.crps import GaussianCRPSLoss, corrected_crps
 from smoe.ops._classification import choice_errors
 from smoe.regression.unet import UNet
 from smoe.rules import RoutingClassification
+from smoe_paper.losses import GaussianCRPSLoss, corrected_crps
 
 
 def random_target(num_samples: int = 2, rows: int = 5, columns: int = 8) -> torch.Tensor:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from smoe.losses.classification import CrossEntropy
+from smoe_paper.losses import CrossEntropy
 
 
 def test_by_hand():

@@ -1,4 +1,8 @@
-"""The two-layer network that a transformer applies to each token by itself."""
+"""V-MoE's layer of experts, which routes the patches of an image, and its auxiliary losses (Riquelme et al., 2021).
+
+The losses are importance and load (appendix A.2): each is a squared coefficient of variation over the experts, of the
+population, in each group of tokens; the groups are averaged.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,14 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import distributed, nn
+from torch import nn
 
+from smoe.losses import squared_variation
 from smoe.nn._routed_layer import check_positive
 from smoe.ops._routing import top_experts
+
+# An expert's capacity is rounded up to a multiple of this.
+_CAPACITY_STEP = 4
 
 
 class FeedForward(nn.Module):
@@ -45,68 +53,6 @@ class FeedForward(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Transforms each token."""
         return self.narrow(nn.functional.gelu(self.widen(tokens)))
-
-
-class SharedBatchNorm2d(nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d` whose batch is that of all processes, so that training does not depend on their number.
-
-    In one process, and in evaluation, it is `BatchNorm2d` itself. `torch.nn.SyncBatchNorm` does the same on GPUs but
-    refuses a CPU.
-    """
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalises each channel of `(B, C, H, W)`."""
-        is_shared = self.training and distributed.is_available() and distributed.is_initialized()
-        if not is_shared or distributed.get_world_size() == 1:
-            return super().forward(input)
-        # Statistics of half precision are taken in float32, as torch's own are.
-        values = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
-        size = values.new_full((1,), values.numel() // values.shape[1])
-        sums = _sum_over_processes(torch.cat([values.sum(dim=(0, 2, 3)), size]))
-        count = sums[-1].detach()
-        mean = sums[:-1] / count
-        centred = values - mean[:, None, None]
-        # From the centred values, because a difference of two large numbers would lose digits.
-        variance = _sum_over_processes(centred.square().sum(dim=(0, 2, 3))) / count
-        self._note(mean.detach(), variance.detach() * (count / (count - 1)))
-        scale = torch.rsqrt(variance + self.eps) * self.weight
-        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(input.dtype)
-
-    def _note(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """Moves the running statistics towards those of the batch."""
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
-            return
-        with torch.no_grad():
-            self.num_batches_tracked += 1
-            for running, value in ((self.running_mean, mean), (self.running_var, variance)):
-                if self.momentum is None:
-                    running.lerp_(value.to(running.dtype), self.num_batches_tracked.to(running.dtype).reciprocal())
-                else:
-                    running.lerp_(value.to(running.dtype), self.momentum)
-
-
-def _sum_over_processes(values: torch.Tensor) -> torch.Tensor:
-    return _SumOverProcesses.apply(values)  # type: ignore[return-value]
-
-
-class _SumOverProcesses(torch.autograd.Function):
-    """The sum of every process's values, on all of them; each contributes to every process's loss."""
-
-    @staticmethod
-    def forward(ctx, values):
-        del ctx
-        total = values.clone()
-        distributed.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        del ctx
-        return _sum_over_processes(grad_outputs[0])
-
-
-# An expert's capacity is rounded up to a multiple of this.
-_CAPACITY_STEP = 4
 
 
 class PatchScores(NamedTuple):
@@ -304,3 +250,56 @@ def place_in_turn(indices: torch.Tensor, num_experts: int) -> torch.Tensor:
     is_expert = F.one_hot(in_turn, num_experts)
     place = is_expert.cumsum(dim=1).gather(2, in_turn.unsqueeze(2)).squeeze(2)
     return (place - 1).view_as(indices)
+
+
+def patch_importance_loss(scores: torch.Tensor) -> torch.Tensor:
+    """Variation of the experts' importances, their probabilities summed over the tokens of a group.
+
+    Args:
+        scores: Scores of the gate before the noise, `(groups, tokens of a group, X)`.
+    """
+    return squared_variation(scores.softmax(dim=-1).sum(dim=1)).mean()
+
+
+def patch_load_loss(clean: torch.Tensor, noisy: torch.Tensor, num_selected: int, noise_std: float) -> torch.Tensor:
+    """Variation of the experts' loads, the mean over a group of the probability of being chosen.
+
+    That is the probability that the expert, its noise drawn anew, exceeds the smallest score that was chosen. The
+    gradient goes through that threshold too, as in V-MoE.
+
+    Args:
+        clean: Scores of the gate before the noise, `(groups, tokens of a group, X)`.
+        noisy: Scores that decided, of the same shape.
+        num_selected: Number of experts chosen for each token.
+        noise_std: Standard deviation of the noise.
+    """
+    if not noise_std > 0.0:
+        raise ValueError(
+            f"the load loss is defined only with routing noise: noise_std must be positive, got {noise_std}"
+        )
+    threshold = noisy.topk(num_selected, dim=-1).values[..., -1:]
+    probability = torch.special.ndtr((clean - threshold) / noise_std)
+    return squared_variation(probability.mean(dim=1)).mean()
+
+
+def patch_moe_loss(model: nn.Module, weight: float = 0.01) -> torch.Tensor:
+    """Mean of importance and load loss, summed over the `PatchMoE` layers of a model, times `weight`.
+
+    Call it after the forward pass in training mode and add it to the loss.
+
+    Args:
+        model: Model with `PatchMoE` layers whose gates have noise.
+        weight: Factor of the sum.
+    """
+    layers = [module for module in model.modules() if isinstance(module, PatchMoE)]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} holds no PatchMoE layer")
+    losses: list[torch.Tensor] = []
+    for layer in layers:
+        scores = layer.last_scores
+        if scores is None:
+            raise ValueError("no forward pass in training mode yet: call the model before its patch_moe_loss")
+        importance = patch_importance_loss(scores.clean)
+        load = patch_load_loss(scores.clean, scores.noisy, layer.num_selected, scores.noise_std)
+        losses.append(0.5 * (importance + load))
+    return weight * torch.stack(losses).sum()

@@ -8,7 +8,7 @@ from torch import nn
 
 import smoe
 from definitions import gate_gradient
-from smoe.losses.auxiliary import importance_loss, load_loss, spatial_agreement_loss
+from smoe.losses import importance_loss, load_loss, spatial_agreement_loss
 
 
 def squared_variation(values: list[float]) -> float:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smoe.losses.latitude_weighted import LatitudeWeightedMSE, latitude_weights
+from smoe.losses import latitude_weights
+from smoe_paper.losses import LatitudeWeightedMSE
 
 
 def test_arithmetic() -> None:

@@ -8,9 +8,8 @@ import scoringrules
 import torch
 from torch import Tensor
 
-from smoe.losses.crps import GaussianCRPSLoss, corrected_crps, ensemble_crps, gaussian_crps
-from smoe.losses.latitude_weighted import latitude_weights
-from smoe.nn import gaussian_head
+from smoe.losses import gaussian_crps, latitude_weights
+from smoe_paper.losses import GaussianCRPSLoss, corrected_crps, ensemble_crps, gaussian_head
 
 
 def crps_by_torch(mean: Tensor, std: Tensor, truth: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from smoe.losses.classification import CrossEntropy
 from smoe.ops._classification import choice_errors, wrong_choices
+from smoe_paper.losses import CrossEntropy
 
 B, C, H, W, N = 6, 5, 4, 3, 7
 

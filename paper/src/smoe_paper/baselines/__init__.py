@@ -1,0 +1,1 @@
+"""Layers and gates that the experiments compare with."""

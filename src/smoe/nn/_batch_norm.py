@@ -1,0 +1,64 @@
+"""Batch normalisation over all processes."""
+
+from __future__ import annotations
+
+import torch
+from torch import distributed, nn
+
+
+class SharedBatchNorm2d(nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d` whose batch is that of all processes, so that training does not depend on their number.
+
+    In one process, and in evaluation, it is `BatchNorm2d` itself. `torch.nn.SyncBatchNorm` does the same on GPUs but
+    refuses a CPU.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalises each channel of `(B, C, H, W)`."""
+        is_shared = self.training and distributed.is_available() and distributed.is_initialized()
+        if not is_shared or distributed.get_world_size() == 1:
+            return super().forward(input)
+        # Statistics of half precision are taken in float32, as torch's own are.
+        values = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+        size = values.new_full((1,), values.numel() // values.shape[1])
+        sums = _sum_over_processes(torch.cat([values.sum(dim=(0, 2, 3)), size]))
+        count = sums[-1].detach()
+        mean = sums[:-1] / count
+        centred = values - mean[:, None, None]
+        # From the centred values, because a difference of two large numbers would lose digits.
+        variance = _sum_over_processes(centred.square().sum(dim=(0, 2, 3))) / count
+        self._note(mean.detach(), variance.detach() * (count / (count - 1)))
+        scale = torch.rsqrt(variance + self.eps) * self.weight
+        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(input.dtype)
+
+    def _note(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        """Moves the running statistics towards those of the batch."""
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        with torch.no_grad():
+            self.num_batches_tracked += 1
+            for running, value in ((self.running_mean, mean), (self.running_var, variance)):
+                if self.momentum is None:
+                    running.lerp_(value.to(running.dtype), self.num_batches_tracked.to(running.dtype).reciprocal())
+                else:
+                    running.lerp_(value.to(running.dtype), self.momentum)
+
+
+def _sum_over_processes(values: torch.Tensor) -> torch.Tensor:
+    return _SumOverProcesses.apply(values)  # type: ignore[return-value]
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """The sum of every process's values, on all of them; each contributes to every process's loss."""
+
+    @staticmethod
+    def forward(ctx, values):
+        del ctx
+        total = values.clone()
+        distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        del ctx
+        return _sum_over_processes(grad_outputs[0])
