@@ -338,7 +338,7 @@ def _call_kernel(
     options = [ctypes.c_double(number) for number in (*numbers, rc_weight / scores.numel())]
     # Scores of their own make each sample a batch of one: its labels are no mean over others.
     batch, num_calls = (len(error), 1) if num_samples == 1 else (1, num_samples)
-    sizes = [ctypes.c_int64(size) for size in (batch, indices.shape[1], expert_channels, num_pixels, num_experts)]
+    sizes = (batch, indices.shape[1], expert_channels, num_pixels, num_experts)
     is_nonfinite = False
     for call in range(num_calls):
         here = [

@@ -146,7 +146,7 @@ def _find_problem(routing: torch.Tensor, num_experts: int) -> tuple[int, ...] | 
         return _find_problem_by_sorting(routing, num_experts)
     problem = torch.zeros(4, dtype=torch.int64)
     sizes = (*routing.shape, num_experts)
-    library.call("smoe_check_routing", routing.contiguous(), *(ctypes.c_int64(size) for size in sizes), problem)
+    library.call("smoe_check_routing", routing.contiguous(), *sizes, problem)
     return tuple(problem.tolist()) if problem[0] else None
 
 
@@ -465,7 +465,7 @@ def fold_routing(library: NativeLibrary, indices: torch.Tensor, expert_channels:
     folded = indices.new_empty(num_samples, num_selected * expert_channels, num_pixels)
     # An expert's outputs are adjacent, so that the experts of several samples are folded like those of one.
     sizes = (num_samples * num_selected, num_pixels, expert_channels)
-    library.call("smoe_fold_routing", indices, *(ctypes.c_int64(size) for size in sizes), folded)
+    library.call("smoe_fold_routing", indices, *sizes, folded)
     return folded
 
 
@@ -477,7 +477,7 @@ def plane_geometry(
     return Geometry(
         *(batch, C, weight[0], num_selected, H, W, *output_grid(H, W, stride)),
         *(kernel_height, kernel_width, stride),
-        *(int(padding_mode == "circular"), int(padding_mode != "zeros"), num_threads().value),
+        *(int(padding_mode == "circular"), int(padding_mode != "zeros"), num_threads()),
         *(1, 1, 1, 0),  # a plane is a volume of one slice
         *(0, kernel_height // 2, kernel_width // 2),
     )
@@ -543,7 +543,7 @@ def hold_plan(
     geometry = Geometry(
         *(1, weight.shape[1], len(weight), indices.shape[1] * expert_channels),
         *(depth * height * stride, width * stride, depth * height, width),
-        *(kernel_depth * kernel_height, kernel_width, stride, 0, 0, num_threads().value),
+        *(kernel_depth * kernel_height, kernel_width, stride, 0, 0, num_threads()),
         *(depth * stride, depth, kernel_depth, 0, 0, 0, 0),
     )
     problem = Problem(library, geometry, fold_routing(library, indices, expert_channels))

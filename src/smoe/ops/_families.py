@@ -109,7 +109,7 @@ def _native_sample(scores: torch.Tensor, num_selected: int, seed: torch.Tensor, 
     found = ctypes.c_int64(0)
     library.call(
         "smoe_sample_families",
-        *(scores, *(ctypes.c_int64(size) for size in (num_experts, num_selected, num_pixels))),
+        *(scores, num_experts, num_selected, num_pixels),
         *(seed, ctypes.c_float(factor), indices, ctypes.byref(found), num_threads()),
     )
     if found.value:
@@ -179,13 +179,12 @@ def _native(
     keys, embedding = keys.contiguous(), embedding.contiguous()
     indices = torch.empty(1, num_selected, num_pixels, dtype=torch.int32)
     found = ctypes.c_int64(0)
-    sizes = (ctypes.c_int64(size) for size in (rank, num_experts, num_selected, num_pixels))
     library.call(
         "smoe_sample_factorised",
         *(
             keys,
             embedding,
-            *sizes,
+            *(rank, num_experts, num_selected, num_pixels),
             seed,
             ctypes.c_float(noise / BYTES_STD),
             indices,
@@ -288,7 +287,7 @@ def _native_gradient(
     gradient, spread = torch.empty_like(scores), scores.new_empty(())
     library.call(
         "smoe_family_gradient",
-        *(scores, products, *(ctypes.c_int64(size) for size in (num_experts, num_families, num_pixels))),
+        *(scores, products, num_experts, num_families, num_pixels),
         *(ctypes.c_float(temperature), factor.to(scores), gradient, spread, num_threads()),
     )
     return gradient, spread

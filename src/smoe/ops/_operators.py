@@ -49,15 +49,18 @@ class NativeLibrary:
     functions: ctypes.CDLL
 
     def call(self, name: str, *arguments: object) -> None:
-        """Calls a function that returns 0; tensors are passed by their address.
+        """Calls a function that returns 0; tensors are passed by their address, integers as int64.
 
         Raises:
             MemoryError: If the kernel could not allocate its memory.
         """
-        converted = [
-            ctypes.c_void_p(argument.data_ptr()) if isinstance(argument, torch.Tensor) else argument
-            for argument in arguments
-        ]
+        converted: list[object] = []
+        for argument in arguments:
+            if isinstance(argument, torch.Tensor):
+                argument = ctypes.c_void_p(argument.data_ptr())
+            elif isinstance(argument, int):
+                argument = ctypes.c_int64(argument)
+            converted.append(argument)
         if getattr(self.functions, name)(*converted):
             raise MemoryError(f"the kernel {name} could not allocate its memory; use a smaller batch")
 
@@ -118,9 +121,10 @@ def native_library() -> NativeLibrary | None:
 
 def library_for(*tensors: torch.Tensor) -> NativeLibrary | None:
     """The library if its kernels can work on these tensors, which they can on float32 tensors on a CPU; else None."""
-    if all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors):
-        return native_library()
-    return None
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or tensor.dtype != torch.float32:
+            return None
+    return native_library()
 
 
 def has_library() -> bool:
@@ -136,12 +140,12 @@ _forked_processes: list[int] = []
 os.register_at_fork(after_in_child=lambda: _forked_processes.append(os.getpid()))
 
 
-def num_threads() -> ctypes.c_int64:
+def num_threads() -> int:
     """The number of threads that kernels are called with.
 
     It is 1 in a forked process: the threads of OpenMP are not forked, and a kernel would wait for them for ever.
     """
-    return ctypes.c_int64(1 if _forked_processes else torch.get_num_threads())
+    return 1 if _forked_processes else torch.get_num_threads()
 
 
 def format_of(tensor: torch.Tensor) -> torch.memory_format:

@@ -8,7 +8,6 @@ is exact. The curvature is measured, not assumed: see `measure_curvature`.
 
 from __future__ import annotations
 
-import ctypes
 from typing import NamedTuple
 
 import torch
@@ -209,7 +208,7 @@ def _native(
     error, difference, slots = error.contiguous(), difference.contiguous(), slots.contiguous()
     batch, outputs, pixels = difference.shape
     sums = [error.new_empty(pixels) for _ in range(3)]
-    sizes = (ctypes.c_int64(size) for size in (batch, error.shape[1] // outputs, outputs, pixels))
+    sizes = (batch, error.shape[1] // outputs, outputs, pixels)
     library.call("smoe_observe_probe", error, difference, slots, loss_scale.float(), *sizes, *sums, num_threads())
     slopes, squares, sizes_of_differences = sums
     return slopes, squares, sizes_of_differences

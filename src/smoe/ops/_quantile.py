@@ -148,7 +148,7 @@ def _native(errors: torch.Tensor, quantile: float) -> torch.Tensor:
         return _dense(errors, quantile)
     rows = errors.flatten(1).contiguous()
     result = rows.new_empty(rows.shape[0])
-    sizes = (ctypes.c_int64(rows.shape[0]), ctypes.c_int64(rows.shape[1]))
+    sizes = (rows.shape[0], rows.shape[1])
     library.call("smoe_error_quantile", rows, *sizes, ctypes.c_double(quantile), result, num_threads())
     return result
 

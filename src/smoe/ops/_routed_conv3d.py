@@ -299,7 +299,7 @@ def volume_geometry(
     return Geometry(
         *(batch, C, weight[0], num_selected),
         *(D * H, W, output_depth * output_height, output_width),
-        *(kernel_depth * kernel_height, kernel_width, stride, wraps, wraps, num_threads().value),
+        *(kernel_depth * kernel_height, kernel_width, stride, wraps, wraps, num_threads()),
         *(D, output_depth, kernel_depth, wraps),
         *volume_padding(weight[2:], padding_mode),
     )

@@ -223,7 +223,7 @@ def _call_kernel(
     scores = scores.contiguous()
     num_samples, num_experts, num_pixels = scores.shape
     indices = torch.empty(num_samples, num_selected, num_pixels, dtype=torch.int32)
-    sizes = [ctypes.c_int64(size) for size in (num_experts, num_selected, num_pixels)]
+    sizes = (num_experts, num_selected, num_pixels)
     for sample, ranked in zip(scores, indices, strict=True):
         found = ctypes.c_int64(0)
         library.call(name, sample, *sizes, ranked, ctypes.byref(found), num_threads())
