@@ -10,6 +10,7 @@ import torch
 
 from smoe.ops._conv_kernels import Implementation
 from smoe.ops._gather import gather_experts, scatter_experts
+from smoe.ops.triton import availability
 from smoe.ops.triton._planes import GpuConvolution
 from smoe.ops.triton.availability import (
     MAX_ELEMENTS,
@@ -75,6 +76,16 @@ def test_no_kernel_for_float64_or_without_a_gpu():
         assert why_not_for(tensor) == why_no_triton()
     else:
         assert why_not_for(tensor.cuda()) == "no kernel for torch.float64"
+
+
+def test_kernels_are_off_unless_they_are_asked_for(monkeypatch):
+    monkeypatch.setattr("torch.version.cuda", "12.8")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    why = availability.why_no_triton.__wrapped__
+    monkeypatch.delenv("SMOE_BACKEND", raising=False)
+    assert "SMOE_BACKEND=triton" in (why() or "")
+    monkeypatch.setenv("SMOE_BACKEND", "triton")
+    assert why() is None
 
 
 def test_old_triton_is_not_used():

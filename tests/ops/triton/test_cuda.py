@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from smoe.ops.triton._planes import why_not_sparse
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU; PyTorch finds no CUDA device"),
+    pytest.mark.skipif(os.environ.get("SMOE_BACKEND") != "triton", reason="needs SMOE_BACKEND=triton"),
 ]
 
 # Sparse kernels are chosen for it on every generation: B * X / E = 256.

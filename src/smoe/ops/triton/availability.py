@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -93,6 +94,8 @@ def why_no_triton() -> str | None:
         return f"this PyTorch ({torch.__version__}) is built without CUDA"
     if not torch.cuda.is_available():
         return "PyTorch finds no CUDA device or driver"
+    if os.environ.get("SMOE_BACKEND") != "triton":
+        return "nobody has measured them on a GPU yet, so they are off: set SMOE_BACKEND=triton to use them"
     return why_too_old(_triton_version())
 
 
