@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -157,23 +156,3 @@ def test_data_that_are_not_there(store: Path) -> None:
     said: list[str] = []
     build_task(replace(recipe, data=replace(recipe.data, train_years=(1999, 2000))), ("train",), said.append)
     assert said and "1999" in said[0]
-
-
-def test_a_run_of_an_older_version_is_resumed(store: Path, tmp_path: Path) -> None:
-    recipe = tiny_recipe("weather/rt", store)
-    train("weather/rt", recipe, tmp_path / "run", notify=quietly)
-    file = tmp_path / "run" / "recipe.json"
-    stored = json.loads(file.read_text())
-    # As version 1 wrote it: the class's name, the routing in one field, and without fields that came later.
-    old = {"type": "WeatherRecipe", **stored["recipe"]}
-    for name in ("experiment", "rule", "damping", "auxiliary", "init_from"):
-        del old[name]
-    del old["training"]["num_workers"], old["optimizer"]["type"], old["optimizer"]["eps"]
-    old["routing"] = {
-        "rc_loss": True, "rc_weight": 1.0, "error_quantile": 0.7, "damping": 0.1, "tolerance": 1e-5,
-        "damping_tolerance": 1e-3, "tolerance_unit": "data",
-    }  # fmt: skip
-    file.write_text(json.dumps({"name": stored["name"], "recipe": old}))
-    assert open_run(tmp_path / "run", data={"store": store}).recipe == recipe
-    assert "test/loss" in train("weather/rt", recipe, tmp_path / "run", resume=True, notify=quietly)
-    assert open_run(tmp_path / "run", data={"store": store}).recipe == recipe
