@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from smoe.training.run_directory import RunDirectory
 from smoe_paper.experiments.result_tables.report import Outcome, outcomes
 from smoe_paper.experiments.result_tables.stored_runs import RunKey, RunStore
 from smoe_paper.experiments.result_tables.tables import ResultTable, Row, TableSet
@@ -49,7 +50,7 @@ def _draw_routing(table_set: TableSet, runs_dir: Path, store: RunStore, path: Pa
     for scale in table_set.scales:
         key = RunKey.of(scale.recipe(Row(("SMoE",), SMOE), 0))
         folder = runs_dir / key.name
-        if store.has(key) and (folder / "checkpoints" / "best.pt").exists():
+        if store.has(key) and RunDirectory(folder).best_checkpoint.exists():
             draw_routing(*learned(open_run(folder)), path)
             yield path
             return

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from smoe.training.run_directory import RunDirectory
 from smoe_paper.experiments.result_tables.report import Outcome, outcomes
 from smoe_paper.experiments.result_tables.stored_runs import RunKey, RunStore
 from smoe_paper.experiments.result_tables.tables import ResultTable, Row, TableSet
@@ -68,7 +69,7 @@ def _draw_routing(
     for scale in table_set.scales:
         key = RunKey.of(scale.recipe(Row(("SMoE",), IMAGE_RECIPES[f"{name}/smoe"]), 0))
         folder = runs_dir / key.name
-        if store.has(key) and (folder / "checkpoints" / "best.pt").exists():
+        if store.has(key) and RunDirectory(folder).best_checkpoint.exists():
             run = open_run(folder, splits=("test",), notify=_silence, data={"root": data})
             yield from draw_routing_of(run, "test", output_dir, f"{name}-routing", title=f"{name}/smoe")
             return
