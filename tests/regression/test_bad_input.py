@@ -16,7 +16,7 @@ import smoe
 from gridded_files import regional
 from smoe.cli.main import main
 from smoe.errors import DataError
-from smoe.regression.options import RegressorOptions
+from smoe.regression._options import RegressorOptions
 
 FLAGS = ["--net", "layer", "--filters", "2", "--max-epochs", "1", "--device", "cpu", "--compare", "no"]
 

@@ -21,12 +21,11 @@ from gridded_files import regional, times
 from smoe._signals import Interrupted
 from smoe.cli.main import main
 from smoe.errors import DataError
-from smoe.regression.fitting import train_net
-from smoe.regression.grid_regressor import build_net, make_objective, net_shape
-from smoe.regression.options import RegressorOptions
-from smoe.regression.preparation import prepare
-from smoe.regression.run_files import write_predictions
-from smoe.regression.scoring import NOT_KEPT, PLAIN
+from smoe.regression._options import RegressorOptions
+from smoe.regression._preparation import prepare
+from smoe.regression._regressor import build_net, make_objective, net_shape, write_predictions
+from smoe.regression._scores import NOT_KEPT, PLAIN
+from smoe.regression._training import train_net
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import RunDirectory, RunError
 

@@ -19,11 +19,10 @@ import smoe
 from gridded_files import cosines, regional, times
 from smoe._integrity import checksum
 from smoe.errors import DataError
-from smoe.regression.options import RegressorOptions
-from smoe.regression.preparation import prepare
-from smoe.regression.run_files import write_scores
-from smoe.regression.scoring import NOT_KEPT, PLAIN
-from smoe.regression.statistics import Statistics
+from smoe.regression._options import RegressorOptions
+from smoe.regression._preparation import prepare
+from smoe.regression._scores import NOT_KEPT, PLAIN, write_scores
+from smoe.regression._statistics import Statistics
 
 SMALL: dict[str, Any] = {
     "filters": 2,

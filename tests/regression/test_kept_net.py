@@ -13,9 +13,8 @@ import xarray as xr
 
 import smoe
 from gridded_files import regional
-from smoe.regression.fitted import best_validation, is_worse
-from smoe.regression.scores import ErrorSums, bootstrap_spread, make_table
-from smoe.regression.scoring import NOT_KEPT, PLAIN
+from smoe.regression._fitted import best_validation, is_worse
+from smoe.regression._scores import NOT_KEPT, PLAIN, ErrorSums, bootstrap_spread, make_table
 
 SMALL: dict[str, Any] = {"device": "cpu", "progress": False, "compare": "yes", "net": "layer", "filters": 2}
 

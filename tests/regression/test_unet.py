@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from smoe.nn import GridConv2d
-from smoe.regression.unet import UNet, UNetBlock
+from smoe.regression._nets import UNet, UNetBlock
 
 
 @pytest.mark.parametrize(("in_channels", "expected"), [(14, 633_698), (22, 636_002)])

@@ -16,7 +16,7 @@ from gridded_files import regional
 from image_files import write_idx_set
 from sample_reports import GRID, TwoLayers, place_samples, sample_report
 from smoe import GridRegressor
-from smoe.regression.run_files import write_scores
+from smoe.regression._scores import write_scores
 from smoe.reports.gate_maps import ranked, read_gates
 from smoe.reports.page import write_page
 from smoe.reports.page_data import curves_of

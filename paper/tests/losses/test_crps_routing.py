@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from smoe import SpatialMoE2d, convert
 from smoe.ops._classification import choice_errors
-from smoe.regression.unet import UNet
+from smoe.regression._nets import UNet
 from smoe.rules import RoutingClassification
 from smoe_paper.losses import GaussianCRPSLoss, corrected_crps
 

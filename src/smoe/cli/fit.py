@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 
 from smoe.command_line import UsageError, parse, warnings_as_lines
-from smoe.regression.options import RegressorOptions
+from smoe.regression._options import RegressorOptions
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def run(args: list[str]) -> int:
     """Parses, fits, saves and scores."""
     options = parse(Fit, args, prog="smoe fit")
 
-    from smoe.regression.model_files import check_folder, is_model_folder
+    from smoe.regression._model_files import check_folder, is_model_folder
     from smoe.training.run_directory import RunDirectory
 
     if is_model_folder(options.output):
@@ -75,7 +75,7 @@ def run(args: list[str]) -> int:
 def _fit(options: Fit) -> int:
     from smoe._signals import Interrupted
     from smoe.regression import GridRegressor
-    from smoe.regression.run_files import write_scores
+    from smoe.regression._scores import write_scores
 
     inputs = [options.inputs, *options.static]
     model = GridRegressor(**asdict(options.options))

@@ -41,7 +41,7 @@ def run(args: list[str]) -> int:
 
     from smoe.gridded._output import check_output
     from smoe.regression import GridRegressor
-    from smoe.regression.run_files import write_predictions
+    from smoe.regression._regressor import write_predictions
 
     if not options.per_year:
         check_output(options.output, overwrite=options.overwrite)

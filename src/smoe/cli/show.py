@@ -21,7 +21,7 @@ def run(args: list[str]) -> int:
     if len(args) > 1 or args[0].startswith("-"):
         raise UsageError(f"smoe show takes the folder of one model, got {' '.join(args)}")
 
-    from smoe.regression.run_files import draw_run
+    from smoe.regression._regressor import draw_run
 
     for picture in draw_run(Path(args[0])):
         sys.stdout.write(f"{picture}\n")

@@ -9,17 +9,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smoe.regression.grid_regressor import GridRegressor, load
-    from smoe.regression.options import RegressorOptions
-    from smoe.regression.scores import ScoreTable
+    from smoe.regression._options import RegressorOptions
+    from smoe.regression._regressor import GridRegressor, load
+    from smoe.regression._scores import ScoreTable
 
 __all__ = ["GridRegressor", "RegressorOptions", "ScoreTable", "load"]
 
 _HOMES = {
-    "GridRegressor": "grid_regressor",
-    "load": "grid_regressor",
-    "RegressorOptions": "options",
-    "ScoreTable": "scores",
+    "GridRegressor": "_regressor",
+    "load": "_regressor",
+    "RegressorOptions": "_options",
+    "ScoreTable": "_scores",
 }
 
 

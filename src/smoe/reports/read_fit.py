@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.regression.fitted import Fitted
-from smoe.regression.model_files import load_model
-from smoe.regression.nets import count_parameters
-from smoe.regression.prediction import central
-from smoe.regression.run_files import SCORES
-from smoe.regression.scores import ranked
-from smoe.regression.scoring import PLAIN, compare_batches, open_scored
+from smoe.regression._fitted import Fitted
+from smoe.regression._model_files import load_model
+from smoe.regression._nets import count_parameters
+from smoe.regression._prediction import central
+from smoe.regression._scores import PLAIN, SCORES, compare_batches, open_scored, ranked
 from smoe.reports.gate_maps import read_gates
 from smoe.reports.parts import Axis, ErrorMap, Places
 from smoe.reports.run_report import Monitor, RunReport, ScoreRow, ScoreSheet

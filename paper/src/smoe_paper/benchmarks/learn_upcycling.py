@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from smoe.nn import convert
-from smoe.regression.unet import UNet
+from smoe.regression._nets import UNet
 from smoe_paper.benchmarks.learn_students import convolution
 from smoe_paper.benchmarks.learn_tasks import LearningTask, Lesson, make_lesson
 from smoe_paper.benchmarks.learn_training import error_of, train

@@ -28,8 +28,8 @@ import json, sys, threading, time
 from pathlib import Path
 import torch
 from smoe.gridded._open_fields import open_fields
-from smoe.regression.options import RegressorOptions
-from smoe.regression.preparation import prepare
+from smoe.regression._options import RegressorOptions
+from smoe.regression._preparation import prepare
 torch.set_num_threads(1)
 
 def memory():

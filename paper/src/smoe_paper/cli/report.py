@@ -62,7 +62,7 @@ def run(args: list[str]) -> int:
     """Parses, reads the runs and writes the page."""
     options = parse_report(RunReports, args)
 
-    from smoe.regression.model_files import is_model_folder
+    from smoe.regression._model_files import is_model_folder
     from smoe.reports.read_fit import read_fit
     from smoe.reports.run_report import RunReport
     from smoe_paper.experiments.read_run import ReadOptions, read_run

@@ -34,7 +34,7 @@ def run(args: list[str]) -> int:
     path = Path(args[0])
 
     from smoe.cli.show import run as show_model
-    from smoe.regression.model_files import is_model_folder
+    from smoe.regression._model_files import is_model_folder
     from smoe.training.run_directory import RunDirectory
     from smoe_paper.experiments.places import data_places
     from smoe_paper.experiments.runs import open_run, read_recipe

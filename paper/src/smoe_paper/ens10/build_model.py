@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from smoe.regression.unet import UNet, start_as_torch
+from smoe.regression._nets import UNet, start_as_torch
 from smoe_paper.ens10.model_options import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
 from smoe_paper.experiments.gated_layers import Learning, convert_net
 from smoe_paper.models import Emos

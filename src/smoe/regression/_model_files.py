@@ -20,12 +20,12 @@ from smoe.errors import DataError
 from smoe.gridded._grids import grid_from_plain, to_plain
 from smoe.gridded._source import Channel
 from smoe.meshes._mesh import Mesh, mesh_arrays, mesh_from_files, mesh_words
-from smoe.regression.fitted import Fitted
-from smoe.regression.layout import OutputLayout
-from smoe.regression.nets import NetShape, Regression, count_shared_parameters, make_net, make_plain_net, wrap_own_net
-from smoe.regression.options import MACHINE_OPTIONS, RegressorOptions
-from smoe.regression.scores import without_nan
-from smoe.regression.statistics import Statistics
+from smoe.regression._fitted import Fitted
+from smoe.regression._layout import OutputLayout
+from smoe.regression._nets import NetShape, Regression, count_shared_parameters, make_net, make_plain_net, wrap_own_net
+from smoe.regression._options import MACHINE_OPTIONS, RegressorOptions
+from smoe.regression._scores import without_nan
+from smoe.regression._statistics import Statistics
 from smoe.version import __version__
 
 FORMAT, VERSION = "smoe-grid-regressor", 1
@@ -35,7 +35,7 @@ _NEW_WEIGHTS, _LOCK_FILE = "model.safetensors.new", ".save.lock"
 
 @dataclass(frozen=True)
 class _Config:
-    """Content of `config.json`; what `smoe.regression.fitted.Fitted` holds has the same name."""
+    """Content of `config.json`; what `smoe.regression._fitted.Fitted` holds has the same name."""
 
     format: str
     version: int

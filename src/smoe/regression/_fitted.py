@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from smoe.diagnostics import fixed_choices, fixed_gates
 from smoe.errors import DataError, printable
 from smoe.gridded._alignment import Period
 from smoe.gridded._axes import are_same_units
+from smoe.gridded._datasets import import_xarray
 from smoe.gridded._grids import HorizontalGrid
 from smoe.gridded._open_fields import open_fields
 from smoe.gridded._source import Channel, FieldSource
 from smoe.meshes._mesh import Mesh
-from smoe.regression.layout import OutputLayout
-from smoe.regression.nets import NetShape, Regression, count_parameters
-from smoe.regression.options import RegressorOptions
-from smoe.regression.statistics import Statistics
+from smoe.meshes._node_fields import with_mesh
+from smoe.regression._layout import OutputLayout
+from smoe.regression._nets import NetShape, Regression, count_parameters
+from smoe.regression._options import RegressorOptions
+from smoe.regression._statistics import Statistics
 from smoe.suggestions import suggest
 
 if TYPE_CHECKING:
@@ -231,3 +234,76 @@ def run_net(net: Regression, inputs: np.ndarray) -> np.ndarray:
     net.eval()
     with torch.no_grad():
         return net(torch.from_numpy(inputs).to(device)).float().cpu().numpy()
+
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def routing_map(fitted: Fitted, gate: str | int = 0, slot: int | None = 0) -> xr.DataArray:
+    """Numbers of the experts at each pixel, as `GridRegressor.routing_map` says.
+
+    Raises:
+        DataError: If there is no such gate or slot, or the gate has a coarser grid than the data.
+    """
+    xr = import_xarray()
+    choices, gates = fixed_choices(fitted.net), fixed_gates(fitted.net)
+    if not choices:
+        raise DataError("the net has no gate whose choices are the same for all inputs")
+    names = list(choices)
+    if isinstance(gate, int):
+        if not -len(names) <= gate < len(names):
+            raise DataError(f"the net has {len(names)} gates, from 0 on: {', '.join(names)}; got {gate}")
+        name = names[gate]
+    else:
+        name = gate
+        if name not in choices:
+            raise DataError(f"the net has no gate {name!r}; {suggest(name, names)}")
+    found = np.asarray(choices[name])
+    if fitted.grid.kind == "mesh":
+        # Nodes are one row.
+        found = found[:, None]
+    rows, columns = fitted.grid.shape
+    if found.shape[1] < rows or found.shape[2] < columns:
+        raise DataError(
+            f"the gate {name} has a grid of {found.shape[1]} x {found.shape[2]}, the data have {rows} x {columns}: "
+            f"name another of {', '.join(names)}, or draw it by smoe.plot_routing"
+        )
+    # The grid of a net may be padded.
+    experts = fitted.layout.orientation.turn_back(found[:, :rows, :columns]).astype(np.int32)
+    if slot is not None and not 0 <= slot < len(experts):
+        raise DataError(f"a pixel selects {len(experts)} experts at {name}: slot must be in [0, {len(experts) - 1}]")
+    values = experts if slot is None else experts[slot]
+    used = np.unique(values)
+    attributes = {
+        "long_name": "selected expert",
+        "flag_values": used,
+        "flag_meanings": " ".join(f"expert_{number}" for number in used),
+        "num_experts": gates[name].num_experts,
+        "gate": name,
+    }
+    if fitted.keeps_plain:
+        attributes["comment"] = (
+            "the plain net predicts, which was better on validation; this is the routing of the other"
+        )
+    row, column = fitted.layout.variables[0][2][-2:]
+    coordinates: dict[str, Any] = {
+        key: (dims, array, attrs)
+        for key, (dims, array, attrs) in fitted.layout.coordinates.items()
+        if set(dims) <= {row, column}
+    }
+    dims = (row, column) if slot is not None else ("slot", row, column)
+    found_map = xr.DataArray(values, dims=dims, coords=coordinates, attrs=attributes, name="routing")
+    if fitted.layout.mesh is None:
+        return found_map
+    return with_mesh(found_map.to_dataset(), *fitted.layout.mesh)["routing"]
+
+
+def grid_coordinates(fitted: Fitted) -> dict[str, np.ndarray] | None:
+    """Coordinates of the rows and columns of a model's grid for pictures; None where a net has another grid."""
+    grid = fitted.grid
+    shapes = {tuple(gate.shape[1:]) for gate in fixed_choices(fitted.net).values()}
+    if grid.kind in ("indexed", "curvilinear", "mesh") or grid.shape not in shapes:
+        return None
+    names = ("latitude", "longitude") if grid.kind == "latitude-longitude" else fitted.layout.variables[0][2][-2:]
+    return dict(zip(names, (grid.rows, grid.columns), strict=True))

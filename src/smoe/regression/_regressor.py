@@ -19,29 +19,27 @@ from smoe.errors import DataError
 from smoe.gridded._alignment import Pairs
 from smoe.gridded._datasets import import_xarray
 from smoe.gridded._open_fields import Data
-from smoe.gridded._output import with_provenance
+from smoe.gridded._output import WRITING, with_provenance, write_cf, write_cf_by_year
 from smoe.gridded._times import parse_lead
 from smoe.meshes._mesh import Mesh
-from smoe.regression.fitted import Fitted, is_worse, open_inputs
-from smoe.regression.fitting import train_net
-from smoe.regression.layout import OutputLayout
-from smoe.regression.mesh_nets import mesh_of_targets
-from smoe.regression.nets import (
+from smoe.regression._fitted import Fitted, grid_coordinates, is_worse, open_inputs, routing_map
+from smoe.regression._layout import OutputLayout
+from smoe.regression._model_files import load_model, save_model
+from smoe.regression._nets import (
     NetShape,
     Regression,
     count_shared_parameters,
     make_net,
     make_plain_net,
+    mesh_of_targets,
     start_values,
     wrap_own_net,
 )
-from smoe.regression.objectives import GridObjective, start_output
-from smoe.regression.options import NetName, RegressorOptions
-from smoe.regression.prediction import iterate_predictions, predict_dataset
-from smoe.regression.preparation import Prepared, prepare
-from smoe.regression.routing_map import routing_map
-from smoe.regression.scores import ScoreTable
-from smoe.regression.scoring import find_weakness, score_samples
+from smoe.regression._options import NetName, RegressorOptions
+from smoe.regression._prediction import iterate_predictions, join_blocks, predict_dataset
+from smoe.regression._preparation import Prepared, prepare
+from smoe.regression._scores import ScoreTable, find_weakness, score_samples
+from smoe.regression._training import GridObjective, start_output, train_net
 from smoe.suggestions import suggest
 from smoe.training.progress import BarReporter, ProgressBar, Reporter
 from smoe.training.run_directory import RunDirectory
@@ -307,8 +305,6 @@ class GridRegressor:
             path: Folder.
             overwrite: Replace a model that is there.
         """
-        from smoe.regression.model_files import save_model
-
         save_model(self.fitted, Path(path), overwrite=overwrite)
 
     @classmethod
@@ -320,8 +316,6 @@ class GridRegressor:
             net: The module itself, if the model was fitted with one of your own.
             progress: Show progress in a later `fit`.
         """
-        from smoe.regression.model_files import load_model
-
         fitted = load_model(Path(path), net)
         model = cls(net if net is not None else fitted.options.net, progress=progress)
         model.options = replace(fitted.options)
@@ -404,3 +398,44 @@ def load(path: str | Path, *, net: nn.Module | None = None) -> GridRegressor:
     if (Path(path) / "recipe.json").is_file():
         raise DataError(f"{path} is a run of an experiment of the paper: smoe_paper.load opens it")
     return GridRegressor.load(path, net=net)
+
+
+def write_predictions(
+    model: GridRegressor, inputs: Any, output: Path, *, per_year: bool = False, overwrite: bool = False
+) -> list[Path]:
+    """Predicts a block of times at once, so that inputs may be larger than memory, and writes what was predicted.
+
+    Returns:
+        The files, one or one for each year.
+    """
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{output} cannot be written: {error.strerror or error}") from error
+    with temporary_folder(WRITING, output.parent) as folder:
+        whole = join_blocks(model.predict_blocks(inputs), folder)
+        whole = with_provenance(whole, f"predicted by smoe predict ({model.fitted.describe()})")
+        if per_year:
+            return write_cf_by_year(whole, output, _time_of(whole), overwrite=overwrite)
+        write_cf(whole, output, overwrite=overwrite)
+        return [output]
+
+
+def _time_of(dataset: Any) -> str:
+    for name in ("valid_time", *map(str, dataset.coords)):
+        if name in dataset.coords and dataset[name].ndim == 1 and dataset[name].dtype.kind in "MO":
+            return name
+    raise DataError("the predictions have no times, so they cannot be written by years: leave --per-year out")
+
+
+def draw_run(folder: Path) -> list[Path]:
+    """Draws the routing of a fitted model into `pictures/routing.png`."""
+    from smoe.views._routing import plot_routing
+
+    fitted = GridRegressor.load(folder).fitted
+    path = folder / "pictures" / "routing.png"
+    mesh = fitted.mesh
+    coords = grid_coordinates(fitted) if mesh is None else mesh.coordinates
+    triangles = None if mesh is None else mesh.triangles
+    plot_routing(fitted.net, path, coords=coords, triangles=triangles, title=fitted.describe())
+    return [path]
