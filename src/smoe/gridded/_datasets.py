@@ -93,9 +93,6 @@ def import_xarray() -> ModuleType:
     return xr
 
 
-if TYPE_CHECKING:
-    import xarray as xr
-
 GRIB_ENDINGS = (".grib", ".grib2", ".grb", ".grb2")
 
 

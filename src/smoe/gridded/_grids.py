@@ -15,6 +15,7 @@ from smoe.gridded._axes import Axes
 if TYPE_CHECKING:
     import xarray as xr
 
+
 GridKind = Literal["latitude-longitude", "rotated", "projected", "curvilinear", "indexed", "mesh"]
 
 # Files keep coordinates in float32 or with the rounding of a regridding program.
@@ -304,10 +305,6 @@ def to_plain(grid: HorizontalGrid) -> dict[str, Any]:
         "hash": grid.hash,
         "description": grid.describe(),
     }
-
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 @dataclass(frozen=True)

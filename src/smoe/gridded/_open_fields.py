@@ -18,7 +18,8 @@ from smoe.gridded._axes import are_same_units, with_pixel_coordinates
 from smoe.gridded._datasets import GRIB_ENDINGS, damage_as_data_error, import_xarray, open_grib
 from smoe.gridded._source import FieldSource, as_slice, field_names
 from smoe.gridded._times import TimeLabels, read_times
-from smoe.meshes._mesh_files import MESHIO_SUFFIXES, Location, is_mesh
+from smoe.meshes._mesh_files import MESHIO_SUFFIXES, Location
+from smoe.meshes._mesh_layouts import is_mesh
 from smoe.meshes._node_fields import as_row_of_nodes, is_row_of_nodes, with_mesh_of
 
 if TYPE_CHECKING:
@@ -142,11 +143,6 @@ def _without_differing_scalars(parts: list[xr.Dataset]) -> list[xr.Dataset]:
     differing = [name for name, values in seen.items() if len(values) > 1]
     return [part.drop_vars(differing, errors="ignore") for part in parts]
 
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-# Formats of meshes, which smoe.read_mesh reads.
 
 Data = Any
 """A `xarray.Dataset` or `DataArray`, a path or pattern of paths, or several of these, which are merged."""

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from smoe._files import temporary_folder
 from smoe.errors import DataError
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 
 def check_disk(
     output: Path,
@@ -54,9 +57,6 @@ def describe_size(num_bytes: int) -> str:
     """A number of bytes in GB, or in MB where that would be a small fraction."""
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 CONVENTIONS = "CF-1.11"
 # Begin of the names of folders in which outputs are written.

@@ -69,10 +69,6 @@ def _values(array: xr.DataArray) -> np.ndarray:
         return np.asarray(array.data.compute(scheduler="synchronous"))
 
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-
 @dataclass(frozen=True)
 class Channel:
     """One field at each time: a variable, or one level of it.

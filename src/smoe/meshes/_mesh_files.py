@@ -181,11 +181,6 @@ def check_field_file(path: Path) -> None:
         raise DataError(f"cannot be opened as NetCDF or Zarr ({' '.join(str(error).split())})") from error
 
 
-def is_mesh(dataset: Any) -> bool:
-    """Whether a data set has a UGRID topology or a HEALPix grid mapping."""
-    return find_topology(dataset) is not None or find_healpix(dataset) is not None
-
-
 def read_nodes(raw: Any, fields: Any, location: str | None) -> UgridTopology | HealpixSphere:
     """Finds the mesh of a data set and reads where its nodes are.
 

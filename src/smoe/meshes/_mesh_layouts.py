@@ -355,3 +355,8 @@ def healpix_edges(nside: int, order: HEALPixOrder) -> np.ndarray:
             chosen = is_pixel[window].flatten()
             sides.append(torch.stack([padded[window].flatten()[chosen].long(), pixels[chosen]], dim=1))
     return edges_of_sides(torch.cat(sides).numpy())
+
+
+def is_mesh(dataset: Any) -> bool:
+    """Whether a data set has a UGRID topology or a HEALPix grid mapping."""
+    return find_topology(dataset) is not None or find_healpix(dataset) is not None

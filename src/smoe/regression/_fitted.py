@@ -236,10 +236,6 @@ def run_net(net: Regression, inputs: np.ndarray) -> np.ndarray:
         return net(torch.from_numpy(inputs).to(device)).float().cpu().numpy()
 
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-
 def routing_map(fitted: Fitted, gate: str | int = 0, slot: int | None = 0) -> xr.DataArray:
     """Numbers of the experts at each pixel, as `GridRegressor.routing_map` says.
 

@@ -23,6 +23,7 @@ from smoe.regression._training import split_gaussian
 if TYPE_CHECKING:
     import xarray as xr
 
+
 _BATCH = 32
 # Standard deviations from the mean of the training beyond which inputs look like those of another unit.
 _FAR = 8.0
@@ -202,9 +203,6 @@ def _sample_coordinates(
     coordinates["valid_time"] = ((begin, lead), valid, {"standard_name": "time"})
     return coordinates, (begin, lead), (len(starts), num_leads)
 
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 # Bytes of the fields that are taken from the disk at once.
 _PIECE_BYTES = 1 << 23
