@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 import smoe
 from sharded_training import whole_state
 from smoe.nn import _gate as banded
+from smoe.training.evaluation import WeightAverage
 from smoe.training.plan import TrainingPlan
-from smoe.training.schedule import WeightAverage
 
 GRID = (6, 7)
 NUM_STEPS, BATCH = 6, 4

@@ -8,7 +8,7 @@ import pytest
 
 import smoe
 from gridded_files import regional
-from smoe.training.tracking import make_tracker
+from smoe.training.progress import make_tracker
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from smoe.training.batches import OrderedBatches, ShuffledBatches, load_batches
+from smoe.training.task import OrderedBatches, ShuffledBatches, load_batches
 
 
 def epoch(batches: ShuffledBatches, number: int, first_batch: int = 0) -> list[list[int]]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from smoe.training.environment import keep_freed_memory
 from smoe.training.plan import TrainingPlan
+from smoe.training.run_directory import keep_freed_memory
 from smoe_paper.experiments.runs import train
 from smoe_paper.heat.recipes import HeatDiffusion, HeatRecipe
 
@@ -18,7 +18,7 @@ needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="othe
 # Twelve steps that each take 48 MB in blocks of 8 MB and free all of it: page faults of the last ten.
 _STEPS = """
 import ctypes, resource, sys
-from smoe.training.environment import keep_freed_memory
+from smoe.training.run_directory import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 libc = ctypes.CDLL(None)

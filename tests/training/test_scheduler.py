@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from smoe.training.evaluation import make_schedule
 from smoe.training.plan import TrainingPlan
-from smoe.training.schedule import make_schedule
 
 
 def learning_rates(plan: TrainingPlan, values: list[float], lrs: tuple[float, ...] = (1e-3,)) -> list[list[float]]:

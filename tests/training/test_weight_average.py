@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import smoe
+from smoe.training.evaluation import WeightAverage, rescaled_decay
 from smoe.training.plan import TrainingPlan
-from smoe.training.schedule import WeightAverage, rescaled_decay
 
 
 def test_the_decay_of_the_published_recipe() -> None:

@@ -41,9 +41,8 @@ from smoe.regression._preparation import Prepared, prepare
 from smoe.regression._scores import ScoreTable, find_weakness, score_samples
 from smoe.regression._training import GridObjective, start_output, train_net
 from smoe.suggestions import suggest
-from smoe.training.progress import BarReporter, ProgressBar, Reporter
+from smoe.training.progress import BarReporter, ProgressBar, Reporter, TrackedReporter
 from smoe.training.run_directory import RunDirectory
-from smoe.training.tracking import TrackedReporter
 
 if TYPE_CHECKING:
     import xarray as xr

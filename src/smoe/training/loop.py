@@ -16,17 +16,14 @@ from smoe._signals import Interrupted, Interruption
 from smoe.diagnostics import RoutingGain, RoutingWatch
 from smoe.nn._loss_scale import track_loss_scale
 from smoe.nn._routed_layer import RoutedLayer
-from smoe.training.batches import DrawnSamples, ShuffledBatches, load_batches, num_samples
 from smoe.training.distribution import Distribution, make_accelerator, sum_over_processes
-from smoe.training.evaluation import EvaluatedModel, evaluate
+from smoe.training.evaluation import EvaluatedModel, evaluate, gains_of_routing, make_schedule, routing_record
 from smoe.training.metrics import MeanLoss, metric_names
 from smoe.training.plan import LOSS, Stopping, TrainingPlan, check_monitor
 from smoe.training.progress import Reporter
-from smoe.training.routing import gains_of_routing, routing_record
 from smoe.training.run_directory import Record, RunDirectory, RunError
 from smoe.training.run_state import FiniteState, RunCheckpoints, RunState
-from smoe.training.schedule import make_schedule
-from smoe.training.task import Task
+from smoe.training.task import DrawnSamples, ShuffledBatches, Task, load_batches, num_samples
 
 # Reading the loss waits for the accelerator, and several processes agree on a stop by a reduction: both are done now
 # and then only.

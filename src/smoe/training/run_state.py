@@ -18,10 +18,9 @@ from smoe.diagnostics import RoutingWatch
 from smoe.nn._shared_parameters import local_part
 from smoe.training.checkpoints import CheckpointError
 from smoe.training.distribution import Distribution, by_first, gather_process_states, restore_process_state
-from smoe.training.evaluation import EvaluatedModel
+from smoe.training.evaluation import CosineSchedule, EvaluatedModel
 from smoe.training.plan import Stopping, TrainingPlan
 from smoe.training.run_directory import Record, RunDirectory, RunError
-from smoe.training.schedule import CosineSchedule
 from smoe.training.task import Task
 
 

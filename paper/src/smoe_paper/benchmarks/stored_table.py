@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from smoe._files import write_atomically
-from smoe.training.environment import git_commit, processor_name
+from smoe.training.run_directory import git_commit, processor_name
 
 
 def circumstances() -> dict[str, Any]:

@@ -87,8 +87,7 @@ def _train(name: str, options: RecipeFlags, output_dir: Path) -> int:
     # torch is imported from here on only: a typo is answered at once.
     from smoe._signals import Interrupted
     from smoe.training.distribution import leave_processes
-    from smoe.training.progress import BarReporter, Reporter
-    from smoe.training.tracking import TrackedReporter
+    from smoe.training.progress import BarReporter, Reporter, TrackedReporter
     from smoe_paper.experiments.registry import experiment_of
     from smoe_paper.experiments.result_table import print_result
     from smoe_paper.experiments.runs import train

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from smoe.training.batches import OrderedBatches, load_batches
 from smoe.training.metrics import Metric, MetricSums
+from smoe.training.task import OrderedBatches, load_batches
 from smoe_paper.ens10.build import make_scores
 from smoe_paper.ens10.data.samples import EnsembleSamples
 from smoe_paper.ens10.data.store import EnsembleStore

@@ -12,9 +12,8 @@ from torch.utils.data import Dataset
 from smoe._plain import to_plain
 from smoe.losses import auxiliary_loss
 from smoe.nn import NoisyGate, RoutedLayer
-from smoe.training.batches import Collate
 from smoe.training.metrics import Metric
-from smoe.training.task import Task
+from smoe.training.task import Collate, Task
 from smoe_paper.experiments.build_optimizer import build_optimizer
 from smoe_paper.experiments.recipe import AuxiliaryLosses, Recipe
 from smoe_paper.experiments.routing_warmup import RoutingWarmup

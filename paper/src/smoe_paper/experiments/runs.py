@@ -11,12 +11,11 @@ import torch
 
 from smoe._plain import RecipeError, shorten
 from smoe.training.checkpoints import CheckpointError, load_checkpoint
-from smoe.training.environment import keep_freed_memory
 from smoe.training.loop import Loop
 from smoe.training.metrics import metric_names
 from smoe.training.plan import check_monitor, resumable_fields
 from smoe.training.progress import Reporter
-from smoe.training.run_directory import Record, RunDirectory, RunError
+from smoe.training.run_directory import Record, RunDirectory, RunError, keep_freed_memory
 from smoe_paper.experiments.experiment import Notify
 from smoe_paper.experiments.initial_weights import check_initial_weights, load_initial_weights
 from smoe_paper.experiments.open_run import OpenRun

@@ -52,7 +52,7 @@ class FolderImages(Dataset[tuple[Tensor, Tensor]]):
 class AugmentedFolderImages(Dataset[tuple[Tensor, Tensor]]):
     """Random views of training images, drawn anew in each epoch, and mixed within each batch.
 
-    Copy k of image i is the index `i + k * len(samples)`, see `smoe.training.batches.ShuffledBatches`. The draws for it
+    Copy k of image i is the index `i + k * len(samples)`, see `smoe.training.task.ShuffledBatches`. The draws for it
     depend on the seed, the epoch, the image and the copy, and the mixing of a batch on its first index: neither
     depends on the process that reads it, or on a resume.
 
