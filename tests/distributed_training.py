@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import smoe
 from smoe.rules import Probing, RoutingClassification
+from smoe_paper.baselines.gates import ConvGate
 from smoe_paper.experiments.routing_warmup import RoutingWarmup
 
 NUM_STEPS, GLOBAL_BATCH, PROBING_BATCH = 4, 6, 4
@@ -30,7 +31,7 @@ def make_net() -> nn.Module:
         nn.Tanh(),
         smoe.SpatialMoE2d(2, 4, 2, gate=gate, damping="damping(factor=0.1)"),
         nn.Tanh(),
-        smoe.SpatialMoE2d(2, 4, 2, gate=smoe.ConvGate(2, 4, 2), weighted=True),
+        smoe.SpatialMoE2d(2, 4, 2, gate=ConvGate(2, 4, 2), weighted=True),
     ).double()
 
 

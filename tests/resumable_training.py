@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
-from smoe import NoisyGate, SpatialMoE2d, TensorGate
+from smoe import SpatialMoE2d, TensorGate
 from smoe._signals import Interrupted
+from smoe.nn import NoisyGate
 from smoe.training.distribution import leave_processes
 from smoe.training.loop import Loop
 from smoe.training.plan import TrainingPlan

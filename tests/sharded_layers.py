@@ -22,6 +22,7 @@ from sharded_training import whole_state
 from smoe.nn import _gate as banded
 from smoe.training.evaluation import WeightAverage
 from smoe.training.plan import TrainingPlan
+from smoe_paper.baselines.gates import CoordConvGate, LinearGate, LocallyConnectedGate
 
 GRID = (6, 7)
 NUM_STEPS, BATCH = 6, 4
@@ -89,9 +90,9 @@ CASES = {
     "local_affine": Case(lambda: layers(smoe.SpatialMoE2d, spatial_shape=GRID, local_affine=True)),
     "coarse gate": Case(lambda: with_gate(smoe.CoarseGate(6, 2, GRID, factor=2))),
     "factorised gate": Case(lambda: with_gate(smoe.FactorisedGate(6, 2, GRID))),
-    "convolutional gate": Case(lambda: with_gate(smoe.CoordConvGate(2, 4, 2), "rc")),
-    "linear gate": Case(lambda: with_gate(smoe.LinearGate(2, 4, 2, GRID), "rc")),
-    "locally connected gate": Case(lambda: with_gate(smoe.LocallyConnectedGate(2, 4, 2, GRID), "rc")),
+    "convolutional gate": Case(lambda: with_gate(CoordConvGate(2, 4, 2), "rc")),
+    "linear gate": Case(lambda: with_gate(LinearGate(2, 4, 2, GRID), "rc")),
+    "locally connected gate": Case(lambda: with_gate(LocallyConnectedGate(2, 4, 2, GRID), "rc")),
     "decided gate": Case(lambda: with_gate(smoe.DecidedGate(torch.zeros(1, *GRID, dtype=torch.long), 4)), learns=False),
     "converted": Case(lambda: converted(share_gates=True)),
     "gates with one embedding": Case(converted),
@@ -104,17 +105,17 @@ CASES["compiled"] = replace(CASES["convolutional gate"], compiled=True)
 
 
 def shard_children(net: nn.Module) -> nn.Module:
-    """Some units are the user's, and `smoe.shard` makes the rest."""
+    """Some units are the user's, and `smoe.nn.shard` makes the rest."""
     for name in ("0", "1", "3"):
         if name in net._modules:
             fully_shard(net.get_submodule(name))
-    return smoe.shard(net)
+    return smoe.nn.shard(net)
 
 
 WRAPPERS: dict[str, Callable[..., Any]] = {
     "whole": DistributedDataParallel,
     "one unit": fully_shard,
-    "layers": smoe.shard,
+    "layers": smoe.nn.shard,
     "own units": shard_children,
 }
 
@@ -133,7 +134,7 @@ def train(case: Case, wrapper: str, rank: int, num_processes: int) -> dict[str, 
     plain = make_net(case)
     average = WeightAverage(plain, TrainingPlan(average_every=1, average_decay=0.9, batch_size=1, max_epochs=1))
     net = WRAPPERS[wrapper](plain)
-    average.model = average.model if wrapper == "whole" else smoe.shard(average.model)
+    average.model = average.model if wrapper == "whole" else smoe.nn.shard(average.model)
     if case.compiled:
         net.compile(backend="aot_eager")
     torch.manual_seed(rank)
@@ -188,10 +189,10 @@ def check_mistakes() -> None:
     net = make_net(CASES["line"])
     fully_shard(net.get_submodule("0"))
     with pytest.raises(RuntimeError, match="1 of 2 layers that share a gate are sharded already"):
-        smoe.shard(net)
+        smoe.nn.shard(net)
     net = make_net(CASES["factorised gate"])
     layer: Any = net.get_submodule("1")
     fully_shard(layer.gate)
     fully_shard(net)
-    with pytest.raises(RuntimeError, match="do not call fully_shard on a gate"):
+    with pytest.raises(RuntimeError, match="call fully_shard on its layer, not on the gate"):
         net(torch.zeros(1, 1, *GRID, dtype=torch.float64))

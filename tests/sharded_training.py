@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import smoe
 from smoe.rules import Probing
+from smoe_paper.baselines.gates import ConvGate
 
 GRID = (6, 7)
 NUM_STEPS, BATCH = 6, 8
@@ -70,7 +71,7 @@ def families() -> nn.Sequential:
 
 def own_unit_and_rest() -> nn.Sequential:
     """Layers of other kinds around an SMoE layer, with a gate that looks at its input."""
-    gate = smoe.NoisyGate(smoe.ConvGate(2, 3, 2), std=0.1)
+    gate = smoe.nn.NoisyGate(ConvGate(2, 3, 2), std=0.1)
     layer = smoe.SpatialMoE2d(2, 3, 2, gate=gate, rule="rc", damping="damping(factor=0.1)", weighted=True)
     return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), layer, nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1)).double()
 
@@ -94,7 +95,7 @@ DETERMINED = ("rc", "end_to_end", "frozen")
 WRAPPERS: dict[str, Callable[..., Any]] = {
     "whole": DistributedDataParallel,
     "one unit": fully_shard,
-    "layers": smoe.shard,
+    "layers": smoe.nn.shard,
 }
 
 
@@ -150,7 +151,7 @@ def run_process(rank: int, num_processes: int, port: int, directory: str) -> Non
                 torch.manual_seed(rank)  # the processes draw different noise
                 optimizer = train(net, share)
                 results[name, wrapper] = (whole_state(net), num_stored(net, optimizer))
-                if wrap is smoe.shard:
+                if wrap is smoe.nn.shard:
                     check_directory(name, net, optimizer, Path(directory) / name)
                 del net, optimizer
         torch.save(results, Path(directory) / f"{rank}.pt")
@@ -180,7 +181,7 @@ def check_directory(name: str, net: nn.Module, optimizer: torch.optim.Optimizer,
     if rank == 0:
         torch.save(stored, folder / "stored.pt")
     states = []
-    for each, used in ((net, optimizer), load_directory(smoe.shard(make_net(name)), folder)):
+    for each, used in ((net, optimizer), load_directory(smoe.nn.shard(make_net(name)), folder)):
         torch.manual_seed(rank)
         train(each, slice(rank, None, num_processes), used)
         states.append(whole_state(each))
@@ -199,7 +200,7 @@ def resume_in_other_processes(rank: int, num_processes: int, port: int, director
     distributed.init_process_group("gloo", rank=rank, world_size=num_processes)
     try:
         for name in NETS:
-            net, optimizer = load_directory(smoe.shard(make_net(name)), Path(directory) / name)
+            net, optimizer = load_directory(smoe.nn.shard(make_net(name)), Path(directory) / name)
             for key, value in torch.load(Path(directory) / name / "stored.pt").items():
                 assert "running" in key or torch.equal(whole_state(net)[key], value), f"{name}: {key}"
             torch.manual_seed(rank)
@@ -226,7 +227,7 @@ def check_precision(share: slice) -> None:
         x, target = (values[0][share].float() for values in make_data())
         for _ in range(4):
             with torch.autocast("cpu", torch.bfloat16):
-                loss = smoe.track_loss_scale(F.mse_loss(net(x).float(), target), net)
+                loss = smoe.nn.track_loss_scale(F.mse_loss(net(x).float(), target), net)
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
@@ -242,13 +243,13 @@ def check_precision(share: slice) -> None:
 
 def check_access(share: slice) -> None:
     """A gate outside a pass is refused in one line, and can be read where parameters are whole."""
-    net = smoe.shard(own_gates("rc", order="score"))
+    net = smoe.nn.shard(own_gates("rc", order="score"))
     layer = net[0]
     assert isinstance(layer, smoe.SpatialMoE2d)
     for read in (layer.routing, lambda: smoe.describe(net)):
-        with pytest.raises(RuntimeError, match=r"use it inside `with smoe.unsharded\(model\):`"):
+        with pytest.raises(RuntimeError, match=r"use it inside `with smoe.nn.unsharded\(model\):`"):
             read()
-    with smoe.unsharded(net):
+    with smoe.nn.unsharded(net):
         expected = layer.routing().indices
         assert len(smoe.describe(net).gates) == 2
     assert expected.shape == (2, *GRID)
@@ -260,9 +261,9 @@ def check_access(share: slice) -> None:
 
     # A loss of the routing: with parameters that stay between forward and backward.
     gradients = []
-    for wrap in (DistributedDataParallel, lambda net: smoe.shard(net, reshard_after_forward=False)):
+    for wrap in (DistributedDataParallel, lambda net: smoe.nn.shard(net, reshard_after_forward=False)):
         model = wrap(make_net("rc, own gates"))
-        loss = F.mse_loss(model(x), target) + smoe.auxiliary_loss(model, importance=True, weight=1.0)
+        loss = F.mse_loss(model(x), target) + smoe.losses.auxiliary_loss(model, importance=True, weight=1.0)
         loss.backward()
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         grads = [parameter.grad for parameter in inner.parameters()]

@@ -9,6 +9,7 @@ from torch import nn
 import smoe
 from definitions import gate_gradient
 from smoe.losses import importance_loss, load_loss, spatial_agreement_loss
+from smoe_paper.baselines.gates import ConvGate
 
 
 def squared_variation(values: list[float]) -> float:
@@ -117,25 +118,25 @@ def run(*layers: smoe.SpatialMoE2d) -> nn.Module:
 
 def test_gate_that_does_not_look_at_its_input_counts_once():
     gate = smoe.TensorGate(3, 1, (5, 6))
-    one = smoe.auxiliary_loss(run(smoe.SpatialMoE2d(1, 3, 1, gate=gate)), importance=True)
+    one = smoe.losses.auxiliary_loss(run(smoe.SpatialMoE2d(1, 3, 1, gate=gate)), importance=True)
     shared = run(smoe.SpatialMoE2d(1, 3, 1, gate=gate), smoe.SpatialMoE2d(1, 3, 1, gate=gate))
-    assert torch.equal(smoe.auxiliary_loss(shared, importance=True), one)
+    assert torch.equal(smoe.losses.auxiliary_loss(shared, importance=True), one)
     other = smoe.TensorGate(3, 1, (5, 6))
     apart = run(smoe.SpatialMoE2d(1, 3, 1, gate=gate), smoe.SpatialMoE2d(1, 3, 1, gate=other))
     expected = 0.01 * sum(importance_loss(each.scores.flatten(1)[None].softmax(dim=1)) for each in (gate, other))
     assert isinstance(expected, torch.Tensor)
-    torch.testing.assert_close(smoe.auxiliary_loss(apart, importance=True), expected)
+    torch.testing.assert_close(smoe.losses.auxiliary_loss(apart, importance=True), expected)
 
 
 def test_noisy_shared_gate_counts_once():
-    noisy = smoe.NoisyGate(smoe.TensorGate(3, 1, (5, 6)))
-    one = smoe.auxiliary_loss(run(smoe.SpatialMoE2d(1, 3, 1, gate=noisy)), importance=True)
+    noisy = smoe.nn.NoisyGate(smoe.TensorGate(3, 1, (5, 6)))
+    one = smoe.losses.auxiliary_loss(run(smoe.SpatialMoE2d(1, 3, 1, gate=noisy)), importance=True)
     shared = run(smoe.SpatialMoE2d(1, 3, 1, gate=noisy), smoe.SpatialMoE2d(1, 3, 1, gate=noisy))
-    torch.testing.assert_close(smoe.auxiliary_loss(shared, importance=True), one)
+    torch.testing.assert_close(smoe.losses.auxiliary_loss(shared, importance=True), one)
 
 
 def test_gate_that_looks_at_its_input_counts_in_each_layer():
-    gate = smoe.ConvGate(1, 3, 1)
+    gate = ConvGate(1, 3, 1)
     net = run(smoe.SpatialMoE2d(1, 3, 1, gate=gate), smoe.SpatialMoE2d(1, 3, 1, gate=gate))
     expected = 0.0
     for layer in net.modules():
@@ -144,15 +145,15 @@ def test_gate_that_looks_at_its_input_counts_in_each_layer():
             expected = expected + 0.5 * spatial_agreement_loss(layer.last_routing.scores)
     assert isinstance(expected, torch.Tensor)
     assert expected > 0
-    torch.testing.assert_close(smoe.auxiliary_loss(net, spatial_agreement=True, weight=0.5), expected)
+    torch.testing.assert_close(smoe.losses.auxiliary_loss(net, spatial_agreement=True, weight=0.5), expected)
 
 
 def test_all_three_are_added_and_reach_the_gate():
-    gate = smoe.NoisyGate(smoe.ConvGate(1, 3, 1))
+    gate = smoe.nn.NoisyGate(ConvGate(1, 3, 1))
     net = run(smoe.SpatialMoE2d(1, 3, 1, gate=gate))
     names = ("importance", "load", "spatial_agreement")
-    losses = [smoe.auxiliary_loss(net, **{name: True}) for name in names]
-    total = smoe.auxiliary_loss(net, importance=True, load=True, spatial_agreement=True)
+    losses = [smoe.losses.auxiliary_loss(net, **{name: True}) for name in names]
+    total = smoe.losses.auxiliary_loss(net, importance=True, load=True, spatial_agreement=True)
     torch.testing.assert_close(total, torch.stack(losses).sum())
     for name, loss in zip(names, losses, strict=True):
         (gradient,) = torch.autograd.grad(loss, list(gate.parameters()), retain_graph=True)
@@ -168,13 +169,13 @@ def test_auxiliary_and_routing_classification_gradients_add_up():
         layer.zero_grad()
         loss = with_task * layer(x).pow(2).mean()
         if with_auxiliary:
-            loss = loss + smoe.auxiliary_loss(layer, importance=True)
+            loss = loss + smoe.losses.auxiliary_loss(layer, importance=True)
         loss.backward()
         return gate_gradient(layer).clone()
 
     both, task = gradient(True, True), gradient(True, False)
     layer.zero_grad()
-    smoe.auxiliary_loss(layer, importance=True).backward()
+    smoe.losses.auxiliary_loss(layer, importance=True).backward()
     auxiliary = gate_gradient(layer)
     assert auxiliary.abs().max() > 0
     torch.testing.assert_close(both, task + auxiliary)
@@ -183,10 +184,10 @@ def test_auxiliary_and_routing_classification_gradients_add_up():
 def test_wrong_uses():
     layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6))
     with pytest.raises(ValueError, match="choose at least one of importance, load, spatial_agreement"):
-        smoe.auxiliary_loss(layer)
+        smoe.losses.auxiliary_loss(layer)
     with pytest.raises(ValueError, match="no forward pass in training mode yet"):
-        smoe.auxiliary_loss(layer, importance=True)
+        smoe.losses.auxiliary_loss(layer, importance=True)
     with pytest.raises(ValueError, match="Linear holds no SMoE layer"):
-        smoe.auxiliary_loss(nn.Linear(1, 1), importance=True)
+        smoe.losses.auxiliary_loss(nn.Linear(1, 1), importance=True)
     with pytest.raises(ValueError, match="only with routing noise"):
-        smoe.auxiliary_loss(run(layer), load=True)
+        smoe.losses.auxiliary_loss(run(layer), load=True)

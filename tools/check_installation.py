@@ -31,7 +31,7 @@ def check_kernels() -> str:
     indices = torch.rand(1, 6, 11 * 13).topk(2, dim=1).indices.int()
     error = torch.randn(9, 2, 11, 13)
     results = []
-    for convolve in (smoe.routed_conv2d, dense_routed_conv2d):
+    for convolve in (smoe.ops.routed_conv2d, dense_routed_conv2d):
         output = convolve(x, weight, indices)
         results.append((output, *torch.autograd.grad(output, (x, weight), error)))
     for actual, expected in zip(*results, strict=True):

@@ -13,26 +13,15 @@ from smoe.version import __version__
 if TYPE_CHECKING:
     from smoe import diagnostics, losses, nn, ops, rules
     from smoe.diagnostics import describe
-    from smoe.losses import auxiliary_loss
     from smoe.meshes import read_mesh
     from smoe.nn import (
         CoarseGate,
-        CondConv2d,
-        ConvGate,
-        CoordConv2d,
-        CoordConv3Gate,
-        CoordConvGate,
         DecidedGate,
         FactorisedGate,
         FixedGate,
         GraphMoE,
         HEALPixMoE,
-        LinearGate,
         LocalAffine,
-        LocallyConnected2d,
-        LocallyConnectedGate,
-        LowRankLocal2d,
-        NoisyGate,
         PixelEmbedding,
         SpatialGate,
         SpatialMoE,
@@ -43,40 +32,23 @@ if TYPE_CHECKING:
         convert,
         freeze,
         interpolate_grids,
-        node_gate,
         plan_conversion,
-        shard,
-        track_loss_scale,
         transfer_gate,
-        unsharded,
     )
-    from smoe.ops import Routing, routed_conv2d
-    from smoe.ops._graph import edge_directions
     from smoe.regression import GridRegressor, load
     from smoe.views import plot_routing
 
 
 __all__ = [
     "CoarseGate",
-    "CondConv2d",
-    "ConvGate",
-    "CoordConv2d",
-    "CoordConv3Gate",
-    "CoordConvGate",
     "DecidedGate",
     "FactorisedGate",
     "FixedGate",
     "GraphMoE",
     "GridRegressor",
     "HEALPixMoE",
-    "LinearGate",
     "LocalAffine",
-    "LocallyConnected2d",
-    "LocallyConnectedGate",
-    "LowRankLocal2d",
-    "NoisyGate",
     "PixelEmbedding",
-    "Routing",
     "SpatialGate",
     "SpatialMoE",
     "SpatialMoE1d",
@@ -84,40 +56,29 @@ __all__ = [
     "SpatialMoE3d",
     "TensorGate",
     "__version__",
-    "auxiliary_loss",
     "convert",
     "describe",
     "diagnostics",
-    "edge_directions",
     "freeze",
     "interpolate_grids",
     "load",
     "losses",
     "nn",
-    "node_gate",
     "ops",
     "plan_conversion",
     "plot_routing",
     "read_mesh",
-    "routed_conv2d",
     "rules",
-    "shard",
-    "track_loss_scale",
     "transfer_gate",
-    "unsharded",
 ]
 
 _SUBMODULES = ("diagnostics", "losses", "nn", "ops", "rules")
 _HOMES = {
-    "auxiliary_loss": "smoe.losses",
     "describe": "smoe.diagnostics",
     "GridRegressor": "smoe.regression",
     "load": "smoe.regression",
-    "Routing": "smoe.ops",
-    "edge_directions": "smoe.ops._graph",
     "plot_routing": "smoe.views",
     "read_mesh": "smoe.meshes",
-    "routed_conv2d": "smoe.ops",
 }
 
 

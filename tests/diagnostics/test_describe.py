@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from smoe.diagnostics import RoutingGain, RoutingWatch, describe
-from smoe.nn import ConvGate, SpatialMoE2d, TensorGate
+from smoe.nn import SpatialMoE2d, TensorGate
 from smoe.rules import RoutingClassification
+from smoe_paper.baselines.gates import ConvGate
 
 
 def make_net() -> nn.Sequential:

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 from smoe.diagnostics import fixed_choices, fixed_gates, layers_by_gate
-from smoe.nn import ConvGate, NoisyGate, SpatialMoE2d, TensorGate
+from smoe.nn import NoisyGate, SpatialMoE2d, TensorGate
+from smoe_paper.baselines.gates import ConvGate
 
 
 def test_gates_with_their_layers() -> None:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 import smoe
 from smoe.diagnostics import RoutingGain, routing_gains
-from smoe.nn import ConvGate, FixedGate, NoisyGate, SpatialMoE2d, TensorGate
+from smoe.nn import FixedGate, NoisyGate, SpatialMoE2d, TensorGate
 from smoe.nn._filter_bank import FilterBank
+from smoe_paper.baselines.gates import ConvGate
 
 
 def test_the_convolution_is_that_of_least_squares_on_the_other_half_of_the_samples() -> None:

@@ -78,4 +78,4 @@ def test_layers_that_share_parameters_are_one_unit() -> None:
 
 def test_sharding_needs_processes() -> None:
     with pytest.raises(RuntimeError, match="start them with torchrun"):
-        smoe.shard(nn.Linear(2, 2))
+        smoe.nn.shard(nn.Linear(2, 2))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import smoe
 from definitions import gate_gradient, gate_scores
 from smoe.rules import Damping, RoutingClassification
+from smoe_paper.baselines.gates import CoordConvGate
 
 RC = RoutingClassification.released()
 
@@ -29,7 +30,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "two_thresholds": {"spatial_shape": (7, 8), "order": "score", "rule": "rc", "damping": Damping(0.1, 0.3)},
     "weighted": {"spatial_shape": (7, 8), "order": "score", "weighted": True, "rule": "end_to_end", "damping": 0.1},
     "index_longitude": {"spatial_shape": (7, 8), "order": "index", "rule": RC, "padding_mode": "longitude"},
-    "coord_conv": {"gate": lambda: smoe.CoordConvGate(2, 5, 2), "rule": RC},
+    "coord_conv": {"gate": lambda: CoordConvGate(2, 5, 2), "rule": RC},
     # Without noise: a compiled pass draws other random numbers.
     "families": {
         "spatial_shape": (7, 8),
@@ -60,7 +61,7 @@ def compare_with_eager(options: dict[str, Any], backend: str, scale: float = 1.0
         # Twice, so that the second backward runs with what the first one left behind.
         for factor in (1.0, scale):
             layer.zero_grad()
-            loss = smoe.track_loss_scale(F.mse_loss(call(X), TARGET), layer)
+            loss = smoe.nn.track_loss_scale(F.mse_loss(call(X), TARGET), layer)
             (loss * factor).backward()
     torch.testing.assert_close(compiled(X), eager(X))
     for (name, actual), expected in zip(inner.named_parameters(), eager.parameters(), strict=True):

@@ -105,7 +105,7 @@ def compile_step(net: nn.Module, call: Callable[..., torch.Tensor], *batch: torc
     backend = aot_autograd(fw_compiler=forward, bw_compiler=backward, keep_inference_input_mutations=True)
     compiled = torch.compile(call, backend=backend, fullgraph=True)
     for _ in range(2):
-        smoe.track_loss_scale(F.mse_loss(compiled(batch[0]), batch[1]), net).mul(16.0).backward()
+        smoe.nn.track_loss_scale(F.mse_loss(compiled(batch[0]), batch[1]), net).mul(16.0).backward()
     torch._dynamo.reset()
     return found
 

@@ -12,9 +12,12 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module_state, vmap
 
 import smoe
-from smoe.nn import CondConv2d, GridConv2d, LocallyConnected2d, LowRankLocal2d
+from smoe.nn import GridConv2d
 from smoe.nn._batch_norm import _sum_over_processes
 from smoe.ops._operators import NativeLibrary, native_library
+from smoe_paper.baselines.gates import ConvGate
+from smoe_paper.baselines.layers import CondConv2d, LocallyConnected2d
+from smoe_paper.baselines.low_rank import LowRankLocal2d
 
 # PyTorch's own forward-mode rules are scripts.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
@@ -56,7 +59,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor
     "bias of experts": (_layer(bias="expert", padding_mode="circular"), lambda: (_plane(1),)),
     "weighted": (_layer(weighted=True), lambda: (_plane(),)),
     "weighted, own routing": (
-        lambda: smoe.SpatialMoE2d(2, 6, 3, gate=smoe.ConvGate(2, 6, 3), weighted=True, rule="end_to_end"),
+        lambda: smoe.SpatialMoE2d(2, 6, 3, gate=ConvGate(2, 6, 3), weighted=True, rule="end_to_end"),
         lambda: (_plane(),),
     ),
     "an expert nobody chose": (_unchosen, lambda: (_plane(),)),
@@ -278,11 +281,11 @@ def test_what_a_learning_gate_cannot_do_is_said_in_one_line():
     for transform in (jacrev(layer), hessian(lambda x: layer(x).sum()), vmap(layer, in_dims=1)):
         with pytest.raises(RuntimeError, match=r"learns within the backward pass.*call layer.eval\(\)"):
             transform(x)
-    weighted = smoe.SpatialMoE2d(2, 6, 3, gate=smoe.ConvGate(2, 6, 3), weighted=True, rule="end_to_end")
+    weighted = smoe.SpatialMoE2d(2, 6, 3, gate=ConvGate(2, 6, 3), weighted=True, rule="end_to_end")
     with pytest.raises(RuntimeError, match=r"weighted layer have no derivative in forward mode: call layer.eval\(\)"):
         jvp(weighted, (x,), (x,))
     with pytest.raises(RuntimeError, match=r"not under torch.func: differentiate the loss as it is"):
-        grad(lambda x: smoe.track_loss_scale(layer(x).sum(), layer))(x)
+        grad(lambda x: smoe.nn.track_loss_scale(layer(x).sum(), layer))(x)
     layer.freeze()
     _assert_near(jacrev(layer)(x), torch.autograd.functional.jacobian(layer, x))  # type: ignore[arg-type]
 

@@ -13,6 +13,7 @@ from torch import distributed, nn
 import smoe
 from smoe.ops._routing import top_experts
 from smoe.options import Order
+from smoe_paper.baselines.gates import ConvGate
 
 GRID = (6, 7)
 
@@ -203,8 +204,8 @@ def test_gates_whose_scores_are_needed_stay_but_do_not_learn(options) -> None:
     frozen = smoe.freeze(layer)
     assert isinstance(frozen.gate, smoe.TensorGate)
     assert frozen.rule == smoe.rules.Frozen()
-    looking = smoe.freeze(smoe.SpatialMoE2d(3, 4, 2, gate=smoe.ConvGate(3, 4, 2)))
-    assert isinstance(looking.gate, smoe.ConvGate)
+    looking = smoe.freeze(smoe.SpatialMoE2d(3, 4, 2, gate=ConvGate(3, 4, 2)))
+    assert isinstance(looking.gate, ConvGate)
 
 
 def test_freezing_a_layer_in_place_ends_the_learning_of_its_gate() -> None:
@@ -243,7 +244,7 @@ def test_a_network_without_layers_and_bad_indices_are_refused() -> None:
 def test_a_sharded_network_is_refused() -> None:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        net = smoe.shard(nn.Sequential(smoe.SpatialMoE2d(3, 4, 2, spatial_shape=GRID)))
+        net = smoe.nn.shard(nn.Sequential(smoe.SpatialMoE2d(3, 4, 2, spatial_shape=GRID)))
         with pytest.raises(RuntimeError, match="the parameters of FSDPSequential are sharded among processes"):
             smoe.freeze(net)
     finally:

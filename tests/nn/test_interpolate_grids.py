@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import smoe
-from smoe.nn._low_rank import InputCombiner, RowsAndColumns, Table
 from smoe.nn._probing import ProbingMemory
 from smoe.rules import Probing, RoutingClassification
+from smoe_paper.baselines.gates import ConvGate, LinearGate, LocallyConnectedGate
+from smoe_paper.baselines.layers import CoordConv2d, LocallyConnected2d
+from smoe_paper.baselines.low_rank import InputCombiner, LowRankLocal2d, RowsAndColumns, Table
 from smoe_paper.models import ResNet
 
 RC = RoutingClassification.released()
@@ -126,7 +128,7 @@ def test_what_is_frozen_stays_frozen_and_modes_stay() -> None:
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("combiner", ["rows_and_columns", "table", "input"])
 def test_low_rank_layers(combiner: Any, stride: int) -> None:
-    layer = smoe.LowRankLocal2d(
+    layer = LowRankLocal2d(
         3, 4, combiner=combiner, spatial_rank=2, spatial_shape=(9, 9), spatial_bias=True, stride=stride
     )
     for parameter in layer.parameters():
@@ -145,7 +147,7 @@ def test_low_rank_layers(combiner: Any, stride: int) -> None:
 
 
 def test_locally_connected_layers() -> None:
-    layer = smoe.LocallyConnected2d(2, 3, spatial_shape=(4, 5))
+    layer = LocallyConnected2d(2, 3, spatial_shape=(4, 5))
     # The same filter everywhere is a convolution, on any grid.
     layer.weight.data = layer.weight[:, :1, :1].expand_as(layer.weight).clone()
     new = smoe.interpolate_grids(layer, example_input=torch.zeros(1, 2, 6, 9))
@@ -155,11 +157,11 @@ def test_locally_connected_layers() -> None:
 
 def test_gates_of_other_kinds() -> None:
     x = torch.randn(1, 3, 6, 6)
-    noisy = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.NoisyGate(smoe.TensorGate(4, 2, (4, 4))), rule=RC)
+    noisy = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.nn.NoisyGate(smoe.TensorGate(4, 2, (4, 4))), rule=RC)
     fixed = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.FixedGate.random(4, 2, (4, 4)), rule=RC)
-    local = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.LocallyConnectedGate(3, 4, 2, (4, 4)), rule=RC)
-    free = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.ConvGate(3, 4, 2), rule=RC)
-    module = smoe.SpatialMoE(smoe.CoordConv2d(3, 4), 4, 2, spatial_shape=(4, 4), rule=RC, order="score")
+    local = smoe.SpatialMoE2d(3, 4, 2, gate=LocallyConnectedGate(3, 4, 2, (4, 4)), rule=RC)
+    free = smoe.SpatialMoE2d(3, 4, 2, gate=ConvGate(3, 4, 2), rule=RC)
+    module = smoe.SpatialMoE(CoordConv2d(3, 4), 4, 2, spatial_shape=(4, 4), rule=RC, order="score")
     for layer in (noisy, fixed, local, free, module):
         new = smoe.interpolate_grids(layer, example_input=x)
         assert new.gate.spatial_shape in ((6, 6), None)
@@ -237,7 +239,7 @@ def test_refusals() -> None:
     net.uses_all = False
     with pytest.raises(ValueError, match="the example input does not reach unused"):
         smoe.interpolate_grids(net, example_input=torch.zeros(1, 3, 8, 8))
-    linear = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.LinearGate(3, 4, 2, (4, 4)), rule=RC)
+    linear = smoe.SpatialMoE2d(3, 4, 2, gate=LinearGate(3, 4, 2, (4, 4)), rule=RC)
     with pytest.raises(ValueError, match=r"the LinearGate of the model itself was made for the grid \(4, 4\)"):
         smoe.interpolate_grids(linear, example_input=torch.zeros(1, 3, 6, 6))
     broken = layer_with(torch.randn(4, 3, 3))

@@ -11,16 +11,17 @@ from torch import nn
 import smoe
 from definitions import gate_gradient
 from smoe.rules import RoutingClassification
+from smoe_paper.baselines.gates import ConvGate, CoordConv3Gate, LinearGate, LocallyConnectedGate
 
 RC = RoutingClassification.released()
 
 GATES = {
     "tensor": lambda: smoe.TensorGate(4, 2, (9, 10)),
     "softmax": lambda: smoe.TensorGate(4, 2, (9, 10), normalization="softmax"),
-    "conv": lambda: smoe.ConvGate(2, 4, 2),
-    "coord_conv_3": lambda: smoe.CoordConv3Gate(2, 4, 2),
-    "locally_connected": lambda: smoe.LocallyConnectedGate(2, 4, 2, (9, 10)),
-    "linear": lambda: smoe.LinearGate(2, 4, 2, (9, 10)),
+    "conv": lambda: ConvGate(2, 4, 2),
+    "coord_conv_3": lambda: CoordConv3Gate(2, 4, 2),
+    "locally_connected": lambda: LocallyConnectedGate(2, 4, 2, (9, 10)),
+    "linear": lambda: LinearGate(2, 4, 2, (9, 10)),
 }
 GENERATOR = torch.Generator().manual_seed(0)
 X, TARGET = torch.randn(3, 2, 9, 10, generator=GENERATOR), torch.randn(3, 2, 9, 10, generator=GENERATOR)
@@ -43,7 +44,7 @@ def test_autocast_routes_in_float32(weighted, dtype, gate):
 
 
 def test_input_in_half_precision_is_scored_in_float32():
-    layer = smoe.SpatialMoE2d(2, 4, 2, gate=smoe.ConvGate(2, 4, 2), rule=RC)
+    layer = smoe.SpatialMoE2d(2, 4, 2, gate=ConvGate(2, 4, 2), rule=RC)
     half = X.bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
         actual = layer.routing(half)
@@ -52,7 +53,7 @@ def test_input_in_half_precision_is_scored_in_float32():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_autocast_of_a_module_of_another_dtype(dtype):
-    layer = smoe.SpatialMoE2d(2, 4, 2, gate=smoe.ConvGate(2, 4, 2), rule=RC).to(dtype)
+    layer = smoe.SpatialMoE2d(2, 4, 2, gate=ConvGate(2, 4, 2), rule=RC).to(dtype)
     with torch.autocast("cpu", torch.bfloat16):
         output = layer(X.to(dtype))
     output.float().pow(2).mean().backward()
@@ -66,7 +67,7 @@ def train_step(net: nn.Module, init_scale: float, dtype: torch.dtype) -> dict[st
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         output = net(X)
-    loss = smoe.track_loss_scale(F.mse_loss(output.float(), TARGET), net)
+    loss = smoe.nn.track_loss_scale(F.mse_loss(output.float(), TARGET), net)
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
@@ -106,7 +107,7 @@ def test_gate_update_is_the_same_at_loss_scale_1_and_65536_in_float16():
         layer.zero_grad()
         with torch.autocast("cpu", torch.float16):
             output = layer((X * 4).round() / 4)
-        loss = smoe.track_loss_scale((output.float() - (TARGET * 8).round() / 8).pow(2).sum() / 1024, layer)
+        loss = smoe.nn.track_loss_scale((output.float() - (TARGET * 8).round() / 8).pow(2).sum() / 1024, layer)
         (loss * scale).backward()
         return gate_gradient(layer) / scale
 
@@ -122,7 +123,7 @@ def test_an_overflow_at_the_scale_skips_the_step_and_is_counted():
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     with torch.autocast("cpu", torch.float16):
         output = layer(X)
-    scaler.scale(smoe.track_loss_scale(F.mse_loss(output.float(), TARGET), layer)).backward()
+    scaler.scale(smoe.nn.track_loss_scale(F.mse_loss(output.float(), TARGET), layer)).backward()
     scaler.step(optimizer)
     scaler.update()
     assert layer.num_nonfinite_errors == 1
@@ -134,7 +135,7 @@ def test_an_overflow_at_the_scale_skips_the_step_and_is_counted():
 def test_float16_without_a_tracked_loss_warns_once():
     layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(9, 10), rule=RC, order="score").half()
     layer(X.half()).float().pow(2).mean().backward()
-    with pytest.warns(UserWarning, match="smoe.track_loss_scale"):
+    with pytest.warns(UserWarning, match="smoe.nn.track_loss_scale"):
         layer(X.half())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -144,4 +145,4 @@ def test_float16_without_a_tracked_loss_warns_once():
 def test_float16_with_a_tracked_loss_does_not_warn():
     layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(9, 10), rule=RC, order="score").half()
     for _ in range(2):
-        smoe.track_loss_scale(layer(X.half()).float().pow(2).mean(), layer).backward()
+        smoe.nn.track_loss_scale(layer(X.half()).float().pow(2).mean(), layer).backward()

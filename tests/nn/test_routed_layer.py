@@ -14,6 +14,7 @@ import smoe
 from definitions import gate_gradient, gate_scores
 from smoe.ops._operators import has_library
 from smoe.rules import Damping, RoutingClassification
+from smoe_paper.baselines.gates import ConvGate
 
 RC = RoutingClassification.released()
 
@@ -87,7 +88,7 @@ def test_shared_gate_survives_deepcopy_and_pickle_after_training():
 
 
 @pytest.mark.parametrize(
-    "gate", [smoe.TensorGate(4, 2, (5, 6), normalization="softmax"), smoe.ConvGate(1, 4, 2)], ids=["softmax", "conv"]
+    "gate", [smoe.TensorGate(4, 2, (5, 6), normalization="softmax"), ConvGate(1, 4, 2)], ids=["softmax", "conv"]
 )
 def test_layer_whose_scores_were_computed_can_be_copied_after_training(gate):
     layer = smoe.SpatialMoE2d(1, 4, 2, gate=gate, rule=RC)
@@ -154,7 +155,7 @@ def test_gradient_accumulation_equals_the_whole_batch():
     expected = gradients(net)
     net.zero_grad()
     for half in (slice(0, 2), slice(2, 4)):
-        loss = smoe.track_loss_scale(F.mse_loss(net(x[half]), target[half]), net)
+        loss = smoe.nn.track_loss_scale(F.mse_loss(net(x[half]), target[half]), net)
         (loss / 2).backward()
     assert_equal(gradients(net), expected, tolerance=1e-13)
 
@@ -163,7 +164,7 @@ def test_tracked_scale_holds_for_one_backward_pass():
     net = SharedGateNet()
     F.mse_loss(net(X), TARGET).backward()
     expected = gradients(net)
-    (smoe.track_loss_scale(F.mse_loss(net(X), TARGET), net) * 1024).backward()
+    (smoe.nn.track_loss_scale(F.mse_loss(net(X), TARGET), net) * 1024).backward()
     net.zero_grad()
     F.mse_loss(net(X), TARGET).backward()
     assert_equal(gradients(net), expected)
@@ -172,22 +173,22 @@ def test_tracked_scale_holds_for_one_backward_pass():
 def test_tracking_changes_no_value_and_needs_a_scalar():
     net = SharedGateNet()
     loss = F.mse_loss(net(X), TARGET)
-    assert torch.equal(smoe.track_loss_scale(loss, net), loss)
+    assert torch.equal(smoe.nn.track_loss_scale(loss, net), loss)
     plain = nn.Linear(2, 2)
-    assert smoe.track_loss_scale(loss, plain) is loss
+    assert smoe.nn.track_loss_scale(loss, plain) is loss
     with pytest.raises(ValueError, match=r"loss must be a scalar, got shape \(4, 2, 5, 6\)"):
-        smoe.track_loss_scale(net(X), net)
+        smoe.nn.track_loss_scale(net(X), net)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_activation_checkpoints(use_reentrant):
     net, x = SharedGateNet(), X.clone().requires_grad_()
-    (smoe.track_loss_scale(F.mse_loss(net(x), TARGET), net) * 8).backward()
+    (smoe.nn.track_loss_scale(F.mse_loss(net(x), TARGET), net) * 8).backward()
     expected = gradients(net)
     net.zero_grad()
     output = checkpoint(net, x, use_reentrant=use_reentrant)
     assert isinstance(output, torch.Tensor)
-    (smoe.track_loss_scale(F.mse_loss(output, TARGET), net) * 8).backward()
+    (smoe.nn.track_loss_scale(F.mse_loss(output, TARGET), net) * 8).backward()
     assert_equal(gradients(net), expected)
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import smoe
-from smoe import FixedGate, NoisyGate, SpatialGate, SpatialMoE2d, TensorGate
+from smoe import FixedGate, SpatialGate, SpatialMoE2d, TensorGate
+from smoe.nn import NoisyGate
 from smoe.rules import RoutingClassification
 
 RC = RoutingClassification.released()

@@ -12,6 +12,8 @@ from definitions import assert_same, gate_gradient
 from smoe.nn import GridConv2d
 from smoe.ops import output_grid
 from smoe.rules import Damping, RoutingClassification
+from smoe_paper.baselines.gates import ConvGate
+from smoe_paper.baselines.layers import CoordConv2d
 
 RC = RoutingClassification.released()
 
@@ -40,7 +42,7 @@ def test_convolution_as_experts_equals_the_convolutional_layer(options, stride, 
     if gate == "tensor":
         one: smoe.SpatialGate = smoe.TensorGate(4, 2, grid, F_, order=order)
     else:
-        one = smoe.ConvGate(2, 4, 2, stride=stride, order=order)
+        one = ConvGate(2, 4, 2, stride=stride, order=order)
     layer = smoe.SpatialMoE2d(2, 4, 2, gate=one, stride=stride, **options).double()
     experts = GridConv2d(2, 4 * F_, stride=stride)
     mixture = smoe.SpatialMoE(experts, 4, 2, gate=copy.deepcopy(one), **options).double()
@@ -65,7 +67,7 @@ def test_convolution_as_experts_equals_the_convolutional_layer(options, stride, 
 
 @pytest.mark.parametrize("expert_channels", [1, 2])
 def test_coord_conv_experts(expert_channels):
-    experts = smoe.CoordConv2d(2, 3 * expert_channels)
+    experts = CoordConv2d(2, 3 * expert_channels)
     layer = smoe.SpatialMoE(
         experts, 3, 1, expert_channels=expert_channels, spatial_shape=(5, 6), order="score", rule=RC
     )
@@ -138,6 +140,6 @@ def test_experts_may_take_integers_if_the_gate_does_not_look_at_them():
     classes = torch.randint(0, 5, (2, 1, 5, 6))
     layer = smoe.SpatialMoE(Lookup(), 3, 1, spatial_shape=(5, 6), order="score", rule=RC)
     assert layer(classes).shape == (2, 1, 5, 6)
-    layer = smoe.SpatialMoE(Lookup(), 3, 1, gate=smoe.ConvGate(1, 3, 1), rule=RC)
+    layer = smoe.SpatialMoE(Lookup(), 3, 1, gate=ConvGate(1, 3, 1), rule=RC)
     with pytest.raises(ValueError, match=r"SpatialMoE needs a floating-point input, got torch.int64"):
         layer(classes)

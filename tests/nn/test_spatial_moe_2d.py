@@ -8,6 +8,7 @@ import smoe
 from definitions import gate_scores, layer_gradients, loop_top_experts
 from smoe.ops import output_grid
 from smoe.rules import RoutingClassification
+from smoe_paper.baselines.gates import ConvGate
 
 RC = RoutingClassification.released()
 
@@ -26,7 +27,7 @@ def test_shapes():
 
 
 def test_routing_of_a_gate_that_looks_at_its_input():
-    layer = smoe.SpatialMoE2d(1, 3, 2, gate=smoe.ConvGate(1, 3, 2), rule="rc")
+    layer = smoe.SpatialMoE2d(1, 3, 2, gate=ConvGate(1, 3, 2), rule="rc")
     x = torch.randn(4, 1, 5, 5)
     assert layer.routing(x).indices.shape == (4, 2, 5, 5)
     with pytest.raises(ValueError, match="ConvGate looks at its input"):
@@ -142,7 +143,7 @@ def test_gradcheck_unweighted(rule, training):
         ),
         (
             (1, 3, 1),
-            {"gate": smoe.NoisyGate(smoe.TensorGate(3, 1, (4, 4))), "spatial_shape": (4, 5)},
+            {"gate": smoe.nn.NoisyGate(smoe.TensorGate(3, 1, (4, 4))), "spatial_shape": (4, 5)},
             r"made for a grid of \(4, 4\), but spatial_shape is \(4, 5\)",
         ),
     ],
@@ -186,7 +187,7 @@ def test_experts_start_with_the_kaiming_bound():
 def test_an_input_of_integers_is_refused(dtype):
     x = torch.ones(2, 1, 4, 4, dtype=dtype)
     layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4), order="score", rule=RC)
-    for gate in (layer.gate, smoe.ConvGate(1, 3, 1)):
+    for gate in (layer.gate, ConvGate(1, 3, 1)):
         with pytest.raises(ValueError, match=f"SpatialMoE2d needs a floating-point input, got {dtype}"):
             smoe.SpatialMoE2d(1, 3, 1, gate=gate, rule=RC)(x)
 
@@ -195,7 +196,7 @@ def test_an_input_of_integers_is_refused(dtype):
 @pytest.mark.parametrize("expert_channels", [1, 2])
 def test_transforms_of_functions_in_evaluation(expert_channels, gate):
     torch.manual_seed(0)
-    one = smoe.TensorGate(3, 2, (4, 5)) if gate == "tensor" else smoe.ConvGate(1, 3, 2)
+    one = smoe.TensorGate(3, 2, (4, 5)) if gate == "tensor" else ConvGate(1, 3, 2)
     layer = smoe.SpatialMoE2d(1, 3, 2, gate=one, expert_channels=expert_channels, rule=RC, bias=True).eval()
     x = torch.randn(2, 1, 4, 5)
     expected = torch.autograd.functional.jacobian(layer, x)

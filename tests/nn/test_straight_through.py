@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import smoe
 from smoe.ops._probing import draw_challenge
 from smoe.rules import StraightThrough
+from smoe_paper.baselines.gates import ConvGate
 
 GRID = (5, 6)
 
@@ -87,4 +88,4 @@ def test_an_error_that_is_not_finite_moves_nothing_and_is_counted() -> None:
 
 def test_a_gate_that_looks_at_its_input_is_refused() -> None:
     with pytest.raises(ValueError, match="does not look at its input, got ConvGate"):
-        make_layer(gate=smoe.ConvGate(1, 4, 2))
+        make_layer(gate=ConvGate(1, 4, 2))

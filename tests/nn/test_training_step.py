@@ -14,6 +14,7 @@ from definitions import assert_same, define_layer_gradients, define_routing, gat
 from smoe.ops import output_grid
 from smoe.options import Order
 from smoe.rules import Damping, RoutingClassification
+from smoe_paper.baselines.gates import ConvGate
 
 RC = RoutingClassification.released()
 
@@ -34,7 +35,7 @@ def compare_with_definition(
     options = {"rule": RC, **options}
     expert_channels = options.get("expert_channels", 1)
     if gate == "conv":
-        options["gate"] = smoe.ConvGate(2, num_experts, num_selected, stride=stride, order=order)
+        options["gate"] = ConvGate(2, num_experts, num_selected, stride=stride, order=order)
     else:
         options["gate"] = smoe.TensorGate(
             num_experts, num_selected, output_grid(*grid, stride), expert_channels, order=order
@@ -149,7 +150,7 @@ def test_options_change_the_gradients():
         assert not torch.equal(changed[what], plain[what]), options
 
 
-@pytest.mark.parametrize("gate_type", [smoe.TensorGate, smoe.ConvGate])
+@pytest.mark.parametrize("gate_type", [smoe.TensorGate, ConvGate])
 @pytest.mark.parametrize(("num_experts", "num_selected"), [(4, 1), (4, 3)])
 @pytest.mark.parametrize("rc_weight", [1.0, 0.5])
 def test_injected_gradient_is_autograds(rc_weight, num_experts, num_selected, gate_type):
@@ -157,7 +158,7 @@ def test_injected_gradient_is_autograds(rc_weight, num_experts, num_selected, ga
     gate = (
         smoe.TensorGate(num_experts, num_selected, (5, 6), 2)
         if gate_type is smoe.TensorGate
-        else smoe.ConvGate(1, num_experts, num_selected)
+        else ConvGate(1, num_experts, num_selected)
     )
     layer = smoe.SpatialMoE2d(
         1, num_experts, num_selected, gate=gate, expert_channels=2, rule=replace(RC, weight=rc_weight, damping=None)

@@ -29,6 +29,7 @@ def test_every_operator_has_one_schema_and_both_implementations(name):
 DENSE = """
 import torch, smoe
 import smoe.ops._operators as library
+from smoe_paper.baselines.gates import ConvGate
 assert library.native_library() is None
 
 torch.manual_seed(0)
@@ -39,7 +40,7 @@ def names(graph):
     return [str(node.target) for node in graph.nodes if node.op == "call_function"]
 
 
-gates = (smoe.TensorGate(6, 2, (6, 5), 2), smoe.ConvGate(2, 6, 2, order="families"))
+gates = (smoe.TensorGate(6, 2, (6, 5), 2), ConvGate(2, 6, 2, order="families"))
 for gate in gates:
     rule = smoe.rules.RoutingClassification(error_quantile=0.3, damping=smoe.rules.Damping(error_quantile=0.3))
     layer = smoe.SpatialMoE2d(2, 6, 2, gate=gate, expert_channels=2, rule=rule)

@@ -67,7 +67,7 @@ for name in smoe.__all__:
     except ModuleNotFoundError as error:
         refused[name] = str(error)
 assert set(refused) <= {"GridRegressor", "load", "plot_routing"}, refused  # names of the extras `fit` and `plot`
-for room in ("ops", "nn", "losses", "metrics", "diagnostics", "gridded", "rules"):
+for room in ("ops", "nn", "losses", "diagnostics", "gridded", "rules"):
     module = importlib.import_module(f"smoe.{room}")
     for name in getattr(module, "__all__", ()):
         getattr(module, name)

@@ -80,7 +80,7 @@ def test_gradients_of_parts_add_up_gates_among_them() -> None:
     F.mse_loss(whole.model(input), target).backward()
     for rows in range(0, 8, 2):
         part = slice(rows, rows + 2)
-        loss = smoe.track_loss_scale(F.mse_loss(parts.model(input[part]), target[part]), parts.model)
+        loss = smoe.nn.track_loss_scale(F.mse_loss(parts.model(input[part]), target[part]), parts.model)
         (loss / 4).backward()
     for (name, ours), theirs in zip(parts.model.named_parameters(), whole.model.parameters(), strict=True):
         assert ours.grad is not None and theirs.grad is not None

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from smoe import NoisyGate, SpatialMoE2d, TensorGate
+from smoe import SpatialMoE2d, TensorGate
 from smoe._signals import Interrupted
 from smoe.diagnostics import RoutingGain
+from smoe.nn import NoisyGate
 from smoe.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.plan import MonitorError, TrainingPlan

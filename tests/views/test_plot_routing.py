@@ -10,8 +10,9 @@ from matplotlib.image import imread
 from torch import nn
 
 import smoe
-from smoe.nn import ConvGate, GraphMoE, SpatialMoE2d
+from smoe.nn import GraphMoE, SpatialMoE2d
 from smoe.views import _routing, plot_routing
+from smoe_paper.baselines.gates import ConvGate
 
 RNG = np.random.default_rng(0)
 

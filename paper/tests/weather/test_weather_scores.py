@@ -14,8 +14,9 @@ import xarray as xr
 
 from smoe.cli.main import main
 from smoe.errors import DataError
-from smoe.nn import ConvGate, SpatialMoE2d
+from smoe.nn import SpatialMoE2d
 from smoe.training.checkpoints import load_checkpoint, save_checkpoint
+from smoe_paper.baselines.gates import ConvGate
 from smoe_paper.experiments.open_run import OpenRun
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.weather.data.baselines import Baselines, week_of_year

@@ -1,11 +1,5 @@
 """Modules: the SMoE layers, their gates, and layers that know where they are."""
 
-from smoe.nn._baselines import (
-    CondConv2d,
-    CoordConv2d,
-    LearnedChannels,
-    LocallyConnected2d,
-)
 from smoe.nn._batch_norm import SharedBatchNorm2d
 from smoe.nn._conversion_plan import ConversionPlan, plan_conversion
 from smoe.nn._convert import convert
@@ -18,10 +12,8 @@ from smoe.nn._graph_layer import GraphMoE
 from smoe.nn._grid_layers import GridConv2d, SpatialMoE1d, SpatialMoE2d, SpatialMoE3d
 from smoe.nn._grids import interpolate_grids, transfer_gate
 from smoe.nn._healpix_layer import HEALPixMoE
-from smoe.nn._input_gates import ConvGate, CoordConv3Gate, CoordConvGate, LinearGate, LocallyConnectedGate
 from smoe.nn._learner import Learner, Setting, Step
 from smoe.nn._loss_scale import track_loss_scale
-from smoe.nn._low_rank import LowRankLocal2d
 from smoe.nn._module_layer import SpatialMoE
 from smoe.nn._nodes import node_gate
 from smoe.nn._routed_layer import RoutedLayer
@@ -29,25 +21,15 @@ from smoe.nn._sharding import shard, unsharded
 
 __all__ = [
     "CoarseGate",
-    "CondConv2d",
-    "ConvGate",
     "ConversionPlan",
-    "CoordConv2d",
-    "CoordConv3Gate",
-    "CoordConvGate",
     "DecidedGate",
     "FactorisedGate",
     "FixedGate",
     "GraphMoE",
     "GridConv2d",
     "HEALPixMoE",
-    "LearnedChannels",
     "Learner",
-    "LinearGate",
     "LocalAffine",
-    "LocallyConnected2d",
-    "LocallyConnectedGate",
-    "LowRankLocal2d",
     "Memory",
     "NoisyGate",
     "PixelEmbedding",

@@ -220,7 +220,7 @@ class GraphMoE(FilterBank):
     An expert works on the features of the node beside sums over its neighbours,
     `a(p) = [x(p), sum_q phi_0(q, p) x(q), ..., sum_q phi_D(q, p) x(q)]`, which are computed once for all experts. With
     one sum the layer is isotropic, as `SAGEConv` of torch_geometric; columns of `edge_attr`, such as the directions of
-    `smoe.edge_directions`, add a sum each.
+    `smoe.ops.edge_directions`, add a sum each.
 
     The graph is the same for all samples, or at least its nodes are: choices belong to node numbers. The layer takes
     what convolutions of torch_geometric take, and does not import it.

@@ -7,39 +7,37 @@ The published recipe trains on crops of 176 pixels and evaluates at 224: gates a
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import nn
 
-from smoe.nn._baselines import LocallyConnected2d
 from smoe.nn._conversion_plan import ExampleInput, run_example, show_name
 from smoe.nn._fixed_gates import FixedGate, NoisyGate
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import CoarseGate, FactorisedGate, TensorGate
 from smoe.nn._grid_layers import SpatialMoE2d
-from smoe.nn._input_gates import LocallyConnectedGate
-from smoe.nn._low_rank import LowRankLocal2d, RowsAndColumns, Table
 from smoe.nn._module_layer import SpatialMoE
 from smoe.nn._nodes import NodeOrder, node_order_of
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.ops._conv_kernels import output_grid
-from smoe.ops._interpolation import Interpolation, interpolate_axis, interpolate_grid
+from smoe.ops._interpolation import Interpolation, interpolate_grid
 
 Network = TypeVar("Network", bound=nn.Module)
-_WITH_GRID = (RoutedLayer, LowRankLocal2d, LocallyConnected2d)
 
 
 def interpolate_grids(model: Network, *, example_input: ExampleInput, mode: Interpolation = "linear") -> Network:
     """A copy of the network for inputs of the example's size: each field of a layer is interpolated to its new grid.
 
-    Fields are the scores of tensor and fixed gates, the pixel embeddings of factorised gates, local affine maps, the
-    combining weights and spatial biases of LRLCN, and the filters of LCN. The experts of a pixel are then selected by
-    its interpolated scores, so there are as many distinct ones as before; with `nearest`, each pixel has those of the
-    nearest pixel of the old grid, in their order. A coarse gate keeps its scores, which it interpolates to any grid
-    itself, linearly and around the axes that it was told to wrap. For all others, an axis that the layer's padding
-    wraps is interpolated around. Layers whose grid is the same are left as they are. Parameters of the copy are new and
-    need an optimiser of their own.
+    Fields are the scores of tensor and fixed gates, the pixel embeddings of factorised gates, and local affine maps.
+    A layer of your own takes part if it has the attributes `spatial_shape`, `stride` and `padding_mode` and a method
+    `resize_grid(grid, resize)`, where `resize(field)` interpolates a parameter `(..., *spatial_shape)`. The experts of
+    a pixel are then selected by its interpolated scores, so there are as many distinct ones as before; with `nearest`,
+    each pixel has those of the nearest pixel of the old grid, in their order. A coarse gate keeps its scores, which it
+    interpolates to any grid itself, linearly and around the axes that it was told to wrap. For all others, an axis that
+    the layer's padding wraps is interpolated around. Layers whose grid is the same are left as they are. Parameters of
+    the copy are new and need an optimiser of their own.
 
     Args:
         model: Network to adapt; it is not changed.
@@ -53,7 +51,7 @@ def interpolate_grids(model: Network, *, example_input: ExampleInput, mode: Inte
             its field is not finite.
     """
     new = copy.deepcopy(model)
-    layers = ((name, module) for name, module in new.named_modules() if isinstance(module, _WITH_GRID))
+    layers = ((name, module) for name, module in new.named_modules() if _is_placed(module))
     names: dict[nn.Module, str] = {module: name for name, module in layers}
     # A gate may serve several layers: what it was made for, and for whom.
     made_for: dict[nn.Module, tuple[tuple[int, int], str]] = {}
@@ -85,6 +83,10 @@ def interpolate_grids(model: Network, *, example_input: ExampleInput, mode: Inte
     return new
 
 
+def _is_placed(module: nn.Module) -> bool:
+    return isinstance(module, RoutedLayer) or hasattr(module, "resize_grid")
+
+
 def _holder(layer: nn.Module) -> nn.Module:
     """The module whose field decides the grid of a layer; several layers may share it."""
     if not isinstance(layer, RoutedLayer):
@@ -92,47 +94,39 @@ def _holder(layer: nn.Module) -> nn.Module:
     return layer.gate.embedding if isinstance(layer.gate, FactorisedGate) else layer.gate
 
 
-def _grid_of(layer: nn.Module, input: torch.Tensor) -> tuple[int, int]:
+def _grid_of(layer: Any, input: torch.Tensor) -> tuple[int, int]:
     """The output grid of a layer for an input."""
     if isinstance(layer, SpatialMoE):
         rows, columns = layer.experts(input).shape[-2:]
         return rows, columns
-    stride = layer.stride if isinstance(layer, (SpatialMoE2d, LowRankLocal2d, LocallyConnected2d)) else 1
+    stride = layer.stride if isinstance(layer, SpatialMoE2d) or not isinstance(layer, RoutedLayer) else 1
     return output_grid(input.shape[2], input.shape[3], stride)
 
 
-def _has_grid(layer: nn.Module) -> bool:
-    if isinstance(layer, RoutedLayer):
-        return layer.gate.spatial_shape is not None
-    return not isinstance(layer, LowRankLocal2d) or layer.spatial_shape is not None
+def _has_grid(layer: Any) -> bool:
+    return (layer.gate if isinstance(layer, RoutedLayer) else layer).spatial_shape is not None
 
 
-def _resize(layer: nn.Module, grid: tuple[int, int], mode: Interpolation, name: str) -> None:
+def _resize(layer: Any, grid: tuple[int, int], mode: Interpolation, name: str) -> None:
     # The experts of a `SpatialMoE` are any module: nothing is known of its borders.
-    has_borders = isinstance(layer, (SpatialMoE2d, LowRankLocal2d, LocallyConnected2d))
+    has_borders = isinstance(layer, SpatialMoE2d) or not isinstance(layer, RoutedLayer)
     padding_mode = layer.padding_mode if has_borders else "zeros"
     wraps = (padding_mode == "circular", padding_mode in ("circular", "longitude"))
-    if isinstance(layer, RoutedLayer):
-        _resize_gate(layer.gate, grid, mode, wraps, name)
-        if isinstance(layer, SpatialMoE2d) and layer.affine is not None:
-            layer.affine.scale = _interpolated(layer.affine.scale, grid, mode, wraps, name)
-            layer.affine.offset = _interpolated(layer.affine.offset, grid, mode, wraps, name)
-    elif isinstance(layer, LowRankLocal2d):
-        for maps in (layer.combiner, layer.spatial_bias):
-            if isinstance(maps, Table):
-                maps.table = _interpolated(maps.table, grid, mode, wraps, name)
-            elif isinstance(maps, RowsAndColumns):
-                for axis, (part, size) in enumerate(zip(("rows", "columns"), grid, strict=True)):
-                    values = interpolate_axis(_checked(getattr(maps, part), name), size, mode=mode, wraps=wraps[axis])
-                    setattr(maps, part, _like(getattr(maps, part), values))
-        if layer.spatial_shape is not None:
-            layer.spatial_shape = grid
-    elif isinstance(layer, LocallyConnected2d):
-        # (filters, H, W, C, kh, kw): each number of the filters is a field.
-        fields = layer.weight.permute(0, 3, 4, 5, 1, 2)
-        resized = interpolate_grid(_checked(fields, name), grid, mode=mode, wraps=wraps)
-        layer.weight = _like(layer.weight, resized.permute(0, 4, 5, 1, 2, 3).contiguous())
-        layer.spatial_shape = grid
+
+    def resize(field: torch.Tensor, axes: Sequence[int] = (0, 1)) -> nn.Parameter:
+        """The field on the new grid; its last axes are these axes of the grid."""
+        sizes, wrapped = tuple(grid[axis] for axis in axes), tuple(wraps[axis] for axis in axes)
+        values = interpolate_grid(_checked(field, name), sizes, mode=mode, wraps=wrapped)
+        return nn.Parameter(values.to(field.dtype), field.requires_grad)
+
+    if not isinstance(layer, RoutedLayer):
+        if layer.spatial_shape not in (None, grid):
+            layer.resize_grid(grid, resize)
+        return
+    _resize_gate(layer.gate, grid, mode, wraps, name)
+    if isinstance(layer, SpatialMoE2d) and layer.affine is not None:
+        layer.affine.scale = _interpolated(layer.affine.scale, grid, mode, wraps, name)
+        layer.affine.offset = _interpolated(layer.affine.offset, grid, mode, wraps, name)
 
 
 def _resize_gate(
@@ -140,8 +134,8 @@ def _resize_gate(
 ) -> None:
     if isinstance(gate, NoisyGate):
         _resize_gate(gate.gate, grid, mode, wraps, name)
-    elif gate.spatial_shape in (None, grid) or isinstance(gate, LocallyConnectedGate):
-        # A locally connected gate holds a layer, which is met for itself.
+    elif gate.spatial_shape in (None, grid) or any(hasattr(part, "resize_grid") for part in gate.modules()):
+        # A layer that the gate holds is met for itself.
         return
     elif isinstance(gate, TensorGate):
         gate.scores = _interpolated(gate.scores, grid, mode, wraps, name)

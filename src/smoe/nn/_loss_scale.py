@@ -15,7 +15,7 @@ def track_loss_scale(loss: torch.Tensor, model: nn.Module) -> torch.Tensor:
     A loss scaler, or the division by the number of accumulated batches, multiplies the whole gradient. An SMoE layer
     must divide it out of the error signal and multiply its gate's gradient by it. Wrap the loss where it is made:
 
-        loss = smoe.track_loss_scale(criterion(model(x), y), model)
+        loss = smoe.nn.track_loss_scale(criterion(model(x), y), model)
         scaler.scale(loss / num_accumulated).backward()
 
     Not needed for a loss whose backward is called as it is.

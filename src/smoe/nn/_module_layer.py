@@ -39,7 +39,7 @@ class SpatialMoE(RoutedLayer):
             of the rule; only the paper's presets have one.
 
     Example:
-        >>> experts = smoe.CoordConv2d(1, 3)
+        >>> experts = torch.nn.Conv2d(1, 3, kernel_size=5, padding=2)
         >>> layer = smoe.SpatialMoE(experts, num_experts=3, num_selected=1, spatial_shape=(64, 64))
     """
 

@@ -371,7 +371,7 @@ class RoutedLayer(nn.Module, ABC):
             self._is_loss_tracked = True
             warnings.warn(
                 "an SMoE layer trains in float16 without knowing the loss scale: its gate would learn from a scaled "
-                "error; wrap the loss in smoe.track_loss_scale(loss, model)",
+                "error; wrap the loss in smoe.nn.track_loss_scale(loss, model)",
                 stacklevel=3,
             )
 

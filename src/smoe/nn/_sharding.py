@@ -25,7 +25,7 @@ def shard(model: Model, *, reshard_after_forward: bool = True, **options: Any) -
     Args:
         model: Network on its device. It is changed in place.
         reshard_after_forward: Free the whole parameters of a layer between its forward and its backward pass. False if
-            a loss is made of the routing in between, as by `smoe.auxiliary_loss`.
+            a loss is made of the routing in between, as by `smoe.losses.auxiliary_loss`.
         **options: Further arguments of `fully_shard`, such as `mesh`.
 
     Returns:
@@ -46,7 +46,7 @@ def shard(model: Model, *, reshard_after_forward: bool = True, **options: Any) -
         if 0 < num_sharded < len(layers):
             raise RuntimeError(
                 f"{num_sharded} of {len(layers)} layers that share a gate are sharded already; do not call fully_shard "
-                "on them, smoe.shard makes one unit of them"
+                "on them, smoe.nn.shard makes one unit of them"
             )
         if model not in layers and not num_sharded:
             fully_shard(layers, reshard_after_forward=reshard_after_forward, **options)

@@ -103,7 +103,7 @@ def refuse_shards(module: nn.Module) -> None:
     if _holds_shards(module):
         raise RuntimeError(
             f"the parameters of {type(module).__name__} are sharded among processes; use it inside "
-            "`with smoe.unsharded(model):`, in all processes"
+            "`with smoe.nn.unsharded(model):`, in all processes"
         )
 
 
@@ -112,7 +112,7 @@ def refuse_gate_apart(layer: nn.Module, gate: nn.Module) -> None:
     if _holds_shards(gate, alone=True):
         raise RuntimeError(
             f"the parameters of {type(gate).__name__} are sharded while {type(layer).__name__} computes, because the "
-            "gate is a unit of its own; do not call fully_shard on a gate, but on its layer, or use smoe.shard(model)"
+            "gate is a unit of its own; call fully_shard on its layer, not on the gate, or use smoe.nn.shard(model)"
         )
 
 

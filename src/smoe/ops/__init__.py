@@ -4,6 +4,7 @@ from smoe.ops._classification import ErrorSignal, train_routing
 from smoe.ops._conv_kernels import output_grid, wrap_padding
 from smoe.ops._families import family_gradient
 from smoe.ops._gather import gather_experts
+from smoe.ops._graph import edge_directions
 from smoe.ops._operators import plain_operators
 from smoe.ops._quantile import error_quantile
 from smoe.ops._routed_conv import grid_conv2d, local_conv2d, routed_conv2d
@@ -15,6 +16,7 @@ __all__ = [
     "ErrorSignal",
     "Routing",
     "RoutingMap",
+    "edge_directions",
     "error_quantile",
     "family_gradient",
     "family_members",

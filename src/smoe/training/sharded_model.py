@@ -33,7 +33,7 @@ class ShardedModel(Distribution):
         accelerator: Accelerator of the run.
         model: Model to train, with equal parameters in all processes.
         optimizer: Its optimiser, which has made no step yet.
-        reshard_after_forward: As for `smoe.shard`.
+        reshard_after_forward: As for `smoe.nn.shard`.
     """
 
     def __init__(

@@ -5,6 +5,7 @@ import torch
 
 import smoe
 from smoe.rules import RoutingClassification
+from smoe_paper.baselines.gates import ConvGate
 
 RC = RoutingClassification.released()
 
@@ -14,7 +15,7 @@ X = torch.zeros(2000, 1, 3, 3)
 def test_noise_of_each_sample_while_training():
     torch.manual_seed(0)
     inner = smoe.TensorGate(4, 1, (3, 3))
-    routing = smoe.NoisyGate(inner)(X)
+    routing = smoe.nn.NoisyGate(inner)(X)
     assert routing.scores.shape == (2000, 4, 9)
     assert routing.indices.shape == (2000, 1, 9)
     assert torch.equal(routing.clean, inner.scores.flatten(1)[None])
@@ -27,7 +28,7 @@ def test_noise_of_each_sample_while_training():
 
 def test_own_std_and_gates_that_look_at_their_input():
     torch.manual_seed(0)
-    gate = smoe.NoisyGate(smoe.ConvGate(1, 4, 1), std=2.0)
+    gate = smoe.nn.NoisyGate(ConvGate(1, 4, 1), std=2.0)
     routing = gate(X)
     assert float((routing.noisy - routing.clean).detach().std()) == pytest.approx(2.0, rel=0.02)
     with pytest.raises(ValueError, match="NoisyGate looks at its input"):
@@ -36,7 +37,7 @@ def test_own_std_and_gates_that_look_at_their_input():
 
 def test_silent_in_evaluation():
     inner = smoe.TensorGate(4, 2, (3, 3), normalization="softmax")
-    layer = smoe.SpatialMoE2d(1, 4, 2, gate=smoe.NoisyGate(inner), rule=RC).eval()
+    layer = smoe.SpatialMoE2d(1, 4, 2, gate=smoe.nn.NoisyGate(inner), rule=RC).eval()
     routing = layer.gate(X)
     assert routing.noise_std == 0.0
     assert torch.equal(routing.scores, inner().scores)
@@ -48,7 +49,7 @@ def test_silent_in_evaluation():
 def test_training_routes_samples_apart_and_trains_the_inner_gate():
     torch.manual_seed(0)
     inner = smoe.TensorGate(4, 2, (3, 3))
-    layer = smoe.SpatialMoE2d(1, 4, 2, gate=smoe.NoisyGate(inner, std=5.0), rule=RC)
+    layer = smoe.SpatialMoE2d(1, 4, 2, gate=smoe.nn.NoisyGate(inner, std=5.0), rule=RC)
     x = torch.randn(8, 1, 3, 3)
     indices = layer.routing(x).indices
     assert indices.shape == (8, 2, 3, 3)
@@ -61,13 +62,13 @@ def test_training_routes_samples_apart_and_trains_the_inner_gate():
 
 def test_noise_comes_before_the_normalisation():
     torch.manual_seed(0)
-    routing = smoe.NoisyGate(smoe.TensorGate(4, 2, (3, 3), normalization="abs_softmax"))(X)
+    routing = smoe.nn.NoisyGate(smoe.TensorGate(4, 2, (3, 3), normalization="abs_softmax"))(X)
     torch.testing.assert_close(routing.scores, routing.noisy.abs().softmax(dim=1))
 
 
 def test_wrong_arguments():
     gate = smoe.TensorGate(4, 2, (3, 3))
     with pytest.raises(ValueError, match="std must be positive, got 0"):
-        smoe.NoisyGate(gate, std=0.0)
+        smoe.nn.NoisyGate(gate, std=0.0)
     with pytest.raises(ValueError, match="noisy already"):
-        smoe.NoisyGate(smoe.NoisyGate(gate))
+        smoe.nn.NoisyGate(smoe.nn.NoisyGate(gate))

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 import smoe.nn._gate as gate_module
-from smoe import NoisyGate, SpatialGate, SpatialMoE2d, TensorGate
+from smoe import SpatialGate, SpatialMoE2d, TensorGate
+from smoe.nn import NoisyGate
 from smoe.options import Order
 from smoe.rules import RoutingClassification
 

@@ -31,7 +31,7 @@ def train(layer: torch.nn.Module, *arguments: torch.Tensor) -> CountReads:
     with CountReads() as counter:
         for _ in range(3):
             optimizer.zero_grad()
-            (smoe.track_loss_scale(layer(*arguments).square().mean(), layer) * 1024.0).backward()
+            (smoe.nn.track_loss_scale(layer(*arguments).square().mean(), layer) * 1024.0).backward()
             optimizer.step()
     return counter
 

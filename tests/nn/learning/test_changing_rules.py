@@ -182,12 +182,12 @@ def test_accumulated_gradients_are_those_of_the_same_passes(rule: Rule) -> None:
     apart, total = copy.deepcopy(net), {}
     for half in (slice(0, 2), slice(2, 4)):
         apart.zero_grad()
-        (smoe.track_loss_scale(F.mse_loss(apart(x[half]), target[half]), apart) / 2).backward()
+        (smoe.nn.track_loss_scale(F.mse_loss(apart(x[half]), target[half]), apart) / 2).backward()
         for name, parameter in apart.named_parameters():
             if parameter.grad is not None:
                 total[name] = total.get(name, 0.0) + parameter.grad
     for half in (slice(0, 2), slice(2, 4)):
-        (smoe.track_loss_scale(F.mse_loss(net(x[half]), target[half]), net) / 2).backward()
+        (smoe.nn.track_loss_scale(F.mse_loss(net(x[half]), target[half]), net) / 2).backward()
     found = {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}
     assert found.keys() == total.keys()
     for name, value in total.items():

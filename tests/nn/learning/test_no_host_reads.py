@@ -82,7 +82,7 @@ def count_reads(net: nn.Module, num_steps: int = 1, *, half: bool = False) -> Co
                 x = torch.empty(3, 1, *GRID, device="meta", dtype=dtype)
                 with nullcontext() if half else torch.autocast("cpu", torch.bfloat16):
                     output = net(x)
-                loss = smoe.track_loss_scale(F.mse_loss(output.float(), torch.empty_like(output).float()), net)
+                loss = smoe.nn.track_loss_scale(F.mse_loss(output.float(), torch.empty_like(output).float()), net)
                 (loss * 1024.0 / 2).backward()
             optimizer.step()
     return counter
@@ -118,7 +118,7 @@ def test_a_training_step_in_float16_reads_nothing(name: str) -> None:
 @pytest.mark.parametrize(
     "gate",
     [
-        lambda: smoe.NoisyGate(smoe.TensorGate(5, 2, GRID, normalization="softmax")),
+        lambda: smoe.nn.NoisyGate(smoe.TensorGate(5, 2, GRID, normalization="softmax")),
         lambda: smoe.FactorisedGate(5, 2, GRID, order="score"),
         lambda: smoe.FixedGate(torch.zeros(5, *GRID), 2),
     ],

@@ -20,6 +20,7 @@ from probing_layers import (
     step,
 )
 from smoe.rules import Probing
+from smoe_paper.baselines.gates import ConvGate
 
 
 @pytest.mark.parametrize(("num_experts", "num_selected", "confidence"), [(3, 1, 0.0), (4, 2, 0.0), (5, 3, 0.3)])
@@ -178,7 +179,7 @@ def test_compiled_it_learns_the_same() -> None:
         ({"weighted": True}, "weighted=False"),
         ({"order": "index"}, "order='score', got 'index'"),
         ({"gate": smoe.FixedGate.random(4, 2, GRID)}, "needs a TensorGate, got FixedGate"),
-        ({"gate": smoe.ConvGate(1, 4, 2)}, "a gate that does not look at its input, got ConvGate"),
+        ({"gate": ConvGate(1, 4, 2)}, "a gate that does not look at its input, got ConvGate"),
     ],
 )
 def test_what_probing_cannot_do_is_refused(options, message: str) -> None:
@@ -199,7 +200,7 @@ def test_a_tracked_loss_scale_is_divided_out() -> None:
     layers = [make_layer(), make_layer()]
     for x, target in make_batches(4):
         step(layers[0], x, target)
-        loss = smoe.track_loss_scale(F.mse_loss(layers[1](x), target), layers[1])
+        loss = smoe.nn.track_loss_scale(F.mse_loss(layers[1](x), target), layers[1])
         (1024.0 * loss).backward()
     assert torch.equal(memory_of(layers[0]).evidence, memory_of(layers[1]).evidence)
     assert torch.equal(curvature_of(layers[0]), curvature_of(layers[1]))

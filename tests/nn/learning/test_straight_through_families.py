@@ -16,6 +16,7 @@ from smoe.nn._gates import FactorisedGate
 from smoe.nn._straight_through import StraightThroughLearner
 from smoe.ops._families import family_sizes
 from smoe.rules import StraightThrough
+from smoe_paper.baselines.gates import ConvGate
 
 GRID = (5, 6)
 
@@ -146,7 +147,7 @@ def test_a_tracked_loss_scale_stays_in_the_gradient() -> None:
         layer = make_layer(6, 3)
         torch.manual_seed(3)
         loss = layer(torch.randn(4, 2, *GRID).double()).square().mean()
-        scaled = smoe.track_loss_scale(loss, layer) * factor
+        scaled = smoe.nn.track_loss_scale(loss, layer) * factor
         layer.signal.set_loss_scale(factor)
         scaled.backward()
         gradient = layer.gate.get_parameter("scores").grad
@@ -352,7 +353,7 @@ def test_freezing_ends_the_learning() -> None:
 
 
 def test_a_gate_that_looks_at_its_input_is_refused() -> None:
-    gate = smoe.ConvGate(2, 4, 2, order="families")
+    gate = ConvGate(2, 4, 2, order="families")
     with pytest.raises(ValueError, match="does not look at its input, got ConvGate"):
         smoe.SpatialMoE2d(2, 4, 2, gate=gate, rule="straight_through")
 

@@ -13,6 +13,7 @@ from smoe.ops._conv_kernels import output_grid
 from smoe.ops._operators import native_library
 from smoe.ops._routed_conv import reference_routed_conv2d
 from smoe.options import PADDING_MODES, Order, PaddingMode
+from smoe_paper.baselines.gates import ConvGate
 
 if native_library() is None:
     pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)
@@ -173,7 +174,7 @@ def test_exports_with_a_dynamic_batch() -> None:
     layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(5, 6)).eval()
     batch = torch.export.Dim("batch", min=1, max=64)
     program = torch.export.export(layer, (torch.randn(3, 2, 5, 6),), dynamic_shapes=({0: batch},))
-    assert "smoe.routed_conv2d" in str(program.graph)
+    assert "smoe.ops.routed_conv2d" in str(program.graph)
     for size in (1, 3, 17):
         input = torch.randn(size, 2, 5, 6)
         assert torch.equal(program.module()(input), layer(input))
@@ -186,7 +187,7 @@ def test_a_nan_in_a_compiled_or_exported_layer_is_refused() -> None:
     broken[1, 0, 3, 3] = torch.nan
     cases: list[tuple[Order, int]] = [("score", 1), ("score", 3), ("families", 2)]
     for order, num_selected in cases:
-        gate = smoe.ConvGate(2, 6, num_selected, order=order)
+        gate = ConvGate(2, 6, num_selected, order=order)
         layer = smoe.SpatialMoE2d(2, 6, num_selected, gate=gate).eval()
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
         exported = torch.export.export(layer, (input,)).module()

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from smoe import ConvGate, SpatialMoE2d, TensorGate
+from smoe import SpatialMoE2d, TensorGate
 from smoe.ops._operators import native_library
+from smoe_paper.baselines.gates import ConvGate
 
 if native_library() is None:
     pytest.skip("the kernels are not built here; python -m smoe.ops.backends says why", allow_module_level=True)

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smoe.nn import LocallyConnected2d, LowRankLocal2d, SpatialMoE2d, TensorGate
+from smoe.nn import SpatialMoE2d, TensorGate
 from smoe.nn._filter_bank import LocalAffine
 from smoe.rules import Frozen, Probing, RoutingClassification
+from smoe_paper.baselines.layers import LocallyConnected2d
+from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.benchmarks.learn_tasks import Lesson
 
 MakeLayer = Callable[[int, int, int], nn.Module]

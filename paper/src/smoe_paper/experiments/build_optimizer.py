@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from smoe import nn
+from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.optimizers import Adam, SgdMomentum
 
 # As torchvision has them.
@@ -17,7 +18,7 @@ _NORMS = (
     torch.nn.LayerNorm,
     torch.nn.GroupNorm,
 )
-_WITH_KERNELS = (nn.GridConv2d, nn.SpatialMoE2d, nn.LowRankLocal2d)
+_WITH_KERNELS = (nn.GridConv2d, nn.SpatialMoE2d, LowRankLocal2d)
 
 
 def build_optimizer(

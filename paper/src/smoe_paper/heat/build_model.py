@@ -12,6 +12,9 @@ from torch import Tensor
 
 from smoe import nn
 from smoe._plain import to_plain
+from smoe_paper.baselines.gates import ConvGate, CoordConv3Gate, CoordConvGate, LinearGate, LocallyConnectedGate
+from smoe_paper.baselines.layers import CondConv2d, CoordConv2d, LocallyConnected2d
+from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.baselines.patch_moe import patch_moe_loss
 from smoe_paper.experiments.gated_layers import Learning
 from smoe_paper.heat.data import diffusion_stencil
@@ -48,12 +51,12 @@ def build_model(
             net = ConvNet(_layer_maker(model), (1, *model.hidden, 1))
             return net.to(**channels_last) if model.layer == "condconv" else net
         case LowRankLocalModel():
-            layer = nn.LowRankLocal2d(
+            layer = LowRankLocal2d(
                 1, 1, model.kernel_size, spatial_rank=model.spatial_rank, combiner=model.combiner, spatial_shape=grid
             )
             return layer.to(**channels_last)
         case LocallyConnectedModel():
-            return nn.LocallyConnected2d(1, 1, model.kernel_size, spatial_shape=grid)
+            return LocallyConnected2d(1, 1, model.kernel_size, spatial_shape=grid)
         case FullyConnectedModel():
             return FullyConnectedNet(grid)
         case VisionTransformerModel():
@@ -71,7 +74,7 @@ def build_spatial_moe(
         **learning._asdict(),
     }
     if model.experts == "coordconv":
-        experts = nn.CoordConv2d(1, model.num_experts, model.kernel_size)
+        experts = CoordConv2d(1, model.num_experts, model.kernel_size)
         layer = nn.SpatialMoE(experts, model.num_experts, model.num_selected, **options)
     else:
         bias = False if model.bias == "none" else model.bias
@@ -102,11 +105,11 @@ def build_gate(model: SpatialMoEModel, region_map: np.ndarray) -> nn.SpatialGate
         "factorised": lambda: nn.FactorisedGate(
             num_experts, num_selected, grid, rank=model.rank, init=model.gate_init, **common
         ),
-        "conv": lambda: nn.ConvGate(1, num_experts, num_selected, **common),
-        "coordconv": lambda: nn.CoordConvGate(1, num_experts, num_selected, **common),
-        "coordconv3": lambda: nn.CoordConv3Gate(1, num_experts, num_selected, **common),
-        "lcn": lambda: nn.LocallyConnectedGate(1, num_experts, num_selected, grid, **common),
-        "linear": lambda: nn.LinearGate(1, num_experts, num_selected, grid, **common),
+        "conv": lambda: ConvGate(1, num_experts, num_selected, **common),
+        "coordconv": lambda: CoordConvGate(1, num_experts, num_selected, **common),
+        "coordconv3": lambda: CoordConv3Gate(1, num_experts, num_selected, **common),
+        "lcn": lambda: LocallyConnectedGate(1, num_experts, num_selected, grid, **common),
+        "linear": lambda: LinearGate(1, num_experts, num_selected, grid, **common),
         "fixed": lambda: nn.FixedGate.from_region_map(regions, num_experts, num_selected),
         "random": lambda: nn.FixedGate.random(num_experts, num_selected, grid, init=model.gate_init, order=model.order),
     }
@@ -124,8 +127,8 @@ def build_auxiliary_loss(model: HeatModel) -> Callable[[torch.nn.Module], Tensor
 def _layer_maker(model: ConvNetModel) -> Callable[[int, int], torch.nn.Module]:
     makers: Mapping[str, Callable[[int, int], torch.nn.Module]] = {
         "conv": partial(nn.GridConv2d, kernel_size=model.kernel_size),
-        "coordconv": partial(nn.CoordConv2d, kernel_size=model.kernel_size),
-        "condconv": partial(nn.CondConv2d, kernel_size=model.kernel_size, num_experts=model.num_experts),
+        "coordconv": partial(CoordConv2d, kernel_size=model.kernel_size),
+        "condconv": partial(CondConv2d, kernel_size=model.kernel_size, num_experts=model.num_experts),
     }
     return makers[model.layer]
 

@@ -13,6 +13,7 @@ from smoe.errors import DataError
 from smoe.ops._interpolation import Interpolation
 from smoe.training.metrics import Metric
 from smoe.training.task import Task
+from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.assemble import assemble_task
 from smoe_paper.experiments.dry_task import DryTask
 from smoe_paper.experiments.experiment import SPLITS, Notify
@@ -86,7 +87,7 @@ def make_task(
     data = recipe.data
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), data.train_size, num_classes)
-    knows_grid = any(isinstance(module, (nn.RoutedLayer, nn.LowRankLocal2d)) for module in model.modules())
+    knows_grid = any(isinstance(module, (nn.RoutedLayer, LowRankLocal2d)) for module in model.modules())
     is_other_grid = knows_grid and data.crop != data.train_size
     metrics: list[Metric] = [Accuracy((1, 5)), MeanCrossEntropy()]
     return assemble_task(

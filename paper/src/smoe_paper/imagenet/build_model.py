@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from smoe import nn
+from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.gated_layers import Learning, convert_net, make_gate, start_layer
 from smoe_paper.imagenet.model_options import (
     AddedSpatialMoEResNet50Model,
@@ -47,7 +48,7 @@ def _make_low_rank_local(net: ResNet, model: LowRankLocalResNet50Model, size: in
         parent, _, name = change.name.rpartition(".")
         old = net.get_submodule(change.name)
         assert isinstance(old, torch.nn.Conv2d)
-        layer = nn.LowRankLocal2d(
+        layer = LowRankLocal2d(
             old.in_channels,
             old.out_channels,
             spatial_rank=model.spatial_rank,

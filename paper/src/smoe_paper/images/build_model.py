@@ -7,6 +7,8 @@ import itertools
 import torch
 
 from smoe import nn
+from smoe_paper.baselines.layers import CoordConv2d, LocallyConnected2d
+from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.gated_layers import Learning, make_gate
 from smoe_paper.images.model_options import (
     ConvClassifierModel,
@@ -43,17 +45,16 @@ def build_model(
             layers = [nn.GridConv2d(inputs, outputs) for inputs, outputs in pairs]
         case LocalClassifierModel():
             layers = [nn.GridConv2d(inputs, outputs) for inputs, outputs in pairs[:-1]]
-            layers.append(nn.LocallyConnected2d(*pairs[-1], spatial_shape=grid))
+            layers.append(LocallyConnected2d(*pairs[-1], spatial_shape=grid))
         case CoordConvClassifierModel():
             layers = [
-                nn.CoordConv2d(*pair) if number == 0 or model.coordinates == "all" else nn.GridConv2d(*pair)
+                CoordConv2d(*pair) if number == 0 or model.coordinates == "all" else nn.GridConv2d(*pair)
                 for number, pair in enumerate(pairs)
             ]
         case LowRankLocalClassifierModel():
             options = {"combiner": model.combiner, "spatial_bias": model.spatial_bias, "spatial_shape": grid}
             layers = [
-                nn.LowRankLocal2d(inputs, outputs, spatial_rank=model.spatial_rank, **options)
-                for inputs, outputs in pairs
+                LowRankLocal2d(inputs, outputs, spatial_rank=model.spatial_rank, **options) for inputs, outputs in pairs
             ]
         case SpatialMoEClassifierModel():
             layers = _spatial_moe_layers(model, learning, pairs, grid)

@@ -10,6 +10,8 @@ import torch
 
 from smoe import nn
 from smoe._plain import to_plain
+from smoe_paper.baselines.layers import LearnedChannels
+from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.gated_layers import Learning, convert_net, make_gate, start_layer
 from smoe_paper.models import VisionTransformer, WeatherResNet
 from smoe_paper.models.weather_resnet import ConvBlock, globe_conv, glorot_uniform_
@@ -88,15 +90,15 @@ def _make_located(model: LocatedResNetModel, shape: Shape) -> torch.nn.Module:
     if not model.learned_channels:
         return _make_resnet(model, shape, make_conv=make_conv)
     seen = replace(shape, in_channels=shape.in_channels + model.learned_channels)
-    appended = nn.LearnedChannels(model.learned_channels, shape.grid)
+    appended = LearnedChannels(model.learned_channels, shape.grid)
     return torch.nn.Sequential(appended, _make_resnet(model, seen, make_conv=make_conv))
 
 
 def _make_low_rank_local(
     in_channels: int, out_channels: int, model: LowRankLocalResNetModel, grid: tuple[int, int]
-) -> nn.LowRankLocal2d:
+) -> LowRankLocal2d:
     # The layer's own bias, one for each pixel and shared by all filters, replaces the convolution's.
-    layer = nn.LowRankLocal2d(
+    layer = LowRankLocal2d(
         in_channels,
         out_channels,
         spatial_rank=model.spatial_rank,

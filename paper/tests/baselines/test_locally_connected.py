@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import smoe
 from smoe.ops import output_grid
+from smoe_paper.baselines.layers import LocallyConnected2d
 
 
 @pytest.mark.parametrize("padding_mode", ["zeros", "circular", "longitude"])
@@ -16,9 +16,7 @@ from smoe.ops import output_grid
 def test_equals_a_convolution_with_its_own_filters_at_each_pixel(kernel_size, stride, padding_mode):
     torch.manual_seed(0)
     grid = output_grid(5, 6, stride)
-    layer = smoe.LocallyConnected2d(
-        2, 3, kernel_size, spatial_shape=grid, stride=stride, padding_mode=padding_mode
-    ).double()
+    layer = LocallyConnected2d(2, 3, kernel_size, spatial_shape=grid, stride=stride, padding_mode=padding_mode).double()
     x = torch.randn(2, 2, 5, 6, dtype=torch.float64)
     actual = layer(x)
     rows, columns = layer.kernel_size
@@ -37,12 +35,12 @@ def test_equals_a_convolution_with_its_own_filters_at_each_pixel(kernel_size, st
 def test_fan_in_leaves_the_grid_out():
     torch.manual_seed(0)
     for grid in ((4, 4), (32, 32)):
-        weight = smoe.LocallyConnected2d(4, 8, (3, 5), spatial_shape=grid).weight.detach()
+        weight = LocallyConnected2d(4, 8, (3, 5), spatial_shape=grid).weight.detach()
         assert float(weight.std()) == pytest.approx(math.sqrt(2 / (4 * 3 * 5)), rel=0.03)
 
 
 def test_transposed_grid_is_refused():
-    layer = smoe.LocallyConnected2d(1, 2, spatial_shape=(4, 6))
+    layer = LocallyConnected2d(1, 2, spatial_shape=(4, 6))
     with pytest.raises(
         ValueError, match=r"output grid of \(4, 6\), but an input of \(6, 4\) at stride 1 has .* \(6, 4\)"
     ):
@@ -51,12 +49,12 @@ def test_transposed_grid_is_refused():
 
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="stride must be at least 1, got 0"):
-        smoe.LocallyConnected2d(1, 2, spatial_shape=(4, 6), stride=0)
+        LocallyConnected2d(1, 2, spatial_shape=(4, 6), stride=0)
     with pytest.raises(ValueError, match=r"kernel_size must be odd.* got 4"):
-        smoe.LocallyConnected2d(1, 2, 4, spatial_shape=(4, 6))
+        LocallyConnected2d(1, 2, 4, spatial_shape=(4, 6))
 
 
 def test_third_argument_is_the_kernel_size_as_in_torch():
-    assert smoe.LocallyConnected2d(3, 1, 5, spatial_shape=(4, 6)).weight.shape == (1, 4, 6, 3, 5, 5)
+    assert LocallyConnected2d(3, 1, 5, spatial_shape=(4, 6)).weight.shape == (1, 4, 6, 3, 5, 5)
     with pytest.raises(TypeError, match="spatial_shape"):
-        smoe.LocallyConnected2d(3, 1, 5)  # pyright: ignore[reportCallIssue]
+        LocallyConnected2d(3, 1, 5)  # pyright: ignore[reportCallIssue]

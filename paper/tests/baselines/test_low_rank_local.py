@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch.func import functional_call
 
-import smoe
 from definitions import assert_same, draw_parameters, loop_conv2d, output_and_gradients
 from low_rank_definition import define_input_combiner, define_low_rank_local
-from smoe.nn._low_rank import InputCombiner, fitting_dilations
 from smoe.ops import output_grid
+from smoe_paper.baselines.low_rank import InputCombiner, LowRankLocal2d, fitting_dilations
 
 
-def compare_with_definition(layer: smoe.LowRankLocal2d, x: torch.Tensor) -> None:
+def compare_with_definition(layer: LowRankLocal2d, x: torch.Tensor) -> None:
     draw_parameters(layer)
     actual = output_and_gradients(layer, layer, x)
     assert actual["output"].shape[2:] == output_grid(x.shape[2], x.shape[3], layer.stride)
@@ -26,7 +25,7 @@ def compare_with_definition(layer: smoe.LowRankLocal2d, x: torch.Tensor) -> None
 @pytest.mark.parametrize("padding_mode", ["zeros", "circular", "longitude"])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_equals_its_definition(stride, padding_mode, combiner):
-    layer = smoe.LowRankLocal2d(
+    layer = LowRankLocal2d(
         2,
         3,
         (3, 5),
@@ -44,7 +43,7 @@ def test_equals_its_definition(stride, padding_mode, combiner):
 @pytest.mark.parametrize("combiner", ["rows_and_columns", "table", "input"])
 def test_normalizations(combiner, normalization):
     options: dict[str, Any] = {"combiner": combiner, "normalization": normalization, "spatial_shape": (4, 3)}
-    layer = smoe.LowRankLocal2d(1, 2, 1, spatial_rank=4, **options).double()
+    layer = LowRankLocal2d(1, 2, 1, spatial_rank=4, **options).double()
     compare_with_definition(layer, torch.randn(3, 1, 4, 3, dtype=torch.float64))
     weights = layer.combining_weights(torch.randn(3, 1, 4, 3, dtype=torch.float64))
     assert weights.shape == ((3, 4, 4, 3) if combiner == "input" else (4, 4, 3))
@@ -54,7 +53,7 @@ def test_normalizations(combiner, normalization):
 
 
 def test_one_base_is_a_convolution():
-    layer = smoe.LowRankLocal2d(2, 3, spatial_rank=1, spatial_shape=(4, 5)).double()
+    layer = LowRankLocal2d(2, 3, spatial_rank=1, spatial_shape=(4, 5)).double()
     compare_with_definition(layer, torch.randn(2, 2, 4, 5, dtype=torch.float64))
     x = torch.randn(2, 2, 4, 5, dtype=torch.float64)
     torch.testing.assert_close(layer(x), loop_conv2d(x, layer.weight, 1, "zeros"))
@@ -87,7 +86,7 @@ def test_input_combiner_with_all_dilations_equals_its_definition(grid, bias):
 )
 def test_dilations_follow_the_grid(shape, dilations):
     assert fitting_dilations(shape) == dilations
-    layer = smoe.LowRankLocal2d(1, 1, combiner="input", spatial_shape=shape)
+    layer = LowRankLocal2d(1, 1, combiner="input", spatial_shape=shape)
     assert isinstance(layer.combiner, InputCombiner)
     assert layer.combiner.dilations == dilations
     assert layer(torch.randn(2, 1, *shape)).shape == (2, 1, *shape)
@@ -99,14 +98,14 @@ def test_dilations_follow_the_grid(shape, dilations):
 @pytest.mark.parametrize("size", [16, 17, 18])
 def test_dilations_fit_every_input_of_a_strided_layer(size):
     # 16 at stride 3 have the output grid 6; so have 17 and 18, where dilation 8 would fit, but 16 decides.
-    layer = smoe.LowRankLocal2d(1, 1, combiner="input", spatial_shape=(6, 6), stride=3)
+    layer = LowRankLocal2d(1, 1, combiner="input", spatial_shape=(6, 6), stride=3)
     assert isinstance(layer.combiner, InputCombiner)
     assert layer.combiner.dilations == (1, 2, 4)
     assert layer(torch.randn(1, 1, size, size)).shape == (1, 1, 6, 6)
 
 
 def test_grid_too_small_for_a_dilation_is_refused():
-    layer = smoe.LowRankLocal2d(1, 1, combiner="input")
+    layer = LowRankLocal2d(1, 1, combiner="input")
     assert layer(torch.randn(1, 1, 17, 20)).shape == (1, 1, 17, 20)
     with pytest.raises(
         ValueError, match=r"dilation 8 needs a grid of at least 17 .* got \(16, 20\): .* dilations=\(1, 2, 4\)"
@@ -115,7 +114,7 @@ def test_grid_too_small_for_a_dilation_is_refused():
 
 
 def test_gradcheck():
-    layer = smoe.LowRankLocal2d(1, 2, 1, spatial_rank=2, combiner="input", spatial_shape=(3, 3), combiner_bias=True)
+    layer = LowRankLocal2d(1, 2, 1, spatial_rank=2, combiner="input", spatial_shape=(3, 3), combiner_bias=True)
     layer = layer.double()
     draw_parameters(layer)
     names, parameters = zip(*layer.named_parameters(), strict=True)
@@ -142,7 +141,7 @@ def test_gradcheck():
     ],
 )
 def test_number_of_parameters(options, expected):
-    layer = smoe.LowRankLocal2d(1, 1, **options)
+    layer = LowRankLocal2d(1, 1, **options)
     assert sum(parameter.numel() for parameter in layer.parameters()) == expected
 
 
@@ -150,7 +149,7 @@ def test_number_of_parameters(options, expected):
 @pytest.mark.parametrize("normalization", ["softmax", "norm", "none"])
 def test_starts_as_a_convolution(normalization, combiner):
     options: dict[str, Any] = {"combiner": combiner, "normalization": normalization}
-    layer = smoe.LowRankLocal2d(2, 3, spatial_rank=4, spatial_shape=(4, 5), spatial_bias=True, **options).double()
+    layer = LowRankLocal2d(2, 3, spatial_rank=4, spatial_shape=(4, 5), spatial_bias=True, **options).double()
     # Four equal weights: 1/4 each if they sum to 1, 1/2 each if their squares do; and 1/2 is the start itself.
     share = 0.25 if normalization == "softmax" else 0.5
     x = torch.randn(2, 2, 4, 5, dtype=torch.float64)
@@ -160,7 +159,7 @@ def test_starts_as_a_convolution(normalization, combiner):
 
 
 def test_each_base_starts_as_a_convolution():
-    layer = smoe.LowRankLocal2d(16, 32, (3, 5), combiner="input", spatial_rank=6)
+    layer = LowRankLocal2d(16, 32, (3, 5), combiner="input", spatial_rank=6)
     assert layer.weight.shape == (6 * 32, 16, 3, 5)
     for kernel in layer.weight.detach().unflatten(0, (6, 32)):
         assert float(kernel.std()) == pytest.approx(math.sqrt(2 / (16 * 3 * 5)), rel=0.03)
@@ -183,7 +182,7 @@ def test_biases_of_the_combiner_start_at_zero():
 
 
 def test_norm_of_zeros_is_zero():
-    layer = smoe.LowRankLocal2d(1, 1, spatial_shape=(2, 2), combiner="table", normalization="norm")
+    layer = LowRankLocal2d(1, 1, spatial_shape=(2, 2), combiner="table", normalization="norm")
     with torch.no_grad():
         for parameter in layer.combiner.parameters():
             parameter.zero_()
@@ -192,8 +191,8 @@ def test_norm_of_zeros_is_zero():
 
 @pytest.mark.parametrize("combiner", ["rows_and_columns", "table", "input"])
 def test_copies_and_stored_weights(combiner):
-    def make() -> smoe.LowRankLocal2d:
-        layer = smoe.LowRankLocal2d(2, 3, combiner=combiner, spatial_shape=(5, 6), spatial_bias=True)
+    def make() -> LowRankLocal2d:
+        layer = LowRankLocal2d(2, 3, combiner=combiner, spatial_shape=(5, 6), spatial_bias=True)
         draw_parameters(layer)
         return layer
 
@@ -213,7 +212,7 @@ def test_copies_and_stored_weights(combiner):
 @pytest.mark.parametrize("combiner", ["rows_and_columns", "input"])
 def test_compiled_for_any_batch(combiner):
     torch._dynamo.reset()
-    layer = smoe.LowRankLocal2d(2, 3, combiner=combiner, spatial_shape=(3, 4), stride=2).double()
+    layer = LowRankLocal2d(2, 3, combiner=combiner, spatial_shape=(3, 4), stride=2).double()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     for batch in (3, 2, 5):
         x = torch.randn(batch, 2, 5, 7, dtype=torch.float64)
@@ -223,7 +222,7 @@ def test_compiled_for_any_batch(combiner):
 
 @pytest.mark.parametrize("combiner", ["rows_and_columns", "table", "input"])
 def test_autocast_returns_the_type_it_convolves_in(combiner):
-    layer = smoe.LowRankLocal2d(2, 3, combiner=combiner, spatial_shape=(5, 6), spatial_bias=True)
+    layer = LowRankLocal2d(2, 3, combiner=combiner, spatial_shape=(5, 6), spatial_bias=True)
     x = torch.randn(2, 2, 5, 6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = layer(x)
@@ -234,17 +233,17 @@ def test_autocast_returns_the_type_it_convolves_in(combiner):
 @pytest.mark.parametrize("combiner", ["rows_and_columns", "table"])
 def test_missing_grid_is_refused(combiner):
     with pytest.raises(ValueError, match=f"combiner='{combiner}' needs spatial_shape"):
-        smoe.LowRankLocal2d(1, 1, combiner=combiner)
+        LowRankLocal2d(1, 1, combiner=combiner)
 
 
 def test_spatial_bias_without_a_grid_is_refused():
     with pytest.raises(ValueError, match="spatial_bias=True needs spatial_shape"):
-        smoe.LowRankLocal2d(1, 1, combiner="input", spatial_bias=True)
+        LowRankLocal2d(1, 1, combiner="input", spatial_bias=True)
 
 
 @pytest.mark.parametrize("combiner", ["rows_and_columns", "table", "input"])
 def test_other_grid_is_refused(combiner):
-    layer = smoe.LowRankLocal2d(1, 2, combiner=combiner, spatial_shape=(3, 4), stride=2)
+    layer = LowRankLocal2d(1, 2, combiner=combiner, spatial_shape=(3, 4), stride=2)
     assert layer(torch.randn(1, 1, 5, 8)).shape == (1, 2, 3, 4)
     with pytest.raises(
         ValueError, match=r"output grid of \(3, 4\), but an input of \(8, 5\) at stride 2 has .* \(4, 3\)"
@@ -254,15 +253,15 @@ def test_other_grid_is_refused(combiner):
 
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="spatial_rank must be at least 1, got 0"):
-        smoe.LowRankLocal2d(1, 1, spatial_rank=0, spatial_shape=(4, 4))
+        LowRankLocal2d(1, 1, spatial_rank=0, spatial_shape=(4, 4))
     with pytest.raises(ValueError, match=r"kernel_size must be odd.* got 2"):
-        smoe.LowRankLocal2d(1, 1, 2, spatial_shape=(4, 4))
+        LowRankLocal2d(1, 1, 2, spatial_shape=(4, 4))
     with pytest.raises(ValueError, match="combiner must be one of rows_and_columns, table, input, got 'rows'"):
-        smoe.LowRankLocal2d(1, 1, combiner="rows")  # pyright: ignore[reportArgumentType]
+        LowRankLocal2d(1, 1, combiner="rows")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="normalization must be one of softmax, norm, none, got ''"):
-        smoe.LowRankLocal2d(1, 1, normalization="")  # pyright: ignore[reportArgumentType]
+        LowRankLocal2d(1, 1, normalization="")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="combiner_bias belongs to combiner='input', but combiner is 'table'"):
-        smoe.LowRankLocal2d(1, 1, combiner="table", spatial_shape=(4, 4), combiner_bias=True)
+        LowRankLocal2d(1, 1, combiner="table", spatial_shape=(4, 4), combiner_bias=True)
     with pytest.raises(ValueError, match="dilation must be at least 1, got 0"):
         InputCombiner(1, dilations=(1, 0))
 
@@ -270,19 +269,19 @@ def test_wrong_arguments():
 @pytest.mark.parametrize("combiner", ["table", "input"])
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 4, 5)])
 def test_wrong_input(shape, combiner):
-    layer = smoe.LowRankLocal2d(2, 3, combiner=combiner, spatial_shape=(4, 5))
+    layer = LowRankLocal2d(2, 3, combiner=combiner, spatial_shape=(4, 5))
     with pytest.raises(ValueError, match=r"input must be \(B, 2, H, W\), got shape \(" + ", ".join(map(str, shape))):
         layer(torch.randn(shape))
 
 
 def test_combining_weights_of_no_input():
-    assert smoe.LowRankLocal2d(1, 1, spatial_shape=(4, 5)).combining_weights().shape == (3, 4, 5)
+    assert LowRankLocal2d(1, 1, spatial_shape=(4, 5)).combining_weights().shape == (3, 4, 5)
     with pytest.raises(ValueError, match=r"needs an input \(B, C, H, W\), got None"):
-        smoe.LowRankLocal2d(1, 1, combiner="input").combining_weights()
+        LowRankLocal2d(1, 1, combiner="input").combining_weights()
 
 
 def test_channels_last_computes_the_same():
-    layer = smoe.LowRankLocal2d(3, 4, spatial_rank=2, spatial_shape=(6, 5))
+    layer = LowRankLocal2d(3, 4, spatial_rank=2, spatial_shape=(6, 5))
     x = torch.randn(2, 3, 6, 5)
     expected = layer(x)
     layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

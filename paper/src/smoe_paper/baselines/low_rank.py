@@ -1,8 +1,9 @@
-"""The weight of each base at each pixel of a low-rank local layer (Elsayed et al., 2020)."""
+"""Low-rank local convolutions: each pixel has its own combination of a few bases (Elsayed et al., 2020)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -292,6 +293,15 @@ class LowRankLocal2d(nn.Module):
         for base, weight in others:
             output = torch.addcmul(output, base, weight)
         return output if self.spatial_bias is None else output + self.spatial_bias().to(output.dtype)
+
+    def resize_grid(self, grid: tuple[int, int], resize: Callable[..., nn.Parameter]) -> None:
+        """Takes the combining weights and the spatial bias to another output grid, for `smoe.interpolate_grids`."""
+        for maps in (self.combiner, self.spatial_bias):
+            if isinstance(maps, Table):
+                maps.table = resize(maps.table)
+            elif isinstance(maps, RowsAndColumns):
+                maps.rows, maps.columns = resize(maps.rows, (0,)), resize(maps.columns, (1,))
+        self.spatial_shape = grid
 
     def extra_repr(self) -> str:
         """Returns the arguments that `repr` shows."""

@@ -12,16 +12,17 @@ import torch
 import smoe
 from smoe.options import Order
 from smoe.rules import RoutingClassification
+from smoe_paper.baselines.gates import ConvGate, CoordConv3Gate, CoordConvGate, LinearGate, LocallyConnectedGate
 
 RC = RoutingClassification.released()
 
 GRID = (5, 6)
 MAKERS: dict[str, Callable[[int], smoe.SpatialGate]] = {
-    "conv": lambda stride: smoe.ConvGate(2, 4, 2, stride=stride),
-    "coord_conv": lambda stride: smoe.CoordConvGate(2, 4, 2, (3, 5), stride=stride, padding_mode="longitude"),
-    "coord_conv_3": lambda stride: smoe.CoordConv3Gate(2, 4, 2, stride=stride),
-    "locally_connected": lambda stride: smoe.LocallyConnectedGate(2, 4, 2, output(stride), stride=stride),
-    "linear": lambda stride: smoe.LinearGate(2, 4, 2, output(stride), input_shape=GRID),
+    "conv": lambda stride: ConvGate(2, 4, 2, stride=stride),
+    "coord_conv": lambda stride: CoordConvGate(2, 4, 2, (3, 5), stride=stride, padding_mode="longitude"),
+    "coord_conv_3": lambda stride: CoordConv3Gate(2, 4, 2, stride=stride),
+    "locally_connected": lambda stride: LocallyConnectedGate(2, 4, 2, output(stride), stride=stride),
+    "linear": lambda stride: LinearGate(2, 4, 2, output(stride), input_shape=GRID),
 }
 
 
@@ -63,15 +64,15 @@ def test_each_gate_can_be_copied_and_loaded(name):
 @pytest.mark.parametrize(
     ("gate", "expected"),
     [
-        (smoe.ConvGate(1, 3, 1), 27),
+        (ConvGate(1, 3, 1), 27),
         # (1 + 2 coordinates) x 3 x 9
-        (smoe.CoordConvGate(1, 3, 1), 81),
+        (CoordConvGate(1, 3, 1), 81),
         # 81 + batch norm 6 + 3 x 3 x 9 + 6 + 81
-        (smoe.CoordConv3Gate(1, 3, 1), 255),
+        (CoordConv3Gate(1, 3, 1), 255),
         # 3 x 9 weights at each of 64 x 64 pixels
-        (smoe.LocallyConnectedGate(1, 3, 1, (64, 64)), 110592),
+        (LocallyConnectedGate(1, 3, 1, (64, 64)), 110592),
         # On 64 x 64 it would have 4096 x 3 x 4096, 50 million.
-        (smoe.LinearGate(1, 3, 1, (4, 5)), 20 * 3 * 20),
+        (LinearGate(1, 3, 1, (4, 5)), 20 * 3 * 20),
     ],
 )
 def test_parameters_on_the_heat_grid(gate, expected):
@@ -80,14 +81,14 @@ def test_parameters_on_the_heat_grid(gate, expected):
 
 def test_fan_in_of_a_locally_connected_gate_leaves_the_grid_out():
     torch.manual_seed(0)
-    gate = smoe.LocallyConnectedGate(2, 4, 2, (16, 16))
+    gate = LocallyConnectedGate(2, 4, 2, (16, 16))
     # Kaiming: sqrt(6 / fan-in) with fan-in 2 x 3 x 3
     bound = math.sqrt(6 / 18)
     assert 0.99 * bound < max(float(parameter.detach().abs().max()) for parameter in gate.parameters()) <= bound
 
 
 def test_linear_gate_works_on_one_grid_only():
-    gate = smoe.LinearGate(1, 3, 1, (4, 5))
+    gate = LinearGate(1, 3, 1, (4, 5))
     with pytest.raises(ValueError, match=r"made for an input grid of \(4, 5\), got \(5, 4\)"):
         gate(torch.randn(2, 1, 5, 4))
 

@@ -7,11 +7,11 @@ from abc import abstractmethod
 import torch
 from torch import nn
 
-from smoe.nn._baselines import CoordConv2d, LocallyConnected2d
 from smoe.nn._gate import SpatialGate
 from smoe.nn._grid_layers import GridConv2d
 from smoe.nn._routed_layer import check_spatial_shape
 from smoe.options import Normalization, Order, PaddingMode
+from smoe_paper.baselines.layers import CoordConv2d, LocallyConnected2d
 
 
 class LinearGate(SpatialGate):

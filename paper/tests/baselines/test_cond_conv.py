@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.func import functional_call
 
-import smoe
 from definitions import assert_same, draw_parameters, loop_conv2d, output_and_gradients
+from smoe_paper.baselines.layers import CondConv2d
 
 
-def define_cond_conv(layer: smoe.CondConv2d, input: torch.Tensor) -> torch.Tensor:
+def define_cond_conv(layer: CondConv2d, input: torch.Tensor) -> torch.Tensor:
     """Sample by sample: score the experts by the sample's mean, mix their kernels, convolve."""
     outputs = []
     for sample in input:
@@ -29,7 +29,7 @@ def define_cond_conv(layer: smoe.CondConv2d, input: torch.Tensor) -> torch.Tenso
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kernel_size", [1, 3, (3, 5)])
 def test_equals_its_definition(kernel_size, stride, padding_mode):
-    layer = smoe.CondConv2d(2, 3, kernel_size, num_experts=4, stride=stride, padding_mode=padding_mode).double()
+    layer = CondConv2d(2, 3, kernel_size, num_experts=4, stride=stride, padding_mode=padding_mode).double()
     draw_parameters(layer)
     # Samples of different means, or the router would hardly tell them apart.
     x = torch.randn(3, 2, 5, 6, dtype=torch.float64) + torch.tensor([-1.0, 0.0, 1.0])[:, None, None, None]
@@ -39,20 +39,20 @@ def test_equals_its_definition(kernel_size, stride, padding_mode):
 
 
 def test_one_sample_one_channel_one_expert():
-    layer = smoe.CondConv2d(1, 1, num_experts=1).double()
+    layer = CondConv2d(1, 1, num_experts=1).double()
     x = torch.randn(1, 1, 3, 7, dtype=torch.float64)
     expected = output_and_gradients(lambda x: define_cond_conv(layer, x), layer, x)
     assert_same(output_and_gradients(layer, layer, x), expected)
 
 
 def test_a_sample_keeps_its_output_in_another_batch():
-    layer = smoe.CondConv2d(2, 3)
+    layer = CondConv2d(2, 3)
     x = torch.randn(4, 2, 6, 5)
     torch.testing.assert_close(layer(x)[2:3], layer(x[2:3]))
 
 
 def test_gradcheck():
-    layer = smoe.CondConv2d(2, 1, (1, 3), num_experts=2).double()
+    layer = CondConv2d(2, 1, (1, 3), num_experts=2).double()
     names, parameters = zip(*layer.named_parameters(), strict=True)
 
     def call(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
@@ -64,13 +64,13 @@ def test_gradcheck():
 
 @pytest.mark.parametrize(("in_channels", "out_channels"), [(1, 1), (1, 12), (12, 1), (5, 7)])
 def test_number_of_parameters(in_channels, out_channels):
-    layer = smoe.CondConv2d(in_channels, out_channels)
+    layer = CondConv2d(in_channels, out_channels)
     expected = 27 * in_channels * out_channels + 3 * in_channels + 3
     assert sum(parameter.numel() for parameter in layer.parameters()) == expected
 
 
 def test_each_expert_starts_as_a_convolution():
-    layer = smoe.CondConv2d(16, 32, (3, 5), num_experts=6)
+    layer = CondConv2d(16, 32, (3, 5), num_experts=6)
     assert layer.weight.shape == (6 * 32, 16, 3, 5)
     for kernel in layer.weight.detach().unflatten(0, (6, 32)):
         assert float(kernel.std()) == pytest.approx(math.sqrt(2 / (16 * 3 * 5)), rel=0.03)
@@ -78,11 +78,11 @@ def test_each_expert_starts_as_a_convolution():
 
 
 def test_copies_and_stored_weights():
-    layer = smoe.CondConv2d(2, 3)
+    layer = CondConv2d(2, 3)
     x = torch.randn(2, 2, 4, 5)
     before = layer(x)
     twin = copy.deepcopy(layer)
-    other = smoe.CondConv2d(2, 3)
+    other = CondConv2d(2, 3)
     assert not torch.equal(other(x), before)
     other.load_state_dict(layer.state_dict())
     draw_parameters(layer)
@@ -94,7 +94,7 @@ def test_copies_and_stored_weights():
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_for_any_batch():
     torch._dynamo.reset()
-    layer = smoe.CondConv2d(2, 3, stride=2, padding_mode="longitude").double()
+    layer = CondConv2d(2, 3, stride=2, padding_mode="longitude").double()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     for batch in (3, 2, 5):
         x = torch.randn(batch, 2, 5, 6, dtype=torch.float64)
@@ -103,7 +103,7 @@ def test_compiled_for_any_batch():
 
 
 def test_autocast_returns_the_type_it_convolves_in():
-    layer = smoe.CondConv2d(2, 3)
+    layer = CondConv2d(2, 3)
     x = torch.randn(2, 2, 4, 5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = layer(x)
@@ -113,29 +113,29 @@ def test_autocast_returns_the_type_it_convolves_in():
 
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="num_experts must be at least 1, got 0"):
-        smoe.CondConv2d(1, 1, num_experts=0)
+        CondConv2d(1, 1, num_experts=0)
     with pytest.raises(ValueError, match="stride must be at least 1, got 0"):
-        smoe.CondConv2d(1, 1, stride=0)
+        CondConv2d(1, 1, stride=0)
     with pytest.raises(ValueError, match=r"kernel_size must be odd.* got 4"):
-        smoe.CondConv2d(1, 1, 4)
+        CondConv2d(1, 1, 4)
     with pytest.raises(ValueError, match="padding_mode must be one of zeros, circular, longitude, got 'reflect'"):
-        smoe.CondConv2d(1, 1, padding_mode="reflect")  # pyright: ignore[reportArgumentType]
+        CondConv2d(1, 1, padding_mode="reflect")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 4, 5), (1, 2, 2, 4, 5)])
 def test_wrong_input(shape):
-    layer = smoe.CondConv2d(2, 3)
+    layer = CondConv2d(2, 3)
     with pytest.raises(ValueError, match=r"input must be \(B, 2, H, W\), got shape \(" + ", ".join(map(str, shape))):
         layer(torch.randn(shape))
 
 
 def test_empty_batch_is_refused():
     with pytest.raises(ValueError, match=r"batch must not be empty, got \(0, 2, 4, 5\)"):
-        smoe.CondConv2d(2, 3)(torch.randn(0, 2, 4, 5))
+        CondConv2d(2, 3)(torch.randn(0, 2, 4, 5))
 
 
 def test_channels_last_computes_the_same():
-    layer = smoe.CondConv2d(3, 4)
+    layer = CondConv2d(3, 4)
     x = torch.randn(2, 3, 6, 5)
     expected = layer(x)
     layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-import smoe
 from definitions import loop_conv2d
-from smoe.nn._low_rank import InputCombiner, RowsAndColumns, Table
+from smoe_paper.baselines.low_rank import InputCombiner, LowRankLocal2d, RowsAndColumns, Table
 
 
 def loop_resize(maps: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
@@ -74,7 +73,7 @@ def define_maps(maps: nn.Module, h: int, w: int) -> torch.Tensor:
     return maps.table[:, h, w]
 
 
-def define_low_rank_local(layer: smoe.LowRankLocal2d, input: torch.Tensor) -> torch.Tensor:
+def define_low_rank_local(layer: LowRankLocal2d, input: torch.Tensor) -> torch.Tensor:
     """Sample by sample and pixel by pixel: the bases' convolutions, combined."""
     bases = [
         loop_conv2d(input, base, layer.stride, layer.padding_mode)

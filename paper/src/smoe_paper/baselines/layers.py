@@ -1,8 +1,9 @@
-"""CondConv: a convolution whose kernel is mixed from several experts for each sample (Yang et al., 2019)."""
+"""Convolutions that the paper compares with: CondConv, CoordConv, locally connected, and with learned channels."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -212,6 +213,13 @@ class LocallyConnected2d(nn.Module):
         """Applies each pixel's own filters."""
         check_output_grid(input, self.stride, self.spatial_shape)
         return local_conv2d(input, self.weight, stride=self.stride, padding_mode=self.padding_mode)
+
+    def resize_grid(self, grid: tuple[int, int], resize: Callable[..., nn.Parameter]) -> None:
+        """Takes the filters to another output grid, for `smoe.interpolate_grids`."""
+        # (filters, H, W, C, kh, kw): each number of the filters is a field.
+        fields = resize(self.weight.permute(0, 3, 4, 5, 1, 2))
+        self.weight = nn.Parameter(fields.detach().permute(0, 4, 5, 1, 2, 3).contiguous(), fields.requires_grad)
+        self.spatial_shape = grid
 
 
 class LearnedChannels(nn.Module):

@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import smoe
-from smoe.nn._baselines import append_coordinates
+from smoe_paper.baselines.layers import CoordConv2d, append_coordinates
 
 
 def test_coordinates_go_from_minus_one_to_one():
@@ -30,7 +29,7 @@ def test_radius_is_centred_on_the_grid(shape):
 
 @pytest.mark.parametrize("with_radius", [False, True])
 def test_is_a_convolution_of_the_appended_input(with_radius):
-    layer = smoe.CoordConv2d(2, 4, (3, 5), stride=2, with_radius=with_radius)
+    layer = CoordConv2d(2, 4, (3, 5), stride=2, with_radius=with_radius)
     x = torch.randn(2, 2, 5, 6)
     expected = F.conv2d(append_coordinates(x, with_radius), layer.conv.weight, stride=2, padding=(1, 2))
     torch.testing.assert_close(layer(x), expected)
