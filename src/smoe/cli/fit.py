@@ -1,4 +1,4 @@
-"""`smoe fit`: fits a location-aware model to a user's own gridded data."""
+"""`smoe fit`, `smoe predict` and `smoe show`: fits a model to gridded data, predicts by it, draws what it learned."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Fit:
     options: Annotated[RegressorOptions, tyro.conf.arg(name="")] = field(default_factory=RegressorOptions)
 
 
-def run(args: list[str]) -> int:
+def run_fit(args: list[str]) -> int:
     """Parses, fits, saves and scores."""
     options = parse(Fit, args, prog="smoe fit")
 
@@ -106,3 +106,67 @@ def _fit(options: Fit) -> int:
 def _remove_fields(output: Path) -> None:
     """Removes the fields that were streamed, which a model that is saved needs no more."""
     shutil.rmtree(output / "fields", ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Predicts from new inputs and writes CF-1.11 NetCDF or Zarr with the names, units and attributes of the targets.
+
+    smoe predict runs/mine new.nc -o predicted.nc
+
+    smoe predict runs/mine "new_*.nc" -o predicted.nc --per-year
+
+    Attributes:
+        model: Folder that `smoe fit` wrote, or `GridRegressor.save`.
+        inputs: New inputs: variables, units and grid must be those of the fit.
+        output: File that ends with .nc, or folder that ends with .zarr.
+        per_year: Write one file for each year.
+        overwrite: Replace an output that exists.
+    """
+
+    model: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="MODEL")]
+    inputs: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="INPUTS")]
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    per_year: bool = False
+    overwrite: bool = False
+
+
+def run_predict(args: list[str]) -> int:
+    """Parses, predicts, and prints the path."""
+    options = parse(Predict, args, prog="smoe predict")
+
+    from smoe.gridded._output import check_output
+    from smoe.regression import GridRegressor
+    from smoe.regression._regressor import write_predictions
+
+    if not options.per_year:
+        check_output(options.output, overwrite=options.overwrite)
+    model = GridRegressor.load(options.model)
+    with warnings_as_lines():
+        paths = write_predictions(
+            model, options.inputs, options.output, per_year=options.per_year, overwrite=options.overwrite
+        )
+    for path in paths:
+        sys.stdout.write(f"{path}\n")
+    return 0
+
+
+SHOW_HELP = """usage: smoe show MODEL
+
+Draws the routing of a model that `smoe fit` made into MODEL/pictures and prints the paths.
+"""
+
+
+def run_show(args: list[str]) -> int:
+    """Draws, and prints the pictures' paths."""
+    if not args or args[0] in ("-h", "--help"):
+        sys.stdout.write(SHOW_HELP)
+        return 0 if args else 2
+    if len(args) > 1 or args[0].startswith("-"):
+        raise UsageError(f"smoe show takes the folder of one model, got {' '.join(args)}")
+
+    from smoe.regression._regressor import draw_run
+
+    for picture in draw_run(Path(args[0])):
+        sys.stdout.write(f"{picture}\n")
+    return 0

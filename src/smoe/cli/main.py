@@ -23,28 +23,28 @@ class Command(NamedTuple):
     """A command of `smoe`.
 
     Attributes:
-        module: Module with a function `run(args)`, which returns an exit code.
+        target: Function of the arguments that returns an exit code, as `module:function`; a module alone has `run`.
         text: One line for the help text.
         examples: Lines for the help text.
     """
 
-    module: str
+    target: str
     text: str
     examples: tuple[str, ...] = ()
 
 
 COMMANDS = {
     "fit": Command(
-        "smoe.cli.fit",
+        "smoe.cli.fit:run_fit",
         "fit a location-aware model to gridded data of your own",
         ("smoe fit inputs.zarr targets.nc --train 1979:2015 --validate 2016 -o runs/mine",),
     ),
     "predict": Command(
-        "smoe.cli.predict",
+        "smoe.cli.fit:run_predict",
         "predict from new data by a model that smoe fit made",
         ("smoe predict runs/mine new.nc -o predicted.nc",),
     ),
-    "show": Command("smoe.cli.show", "draw what a fitted model learned", ("smoe show runs/mine",)),
+    "show": Command("smoe.cli.fit:run_show", "draw what a fitted model learned", ("smoe show runs/mine",)),
     "report": Command(
         "smoe.cli.report",
         "write a page about one fitted model or several: scores, curves, routing, errors",
@@ -119,7 +119,8 @@ def _run(args: list[str]) -> int:
     if args[0] not in known:
         raise UsageError(f"no command named {args[0]!r}; {suggest(args[0], known)}")
     with naming_extras(f"smoe {args[0]}"):
-        return importlib.import_module(known[args[0]].module).run(args[1:])
+        module, _, function = known[args[0]].target.partition(":")
+        return getattr(importlib.import_module(module), function or "run")(args[1:])
 
 
 def commands() -> dict[str, Command]:

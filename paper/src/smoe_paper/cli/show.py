@@ -33,14 +33,14 @@ def run(args: list[str]) -> int:
         raise UsageError("give a run directory first (see smoe show --help)")
     path = Path(args[0])
 
-    from smoe.cli.show import run as show_model
+    from smoe.cli.fit import run_show
     from smoe.regression._model_files import is_model_folder
     from smoe.training.run_directory import RunDirectory
     from smoe_paper.experiments.places import data_places
     from smoe_paper.experiments.runs import open_run, read_recipe
 
     if is_model_folder(path):
-        return show_model(args)
+        return run_show(args)
     _, recipe = read_recipe(RunDirectory(path))
     experiment = find_experiment(recipe.experiment)
     options, data = parse_with_places(experiment.show_options, data_places(recipe), args[1:], f"smoe show {path}")
