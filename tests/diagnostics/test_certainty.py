@@ -46,7 +46,7 @@ def test_many_pixels_are_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
     scores = torch.randn(1, 5, 50)
     routing = Routing(top_experts(scores, 2), scores, scores, scores)
     whole = routing_certainty(routing, families=False)
-    monkeypatch.setattr("smoe.diagnostics.gates._PIXELS_AT_ONCE", 7)
+    monkeypatch.setattr("smoe.diagnostics._gates._PIXELS_AT_ONCE", 7)
     assert routing_certainty(routing, families=False) == pytest.approx(whole)
 
 

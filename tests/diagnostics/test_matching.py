@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 from smoe.diagnostics import match_experts, shared_choices
-from smoe.diagnostics.matching import _best_assignment
+from smoe.diagnostics._choices import _best_assignment
 
 
 @pytest.mark.parametrize("pixels", [(50,), (5, 10), (2, 5, 5)])
@@ -48,7 +48,7 @@ def test_many_pixels_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     rng = np.random.default_rng(0)
     routing, other = rng.integers(0, 3, (1, 100)), rng.integers(0, 3, (1, 100))
     whole = shared_choices(routing, other, 3)
-    monkeypatch.setattr("smoe.diagnostics.matching._PIXELS_AT_ONCE", 7)
+    monkeypatch.setattr("smoe.diagnostics._choices._PIXELS_AT_ONCE", 7)
     assert shared_choices(routing, other, 3) == whole
 
 

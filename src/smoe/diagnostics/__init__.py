@@ -6,10 +6,21 @@ a volume or the nodes of a mesh.
 
 from __future__ import annotations
 
-from smoe.diagnostics.choices import new_choices
-from smoe.diagnostics.describe import GateReport, RoutingReport, describe
-from smoe.diagnostics.expert_use import expert_use, mean_where_served, selections
-from smoe.diagnostics.gates import (
+from smoe.diagnostics._choices import (
+    expert_use,
+    match_experts,
+    mean_where_served,
+    neighbour_agreement,
+    new_choices,
+    region_agreement,
+    region_information,
+    regions_of_experts,
+    selections,
+    shared_choices,
+    similarity_components,
+)
+from smoe.diagnostics._describe import GateReport, RoutingReport, describe
+from smoe.diagnostics._gates import (
     fixed_choices,
     fixed_gates,
     layer_certainty,
@@ -17,11 +28,8 @@ from smoe.diagnostics.gates import (
     layers_by_gate,
     routing_certainty,
 )
-from smoe.diagnostics.matching import match_experts, shared_choices
-from smoe.diagnostics.regions import region_agreement, region_information, regions_of_experts
-from smoe.diagnostics.routing_gain import RoutingGain, damped_shares, routing_gains
-from smoe.diagnostics.routing_watch import RoutingChanges, RoutingWatch
-from smoe.diagnostics.shared_experts import neighbour_agreement, similarity_components
+from smoe.diagnostics._routing_gain import RoutingGain, damped_shares, routing_gains
+from smoe.diagnostics._routing_watch import RoutingChanges, RoutingWatch
 
 __all__ = [
     "GateReport",

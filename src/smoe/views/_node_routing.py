@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from smoe.diagnostics import similarity_components
-from smoe.diagnostics.choices import Choices, as_array
+from smoe.diagnostics._choices import Choices, as_array
 from smoe.views._charts import save_picture
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from smoe.diagnostics import expert_use, fixed_choices, fixed_gates, neighbour_agreement, selections
-from smoe.diagnostics.choices import Choices
+from smoe.diagnostics._choices import Choices
 from smoe.views._charts import draw_expert_use, save_picture
 from smoe.views._node_routing import NodePlaces, PixelPlaces, read_places, similarity_colours
 

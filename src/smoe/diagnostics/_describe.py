@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from smoe.diagnostics.choices import new_choices
-from smoe.diagnostics.gates import evaluation_mode, fixed_choices, layer_certainty, layer_inputs, layers_by_gate
-from smoe.diagnostics.routing_gain import Loss, RoutingGain, damped_shares, routing_gains
+from smoe.diagnostics._choices import new_choices
+from smoe.diagnostics._gates import evaluation_mode, fixed_choices, layer_certainty, layer_inputs, layers_by_gate
+from smoe.diagnostics._routing_gain import Loss, RoutingGain, damped_shares, routing_gains
 from smoe.rules import Frozen
 
 DAMPED_TOO_MUCH = 0.5

@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from smoe.diagnostics.choices import new_choices
-from smoe.diagnostics.describe import DAMPED_TOO_MUCH, damped_too_much, dead_gate, useless_routing
-from smoe.diagnostics.gates import evaluation_mode, fixed_choices, fixed_gates, layer_certainty, layers_by_gate
-from smoe.diagnostics.regions import region_information
-from smoe.diagnostics.routing_gain import Loss, RoutingGain, damped_shares
+from smoe.diagnostics._choices import new_choices, region_information
+from smoe.diagnostics._describe import DAMPED_TOO_MUCH, damped_too_much, dead_gate, useless_routing
+from smoe.diagnostics._gates import evaluation_mode, fixed_choices, fixed_gates, layer_certainty, layers_by_gate
+from smoe.diagnostics._routing_gain import Loss, RoutingGain, damped_shares
 from smoe.rules import Frozen
 
 # Epochs of learning after which a gate that has changed nothing, or a damping that is still strong, is reported.
