@@ -9,8 +9,8 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
+from smoe.errors import suggest
 from smoe.rules import RULES, Rule
-from smoe.suggestions import suggest
 
 
 class RecipeError(Exception):

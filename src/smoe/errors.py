@@ -1,8 +1,9 @@
-"""What is raised when data cannot be used, or an optional package is missing. Imports nothing heavy."""
+"""What is raised when data cannot be used or a package is missing, and what messages say. Imports nothing heavy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 # The extra of pyproject.toml that installs a package.
@@ -60,3 +61,17 @@ def printable(text: str) -> str:
     return "".join(
         character if character.isprintable() else repr(character)[1:-1] for character in " ".join(text.split())
     )
+
+
+def suggest(name: str, known: Iterable[str], *, cutoff: float = 0.6, otherwise: str = "there are") -> str:
+    """`did you mean 'train'?`, or, if nothing is near, all the names there are.
+
+    Args:
+        name: what was typed.
+        known: the names there are.
+        cutoff: how near a name must be to be meant, between 0 and 1.
+        otherwise: what comes before all the names.
+    """
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(names)}"

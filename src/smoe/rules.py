@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from smoe.suggestions import suggest
+from smoe.errors import suggest
 
 __all__ = [
     "RULES",

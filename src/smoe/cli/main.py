@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from smoe._signals import stopped_by_signals, stopped_code
 from smoe.command_line import UsageError
-from smoe.errors import MissingPackageError, naming_extras, printable
-from smoe.suggestions import suggest
+from smoe.errors import MissingPackageError, naming_extras, printable, suggest
 
 
 class Command(NamedTuple):

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smoe.errors import DataError
+from smoe.errors import DataError, suggest
 from smoe.gridded._axes import Axes, find_axes, scalar_level
 from smoe.gridded._grids import HorizontalGrid, Orientation, read_grid, read_node_grid, read_pole
 from smoe.gridded._regrid import Interpolation, make_regridding
 from smoe.gridded._times import TimeLabels, read_lead_times, read_times
 from smoe.meshes._node_fields import is_row_of_nodes
-from smoe.suggestions import suggest
 
 if TYPE_CHECKING:
     import xarray as xr

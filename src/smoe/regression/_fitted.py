@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from smoe.diagnostics import fixed_choices, fixed_gates
-from smoe.errors import DataError, printable
+from smoe.errors import DataError, printable, suggest
 from smoe.gridded._alignment import Period
 from smoe.gridded._axes import are_same_units
 from smoe.gridded._datasets import import_xarray
@@ -23,7 +23,6 @@ from smoe.regression._layout import OutputLayout
 from smoe.regression._nets import NetShape, Regression, count_parameters
 from smoe.regression._options import RegressorOptions
 from smoe.regression._statistics import Statistics
-from smoe.suggestions import suggest
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from smoe.suggestions import suggest
+from smoe.errors import suggest
 from smoe.training.plan import TRACKERS, Tracker
 
 NetName = Literal["layer", "resnet", "unet", "graph", "healpix"]

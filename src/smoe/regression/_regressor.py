@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from smoe._files import temporary_folder
-from smoe.errors import DataError
+from smoe.errors import DataError, suggest
 from smoe.gridded._alignment import Pairs
 from smoe.gridded._datasets import import_xarray
 from smoe.gridded._open_fields import Data
@@ -40,7 +40,6 @@ from smoe.regression._prediction import iterate_predictions, join_blocks, predic
 from smoe.regression._preparation import Prepared, prepare
 from smoe.regression._scores import ScoreTable, find_weakness, score_samples
 from smoe.regression._training import GridObjective, start_output, train_net
-from smoe.suggestions import suggest
 from smoe.training.progress import BarReporter, ProgressBar, Reporter, TrackedReporter
 from smoe.training.run_directory import RunDirectory
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from smoe.suggestions import suggest
+from smoe.errors import suggest
 
 Tracker = Literal["tensorboard", "mlflow", "wandb"]
 """Packages that can record a training."""

@@ -6,8 +6,7 @@ import difflib
 import re
 from dataclasses import dataclass, field
 
-from smoe.errors import DataError
-from smoe.suggestions import suggest
+from smoe.errors import DataError, suggest
 
 LEVELS = (50, 250, 500, 600, 700, 850, 925)
 """Pressure levels of the experiments in hPa, shared by WeatherBench and the CMIP archive."""

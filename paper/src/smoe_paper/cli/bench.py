@@ -6,7 +6,7 @@ import importlib
 import sys
 
 from smoe.command_line import UsageError
-from smoe.suggestions import suggest
+from smoe.errors import suggest
 from smoe_paper.benchmarks.registry import BENCHMARKS
 
 HELP = """usage: smoe bench NAME [...]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smoe.command_line import UsageError
-from smoe.suggestions import suggest
+from smoe.errors import suggest
 from smoe_paper.experiments.experiment import DataCommand
 from smoe_paper.experiments.registry import all_experiments
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from smoe.command_line import UsageError, parse
-from smoe.suggestions import suggest
+from smoe.errors import suggest
 from smoe_paper.experiments.experiment import Experiment
 from smoe_paper.experiments.registry import EXPERIMENTS, all_experiments, find_experiment
 from smoe_paper.experiments.result_tables.stored_runs import RunStore

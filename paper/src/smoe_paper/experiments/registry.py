@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from smoe._plain import RecipeError
-from smoe.suggestions import suggest
+from smoe.errors import suggest
 from smoe_paper.experiments.experiment import Experiment
 from smoe_paper.experiments.recipe import Recipe
 

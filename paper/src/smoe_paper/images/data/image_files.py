@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe.errors import DataError
-from smoe.suggestions import suggest
+from smoe.errors import DataError, suggest
 from smoe_paper.images.data.catalogue import CIFAR10_ARCHIVE, IMAGE_SETS, ImageSet, Part
 from smoe_paper.images.data.cifar10 import parse_cifar10, read_archive
 from smoe_paper.images.data.idx import parse_idx

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from smoe.errors import DataError
+from smoe.errors import DataError, suggest
 from smoe.gridded.field_files import DTYPE, crc32_of_rows
 from smoe.gridded.grid import Grid
 from smoe.gridded.statistics import Values, transform, undo_transform
-from smoe.suggestions import suggest
 from smoe_paper.weather.data.store_format import (
     CONSTANTS_FILE,
     FIELDS_FILE,

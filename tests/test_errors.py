@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from smoe.suggestions import suggest
+from smoe.errors import suggest
 
 
 def test_the_nearest_name_or_all_of_them() -> None:
