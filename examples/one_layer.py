@@ -14,10 +14,8 @@ def truth(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([2 * x[..., : width // 2], above[..., width // 2 :]], dim=-1)
 
 
-# Probing compares experts at each pixel and needs no threshold. Spare experts help the search.
-layer = smoe.SpatialMoE2d(
-    in_channels=1, num_experts=4, num_selected=1, spatial_shape=(height, width), order="score", rule="probe"
-)
+# Probing compares experts at each pixel and needs no threshold. Spare candidates help the search.
+layer = smoe.SpatialMoE2d(1, 1, num_candidates=4, spatial_shape=(height, width), rule="probe")
 optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
 loss = torch.tensor(torch.inf)
 for step in range(1500):

@@ -14,7 +14,7 @@ gate = smoe.TensorGate.from_prior(land_fraction, num_experts=16, num_selected=8)
 
 def smoe_layer(in_channels: int) -> smoe.SpatialMoE2d:
     """An SMoE layer on a globe: longitude wraps."""
-    return smoe.SpatialMoE2d(
+    return smoe.SpatialMoE2d.from_experts(
         in_channels, num_experts=16, num_selected=8, gate=gate, padding_mode="longitude", rule="rc"
     )
 

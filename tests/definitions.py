@@ -147,7 +147,7 @@ def define_layer_gradients(layer: SpatialMoE2d, input: torch.Tensor, target: tor
     indices = loop_top_experts(per_sample, layer.num_selected, layer.order)
     F_ = layer.expert_channels
     selected = reference_routed_conv2d(
-        x, layer.weight, indices, expert_channels=F_, stride=layer.stride, padding_mode=layer.padding_mode
+        x, layer.weight, indices, expert_channels=F_, stride=layer.stride[0], padding_mode=layer.padding_mode
     )
     chosen = per_sample.gather(1, indices.long()).repeat_interleave(F_, dim=1)
     weights = chosen.unflatten(2, selected.shape[2:])

@@ -27,11 +27,11 @@ def make_net() -> nn.Module:
     torch.manual_seed(0)
     gate = smoe.TensorGate(4, 2, (6, 7))
     return nn.Sequential(
-        smoe.SpatialMoE2d(1, 4, 2, gate=gate),
+        smoe.SpatialMoE2d.from_experts(1, 4, 2, gate=gate),
         nn.Tanh(),
-        smoe.SpatialMoE2d(2, 4, 2, gate=gate, damping="damping(factor=0.1)"),
+        smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=gate, damping="damping(factor=0.1)"),
         nn.Tanh(),
-        smoe.SpatialMoE2d(2, 4, 2, gate=ConvGate(2, 4, 2), weighted=True),
+        smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=ConvGate(2, 4, 2), weighted=True),
     ).double()
 
 
@@ -41,14 +41,16 @@ def make_probing_net() -> nn.Sequential:
     gate = smoe.TensorGate(4, 2, (6, 7))
     rule = Probing(window=2)
     return nn.Sequential(
-        smoe.SpatialMoE2d(1, 4, 2, gate=gate, rule=rule), nn.Tanh(), smoe.SpatialMoE2d(2, 4, 2, gate=gate, rule=rule)
+        smoe.SpatialMoE2d.from_experts(1, 4, 2, gate=gate, rule=rule),
+        nn.Tanh(),
+        smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=gate, rule=rule),
     ).double()
 
 
 def make_default_net(rule: str | None = None) -> nn.Sequential:
     """Two layers with the gates, rule and families of the defaults."""
     torch.manual_seed(0)
-    layers = [smoe.SpatialMoE2d(channels, 6, 2, spatial_shape=(6, 7), rule=rule) for channels in (1, 2)]
+    layers = [smoe.SpatialMoE2d.from_experts(channels, 6, 2, spatial_shape=(6, 7), rule=rule) for channels in (1, 2)]
     for layer in layers:
         # Experts of a family start equal, which gives the gates nothing to learn.
         nn.init.normal_(layer.weight, std=0.3)
@@ -61,11 +63,11 @@ def make_warmed_net() -> nn.Sequential:
     gate = smoe.TensorGate(4, 2, (6, 7))
     rule = RoutingClassification.paper()
     return nn.Sequential(
-        smoe.SpatialMoE2d(1, 4, 2, gate=gate, rule=rule),
+        smoe.SpatialMoE2d.from_experts(1, 4, 2, gate=gate, rule=rule),
         nn.Tanh(),
-        smoe.SpatialMoE2d(2, 4, 2, gate=gate, rule=rule),
+        smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=gate, rule=rule),
         nn.Tanh(),
-        smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(6, 7), rule=rule),
+        smoe.SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(6, 7), rule=rule),
     ).double()
 
 
@@ -144,7 +146,7 @@ def train_share(rank: int, num_processes: int, directory: Path) -> None:
     torch.save({**warmed.state_dict(), "before": before}, directory / f"warmed-{rank}.pt")
 
     # An error that is not finite in one process is counted there, and still after the next forward pass.
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4), rule="rc")
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(4, 4), rule="rc")
     parallel = DistributedDataParallel(layer)
     factor = torch.nan if rank == 1 else 1.0
     (parallel(torch.ones(2, 1, 4, 4)) * factor).sum().backward()

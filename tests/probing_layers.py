@@ -20,7 +20,7 @@ def make_layer(
     torch.manual_seed(seed)
     if "gate" not in options:
         options = {"spatial_shape": GRID, "order": "score", **options}
-    return smoe.SpatialMoE2d(1, num_experts, num_selected, rule=rule, **options)
+    return smoe.SpatialMoE2d.from_experts(1, num_experts, num_selected, rule=rule, **options)
 
 
 def make_batches(number: int, num_channels: int = 2, size: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:

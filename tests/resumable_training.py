@@ -36,7 +36,7 @@ def make_task(*, noisy: bool) -> Task:
     generator = torch.Generator().manual_seed(1)
     torch.manual_seed(0)
     gate = TensorGate(3, 1, (6, 5))
-    layer = SpatialMoE2d(1, 3, 1, gate=NoisyGate(gate, std=0.5) if noisy else gate)
+    layer = SpatialMoE2d.from_experts(1, 3, 1, gate=NoisyGate(gate, std=0.5) if noisy else gate)
 
     def samples(number: int) -> TensorDataset:
         fields = torch.randn(2, number, 1, 6, 5, generator=generator)

@@ -31,8 +31,8 @@ class TwoLayers(nn.Module):
     def __init__(self, seed: int, grid: tuple[int, int] = GRID) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        self.first = SpatialMoE2d(1, 4, 2, spatial_shape=grid, order="score", rule="rc")
-        self.second = SpatialMoE2d(2, 3, 1, spatial_shape=grid, order="score", rule="rc")
+        self.first = SpatialMoE2d.from_experts(1, 4, 2, spatial_shape=grid, order="score", rule="rc")
+        self.second = SpatialMoE2d.from_experts(2, 3, 1, spatial_shape=grid, order="score", rule="rc")
         for layer in (self.first, self.second):
             assert isinstance(layer.gate, TensorGate)
             with torch.no_grad():

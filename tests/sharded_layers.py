@@ -36,7 +36,7 @@ class OnGraph(nn.Module):
         nodes = torch.arange(12)
         self.edges = torch.stack([nodes, nodes.roll(1)])
         gate = smoe.TensorGate(5, 2, (12,))
-        self.first, self.second = (smoe.GraphMoE(channels, 5, 2, gate=gate) for channels in (1, 2))
+        self.first, self.second = (smoe.GraphMoE.from_experts(channels, 5, 2, gate=gate) for channels in (1, 2))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return torch.stack([self.second(self.first(x, self.edges).tanh_(), self.edges) for x in input])
@@ -51,7 +51,7 @@ def layers(kind: Any, **options: Any) -> nn.Sequential:
 
 def with_gate(gate: smoe.SpatialGate, rule: str | None = None) -> nn.Sequential:
     """A layer between others, of which the last one has one row: a second process holds none of it."""
-    layer = smoe.SpatialMoE2d(2, gate.num_experts, gate.num_selected, gate=gate, rule=rule)
+    layer = smoe.SpatialMoE2d.from_experts(2, gate.num_experts, gate.num_selected, gate=gate, rule=rule)
     return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), layer, nn.Conv2d(gate.num_selected, 1, 1))
 
 

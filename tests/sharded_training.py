@@ -37,21 +37,23 @@ def pair(first: nn.Module, second: nn.Module) -> nn.Sequential:
 
 
 def own_gates(rule: str | None = None, num_experts: int = 6, **options: Any) -> nn.Sequential:
-    layers = [smoe.SpatialMoE2d(c, num_experts, 2, spatial_shape=GRID, rule=rule, **options) for c in (1, 2)]
+    layers = [
+        smoe.SpatialMoE2d.from_experts(c, num_experts, 2, spatial_shape=GRID, rule=rule, **options) for c in (1, 2)
+    ]
     return pair(*layers)
 
 
 def one_gate(rule: str, gate: smoe.SpatialGate | None = None, **options: Any) -> nn.Sequential:
     gate = smoe.TensorGate(5, 2, GRID) if gate is None else gate
-    return pair(*(smoe.SpatialMoE2d(c, 5, 2, gate=gate, rule=rule, **options) for c in (1, 2)))
+    return pair(*(smoe.SpatialMoE2d.from_experts(c, 5, 2, gate=gate, rule=rule, **options) for c in (1, 2)))
 
 
 def one_embedding() -> nn.Sequential:
     """Two gates that share what they know of the pixels, and a layer after them with a gate of its own."""
     embedding = smoe.PixelEmbedding(4, GRID, init="kaiming")
     gates = [smoe.FactorisedGate(4, 2, embedding=embedding) for _ in range(2)]
-    net = pair(*(smoe.SpatialMoE2d(c, 4, 2, gate=gate) for c, gate in zip((1, 2), gates, strict=True)))
-    return nn.Sequential(net, smoe.SpatialMoE2d(2, 3, 2, spatial_shape=GRID, local_affine=True)).double()
+    net = pair(*(smoe.SpatialMoE2d.from_experts(c, 4, 2, gate=gate) for c, gate in zip((1, 2), gates, strict=True)))
+    return nn.Sequential(net, smoe.SpatialMoE2d.from_experts(2, 3, 2, spatial_shape=GRID, local_affine=True)).double()
 
 
 def idle_experts() -> nn.Sequential:
@@ -72,7 +74,7 @@ def families() -> nn.Sequential:
 def own_unit_and_rest() -> nn.Sequential:
     """Layers of other kinds around an SMoE layer, with a gate that looks at its input."""
     gate = smoe.nn.NoisyGate(ConvGate(2, 3, 2), std=0.1)
-    layer = smoe.SpatialMoE2d(2, 3, 2, gate=gate, rule="rc", damping="damping(factor=0.1)", weighted=True)
+    layer = smoe.SpatialMoE2d.from_experts(2, 3, 2, gate=gate, rule="rc", damping="damping(factor=0.1)", weighted=True)
     return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), layer, nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1)).double()
 
 

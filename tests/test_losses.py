@@ -118,11 +118,11 @@ def run(*layers: smoe.SpatialMoE2d) -> nn.Module:
 
 def test_gate_that_does_not_look_at_its_input_counts_once():
     gate = smoe.TensorGate(3, 1, (5, 6))
-    one = smoe.losses.auxiliary_loss(run(smoe.SpatialMoE2d(1, 3, 1, gate=gate)), importance=True)
-    shared = run(smoe.SpatialMoE2d(1, 3, 1, gate=gate), smoe.SpatialMoE2d(1, 3, 1, gate=gate))
+    one = smoe.losses.auxiliary_loss(run(smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=gate)), importance=True)
+    shared = run(smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=gate), smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=gate))
     assert torch.equal(smoe.losses.auxiliary_loss(shared, importance=True), one)
     other = smoe.TensorGate(3, 1, (5, 6))
-    apart = run(smoe.SpatialMoE2d(1, 3, 1, gate=gate), smoe.SpatialMoE2d(1, 3, 1, gate=other))
+    apart = run(smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=gate), smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=other))
     expected = 0.01 * sum(importance_loss(each.scores.flatten(1)[None].softmax(dim=1)) for each in (gate, other))
     assert isinstance(expected, torch.Tensor)
     torch.testing.assert_close(smoe.losses.auxiliary_loss(apart, importance=True), expected)
@@ -130,14 +130,16 @@ def test_gate_that_does_not_look_at_its_input_counts_once():
 
 def test_noisy_shared_gate_counts_once():
     noisy = smoe.nn.NoisyGate(smoe.TensorGate(3, 1, (5, 6)))
-    one = smoe.losses.auxiliary_loss(run(smoe.SpatialMoE2d(1, 3, 1, gate=noisy)), importance=True)
-    shared = run(smoe.SpatialMoE2d(1, 3, 1, gate=noisy), smoe.SpatialMoE2d(1, 3, 1, gate=noisy))
+    one = smoe.losses.auxiliary_loss(run(smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=noisy)), importance=True)
+    shared = run(
+        smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=noisy), smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=noisy)
+    )
     torch.testing.assert_close(smoe.losses.auxiliary_loss(shared, importance=True), one)
 
 
 def test_gate_that_looks_at_its_input_counts_in_each_layer():
     gate = ConvGate(1, 3, 1)
-    net = run(smoe.SpatialMoE2d(1, 3, 1, gate=gate), smoe.SpatialMoE2d(1, 3, 1, gate=gate))
+    net = run(smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=gate), smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=gate))
     expected = 0.0
     for layer in net.modules():
         if isinstance(layer, smoe.SpatialMoE2d):
@@ -150,7 +152,7 @@ def test_gate_that_looks_at_its_input_counts_in_each_layer():
 
 def test_all_three_are_added_and_reach_the_gate():
     gate = smoe.nn.NoisyGate(ConvGate(1, 3, 1))
-    net = run(smoe.SpatialMoE2d(1, 3, 1, gate=gate))
+    net = run(smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=gate))
     names = ("importance", "load", "spatial_agreement")
     losses = [smoe.losses.auxiliary_loss(net, **{name: True}) for name in names]
     total = smoe.losses.auxiliary_loss(net, importance=True, load=True, spatial_agreement=True)
@@ -162,7 +164,7 @@ def test_all_three_are_added_and_reach_the_gate():
 
 def test_auxiliary_and_routing_classification_gradients_add_up():
     torch.manual_seed(0)
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6), rule="rc").double()
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(5, 6), rule="rc").double()
     x = torch.randn(4, 1, 5, 6, dtype=torch.float64)
 
     def gradient(with_task: bool, with_auxiliary: bool) -> torch.Tensor:
@@ -182,7 +184,7 @@ def test_auxiliary_and_routing_classification_gradients_add_up():
 
 
 def test_wrong_uses():
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6))
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(5, 6))
     with pytest.raises(ValueError, match="choose at least one of importance, load, spatial_agreement"):
         smoe.losses.auxiliary_loss(layer)
     with pytest.raises(ValueError, match="no forward pass in training mode yet"):

@@ -23,7 +23,7 @@ def _gradients(layer: torch.nn.Module, x: torch.Tensor, target: torch.Tensor) ->
 def test_the_papers_layer_is_equal(num_experts: int, num_selected: int) -> None:
     torch.manual_seed(0)
     page = PaperMoE2d(2, num_experts, num_selected, (7, 5))
-    layer = smoe.SpatialMoE2d(
+    layer = smoe.SpatialMoE2d.from_experts(
         2, num_experts, num_selected, spatial_shape=(7, 5), order="score", rule=RoutingClassification.paper()
     )
     layer.load_state_dict({"weight": page.weight, "gate.scores": page.scores}, strict=False)
@@ -43,7 +43,7 @@ def test_the_default_layer_is_equal(num_candidates: int) -> None:
     torch.nn.init.normal_(page.weight)
     torch.nn.init.normal_(page.bias)
     rule = StraightThrough(noise=0.0, share=1.0)
-    layer = smoe.SpatialMoE2d(2, 4 * num_candidates, 4, spatial_shape=(7, 5), rule=rule)
+    layer = smoe.SpatialMoE2d.from_experts(2, 4 * num_candidates, 4, spatial_shape=(7, 5), rule=rule)
     layer.load_state_dict(
         {
             "weight": page.weight.flatten(0, 1),

@@ -76,7 +76,7 @@ class ToyExperiment(Experiment):
         from smoe_paper.metrics import MeanSquaredError
 
         torch.manual_seed(recipe.seed)
-        model = SpatialMoE2d(1, recipe.model.num_experts, 1, spatial_shape=(4, 3), rule=recipe.rule)
+        model = SpatialMoE2d.from_experts(1, recipe.model.num_experts, 1, spatial_shape=(4, 3), rule=recipe.rule)
         samples: dict[str, Any] = {}
         for split in splits:
             notify(f"drawing {split}")

@@ -41,7 +41,7 @@ def check_kernels() -> str:
 
 def check_layer() -> None:
     """Trains a layer for one step."""
-    layer = smoe.SpatialMoE2d(1, num_experts=3, num_selected=1, spatial_shape=(16, 16))
+    layer = smoe.SpatialMoE2d.from_experts(1, num_experts=3, num_selected=1, spatial_shape=(16, 16))
     layer(torch.randn(8, 1, 16, 16)).square().mean().backward()
     assert layer.routing().indices.shape == (1, 16, 16)
 

@@ -52,7 +52,7 @@ def test_many_pixels_are_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_tie_is_no_certainty_and_the_rule_has_the_temperature() -> None:
     gate = TensorGate(4, 2, (3, 3), order="families")
-    layer = SpatialMoE2d(1, 4, 2, gate=gate, rule=StraightThrough(temperature=0.5)).eval()
+    layer = SpatialMoE2d.from_experts(1, 4, 2, gate=gate, rule=StraightThrough(temperature=0.5)).eval()
     with torch.no_grad():
         gate.scores.zero_()
         assert layer_certainty(layer) == 0.0

@@ -17,7 +17,7 @@ def test_the_share_is_that_of_a_training_step(
     unit: str, quantile: float, tolerance: float, expert_channels: int
 ) -> None:
     damping = Damping(factor=0.0, error_quantile=quantile, tolerance=tolerance, tolerance_unit=unit)
-    layer = SpatialMoE2d(
+    layer = SpatialMoE2d.from_experts(
         2, 4, 2, 1, expert_channels=expert_channels, spatial_shape=(5, 7), rule="frozen", damping=damping
     )
     x, target = torch.randn(3, 2, 5, 7), torch.randn(3, 2 * expert_channels, 5, 7)
@@ -43,8 +43,8 @@ def test_the_share_is_that_of_a_training_step(
 
 def test_layers_that_damp_nothing_are_left_out() -> None:
     net = nn.Sequential(
-        SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4)),
-        SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4), rule=RoutingClassification.released()),
+        SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(4, 4)),
+        SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(4, 4), rule=RoutingClassification.released()),
     )
     x = torch.randn(2, 1, 4, 4)
     shares = damped_shares(net, F.mse_loss, x, torch.randn(2, 1, 4, 4))

@@ -16,9 +16,9 @@ from smoe_paper.baselines.gates import ConvGate
 def make_net() -> nn.Sequential:
     gate = TensorGate(4, 2, (5, 6))
     return nn.Sequential(
-        SpatialMoE2d(1, 4, 2, gate=gate),
-        SpatialMoE2d(2, 4, 2, gate=gate, rule=RoutingClassification.released()),
-        SpatialMoE2d(2, 3, 1, gate=ConvGate(2, 3, 1)),
+        SpatialMoE2d.from_experts(1, 4, 2, gate=gate),
+        SpatialMoE2d.from_experts(2, 4, 2, gate=gate, rule=RoutingClassification.released()),
+        SpatialMoE2d.from_experts(2, 3, 1, gate=ConvGate(2, 3, 1)),
     )
 
 
@@ -79,7 +79,7 @@ def test_changes_since_an_earlier_report() -> None:
 
 
 def test_a_frozen_gate_may_stay_as_it_is() -> None:
-    layer = SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4), rule="frozen")
+    layer = SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(4, 4), rule="frozen")
     assert describe(layer, since=describe(layer)).warnings == ()
 
 
@@ -87,7 +87,7 @@ def test_a_routing_that_is_worth_nothing_is_warned_of() -> None:
     gate = TensorGate(4, 2, (5, 6), order="families", init="uniform")
     with torch.no_grad():
         gate.scores.zero_()
-    net = SpatialMoE2d(1, 4, 2, gate=gate, rule="straight_through")
+    net = SpatialMoE2d.from_experts(1, 4, 2, gate=gate, rule="straight_through")
     x = torch.randn(8, 1, 5, 6)
     with torch.no_grad():
         target = net.eval()(x) + torch.randn(8, 2, 5, 6)

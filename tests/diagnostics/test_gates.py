@@ -10,7 +10,7 @@ from smoe_paper.baselines.gates import ConvGate
 
 def test_gates_with_their_layers() -> None:
     shared, looking = NoisyGate(TensorGate(3, 1, (4, 5)), std=100.0), ConvGate(1, 3, 1)
-    net = nn.Sequential(*(SpatialMoE2d(1, 3, 1, gate=gate) for gate in (shared, looking, shared))).train()
+    net = nn.Sequential(*(SpatialMoE2d.from_experts(1, 3, 1, gate=gate) for gate in (shared, looking, shared))).train()
     assert {gate: list(layers) for gate, layers in layers_by_gate(net).items()} == {shared: ["0", "2"], looking: ["1"]}
     assert fixed_gates(net) == {"0": shared}
     # Without noise, although the net trains, and as integers that take little room.

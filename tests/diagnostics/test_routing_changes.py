@@ -13,7 +13,7 @@ def _layer(scores: list[list[float]], num_selected: int, **options) -> SpatialMo
     gate = TensorGate(len(scores), num_selected, (1, len(scores[0])))
     with torch.no_grad():
         gate.scores.copy_(torch.tensor(scores)[:, None, :])
-    return SpatialMoE2d(1, len(scores), num_selected, gate=gate, **options)
+    return SpatialMoE2d.from_experts(1, len(scores), num_selected, gate=gate, **options)
 
 
 def _set(layer: SpatialMoE2d, scores: list[list[float]]) -> None:
@@ -45,7 +45,9 @@ def test_shares_of_changed_and_reordered_choices():
 
 def test_a_shared_gate_counts_once_and_noise_is_no_change():
     gate = NoisyGate(TensorGate(3, 1, (4, 5)))
-    net = nn.Sequential(SpatialMoE2d(1, 3, 1, gate=gate), SpatialMoE2d(1, 3, 1, gate=gate)).train()
+    net = nn.Sequential(
+        SpatialMoE2d.from_experts(1, 3, 1, gate=gate), SpatialMoE2d.from_experts(1, 3, 1, gate=gate)
+    ).train()
     changes = RoutingChanges(net)
     assert len(changes.state_dict()["start"]) == 1
     assert changes.observe(net)["routing/changed"] == 0.0

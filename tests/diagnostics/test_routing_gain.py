@@ -17,7 +17,7 @@ from smoe_paper.baselines.gates import ConvGate
 
 def test_the_convolution_is_that_of_least_squares_on_the_other_half_of_the_samples() -> None:
     torch.manual_seed(0)
-    layer = SpatialMoE2d(2, 3, 1, spatial_shape=(8, 9), bias=False)
+    layer = SpatialMoE2d.from_experts(2, 3, 1, spatial_shape=(8, 9), bias=False)
     x = torch.randn(6, 2, 8, 9) + 3.0
     target = torch.randn(6, 1, 8, 9)
     patches = F.unfold(x, 3, padding=1)
@@ -42,7 +42,7 @@ class OnGraph(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = smoe.GraphMoE(2, 4, 2, num_nodes=12)
+        self.layer = smoe.GraphMoE.from_experts(2, 4, 2, num_nodes=12)
         self.edges = torch.stack([torch.arange(12), torch.arange(12).roll(1)])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,14 +50,17 @@ class OnGraph(nn.Module):
 
 
 GEOMETRIES = {
-    "stride": (lambda: SpatialMoE2d(2, 4, 2, spatial_shape=(4, 5), stride=2), (2, 8, 9)),
-    "circular": (lambda: SpatialMoE2d(2, 4, 2, 5, spatial_shape=(8, 9), padding_mode="circular"), (2, 8, 9)),
-    "weighted": (lambda: SpatialMoE2d(2, 4, 2, spatial_shape=(8, 9), weighted=True, rule="rc"), (2, 8, 9)),
-    "expert_channels": (lambda: SpatialMoE2d(2, 4, 2, spatial_shape=(8, 9), expert_channels=3), (2, 8, 9)),
-    "local_affine": (lambda: SpatialMoE2d(2, 4, 2, spatial_shape=(8, 9), local_affine=True), (2, 8, 9)),
-    "line": (lambda: smoe.SpatialMoE1d(2, 4, 2, spatial_shape=20), (2, 20)),
-    "volume": (lambda: smoe.SpatialMoE3d(2, 4, 2, spatial_shape=(3, 4, 5)), (2, 3, 4, 5)),
-    "sphere": (lambda: smoe.HEALPixMoE(2, 4, 2, nside=2), (2, 48)),
+    "stride": (lambda: SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(4, 5), stride=2), (2, 8, 9)),
+    "circular": (
+        lambda: SpatialMoE2d.from_experts(2, 4, 2, 5, spatial_shape=(8, 9), padding_mode="circular"),
+        (2, 8, 9),
+    ),
+    "weighted": (lambda: SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(8, 9), weighted=True, rule="rc"), (2, 8, 9)),
+    "expert_channels": (lambda: SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(8, 9), expert_channels=3), (2, 8, 9)),
+    "local_affine": (lambda: SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(8, 9), local_affine=True), (2, 8, 9)),
+    "line": (lambda: smoe.SpatialMoE1d.from_experts(2, 4, 2, spatial_shape=20), (2, 20)),
+    "volume": (lambda: smoe.SpatialMoE3d.from_experts(2, 4, 2, spatial_shape=(3, 4, 5)), (2, 3, 4, 5)),
+    "sphere": (lambda: smoe.HEALPixMoE.from_experts(2, 4, 2, nside=2), (2, 48)),
     "graph": (OnGraph, (12, 2)),
     "any module": (
         lambda: smoe.SpatialMoE(nn.Conv2d(2, 4, 3, padding=1), 4, 2, spatial_shape=(8, 9), order="score", rule="rc"),
@@ -123,7 +126,7 @@ def train(net: nn.Module, x: Tensor, target: Tensor, num_steps: int = 150) -> nn
 def test_the_routing_helps_where_the_halves_were_found() -> None:
     torch.manual_seed(0)
     x = torch.randn(128, 1, 16, 16)
-    layer = SpatialMoE2d(1, 2, 1, spatial_shape=(16, 16))
+    layer = SpatialMoE2d.from_experts(1, 2, 1, spatial_shape=(16, 16))
     train(layer, x, halves(x), 300)
     experts = layer.routing().indices[0].float()
     assert (experts[:, :8].mean() - experts[:, 8:].mean()).abs() > 0.9
@@ -137,7 +140,7 @@ def test_the_routing_helps_where_the_halves_were_found() -> None:
 def test_the_routing_does_not_help_where_the_halves_were_not_found(data: str) -> None:
     torch.manual_seed(0)
     x = smooth_noise(128, 1, 16, 16) if data == "smooth" else torch.randn(128, 1, 16, 16) + 10.0
-    layer = SpatialMoE2d(1, 2, 1, spatial_shape=(16, 16))
+    layer = SpatialMoE2d.from_experts(1, 2, 1, spatial_shape=(16, 16))
     train(layer, x, halves(x))
     experts = layer.routing().indices[0].float()
     assert (experts[:, :8].mean() - experts[:, 8:].mean()).abs() < 0.5
@@ -149,8 +152,8 @@ def test_the_routing_does_not_help_where_the_halves_were_not_found(data: str) ->
 def test_an_untrained_layer_and_a_frozen_random_gate_do_not_help() -> None:
     torch.manual_seed(0)
     x = torch.randn(128, 1, 16, 16)
-    untrained = SpatialMoE2d(1, 2, 1, spatial_shape=(16, 16))
-    frozen = train(SpatialMoE2d(1, 2, 1, spatial_shape=(16, 16), rule="frozen"), x, halves(x))
+    untrained = SpatialMoE2d.from_experts(1, 2, 1, spatial_shape=(16, 16))
+    frozen = train(SpatialMoE2d.from_experts(1, 2, 1, spatial_shape=(16, 16), rule="frozen"), x, halves(x))
     for layer in (untrained, frozen):
         (found,) = routing_gains(layer, F.mse_loss, x[:32], halves(x[:32]))
         assert not found.helps
@@ -160,9 +163,11 @@ def test_where_nothing_depends_on_the_place_the_routing_does_not_help() -> None:
     torch.manual_seed(0)
     x = torch.randn(128, 1, 16, 16)
     target = F.conv2d(x, torch.randn(1, 1, 3, 3), padding=1) + 0.5 * torch.randn(128, 1, 16, 16)
-    linear = train(SpatialMoE2d(1, 4, 1, spatial_shape=(16, 16)), x, target)
+    linear = train(SpatialMoE2d.from_experts(1, 4, 1, spatial_shape=(16, 16)), x, target)
     deep = nn.Sequential(
-        SpatialMoE2d(1, 8, 4, spatial_shape=(16, 16)), nn.ReLU(), SpatialMoE2d(4, 2, 1, spatial_shape=(16, 16))
+        SpatialMoE2d.from_experts(1, 8, 4, spatial_shape=(16, 16)),
+        nn.ReLU(),
+        SpatialMoE2d.from_experts(4, 2, 1, spatial_shape=(16, 16)),
     )
     found = [
         *routing_gains(linear, F.mse_loss, x[:32], target[:32]),
@@ -176,7 +181,7 @@ def test_each_layer_of_a_network_is_compared_on_its_own() -> None:
     """Two layers with oracle gates: the second does alike everywhere."""
     torch.manual_seed(0)
     sides = (torch.arange(8) >= 4).long().expand(8, 8)
-    one, two = (SpatialMoE2d(1, 2, 1, gate=FixedGate.from_region_map(sides), bias=False) for _ in range(2))
+    one, two = (SpatialMoE2d.from_experts(1, 2, 1, gate=FixedGate.from_region_map(sides), bias=False) for _ in range(2))
     net = nn.Sequential(one, two)
     with torch.no_grad():
         one.weight.normal_()
@@ -208,7 +213,7 @@ def test_the_words_follow_the_numbers() -> None:
 
 
 def test_a_batch_whose_samples_are_not_along_the_first_axis_is_one_sample() -> None:
-    layer = SpatialMoE2d(1, 2, 1, spatial_shape=(4, 4))
+    layer = SpatialMoE2d.from_experts(1, 2, 1, spatial_shape=(4, 4))
     x = torch.randn(5, 1, 4, 4)
     (found,) = routing_gains(layer, lambda prediction, truth: F.mse_loss(prediction[:, 0], truth[0]), x, x[None, :, 0])
     assert found.num_samples == 1 and math.isnan(found.standard_error)
@@ -219,11 +224,11 @@ def test_a_batch_whose_samples_are_not_along_the_first_axis_is_one_sample() -> N
 def test_the_model_does_not_change(rule: str) -> None:
     shared = TensorGate(4, 2, (5, 6))
     net = nn.Sequential(
-        SpatialMoE2d(1, 4, 2, gate=shared, rule=rule),
+        SpatialMoE2d.from_experts(1, 4, 2, gate=shared, rule=rule),
         nn.BatchNorm2d(2),
         nn.Dropout(0.5).eval(),
-        SpatialMoE2d(2, 4, 2, gate=shared, rule=rule),
-        SpatialMoE2d(2, 3, 1, gate=NoisyGate(ConvGate(2, 3, 1), std=1.0), weighted=True),
+        SpatialMoE2d.from_experts(2, 4, 2, gate=shared, rule=rule),
+        SpatialMoE2d.from_experts(2, 3, 1, gate=NoisyGate(ConvGate(2, 3, 1), std=1.0), weighted=True),
     ).train()
     x, target = torch.randn(4, 1, 5, 6), torch.randn(4, 1, 5, 6)
     before, random = copy.deepcopy(net.state_dict()), torch.get_rng_state()

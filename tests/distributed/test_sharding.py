@@ -71,7 +71,7 @@ def test_four_processes_continue_what_two_have_stored(tmp_path: Path) -> None:
 
 def test_layers_that_share_parameters_are_one_unit() -> None:
     gates = [smoe.TensorGate(4, 2, (3, 4)) for _ in range(2)]
-    layers = [smoe.SpatialMoE2d(2, 4, 2, gate=gate, rule="rc") for gate in (*gates, *gates)]
+    layers = [smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=gate, rule="rc") for gate in (*gates, *gates)]
     net = nn.Sequential(*layers, nn.Conv2d(2, 2, 1))
     assert _units(net) == [[layers[0], layers[2]], [layers[1], layers[3]]]
 

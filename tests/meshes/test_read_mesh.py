@@ -71,7 +71,7 @@ def test_ugrid_points(tmp_path, suffix):
     assert set(mesh.fields) == {"sst"}
     torch.testing.assert_close(mesh.coordinates[0], torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64))
     torch.testing.assert_close(mesh.coordinates.norm(dim=1), torch.ones(6, dtype=torch.float64))
-    layer = GraphMoE(1, 3, 1, num_nodes=mesh.num_nodes, coordinates=mesh.coordinates)
+    layer = GraphMoE.from_experts(1, 3, 1, num_nodes=mesh.num_nodes, coordinates=mesh.coordinates)
     assert layer(mesh.fields["sst"][:, :, None], mesh.edge_index).shape == (2, 6, 1)
 
 

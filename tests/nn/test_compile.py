@@ -53,7 +53,7 @@ def _fresh_compiler():
 def compare_with_eager(options: dict[str, Any], backend: str, scale: float = 1.0) -> None:
     torch.manual_seed(0)
     options = {name: value() if name == "gate" else value for name, value in options.items()}
-    eager = smoe.SpatialMoE2d(2, 5, 2, expert_channels=2, **options)
+    eager = smoe.SpatialMoE2d.from_experts(2, 5, 2, expert_channels=2, **options)
     torch.nn.init.normal_(eager.weight)  # experts of a family start equal, which gives the gate nothing to learn
     inner = copy.deepcopy(eager)
     compiled = torch.compile(inner, backend=backend, fullgraph=True)
@@ -90,7 +90,7 @@ def test_inductor():
 
 @needs_compiler
 def test_compiled_layer_breaks_ties_by_the_lower_index():
-    layer = smoe.SpatialMoE2d(2, 5, 2, 1, spatial_shape=(7, 8), rule=RC, order="score")
+    layer = smoe.SpatialMoE2d.from_experts(2, 5, 2, 1, spatial_shape=(7, 8), rule=RC, order="score")
     with torch.no_grad():
         gate_scores(layer).zero_()
         layer.weight.copy_(torch.arange(5.0).reshape(5, 1, 1, 1).expand(5, 2, 1, 1))
@@ -99,7 +99,7 @@ def test_compiled_layer_breaks_ties_by_the_lower_index():
 
 
 def test_compiled_layer_counts_errors_that_are_not_finite():
-    layer = smoe.SpatialMoE2d(2, 5, 2, spatial_shape=(7, 8), rule=RC, order="score")
+    layer = smoe.SpatialMoE2d.from_experts(2, 5, 2, spatial_shape=(7, 8), rule=RC, order="score")
     (torch.compile(layer, backend="aot_eager", fullgraph=True)(X) * torch.nan).sum().backward()
     assert layer.num_nonfinite_errors == 1
     assert gate_gradient(layer).abs().max() == 0
@@ -110,7 +110,7 @@ def test_compiled_layer_counts_errors_that_are_not_finite():
 def test_a_rule_that_counts_its_passes_is_left_out_of_the_graph():
     """Probing is tested in test_probing.py; the rule that tries one exchange in each pass is another such."""
     torch.manual_seed(0)
-    eager = smoe.SpatialMoE2d(2, 5, 2, spatial_shape=(7, 8), order="score", rule="straight_through")
+    eager = smoe.SpatialMoE2d.from_experts(2, 5, 2, spatial_shape=(7, 8), order="score", rule="straight_through")
     inner = copy.deepcopy(eager)
     compiled = torch.compile(inner, backend="aot_eager")
     for _ in range(3):
@@ -121,20 +121,22 @@ def test_a_rule_that_counts_its_passes_is_left_out_of_the_graph():
 
 @pytest.mark.parametrize("rule", ["rc", "probe", "straight_through", "end_to_end", "frozen"])
 def test_every_rule_is_exported(rule):
-    layer = smoe.SpatialMoE2d(2, 5, 2, spatial_shape=(7, 8), order="score", rule=rule, bias=True).eval()
+    layer = smoe.SpatialMoE2d.from_experts(2, 5, 2, spatial_shape=(7, 8), order="score", rule=rule, bias=True).eval()
     exported = torch.export.export(layer, (X,))
     assert torch.equal(exported.module()(X), layer(X))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_export(weighted):
-    layer = smoe.SpatialMoE2d(2, 5, 2, spatial_shape=(7, 8), weighted=weighted, rule=RC, order="score").eval()
+    layer = smoe.SpatialMoE2d.from_experts(
+        2, 5, 2, spatial_shape=(7, 8), weighted=weighted, rule=RC, order="score"
+    ).eval()
     exported = torch.export.export(layer, (X,))
     assert torch.equal(exported.module()(X), layer(X))
 
 
 def test_compiled_layer_takes_batches_of_any_size():
-    layer = smoe.SpatialMoE2d(2, 5, 2, spatial_shape=(7, 8), rule=RC, order="score")
+    layer = smoe.SpatialMoE2d.from_experts(2, 5, 2, spatial_shape=(7, 8), rule=RC, order="score")
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     for batch in (3, 2, 5):
         x = torch.randn(batch, 2, 7, 8)

@@ -124,7 +124,7 @@ def test_what_does_more_than_convolve_is_left(module: nn.Module, reason: str) ->
 
 
 def test_convolutions_of_gates_are_left() -> None:
-    layer = smoe.SpatialMoE2d(4, 8, 4, gate=ConvGate(4, 8, 4), rule=RC)
+    layer = smoe.SpatialMoE2d.from_experts(4, 8, 4, gate=ConvGate(4, 8, 4), rule=RC)
     plan = plan_conversion(nn.Sequential(layer, conv()), example_input=X)
     assert [change.name for change in plan.changes] == ["1"]
     assert plan.left == {"0.gate.network": "it is part of 0, a SpatialMoE2d"}

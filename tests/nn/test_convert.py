@@ -82,7 +82,7 @@ def test_everything_but_the_experts_is_kept(net: Net) -> None:
     assert list(found) == ["first", "second", "down", "globe"]
     assert (found["first"].bias is not None, found["second"].bias is None) == (True, True)
     assert found["second"].padding_mode == "circular" and found["globe"].padding_mode == "longitude"
-    assert found["down"].stride == 2 and not found["first"].training and found["second"].training
+    assert found["down"].stride == (2, 2) and not found["first"].training and found["second"].training
     assert found["first"].rule == RoutingClassification.paper()
     assert found["first"].active_damping == Damping(factor=0.1, error_quantile=0.7)
     assert found["first"].gate is found["second"].gate and found["down"].gate is found["globe"].gate
@@ -187,7 +187,7 @@ def test_contradictions_are_refused(net: Net) -> None:
 def test_a_bias_belongs_to_the_channel_or_to_the_expert() -> None:
     x, values = torch.randn(2, 2, 5, 4), torch.tensor([1.0, -2.0, 0.5, 3.0])
     for bias in ("slot", "expert", True):
-        layer = smoe.SpatialMoE2d(2, 4, 3, spatial_shape=(5, 4), bias=bias, rule=RC, order="score")
+        layer = smoe.SpatialMoE2d.from_experts(2, 4, 3, spatial_shape=(5, 4), bias=bias, rule=RC, order="score")
         indices = layer.routing().indices
         offset = values[indices] if bias != "slot" else values[:3, None, None]
         with torch.no_grad():

@@ -113,7 +113,7 @@ def compile_step(net: nn.Module, call: Callable[..., torch.Tensor], *batch: torc
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_skipped(name: str) -> None:
     with torch.device("meta"):
-        layer = smoe.SpatialMoE2d(3, 6, 4, spatial_shape=GRID, **CASES[name])
+        layer = smoe.SpatialMoE2d.from_experts(3, 6, 4, spatial_shape=GRID, **CASES[name])
         batch = torch.empty(2, 3, *GRID), torch.empty(2, 4, *GRID)
     found = compile_step(layer, layer, *batch)
     # One graph of each direction: nothing is compiled again in the second step.

@@ -31,17 +31,18 @@ def _plane(batch: int = 3, channels: int = 2) -> torch.Tensor:
 
 
 def _layer(num_experts: int = 6, num_selected: int = 3, **options) -> Callable[[], nn.Module]:
-    return lambda: smoe.SpatialMoE2d(2, num_experts, num_selected, **{"spatial_shape": GRID, **options})
+    options = {"spatial_shape": GRID, **options}
+    return lambda: smoe.SpatialMoE2d.from_experts(2, num_experts, num_selected, **options)
 
 
 def _unchosen() -> nn.Module:
     scores = torch.rand(6, *GRID)
     scores[4:] -= 1.0
-    return smoe.SpatialMoE2d(2, 6, 2, gate=smoe.FixedGate(scores, 2))
+    return smoe.SpatialMoE2d.from_experts(2, 6, 2, gate=smoe.FixedGate(scores, 2))
 
 
 def _probing() -> nn.Module:
-    layer = smoe.SpatialMoE2d(2, 6, 1, spatial_shape=GRID)
+    layer = smoe.SpatialMoE2d.from_experts(2, 6, 1, spatial_shape=GRID)
     # The first pass of a window disturbs the output.
     assert layer.gate.memory is not None
     layer.gate.memory.counters["num_passes"] = 1
@@ -53,28 +54,31 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor
     "plane": (_layer(), lambda: (_plane(),)),
     "one sample": (_layer(), lambda: (_plane(1),)),
     "large batch": (_layer(num_experts=8, num_selected=4), lambda: (_plane(13),)),
-    "tiny": (lambda: smoe.SpatialMoE2d(1, 4, 2, spatial_shape=GRID), lambda: (_plane(5, 1),)),
+    "tiny": (lambda: smoe.SpatialMoE2d.from_experts(1, 4, 2, spatial_shape=GRID), lambda: (_plane(5, 1),)),
     "stride": (_layer(stride=2, spatial_shape=(3, 4), padding_mode="longitude"), lambda: (_plane(),)),
     "channels and bias": (_layer(expert_channels=2, bias="slot", local_affine=True), lambda: (_plane(),)),
     "bias of experts": (_layer(bias="expert", padding_mode="circular"), lambda: (_plane(1),)),
     "weighted": (_layer(weighted=True), lambda: (_plane(),)),
     "weighted, own routing": (
-        lambda: smoe.SpatialMoE2d(2, 6, 3, gate=ConvGate(2, 6, 3), weighted=True, rule="end_to_end"),
+        lambda: smoe.SpatialMoE2d.from_experts(2, 6, 3, gate=ConvGate(2, 6, 3), weighted=True, rule="end_to_end"),
         lambda: (_plane(),),
     ),
     "an expert nobody chose": (_unchosen, lambda: (_plane(),)),
     "probing": (_probing, lambda: (_plane(),)),
     "pairwise": (_layer(rule="straight_through", order="score"), lambda: (_plane(),)),
     "rc": (_layer(rule="rc", order="score", damping=0.1), lambda: (_plane(),)),
-    "line": (lambda: smoe.SpatialMoE1d(2, 6, 3, spatial_shape=9), lambda: (torch.randn(3, 2, 9),)),
-    "volume": (lambda: smoe.SpatialMoE3d(2, 6, 3, spatial_shape=(3, 4, 5)), lambda: (torch.randn(2, 2, 3, 4, 5),)),
-    "wrapped volume": (
-        lambda: smoe.SpatialMoE3d(2, 6, 3, spatial_shape=(2, 2, 3), stride=2, padding_mode="circular"),
+    "line": (lambda: smoe.SpatialMoE1d.from_experts(2, 6, 3, spatial_shape=9), lambda: (torch.randn(3, 2, 9),)),
+    "volume": (
+        lambda: smoe.SpatialMoE3d.from_experts(2, 6, 3, spatial_shape=(3, 4, 5)),
         lambda: (torch.randn(2, 2, 3, 4, 5),),
     ),
-    "sphere": (lambda: smoe.HEALPixMoE(2, 6, 3, nside=2), lambda: (torch.randn(2, 2, 48),)),
+    "wrapped volume": (
+        lambda: smoe.SpatialMoE3d.from_experts(2, 6, 3, spatial_shape=(2, 2, 3), stride=2, padding_mode="circular"),
+        lambda: (torch.randn(2, 2, 3, 4, 5),),
+    ),
+    "sphere": (lambda: smoe.HEALPixMoE.from_experts(2, 6, 3, nside=2), lambda: (torch.randn(2, 2, 48),)),
     "graph": (
-        lambda: smoe.GraphMoE(2, 6, 3, num_nodes=12),
+        lambda: smoe.GraphMoE.from_experts(2, 6, 3, num_nodes=12),
         lambda: (torch.randn(3, 12, 2), RING, torch.rand(12, requires_grad=True)),
     ),
     "experts of a module": (
@@ -156,7 +160,10 @@ def test_second_derivatives_of_the_kernels_are_those_of_float64(case, mode, monk
 @pytest.mark.parametrize("batch", [1, 2, 8])
 def test_a_gradient_penalty_of_equal_experts_is_that_of_a_convolution(batch, training):
     torch.manual_seed(0)
-    layer, conv = smoe.SpatialMoE2d(2, 8, 4, spatial_shape=(16, 16)).train(training), nn.Conv2d(2, 4, 3, padding=1)
+    layer, conv = (
+        smoe.SpatialMoE2d.from_experts(2, 8, 4, spatial_shape=(16, 16)).train(training),
+        nn.Conv2d(2, 4, 3, padding=1),
+    )
     with torch.no_grad():
         conv.weight.copy_(layer.weight[::2])  # the experts of a family start equal
         assert conv.bias is not None
@@ -277,11 +284,11 @@ def test_hessians_in_evaluation(name):
 
 def test_what_a_learning_gate_cannot_do_is_said_in_one_line():
     torch.manual_seed(0)
-    layer, x = smoe.SpatialMoE2d(2, 6, 3, spatial_shape=GRID), _plane()
-    for transform in (jacrev(layer), hessian(lambda x: layer(x).sum()), vmap(layer, in_dims=1)):
+    layer, x = smoe.SpatialMoE2d.from_experts(2, 6, 3, spatial_shape=GRID), _plane()
+    for transform in (jacrev(layer), hessian(lambda x: layer(x).sum()), vmap(layer)):
         with pytest.raises(RuntimeError, match=r"learns within the backward pass.*call layer.eval\(\)"):
             transform(x)
-    weighted = smoe.SpatialMoE2d(2, 6, 3, gate=ConvGate(2, 6, 3), weighted=True, rule="end_to_end")
+    weighted = smoe.SpatialMoE2d.from_experts(2, 6, 3, gate=ConvGate(2, 6, 3), weighted=True, rule="end_to_end")
     with pytest.raises(RuntimeError, match=r"weighted layer have no derivative in forward mode: call layer.eval\(\)"):
         jvp(weighted, (x,), (x,))
     with pytest.raises(RuntimeError, match=r"not under torch.func: differentiate the loss as it is"):
@@ -292,7 +299,7 @@ def test_what_a_learning_gate_cannot_do_is_said_in_one_line():
 
 def test_a_gate_learns_from_the_parameters_that_functional_call_was_given():
     torch.manual_seed(0)
-    layer = smoe.SpatialMoE2d(2, 6, 3, spatial_shape=GRID)
+    layer = smoe.SpatialMoE2d.from_experts(2, 6, 3, spatial_shape=GRID)
     other = copy.deepcopy(layer)
     with torch.no_grad():
         other.weight.add_(torch.randn_like(other.weight))
@@ -305,7 +312,7 @@ def test_a_gate_learns_from_the_parameters_that_functional_call_was_given():
 
 def test_probing_learns_nothing_from_derivatives_that_a_loss_is_made_of():
     torch.manual_seed(0)
-    layer, x = smoe.SpatialMoE2d(2, 6, 1, spatial_shape=GRID), _plane().requires_grad_()
+    layer, x = smoe.SpatialMoE2d.from_experts(2, 6, 1, spatial_shape=GRID), _plane().requires_grad_()
     assert layer.gate.memory is not None
     (slope,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
     assert layer.gate.memory.counters["num_passes"] == 0

@@ -28,7 +28,7 @@ class OnGraph(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = smoe.GraphMoE(3, 4, 2, num_nodes=5)
+        self.layer = smoe.GraphMoE.from_experts(3, 4, 2, num_nodes=5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Features of the nodes to outputs of their experts."""
@@ -36,17 +36,23 @@ class OnGraph(nn.Module):
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "plane": (lambda: smoe.SpatialMoE2d(3, 7, 3, spatial_shape=(5, 9), padding_mode="longitude"), (2, 3, 5, 9)),
-    "stride": (lambda: smoe.SpatialMoE2d(3, 6, 2, spatial_shape=(3, 4), stride=2, expert_channels=2), (2, 3, 5, 7)),
-    "affine": (lambda: smoe.SpatialMoE2d(3, 6, 2, spatial_shape=(5, 9), local_affine=True), (1, 3, 5, 9)),
-    "coarse": (lambda: smoe.SpatialMoE2d(3, 6, 2, gate=smoe.CoarseGate(6, 2, (5, 9))), (1, 3, 5, 9)),
+    "plane": (
+        lambda: smoe.SpatialMoE2d.from_experts(3, 7, 3, spatial_shape=(5, 9), padding_mode="longitude"),
+        (2, 3, 5, 9),
+    ),
+    "stride": (
+        lambda: smoe.SpatialMoE2d.from_experts(3, 6, 2, spatial_shape=(3, 4), stride=2, expert_channels=2),
+        (2, 3, 5, 7),
+    ),
+    "affine": (lambda: smoe.SpatialMoE2d.from_experts(3, 6, 2, spatial_shape=(5, 9), local_affine=True), (1, 3, 5, 9)),
+    "coarse": (lambda: smoe.SpatialMoE2d.from_experts(3, 6, 2, gate=smoe.CoarseGate(6, 2, (5, 9))), (1, 3, 5, 9)),
     "any experts": (
         lambda: smoe.SpatialMoE(nn.Conv2d(3, 6, 3, padding=1), 6, 2, spatial_shape=(5, 9), rule="frozen"),
         (2, 3, 5, 9),
     ),
-    "line": (lambda: smoe.SpatialMoE1d(3, 4, 2, spatial_shape=9), (2, 3, 9)),
-    "volume": (lambda: smoe.SpatialMoE3d(3, 4, 2, spatial_shape=(3, 4, 5)), (2, 3, 3, 4, 5)),
-    "sphere": (lambda: smoe.HEALPixMoE(3, 4, 2, nside=2), (1, 3, 12, 2, 2)),
+    "line": (lambda: smoe.SpatialMoE1d.from_experts(3, 4, 2, spatial_shape=9), (2, 3, 9)),
+    "volume": (lambda: smoe.SpatialMoE3d.from_experts(3, 4, 2, spatial_shape=(3, 4, 5)), (2, 3, 3, 4, 5)),
+    "sphere": (lambda: smoe.HEALPixMoE.from_experts(3, 4, 2, nside=2), (1, 3, 12, 2, 2)),
     "graph": (OnGraph, (2, 5, 3)),
 }
 
@@ -95,7 +101,7 @@ def test_a_program_takes_any_number_of_samples(name: str, is_plain: bool) -> Non
 
 
 def test_the_training_form_is_plain_too() -> None:
-    layer = smoe.SpatialMoE2d(3, 6, 2, spatial_shape=(5, 9)).eval()
+    layer = smoe.SpatialMoE2d.from_experts(3, 6, 2, spatial_shape=(5, 9)).eval()
     input = torch.randn(1, 3, 5, 9)
     program = torch.export.export(layer, (input,)).run_decompositions(smoe.ops.plain_operators())
     assert not any("smoe" in str(node.target) for node in program.graph.nodes)

@@ -27,23 +27,23 @@ def make_layers() -> dict[str, tuple[nn.Module, torch.Tensor]]:
     class Graph(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = smoe.GraphMoE(3, 4, 2, num_nodes=5)
+            self.layer = smoe.GraphMoE.from_experts(3, 4, 2, num_nodes=5)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layer(x, edges)
 
     return {
-        "default": (smoe.SpatialMoE2d(3, 6, 2, spatial_shape=GRID), image),
-        "one output": (smoe.SpatialMoE2d(3, 3, 1, spatial_shape=GRID), image),
-        "score order": (smoe.SpatialMoE2d(3, 6, 2, spatial_shape=GRID, rule="probe"), image),
-        "index order": (smoe.SpatialMoE2d(3, 6, 2, spatial_shape=GRID, rule="rc", order="index"), image),
-        "many experts": (smoe.SpatialMoE2d(3, 300, 2, spatial_shape=GRID, local_affine=True), image),
+        "default": (smoe.SpatialMoE2d.from_experts(3, 6, 2, spatial_shape=GRID), image),
+        "one output": (smoe.SpatialMoE2d.from_experts(3, 3, 1, spatial_shape=GRID), image),
+        "score order": (smoe.SpatialMoE2d.from_experts(3, 6, 2, spatial_shape=GRID, rule="probe"), image),
+        "index order": (smoe.SpatialMoE2d.from_experts(3, 6, 2, spatial_shape=GRID, rule="rc", order="index"), image),
+        "many experts": (smoe.SpatialMoE2d.from_experts(3, 300, 2, spatial_shape=GRID, local_affine=True), image),
         "any experts": (
             smoe.SpatialMoE(nn.Conv2d(3, 6, 3, padding=1), 6, 2, spatial_shape=GRID, rule="frozen"),
             image,
         ),
-        "line": (smoe.SpatialMoE1d(3, 4, 2, spatial_shape=9), line),
-        "volume": (smoe.SpatialMoE3d(3, 4, 2, spatial_shape=(3, 4, 5)), volume),
+        "line": (smoe.SpatialMoE1d.from_experts(3, 4, 2, spatial_shape=9), line),
+        "volume": (smoe.SpatialMoE3d.from_experts(3, 4, 2, spatial_shape=(3, 4, 5)), volume),
         "mesh": (Graph(), torch.randn(2, 5, 3)),
     }
 
@@ -115,7 +115,7 @@ def test_choices_are_saved_in_the_fewest_bits(order, num_experts, num_selected, 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_frozen_network_is_smaller_and_loaded(order: Order) -> None:
     def make() -> smoe.SpatialMoE2d:
-        return smoe.SpatialMoE2d(3, 8, 2, gate=smoe.TensorGate(8, 2, GRID, order=order))
+        return smoe.SpatialMoE2d.from_experts(3, 8, 2, gate=smoe.TensorGate(8, 2, GRID, order=order))
 
     frozen, other, input = smoe.freeze(make()).eval(), smoe.freeze(make()).eval(), torch.randn(1, 3, *GRID)
     assert not torch.equal(other(input), frozen(input))
@@ -178,7 +178,9 @@ def test_every_damaged_bit_is_refused_or_another_valid_choice() -> None:
 
 def test_memory_without_values_holds_a_choice_that_kernels_can_read() -> None:
     for order in ORDERS:
-        frozen = smoe.freeze(smoe.SpatialMoE2d(16, 5, 2, gate=smoe.TensorGate(5, 2, GRID, order=order))).eval()
+        frozen = smoe.freeze(
+            smoe.SpatialMoE2d.from_experts(16, 5, 2, gate=smoe.TensorGate(5, 2, GRID, order=order))
+        ).eval()
         state = frozen.state_dict()
         for device in ("cpu", "meta"):
             moved = copy.deepcopy(frozen).to(device).to_empty(device="cpu")
@@ -193,23 +195,23 @@ def test_memory_without_values_holds_a_choice_that_kernels_can_read() -> None:
 
 def test_shared_gates_stay_shared() -> None:
     gate = smoe.TensorGate(4, 2, GRID)
-    net = nn.Sequential(*(smoe.SpatialMoE2d(2, 4, 2, gate=gate) for _ in range(2)))
+    net = nn.Sequential(*(smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=gate) for _ in range(2)))
     frozen = smoe.freeze(net)
     assert frozen[0].gate is frozen[1].gate
 
 
 @pytest.mark.parametrize("options", [{"weighted": True, "rule": "end_to_end"}, {"damping": 0.1, "rule": "rc"}])
 def test_gates_whose_scores_are_needed_stay_but_do_not_learn(options) -> None:
-    layer = smoe.SpatialMoE2d(3, 4, 2, spatial_shape=GRID, **options)
+    layer = smoe.SpatialMoE2d.from_experts(3, 4, 2, spatial_shape=GRID, **options)
     frozen = smoe.freeze(layer)
     assert isinstance(frozen.gate, smoe.TensorGate)
     assert frozen.rule == smoe.rules.Frozen()
-    looking = smoe.freeze(smoe.SpatialMoE2d(3, 4, 2, gate=ConvGate(3, 4, 2)))
+    looking = smoe.freeze(smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=ConvGate(3, 4, 2)))
     assert isinstance(looking.gate, ConvGate)
 
 
 def test_freezing_a_layer_in_place_ends_the_learning_of_its_gate() -> None:
-    layer = smoe.SpatialMoE2d(3, 6, 2, spatial_shape=GRID)
+    layer = smoe.SpatialMoE2d.from_experts(3, 6, 2, spatial_shape=GRID)
     assert layer.freeze() is layer
     layer(torch.randn(2, 3, *GRID)).sum().backward()
     assert all(parameter.grad is None for parameter in layer.gate.parameters())
@@ -235,7 +237,7 @@ def test_a_network_without_layers_and_bad_indices_are_refused() -> None:
         smoe.DecidedGate(torch.tensor([[1, 0], [2, 1]]), num_experts=4, order="families")
     with pytest.raises(ValueError, match="integers"):
         smoe.DecidedGate(torch.zeros(1, 3), num_experts=3)
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=GRID)
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=GRID)
     with pytest.raises(ValueError, match="the layer needs"):
         layer.replace_gate(smoe.TensorGate(3, 1, (2, 2)))
 
@@ -244,7 +246,7 @@ def test_a_network_without_layers_and_bad_indices_are_refused() -> None:
 def test_a_sharded_network_is_refused() -> None:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        net = smoe.nn.shard(nn.Sequential(smoe.SpatialMoE2d(3, 4, 2, spatial_shape=GRID)))
+        net = smoe.nn.shard(nn.Sequential(smoe.SpatialMoE2d.from_experts(3, 4, 2, spatial_shape=GRID)))
         with pytest.raises(RuntimeError, match="the parameters of FSDPSequential are sharded among processes"):
             smoe.freeze(net)
     finally:
@@ -283,8 +285,8 @@ def test_a_converted_network_with_batch_norm() -> None:
 def test_a_gate_that_one_layer_needs_scores_of_is_decided_for_the_others() -> None:
     gate = smoe.TensorGate(4, 2, GRID)
     net = nn.Sequential(
-        smoe.SpatialMoE2d(3, 4, 2, gate=gate, rule="rc", weighted=True),
-        smoe.SpatialMoE2d(2, 4, 2, gate=gate, rule="rc"),
+        smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=gate, rule="rc", weighted=True),
+        smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=gate, rule="rc"),
     ).eval()
     frozen, input = smoe.freeze(net), torch.randn(2, 3, *GRID)
     assert [type(layer.gate) for layer in frozen] == [smoe.TensorGate, smoe.DecidedGate]
@@ -292,7 +294,7 @@ def test_a_gate_that_one_layer_needs_scores_of_is_decided_for_the_others() -> No
 
 
 def test_a_frozen_layer_on_the_meta_device() -> None:
-    layer = smoe.SpatialMoE2d(3, 6, 2, spatial_shape=GRID, device="meta")
+    layer = smoe.SpatialMoE2d.from_experts(3, 6, 2, spatial_shape=GRID, device="meta")
     frozen = smoe.freeze(layer)
     assert frozen(torch.empty(2, 3, *GRID, device="meta")).shape == (2, 2, *GRID)
     assert frozen.state_dict()["gate.experts"].is_meta

@@ -30,7 +30,7 @@ EDGES = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]])
 class OnGraph(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layer = smoe.GraphMoE(32, 6, 2, num_nodes=20)
+        self.layer = smoe.GraphMoE.from_experts(32, 6, 2, num_nodes=20)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x, EDGES)
@@ -38,16 +38,19 @@ class OnGraph(nn.Module):
 
 # Large enough for the kernels that sort pixels.
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "plane": (lambda: smoe.SpatialMoE2d(16, 8, 2, spatial_shape=(11, 19)), (1, 16, 11, 19)),
-    "stride": (lambda: smoe.SpatialMoE2d(16, 8, 2, spatial_shape=(11, 19), stride=2), (1, 16, 21, 37)),
-    "channels": (lambda: smoe.SpatialMoE2d(16, 8, 2, spatial_shape=(11, 19), expert_channels=3), (1, 16, 11, 19)),
-    "score": (
-        lambda: smoe.SpatialMoE2d(16, 8, 2, spatial_shape=(11, 19), rule="rc", padding_mode="circular"),
+    "plane": (lambda: smoe.SpatialMoE2d.from_experts(16, 8, 2, spatial_shape=(11, 19)), (1, 16, 11, 19)),
+    "stride": (lambda: smoe.SpatialMoE2d.from_experts(16, 8, 2, spatial_shape=(11, 19), stride=2), (1, 16, 21, 37)),
+    "channels": (
+        lambda: smoe.SpatialMoE2d.from_experts(16, 8, 2, spatial_shape=(11, 19), expert_channels=3),
         (1, 16, 11, 19),
     ),
-    "line": (lambda: smoe.SpatialMoE1d(16, 8, 2, spatial_shape=40), (1, 16, 40)),
-    "volume": (lambda: smoe.SpatialMoE3d(4, 8, 2, spatial_shape=(3, 9, 17), stride=2), (1, 4, 6, 17, 33)),
-    "sphere": (lambda: smoe.HEALPixMoE(16, 8, 2, nside=4), (1, 16, 12, 4, 4)),
+    "score": (
+        lambda: smoe.SpatialMoE2d.from_experts(16, 8, 2, spatial_shape=(11, 19), rule="rc", padding_mode="circular"),
+        (1, 16, 11, 19),
+    ),
+    "line": (lambda: smoe.SpatialMoE1d.from_experts(16, 8, 2, spatial_shape=40), (1, 16, 40)),
+    "volume": (lambda: smoe.SpatialMoE3d.from_experts(4, 8, 2, spatial_shape=(3, 9, 17), stride=2), (1, 4, 6, 17, 33)),
+    "sphere": (lambda: smoe.HEALPixMoE.from_experts(16, 8, 2, nside=4), (1, 16, 12, 4, 4)),
     "graph": (OnGraph, (1, 20, 32)),
 }
 
@@ -130,7 +133,9 @@ def test_a_layer_that_comes_from_another_has_its_plan(renew: Callable[[nn.Module
 
 
 def test_more_layers_than_the_kernels_keep_plans_of() -> None:
-    networks = nn.Sequential(*(smoe.SpatialMoE2d(8, 16, 8, spatial_shape=(8, 8)) for _ in range(50))).eval()
+    networks = nn.Sequential(
+        *(smoe.SpatialMoE2d.from_experts(8, 16, 8, spatial_shape=(8, 8)) for _ in range(50))
+    ).eval()
     for parameter in networks.parameters():
         nn.init.normal_(parameter, std=0.2)
     frozen, input = smoe.freeze(networks), torch.randn(1, 8, 8, 8)

@@ -31,7 +31,7 @@ def smooth_scores(num_experts: int, height: int, width: int) -> torch.Tensor:
 
 def layer_with(scores: torch.Tensor, num_selected: int = 2, **options: Any) -> smoe.SpatialMoE2d:
     num_experts, height, width = scores.shape
-    layer = smoe.SpatialMoE2d(
+    layer = smoe.SpatialMoE2d.from_experts(
         3, num_experts, num_selected, spatial_shape=(height, width), order="score", rule=RC, **options
     )
     assert isinstance(layer.gate, smoe.TensorGate)
@@ -157,10 +157,10 @@ def test_locally_connected_layers() -> None:
 
 def test_gates_of_other_kinds() -> None:
     x = torch.randn(1, 3, 6, 6)
-    noisy = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.nn.NoisyGate(smoe.TensorGate(4, 2, (4, 4))), rule=RC)
-    fixed = smoe.SpatialMoE2d(3, 4, 2, gate=smoe.FixedGate.random(4, 2, (4, 4)), rule=RC)
-    local = smoe.SpatialMoE2d(3, 4, 2, gate=LocallyConnectedGate(3, 4, 2, (4, 4)), rule=RC)
-    free = smoe.SpatialMoE2d(3, 4, 2, gate=ConvGate(3, 4, 2), rule=RC)
+    noisy = smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=smoe.nn.NoisyGate(smoe.TensorGate(4, 2, (4, 4))), rule=RC)
+    fixed = smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=smoe.FixedGate.random(4, 2, (4, 4)), rule=RC)
+    local = smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=LocallyConnectedGate(3, 4, 2, (4, 4)), rule=RC)
+    free = smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=ConvGate(3, 4, 2), rule=RC)
     module = smoe.SpatialMoE(CoordConv2d(3, 4), 4, 2, spatial_shape=(4, 4), rule=RC, order="score")
     for layer in (noisy, fixed, local, free, module):
         new = smoe.interpolate_grids(layer, example_input=x)
@@ -174,8 +174,8 @@ def test_factorised_gates_share_their_embedding_on_the_new_grid() -> None:
     embedding = smoe.PixelEmbedding(3, (4, 4), init="kaiming")
     first, second = (smoe.FactorisedGate(num_experts, 2, embedding=embedding) for num_experts in (4, 6))
     net = nn.Sequential(
-        smoe.SpatialMoE2d(3, 4, 2, gate=first, rule="straight_through"),
-        smoe.SpatialMoE2d(2, 6, 2, gate=second, rule="straight_through"),
+        smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=first, rule="straight_through"),
+        smoe.SpatialMoE2d.from_experts(2, 6, 2, gate=second, rule="straight_through"),
     )
     new = smoe.interpolate_grids(net, example_input=torch.zeros(1, 3, 8, 9))
     gates = [layer.gate for layer in new if isinstance(layer, smoe.SpatialMoE2d)]
@@ -203,7 +203,7 @@ def test_local_affine_maps_are_interpolated() -> None:
 
 def test_a_gate_that_learns_by_probing_goes_on_on_its_new_grid() -> None:
     torch.manual_seed(0)
-    layer = smoe.SpatialMoE2d(3, 6, 2, spatial_shape=(4, 4), rule="probe(window=2)", order="score")
+    layer = smoe.SpatialMoE2d.from_experts(3, 6, 2, spatial_shape=(4, 4), rule="probe(window=2)", order="score")
     for _ in range(3):
         layer(torch.randn(2, 3, 4, 4)).square().mean().backward()
     new = smoe.interpolate_grids(layer, example_input=torch.zeros(1, 3, 6, 6))
@@ -222,9 +222,9 @@ class TwoGrids(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         gate = smoe.TensorGate(4, 2, (4, 4))
-        self.first = smoe.SpatialMoE2d(3, 4, 2, gate=gate, stride=2, rule=RC)
-        self.second = smoe.SpatialMoE2d(3, 4, 2, gate=gate, rule=RC)
-        self.unused = smoe.SpatialMoE2d(3, 4, 2, spatial_shape=(3, 3), rule=RC, order="score")
+        self.first = smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=gate, stride=2, rule=RC)
+        self.second = smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=gate, rule=RC)
+        self.unused = smoe.SpatialMoE2d.from_experts(3, 4, 2, spatial_shape=(3, 3), rule=RC, order="score")
         self.uses_all = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -239,7 +239,7 @@ def test_refusals() -> None:
     net.uses_all = False
     with pytest.raises(ValueError, match="the example input does not reach unused"):
         smoe.interpolate_grids(net, example_input=torch.zeros(1, 3, 8, 8))
-    linear = smoe.SpatialMoE2d(3, 4, 2, gate=LinearGate(3, 4, 2, (4, 4)), rule=RC)
+    linear = smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=LinearGate(3, 4, 2, (4, 4)), rule=RC)
     with pytest.raises(ValueError, match=r"the LinearGate of the model itself was made for the grid \(4, 4\)"):
         smoe.interpolate_grids(linear, example_input=torch.zeros(1, 3, 6, 6))
     broken = layer_with(torch.randn(4, 3, 3))

@@ -31,9 +31,9 @@ def test_trains_as_in_a_plain_loop(tmp_path):
     torch.manual_seed(0)
     gate = smoe.TensorGate(4, 2, (6, 7))
     net = nn.Sequential(
-        smoe.SpatialMoE2d(1, 4, 2, gate=gate, rule=RC),
+        smoe.SpatialMoE2d.from_experts(1, 4, 2, gate=gate, rule=RC),
         nn.ReLU(inplace=True),
-        smoe.SpatialMoE2d(2, 4, 2, gate=gate, rule=RC),
+        smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=gate, rule=RC),
     )
     twin = copy.deepcopy(net)
     start = copy.deepcopy(net.state_dict())

@@ -32,7 +32,7 @@ X, TARGET = torch.randn(3, 2, 9, 10, generator=GENERATOR), torch.randn(3, 2, 9, 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_autocast_routes_in_float32(weighted, dtype, gate):
     torch.manual_seed(0)
-    layer = smoe.SpatialMoE2d(2, 4, 2, gate=GATES[gate](), weighted=weighted, rule=RC).eval()
+    layer = smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=GATES[gate](), weighted=weighted, rule=RC).eval()
     expected = layer.routing(X)
     with torch.autocast("cpu", dtype):
         actual = layer.routing(X)
@@ -44,7 +44,7 @@ def test_autocast_routes_in_float32(weighted, dtype, gate):
 
 
 def test_input_in_half_precision_is_scored_in_float32():
-    layer = smoe.SpatialMoE2d(2, 4, 2, gate=ConvGate(2, 4, 2), rule=RC)
+    layer = smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=ConvGate(2, 4, 2), rule=RC)
     half = X.bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
         actual = layer.routing(half)
@@ -53,7 +53,7 @@ def test_input_in_half_precision_is_scored_in_float32():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_autocast_of_a_module_of_another_dtype(dtype):
-    layer = smoe.SpatialMoE2d(2, 4, 2, gate=ConvGate(2, 4, 2), rule=RC).to(dtype)
+    layer = smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=ConvGate(2, 4, 2), rule=RC).to(dtype)
     with torch.autocast("cpu", torch.bfloat16):
         output = layer(X.to(dtype))
     output.float().pow(2).mean().backward()
@@ -78,9 +78,9 @@ def make_net(gate: str) -> nn.Module:
     torch.manual_seed(1)
     shared = GATES[gate]()
     return nn.Sequential(
-        smoe.SpatialMoE2d(2, 4, 2, gate=shared, rule=RC),
+        smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=shared, rule=RC),
         nn.Tanh(),
-        smoe.SpatialMoE2d(2, 4, 2, gate=shared, damping=0.1, rule=RC),
+        smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=shared, damping=0.1, rule=RC),
     )
 
 
@@ -99,7 +99,7 @@ def test_update_is_the_same_at_loss_scale_1_and_65536(dtype, gate):
 def test_gate_update_is_the_same_at_loss_scale_1_and_65536_in_float16():
     torch.manual_seed(2)
     # Multiples of 1/8 and few pixels: the errors are exact in float16 at both scales.
-    layer = smoe.SpatialMoE2d(2, 4, 2, 1, gate=smoe.TensorGate(4, 2, (9, 10)), rule=RC)
+    layer = smoe.SpatialMoE2d.from_experts(2, 4, 2, 1, gate=smoe.TensorGate(4, 2, (9, 10)), rule=RC)
     with torch.no_grad():
         layer.weight.copy_((layer.weight * 8).round() / 8)
 
@@ -117,7 +117,7 @@ def test_gate_update_is_the_same_at_loss_scale_1_and_65536_in_float16():
 
 
 def test_an_overflow_at_the_scale_skips_the_step_and_is_counted():
-    layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(9, 10), rule=RC, order="score")
+    layer = smoe.SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(9, 10), rule=RC, order="score")
     before = copy.deepcopy(layer.state_dict())
     optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
@@ -133,7 +133,7 @@ def test_an_overflow_at_the_scale_skips_the_step_and_is_counted():
 
 
 def test_float16_without_a_tracked_loss_warns_once():
-    layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(9, 10), rule=RC, order="score").half()
+    layer = smoe.SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(9, 10), rule=RC, order="score").half()
     layer(X.half()).float().pow(2).mean().backward()
     with pytest.warns(UserWarning, match="smoe.nn.track_loss_scale"):
         layer(X.half())
@@ -143,6 +143,6 @@ def test_float16_without_a_tracked_loss_warns_once():
 
 
 def test_float16_with_a_tracked_loss_does_not_warn():
-    layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(9, 10), rule=RC, order="score").half()
+    layer = smoe.SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(9, 10), rule=RC, order="score").half()
     for _ in range(2):
         smoe.nn.track_loss_scale(layer(X.half()).float().pow(2).mean(), layer).backward()

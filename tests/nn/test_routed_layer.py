@@ -25,8 +25,8 @@ class SharedGateNet(nn.Module):
     def __init__(self, **options) -> None:
         super().__init__()
         self.gate = smoe.TensorGate(4, 2, (5, 6))
-        self.first = smoe.SpatialMoE2d(1, 4, 2, gate=self.gate, **options)
-        self.second = smoe.SpatialMoE2d(2, 4, 2, gate=self.gate, **options)
+        self.first = smoe.SpatialMoE2d.from_experts(1, 4, 2, gate=self.gate, **options)
+        self.second = smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=self.gate, **options)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return self.second(torch.relu(self.first(input)))
@@ -91,14 +91,14 @@ def test_shared_gate_survives_deepcopy_and_pickle_after_training():
     "gate", [smoe.TensorGate(4, 2, (5, 6), normalization="softmax"), ConvGate(1, 4, 2)], ids=["softmax", "conv"]
 )
 def test_layer_whose_scores_were_computed_can_be_copied_after_training(gate):
-    layer = smoe.SpatialMoE2d(1, 4, 2, gate=gate, rule=RC)
+    layer = smoe.SpatialMoE2d.from_experts(1, 4, 2, gate=gate, rule=RC)
     F.mse_loss(layer(X), TARGET).backward()
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(twin(X), layer(X))
 
 
 def test_copy_reads_its_own_gate():
-    layer = smoe.SpatialMoE2d(1, 3, 1, 1, spatial_shape=(2, 2), rule=RC, order="score")
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, 1, spatial_shape=(2, 2), rule=RC, order="score")
     twin = copy.deepcopy(layer)
     with torch.no_grad():
         gate_scores(twin).zero_()
@@ -121,7 +121,7 @@ def test_copies_train_alike_and_apart():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_to_dtype(dtype):
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6), rule=RC, order="score").to(dtype)
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(5, 6), rule=RC, order="score").to(dtype)
     routing = layer.routing()
     assert routing.weights.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     output = layer(X.to(dtype))
@@ -135,11 +135,11 @@ def test_to_dtype(dtype):
 
 
 def test_everything_moves_with_the_module():
-    layer = smoe.SpatialMoE2d(1, 3, 1, gate=smoe.FixedGate.random(3, 1, (5, 6)), rule=RC).to("meta")
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=smoe.FixedGate.random(3, 1, (5, 6)), rule=RC).to("meta")
     assert gate_scores(layer).is_meta
     assert layer.num_nonfinite_errors.is_meta
     assert layer(torch.randn(2, 1, 5, 6, device="meta")).shape == (2, 1, 5, 6)
-    made_there = smoe.SpatialMoE2d(
+    made_there = smoe.SpatialMoE2d.from_experts(
         1, 3, 1, spatial_shape=(5, 6), device="meta", dtype=torch.float64, rule=RC, order="score"
     )
     assert {parameter.device.type for parameter in made_there.parameters()} == {"meta"}
@@ -193,7 +193,7 @@ def test_activation_checkpoints(use_reentrant):
 
 
 def test_frozen_experts_do_not_keep_the_gate_from_learning():
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6), rule=RC, order="score")
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(5, 6), rule=RC, order="score")
     layer.weight.requires_grad_(False)
     layer(X).pow(2).mean().backward()
     assert layer.weight.grad is None
@@ -201,7 +201,7 @@ def test_frozen_experts_do_not_keep_the_gate_from_learning():
 
 
 def test_frozen_gate_does_not_keep_the_experts_from_learning():
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6), rule=RC, order="score")
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(5, 6), rule=RC, order="score")
     layer.gate.requires_grad_(False)
     layer(X).pow(2).mean().backward()
     assert gate_scores(layer).grad is None
@@ -209,12 +209,14 @@ def test_frozen_gate_does_not_keep_the_experts_from_learning():
 
 
 def test_counts_of_errors_are_not_saved():
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(5, 6), rule=RC, order="score")
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(5, 6), rule=RC, order="score")
     assert set(layer.state_dict()) == {"weight", "gate.scores", "gate.order_code"}
 
 
 def test_repr_shows_the_numbers():
-    text = repr(smoe.SpatialMoE2d(2, 4, 3, (3, 5), spatial_shape=(5, 6), weighted=True, rule=RC, order="score"))
+    text = repr(
+        smoe.SpatialMoE2d.from_experts(2, 4, 3, (3, 5), spatial_shape=(5, 6), weighted=True, rule=RC, order="score")
+    )
     for part in ("kernel_size=(3, 5)", "weighted=True", "num_experts=4", "num_selected=3", "spatial_shape=(5, 6)"):
         assert part in text
 
@@ -230,7 +232,7 @@ def test_tolerances_in_units_of_the_output_know_no_scale():
 
     def gradients(scale, unit):
         torch.manual_seed(3)
-        layer = smoe.SpatialMoE2d(
+        layer = smoe.SpatialMoE2d.from_experts(
             1,
             3,
             1,
@@ -254,10 +256,10 @@ def test_a_unit_of_the_output_is_its_root_mean_square():
     def rule(unit: str, factor: float) -> RoutingClassification:
         return RoutingClassification(0.3, 0.1 * factor, unit, damping=Damping(0.0, 0.3, 1e-3 * factor, unit))
 
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(6, 5), rule=rule("output", 1.0), order="score")
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(6, 5), rule=rule("output", 1.0), order="score")
     x, target = torch.randn(4, 1, 6, 5), torch.randn(4, 1, 6, 5)
     rms = float(layer(x).detach().square().mean().sqrt())
-    same = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(6, 5), rule=rule("data", rms), order="score")
+    same = smoe.SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(6, 5), rule=rule("data", rms), order="score")
     same.load_state_dict(layer.state_dict())
     for each in (layer, same):
         F.mse_loss(each(x), target).backward()
@@ -275,7 +277,7 @@ def test_an_unknown_unit_is_refused():
 @pytest.mark.skipif(not has_library(), reason="the kernels are not built here")
 @pytest.mark.parametrize("order", ["score", "index"])
 def test_a_training_step_keeps_the_routing_in_int32_only(order):
-    layer = smoe.SpatialMoE2d(3, 6, 4, spatial_shape=(5, 7), order=order, rule=RC)
+    layer = smoe.SpatialMoE2d.from_experts(3, 6, 4, spatial_shape=(5, 7), order=order, rule=RC)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         layer(torch.randn(2, 3, 5, 7, requires_grad=True))

@@ -19,9 +19,9 @@ RC = RoutingClassification.released()
 def make_net(gate: SpatialGate | None = None) -> nn.Sequential:
     gate = gate or TensorGate(4, 2, (5, 5))
     return nn.Sequential(
-        SpatialMoE2d(1, 4, 2, gate=gate, rule=RC),
-        SpatialMoE2d(2, 4, 2, gate=gate, rule=RC),
-        SpatialMoE2d(2, 4, 2, spatial_shape=(5, 5), rule=RC, order="score"),
+        SpatialMoE2d.from_experts(1, 4, 2, gate=gate, rule=RC),
+        SpatialMoE2d.from_experts(2, 4, 2, gate=gate, rule=RC),
+        SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(5, 5), rule=RC, order="score"),
     )
 
 
@@ -72,7 +72,8 @@ def test_a_gate_that_is_missing_altogether_is_missed() -> None:
 def test_the_gate_within_a_noisy_gate_is_another_gate() -> None:
     inner = TensorGate(4, 2, (5, 5))
     net = nn.Sequential(
-        SpatialMoE2d(1, 4, 2, gate=NoisyGate(inner), rule=RC), SpatialMoE2d(2, 4, 2, gate=inner, rule=RC)
+        SpatialMoE2d.from_experts(1, 4, 2, gate=NoisyGate(inner), rule=RC),
+        SpatialMoE2d.from_experts(2, 4, 2, gate=inner, rule=RC),
     )
     assert [key for key in net.state_dict() if key.endswith("scores")] == ["0.gate.gate.scores", "1.gate.scores"]
     net.load_state_dict(net.state_dict())

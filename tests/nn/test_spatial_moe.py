@@ -43,7 +43,7 @@ def test_convolution_as_experts_equals_the_convolutional_layer(options, stride, 
         one: smoe.SpatialGate = smoe.TensorGate(4, 2, grid, F_, order=order)
     else:
         one = ConvGate(2, 4, 2, stride=stride, order=order)
-    layer = smoe.SpatialMoE2d(2, 4, 2, gate=one, stride=stride, **options).double()
+    layer = smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=one, stride=stride, **options).double()
     experts = GridConv2d(2, 4 * F_, stride=stride)
     mixture = smoe.SpatialMoE(experts, 4, 2, gate=copy.deepcopy(one), **options).double()
     with torch.no_grad():

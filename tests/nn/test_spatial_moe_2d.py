@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import smoe
 from definitions import gate_scores, layer_gradients, loop_top_experts
@@ -14,7 +18,9 @@ RC = RoutingClassification.released()
 
 
 def test_shapes():
-    layer = smoe.SpatialMoE2d(3, 4, 2, 5, expert_channels=2, spatial_shape=(6, 7), order="score", rule="rc")
+    layer = smoe.SpatialMoE2d.from_experts(
+        3, 4, 2, 5, expert_channels=2, spatial_shape=(6, 7), order="score", rule="rc"
+    )
     assert layer.weight.shape == (8, 3, 5, 5)
     assert {name for name, _ in layer.named_parameters()} == {"weight", "gate.scores"}
     assert isinstance(layer.gate, smoe.TensorGate)
@@ -23,11 +29,11 @@ def test_shapes():
     routing = layer.routing()
     assert routing.indices.shape == routing.weights.shape == (2, 6, 7)
     assert layer.routing(torch.randn(2, 3, 6, 7)).indices.shape == (2, 6, 7)
-    assert (layer.weighted, layer.order, layer.stride, layer.padding_mode) == (False, "score", 1, "zeros")
+    assert (layer.weighted, layer.order, layer.stride, layer.padding_mode) == (False, "score", (1, 1), "zeros")
 
 
 def test_routing_of_a_gate_that_looks_at_its_input():
-    layer = smoe.SpatialMoE2d(1, 3, 2, gate=ConvGate(1, 3, 2), rule="rc")
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 2, gate=ConvGate(1, 3, 2), rule="rc")
     x = torch.randn(4, 1, 5, 5)
     assert layer.routing(x).indices.shape == (4, 2, 5, 5)
     with pytest.raises(ValueError, match="ConvGate looks at its input"):
@@ -36,7 +42,7 @@ def test_routing_of_a_gate_that_looks_at_its_input():
 
 @pytest.mark.parametrize("order", ["score", "index"])
 def test_output_channels_follow_the_order(order):
-    layer = smoe.SpatialMoE2d(1, 4, 3, 1, spatial_shape=(3, 3), order=order, rule="rc")
+    layer = smoe.SpatialMoE2d.from_experts(1, 4, 3, 1, spatial_shape=(3, 3), order=order, rule="rc")
     with torch.no_grad():
         layer.weight.copy_(torch.arange(4.0).reshape(4, 1, 1, 1))
     output = layer(torch.ones(1, 1, 3, 3))
@@ -46,7 +52,7 @@ def test_output_channels_follow_the_order(order):
 
 
 def test_weighted_output_is_multiplied_by_the_scores():
-    layer = smoe.SpatialMoE2d(
+    layer = smoe.SpatialMoE2d.from_experts(
         1, 4, 2, 1, expert_channels=2, spatial_shape=(3, 3), weighted=True, order="score", rule=RC
     )
     with torch.no_grad():
@@ -59,7 +65,9 @@ def test_weighted_output_is_multiplied_by_the_scores():
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_evaluation_computes_the_same_and_damps_nothing(weighted):
-    layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(4, 5), weighted=weighted, order="score", rule=RC).double()
+    layer = smoe.SpatialMoE2d.from_experts(
+        2, 4, 2, spatial_shape=(4, 5), weighted=weighted, order="score", rule=RC
+    ).double()
     x, target = torch.randn(2, 2, 4, 5, dtype=torch.float64), torch.randn(2, 2, 4, 5, dtype=torch.float64)
     trained = layer_gradients(layer, x, target)
     evaluated = layer_gradients(layer.eval(), x, target)
@@ -77,7 +85,7 @@ def test_evaluation_computes_the_same_and_damps_nothing(weighted):
 @pytest.mark.parametrize("stride", [1, 2])
 def test_gradcheck_weighted(stride, expert_channels, training):
     torch.manual_seed(1)
-    layer = smoe.SpatialMoE2d(
+    layer = smoe.SpatialMoE2d.from_experts(
         2,
         3,
         2,
@@ -101,7 +109,7 @@ def test_gradcheck_weighted(stride, expert_channels, training):
 @pytest.mark.parametrize("rule", ["end_to_end", "frozen"])
 def test_gradcheck_unweighted(rule, training):
     gate = smoe.FixedGate.random(3, 2, (3, 4))
-    layer = smoe.SpatialMoE2d(2, 3, 2, gate=gate, padding_mode="longitude", rule=rule).double()
+    layer = smoe.SpatialMoE2d.from_experts(2, 3, 2, gate=gate, padding_mode="longitude", rule=rule).double()
     layer.train(training)
 
     def output(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -121,10 +129,10 @@ def test_gradcheck_unweighted(rule, training):
         ((1, 3, 1, 2), {"spatial_shape": (4, 4)}, "kernel_size must be odd.* got 2"),
         ((1, 3, 1, (3, 4)), {"spatial_shape": (4, 4)}, r"kernel_size must be odd.* got \(3, 4\)"),
         ((1, 3, 1, (3, 3, 3)), {"spatial_shape": (4, 4)}, r"one number or \(rows, columns\), got \(3, 3, 3\)"),
-        ((1, 3, 1), {"spatial_shape": (4, 4), "stride": 0}, "stride must be at least 1, got 0"),
+        ((1, 3, 1), {"spatial_shape": (4, 4), "stride": 0}, "stride must be integers of at least 1, got 0"),
         ((1, 3, 1), {"spatial_shape": (4, 4), "expert_channels": 0}, "expert_channels must be at least 1, got 0"),
-        ((1, 3, 1), {"spatial_shape": (4, 0)}, r"\(rows, columns\) of the output grid, not \(4, 0\)"),
-        ((1, 3, 1), {"spatial_shape": (4,)}, r"\(rows, columns\) of the output grid, not \(4,\)"),
+        ((1, 3, 1), {"spatial_shape": (4, 0)}, r"spatial_shape must be integers of at least 1, got \(4, 0\)"),
+        ((1, 3, 1), {"spatial_shape": (4,)}, r"spatial_shape must be one number or \(rows, columns\), got \(4,\)"),
         ((1, 3, 1), {}, "give spatial_shape=.* or a gate"),
         ((1, 3, 1), {"spatial_shape": (4, 4), "padding_mode": "same"}, "zeros, circular, longitude, got 'same'"),
         ((1, 3, 1), {"spatial_shape": (4, 4), "order": "best"}, "one of score, index, families, got 'best'"),
@@ -150,20 +158,22 @@ def test_gradcheck_unweighted(rule, training):
 )
 def test_wrong_arguments_are_refused_at_construction(arguments, options, message):
     with pytest.raises(ValueError, match=message):
-        smoe.SpatialMoE2d(*arguments, **options)
+        smoe.SpatialMoE2d.from_experts(*arguments, **options)
 
 
 def test_input_of_another_grid_is_refused():
-    layer = smoe.SpatialMoE2d(1, 3, 1, stride=2, spatial_shape=(6, 4), rule=RC, order="score")
-    with pytest.raises(ValueError, match=r"grid of \(6, 4\), but .* at stride 2 has the output grid \(3, 2\)"):
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, stride=2, spatial_shape=(6, 4), rule=RC, order="score")
+    with pytest.raises(
+        ValueError, match=r"inputs of \(12, 8\), .* stride 2 has the output grid \(3, 2\).* smoe\.interpolate_grids"
+    ):
         layer(torch.randn(1, 1, 6, 4))
-    with pytest.raises(ValueError, match="input with 2 channels"):
+    with pytest.raises(ValueError, match=r"in_channels is 1, got shape \(1, 2, 12, 8\)"):
         layer(torch.randn(1, 2, 12, 8))
 
 
 def test_the_next_layer_may_work_in_place():
     torch.manual_seed(0)
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4), order="score", rule=RC)
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(4, 4), order="score", rule=RC)
     x = torch.randn(2, 1, 4, 4)
     F.relu(layer(x)).pow(2).mean().backward()
     expected = [parameter.grad.clone() for parameter in layer.parameters() if parameter.grad is not None]
@@ -177,7 +187,7 @@ def test_the_next_layer_may_work_in_place():
 
 def test_experts_start_with_the_kaiming_bound():
     torch.manual_seed(0)
-    layer = smoe.SpatialMoE2d(4, 64, 2, (3, 5), spatial_shape=(2, 2), rule=RC, order="score")
+    layer = smoe.SpatialMoE2d.from_experts(4, 64, 2, (3, 5), spatial_shape=(2, 2), rule=RC, order="score")
     # gain sqrt(2) and fan-in 4 * 3 * 5
     bound = (6 / 60) ** 0.5
     assert 0.99 * bound < layer.weight.abs().max() <= bound
@@ -186,10 +196,10 @@ def test_experts_start_with_the_kaiming_bound():
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
 def test_an_input_of_integers_is_refused(dtype):
     x = torch.ones(2, 1, 4, 4, dtype=dtype)
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4), order="score", rule=RC)
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(4, 4), order="score", rule=RC)
     for gate in (layer.gate, ConvGate(1, 3, 1)):
         with pytest.raises(ValueError, match=f"SpatialMoE2d needs a floating-point input, got {dtype}"):
-            smoe.SpatialMoE2d(1, 3, 1, gate=gate, rule=RC)(x)
+            smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=gate, rule=RC)(x)
 
 
 @pytest.mark.parametrize("gate", ["tensor", "conv"])
@@ -197,10 +207,137 @@ def test_an_input_of_integers_is_refused(dtype):
 def test_transforms_of_functions_in_evaluation(expert_channels, gate):
     torch.manual_seed(0)
     one = smoe.TensorGate(3, 2, (4, 5)) if gate == "tensor" else ConvGate(1, 3, 2)
-    layer = smoe.SpatialMoE2d(1, 3, 2, gate=one, expert_channels=expert_channels, rule=RC, bias=True).eval()
+    layer = smoe.SpatialMoE2d.from_experts(
+        1, 3, 2, gate=one, expert_channels=expert_channels, rule=RC, bias=True
+    ).eval()
     x = torch.randn(2, 1, 4, 5)
     expected = torch.autograd.functional.jacobian(layer, x)
     torch.testing.assert_close(torch.func.jacrev(layer)(x), expected)
     loss, gradient = torch.func.grad_and_value(lambda x: layer(x).square().sum())(x)[::-1]
     torch.testing.assert_close(loss, layer(x).square().sum())
     torch.testing.assert_close(gradient, 2 * torch.einsum("bchw,bchwBCHW->BCHW", layer(x), expected))
+
+
+def test_the_layer_is_called_like_a_convolution():
+    layer, conv = smoe.SpatialMoE2d(5, 6, 3, spatial_shape=(4, 5)), nn.Conv2d(5, 6, 3, padding=1)
+    x = torch.randn(2, 5, 4, 5)
+    assert layer(x).shape == conv(x).shape
+    assert (layer.num_experts, layer.num_selected, layer.expert_channels, layer.order) == (12, 6, 1, "families")
+    assert layer.bias is not None and len(layer.bias) == 12
+    for name in ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "transposed"):
+        assert getattr(layer, name) == getattr(conv, name)
+    assert (layer.output_padding, layer.padding_mode) == (conv.output_padding, conv.padding_mode)
+    down = smoe.SpatialMoE2d(5, 6, (1, 3), stride=(2, 2), padding=(0, 1), bias=False, spatial_shape=(2, 3))
+    assert down(x).shape == (2, 6, 2, 3) and down.stride[0] == 2 and down.bias is None
+    first, rest = repr(layer).split("\n")[:2]
+    assert first == "SpatialMoE2d("
+    assert rest.strip().startswith("5, 6, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), candidates=2, rule=")
+
+
+def test_both_ways_to_make_a_layer_agree():
+    x = torch.randn(2, 1, 4, 5)
+    for outputs, candidates in ((1, 3), (4, 2)):
+        torch.manual_seed(0)
+        layer = smoe.SpatialMoE2d(1, outputs, num_candidates=candidates, spatial_shape=(4, 5))
+        torch.manual_seed(0)
+        bank = smoe.SpatialMoE2d.from_experts(1, candidates * outputs, outputs, spatial_shape=(4, 5))
+        assert layer.rule == bank.rule and type(layer.gate) is type(bank.gate)
+        assert torch.equal(layer(x), bank(x))
+    # Other rules keep the channels' candidates apart too.
+    assert smoe.SpatialMoE2d(1, 4, spatial_shape=(4, 5), rule="rc").order == "families"
+
+
+def test_copies_of_both_ways_compute_the_same():
+    x = torch.randn(2, 1, 4, 5)
+    for layer in (
+        smoe.SpatialMoE2d(1, 4, spatial_shape=(4, 5)),
+        smoe.SpatialMoE2d.from_experts(1, 6, 2, spatial_shape=(4, 5), rule="rc", weighted=True),
+    ):
+        layer.eval()
+        for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            assert torch.equal(other(x), layer(x)) and other.stride == layer.stride
+
+
+def test_input_without_a_batch():
+    layer = smoe.SpatialMoE2d(2, 3, spatial_shape=(4, 5)).eval()
+    x = torch.randn(2, 4, 5)
+    assert torch.equal(layer(x), layer(x[None])[0])
+    layer.train()(x).square().sum().backward()
+    assert layer.weight.grad is not None
+    assert smoe.interpolate_grids(layer.eval(), example_input=torch.randn(2, 6, 7))(torch.randn(2, 6, 7)).shape == (
+        3,
+        6,
+        7,
+    )
+
+
+@pytest.mark.parametrize("outputs", [1, 4])
+@pytest.mark.parametrize(("stride", "bias", "mode"), [(1, True, "zeros"), (2, False, "circular")])
+def test_from_conv_computes_what_the_convolution_computes(outputs, stride, bias, mode):
+    conv = nn.Conv2d(3, outputs, (3, 5), stride, (1, 2), bias=bias, padding_mode=mode, dtype=torch.float64).eval()
+    grid = output_grid(6, 7, stride)
+    layer = smoe.SpatialMoE2d.from_conv(conv, spatial_shape=grid, num_candidates=3)
+    assert layer.num_experts == 3 * outputs and not layer.training and (layer.bias is not None) == bias
+    x = torch.randn(2, 3, 6, 7, dtype=torch.float64)
+    for is_training in (True, False):
+        torch.testing.assert_close(layer.train(is_training)(x), conv(x))
+    layer.train()(x).square().sum().backward()
+    conv(x).square().sum().backward()
+    assert layer.weight.grad is not None and conv.weight.grad is not None
+    # The candidates of a channel share its pixels.
+    torch.testing.assert_close(layer.weight.grad.unflatten(0, (outputs, 3)).sum(dim=1), conv.weight.grad)
+
+
+def test_from_conv_keeps_what_learns_and_refuses_the_rest():
+    conv = nn.Conv2d(3, 2, 3, padding=1)
+    conv.weight.requires_grad_(False)
+    layer = smoe.SpatialMoE2d.from_conv(conv, spatial_shape=(4, 4), local_affine=True)
+    assert not layer.weight.requires_grad and layer.bias is not None and layer.bias.requires_grad
+    x = torch.randn(1, 3, 4, 4)
+    torch.testing.assert_close(layer(x), conv(x))
+    globe = smoe.nn.GridConv2d(3, 2, padding_mode="longitude", bias=True)
+    torch.testing.assert_close(smoe.SpatialMoE2d.from_conv(globe, spatial_shape=(4, 4))(x), globe(x))
+    with pytest.raises(TypeError, match=r"SpatialMoE2d\.from_conv takes an nn\.Conv2d, got a Conv1d"):
+        smoe.SpatialMoE2d.from_conv(nn.Conv1d(1, 1, 3, padding=1), spatial_shape=(4, 4))
+    with pytest.raises(ValueError, match=r"padding must be \(1, 1\) for the kernel \(3, 3\), got \(0, 0\)"):
+        smoe.SpatialMoE2d.from_conv(nn.Conv2d(3, 2, 3), spatial_shape=(4, 4))
+    with pytest.raises(ValueError, match="has the order 'score': give a rule that works with families"):
+        smoe.SpatialMoE2d.from_conv(conv, spatial_shape=(4, 4), rule="probe")
+    with pytest.raises(ValueError, match=r"has the order 'score': .* or a gate with order='families'"):
+        smoe.SpatialMoE2d.from_conv(conv, gate=smoe.TensorGate(4, 2, (4, 4), order="score"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stride": (1, 2)}, r"stride must be the same for all axes, got \(1, 2\): give one number"),
+        ({"padding": 0}, r"padding must be \(1, 1\) for the kernel \(3, 3\), got 0: leave it out"),
+        ({"padding": "valid"}, r"padding must be \(1, 1\) .* got 'valid'"),
+        ({"dilation": 2}, "dilation must be 1, got 2: give a larger kernel_size"),
+        ({"groups": 2}, "groups must be 1, got 2: give each group"),
+        ({"spatial_shape": 8}, r"spatial_shape must be \(rows, columns\) of the output grid, got 8"),
+        ({"out_channels": 8.0}, r"out_channels must be an integer, got 8\.0"),
+        ({"num_candidates": 0}, "num_candidates must be at least 1, got 0"),
+    ],
+)
+def test_what_a_convolution_may_be_and_the_layer_not(options, message):
+    with pytest.raises(ValueError, match=message):
+        smoe.SpatialMoE2d(**{"in_channels": 2, "out_channels": 3, "spatial_shape": (4, 4), **options})
+
+
+def test_numbers_of_experts_are_integers():
+    with pytest.raises(ValueError, match=r"num_experts must be an integer, got 8\.0"):
+        smoe.SpatialMoE2d.from_experts(1, 8.0, 2, spatial_shape=(4, 4))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"num_selected must be an integer, got 2\.0"):
+        smoe.SpatialMoE2d.from_experts(1, 8, 2.0, spatial_shape=(4, 4))  # pyright: ignore[reportArgumentType]
+
+
+def test_inputs_that_are_no_tensors_or_have_another_dtype_are_refused():
+    layer = smoe.SpatialMoE2d(1, 2, spatial_shape=(4, 4))
+    with pytest.raises(TypeError, match=r"must be a torch\.Tensor, got numpy\.ndarray: give torch\.as_tensor\(input\)"):
+        layer(torch.ones(1, 1, 4, 4).numpy())
+    for dtype in (torch.float64, torch.bfloat16):
+        with pytest.raises(ValueError, match=f"weights are torch.float32, got an input of {dtype}: convert"):
+            layer(torch.ones(1, 1, 4, 4, dtype=dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(torch.ones(1, 1, 4, 4, dtype=torch.bfloat16)).shape == (1, 2, 4, 4)

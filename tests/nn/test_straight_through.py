@@ -18,7 +18,7 @@ def make_layer(num_experts: int = 4, num_selected: int = 2, **options) -> smoe.S
     torch.manual_seed(0)
     gate = options.pop("gate", None) or smoe.TensorGate(num_experts, num_selected, GRID)
     rule = StraightThrough(share=1.0, noise=0.0)
-    return smoe.SpatialMoE2d(1, num_experts, num_selected, gate=gate, rule=rule, bias=False, **options)
+    return smoe.SpatialMoE2d.from_experts(1, num_experts, num_selected, gate=gate, rule=rule, bias=False, **options)
 
 
 @pytest.mark.parametrize(("num_experts", "num_selected"), [(3, 1), (5, 3)])

@@ -40,7 +40,7 @@ def compare_with_definition(
         options["gate"] = smoe.TensorGate(
             num_experts, num_selected, output_grid(*grid, stride), expert_channels, order=order
         )
-    layer = smoe.SpatialMoE2d(2, num_experts, num_selected, stride=stride, **options).double()
+    layer = smoe.SpatialMoE2d.from_experts(2, num_experts, num_selected, stride=stride, **options).double()
     x = torch.randn(batch, 2, *grid, dtype=torch.float64)
     target = torch.randn(batch, num_selected * expert_channels, *output_grid(*grid, stride), dtype=torch.float64)
     actual = layer_gradients(layer, x, target)
@@ -160,7 +160,7 @@ def test_injected_gradient_is_autograds(rc_weight, num_experts, num_selected, ga
         if gate_type is smoe.TensorGate
         else ConvGate(1, num_experts, num_selected)
     )
-    layer = smoe.SpatialMoE2d(
+    layer = smoe.SpatialMoE2d.from_experts(
         1, num_experts, num_selected, gate=gate, expert_channels=2, rule=replace(RC, weight=rc_weight, damping=None)
     ).double()
     x = torch.randn(3, 1, 5, 6, dtype=torch.float64)
@@ -186,7 +186,7 @@ def test_injected_gradient_is_autograds(rc_weight, num_experts, num_selected, ga
 @pytest.mark.parametrize("weighted", [False, True])
 def test_with_the_rc_loss_the_gate_gets_nothing_from_the_task(weighted):
     # With a weight of 0, all that is left would come from the task.
-    layer = smoe.SpatialMoE2d(
+    layer = smoe.SpatialMoE2d.from_experts(
         1, 3, 1, spatial_shape=(4, 4), weighted=weighted, rule=replace(RC, weight=0.0), order="score"
     )
     layer(torch.randn(2, 1, 4, 4)).pow(2).mean().backward()
@@ -199,7 +199,7 @@ def test_with_the_rc_loss_the_gate_gets_nothing_from_the_task(weighted):
 def test_with_all_experts_selected_there_is_nothing_to_train_or_damp(weighted):
     def gradients(**options: Any) -> tuple[torch.Tensor, torch.Tensor]:
         torch.manual_seed(0)
-        layer = smoe.SpatialMoE2d(1, 3, 3, spatial_shape=(4, 4), weighted=weighted, **options)
+        layer = smoe.SpatialMoE2d.from_experts(1, 3, 3, spatial_shape=(4, 4), weighted=weighted, **options)
         layer(torch.randn(2, 1, 4, 4)).pow(2).mean().backward()
         assert layer.weight.grad is not None
         return layer.weight.grad, gate_gradient(layer)
@@ -212,7 +212,7 @@ def test_with_all_experts_selected_there_is_nothing_to_train_or_damp(weighted):
 @pytest.mark.parametrize("rule", [RC, "rc", "end_to_end"], ids=str)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_errors_that_are_not_finite_are_visible(value, rule):
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(4, 4), order="score", rule=rule)
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(4, 4), order="score", rule=rule)
     x = torch.randn(2, 1, 4, 4)
     layer(x).pow(2).mean().backward()
     assert layer.num_nonfinite_errors == 0

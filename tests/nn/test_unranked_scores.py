@@ -30,7 +30,7 @@ def make(name: str, value: float) -> smoe.SpatialMoE2d:
     """A layer in evaluation mode, one of whose scores at the pixel (1, 2) is not finite."""
     torch.manual_seed(0)
     gate = GATES[name]()
-    layer = smoe.SpatialMoE2d(3, gate.num_experts, gate.num_selected, gate=gate).eval()
+    layer = smoe.SpatialMoE2d.from_experts(3, gate.num_experts, gate.num_selected, gate=gate).eval()
     with torch.no_grad():
         values = next(parameter for parameter in gate.parameters() if parameter.shape[1:] == GRID)
         values[1, 1, 2] = value

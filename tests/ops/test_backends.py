@@ -43,7 +43,7 @@ def names(graph):
 gates = (smoe.TensorGate(6, 2, (6, 5), 2), ConvGate(2, 6, 2, order="families"))
 for gate in gates:
     rule = smoe.rules.RoutingClassification(error_quantile=0.3, damping=smoe.rules.Damping(error_quantile=0.3))
-    layer = smoe.SpatialMoE2d(2, 6, 2, gate=gate, expert_channels=2, rule=rule)
+    layer = smoe.SpatialMoE2d.from_experts(2, 6, 2, gate=gate, expert_channels=2, rule=rule)
     program = torch.export.export(layer.eval(), (x,))
     assert any("convolution" in name or "conv2d" in name for name in names(program.graph)), names(program.graph)
     assert not any("smoe" in name for name in names(program.graph)), names(program.graph)

@@ -23,7 +23,7 @@ import torch, numpy
 times.append(time.process_time())
 smoe.SpatialMoE2d
 times.append(time.process_time())
-smoe.SpatialMoE2d(1, num_experts=2, num_selected=1, spatial_shape=(4, 4))
+smoe.SpatialMoE2d.from_experts(1, num_experts=2, num_selected=1, spatial_shape=(4, 4))
 times.append(time.process_time())
 print(json.dumps([after - before for before, after in zip(times, times[1:])]))
 """
@@ -71,7 +71,7 @@ for room in ("ops", "nn", "losses", "diagnostics", "gridded", "rules"):
     module = importlib.import_module(f"smoe.{room}")
     for name in getattr(module, "__all__", ()):
         getattr(module, name)
-layer = smoe.SpatialMoE2d(1, num_experts=3, num_selected=1, spatial_shape=(8, 8))
+layer = smoe.SpatialMoE2d.from_experts(1, num_experts=3, num_selected=1, spatial_shape=(8, 8))
 layer(torch.randn(2, 1, 8, 8)).square().mean().backward()
 print(smoe.describe(layer))
 """

@@ -74,7 +74,7 @@ class _Turn(torch.autograd.Function):
 
 def make_layer(**options) -> smoe.SpatialMoE2d:
     torch.manual_seed(0)
-    return smoe.SpatialMoE2d(1, 2, 1, spatial_shape=GRID, order="score", rule=TakeTurns(), **options)
+    return smoe.SpatialMoE2d.from_experts(1, 2, 1, spatial_shape=GRID, order="score", rule=TakeTurns(), **options)
 
 
 def train(layer: smoe.SpatialMoE2d, num_steps: int) -> torch.Tensor:
@@ -119,7 +119,7 @@ def test_it_is_a_rule_like_the_others() -> None:
 
 
 def test_what_it_cannot_train_is_refused_and_the_old_rule_goes_on() -> None:
-    layer = smoe.SpatialMoE2d(1, 4, 2, spatial_shape=GRID, order="score", rule="probe")
+    layer = smoe.SpatialMoE2d.from_experts(1, 4, 2, spatial_shape=GRID, order="score", rule="probe")
     learner, memory = layer.learner, layer.gate.memory
     with pytest.raises(ValueError, match="selects one expert"):
         layer.rule = TakeTurns()
@@ -132,4 +132,4 @@ def test_a_rule_without_a_learner_is_refused() -> None:
         name: ClassVar[str] = "nothing"
 
     with pytest.raises(ValueError, match="the rule Nothing names no learner: set its class attribute `learner`"):
-        smoe.SpatialMoE2d(1, 2, 1, spatial_shape=GRID, rule=Nothing())
+        smoe.SpatialMoE2d.from_experts(1, 2, 1, spatial_shape=GRID, rule=Nothing())

@@ -56,9 +56,9 @@ def make_task(size: int = 6, num_repetitions: int = 1, **options: object) -> Tas
     torch.manual_seed(0)
     gate = smoe.TensorGate(4, 2, (6, 6))
     model = nn.Sequential(
-        smoe.SpatialMoE2d(2, 4, 2, gate=gate, rule=RULE, damping=DAMPING),
+        smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=gate, rule=RULE, damping=DAMPING),
         nn.Tanh(),
-        smoe.SpatialMoE2d(2, 4, 2, gate=gate, rule=RULE, damping=DAMPING),
+        smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=gate, rule=RULE, damping=DAMPING),
     ).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     metrics: list[Metric] = [MeanSquaredError()]

@@ -25,7 +25,9 @@ def test_the_average_is_the_definition() -> None:
     torch.manual_seed(0)
     gate = smoe.TensorGate(4, 2, (3, 3), order="families")
     model = nn.Sequential(
-        smoe.SpatialMoE2d(2, 4, 2, gate=gate), nn.BatchNorm2d(2), smoe.SpatialMoE2d(2, 4, 2, gate=gate)
+        smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=gate),
+        nn.BatchNorm2d(2),
+        smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=gate),
     ).double()
     # 1 - 0.9 of a sample and epoch, times 4 samples and 2 steps over 4 epochs: 0.2.
     plan = TrainingPlan(
@@ -64,7 +66,7 @@ def test_the_average_is_the_definition() -> None:
 
 def test_a_rule_that_is_not_in_force_does_not_mix_up_the_buffers() -> None:
     torch.manual_seed(0)
-    layer, norm = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(3, 3), rule="probe"), nn.BatchNorm2d(2)
+    layer, norm = smoe.SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(3, 3), rule="probe"), nn.BatchNorm2d(2)
     model = nn.Sequential(layer, norm)
     average = WeightAverage(model, TrainingPlan(batch_size=4, max_epochs=4, average_every=1, average_decay=0.9))
     # As the warm-up of the routing does: the state of the rule is gone meanwhile.

@@ -44,7 +44,7 @@ def test_nodes_of_a_mesh_are_points(figures: list[Figure]) -> None:
 
 
 def test_a_map_has_the_coordinates_of_its_rows_and_columns(tmp_path: Path) -> None:
-    layer = SpatialMoE2d(1, 3, 2, spatial_shape=(6, 8))
+    layer = SpatialMoE2d.from_experts(1, 3, 2, spatial_shape=(6, 8))
     north_to_south = {"latitude": np.linspace(60.0, 50.0, 6), "longitude": torch.arange(8) * 2.0}
     figure = smoe.plot_routing(layer, tmp_path / "map.png", coords=north_to_south)
     axes = figure.axes[0]
@@ -69,7 +69,10 @@ def test_rows_with_several_steps_and_pixels_with_two_coordinates() -> None:
 
 
 def test_a_coarser_gate_of_a_model_is_stretched_over_the_same_area() -> None:
-    net = nn.Sequential(SpatialMoE2d(1, 3, 2, spatial_shape=(6, 8)), SpatialMoE2d(2, 4, 1, spatial_shape=(3, 4)))
+    net = nn.Sequential(
+        SpatialMoE2d.from_experts(1, 3, 2, spatial_shape=(6, 8)),
+        SpatialMoE2d.from_experts(2, 4, 1, spatial_shape=(3, 4)),
+    )
     figure = plot_routing(net, coords={"y": np.arange(6.0), "x": np.arange(8.0)})
     fine, coarse = (axes.images[0] for axes in figure.axes if axes.images)
     assert fine.get_extent() == coarse.get_extent() and np.asarray(coarse.get_array()).shape == (3, 4, 3)
@@ -82,7 +85,10 @@ def test_a_coarser_gate_of_a_model_is_stretched_over_the_same_area() -> None:
 
 
 def test_each_gate_of_a_model_is_drawn(tmp_path: Path) -> None:
-    net = nn.Sequential(SpatialMoE2d(1, 3, 2, spatial_shape=(6, 8)), SpatialMoE2d(2, 4, 1, spatial_shape=(6, 8)))
+    net = nn.Sequential(
+        SpatialMoE2d.from_experts(1, 3, 2, spatial_shape=(6, 8)),
+        SpatialMoE2d.from_experts(2, 4, 1, spatial_shape=(6, 8)),
+    )
     plot_routing(net, tmp_path / "both.png")
     plot_routing(net[0], tmp_path / "one.png")
     assert imread(tmp_path / "both.png").shape[0] > 1.5 * imread(tmp_path / "one.png").shape[0]
@@ -90,7 +96,7 @@ def test_each_gate_of_a_model_is_drawn(tmp_path: Path) -> None:
 
 def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(ValueError, match="SpatialMoE2d holds no gate whose choices are the same for all inputs"):
-        plot_routing(SpatialMoE2d(1, 3, 1, gate=ConvGate(1, 3, 1)), "unused.png")
+        plot_routing(SpatialMoE2d.from_experts(1, 3, 1, gate=ConvGate(1, 3, 1)), "unused.png")
     line = np.zeros((1, 5), dtype=int)
     with pytest.raises(ValueError, match="num_experts is needed"):
         plot_routing(line, "unused.png")
@@ -103,7 +109,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 def test_nodes_in_space_are_seen_from_two_sides_and_those_of_a_plane_from_above() -> None:
     corners = np.array([[1.0, 1.0, 1.0], [1.0, -1.0, -1.0], [-1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]])
     triangles = np.array([[0, 1, 2], [0, 3, 1], [0, 2, 3], [1, 3, 2]])
-    layer = GraphMoE(1, 2, 1, num_nodes=4)
+    layer = GraphMoE.from_experts(1, 2, 1, num_nodes=4)
     headings = [axes.get_title() for axes in plot_routing(layer, coords=corners, triangles=triangles).axes]
     assert headings[:2] == ["like colours share experts, front", "like colours share experts, back"]
     flat = plot_routing(layer, coords=corners[:, :2], triangles=triangles[:1])

@@ -35,7 +35,7 @@ def output(stride: int) -> tuple[int, int]:
 def test_each_gate_routes_every_sample_and_learns(name, stride):
     torch.manual_seed(0)
     gate = MAKERS[name](stride)
-    layer = smoe.SpatialMoE2d(2, 4, 2, gate=gate, stride=stride, rule=RC)
+    layer = smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=gate, stride=stride, rule=RC)
     x = torch.randn(3, 2, *GRID)
     assert layer(x).shape == (3, 2, *output(stride))
     assert layer.routing(x).indices.shape == (3, 2, *output(stride))
@@ -105,7 +105,7 @@ class _Rows(smoe.SpatialGate):
 @pytest.mark.parametrize(("rule", "order"), [(None, "families"), (None, "score"), ("rc", "index")])
 def test_a_gate_of_ones_own_only_defines_scores(rule: str | None, order: Order):
     torch.manual_seed(0)
-    layer = smoe.SpatialMoE2d(1, 4, 2, gate=_Rows(order), rule=rule)
+    layer = smoe.SpatialMoE2d.from_experts(1, 4, 2, gate=_Rows(order), rule=rule)
     assert layer.gate.spatial_shape == (5, 7)
     assert layer.routing().indices.shape == (2, 5, 7)
     layer(torch.randn(3, 1, 5, 7)).square().mean().backward()

@@ -26,11 +26,11 @@ def make_net(rule: RoutingClassification | Probing = PAPER) -> nn.Sequential:
     torch.manual_seed(0)
     gate = TensorGate(4, 2, (5, 6))
     return nn.Sequential(
-        SpatialMoE2d(1, 4, 2, gate=gate, rule=rule),
+        SpatialMoE2d.from_experts(1, 4, 2, gate=gate, rule=rule),
         nn.Tanh(),
-        SpatialMoE2d(2, 4, 2, gate=gate, rule=rule, damping=Damping(factor=0.5)),
+        SpatialMoE2d.from_experts(2, 4, 2, gate=gate, rule=rule, damping=Damping(factor=0.5)),
         nn.Tanh(),
-        SpatialMoE2d(2, 4, 2, spatial_shape=(5, 6), rule=rule),
+        SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(5, 6), rule=rule),
     )
 
 

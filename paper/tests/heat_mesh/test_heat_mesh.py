@@ -123,9 +123,9 @@ def test_the_recipe_has_the_gate_and_the_rule_of_a_default_layer(name):
     net = build_task(tiny(smoe(name)), ()).model
     assert isinstance(net, MeshNet)
     made = {
-        "line": lambda: SpatialMoE1d(1, 3, 1, spatial_shape=4096),
-        "healpix": lambda: HEALPixMoE(1, 3, 1, nside=32),
-        "icosphere": lambda: GraphMoE(1, 3, 1, num_nodes=2562),
+        "line": lambda: SpatialMoE1d.from_experts(1, 3, 1, spatial_shape=4096),
+        "healpix": lambda: HEALPixMoE.from_experts(1, 3, 1, nside=32),
+        "icosphere": lambda: GraphMoE.from_experts(1, 3, 1, num_nodes=2562),
     }[name]()
     assert net.layer.rule == made.rule and net.layer.damping == made.damping
     assert repr(net.layer.gate) == repr(made.gate)

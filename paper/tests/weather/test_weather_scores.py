@@ -230,8 +230,8 @@ def test_the_command_line(
 
 
 def test_gates_that_look_at_their_input_see_what_the_layer_sees() -> None:
-    first = SpatialMoE2d(2, 3, 2, gate=ConvGate(2, 3, 2))
-    second = SpatialMoE2d(2, 3, 1, gate=ConvGate(2, 3, 1))
+    first = SpatialMoE2d.from_experts(2, 3, 2, gate=ConvGate(2, 3, 2))
+    second = SpatialMoE2d.from_experts(2, 3, 1, gate=ConvGate(2, 3, 1))
     model = torch.nn.Sequential(first, torch.nn.ReLU(), second).eval()
     input = torch.randn(1, 2, 5, 6)
     found = layer_inputs(model, {"0": first, "2": second}, input)
@@ -239,7 +239,7 @@ def test_gates_that_look_at_their_input_see_what_the_layer_sees() -> None:
     assert torch.equal(found["2"], torch.relu(first(input)))
     # Nothing stays behind.
     assert not first._forward_pre_hooks and not second._forward_pre_hooks
-    tensor_gated = SpatialMoE2d(2, 3, 2, spatial_shape=(5, 6))
+    tensor_gated = SpatialMoE2d.from_experts(2, 3, 2, spatial_shape=(5, 6))
     assert layer_inputs(tensor_gated, {"": tensor_gated}, input) == {}
 
 

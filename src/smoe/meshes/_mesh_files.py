@@ -242,7 +242,7 @@ def read_mesh(path: str | Path, *, location: Location | None = None) -> Mesh:
 
     Example:
         >>> mesh = smoe.read_mesh("ocean.nc")
-        >>> layer = smoe.GraphMoE(1, 3, 1, num_nodes=mesh.num_nodes, coordinates=mesh.coordinates)
+        >>> layer = smoe.GraphMoE(1, 4, num_nodes=mesh.num_nodes, coordinates=mesh.coordinates)
         >>> layer(mesh.fields["sst"][:, :, None], mesh.edge_index)
     """
     path = Path(path)

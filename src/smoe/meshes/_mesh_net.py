@@ -55,9 +55,11 @@ class MeshLayer(nn.Module):
         if kind == "healpix":
             assert mesh.nside is not None
             assert mesh.pixel_order is not None
-            self.layer = HEALPixMoE(*numbers, nside=mesh.nside, pixel_order=mesh.pixel_order, **options)
+            self.layer = HEALPixMoE.from_experts(*numbers, nside=mesh.nside, pixel_order=mesh.pixel_order, **options)
         else:
-            self.layer = GraphMoE(*numbers, num_nodes=mesh.num_nodes, coordinates=mesh.coordinates, **options)
+            self.layer = GraphMoE.from_experts(
+                *numbers, num_nodes=mesh.num_nodes, coordinates=mesh.coordinates, **options
+            )
         self.register_buffer("edges", mesh.edge_index if kind == "graph" else torch.empty(2, 0), persistent=False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from smoe.nn._filter_bank import FilterBank
 from smoe.nn._gate import SpatialGate
 from smoe.nn._graph_layer import GraphMoE
-from smoe.nn._grid_layers import GridConv2d, SpatialMoE1d, SpatialMoE2d, SpatialMoE3d
+from smoe.nn._grid_layers import GridConv2d, GridMoE, SpatialMoE1d, SpatialMoE2d, SpatialMoE3d
 from smoe.nn._routed_layer import RoutedLayer
 
 GRID_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, GridConv2d)
@@ -176,16 +176,14 @@ def make_layer(
     numbers = (num_experts, num_selected)
     layer: FilterBank
     if isinstance(module, GRID_CONVOLUTIONS):
-        stride = module.stride if isinstance(module.stride, int) else module.stride[0]
-        grid_options = {**options, "padding_mode": module.padding_mode, "stride": stride}
-        kinds: dict[type[nn.Module], Callable[..., FilterBank]] = {nn.Conv1d: SpatialMoE1d, nn.Conv3d: SpatialMoE3d}
+        grid_options = {**options, "padding_mode": module.padding_mode, "stride": module.stride}
+        kinds: dict[type[nn.Module], type[GridMoE]] = {nn.Conv1d: SpatialMoE1d, nn.Conv3d: SpatialMoE3d}
         kind = kinds.get(type(module), SpatialMoE2d)
-        kernel = module.kernel_size[0] if isinstance(module, nn.Conv1d) else tuple(module.kernel_size)
-        layer = kind(weight.shape[1], *numbers, kernel, **grid_options)
+        layer = kind.from_experts(weight.shape[1], *numbers, module.kernel_size, **grid_options)
     else:
         part, name = cast(Any, module), type(module).__name__
         root = name == "GraphConv" or (name == "SAGEConv" and part.root_weight)
-        layer = GraphMoE(
+        layer = GraphMoE.from_experts(
             weight.shape[1] // (1 + root),
             *numbers,
             aggregation="gcn" if name == "GCNConv" else _AGGREGATIONS[part.aggr],  # type: ignore[arg-type]

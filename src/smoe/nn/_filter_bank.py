@@ -24,6 +24,7 @@ The paper's layer is one argument away: `rule="rc"` selects the experts with the
 from __future__ import annotations
 
 from abc import abstractmethod
+from numbers import Integral
 from typing import Any, TypedDict
 
 import torch
@@ -211,32 +212,47 @@ class BankOptions(TypedDict, total=False):
     dtype: torch.dtype | None
 
 
+class LayerOptions(TypedDict, total=False):
+    """Arguments of a layer that is called like a convolution; `SpatialMoE2d` describes them."""
+
+    num_candidates: int
+    gate: SpatialGate | None
+    bias: bool
+    rule: Rule | str | None
+    local_affine: bool
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+def as_bank(
+    out_channels: int,
+    *,
+    num_candidates: int = 2,
+    gate: SpatialGate | None = None,
+    bias: bool = True,
+    rule: Rule | str | None = None,
+    local_affine: bool = False,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[int, int, BankOptions]:
+    """X, E and the options of the bank of a layer with a family of candidates for each output channel."""
+    check_positive(out_channels=out_channels, num_candidates=num_candidates)
+    options: BankOptions = {"gate": gate, "bias": bias, "rule": rule, "local_affine": local_affine}
+    if out_channels > 1 and gate is None and rule is not None and "families" in resolve_rule(rule).orders:
+        options["order"] = "families"
+    return num_candidates * out_channels, out_channels, {**options, "device": device, "dtype": dtype}
+
+
 class FilterBank(RoutedLayer):
     """A bank of filters `(X * F, C, *kernel)`, of which a gate selects some at every pixel.
 
-    A geometry derives from this class and defines `apply_bank`, `apply_filters` and `output_grid`.
-
-    Args:
-        in_channels: Number of channels that a filter meets.
-        num_experts: X, the number of experts in the bank.
-        num_selected: E, the number of experts selected at each pixel.
-        kernel: Sizes of the filters; empty if they have one tap.
-        spatial_shape: Sizes of the output grid.
-        expert_channels: F, the number of outputs per expert.
-        gate: Gate that selects the experts; without one, it is made for `spatial_shape`.
-        bias: As for `SpatialMoE2d`, like all arguments below.
-        local_affine: A learned scale and offset for each output channel and pixel.
-        weighted: Multiply the experts' outputs by their scores.
-        order: Order of the output channels.
-        rule: How the gate learns.
-        damping: Damping of the error of wrongly selected experts.
-        device: Device of the weights.
-        dtype: Dtype of the weights.
+    A geometry derives from this class and defines `apply_bank`, `apply_filters` and `output_grid`, and the two ways to
+    make a layer: its constructor, which is that of the layer it replaces, and `from_experts`.
     """
 
-    stride: int = 1
+    stride: tuple[int, ...] = (1,)
 
-    def __init__(
+    def _init_bank(
         self,
         in_channels: int,
         num_experts: int,
@@ -255,12 +271,33 @@ class FilterBank(RoutedLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_positive(in_channels=in_channels)
+        """Initialises the layer.
+
+        Args:
+            in_channels: Number of channels that a filter meets.
+            num_experts: X, the number of experts in the bank.
+            num_selected: E, the number of experts selected at each pixel.
+            kernel: Sizes of the filters; empty if they have one tap.
+            spatial_shape: Sizes of the output grid.
+            expert_channels: As for `SpatialMoE2d.from_experts`, like all arguments below.
+            gate: Gate that selects the experts; without one, it is made for `spatial_shape`.
+            bias: Owner of the bias.
+            local_affine: A learned scale and offset for each output channel and pixel.
+            weighted: Multiply the experts' outputs by their scores.
+            order: Order of the output channels.
+            rule: How the gate learns.
+            damping: Damping of the error of wrongly selected experts.
+            device: Device of the weights.
+            dtype: Dtype of the weights.
+        """
+        check_positive(in_channels=in_channels, num_experts=num_experts)
+        if not isinstance(num_selected, Integral):
+            raise ValueError(f"num_selected must be an integer, got {num_selected!r}")
         is_default_rule = rule is None and gate is None and order is None
         can_probe = num_selected == 1 and expert_channels == 1 and num_experts > 1 and not weighted
         rule = resolve_default_rule(rule, gate, order, num_selected, can_probe=can_probe)
         gate = resolve_gate(gate, rule, num_experts, num_selected, spatial_shape, expert_channels, order, device, dtype)
-        super().__init__(gate, expert_channels, weighted, rule, damping, device=device)
+        RoutedLayer.__init__(self, gate, expert_channels, weighted, rule, damping, device=device)
         self.in_channels = in_channels
         self._plan: HeldPlan | None = None
         self.weight = nn.Parameter(
@@ -317,7 +354,7 @@ class FilterBank(RoutedLayer):
         """Makes what the kernels derive from a decided routing, and keeps it as long as the layer lives."""
         plan = None
         if isinstance(self.gate, DecidedGate):
-            options = {"expert_channels": self.expert_channels, "stride": self.stride}
+            options = {"expert_channels": self.expert_channels, "stride": self.stride[0]}
             plan = hold_plan(self.weight, self.gate.indices, self.planned_grid(), **options)
         self._plan = plan
 
@@ -338,6 +375,26 @@ class FilterBank(RoutedLayer):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, C, *grid)` to `(B, E * F, *grid)`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
         return self.finish(super().forward(input))
+
+    def check_input(self, input: torch.Tensor) -> None:
+        """As its base says; refuses an input of another dtype than the weights, unless autocast converts both."""
+        super().check_input(input)
+        if input.dtype != self.weight.dtype and not torch.is_autocast_enabled(input.device.type):
+            raise ValueError(
+                f"the layer's weights are {self.weight.dtype}, got an input of {input.dtype}: convert one of them, as "
+                f"by input.to({self.weight.dtype}) or layer.to({input.dtype})"
+            )
+
+    def extra_repr(self) -> str:
+        """The numbers that `repr` shows behind those of the geometry, and only those that are not the default."""
+        if self.order == "families" and self.expert_channels == 1 and self.num_experts % self.num_selected == 0:
+            parts = [f"candidates={self.num_experts // self.num_selected}"]
+        else:
+            parts = [f"num_experts={self.num_experts}", f"num_selected={self.num_selected}"]
+            parts += [f"expert_channels={self.expert_channels}", f"order={self.order!r}"]
+        if self.bias_owner != "expert":
+            parts.append(f"bias={self.bias_owner or False!r}")
+        return ", ".join([*parts, super().extra_repr()])
 
     @abstractmethod
     def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
-from typing import Unpack
+from typing import Self, Unpack
 
 import torch
 import torch.nn.functional as F
 
-from smoe.nn._filter_bank import BankOptions, FilterBank
+from smoe.nn._filter_bank import BankOptions, FilterBank, LayerOptions, as_bank
 from smoe.nn._gate import BandedGate
 from smoe.nn._nodes import node_order_of
 from smoe.nn._routed_layer import check_positive
@@ -227,8 +227,7 @@ class GraphMoE(FilterBank):
 
     Args:
         in_channels: C, the number of features of a node.
-        num_experts: X, the number of experts in the bank.
-        num_selected: E, the number of experts selected at each node.
+        out_channels: Number of outputs of a node.
         num_nodes: N, the number of nodes; not needed with a gate that was made for them.
         aggregation: What divides the sums: nothing (`sum`), the number of edges into the node (`mean`), or the roots of
             the degrees of both ends, with one self loop at every node (`gcn`).
@@ -238,17 +237,34 @@ class GraphMoE(FilterBank):
             with others is refused.
         fixed_graph: Refuse edges that differ from those of the first pass over all nodes, whose hash is saved with the
             gate. False for graphs whose edges change from sample to sample or are dropped at random.
-        **options: Further arguments as for `SpatialMoE2d`: `expert_channels`, `gate`, `bias`, `local_affine`,
-            `weighted`, `order`, `rule`, `damping`, `device`, `dtype`.
+        **options: `num_candidates`, `bias`, `gate`, `rule`, `local_affine`, `device` and `dtype` as for `SpatialMoE2d`.
 
     Example:
-        >>> conv = smoe.GraphMoE(16, num_experts=8, num_selected=2, num_nodes=data.num_nodes)
+        >>> conv = smoe.GraphMoE(16, 2, num_nodes=data.num_nodes)
         >>> conv(data.x, data.edge_index).shape
         torch.Size([10242, 2])
     """
 
     def __init__(
         self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        num_nodes: int | None = None,
+        aggregation: Aggregation = "mean",
+        edge_dim: int = 0,
+        root: bool = True,
+        coordinates: torch.Tensor | None = None,
+        fixed_graph: bool = True,
+        **options: Unpack[LayerOptions],
+    ) -> None:
+        num_experts, num_selected, bank = as_bank(out_channels, **options)
+        geometry = (num_nodes, Neighbourhood(aggregation, edge_dim, root), coordinates, fixed_graph)
+        self._init_graph(in_channels, num_experts, num_selected, *geometry, **bank)
+
+    @classmethod
+    def from_experts(
+        cls,
         in_channels: int,
         num_experts: int,
         num_selected: int,
@@ -260,16 +276,45 @@ class GraphMoE(FilterBank):
         coordinates: torch.Tensor | None = None,
         fixed_graph: bool = True,
         **options: Unpack[BankOptions],
+    ) -> Self:
+        """The layer in the paper's terms, as `SpatialMoE2d.from_experts`.
+
+        Args:
+            in_channels: C, the number of features of a node.
+            num_experts: X, the number of experts in the bank.
+            num_selected: E, the number of experts selected at each node.
+            num_nodes: As for the layer, like all arguments that are not described here.
+            aggregation: What divides the sums.
+            edge_dim: D.
+            root: Whether the experts see the features of the node itself.
+            coordinates: Coordinates of the nodes.
+            fixed_graph: Refuse other edges than those of the first pass.
+            **options: As for `SpatialMoE2d.from_experts`.
+        """
+        layer = cls.__new__(cls)
+        geometry = (num_nodes, Neighbourhood(aggregation, edge_dim, root), coordinates, fixed_graph)
+        layer._init_graph(in_channels, num_experts, num_selected, *geometry, **options)
+        return layer
+
+    def _init_graph(
+        self,
+        in_channels: int,
+        num_experts: int,
+        num_selected: int,
+        num_nodes: int | None,
+        neighbourhood: Neighbourhood,
+        coordinates: torch.Tensor | None,
+        fixed_graph: bool,
+        **options: Unpack[BankOptions],
     ) -> None:
         check_positive(in_channels=in_channels)
         if num_nodes is None and options.get("gate") is None:
             raise ValueError("give num_nodes, the number of nodes of the graph, or a gate")
         if num_nodes is not None:
             check_positive(num_nodes=num_nodes)
-        neighbourhood = Neighbourhood(aggregation, edge_dim, root)
         spatial_shape = None if num_nodes is None else (num_nodes,)
         bank_channels = neighbourhood.num_blocks * in_channels
-        super().__init__(bank_channels, num_experts, num_selected, (), spatial_shape, **options)
+        self._init_bank(bank_channels, num_experts, num_selected, (), spatial_shape, **options)
         grid = self.gate.spatial_shape
         if grid is not None and len(grid) != 1:
             raise ValueError(f"a graph layer needs a gate for (nodes,), got one for {grid}")
@@ -408,7 +453,7 @@ class GraphMoE(FilterBank):
         """The numbers that `repr` shows."""
         hood = self.neighbourhood
         return (
-            f"{self.in_channels}, num_nodes={self.num_nodes}, aggregation={hood.aggregation!r}, "
+            f"{self.in_channels}, {self.out_channels}, num_nodes={self.num_nodes}, aggregation={hood.aggregation!r}, "
             f"edge_dim={hood.edge_dim}, {super().extra_repr()}"
         )
 

@@ -100,7 +100,7 @@ def _grid_of(layer: Any, input: torch.Tensor) -> tuple[int, int]:
         rows, columns = layer.experts(input).shape[-2:]
         return rows, columns
     stride = layer.stride if isinstance(layer, SpatialMoE2d) or not isinstance(layer, RoutedLayer) else 1
-    return output_grid(input.shape[2], input.shape[3], stride)
+    return output_grid(input.shape[-2], input.shape[-1], stride[0] if isinstance(stride, tuple) else stride)
 
 
 def _has_grid(layer: Any) -> bool:
@@ -205,7 +205,8 @@ def transfer_gate(
         ValueError: If the coordinates do not fit the gate, or the gate has no field.
 
     Example:
-        >>> layer = smoe.GraphMoE(16, 8, 2, gate=smoe.transfer_gate(old.gate, old_mesh.coordinates, mesh.coordinates))
+        >>> gate = smoe.transfer_gate(old.gate, old_mesh.coordinates, mesh.coordinates)
+        >>> layer = smoe.GraphMoE(16, 4, gate=gate)
     """
     if mode not in get_args(Transfer):
         raise ValueError(f"mode must be one of {', '.join(get_args(Transfer))}, got {mode!r}")

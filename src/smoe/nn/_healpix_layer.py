@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Self, Unpack
 
 import torch
 
-from smoe.nn._filter_bank import BankOptions, FilterBank
+from smoe.nn._filter_bank import BankOptions, FilterBank, LayerOptions, as_bank
 from smoe.nn._grid_layers import check_axes
 from smoe.ops._healpix import (
     HEALPixOrder,
@@ -29,17 +29,16 @@ class HEALPixMoE(FilterBank):
 
     Args:
         in_channels: C, the number of channels of the input.
-        num_experts: X, the number of experts in the bank.
-        num_selected: E, the number of experts selected at each pixel.
+        out_channels: Number of channels of the output.
         kernel_size: Odd size of the filters, at most 2 * nside + 1.
         nside: n, the number of pixels along a side of a face.
         pixel_order: Order of pixels in an input `(B, C, 12 * n * n)`: `nested` or `ring`. Faces `(B, C, 12, n, n)` are
             taken with either; `smoe.ops._healpix` describes their axes.
         coordinates: Latitude and longitude of the pixels in degrees, `(12 * n * n, 2)`, to check the order by.
-        **options: Further arguments as for `SpatialMoE2d`.
+        **options: `num_candidates`, `bias`, `gate`, `rule`, `local_affine`, `device` and `dtype` as for `SpatialMoE2d`.
 
     Example:
-        >>> layer = HEALPixMoE(16, num_experts=8, num_selected=2, nside=32)
+        >>> layer = HEALPixMoE(16, 2, nside=32)
         >>> layer(torch.randn(4, 16, 12288)).shape
         torch.Size([4, 2, 12288])
     """
@@ -51,6 +50,21 @@ class HEALPixMoE(FilterBank):
     def __init__(
         self,
         in_channels: int,
+        out_channels: int,
+        kernel_size: int = 3,
+        *,
+        nside: int,
+        pixel_order: HEALPixOrder = "nested",
+        coordinates: torch.Tensor | None = None,
+        **options: Unpack[LayerOptions],
+    ) -> None:
+        num_experts, num_selected, bank = as_bank(out_channels, **options)
+        self._init_sphere(in_channels, num_experts, num_selected, kernel_size, nside, pixel_order, coordinates, **bank)
+
+    @classmethod
+    def from_experts(
+        cls,
+        in_channels: int,
         num_experts: int,
         num_selected: int,
         kernel_size: int = 3,
@@ -58,6 +72,34 @@ class HEALPixMoE(FilterBank):
         nside: int,
         pixel_order: HEALPixOrder = "nested",
         coordinates: torch.Tensor | None = None,
+        **options: Unpack[BankOptions],
+    ) -> Self:
+        """The layer in the paper's terms, as `SpatialMoE2d.from_experts`.
+
+        Args:
+            in_channels: C, the number of channels of the input.
+            num_experts: X, the number of experts in the bank.
+            num_selected: E, the number of experts selected at each pixel.
+            kernel_size: As for the layer, like all arguments that are not described here.
+            nside: n.
+            pixel_order: Order of pixels in an input.
+            coordinates: Latitude and longitude of the pixels.
+            **options: As for `SpatialMoE2d.from_experts`.
+        """
+        layer = cls.__new__(cls)
+        geometry = (kernel_size, nside, pixel_order, coordinates)
+        layer._init_sphere(in_channels, num_experts, num_selected, *geometry, **options)
+        return layer
+
+    def _init_sphere(
+        self,
+        in_channels: int,
+        num_experts: int,
+        num_selected: int,
+        kernel_size: int,
+        nside: int,
+        pixel_order: HEALPixOrder,
+        coordinates: torch.Tensor | None,
         **options: Unpack[BankOptions],
     ) -> None:
         check_nside(nside, pixel_order)
@@ -68,11 +110,11 @@ class HEALPixMoE(FilterBank):
                 f"kernel_size must be odd and at most {2 * nside + 1} for nside {nside}, got {kernel_size}"
             )
         kernel = (kernel_size, kernel_size)
-        super().__init__(in_channels, num_experts, num_selected, kernel, (12, nside, nside), **options)
+        self._init_bank(in_channels, num_experts, num_selected, kernel, (12, nside, nside), **options)
         check_axes(self, 3)
         self.nside = nside
         self.pixel_order: HEALPixOrder = pixel_order
-        self.kernel_size = kernel_size
+        self.kernel_size = kernel
         pixels = face_pixels(nside, pixel_order).to(self.weight.device)
         self.register_buffer("pixels", pixels, persistent=False)
         self.register_buffer("inverse", pixels.argsort(), persistent=False)
@@ -82,7 +124,7 @@ class HEALPixMoE(FilterBank):
     @property
     def width(self) -> int:
         """Width of the border of a padded face."""
-        return self.kernel_size // 2
+        return self.kernel_size[0] // 2
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, C, 12, n, n)` or `(B, C, 12 * n * n)` to the same with E * F channels."""
@@ -136,6 +178,6 @@ class HEALPixMoE(FilterBank):
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""
         return (
-            f"{self.in_channels}, kernel_size={self.kernel_size}, nside={self.nside}, "
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, nside={self.nside}, "
             f"pixel_order={self.pixel_order!r}, {super().extra_repr()}"
         )

@@ -162,7 +162,7 @@ def node_gate(
 
     Example:
         >>> gate = node_gate(8, 2, data.num_nodes, edge_index=data.edge_index)
-        >>> conv = smoe.GraphMoE(16, 8, 2, gate=gate)
+        >>> conv = smoe.GraphMoE.from_experts(16, 8, 2, gate=gate)
     """
     options: dict[str, Any] = {} if order is None else {"order": order}
     if rank is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from numbers import Integral
 from typing import Self
 
 import torch
@@ -56,8 +57,10 @@ def check_padding_mode(padding_mode: PaddingMode) -> PaddingMode:
 
 
 def check_positive(**numbers: int) -> None:
-    """Refuses a count below 1, by its name."""
+    """Refuses what is no integer of at least 1, by its name."""
     for name, number in numbers.items():
+        if not isinstance(number, Integral):
+            raise ValueError(f"{name} must be an integer, got {number!r}")
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
 
@@ -72,9 +75,11 @@ def check_output_grid(input: torch.Tensor, stride: int, spatial_shape: tuple[int
     """Refuses an input whose output grid is not the one the layer was made for."""
     grid = output_grid(input.shape[2], input.shape[3], stride)
     if grid != spatial_shape:
+        wanted = tuple(size * stride for size in spatial_shape)
         raise ValueError(
-            f"the layer was made for an output grid of {spatial_shape}, but an input of "
-            f"{tuple(input.shape[2:])} at stride {stride} has the output grid {grid}"
+            f"the layer was made for an output grid of {spatial_shape}, that of inputs of {wanted}, but an input of "
+            f"{tuple(input.shape[2:])} at stride {stride} has the output grid {grid}: resize the input, or the layers "
+            "by smoe.interpolate_grids"
         )
 
 
@@ -272,8 +277,14 @@ class RoutedLayer(nn.Module, ABC):
         """Refuses an input that the layer cannot work on.
 
         Raises:
+            TypeError: If the input is no tensor.
             ValueError: If the input is not floating-point.
         """
+        if not isinstance(input, torch.Tensor):
+            raise TypeError(
+                f"input must be a torch.Tensor, got {type(input).__module__}.{type(input).__name__}: give "
+                "torch.as_tensor(input)"
+            )
         if not input.is_floating_point():
             raise ValueError(f"{type(self).__name__} needs a floating-point input, got {input.dtype}")
 
@@ -394,8 +405,9 @@ class RoutedLayer(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""
-        text = f"expert_channels={self.expert_channels}, weighted={self.weighted}, rule={str(self.rule)!r}"
-        return text if self.damping is None else f"{text}, damping={str(self.damping)!r}"
+        weighted = "weighted=True, " if self.weighted else ""
+        damping = "" if self.damping is None else f", damping={str(self.damping)!r}"
+        return f"{weighted}rule={str(self.rule)!r}{damping}"
 
 
 def _leave_meta_device(layer: RoutedLayer, incompatible_keys: object) -> None:

@@ -238,7 +238,7 @@ class SummedExperts(nn.Module):
 
     def __init__(self, shape: NetShape, num_selected: int, num_experts: int) -> None:
         super().__init__()
-        self.layer = SpatialMoE2d(
+        self.layer = SpatialMoE2d.from_experts(
             shape.in_channels,
             num_experts,
             num_selected,

@@ -85,7 +85,7 @@ def test_a_prior_decides_the_start() -> None:
 def test_layers_learn_with_a_coarse_gate(rule: str | None, order) -> None:
     torch.manual_seed(0)
     gate = CoarseGate(6, 2, GRID, order=order)
-    layer = smoe.SpatialMoE2d(3, 6, 2, gate=gate, rule=rule)
+    layer = smoe.SpatialMoE2d.from_experts(3, 6, 2, gate=gate, rule=rule)
     nn.init.normal_(layer.weight)
     layer(torch.randn(2, 3, *GRID)).square().mean().backward()
     has_learned = gate.values.grad is not None and bool((gate.values.grad != 0.0).any())
@@ -94,13 +94,13 @@ def test_layers_learn_with_a_coarse_gate(rule: str | None, order) -> None:
 
 def test_probing_is_refused_because_its_pixels_decide_alone() -> None:
     with pytest.raises(ValueError, match="it needs a TensorGate, got CoarseGate"):
-        smoe.SpatialMoE2d(1, 3, 1, gate=CoarseGate(3, 1, GRID, order="score"), rule="probe")
+        smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=CoarseGate(3, 1, GRID, order="score"), rule="probe")
 
 
 def test_a_layer_learns_regions_larger_than_a_cell() -> None:
     torch.manual_seed(0)
     grid, truth = (16, 24), torch.randn(2, 2, 3, 3, 3)
-    layer = smoe.SpatialMoE2d(3, 4, 2, gate=CoarseGate(4, 2, grid))
+    layer = smoe.SpatialMoE2d.from_experts(3, 4, 2, gate=CoarseGate(4, 2, grid))
     optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
     losses = []
     for _ in range(150):
@@ -123,7 +123,7 @@ def test_a_layer_learns_regions_larger_than_a_cell() -> None:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_it_is_saved_copied_compiled_exported_and_frozen() -> None:
     torch.manual_seed(0)
-    layer, other = (smoe.SpatialMoE2d(3, 6, 2, gate=CoarseGate(6, 2, GRID)) for _ in range(2))
+    layer, other = (smoe.SpatialMoE2d.from_experts(3, 6, 2, gate=CoarseGate(6, 2, GRID)) for _ in range(2))
     nn.init.normal_(layer.weight)
     file = io.BytesIO()
     torch.save(layer.state_dict(), file)
@@ -143,7 +143,7 @@ def test_it_is_saved_copied_compiled_exported_and_frozen() -> None:
 
 def test_another_grid_takes_the_same_scores() -> None:
     torch.manual_seed(0)
-    layer = smoe.SpatialMoE2d(3, 6, 2, gate=CoarseGate(6, 2, (8, 12)))
+    layer = smoe.SpatialMoE2d.from_experts(3, 6, 2, gate=CoarseGate(6, 2, (8, 12)))
     larger = smoe.interpolate_grids(layer, example_input=torch.randn(1, 3, 16, 24))
     assert torch.equal(larger.gate.get_parameter("values"), layer.gate.get_parameter("values"))
     assert larger(torch.randn(1, 3, 16, 24)).shape == (1, 2, 16, 24)

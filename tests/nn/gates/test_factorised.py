@@ -83,7 +83,7 @@ def test_a_prior_decides_the_start() -> None:
 
 def test_a_layer_with_a_factorised_gate_is_saved_and_loaded() -> None:
     torch.manual_seed(0)
-    make = lambda: smoe.SpatialMoE2d(2, 6, 3, gate=FactorisedGate(6, 3, GRID), rule="straight_through")  # noqa: E731
+    make = lambda: smoe.SpatialMoE2d.from_experts(2, 6, 3, gate=FactorisedGate(6, 3, GRID), rule="straight_through")  # noqa: E731
     layer, other = make(), make()
     other.load_state_dict(layer.state_dict())
     x = torch.randn(2, 2, *GRID)
@@ -115,7 +115,7 @@ def test_an_embedding_starts_anew() -> None:
 @pytest.mark.parametrize("rule", ["straight_through", "frozen"])
 def test_passes_that_need_no_scores_select_the_same_without_them(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    layer = smoe.SpatialMoE2d(3, 6, 2, gate=FactorisedGate(6, 2, (5, 7)), rule=rule)
+    layer = smoe.SpatialMoE2d.from_experts(3, 6, 2, gate=FactorisedGate(6, 2, (5, 7)), rule=rule)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     input, indices = torch.randn(2, 3, 5, 7), layer.routing().indices

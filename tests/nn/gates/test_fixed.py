@@ -14,13 +14,13 @@ REGION_MAP = torch.tensor([[0, 1, 1], [2, 0, 1]])
 
 def test_region_map_is_the_routing():
     gate = smoe.FixedGate.from_region_map(REGION_MAP)
-    layer = smoe.SpatialMoE2d(1, 3, 1, gate=gate, rule=RC)
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=gate, rule=RC)
     assert torch.equal(layer.routing().indices[0], REGION_MAP)
 
 
 def test_regions_share_out_more_experts():
     gate = smoe.FixedGate.from_region_map(REGION_MAP, num_experts=7, num_selected=2)
-    indices = smoe.SpatialMoE2d(1, 7, 2, gate=gate, rule=RC).routing().indices
+    indices = smoe.SpatialMoE2d.from_experts(1, 7, 2, gate=gate, rule=RC).routing().indices
     # Shares of 7 experts for 3 regions: 0-2, 3-4, 5-6; of equal scores the lower number wins.
     first_of_share = torch.tensor([0, 3, 5])[REGION_MAP]
     assert torch.equal(indices, torch.stack([first_of_share, first_of_share + 1]))
@@ -30,13 +30,13 @@ def test_regions_share_out_more_experts():
     "make", [lambda: smoe.FixedGate.from_region_map(REGION_MAP), lambda: smoe.FixedGate.random(3, 1, (2, 3))]
 )
 def test_does_not_learn_but_is_saved(make):
-    layer = smoe.SpatialMoE2d(1, 3, 1, gate=make(), rule=RC)
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=make(), rule=RC)
     assert not list(layer.gate.parameters())
     before = gate_scores(layer).clone()
     layer(torch.randn(2, 1, 2, 3)).pow(2).mean().backward()
     torch.optim.SGD(layer.parameters(), lr=1.0).step()
     assert torch.equal(gate_scores(layer), before)
-    other = smoe.SpatialMoE2d(1, 3, 1, gate=smoe.FixedGate(torch.zeros(3, 2, 3), 1), rule=RC)
+    other = smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=smoe.FixedGate(torch.zeros(3, 2, 3), 1), rule=RC)
     other.load_state_dict(layer.state_dict())
     assert torch.equal(gate_scores(other), before)
 
@@ -48,7 +48,7 @@ def test_experts_of_a_fixed_gate_are_damped_and_learn():
     gradients = []
     for damping in (None, 0.0):
         torch.manual_seed(1)
-        layer = smoe.SpatialMoE2d(1, 3, 1, gate=gate, damping=damping, rule=RC)
+        layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=gate, damping=damping, rule=RC)
         layer(x).pow(2).mean().backward()
         gradients.append(layer.weight.grad)
     assert not torch.equal(*gradients)

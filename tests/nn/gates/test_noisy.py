@@ -37,7 +37,7 @@ def test_own_std_and_gates_that_look_at_their_input():
 
 def test_silent_in_evaluation():
     inner = smoe.TensorGate(4, 2, (3, 3), normalization="softmax")
-    layer = smoe.SpatialMoE2d(1, 4, 2, gate=smoe.nn.NoisyGate(inner), rule=RC).eval()
+    layer = smoe.SpatialMoE2d.from_experts(1, 4, 2, gate=smoe.nn.NoisyGate(inner), rule=RC).eval()
     routing = layer.gate(X)
     assert routing.noise_std == 0.0
     assert torch.equal(routing.scores, inner().scores)
@@ -49,7 +49,7 @@ def test_silent_in_evaluation():
 def test_training_routes_samples_apart_and_trains_the_inner_gate():
     torch.manual_seed(0)
     inner = smoe.TensorGate(4, 2, (3, 3))
-    layer = smoe.SpatialMoE2d(1, 4, 2, gate=smoe.nn.NoisyGate(inner, std=5.0), rule=RC)
+    layer = smoe.SpatialMoE2d.from_experts(1, 4, 2, gate=smoe.nn.NoisyGate(inner, std=5.0), rule=RC)
     x = torch.randn(8, 1, 3, 3)
     indices = layer.routing(x).indices
     assert indices.shape == (8, 2, 3, 3)

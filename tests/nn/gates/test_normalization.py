@@ -35,7 +35,7 @@ def test_over_the_experts(normalization, expected):
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_routing_and_weights_use_the_normalised_scores(normalization):
-    layer = smoe.SpatialMoE2d(
+    layer = smoe.SpatialMoE2d.from_experts(
         1, 3, 1, 1, gate=smoe.TensorGate(3, 1, (1, 1), normalization=normalization), weighted=True, rule=RC
     )
     with torch.no_grad():
@@ -52,7 +52,7 @@ def test_routing_and_weights_use_the_normalised_scores(normalization):
 def test_gradient_flows_through_the_normalisation(normalization):
     torch.manual_seed(0)
     gate = smoe.TensorGate(3, 1, (4, 4), normalization=normalization)
-    layer = smoe.SpatialMoE2d(1, 3, 1, gate=gate, rule=RC)
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, gate=gate, rule=RC)
     layer(torch.randn(2, 1, 4, 4)).pow(2).mean().backward()
     assert gate.scores.grad is not None
     assert gate.scores.grad.abs().max() > 0

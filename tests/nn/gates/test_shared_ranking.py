@@ -28,7 +28,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Dep
 
 def make_net(gate: SpatialGate | None = None, order: Order = "score") -> nn.Sequential:
     gate = gate or TensorGate(6, 2, (5, 4))
-    return nn.Sequential(*(SpatialMoE2d(2, 6, 2, gate=gate, order=order, rule=RC) for _ in range(NUM_LAYERS)))
+    return nn.Sequential(
+        *(SpatialMoE2d.from_experts(2, 6, 2, gate=gate, order=order, rule=RC) for _ in range(NUM_LAYERS))
+    )
 
 
 def scores_of(net: nn.Sequential, place: int = 0) -> nn.Parameter:
@@ -212,7 +214,7 @@ def test_functional_calls_rank_what_they_are_given() -> None:
 
 def test_a_gate_has_one_order() -> None:
     with pytest.raises(ValueError, match="the gate has order='score', but order is 'index'; give it to the gate"):
-        SpatialMoE2d(2, 6, 3, gate=TensorGate(6, 3, (5, 4)), order="index", rule=RC)
+        SpatialMoE2d.from_experts(2, 6, 3, gate=TensorGate(6, 3, (5, 4)), order="index", rule=RC)
 
 
 def test_noise_is_drawn_for_each_layer(rankings: list[torch.Tensor]) -> None:

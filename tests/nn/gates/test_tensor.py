@@ -14,7 +14,7 @@ RC = RoutingClassification.released()
 
 
 def test_parameters_on_the_heat_grid():
-    layer = smoe.SpatialMoE2d(1, 3, 1, spatial_shape=(64, 64), rule=RC, order="score")
+    layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=(64, 64), rule=RC, order="score")
     # 3 experts x 9 taps, and 3 x 64 x 64 scores
     assert layer.weight.numel() == 27
     assert sum(parameter.numel() for parameter in layer.gate.parameters()) == 12288
@@ -39,7 +39,7 @@ def test_start_is_uniform_within_the_bound(init, num_experts, num_selected, expe
 
 def test_the_layer_tells_its_gate_the_outputs_per_expert():
     torch.manual_seed(0)
-    layer = smoe.SpatialMoE2d(1, 8, 2, expert_channels=3, spatial_shape=(64, 64), rule=RC, order="score")
+    layer = smoe.SpatialMoE2d.from_experts(1, 8, 2, expert_channels=3, spatial_shape=(64, 64), rule=RC, order="score")
     assert float(gate_scores(layer).detach().abs().max()) == pytest.approx(2.0, rel=1e-3)
 
 
@@ -88,7 +88,7 @@ def test_prior_of_groups_starts_with_each_groups_own_share(num_experts, init):
     groups = GROUPS.repeat(6, 6)
     num_selected = num_experts // 3
     gate = smoe.TensorGate.from_prior(groups, num_experts, num_selected, 2.0, init=init)
-    layer = smoe.SpatialMoE2d(1, num_experts, num_selected, gate=gate, rule=RC)
+    layer = smoe.SpatialMoE2d.from_experts(1, num_experts, num_selected, gate=gate, rule=RC)
     # 8 experts: shares of 3, 3 and 2
     shares = torch.tensor_split(torch.arange(num_experts), 3)
     indices = layer.routing().indices
@@ -100,7 +100,7 @@ def test_prior_of_a_land_fraction():
     torch.manual_seed(0)
     land = torch.cat([torch.zeros(20, 40), torch.ones(20, 40), torch.full((20, 40), 0.5)])
     gate = smoe.TensorGate.from_prior(land, 4, 2, 2.0)
-    indices = smoe.SpatialMoE2d(1, 4, 2, gate=gate, rule=RC).routing().indices
+    indices = smoe.SpatialMoE2d.from_experts(1, 4, 2, gate=gate, rule=RC).routing().indices
     assert indices[:, :20].max() == 1
     assert indices[:, 20:40].min() == 2
     # A coast prefers neither: its four experts share its 2 x 800 places.
@@ -110,7 +110,7 @@ def test_prior_of_a_land_fraction():
 def test_prior_of_a_land_mask():
     mask = torch.rand(8, 8) > 0.5
     gate = smoe.TensorGate.from_prior(mask, 2, 1, 2.0)
-    assert torch.equal(smoe.SpatialMoE2d(1, 2, 1, gate=gate, rule=RC).routing().indices[0] == 1, mask)
+    assert torch.equal(smoe.SpatialMoE2d.from_experts(1, 2, 1, gate=gate, rule=RC).routing().indices[0] == 1, mask)
 
 
 def test_prior_fades_with_its_strength():
@@ -129,7 +129,7 @@ def test_prior_can_be_learned_away():
     # All pixels are told to be of group 0, but only the expert of group 1 is of any use.
     torch.manual_seed(0)
     gate = smoe.TensorGate.from_prior(torch.zeros(4, 4, dtype=torch.int64) + torch.eye(4, dtype=torch.int64), 2, 1, 2.0)
-    layer = smoe.SpatialMoE2d(1, 2, 1, 1, gate=gate, rule="rc(error_quantile=0.0, tolerance=0.1)")
+    layer = smoe.SpatialMoE2d.from_experts(1, 2, 1, 1, gate=gate, rule="rc(error_quantile=0.0, tolerance=0.1)")
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([-1.0, 1.0]).reshape(2, 1, 1, 1))
     layer.weight.requires_grad_(False)

@@ -24,7 +24,7 @@ EDGES = torch.cat(
 def make_layer(**options) -> GraphMoE:
     # By their scores: experts of a family would start equal.
     options.setdefault("order", "score")
-    layer = GraphMoE(C, X, E, num_nodes=NUM_NODES, dtype=torch.float64, **options)
+    layer = GraphMoE.from_experts(C, X, E, num_nodes=NUM_NODES, dtype=torch.float64, **options)
     if layer.bias is not None:
         torch.nn.init.normal_(layer.bias)
     return layer
@@ -52,7 +52,7 @@ def test_every_gradient_is_that_of_the_loops(aggregation, has_weights, edge_dim)
 
 @pytest.mark.parametrize("root", [True, False])
 def test_kernels_are_the_definition_in_float32(root):
-    layer = GraphMoE(C, X, E, num_nodes=NUM_NODES, root=root, rule="frozen", order="score")
+    layer = GraphMoE.from_experts(C, X, E, num_nodes=NUM_NODES, root=root, rule="frozen", order="score")
     x = torch.randn(4, NUM_NODES, C, requires_grad=True)
     output = layer(x, EDGES)
     indices = layer.routing().indices
@@ -114,8 +114,8 @@ def test_rules_train_as_on_a_grid_without_neighbours(rule, order, weighted):
         pytest.skip("probing needs an unweighted layer")
     torch.manual_seed(3)
     options = {"rule": rule, "weighted": weighted, "bias": True}
-    graph = GraphMoE(C, X, E, gate=smoe.TensorGate(X, E, (12,), order=order), **options)
-    grid = smoe.SpatialMoE2d(C, X, E, 1, gate=smoe.TensorGate(X, E, (3, 4), order=order), **options)
+    graph = GraphMoE.from_experts(C, X, E, gate=smoe.TensorGate(X, E, (12,), order=order), **options)
+    grid = smoe.SpatialMoE2d.from_experts(C, X, E, 1, gate=smoe.TensorGate(X, E, (3, 4), order=order), **options)
     with torch.no_grad():
         graph.weight.normal_()
         grid.weight.copy_(graph.weight[:, :C, None, None])
@@ -222,13 +222,13 @@ def test_other_coordinates_are_refused():
     ],
 )
 def test_bad_input(change, message):
-    layer = GraphMoE(C, X, E, num_nodes=NUM_NODES)
+    layer = GraphMoE.from_experts(C, X, E, num_nodes=NUM_NODES)
     with pytest.raises(ValueError, match=message):
         layer(**{"x": torch.randn(NUM_NODES, C), "edge_index": EDGES} | change)
 
 
 def test_autocast_and_batches_without_samples():
-    layer = GraphMoE(C, X, E, num_nodes=NUM_NODES)
+    layer = GraphMoE.from_experts(C, X, E, num_nodes=NUM_NODES)
     x = torch.randn(2, NUM_NODES, C, requires_grad=True)
     expected = layer(x, EDGES)
     with torch.autocast("cpu", torch.bfloat16):
@@ -243,12 +243,12 @@ def test_autocast_and_batches_without_samples():
 
 def test_bad_arguments():
     with pytest.raises(ValueError, match="give num_nodes"):
-        GraphMoE(C, X, E)
+        GraphMoE.from_experts(C, X, E)
     with pytest.raises(ValueError, match="aggregation must be one of mean, sum, gcn, got 'max'"):
-        GraphMoE(C, X, E, num_nodes=3, aggregation="max")  # type: ignore[arg-type]
+        GraphMoE.from_experts(C, X, E, num_nodes=3, aggregation="max")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"needs a gate for \(nodes,\), got one for \(2, 3\)"):
-        GraphMoE(C, X, E, gate=smoe.TensorGate(X, E, (2, 3)))
-    layer = GraphMoE(C, X, E, num_nodes=NUM_NODES, rule="probe")
+        GraphMoE.from_experts(C, X, E, gate=smoe.TensorGate(X, E, (2, 3)))
+    layer = GraphMoE.from_experts(C, X, E, num_nodes=NUM_NODES, rule="probe")
     with pytest.raises(ValueError, match="remembers all nodes of a pass"):
         layer(torch.randn(1, C), torch.zeros(2, 0, dtype=torch.int64), node_id=torch.tensor([1]))
 
@@ -264,3 +264,11 @@ def test_a_graph_and_what_belongs_to_it_are_replaced_together() -> None:
     assert memory.find(ring, 3) is None
     found = memory.find(star, 3)
     assert found is not None and not found.factors(torch.float32, lambda: torch.ones(1, 3)).any()
+
+
+def test_called_like_a_graph_convolution():
+    edges = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    layer = GraphMoE(5, 6, num_nodes=4, num_candidates=3)
+    assert layer(torch.randn(4, 5), edges).shape == (4, 6)
+    assert (layer.num_experts, layer.out_channels, layer.order) == (18, 6, "families")
+    assert layer.bias is not None and len(layer.bias) == 18

@@ -46,7 +46,7 @@ def test_every_gradient_is_that_of_the_loops(dtype, order, expert_channels):
         "order": "score",
         "dtype": dtype,
     }
-    layer = HEALPixMoE(2, 5, 2, **options)
+    layer = HEALPixMoE.from_experts(2, 5, 2, **options)
     x = torch.randn(2, 2, 48, dtype=dtype, requires_grad=True)
     output = layer(x)
     indices = layer.routing().indices
@@ -63,7 +63,10 @@ def test_every_gradient_is_that_of_the_loops(dtype, order, expert_channels):
 
 def test_faces_and_orders_agree():
     gate = smoe.TensorGate(6, 2, (12, 4, 4))
-    layers = [HEALPixMoE(3, 6, 2, nside=4, pixel_order=order, gate=gate, rule="frozen") for order in ("nested", "ring")]
+    layers = [
+        HEALPixMoE.from_experts(3, 6, 2, nside=4, pixel_order=order, gate=gate, rule="frozen")
+        for order in ("nested", "ring")
+    ]
     layers[1].load_state_dict(layers[0].state_dict())
     faces = torch.randn(2, 3, 12, 4, 4)
     expected = layers[0](faces)
@@ -79,7 +82,7 @@ def test_faces_and_orders_agree():
 @pytest.mark.parametrize("rule", ["rc", "probe", "straight_through"])
 def test_rules(rule):
     order = "families" if rule == "straight_through" else "score"
-    layer = HEALPixMoE(2, 6, 2, nside=4, rule=rule, order=order, bias=True)
+    layer = HEALPixMoE.from_experts(2, 6, 2, nside=4, rule=rule, order=order, bias=True)
     before = RoutingMap(*(part.clone() for part in layer.routing()))
     optimizer = torch.optim.SGD([p for p in layer.parameters() if p.requires_grad], lr=1.0)
     x = torch.randn(4, 2, 192)
@@ -95,23 +98,31 @@ def test_rules(rule):
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiles_and_exports():
-    layer = HEALPixMoE(2, 6, 2, nside=4, rule="frozen").eval()
+    layer = HEALPixMoE.from_experts(2, 6, 2, nside=4, rule="frozen").eval()
     x = torch.randn(1, 2, 192)
     torch.testing.assert_close(torch.compile(layer, backend="eager")(x), layer(x))
     torch.testing.assert_close(torch.export.export(layer, (x,)).module()(x), layer(x))
 
 
 def test_bad_input():
-    layer = HEALPixMoE(2, 6, 2, nside=4)
+    layer = HEALPixMoE.from_experts(2, 6, 2, nside=4)
     with pytest.raises(ValueError, match=r"\(B, 2, 12, 4, 4\) or \(B, 2, 192\), got shape \(1, 2, 48\)"):
         layer(torch.randn(1, 2, 48))
     with pytest.raises(ValueError, match="power of two in nested order, got 6"):
-        HEALPixMoE(2, 6, 2, nside=6)
+        HEALPixMoE.from_experts(2, 6, 2, nside=6)
     with pytest.raises(ValueError, match="pixel_order must be one of nested, ring, got 'rings'"):
-        HEALPixMoE(2, 6, 2, nside=4, pixel_order="rings")  # type: ignore[arg-type]
+        HEALPixMoE.from_experts(2, 6, 2, nside=4, pixel_order="rings")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"nside must be an integer of at least 1, got 4\.0"):
-        HEALPixMoE(2, 6, 2, nside=4.0)  # type: ignore[arg-type]
+        HEALPixMoE.from_experts(2, 6, 2, nside=4.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="odd and at most 3 for nside 1, got 5"):
-        HEALPixMoE(2, 6, 2, 5, nside=1)
+        HEALPixMoE.from_experts(2, 6, 2, 5, nside=1)
     with pytest.raises(ValueError, match="ring order, but pixel_order is 'nested'"):
-        HEALPixMoE(2, 6, 2, nside=4, coordinates=healpix_coordinates(4, "ring"))
+        HEALPixMoE.from_experts(2, 6, 2, nside=4, coordinates=healpix_coordinates(4, "ring"))
+
+
+def test_called_like_a_convolution():
+    layer = HEALPixMoE(2, 5, nside=4)
+    assert layer(torch.randn(1, 2, 192)).shape == (1, 5, 192)
+    assert (layer.num_experts, layer.out_channels, layer.order, layer.kernel_size) == (10, 5, "families", (3, 3))
+    with pytest.raises(TypeError, match="weighted"):
+        HEALPixMoE(2, 5, nside=4, weighted=True)  # pyright: ignore[reportCallIssue]

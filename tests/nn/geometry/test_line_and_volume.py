@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import smoe
 from definitions import gate_gradient, gate_scores
@@ -58,7 +59,7 @@ def compare(output, expected, tensors, tolerance):
 @pytest.mark.parametrize(("kernel_size", "stride", "expert_channels"), [(3, 1, 1), (5, 2, 2), (1, 1, 1)])
 def test_line(dtype, padding_mode, kernel_size, stride, expert_channels):
     length = -(-11 // stride)
-    layer = SpatialMoE1d(
+    layer = SpatialMoE1d.from_experts(
         *(3, 5, 2, kernel_size),
         stride=stride,
         padding_mode=padding_mode,
@@ -83,7 +84,7 @@ def test_line(dtype, padding_mode, kernel_size, stride, expert_channels):
 )
 def test_volume(dtype, padding_mode, kernel_size, stride, expert_channels):
     grid = tuple(-(-size // stride) for size in (4, 3, 5))
-    layer = SpatialMoE3d(
+    layer = SpatialMoE3d.from_experts(
         *(2, 5, 2, kernel_size),
         stride=stride,
         padding_mode=padding_mode,
@@ -152,13 +153,13 @@ def test_rules_train_as_in_the_plane(kind, rule, order):
 
     plane_shape = (1, 12) if kind == "line" else (3, 4)
     plane_kernel = (1, 3) if kind == "line" else 3
-    plane = smoe.SpatialMoE2d(2, 7, 2, plane_kernel, gate=gate(*plane_shape), **options)
+    plane = smoe.SpatialMoE2d.from_experts(2, 7, 2, plane_kernel, gate=gate(*plane_shape), **options)
     torch.nn.init.normal_(plane.weight)
     axis = 2
     layer = (
-        SpatialMoE1d(2, 7, 2, gate=gate(12), **options)
+        SpatialMoE1d.from_experts(2, 7, 2, gate=gate(12), **options)
         if kind == "line"
-        else SpatialMoE3d(2, 7, 2, (1, 3, 3), gate=gate(1, 3, 4), **options)
+        else SpatialMoE3d.from_experts(2, 7, 2, (1, 3, 3), gate=gate(1, 3, 4), **options)
     )
     with torch.no_grad():
         layer.weight.copy_(plane.weight.view_as(layer.weight))
@@ -185,13 +186,15 @@ def test_rules_train_as_in_the_plane(kind, rule, order):
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_gates_and_options_of_every_geometry():
     gate = FactorisedGate(6, 2, (4, 3, 5), init="smooth")
-    layer = SpatialMoE3d(2, 6, 2, gate=gate, rule="straight_through", weighted=True, local_affine=True, bias="slot")
+    layer = SpatialMoE3d.from_experts(
+        2, 6, 2, gate=gate, rule="straight_through", weighted=True, local_affine=True, bias="slot"
+    )
     output = layer(torch.randn(2, 2, 4, 3, 5))
     output.square().mean().backward()
     assert output.shape == (2, 2, 4, 3, 5)
     assert gate.embedding.values.grad is not None and gate.embedding.values.grad.abs().sum() > 0
     prior = smoe.TensorGate.from_prior(torch.arange(12) // 4, 6, 2)
-    assert SpatialMoE1d(1, 6, 2, gate=prior).routing().indices[:, 0].max() < 2
+    assert SpatialMoE1d.from_experts(1, 6, 2, gate=prior).routing().indices[:, 0].max() < 2
     torch.testing.assert_close(
         torch.compile(layer.eval(), backend="eager")(torch.ones(1, 2, 4, 3, 5)), layer(torch.ones(1, 2, 4, 3, 5))
     )
@@ -201,23 +204,23 @@ def test_gates_and_options_of_every_geometry():
 
 def test_bad_arguments():
     with pytest.raises(ValueError, match="kernel_size must be odd, so that padding keeps the grid, got 4"):
-        SpatialMoE1d(1, 3, 1, 4, spatial_shape=8)
-    with pytest.raises(ValueError, match="one of zeros, circular on a line, got 'longitude'"):
-        SpatialMoE1d(1, 3, 1, padding_mode="longitude", spatial_shape=8)
+        SpatialMoE1d.from_experts(1, 3, 1, 4, spatial_shape=8)
+    with pytest.raises(ValueError, match="one of zeros, circular, got 'longitude'"):
+        SpatialMoE1d.from_experts(1, 3, 1, padding_mode="longitude", spatial_shape=8)
     with pytest.raises(ValueError, match=r"SpatialMoE1d needs a gate for 1 axes, got one for the grid \(2, 3\)"):
-        SpatialMoE1d(1, 3, 1, gate=smoe.TensorGate(3, 1, (2, 3)))
-    with pytest.raises(ValueError, match=r"input must be \(B, 1, L\), got shape \(2, 3, 8\)"):
-        SpatialMoE1d(1, 3, 1, spatial_shape=8)(torch.randn(2, 3, 8))
+        SpatialMoE1d.from_experts(1, 3, 1, gate=smoe.TensorGate(3, 1, (2, 3)))
+    with pytest.raises(ValueError, match=r"input must be \(B, 1, length\), .* got shape \(2, 3, 8\)"):
+        SpatialMoE1d.from_experts(1, 3, 1, spatial_shape=8)(torch.randn(2, 3, 8))
     with pytest.raises(ValueError, match=r"got \(3, 2, 3\)"):
-        SpatialMoE3d(1, 3, 1, (3, 2, 3), spatial_shape=(2, 2, 2))
+        SpatialMoE3d.from_experts(1, 3, 1, (3, 2, 3), spatial_shape=(2, 2, 2))
     with pytest.raises(ValueError, match="stride must be"):
-        SpatialMoE3d(1, 3, 1, stride=0, spatial_shape=(2, 2, 2))
+        SpatialMoE3d.from_experts(1, 3, 1, stride=0, spatial_shape=(2, 2, 2))
     with pytest.raises(ValueError, match=r"a volume of \(3, 2, 4\) is smaller than the kernel \(3, 3, 3\)"):
         routed_conv3d(torch.randn(1, 1, 3, 2, 4), torch.randn(3, 1, 3, 3, 3), torch.zeros(1, 1, 1), padding_mode="none")
-    with pytest.raises(ValueError, match=r"input must be \(B, 1, D, H, W\), got shape \(1, 1, 4, 4\)"):
-        SpatialMoE3d(1, 3, 1, spatial_shape=(2, 2, 2))(torch.randn(1, 1, 4, 4))
-    with pytest.raises(ValueError, match=r"indices must be \(1 or 1, E, 12\) for an output volume of \(2, 2, 3\)"):
-        SpatialMoE3d(1, 3, 1, spatial_shape=(2, 2, 2))(torch.randn(1, 1, 2, 2, 3))
+    with pytest.raises(ValueError, match=r"input must be \(B, 1, depth, rows, columns\), .* got shape \(1, 4, 4\)"):
+        SpatialMoE3d.from_experts(1, 3, 1, spatial_shape=(2, 2, 2))(torch.randn(1, 4, 4))
+    with pytest.raises(ValueError, match=r"made for an output grid of \(2, 2, 2\), .* got an input of \(2, 2, 3\)"):
+        SpatialMoE3d.from_experts(1, 3, 1, spatial_shape=(2, 2, 2))(torch.randn(1, 1, 2, 2, 3))
 
 
 @pytest.mark.parametrize("padding_mode", ["zeros", "circular", "none"])
@@ -230,3 +233,18 @@ def test_gradients_of_volumes_have_derivatives(padding_mode):
     assert torch.autograd.gradgradcheck(
         lambda x, weight: routed_conv3d(x, weight, indices, padding_mode=padding_mode), (x, weight)
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "conv_kind", "grid"), [(SpatialMoE1d, nn.Conv1d, (9,)), (SpatialMoE3d, nn.Conv3d, (4, 5, 3))]
+)
+def test_lines_and_volumes_are_called_like_convolutions(kind, conv_kind, grid):
+    conv = conv_kind(2, 4, 3, padding=1)
+    layer = kind.from_conv(conv, spatial_shape=grid)
+    x = torch.randn(3, 2, *grid)
+    for is_training in (True, False):
+        torch.testing.assert_close(layer.train(is_training)(x), conv(x))
+    torch.testing.assert_close(layer(x[0]), conv(x[0]))
+    for name in ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "output_padding"):
+        assert getattr(layer, name) == getattr(conv, name)
+    assert kind(2, 5, spatial_shape=grid)(x).shape == (3, 5, *grid)

@@ -39,14 +39,14 @@ def train(layer: torch.nn.Module, *arguments: torch.Tensor) -> CountReads:
 @pytest.mark.parametrize("options", RULES, ids=IDS)
 def test_lines(options: dict[str, Any]) -> None:
     with torch.device("meta"):
-        layer = smoe.SpatialMoE1d(3, 5, 2, spatial_shape=9, **options)
+        layer = smoe.SpatialMoE1d.from_experts(3, 5, 2, spatial_shape=9, **options)
     assert train(layer, empty(2, 3, 9)).reads == []
 
 
 @pytest.mark.parametrize("options", RULES, ids=IDS)
 def test_volumes(options: dict[str, Any]) -> None:
     with torch.device("meta"):
-        layer = smoe.SpatialMoE3d(3, 5, 2, spatial_shape=(3, 4, 5), **options)
+        layer = smoe.SpatialMoE3d.from_experts(3, 5, 2, spatial_shape=(3, 4, 5), **options)
     assert train(layer, empty(2, 3, 3, 4, 5)).reads == []
 
 
@@ -54,7 +54,7 @@ def test_volumes(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", RULES, ids=IDS)
 def test_healpix(options: dict[str, Any], pixel_order: Any) -> None:
     # The numbers of neighbours are computed once, on the host.
-    layer = smoe.HEALPixMoE(3, 5, 2, nside=2, pixel_order=pixel_order, **options)
+    layer = smoe.HEALPixMoE.from_experts(3, 5, 2, nside=2, pixel_order=pixel_order, **options)
     layer(torch.zeros(2, 3, 48))
     layer = layer.to("meta")
     layer(empty(2, 3, 48))
@@ -65,6 +65,6 @@ def test_healpix(options: dict[str, Any], pixel_order: Any) -> None:
 @pytest.mark.parametrize("options", RULES, ids=IDS)
 def test_graphs(options: dict[str, Any], aggregation: Any) -> None:
     with torch.device("meta"):
-        layer = smoe.GraphMoE(3, 5, 2, num_nodes=7, aggregation=aggregation, edge_dim=2, **options)
+        layer = smoe.GraphMoE.from_experts(3, 5, 2, num_nodes=7, aggregation=aggregation, edge_dim=2, **options)
     edges = empty(2, 11, dtype=torch.int64)
     assert train(layer, empty(4, 7, 3), edges, empty(11), empty(11, 2)).reads == []

@@ -47,7 +47,7 @@ def test_a_prior_of_each_node():
         node_gate(6, 1, 12, prior=groups[1:])
     with pytest.raises(ValueError, match="both decide"):
         node_gate(6, 1, 12, prior=groups, edge_index=ring(12))
-    assert GraphMoE(2, 6, 1, gate=node_gate(6, 1, 12, rank=3)).num_nodes == 12
+    assert GraphMoE.from_experts(2, 6, 1, gate=node_gate(6, 1, 12, rank=3)).num_nodes == 12
 
 
 @pytest.mark.parametrize("has_scipy", [True, False])
@@ -87,14 +87,16 @@ def test_transfer_between_grids():
 def test_a_transferred_gate_is_accepted_where_the_old_one_is_refused():
     place = torch.randn(9, 2)
     edges = ring(9)
-    layer = GraphMoE(2, 4, 1, num_nodes=9, coordinates=place, rule="probe")
+    layer = GraphMoE.from_experts(2, 4, 1, num_nodes=9, coordinates=place, rule="probe")
     x = torch.randn(9, 2)
     expected = layer.eval()(x, edges)
     order = torch.randperm(9)
     where = order.argsort()
     with pytest.raises(ValueError, match="edges differ"):
         layer(x[order], where[edges])
-    new = GraphMoE(2, 4, 1, gate=transfer_gate(layer.gate, place, place[order]), coordinates=place[order], rule="probe")
+    new = GraphMoE.from_experts(
+        2, 4, 1, gate=transfer_gate(layer.gate, place, place[order]), coordinates=place[order], rule="probe"
+    )
     with torch.no_grad():
         new.weight.copy_(layer.weight)
     torch.testing.assert_close(new.eval()(x[order], where[edges]), expected[order])

@@ -37,7 +37,7 @@ def test_with_one_expert_it_is_the_convolutions_of_torch_geometric():
     weight = torch.rand(EDGES.shape[1])
     sage = SAGEConv(C, 5)
     layer = one_expert(
-        GraphMoE(C, 1, 1, num_nodes=N, expert_channels=5, bias=True),
+        GraphMoE.from_experts(C, 1, 1, num_nodes=N, expert_channels=5, bias=True),
         sage.lin_r.weight,
         sage.lin_l.weight,
         bias=sage.lin_l.bias,
@@ -45,7 +45,7 @@ def test_with_one_expert_it_is_the_convolutions_of_torch_geometric():
     torch.testing.assert_close(layer(x, EDGES), sage(x, EDGES))
     graph = GraphConv(C, 5)
     layer = one_expert(
-        GraphMoE(C, 1, 1, num_nodes=N, expert_channels=5, aggregation="sum", bias=True),
+        GraphMoE.from_experts(C, 1, 1, num_nodes=N, expert_channels=5, aggregation="sum", bias=True),
         graph.lin_root.weight,
         graph.lin_rel.weight,
         bias=graph.lin_rel.bias,
@@ -53,7 +53,7 @@ def test_with_one_expert_it_is_the_convolutions_of_torch_geometric():
     torch.testing.assert_close(layer(x, EDGES, weight), graph(x, EDGES, weight))
     gcn = GCNConv(C, 5)
     layer = one_expert(
-        GraphMoE(C, 1, 1, num_nodes=N, expert_channels=5, aggregation="gcn", root=False, bias=True),
+        GraphMoE.from_experts(C, 1, 1, num_nodes=N, expert_channels=5, aggregation="gcn", root=False, bias=True),
         gcn.lin.weight,
         bias=gcn.bias,
     )
@@ -143,7 +143,9 @@ def test_what_a_plan_promises_is_done(net, example, reason):
 
 def test_batches_of_a_data_loader():
     samples = [Data(x=torch.randn(N, C), edge_index=EDGES, y=torch.randn(N, 2)) for _ in range(7)]
-    model = Sequential("x, edge_index", [(GraphMoE(C, 6, 2, num_nodes=N, rule="rc"), "x, edge_index -> x")])
+    model = Sequential(
+        "x, edge_index", [(GraphMoE.from_experts(C, 6, 2, num_nodes=N, rule="rc"), "x, edge_index -> x")]
+    )
     for batch in DataLoader(samples, batch_size=3):
         output = model(batch.x, batch.edge_index)
         assert output.shape == (batch.num_nodes, 2)
@@ -154,7 +156,7 @@ def test_batches_of_a_data_loader():
 
 def test_parts_of_a_graph():
     x = torch.randn(N, C)
-    layer = GraphMoE(C, 6, 2, num_nodes=N, rule="rc").eval()
+    layer = GraphMoE.from_experts(C, 6, 2, num_nodes=N, rule="rc").eval()
     everything = layer(x, EDGES)
     seeds = torch.tensor([7, 2, 11])
     node_id, edges, places, _ = k_hop_subgraph(seeds, 1, EDGES, relabel_nodes=True)
@@ -182,7 +184,7 @@ class NeighbourSampler(BaseSampler):
 
 def test_batches_of_a_neighbour_loader():
     data = Data(x=torch.randn(N, C), edge_index=EDGES)
-    layer = GraphMoE(C, 6, 2, num_nodes=N, rule="rc")
+    layer = GraphMoE.from_experts(C, 6, 2, num_nodes=N, rule="rc")
     everything = layer(data.x, data.edge_index).detach()
     seen = []
     for batch in NodeLoader(data, node_sampler=NeighbourSampler(EDGES), batch_size=6, shuffle=True):
@@ -203,7 +205,7 @@ def test_batches_of_a_neighbour_loader():
 @pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")
 def test_torch_geometrics_own_neighbour_loader():
     data = Data(x=torch.randn(N, C), edge_index=EDGES)
-    layer = GraphMoE(C, 6, 2, num_nodes=N, rule="rc").eval()
+    layer = GraphMoE.from_experts(C, 6, 2, num_nodes=N, rule="rc").eval()
     everything = layer(data.x, data.edge_index)
     try:
         batches = list(NeighborLoader(data, num_neighbors=[-1], batch_size=5))

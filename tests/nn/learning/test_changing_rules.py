@@ -32,9 +32,9 @@ def make_net(rule: Rule | str, *, is_shared: bool = True, order: Order = "score"
     gate = smoe.TensorGate(4, 2, GRID, order=order)
     other = gate if is_shared else smoe.TensorGate(4, 2, GRID, order=order)
     return nn.Sequential(
-        smoe.SpatialMoE2d(1, 4, 2, gate=gate, rule=rule),
+        smoe.SpatialMoE2d.from_experts(1, 4, 2, gate=gate, rule=rule),
         nn.Tanh(),
-        smoe.SpatialMoE2d(2, 4, 2, gate=other, rule=rule),
+        smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=other, rule=rule),
     )
 
 
@@ -286,7 +286,7 @@ def test_a_layer_that_is_gone_leaves_its_gate_to_others() -> None:
     net = make_net("probe")
     gate = layers_of(net)[0].gate
     del net
-    layer = smoe.SpatialMoE2d(1, 4, 2, gate=gate, rule="rc")
+    layer = smoe.SpatialMoE2d.from_experts(1, 4, 2, gate=gate, rule="rc")
     assert gate.memory is None and gate.get_parameter("scores").requires_grad
     layer(torch.randn(2, 1, *GRID)).square().mean().backward()
     assert gate.get_parameter("scores").grad is not None

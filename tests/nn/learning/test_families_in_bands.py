@@ -28,7 +28,7 @@ def make_layer(name: str, num_experts: int = 11, num_selected: int = 4, **option
     torch.manual_seed(0)
     rule = options.pop("rule", StraightThrough(share=1.0, warm_up=0, temperature=0.7))
     gate = GATES[name](num_experts, num_selected)
-    layer = smoe.SpatialMoE2d(3, num_experts, num_selected, gate=gate, rule=rule, **options)
+    layer = smoe.SpatialMoE2d.from_experts(3, num_experts, num_selected, gate=gate, rule=rule, **options)
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
     return layer
@@ -134,7 +134,7 @@ def test_a_frozen_part_of_the_gate_stays(name: str, monkeypatch: pytest.MonkeyPa
 def test_a_graph_learns_from_the_nodes_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     def gradient() -> torch.Tensor:
         torch.manual_seed(0)
-        layer = smoe.GraphMoE(2, 6, 2, num_nodes=8, rule=StraightThrough(share=1.0, noise=0.0))
+        layer = smoe.GraphMoE.from_experts(2, 6, 2, num_nodes=8, rule=StraightThrough(share=1.0, noise=0.0))
         nn.init.normal_(layer.weight)
         nodes, edges = torch.tensor([1, 4, 6]), torch.tensor([[0, 1, 2], [1, 2, 0]])
         layer(torch.randn(3, 2), edges, node_id=nodes).square().sum().backward()

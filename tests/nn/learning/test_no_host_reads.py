@@ -51,9 +51,9 @@ def make_net(order: Order, options: dict[str, Any], gate: Callable[[], smoe.Spat
         shared = smoe.TensorGate(5, 2, GRID, order=order) if gate is None else gate()
         module_options = {name: value for name, value in options.items() if name != "bias"}
         return nn.Sequential(
-            smoe.SpatialMoE2d(1, 5, 2, gate=shared, **options),
+            smoe.SpatialMoE2d.from_experts(1, 5, 2, gate=shared, **options),
             nn.Tanh(),
-            smoe.SpatialMoE2d(2, 5, 2, gate=shared, **options),
+            smoe.SpatialMoE2d.from_experts(2, 5, 2, gate=shared, **options),
             smoe.SpatialMoE(nn.Conv2d(2, 5, 1), 5, 2, gate=shared, **module_options),
         )
 
@@ -62,10 +62,10 @@ def make_default_net() -> nn.Sequential:
     """Layers with the defaults: of several channels, of several outputs for each expert, and of one channel."""
     with torch.device("meta"):
         return nn.Sequential(
-            smoe.SpatialMoE2d(1, 5, 2, spatial_shape=GRID),
+            smoe.SpatialMoE2d.from_experts(1, 5, 2, spatial_shape=GRID),
             nn.Tanh(),
-            smoe.SpatialMoE2d(2, 4, 1, spatial_shape=GRID, expert_channels=2),
-            smoe.SpatialMoE2d(2, 3, 1, spatial_shape=GRID),
+            smoe.SpatialMoE2d.from_experts(2, 4, 1, spatial_shape=GRID, expert_channels=2),
+            smoe.SpatialMoE2d.from_experts(2, 3, 1, spatial_shape=GRID),
         )
 
 
@@ -145,7 +145,7 @@ class CountConvolutions(TorchDispatchMode):
 @pytest.mark.parametrize("rule", ["probe", "straight_through"])
 def test_challengers_are_evaluated_together_with_the_selected_experts(rule: str) -> None:
     with torch.device("meta"):
-        layer = smoe.SpatialMoE2d(1, 5, 2, spatial_shape=GRID, order="score", rule=rule)
+        layer = smoe.SpatialMoE2d.from_experts(1, 5, 2, spatial_shape=GRID, order="score", rule=rule)
     with CountConvolutions() as counter:
         layer(torch.empty(3, 1, *GRID, device="meta")).sum().backward()
     # A GPU may compute the whole bank for it: once.
@@ -155,7 +155,7 @@ def test_challengers_are_evaluated_together_with_the_selected_experts(rule: str)
 @pytest.mark.parametrize("per_expert", [1, 2])
 @pytest.mark.parametrize("rule", ["probe", "straight_through"])
 def test_challengers_teach_the_same_as_if_evaluated_alone(rule: str, per_expert: int, monkeypatch) -> None:
-    layer = smoe.SpatialMoE2d(
+    layer = smoe.SpatialMoE2d.from_experts(
         3, 5, 2, spatial_shape=GRID, order="score", rule=rule, expert_channels=per_expert, bias=True, damping=0.1
     )
     batch, error = torch.randn(2, 3, *GRID), torch.randn(2, 2 * per_expert, *GRID)

@@ -105,7 +105,7 @@ def test_the_gate_is_left_to_no_optimiser() -> None:
 
 def test_a_shared_gate_decides_by_what_all_its_layers_see() -> None:
     first = make_layer()
-    second = smoe.SpatialMoE2d(2, 4, 2, gate=first.gate, rule="probe(window=3)")
+    second = smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=first.gate, rule="probe(window=3)")
     net, memory = nn.Sequential(first, nn.Tanh(), second), memory_of(first)
     for number, (x, target) in enumerate(make_batches(3), start=1):
         step(net, x, target)

@@ -26,7 +26,7 @@ def make_layer(num_experts: int, num_selected: int, *, seed: int = 0, **options)
     torch.manual_seed(seed)
     rule = options.pop("rule", StraightThrough(share=1.0, warm_up=0))
     gate = options.pop("gate", None) or smoe.TensorGate(num_experts, num_selected, GRID, order="families")
-    layer = smoe.SpatialMoE2d(2, num_experts, num_selected, gate=gate, rule=rule, **options).double()
+    layer = smoe.SpatialMoE2d.from_experts(2, num_experts, num_selected, gate=gate, rule=rule, **options).double()
     nn.init.normal_(layer.weight)
     if layer.bias is not None:
         nn.init.normal_(layer.bias)
@@ -218,7 +218,7 @@ class ScoredGate(FactorisedGate):
 def test_passes_without_learning_compute_no_scores_and_select_alike(noise: float) -> None:
     torch.manual_seed(3)
     rule = StraightThrough(share=0.25, noise=noise)
-    layer = smoe.SpatialMoE2d(2, 6, 2, gate=FactorisedGate(6, 2, (9, 11)), rule=rule)
+    layer = smoe.SpatialMoE2d.from_experts(2, 6, 2, gate=FactorisedGate(6, 2, (9, 11)), rule=rule)
     nn.init.normal_(layer.weight)
     nn.init.normal_(layer.gate.get_parameter("keys"), std=4.0)
     scored = copy.deepcopy(layer)
@@ -243,7 +243,7 @@ def test_passes_without_learning_compute_no_scores_and_select_alike(noise: float
 
 
 def test_a_layer_used_twice_in_a_pass_goes_on_learning() -> None:
-    layer = smoe.SpatialMoE2d(2, 4, 2, gate=FactorisedGate(4, 2, GRID), rule=StraightThrough(share=0.25))
+    layer = smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=FactorisedGate(4, 2, GRID), rule=StraightThrough(share=0.25))
     nn.init.normal_(layer.weight)
     num_learned = 0
     for number in range(13):
@@ -257,7 +257,9 @@ def test_a_layer_used_twice_in_a_pass_goes_on_learning() -> None:
 
 
 def test_the_noise_grows_during_the_warm_up() -> None:
-    layer = smoe.SpatialMoE2d(2, 4, 2, gate=FactorisedGate(4, 2, (20, 20)), rule=StraightThrough(noise=2.0, warm_up=4))
+    layer = smoe.SpatialMoE2d.from_experts(
+        2, 4, 2, gate=FactorisedGate(4, 2, (20, 20)), rule=StraightThrough(noise=2.0, warm_up=4)
+    )
     keys = layer.gate.get_parameter("keys")
     with torch.no_grad():
         keys.copy_(torch.eye(8)[:4])
@@ -272,7 +274,7 @@ def test_the_noise_grows_during_the_warm_up() -> None:
 
 
 def test_a_schedule_of_the_temperature_goes_on_counting() -> None:
-    layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=GRID)
+    layer = smoe.SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=GRID)
     for temperature in (1.0, 0.5, 0.25):
         layer.rule = dataclasses.replace(layer.rule, temperature=temperature)  # type: ignore[arg-type]
         layer(torch.randn(4, 2, *GRID)).sum().backward()
@@ -285,7 +287,7 @@ def test_a_schedule_of_the_temperature_goes_on_counting() -> None:
 
 @pytest.mark.parametrize(("num_experts", "expected"), [(4, 4.0), (6, 4.0), (8, 16 / 6), (12, 1.6)])
 def test_the_default_share_is_smaller_with_many_candidates(num_experts: int, expected: float) -> None:
-    layer = smoe.SpatialMoE2d(2, num_experts, 2, spatial_shape=GRID)
+    layer = smoe.SpatialMoE2d.from_experts(2, num_experts, 2, spatial_shape=GRID)
     assert isinstance(layer.learner, StraightThroughLearner)
     assert layer.learner.num_samples(layer.gate, 16) == pytest.approx(expected)
 
@@ -324,7 +326,9 @@ def test_a_gate_finds_the_regions(kind: type[torch.optim.Optimizer], options: di
     torch.manual_seed(0)
     truth = torch.zeros(GRID, dtype=torch.int64)
     truth[:, 3:] = 1
-    layer = smoe.SpatialMoE2d(2, 4, 2, gate=FactorisedGate(4, 2, GRID), rule=StraightThrough(share=1.0), bias=False)
+    layer = smoe.SpatialMoE2d.from_experts(
+        2, 4, 2, gate=FactorisedGate(4, 2, GRID), rule=StraightThrough(share=1.0), bias=False
+    )
     teacher = torch.randn(4, 2, 3, 3)
     steps = kind(layer.parameters(), **options)  # type: ignore[arg-type]
     for _ in range(400):
@@ -355,12 +359,12 @@ def test_freezing_ends_the_learning() -> None:
 def test_a_gate_that_looks_at_its_input_is_refused() -> None:
     gate = ConvGate(2, 4, 2, order="families")
     with pytest.raises(ValueError, match="does not look at its input, got ConvGate"):
-        smoe.SpatialMoE2d(2, 4, 2, gate=gate, rule="straight_through")
+        smoe.SpatialMoE2d.from_experts(2, 4, 2, gate=gate, rule="straight_through")
 
 
 def test_an_unused_expert_becomes_a_copy_of_the_busiest() -> None:
     torch.manual_seed(0)
-    layer = smoe.SpatialMoE2d(2, 3, 1, spatial_shape=GRID, rule=StraightThrough(noise=0.0, patience=2))
+    layer = smoe.SpatialMoE2d.from_experts(2, 3, 1, spatial_shape=GRID, rule=StraightThrough(noise=0.0, patience=2))
     assert isinstance(layer.gate, FactorisedGate)
     with torch.no_grad():
         # Expert 0 serves all pixels, 1 and 2 none.

@@ -171,7 +171,7 @@ def test_compiles_in_one_graph_forward_and_backward() -> None:
 
 
 def test_exports_with_a_dynamic_batch() -> None:
-    layer = smoe.SpatialMoE2d(2, 4, 2, spatial_shape=(5, 6)).eval()
+    layer = smoe.SpatialMoE2d.from_experts(2, 4, 2, spatial_shape=(5, 6)).eval()
     batch = torch.export.Dim("batch", min=1, max=64)
     program = torch.export.export(layer, (torch.randn(3, 2, 5, 6),), dynamic_shapes=({0: batch},))
     assert "smoe.ops.routed_conv2d" in str(program.graph)
@@ -188,7 +188,7 @@ def test_a_nan_in_a_compiled_or_exported_layer_is_refused() -> None:
     cases: list[tuple[Order, int]] = [("score", 1), ("score", 3), ("families", 2)]
     for order, num_selected in cases:
         gate = ConvGate(2, 6, num_selected, order=order)
-        layer = smoe.SpatialMoE2d(2, 6, num_selected, gate=gate).eval()
+        layer = smoe.SpatialMoE2d.from_experts(2, 6, num_selected, gate=gate).eval()
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
         exported = torch.export.export(layer, (input,)).module()
         for function in (layer, compiled, exported):

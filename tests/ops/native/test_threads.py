@@ -17,7 +17,7 @@ if native_library() is None:
 
 @pytest.mark.parametrize("gate", [TensorGate(5, 2, (13, 11)), ConvGate(3, 5, 2)], ids=["tensor", "conv"])
 def test_threads_that_share_a_layer_in_inference_compute_the_same(gate: torch.nn.Module) -> None:
-    layer = SpatialMoE2d(3, 5, 2, gate=gate).eval()  # type: ignore[arg-type]
+    layer = SpatialMoE2d.from_experts(3, 5, 2, gate=gate).eval()  # type: ignore[arg-type]
     # Batches of one, some and many samples have kernels of their own.
     inputs = [torch.randn(size, 3, 13, 11) for size in (1, 3, 16, 1)]
     with torch.inference_mode():

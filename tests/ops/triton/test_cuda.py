@@ -40,7 +40,7 @@ RULES = [None, "rc", "straight_through", "end_to_end", "frozen", "probe(window=1
 
 def make_layer(rule: str | None = None) -> SpatialMoE2d:
     order = None if rule is None else "score"
-    return SpatialMoE2d(
+    return SpatialMoE2d.from_experts(
         CHANNELS, EXPERTS, SELECTED, spatial_shape=GRID, rule=rule, order=order, damping=0.1, device="cuda"
     )
 

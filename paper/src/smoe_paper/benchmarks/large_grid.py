@@ -62,7 +62,7 @@ def make_layer(name: str, options: LargeGridOptions) -> nn.Module:
         "coarse": lambda: smoe.CoarseGate(X, C, grid, wraps=(False, True)),
         "tensor": lambda: smoe.TensorGate(X, C, grid, order="families"),
     }
-    return smoe.SpatialMoE2d(C, X, C, gate=gates[name](), padding_mode="longitude")
+    return smoe.SpatialMoE2d.from_experts(C, X, C, gate=gates[name](), padding_mode="longitude")
 
 
 def measure(name: str, options: LargeGridOptions) -> dict[str, float]:

@@ -50,7 +50,7 @@ class LatencyOptions:
 
 def make_forms(c: Configuration, *, has_aot: bool) -> tuple[dict[str, Callable[[torch.Tensor], torch.Tensor]], Any]:
     """The layer in each form, and the layer itself."""
-    layer = smoe.SpatialMoE2d(c.channels, c.experts, c.selected, spatial_shape=(c.height, c.width)).eval()
+    layer = smoe.SpatialMoE2d.from_experts(c.channels, c.experts, c.selected, spatial_shape=(c.height, c.width)).eval()
     # As after training: experts and scores that differ from pixel to pixel.
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
@@ -91,7 +91,9 @@ def measure(name: str, options: LatencyOptions) -> list[dict[str, Any]]:
     forms, layer = make_forms(c, has_aot=options.aot and shutil.which("g++") is not None)
     input = torch.randn(1, c.channels, c.height, c.width)
     # A routing that no pass has met: `freeze` makes the plan of the kernels.
-    other = smoe.freeze(smoe.SpatialMoE2d(c.channels, c.experts, c.selected, spatial_shape=(c.height, c.width))).eval()
+    other = smoe.freeze(
+        smoe.SpatialMoE2d.from_experts(c.channels, c.experts, c.selected, spatial_shape=(c.height, c.width))
+    ).eval()
     started = time.process_time()
     other(input)
     first = time.process_time() - started

@@ -76,7 +76,7 @@ def make_routing(configuration: Configuration, routing: str) -> torch.Tensor:
 
 def _make_layer(c: Configuration, rule: Rule | None) -> SpatialMoE2d:
     shape = (c.height, c.width)
-    return SpatialMoE2d(c.channels, c.experts, c.selected, spatial_shape=shape, rule=rule, bias=False)
+    return SpatialMoE2d.from_experts(c.channels, c.experts, c.selected, spatial_shape=shape, rule=rule, bias=False)
 
 
 def measure(

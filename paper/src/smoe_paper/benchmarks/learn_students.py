@@ -70,7 +70,9 @@ def spatial_moe(lesson: Lesson, **options: Any) -> nn.Sequential:
 
     def make_layer(place: int, fan_in: int, fan_out: int) -> nn.Module:
         del place
-        return SpatialMoE2d(fan_in, ratio * fan_out, fan_out, spatial_shape=planted.spatial_shape, **options)
+        return SpatialMoE2d.from_experts(
+            fan_in, ratio * fan_out, fan_out, spatial_shape=planted.spatial_shape, **options
+        )
 
     return make_net(planted.channels, make_layer)
 
@@ -84,7 +86,7 @@ def oracle(lesson: Lesson) -> nn.Sequential:
         gate = TensorGate(num_regions * fan_out, fan_out, lesson.task.planted.spatial_shape, order="families")
         with torch.no_grad():
             gate.scores.zero_().scatter_(0, experts, 1.0)
-        return SpatialMoE2d(fan_in, num_regions * fan_out, fan_out, gate=gate, rule=Frozen(), bias=True)
+        return SpatialMoE2d.from_experts(fan_in, num_regions * fan_out, fan_out, gate=gate, rule=Frozen(), bias=True)
 
     return make_net(lesson.task.planted.channels, make_layer)
 
@@ -166,7 +168,7 @@ def _paper_layers(rule: Any) -> Callable[[Lesson], nn.Sequential]:
             del place
             num_experts = lesson.task.ratio * fan_out
             gate = TensorGate(num_experts, fan_out, shape, order="score")
-            return SpatialMoE2d(fan_in, num_experts, fan_out, gate=gate, rule=rule, bias="slot")
+            return SpatialMoE2d.from_experts(fan_in, num_experts, fan_out, gate=gate, rule=rule, bias="slot")
 
         return make_net(lesson.task.planted.channels, make_layer)
 

@@ -69,7 +69,7 @@ def step_peak(way: str, shape: tuple[int, ...]) -> dict[str, float]:
     torch.set_num_threads(1)
     # Memory that a first convolution loads does not belong to the layer.
     F.conv2d(torch.randn(1, 4, 8, 8, requires_grad=True), torch.randn(4, 4, 3, 3), padding=1).sum().backward()
-    smoe.SpatialMoE2d(4, 4, 2, spatial_shape=(8, 8))(torch.randn(1, 4, 8, 8)).sum().backward()
+    smoe.SpatialMoE2d.from_experts(4, 4, 2, spatial_shape=(8, 8))(torch.randn(1, 4, 8, 8)).sum().backward()
 
     before = status("VmRSS")
     input = torch.randn(B, C, H, W, requires_grad=True)
@@ -78,7 +78,7 @@ def step_peak(way: str, shape: tuple[int, ...]) -> dict[str, float]:
     if way == "conv2d":
         layer = torch.nn.Conv2d(C, E, 3, padding=1, bias=False)
     elif way == "trained":
-        layer = smoe.SpatialMoE2d(C, X, E, spatial_shape=(H, W), rule=RoutingClassification.released())
+        layer = smoe.SpatialMoE2d.from_experts(C, X, E, spatial_shape=(H, W), rule=RoutingClassification.released())
         scores_size = 4 * X * H * W / 1e6
     else:
         layer = torch.nn.Conv2d(C, X, 3, padding=1, bias=False)

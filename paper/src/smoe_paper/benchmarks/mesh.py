@@ -92,8 +92,8 @@ def make_ways(configuration: Configuration) -> tuple[dict[str, Call], list[Tenso
         N = int(c.size**0.5) ** 2
         edges = mesh_edges(N)
         x = torch.randn(c.batch, N, c.channels, requires_grad=True)
-        layer = GraphMoE(*numbers, gate=gate(N), rule="frozen")
-        trained = GraphMoE(*numbers, gate=gate(N), rule="rc")
+        layer = GraphMoE.from_experts(*numbers, gate=gate(N), rule="frozen")
+        trained = GraphMoE.from_experts(*numbers, gate=gate(N), rule="rc")
         plain = SAGEConv(c.channels, c.selected, bias=False)
         everyone = SAGEConv(c.channels, c.experts, bias=False)
         chosen = layer.gate(None).indices
@@ -113,8 +113,8 @@ def make_ways(configuration: Configuration) -> tuple[dict[str, Call], list[Tenso
     elif c.kind == "volume":
         shape = (c.size, c.size, c.size)
         x = torch.randn(c.batch, c.channels, *shape, requires_grad=True)
-        layer3 = SpatialMoE3d(*numbers, gate=gate(*shape), rule="frozen")
-        trained3 = SpatialMoE3d(*numbers, gate=gate(*shape), rule="rc")
+        layer3 = SpatialMoE3d.from_experts(*numbers, gate=gate(*shape), rule="frozen")
+        trained3 = SpatialMoE3d.from_experts(*numbers, gate=gate(*shape), rule="rc")
         conv = torch.nn.Conv3d(c.channels, c.selected, 3, padding=1, bias=False)
         bank = torch.nn.Conv3d(c.channels, c.experts, 3, padding=1, bias=False)
         chosen = layer3.gate(None).indices
@@ -128,8 +128,8 @@ def make_ways(configuration: Configuration) -> tuple[dict[str, Call], list[Tenso
     else:
         n = c.size
         x = torch.randn(c.batch, c.channels, 12, n, n, requires_grad=True)
-        faces = HEALPixMoE(*numbers, nside=n, gate=gate(12, n, n), rule="frozen")
-        learning = HEALPixMoE(*numbers, nside=n, gate=gate(12, n, n), rule="rc")
+        faces = HEALPixMoE.from_experts(*numbers, nside=n, gate=gate(12, n, n), rule="frozen")
+        learning = HEALPixMoE.from_experts(*numbers, nside=n, gate=gate(12, n, n), rule="rc")
         plane = torch.nn.Conv2d(c.channels, c.selected, 3, padding=1, bias=False)
         wide = torch.nn.Conv2d(c.channels, c.experts, 3, padding=1, bias=False)
         chosen = faces.gate(None).indices

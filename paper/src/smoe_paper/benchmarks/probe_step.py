@@ -39,7 +39,7 @@ def training_steps(shape: tuple[int, int, int, tuple[int, int], int], rule: Rule
     """Eight steps of a layer: forward, mean-squared error, backward, Adam."""
     channels, num_experts, num_selected, grid, num_samples = shape
     torch.manual_seed(0)
-    layer = SpatialMoE2d(channels, num_experts, num_selected, spatial_shape=grid, rule=rule)
+    layer = SpatialMoE2d.from_experts(channels, num_experts, num_selected, spatial_shape=grid, rule=rule)
     optimizer = torch.optim.Adam(layer.parameters(), lr=1e-3, fused=True)
     input = torch.randn(num_samples, channels, *grid, requires_grad=True)
     target = torch.randn(num_samples, num_selected, *grid)

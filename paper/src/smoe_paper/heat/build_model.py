@@ -78,7 +78,9 @@ def build_spatial_moe(
         layer = nn.SpatialMoE(experts, model.num_experts, model.num_selected, **options)
     else:
         bias = False if model.bias == "none" else model.bias
-        layer = nn.SpatialMoE2d(1, model.num_experts, model.num_selected, model.kernel_size, bias=bias, **options)
+        layer = nn.SpatialMoE2d.from_experts(
+            1, model.num_experts, model.num_selected, model.kernel_size, bias=bias, **options
+        )
         if model.experts_start == "true":
             _set_true_experts(layer, diffusivities)
     if model.experts_frozen:

@@ -123,9 +123,9 @@ def _make_layer(domain: Domain, num_experts: int, options: dict[str, Any]) -> Fi
     numbers = (1, num_experts, 1)
     shape = domain.spatial_shape
     if domain.name == "healpix":
-        return HEALPixMoE(*numbers, nside=shape[1], **options)
+        return HEALPixMoE.from_experts(*numbers, nside=shape[1], **options)
     if domain.full_degree is None:
-        return GraphMoE(*numbers, num_nodes=domain.num_nodes, **options)
+        return GraphMoE.from_experts(*numbers, num_nodes=domain.num_nodes, **options)
     if len(shape) == 1:
-        return SpatialMoE1d(*numbers, spatial_shape=(shape[0],), **options)
-    return SpatialMoE3d(*numbers, spatial_shape=(shape[0], shape[1], shape[2]), **options)
+        return SpatialMoE1d.from_experts(*numbers, spatial_shape=(shape[0],), **options)
+    return SpatialMoE3d.from_experts(*numbers, spatial_shape=(shape[0], shape[1], shape[2]), **options)

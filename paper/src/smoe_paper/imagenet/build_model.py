@@ -72,7 +72,7 @@ def _add_spatial_moe(
     place = {"first": net.relu, "last": net.layer4, "last_3x3": net.layer4[-1].get_submodule("bn2")}[model.position]
     channels, grid = _shape_after(net, place, size)
     num_experts = round(model.expert_ratio * channels)
-    layer = nn.SpatialMoE2d(
+    layer = nn.SpatialMoE2d.from_experts(
         channels,
         num_experts,
         channels,

@@ -75,7 +75,7 @@ def _spatial_moe_layers(
 
     shared = new_gate()
     return [
-        nn.SpatialMoE2d(
+        nn.SpatialMoE2d.from_experts(
             inputs,
             num_experts,
             model.filters,

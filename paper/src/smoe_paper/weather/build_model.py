@@ -134,7 +134,7 @@ def _add_spatial_moe(
     channels = shape.out_channels if model.position == "output" else model.filters
     num_experts = round(model.expert_ratio * channels)
     gate = make_gate(model, num_experts, channels, shape.grid, _prior(model, land), model.prior_strength)
-    layer = nn.SpatialMoE2d(
+    layer = nn.SpatialMoE2d.from_experts(
         channels,
         num_experts,
         channels,
