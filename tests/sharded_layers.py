@@ -44,9 +44,11 @@ class OnGraph(nn.Module):
 
 def layers(kind: Any, **options: Any) -> nn.Sequential:
     """Two layers that share a gate, and one with a gate of its own."""
-    first = kind(1, 5, 2, **options)
-    second = kind(2, 5, 2, gate=first.gate, **{name: value for name, value in options.items() if name == "nside"})
-    return nn.Sequential(first, nn.Tanh(), second, kind(2, 3, 2, **options))
+    first = kind.from_experts(1, 5, 2, **options)
+    second = kind.from_experts(
+        2, 5, 2, gate=first.gate, **{name: value for name, value in options.items() if name == "nside"}
+    )
+    return nn.Sequential(first, nn.Tanh(), second, kind.from_experts(2, 3, 2, **options))
 
 
 def with_gate(gate: smoe.SpatialGate, rule: str | None = None) -> nn.Sequential:
