@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import smoe
 from smoe.rules import Probing, RoutingClassification
 from smoe_paper.baselines.gates import ConvGate
-from smoe_paper.experiments.routing_warmup import RoutingWarmup
+from smoe_paper.experiments.task import RoutingWarmup
 
 NUM_STEPS, GLOBAL_BATCH, PROBING_BATCH = 4, 6, 4
 

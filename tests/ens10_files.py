@@ -7,7 +7,7 @@ from pathlib import Path
 import eccodes
 import numpy as np
 
-from smoe.gridded.grid import Grid
+from smoe_paper.atmosphere.grid import Grid
 from smoe_paper.ens10.data.variables import PRESSURE_LEVEL_VARIABLES, SURFACE_VARIABLES, TASKS, LevelType
 from smoe_paper.ens10.data.write_layout import write_members, write_statistics, write_truth
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe.gridded.grid import Grid
 from smoe.training.progress import ProgressBar
+from smoe_paper.atmosphere.grid import Grid
 from smoe_paper.weather.data.source import WeatherSource
 
 GRID = Grid((-60.0, -20.0, 20.0, 60.0), (0.0, 72.0, 144.0, 216.0, 288.0))

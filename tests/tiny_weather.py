@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from memory_source import MemorySource, Silent
-from smoe.gridded.grid import Grid
+from smoe_paper.atmosphere.grid import Grid
 from smoe_paper.weather.data.prepare import prepare
 from smoe_paper.weather.data.prepare_plan import Preparation
-from smoe_paper.weather.model_options import WeatherViTModel
-from smoe_paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe
+from smoe_paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe, WeatherViTModel
 
 # Even numbers of rows and columns, for the patches of a transformer.
 GRID = Grid((-67.5, -22.5, 22.5, 67.5), (0.0, 60.0, 120.0, 180.0, 240.0, 300.0))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.experiment import SPLITS, Experiment, Notify
 from smoe_paper.experiments.recipe import Recipe
-from smoe_paper.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe_paper.experiments.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ToyExperiment(Experiment):
         from torch.utils.data import TensorDataset, default_collate
 
         from smoe import SpatialMoE2d
-        from smoe_paper.experiments.assemble import assemble_task
+        from smoe_paper.experiments.task import assemble_task
         from smoe_paper.metrics import MeanSquaredError
 
         torch.manual_seed(recipe.seed)
@@ -88,7 +88,7 @@ class ToyExperiment(Experiment):
 
     def build_dry(self, recipe: ToyRecipe) -> Any:
         """Makes the layer."""
-        from smoe_paper.experiments.dry_task import DryTask
+        from smoe_paper.experiments.task import DryTask
 
         return DryTask(self.build(recipe, ()), (1, 4, 3), (1, 4, 3))
 

@@ -33,7 +33,7 @@ from smoe.ops.triton.routed_conv import triton_routed_conv2d, triton_routed_conv
 from smoe.ops.triton.tiles import Direction, Tile, tiles_of
 from smoe.ops.triton.top_experts import triton_top_experts
 from smoe.ops.triton.train_routing import triton_train_routing_backward
-from smoe_paper.benchmarks.stored_table import circumstances, write_table
+from smoe_paper.benchmarks.timing import circumstances, write_table
 
 RESULTS = Path("paper/results/gpu")
 # Shared memory that one program can have, in bytes.

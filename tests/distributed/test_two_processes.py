@@ -16,7 +16,7 @@ from distributed_training import (
     train,
     train_warmed,
 )
-from smoe_paper.experiments.routing_warmup import RoutingWarmup
+from smoe_paper.experiments.task import RoutingWarmup
 
 pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from smoe.errors import DataError
-from smoe.gridded.store_folder import only_process
+from smoe_paper.atmosphere.stores import only_process
 
 
 def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:

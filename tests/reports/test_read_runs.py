@@ -28,11 +28,9 @@ from smoe.training.run_directory import RunError
 from smoe_paper.experiments.read_run import ReadOptions, measure_errors, read_run, read_runs, read_split
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.runs import open_run, train
-from smoe_paper.heat.model_options import ConvNetModel
-from smoe_paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
+from smoe_paper.heat.recipes import HEAT_TRAINING, ConvNetModel, HeatDiffusion, HeatRecipe
 from smoe_paper.heat_mesh.recipes import MESH_RECIPES, MeshRecipe
-from smoe_paper.images.model_options import SpatialMoEClassifierModel
-from smoe_paper.images.recipes import IMAGE_TRAINING, ImageData, ImageRecipe
+from smoe_paper.images.recipes import IMAGE_TRAINING, ImageData, ImageRecipe, SpatialMoEClassifierModel
 
 DATA = HeatDiffusion(spatial_shape=(9, 7), num_steps=10, num_train_runs=8, num_validation_runs=2, num_test_runs=2)
 PLAN = replace(HEAT_TRAINING, max_epochs=2, stop_at=None, device="cpu", evaluation_batch_size=7)

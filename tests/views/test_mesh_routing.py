@@ -7,8 +7,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from smoe.views._node_routing import VIEWS, draw_side, plot_mesh_routing, views_of
-from smoe_paper.heat_mesh.data import domains
-from smoe_paper.heat_mesh.views import draw_grid_regions, draw_surface_regions
+from smoe_paper.heat_mesh import data as domains
+from smoe_paper.heat_mesh.pictures import draw_grid_regions, draw_surface_regions
 
 
 def size_of(path) -> int:

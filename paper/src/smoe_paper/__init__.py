@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smoe_paper.experiments.loading import load
+    from smoe_paper.experiments.runs import load
 
 __all__ = ["load"]
 
 
 def __getattr__(name: str) -> object:
     if name == "load":
-        from smoe_paper.experiments.loading import load
+        from smoe_paper.experiments.runs import load
 
         return load
     raise AttributeError(f"module 'smoe_paper' has no attribute {name!r}")

@@ -8,8 +8,7 @@ import pytest
 from smoe.cli.main import main
 from smoe_paper.benchmarks import local, memory
 from smoe_paper.benchmarks.registry import BENCHMARKS
-from smoe_paper.benchmarks.stored_table import write_table
-from smoe_paper.benchmarks.timing import interleaved_medians
+from smoe_paper.benchmarks.timing import interleaved_medians, write_table
 
 
 def test_backends_are_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,8 @@ import torch
 from smoe_paper.benchmarks.learn import LearnOptions, read_rows, run
 from smoe_paper.benchmarks.learn_students import STUDENTS
 from smoe_paper.benchmarks.learn_table import gap_closed, show
-from smoe_paper.benchmarks.learn_tasks import TASKS, LearningTask, make_lesson
+from smoe_paper.benchmarks.learn_tasks import TASKS, LearningTask, PlantedTask, make_data, make_lesson
 from smoe_paper.benchmarks.learn_upcycling import UPCYCLING, measure_upcycling
-from smoe_paper.benchmarks.planted import PlantedTask, make_data
 
 
 @pytest.mark.parametrize("student", STUDENTS)

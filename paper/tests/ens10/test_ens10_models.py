@@ -7,12 +7,19 @@ import torch
 
 from smoe import SpatialMoE2d
 from smoe.rules import Damping, RoutingClassification
-from smoe_paper.ens10.build_model import EnsembleShape, build_model, trunk
-from smoe_paper.ens10.model_options import EmosModel, EnsembleModel, SpatialMoEUNetModel, UNetModel
-from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData, EnsembleRecipe
+from smoe_paper.ens10.model import EnsembleShape, build_model, trunk
+from smoe_paper.ens10.recipes import (
+    ENSEMBLE_RECIPES,
+    EmosModel,
+    EnsembleData,
+    EnsembleModel,
+    EnsembleRecipe,
+    SpatialMoEUNetModel,
+    UNetModel,
+)
 from smoe_paper.experiments.gated_layers import Learning
-from smoe_paper.experiments.optimizers import Adam
-from smoe_paper.experiments.parameter_counts import count_parameters
+from smoe_paper.experiments.recipe import Adam
+from smoe_paper.experiments.task import count_parameters
 from smoe_paper.models import Emos
 
 LEARNING = Learning(RoutingClassification.released(), None)

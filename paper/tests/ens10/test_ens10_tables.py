@@ -11,16 +11,15 @@ from memory_source import Silent
 from smoe.cli.main import main
 from smoe.errors import DataError
 from smoe_paper.ens10.data.open_ens10 import open_ens10
-from smoe_paper.ens10.data.prepare import prepare
-from smoe_paper.ens10.data.prepare_plan import Preparation
+from smoe_paper.ens10.data.prepare import Preparation, prepare
+from smoe_paper.ens10.model import open_store
 from smoe_paper.ens10.recipes import EnsembleData, EnsembleRecipe
-from smoe_paper.ens10.references import store_references
-from smoe_paper.ens10.setting import open_store
+from smoe_paper.ens10.scores import store_references
 from smoe_paper.ens10.tables import ENS10_TABLES, store_folder
 from smoe_paper.experiments.reproduction import plan_runs, train_run
-from smoe_paper.experiments.result_tables.report import markdown
-from smoe_paper.experiments.result_tables.stored_runs import RunKey, RunStore
-from smoe_paper.experiments.result_tables.tables import Scale
+from smoe_paper.experiments.stored_runs import RunKey, RunStore
+from smoe_paper.experiments.table_report import markdown
+from smoe_paper.experiments.tables import Scale
 
 YEARS = {"train_years": (1998, 1998), "validation_years": (1999, 1999), "test_years": (2000, 2000)}
 

@@ -18,18 +18,15 @@ from image_folders import write_folders
 from memory_source import Silent
 from smoe.training.run_directory import RunError
 from smoe_paper.ens10.data.open_ens10 import open_ens10
-from smoe_paper.ens10.data.prepare import prepare
-from smoe_paper.ens10.data.prepare_plan import Preparation
+from smoe_paper.ens10.data.prepare import Preparation, prepare
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData
-from smoe_paper.experiments.loading import load
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.registry import EXPERIMENTS
-from smoe_paper.experiments.runs import train
+from smoe_paper.experiments.runs import load, train
 from smoe_paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
 from smoe_paper.heat_mesh.recipes import MESH_RECIPES
 from smoe_paper.imagenet.recipes import IMAGENET_RECIPES
-from smoe_paper.images.model_options import SpatialMoEClassifierModel
-from smoe_paper.images.recipes import IMAGE_TRAINING, ImageData, ImageRecipe
+from smoe_paper.images.recipes import IMAGE_TRAINING, ImageData, ImageRecipe, SpatialMoEClassifierModel
 
 
 def quietly(_: str) -> None:

@@ -19,14 +19,12 @@ from smoe.training.checkpoints import load_checkpoint
 from smoe.training.metrics import metric_names
 from smoe.training.plan import check_monitor
 from smoe.training.run_directory import RunDirectory
-from smoe_paper.experiments.assemble import assemble_task
-from smoe_paper.experiments.optimizers import Adam, SgdMomentum
-from smoe_paper.experiments.recipe import AuxiliaryLosses, Recipe
+from smoe_paper.experiments.recipe import Adam, AuxiliaryLosses, Recipe, SgdMomentum
 from smoe_paper.experiments.registry import EXPERIMENTS, all_experiments, experiment_of, find_experiment
 from smoe_paper.experiments.runs import train
+from smoe_paper.experiments.task import assemble_task
 from smoe_paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
-from smoe_paper.images.model_options import SpatialMoEClassifierModel
-from smoe_paper.images.recipes import IMAGE_TRAINING, ImageData, ImageRecipe
+from smoe_paper.images.recipes import IMAGE_TRAINING, ImageData, ImageRecipe, SpatialMoEClassifierModel
 
 
 def quietly(_: str) -> None:

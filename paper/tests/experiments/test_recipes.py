@@ -9,8 +9,7 @@ import pytest
 from smoe._plain import RecipeError, from_plain, to_plain
 from smoe.rules import Damping, Probing, RoutingClassification
 from smoe_paper.experiments.registry import find_recipe
-from smoe_paper.heat.model_options import SpatialMoEModel
-from smoe_paper.heat.recipes import HEAT_RECIPES, HeatDiffusion, HeatRecipe
+from smoe_paper.heat.recipes import HEAT_RECIPES, HeatDiffusion, HeatRecipe, SpatialMoEModel
 
 
 def test_the_headline_recipe_is_the_paper_scale_one() -> None:

@@ -17,7 +17,7 @@ import pytest
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.run_directory import RunError
 from smoe_paper.experiments.reproduction import _only_one, make_runs, train_run
-from smoe_paper.experiments.result_tables.stored_runs import RunStore
+from smoe_paper.experiments.stored_runs import RunStore
 from tiny_runs import tiny_runs
 
 PROGRAM = Path(__file__).parents[1] / "tiny_runs.py"

@@ -15,7 +15,7 @@ from smoe.training.checkpoints import load_checkpoint
 from smoe.training.loop import Loop
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Task
-from smoe_paper.experiments.routing_warmup import RoutingWarmup
+from smoe_paper.experiments.task import RoutingWarmup
 from training.test_loop import PLAN, StopAfter, make_task, without_times
 
 PAPER = RoutingClassification.paper()

@@ -12,11 +12,9 @@ from smoe.training.checkpoints import CheckpointError, load_checkpoint
 from smoe.training.run_directory import RunDirectory, RunError
 from smoe_paper.experiments.gated_layers import Learning
 from smoe_paper.experiments.runs import open_run, train
-from smoe_paper.heat.build import build_task, make_region_map, make_split
-from smoe_paper.heat.build_model import build_gate, build_model
-from smoe_paper.heat.model_options import ConvNetModel, SpatialMoEModel
+from smoe_paper.heat.model import build_gate, build_model, build_task, make_region_map, make_split
 from smoe_paper.heat.pictures import draw_run, learned
-from smoe_paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
+from smoe_paper.heat.recipes import HEAT_TRAINING, ConvNetModel, HeatDiffusion, HeatRecipe, SpatialMoEModel
 
 SMALL = HeatRecipe(
     data=HeatDiffusion(spatial_shape=(9, 7), num_steps=10, num_train_runs=20, num_validation_runs=2, num_test_runs=2),

@@ -10,13 +10,11 @@ import torch
 from smoe.nn import SpatialMoE2d
 from smoe.rules import EndToEnd, RoutingClassification
 from smoe_paper.experiments.gated_layers import Learning
-from smoe_paper.experiments.parameter_counts import count_parameters
 from smoe_paper.experiments.recipe import AuxiliaryLosses
-from smoe_paper.heat.build import build_task, make_region_map
-from smoe_paper.heat.build_model import build_model
+from smoe_paper.experiments.task import count_parameters
 from smoe_paper.heat.data import diffusion_stencil
-from smoe_paper.heat.model_options import SpatialMoEModel
-from smoe_paper.heat.recipes import HEAT_RECIPES, HeatDiffusion, HeatRecipe
+from smoe_paper.heat.model import build_model, build_task, make_region_map
+from smoe_paper.heat.recipes import HEAT_RECIPES, HeatDiffusion, HeatRecipe, SpatialMoEModel
 from smoe_paper.heat.tables import HEAT_TABLES
 from smoe_paper.models import SpatialMoENet
 

@@ -9,9 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from smoe_paper.heat import views
-from smoe_paper.heat.stencil_deviation import largest_deviation
-from smoe_paper.heat.views import draw_routing
+from smoe_paper.heat import pictures as views
+from smoe_paper.heat.pictures import draw_routing, largest_deviation
 
 STENCILS = np.stack([np.full((3, 3), value) for value in (0.1, 0.2, 0.3)])
 REGION_MAP = np.arange(35).reshape(5, 7) % 3
@@ -117,7 +116,7 @@ def test_failed_picture_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.M
 
 def test_pyplot_stays_unloaded() -> None:
     # In a process of its own, since another test may have loaded it.
-    program = "import sys, smoe.views, smoe_paper.heat.views; sys.exit('matplotlib.pyplot' in sys.modules)"
+    program = "import sys, smoe.views, smoe_paper.heat.pictures; sys.exit('matplotlib.pyplot' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

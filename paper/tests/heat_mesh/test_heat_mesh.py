@@ -10,10 +10,9 @@ import torch
 
 from smoe.nn import GraphMoE, HEALPixMoE, SpatialMoE1d
 from smoe_paper.experiments.registry import find_experiment
-from smoe_paper.heat_mesh.build import build_dry_task, build_task, make_domain
-from smoe_paper.heat_mesh.build_model import MeshNet, SageNet
-from smoe_paper.heat_mesh.data import domains
-from smoe_paper.heat_mesh.data.diffusion import draw_states, grow_regions, simulate
+from smoe_paper.heat_mesh import data as domains
+from smoe_paper.heat_mesh.data import draw_states, grow_regions, simulate
+from smoe_paper.heat_mesh.model import MeshNet, SageNet, build_dry_task, build_task, make_domain
 from smoe_paper.heat_mesh.recipes import MESH_RECIPES, MeshDiffusion, plain, sage, smoe, straight_through
 from smoe_paper.heat_mesh.tables import MESH_TABLES
 

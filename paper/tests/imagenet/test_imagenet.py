@@ -19,16 +19,21 @@ from smoe.cli import main
 from smoe.errors import DataError
 from smoe.training.checkpoints import load_checkpoint
 from smoe.training.run_directory import RunDirectory
-from smoe_paper.experiments.build_optimizer import build_optimizer
 from smoe_paper.experiments.gated_layers import Learning
-from smoe_paper.experiments.optimizers import SgdMomentum
-from smoe_paper.experiments.recipe_files import recipe_from_plain
+from smoe_paper.experiments.recipe import SgdMomentum
+from smoe_paper.experiments.registry import recipe_from_plain
 from smoe_paper.experiments.runs import open_run, train
-from smoe_paper.imagenet.build import build_task, make_task
-from smoe_paper.imagenet.build_model import build_model
-from smoe_paper.imagenet.data.augment.options import Augmentation
-from smoe_paper.imagenet.model_options import AddedSpatialMoEResNet50Model, SpatialMoEResNet50Model
-from smoe_paper.imagenet.recipes import IMAGENET_RECIPES, IMAGENET_TRAINING, ImageNetData, ImageNetRecipe
+from smoe_paper.experiments.task import build_optimizer
+from smoe_paper.imagenet.model import build_model, build_task, make_task
+from smoe_paper.imagenet.recipes import (
+    IMAGENET_RECIPES,
+    IMAGENET_TRAINING,
+    AddedSpatialMoEResNet50Model,
+    Augmentation,
+    ImageNetData,
+    ImageNetRecipe,
+    SpatialMoEResNet50Model,
+)
 from training.test_loop import StopAfter, without_times
 
 TRAINING = replace(

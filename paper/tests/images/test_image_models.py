@@ -10,19 +10,20 @@ import torch
 from smoe.nn import RoutedLayer, TensorGate
 from smoe.rules import RoutingClassification
 from smoe_paper.experiments.gated_layers import Learning
-from smoe_paper.experiments.optimizers import Adam
-from smoe_paper.experiments.parameter_counts import count_parameters
-from smoe_paper.experiments.recipe_files import recipe_from_plain
-from smoe_paper.experiments.registry import all_recipes
-from smoe_paper.images.build import make_task
-from smoe_paper.images.build_model import build_model
-from smoe_paper.images.model_options import (
+from smoe_paper.experiments.recipe import Adam
+from smoe_paper.experiments.registry import all_recipes, recipe_from_plain
+from smoe_paper.experiments.task import count_parameters
+from smoe_paper.images.model import build_model, make_task
+from smoe_paper.images.recipes import (
+    IMAGE_MODELS,
+    IMAGE_RECIPES,
     CoordConvClassifierModel,
+    ImageData,
+    ImageRecipe,
     LowRankLocalClassifierModel,
     SpatialMoEClassifierModel,
     WideClassifierModel,
 )
-from smoe_paper.images.recipes import IMAGE_MODELS, IMAGE_RECIPES, ImageData, ImageRecipe
 from smoe_paper.models import ImageClassifier
 
 LEARNING = Learning(RoutingClassification.released(), None)

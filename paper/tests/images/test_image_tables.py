@@ -10,13 +10,11 @@ from image_files import write_idx_set
 from smoe.cli import main
 from smoe.rules import RoutingClassification
 from smoe_paper.experiments.reproduction import plan_runs, train_run
-from smoe_paper.experiments.result_tables.report import markdown, percent
-from smoe_paper.experiments.result_tables.stored_runs import RunKey, RunStore
-from smoe_paper.experiments.result_tables.tables import Scale
-from smoe_paper.images.figures import draw_figures
-from smoe_paper.images.model_options import SpatialMoEClassifierModel
-from smoe_paper.images.published import PUBLISHED
-from smoe_paper.images.recipes import IMAGE_RECIPES, ImageRecipe
+from smoe_paper.experiments.stored_runs import RunKey, RunStore
+from smoe_paper.experiments.table_report import markdown, percent
+from smoe_paper.experiments.tables import Scale
+from smoe_paper.images.pictures import draw_figures
+from smoe_paper.images.recipes import IMAGE_RECIPES, PUBLISHED, ImageRecipe, SpatialMoEClassifierModel
 from smoe_paper.images.tables import IMAGE_TABLES
 
 

@@ -12,11 +12,18 @@ from smoe.cli import main
 from smoe.errors import DataError
 from smoe.rules import RoutingClassification
 from smoe_paper.experiments.runs import open_run, train
-from smoe_paper.images.build import build_task
 from smoe_paper.images.data.samples import DrawnImages
-from smoe_paper.images.model_options import ConvClassifierModel, CoordConvClassifierModel, SpatialMoEClassifierModel
+from smoe_paper.images.model import build_task
 from smoe_paper.images.pictures import confusion_of, mean_images
-from smoe_paper.images.recipes import IMAGE_RECIPES, IMAGE_TRAINING, ImageData, ImageRecipe
+from smoe_paper.images.recipes import (
+    IMAGE_RECIPES,
+    IMAGE_TRAINING,
+    ConvClassifierModel,
+    CoordConvClassifierModel,
+    ImageData,
+    ImageRecipe,
+    SpatialMoEClassifierModel,
+)
 
 FAST = replace(IMAGE_TRAINING, batch_size=20, evaluation_batch_size=50, max_epochs=2, device="cpu")
 

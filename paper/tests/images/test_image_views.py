@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smoe_paper.images.views import draw_confusion
+from smoe_paper.images.pictures import draw_confusion
 
 
 def is_picture(path) -> bool:

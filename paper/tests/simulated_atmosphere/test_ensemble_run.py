@@ -14,8 +14,7 @@ from simulation.perturbations import Perturbations
 from simulation.run_folder import RunFolder
 from simulation.start_dates import start_dates
 from smoe_paper.ens10.data.open_ens10 import open_ens10
-from smoe_paper.ens10.data.prepare import prepare
-from smoe_paper.ens10.data.prepare_plan import Preparation
+from smoe_paper.ens10.data.prepare import Preparation, prepare
 
 FIRST = np.datetime64("2001-12-20")
 STARTS = start_dates(np.datetime64("2001-11-20"), np.datetime64("2002-01-12"))

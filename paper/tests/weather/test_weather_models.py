@@ -9,14 +9,17 @@ import torch
 from smoe import SpatialMoE2d, nn
 from smoe.nn import RoutedLayer
 from smoe.rules import Damping, RoutingClassification
-from smoe_paper.experiments.build_optimizer import adam_groups
 from smoe_paper.experiments.gated_layers import Learning
-from smoe_paper.experiments.optimizers import Adam
-from smoe_paper.experiments.parameter_counts import count_parameters
-from smoe_paper.weather.build import build_dry_task
-from smoe_paper.weather.build_model import Shape, build_model
-from smoe_paper.weather.model_options import AddedSpatialMoEModel, SpatialMoEResNetModel, WeatherModel
-from smoe_paper.weather.recipes import WEATHER_RECIPES, WeatherData
+from smoe_paper.experiments.recipe import Adam
+from smoe_paper.experiments.task import adam_groups, count_parameters
+from smoe_paper.weather.model import Shape, build_dry_task, build_model
+from smoe_paper.weather.recipes import (
+    WEATHER_RECIPES,
+    AddedSpatialMoEModel,
+    SpatialMoEResNetModel,
+    WeatherData,
+    WeatherModel,
+)
 from tiny_weather import tiny_recipe
 
 LEARNING = Learning(RoutingClassification.released(), None)

@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 
 from smoe._plain import RecipeError
-from smoe_paper.experiments.optimizers import Adam
-from smoe_paper.experiments.recipe_files import recipe_from_plain
-from smoe_paper.experiments.registry import all_recipes
-from smoe_paper.weather.model_options import SpatialMoEResNetModel
-from smoe_paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe
+from smoe_paper.experiments.recipe import Adam
+from smoe_paper.experiments.registry import all_recipes, recipe_from_plain
+from smoe_paper.weather.recipes import WEATHER_RECIPES, SpatialMoEResNetModel, WeatherData, WeatherRecipe
 
 
 def test_the_two_ways_of_training_are_the_two_papers() -> None:

@@ -17,17 +17,13 @@ from smoe.errors import DataError
 from smoe.nn import SpatialMoE2d
 from smoe.training.checkpoints import load_checkpoint, save_checkpoint
 from smoe_paper.baselines.gates import ConvGate
-from smoe_paper.experiments.open_run import OpenRun
 from smoe_paper.experiments.runs import open_run, train
-from smoe_paper.weather.data.baselines import Baselines, week_of_year
+from smoe_paper.experiments.task import OpenRun
 from smoe_paper.weather.data.store import WeatherStore
-from smoe_paper.weather.data.truth import Truth
-from smoe_paper.weather.evaluate import RunScores, evaluate_run
+from smoe_paper.weather.data.truth import Baselines, Truth, week_of_year
 from smoe_paper.weather.pictures import layer_inputs
-from smoe_paper.weather.published import PUBLISHED
-from smoe_paper.weather.recipes import WEATHER_RECIPES
-from smoe_paper.weather.score_files import score_file
-from smoe_paper.weather.scores import score_baselines
+from smoe_paper.weather.recipes import PUBLISHED, WEATHER_RECIPES
+from smoe_paper.weather.scores import RunScores, evaluate_run, score_baselines, score_file
 from tiny_weather import GRID, SOURCE, make_store, tiny_recipe
 
 TARGETS = ("z_500", "t_850", "tp")

@@ -12,10 +12,10 @@ from smoe.errors import DataError
 from smoe.losses import latitude_weights
 from smoe.training.checkpoints import CheckpointError, load_checkpoint
 from smoe.training.run_directory import RunDirectory
-from smoe_paper.experiments.optimizers import Adam
+from smoe_paper.experiments.recipe import Adam
 from smoe_paper.experiments.runs import open_run, train
-from smoe_paper.weather.build import build_task
 from smoe_paper.weather.data.store import WeatherStore
+from smoe_paper.weather.model import build_task
 from smoe_paper.weather.recipes import WEATHER_RECIPES
 from tiny_weather import GRID, make_store, tiny_recipe
 

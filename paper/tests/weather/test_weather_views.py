@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from smoe_paper.weather import views
-from smoe_paper.weather.views import ForecastMap, draw_forecast
+from smoe_paper.weather import pictures as views
+from smoe_paper.weather.pictures import ForecastMap, draw_forecast
 
 LATITUDE, LONGITUDE = np.array([-60.0, 0.0, 60.0]), np.array([0.0, 90.0, 180.0, 270.0])
 

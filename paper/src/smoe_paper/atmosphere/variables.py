@@ -1,12 +1,93 @@
-"""Variables and levels of WeatherBench with their names in each archive, and channels such as `z_500`."""
+"""Variables of the atmosphere: names, units, and plausible values."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from dataclasses import dataclass, field
+from math import log
+
+import numpy as np
 
 from smoe.errors import DataError, suggest
+
+
+def canonical_units(text: str) -> str:
+    """Returns units in one spelling: `m**2 s**-2`, `m^2/s^2` and `m2 s-2` are equal.
+
+    A quotient has one divisor or several factors below the line, as in `m2/s2`; brackets stay as they are.
+    """
+    text = " ".join(text.replace("**", "").replace("^", "").replace("·", " ").split())
+    above, *below = text.split("/")
+    if not above or not below:
+        return text
+    factors = []
+    for factor in " ".join(below).split():
+        match = re.fullmatch(r"([A-Za-z]+)([0-9]*)", factor)
+        if match is None:
+            return text
+        factors.append(f"{match[1]}-{match[2] or 1}")
+    return " ".join((above.strip(), *factors))
+
+
+def check_units(variable: Variable, found: str | None, where: str) -> None:
+    """Refuses units other than the variable's own; a file without units passes.
+
+    The bounds in `Variable.plausible` then check the values of such a file.
+    """
+    if found is None or not found.strip():
+        return
+    accepted = {canonical_units(text) for text in (variable.units, *variable.unit_names)}
+    if canonical_units(found) not in accepted:
+        raise DataError(f"{where} is in {found!r}, expected {variable.units!r}; convert the file first")
+
+
+def check_plausible(fields: np.ndarray, variable: Variable, level: int | None, times: np.ndarray, where: str) -> None:
+    """Refuses values outside the bounds of a variable and fields that are constant in space; NaNs pass.
+
+    Args:
+        fields: `(T, H, W)`.
+        variable: Variable of the fields.
+        level: Pressure level in hPa.
+        times: Times of the fields, `(T,)`.
+        where: Name of the fields in an error message.
+    """
+    flat = fields.reshape(len(fields), -1)
+    lowest, highest = np.fmin.reduce(flat, axis=1), np.fmax.reduce(flat, axis=1)
+    low, high = plausible_bounds(variable, level)
+    bad = (lowest < low) | (highest > high)
+    if bad.any():
+        place = int(np.argmax(bad))
+        raise DataError(
+            f"{where} at {times[place]} has values from {lowest[place]:g} to {highest[place]:g}, which cannot be "
+            f"{variable.short_name} in {variable.units} (between {low:g} and {high:g}): the unit is another or the "
+            f"file is damaged ({int(bad.sum())} of {len(bad)} times)"
+        )
+    # Rain and sunlight exist somewhere at any time, so a field of zeros is not weather either.
+    constant = lowest == highest
+    if variable.varies and constant.any():
+        place = int(np.argmax(constant))
+        raise DataError(
+            f"{where} at {times[place]} is {lowest[place]:g} everywhere ({int(constant.sum())} of {len(constant)} "
+            "times): this part of the file was never written or is damaged; download it again"
+        )
+
+
+def plausible_bounds(variable: Variable, level: int | None) -> tuple[float, float]:
+    """Returns the bounds of a variable; geopotential lies around that of the standard atmosphere."""
+    if variable.short_name != "z" or level is None:
+        return variable.plausible
+    # Wide enough for every cyclone and a crude simulated stratosphere, too narrow for heights in m.
+    standard = STANDARD_GRAVITY * standard_height(level)
+    return 0.7 * standard - 8.0e3, 1.3 * standard + 8.0e3
+
+
+def standard_height(level: float) -> float:
+    """Returns the height in m of a pressure level, in hPa, of the standard atmosphere; isothermal above 11 km."""
+    if level > 226.32:
+        return 44330.8 * (1.0 - (level / 1013.25) ** 0.190263)
+    return 11000.0 + 6341.6 * log(226.32 / level)
+
 
 LEVELS = (50, 250, 500, 600, 700, 850, 925)
 """Pressure levels of the experiments in hPa, shared by WeatherBench and the CMIP archive."""

@@ -24,7 +24,7 @@ from smoe.ops.triton._planes import why_not_sparse
 from smoe.ops.triton.availability import RoutedShape, why_not_for
 from smoe.rules import Damping, RoutingClassification
 from smoe_paper.benchmarks.gpu_model import LAYERS
-from smoe_paper.benchmarks.stored_table import circumstances, write_table
+from smoe_paper.benchmarks.timing import circumstances, write_table
 
 RESULTS = Path("paper/results/gpu")
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from smoe.ops.triton.availability import RoutedShape, why_dense
 from smoe.ops.triton.tiles import Direction, Tile, tile_for
-from smoe_paper.benchmarks.stored_table import circumstances, write_table
+from smoe_paper.benchmarks.timing import circumstances, write_table
 
 RESULTS = Path("paper/results/gpu")
 

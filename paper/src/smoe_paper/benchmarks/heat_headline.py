@@ -16,11 +16,10 @@ import torch
 from smoe.diagnostics import region_agreement, regions_of_experts
 from smoe.training.progress import BarReporter
 from smoe.training.run_directory import RunDirectory
-from smoe_paper.benchmarks.stored_table import circumstances, write_table
+from smoe_paper.benchmarks.timing import circumstances, write_table
 from smoe_paper.experiments.runs import open_run, train
-from smoe_paper.heat.pictures import learned
+from smoe_paper.heat.pictures import largest_deviation, learned
 from smoe_paper.heat.recipes import HEAT_RECIPES
-from smoe_paper.heat.stencil_deviation import largest_deviation
 
 
 def run_seed(seed: int, output_dir: Path) -> dict[str, Any]:

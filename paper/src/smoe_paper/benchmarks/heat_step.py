@@ -20,8 +20,8 @@ from smoe.nn import GridConv2d, track_loss_scale
 from smoe.ops._operators import BACKEND_VARIABLE, native_library
 from smoe.rules import EndToEnd
 from smoe.training.task import Task
-from smoe_paper.benchmarks.stored_table import circumstances, write_table
-from smoe_paper.heat.build import build_task
+from smoe_paper.benchmarks.timing import circumstances, write_table
+from smoe_paper.heat.model import build_task
 from smoe_paper.heat.recipes import HEAT_RECIPES
 
 _STEPS_IN_A_ROW = 20

@@ -18,7 +18,7 @@ from torch import nn
 import smoe
 from smoe.command_line import UsageError, parse
 from smoe_paper.benchmarks.memory import status
-from smoe_paper.benchmarks.stored_table import circumstances, origin, write_table
+from smoe_paper.benchmarks.timing import circumstances, origin, write_table
 
 GATES = ("conv2d", "factorised", "coarse", "tensor")
 COLUMNS = (

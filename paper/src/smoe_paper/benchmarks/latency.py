@@ -20,8 +20,7 @@ from torch import nn
 import smoe
 from smoe.command_line import UsageError, parse
 from smoe_paper.benchmarks.layer import CONFIGURATIONS, Configuration
-from smoe_paper.benchmarks.stored_table import circumstances, origin, write_table
-from smoe_paper.benchmarks.timing import interleaved_medians
+from smoe_paper.benchmarks.timing import circumstances, interleaved_medians, origin, write_table
 
 NAMES = ("heat", "CIFAR", "WeatherBench B1", "ENS 180x360 B1")
 FORMS = ("layer", "frozen", "exported", "AOTInductor", "plain", "plain AOTInductor")

@@ -21,8 +21,7 @@ from smoe.ops import routed_conv2d
 from smoe.ops._conv_kernels import dense_routed_conv2d
 from smoe.ops._routing import top_experts
 from smoe.rules import Frozen, RoutingClassification, Rule
-from smoe_paper.benchmarks.stored_table import circumstances, origin, write_table
-from smoe_paper.benchmarks.timing import interleaved_medians
+from smoe_paper.benchmarks.timing import circumstances, interleaved_medians, origin, write_table
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 
 from smoe.command_line import parse
-from smoe_paper.benchmarks.learn_students import ALWAYS, STUDENTS
+from smoe_paper.benchmarks.learn_students import ALWAYS, STUDENTS, error_of, train
 from smoe_paper.benchmarks.learn_table import write_learn_table
 from smoe_paper.benchmarks.learn_tasks import TASKS, LearningTask, Lesson, make_lesson
-from smoe_paper.benchmarks.learn_training import error_of, train
 from smoe_paper.benchmarks.learn_upcycling import UPCYCLING, measure_upcycling
-from smoe_paper.benchmarks.stored_table import circumstances
+from smoe_paper.benchmarks.timing import circumstances
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,7 +10,119 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from smoe_paper.benchmarks.planted import PlantedData, PlantedTask, make_data
+from smoe.nn._gate_init import smooth_fields
+
+
+@dataclass(frozen=True)
+class PlantedTask:
+    """What is planted.
+
+    Attributes:
+        depth: Layers of the teacher.
+        has_structure: Whether the filters depend on the region.
+        map_per_channel: Whether each channel has a region map of its own.
+        has_bias: Whether the teacher's filters have a bias that depends on the region.
+        noise: Standard deviation of the noise in the training targets, relative to that of the targets.
+        input_scale: Factor of the inputs.
+        target_scale: Factor of the targets.
+        region_length: Correlation length of the region maps in pixels; 0 for white maps.
+        num_regions: Regions.
+        hidden_channels: Channels between the layers.
+        spatial_shape: Rows and columns.
+    """
+
+    depth: int = 2
+    has_structure: bool = True
+    map_per_channel: bool = False
+    has_bias: bool = False
+    noise: float = 0.0
+    input_scale: float = 1.0
+    target_scale: float = 1.0
+    region_length: float = 4.0
+    num_regions: int = 3
+    hidden_channels: int = 8
+    spatial_shape: tuple[int, int] = (24, 32)
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        """Channels of the input, between the layers, and of the output."""
+        return (4, *(self.hidden_channels,) * (self.depth - 1), 4)
+
+
+@dataclass(frozen=True)
+class PlantedData:
+    """Samples of a task.
+
+    Attributes:
+        inputs: Training inputs `(N, C, H, W)`.
+        targets: Training targets.
+        test_inputs: Test inputs.
+        test_targets: Test targets, without noise.
+        region_maps: Region of each channel and pixel of each layer, `(E, H, W)`.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+    region_maps: tuple[Tensor, ...]
+
+    def relative_error(self, prediction: Tensor) -> float:
+        """Mean squared error on the test inputs over the variance of the targets."""
+        return float((prediction - self.test_targets).square().mean() / self.test_targets.var())
+
+
+def make_data(task: PlantedTask, seed: int, num_samples: int = 2048, num_test: int = 256) -> PlantedData:
+    """Draws a teacher, its region maps and samples; the random numbers of the caller are left alone.
+
+    Args:
+        task: What is planted.
+        seed: Seed of teacher, maps and samples.
+        num_samples: Training samples.
+        num_test: Test samples.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1000 + seed)
+        shared_map = _region_maps(task, 1)
+        maps: list[Tensor] = []
+        filters: list[Tensor] = []
+        biases: list[Tensor] = []
+        for fan_in, fan_out in zip(task.channels, task.channels[1:], strict=False):
+            regions = _region_maps(task, fan_out) if task.map_per_channel else shared_map.expand(fan_out, -1, -1)
+            maps.append(regions if task.has_structure else torch.zeros_like(regions))
+            size = (fan_out, task.num_regions, fan_in, 3, 3)
+            filters.append(torch.randn(size) * math.sqrt(2 / (9 * fan_in)))
+            biases.append(torch.randn(size[:2]) * (0.5 if task.has_bias else 0.0))
+        length = math.sqrt(2.0) * 3.0
+        fields = smooth_fields(((num_samples + num_test) * task.channels[0], *task.spatial_shape), length)
+        inputs = fields.unflatten(0, (-1, task.channels[0]))
+        targets = torch.cat([_teach(part, filters, biases, maps) for part in inputs.split(256)])
+        targets = targets / targets[:num_samples].std()
+        noise = task.noise * torch.randn(targets[:num_samples].shape)
+    inputs, targets = inputs * task.input_scale, targets * task.target_scale
+    return PlantedData(
+        inputs[:num_samples],
+        targets[:num_samples] + noise * task.target_scale,
+        inputs[num_samples:],
+        targets[num_samples:],
+        tuple(maps),
+    )
+
+
+def _region_maps(task: PlantedTask, number: int) -> Tensor:
+    shape = (task.num_regions * number, *task.spatial_shape)
+    fields = smooth_fields(shape, task.region_length) if task.region_length > 0.0 else torch.randn(shape)
+    return fields.unflatten(0, (task.num_regions, number)).argmax(dim=0)
+
+
+def _teach(input: Tensor, filters: list[Tensor], biases: list[Tensor], maps: list[Tensor]) -> Tensor:
+    for layer, (weight, bias, regions) in enumerate(zip(filters, biases, maps, strict=True)):
+        outputs = F.conv2d(input, weight.flatten(0, 1), bias.flatten(), padding=1).unflatten(1, weight.shape[:2])
+        chosen = regions[None, :, None].expand(len(input), -1, -1, -1, -1)
+        input = outputs.gather(2, chosen).squeeze(2)
+        if layer < len(filters) - 1:
+            input = input.relu()
+    return input
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,8 @@ from torch import nn
 
 from smoe.nn import convert
 from smoe.regression._nets import UNet
-from smoe_paper.benchmarks.learn_students import convolution
-from smoe_paper.benchmarks.learn_tasks import LearningTask, Lesson, make_lesson
-from smoe_paper.benchmarks.learn_training import error_of, train
-from smoe_paper.benchmarks.planted import PlantedTask
+from smoe_paper.benchmarks.learn_students import convolution, error_of, train
+from smoe_paper.benchmarks.learn_tasks import LearningTask, Lesson, PlantedTask, make_lesson
 
 
 def _unet(lesson: Lesson) -> nn.Module:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from smoe.ops._routed_conv import local_conv2d, unfolded_local_conv2d
-from smoe_paper.benchmarks.stored_table import circumstances, origin, write_table
-from smoe_paper.benchmarks.timing import interleaved_medians
+from smoe_paper.benchmarks.timing import circumstances, interleaved_medians, origin, write_table
 
 COLUMNS = ("configuration", "unfold ms", "ours ms", "ours / unfold", "unfold fwd+bwd ms", "ours fwd+bwd ms", "ratio")
 # Batch, channels, filters at each pixel, rows, columns; 3 x 3 kernels.

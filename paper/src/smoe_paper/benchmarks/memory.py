@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from smoe_paper.benchmarks.stored_table import circumstances, origin, write_table
+from smoe_paper.benchmarks.timing import circumstances, origin, write_table
 
 # ENS-10's grid: B, C, X, E, H, W.
 SHAPE = (1, 32, 128, 32, 361, 720)

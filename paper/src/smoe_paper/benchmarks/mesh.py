@@ -17,8 +17,7 @@ from torch import Tensor
 
 from smoe.ops._gather import gather_experts
 from smoe_paper.benchmarks.memory import OWN_MAPPINGS, reset_peak, status
-from smoe_paper.benchmarks.stored_table import circumstances, origin, write_table
-from smoe_paper.benchmarks.timing import interleaved_medians
+from smoe_paper.benchmarks.timing import circumstances, interleaved_medians, origin, write_table
 
 COLUMNS = (
     *("configuration", "plain layer", "plain fwd ms", "ours fwd", "plain fwd+bwd ms", "ours fwd+bwd", "dense fwd+bwd"),

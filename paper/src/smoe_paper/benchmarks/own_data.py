@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from smoe_paper.benchmarks.stored_table import circumstances, write_table
+from smoe_paper.benchmarks.timing import circumstances, write_table
 
 VARIABLES, ROWS, COLUMNS, CHUNK = 4, 180, 360, 10
 

@@ -15,8 +15,7 @@ from rich.progress import track
 
 from smoe.nn import SpatialMoE2d
 from smoe.rules import Frozen, Probing, RoutingClassification, Rule
-from smoe_paper.benchmarks.stored_table import circumstances, write_table
-from smoe_paper.benchmarks.timing import interleaved_medians
+from smoe_paper.benchmarks.timing import circumstances, interleaved_medians, write_table
 
 # A window of probing: its passes differ, so they are timed together.
 _STEPS = 8

@@ -28,12 +28,11 @@ from smoe.ops.triton.availability import why_not_for
 from smoe.training.plan import TrainingPlan
 from smoe_paper.benchmarks.device import event_medians, peak_megabytes, require_gpu
 from smoe_paper.benchmarks.memory import reset_peak, status
-from smoe_paper.benchmarks.stored_table import circumstances, write_table
-from smoe_paper.benchmarks.timing import interleaved_medians
-from smoe_paper.experiments.dry_training import DryTraining
+from smoe_paper.benchmarks.timing import circumstances, interleaved_medians, write_table
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.registry import experiment_of, find_recipe
 from smoe_paper.experiments.runs import set_num_threads
+from smoe_paper.experiments.task import DryTraining
 
 COLUMNS = ("recipe", "batch", "ms", "ratio to the first", "samples/s", "peak MB", "routed convolutions")
 # How float32 is multiplied is set apart from the precision of autocast.

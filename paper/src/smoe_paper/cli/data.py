@@ -80,14 +80,17 @@ def _check(args: list[str], commands: Mapping[str, DataCommand]) -> int:
     names = list(commands)
     # The first kind of data is opened, and described, if no other kind is recognised.
     for name in [*names[1:], names[0]]:
-        if name == names[0] or importlib.import_module(commands[name].address).recognises(path):
+        if name == names[0] or _module(commands[name]).recognises(path):
             return _function(commands[name])(args)
     raise AssertionError
 
 
 def _function(command: DataCommand) -> Any:
-    module, _, function = command.address.partition(":")
-    return getattr(importlib.import_module(module), function or "run")
+    return getattr(_module(command), command.address.partition(":")[2])
+
+
+def _module(command: DataCommand) -> Any:
+    return importlib.import_module(command.address.partition(":")[0])
 
 
 def _describe(subcommand: str, text: str) -> str:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smoe.command_line import UsageError
-from smoe_paper.cli.recipe_flags import parse_recipe
+from smoe_paper.cli.recipe_flags import default_output_dir, parse_recipe
 from smoe_paper.experiments.registry import all_recipes, find_recipe
-from smoe_paper.experiments.run_names import default_output_dir
 
 if TYPE_CHECKING:
     from smoe_paper.cli.recipe_flags import RecipeFlags

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, ClassVar
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleRecipe
 from smoe_paper.ens10.tables import ENS10_TABLES
 from smoe_paper.experiments.experiment import SPLITS, DataCommand, EvaluateOptions, Experiment, Notify, ShowOptions
-from smoe_paper.experiments.result_tables.stored_runs import RunStore
-from smoe_paper.experiments.result_tables.tables import ResultTable, Scale, TableSet
+from smoe_paper.experiments.stored_runs import RunStore
+from smoe_paper.experiments.tables import ResultTable, Scale, TableSet
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from smoe.training.task import Task
-    from smoe_paper.experiments.dry_task import DryTask
-    from smoe_paper.experiments.open_run import OpenRun
     from smoe_paper.experiments.report_parts import ReportParts
+    from smoe_paper.experiments.task import DryTask, OpenRun
 
 
 @dataclass(frozen=True)
@@ -46,27 +45,27 @@ class EnsembleExperiment(Experiment):
     tables: ClassVar[TableSet] = ENS10_TABLES
     score_options = EnsembleScoreOptions
     data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
-        ("check", "ens10"): DataCommand("smoe_paper.ens10.commands.check", "ENS-10, preprocessed or as downloaded"),
+        ("check", "ens10"): DataCommand("smoe_paper.ens10.commands:run_check", "ENS-10, preprocessed or as downloaded"),
         ("prepare", "ens10"): DataCommand(
-            "smoe_paper.ens10.commands.prepare", "--root DATA --output STORE --task z500 [--members 10]"
+            "smoe_paper.ens10.commands:run_prepare", "--root DATA --output STORE --task z500 [--members 10]"
         ),
     }
 
     def build(self, recipe: EnsembleRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
         """Opens the store and makes the model."""
-        from smoe_paper.ens10.build import build_task
+        from smoe_paper.ens10.model import build_task
 
         return build_task(recipe, splits, notify)
 
     def build_dry(self, recipe: EnsembleRecipe) -> DryTask:
         """Makes the model, for ENS-10's geopotential if no store is named."""
-        from smoe_paper.ens10.build import build_dry_task
+        from smoe_paper.ens10.model import build_dry_task
 
         return build_dry_task(recipe)
 
     def evaluate(self, run: OpenRun, options: EvaluateOptions) -> None:
         """Prints the scores beside those of the raw ensemble and the paper's."""
-        from smoe_paper.ens10.report import print_run_scores
+        from smoe_paper.ens10.scores import print_run_scores
 
         print_run_scores(run, options.split)
 
@@ -81,7 +80,7 @@ class EnsembleExperiment(Experiment):
 
     def score(self, options: EnsembleScoreOptions) -> None:
         """Scores the ensemble of a store."""
-        from smoe_paper.ens10.report import print_store_scores
+        from smoe_paper.ens10.scores import print_store_scores
 
         print_store_scores(options.ensemble, options.years)
 
@@ -93,7 +92,7 @@ class EnsembleExperiment(Experiment):
 
     def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
         """Returns the globe, the raw ensemble's scores, and the CRPS of both at each pixel."""
-        from smoe_paper.ens10.report_parts import report_parts
+        from smoe_paper.ens10.pictures import report_parts
 
         return report_parts(run, split, notify)
 
@@ -101,7 +100,7 @@ class EnsembleExperiment(Experiment):
         self, tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Notify
     ) -> None:
         """Scores the raw ensembles."""
-        from smoe_paper.ens10.references import store_references
+        from smoe_paper.ens10.scores import store_references
 
         store_references(tables, scale, data, store, notify)
 

@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from smoe.rules import Frozen, Probing, RoutingClassification, Rule
-from smoe_paper.ens10.model_options import EmosModel, SpatialMoEUNetModel
-from smoe_paper.ens10.published import MEMBERS, paper_results
-from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, ENSEMBLE_RULE, EnsembleData, EnsembleRecipe
-from smoe_paper.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe_paper.ens10.recipes import (
+    ENSEMBLE_RECIPES,
+    ENSEMBLE_RULE,
+    MEMBERS,
+    EmosModel,
+    EnsembleData,
+    EnsembleRecipe,
+    SpatialMoEUNetModel,
+    paper_results,
+)
+from smoe_paper.experiments.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 
 Task = Literal["z500", "t850", "t2m"]
 

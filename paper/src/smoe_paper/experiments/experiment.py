@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from smoe_paper.experiments.published import PublishedResult
 from smoe_paper.experiments.recipe import Recipe
-from smoe_paper.experiments.result_tables.tables import ResultTable, Scale, TableSet
+from smoe_paper.experiments.tables import PublishedResult, ResultTable, Scale, TableSet
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from smoe.training.task import Task
-    from smoe_paper.experiments.dry_task import DryTask
-    from smoe_paper.experiments.open_run import OpenRun
     from smoe_paper.experiments.report_parts import ReportParts
-    from smoe_paper.experiments.result_tables.stored_runs import RunStore
+    from smoe_paper.experiments.stored_runs import RunStore
+    from smoe_paper.experiments.task import DryTask, OpenRun
 
 SPLITS = ("train", "validation", "test")
 
@@ -58,8 +56,8 @@ class DataCommand:
     """A subcommand of `smoe data` for the data of an experiment.
 
     Attributes:
-        address: `module`, or `module:function` if the function is not called `run`; it takes the list of arguments and
-            returns an exit code. The module of a `check` also has `recognises(path)`.
+        address: `module:function`; it takes the list of arguments and returns an exit code. The module of a `check`
+            also has `recognises(path)`.
         text: One line for the help text.
     """
 
@@ -167,7 +165,7 @@ class Experiment(ABC):
             output_dir: Folder for the pictures.
             data: Place of the data.
         """
-        from smoe_paper.experiments.result_tables.figures import draw_figures
+        from smoe_paper.experiments.table_report import draw_figures
 
         del runs_dir, data
         return draw_figures(self.tables, tables, store, output_dir)

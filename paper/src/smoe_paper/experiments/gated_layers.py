@@ -10,8 +10,7 @@ import torch
 from smoe import nn
 from smoe.ops._routing import family_members
 from smoe.rules import Damping, Rule
-from smoe_paper.experiments.gate_options import GateOptions
-from smoe_paper.experiments.recipe import Recipe
+from smoe_paper.experiments.recipe import GateOptions, Recipe
 
 Start = Callable[[nn.SpatialMoE2d], None]
 

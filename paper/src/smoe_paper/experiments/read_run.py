@@ -30,12 +30,12 @@ from smoe.training.metrics import MetricSums
 from smoe.training.run_directory import Record, RunDirectory
 from smoe.training.task import OrderedBatches, load_batches, num_samples
 from smoe_paper.experiments.experiment import Experiment, Notify
-from smoe_paper.experiments.open_run import OpenRun
 from smoe_paper.experiments.places import data_places
-from smoe_paper.experiments.published import PublishedResult
 from smoe_paper.experiments.registry import experiment_of
 from smoe_paper.experiments.report_parts import ReportParts
 from smoe_paper.experiments.runs import CheckpointName, open_run, read_recipe
+from smoe_paper.experiments.tables import PublishedResult
+from smoe_paper.experiments.task import OpenRun
 
 UNCHANGED = "input unchanged"
 

@@ -4,12 +4,69 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from smoe._plain import to_plain
+from smoe.options import BiasOwner, GateInit, Order
 from smoe.rules import Damping, RoutingClassification, Rule
 from smoe.training.plan import TrainingPlan
-from smoe_paper.experiments.optimizers import Adam, SgdMomentum
+
+
+@dataclass(frozen=True)
+class Adam:
+    """The Adam optimiser, with an optional L2 penalty on convolution kernels, as in Keras.
+
+    Attributes:
+        lr: Learning rate.
+        betas: Decay of the averages of the gradient and of its square.
+        eps: Number added to the root of the average square; gradients far below it are hardly followed.
+        l2: Factor of the sum of the squared kernels in the loss. Experts and bases are kernels; biases, norms, gates
+            and transformers are not. Its gradient is added to that of the loss before Adam averages it.
+        gate_lr: Learning rate of the gates; None for `lr`.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    l2: float = 0.0
+    gate_lr: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_not_negative(self, "lr", "eps", "l2", "gate_lr")
+
+
+@dataclass(frozen=True)
+class SgdMomentum:
+    """Stochastic gradient descent with momentum, as torchvision trains ResNets.
+
+    Attributes:
+        lr: Learning rate.
+        momentum: Share of the last step that is added to the next.
+        weight_decay: Weight decay of all parameters but those of norms and gates. A gate is no weight: scores that
+            shrink together would change which expert is selected.
+        gate_lr: Learning rate of the gates; None for `lr`. The gradient of the RC loss is a mean over all scores of a
+            gate, 2e-6 to 1e-5 for each score of ResNet-50, so that the weights' rate would leave the routing as it
+            starts. As a rule, rate x weight of the rule x layers that share the gate / scores of the gate should be
+            about 4e-4 with momentum 0.9; it is 1e-4 to 1e-3 for the four gates of ResNet-50.
+    """
+
+    lr: float = 0.5
+    momentum: float = 0.9
+    weight_decay: float = 2e-5
+    gate_lr: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_not_negative(self, "lr", "weight_decay", "gate_lr")
+        if not 0.0 <= self.momentum < 1.0:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+
+
+def _check_not_negative(options: Adam | SgdMomentum, *names: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        # `not >=` refuses NaN too.
+        if value is not None and not value >= 0.0:
+            raise ValueError(f"{name} must not be negative, got {value}")
 
 
 @dataclass(frozen=True)
@@ -72,3 +129,52 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.routing_warmup_epochs < 0:
             raise ValueError(f"routing_warmup_epochs must not be negative, got {self.routing_warmup_epochs}")
+
+
+@dataclass(frozen=True)
+class GateOptions:
+    """SMoE layers and their gates.
+
+    Attributes:
+        expert_ratio: Experts in the bank for each filter of the layer that is replaced or stands before.
+        gate: `tensor`, a table of scores; `factorised`, a few numbers for each pixel; `coarse`, a table for cells of
+            4 x 4 pixels, interpolated; `random`, a table that stays as it starts.
+        gate_init: Start of the gate: `kaiming` (white noise), `paper`, `smooth`, or `uniform`, the first expert
+            everywhere.
+        correlation_length: Correlation length of a smooth start in pixels; None for an eighth of the rows.
+        order: Order of the selected experts: `score`, `index`, or `families`.
+        rank: Numbers for each pixel of a factorised gate.
+        bias: Owner of the biases: `slot`, one for each output channel, where the layer it stands for has them; or
+            `expert`, one for each expert.
+        local_affine: Multiply each output channel by a learned number at each pixel, and add another.
+    """
+
+    expert_ratio: float = 2.0
+    gate: Literal["tensor", "factorised", "coarse", "random"] = "tensor"
+    gate_init: GateInit = "kaiming"
+    correlation_length: float | None = None
+    order: Order = "score"
+    rank: int = 8
+    bias: BiasOwner = "slot"
+    local_affine: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.expert_ratio >= 1.0:
+            raise ValueError(f"expert_ratio must be at least 1, as many experts as filters, got {self.expert_ratio}")
+        if self.correlation_length is not None and self.gate_init != "smooth":
+            raise ValueError(f"correlation_length belongs to gate_init='smooth', but gate_init is {self.gate_init!r}")
+        if self.rank < 1:
+            raise ValueError(f"rank must be at least 1, got {self.rank}")
+
+
+def check_year_ranges(data: Any, names: tuple[str, ...] = ("train_years", "validation_years", "test_years")) -> None:
+    """Checks that the first year of each range is not after the last.
+
+    Args:
+        data: Object with the ranges as attributes.
+        names: Names of the attributes.
+    """
+    for name in names:
+        first, last = getattr(data, name)
+        if first > last:
+            raise ValueError(f"{name} must be the first and the last year, got {first} and {last}")

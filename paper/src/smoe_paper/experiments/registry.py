@@ -1,4 +1,4 @@
-"""All experiments by name. An experiment is one folder and one line here."""
+"""All experiments by name, and their recipes. An experiment is one folder and one line here."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from smoe._plain import RecipeError
+from smoe._plain import RecipeError, from_plain
 from smoe.errors import suggest
 from smoe_paper.experiments.experiment import Experiment
 from smoe_paper.experiments.recipe import Recipe
@@ -95,3 +96,16 @@ def _recipe_of_file(path: Path, entry: str) -> Recipe:
     if not isinstance(recipe, Recipe):
         raise RecipeError(f"{path}: a recipe must derive from smoe_paper.experiments.recipe.Recipe, got {recipe!r}")
     return recipe
+
+
+def recipe_from_plain(plain: dict[str, Any]) -> Recipe:
+    """The inverse of `Recipe.plain`.
+
+    Raises:
+        RecipeError: If the experiment or a field is unknown or missing, or a value has another type.
+    """
+    name = plain.get("experiment")
+    if not isinstance(name, str):
+        raise RecipeError(f"experiment must be a text, got {name!r}")
+    fields = {field: part for field, part in plain.items() if field != "experiment"}
+    return from_plain(find_experiment(name).recipe_type, fields)

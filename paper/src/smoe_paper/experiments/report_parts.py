@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from smoe.reports.parts import Classes, ErrorMap, Places
-from smoe_paper.experiments.published import PublishedResult
+from smoe_paper.experiments.tables import PublishedResult
 
 
 @dataclass(frozen=True)

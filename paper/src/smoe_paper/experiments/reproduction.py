@@ -23,13 +23,12 @@ from smoe._files import FileLock, LockedError, write_atomically
 from smoe._signals import Interrupted
 from smoe.training.loop import TrainingDiverged
 from smoe.training.run_directory import Record, RunDirectory, RunError
-from smoe_paper.experiments.parameter_counts import count_parameters
 from smoe_paper.experiments.recipe import Recipe
-from smoe_paper.experiments.recipe_files import recipe_from_plain
-from smoe_paper.experiments.registry import experiment_of
-from smoe_paper.experiments.result_tables.stored_runs import DATA_PLACES, RunKey, RunStore
-from smoe_paper.experiments.result_tables.tables import ResultTable, Scale, TableSet
+from smoe_paper.experiments.registry import experiment_of, recipe_from_plain
 from smoe_paper.experiments.runs import train
+from smoe_paper.experiments.stored_runs import DATA_PLACES, RunKey, RunStore
+from smoe_paper.experiments.tables import ResultTable, Scale, TableSet
+from smoe_paper.experiments.task import count_parameters
 
 # Weights larger than this are not kept after the run: fifty million of a gate would fill the disk.
 _LARGEST_KEPT_CHECKPOINT = 2**22

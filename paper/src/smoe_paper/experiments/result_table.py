@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from smoe_paper.experiments.published import PublishedResult
+from smoe_paper.experiments.tables import PublishedResult
 
 
 def print_result(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import Tensor, nn
 
 from smoe._plain import RecipeError, shorten
 from smoe.training.checkpoints import CheckpointError, load_checkpoint
@@ -17,12 +18,47 @@ from smoe.training.plan import check_monitor, resumable_fields
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import Record, RunDirectory, RunError, keep_freed_memory
 from smoe_paper.experiments.experiment import Notify
-from smoe_paper.experiments.initial_weights import check_initial_weights, load_initial_weights
-from smoe_paper.experiments.open_run import OpenRun
 from smoe_paper.experiments.places import CACHE, check_places, data_places, outside_places, replace_places
 from smoe_paper.experiments.recipe import Recipe
-from smoe_paper.experiments.recipe_files import recipe_from_plain
-from smoe_paper.experiments.registry import experiment_of
+from smoe_paper.experiments.registry import experiment_of, recipe_from_plain
+from smoe_paper.experiments.task import OpenRun
+
+if TYPE_CHECKING:
+    pass
+
+
+def check_initial_weights(run: Path) -> None:
+    """Checks that a run has weights to start from, before any data are made.
+
+    Raises:
+        CheckpointError: If it has none.
+    """
+    file = RunDirectory(run).best_checkpoint
+    if not file.is_file():
+        raise CheckpointError(
+            f"init_from is {run}, which holds no best weights ({file} is missing): name the folder of a run of which "
+            "an epoch has ended"
+        )
+
+
+def load_initial_weights(model: nn.Module, run: Path) -> None:
+    """Loads the best weights of a run.
+
+    Raises:
+        CheckpointError: If it has none, or if they do not fit, with the first parameter that does not.
+    """
+    check_initial_weights(run)
+    theirs, ours = load_checkpoint(RunDirectory(run).best_checkpoint)["model"], model.state_dict()
+    for name in [*ours, *theirs]:
+        in_run = tuple(theirs[name].shape) if name in theirs else "not there"
+        here = tuple(ours[name].shape) if name in ours else "not there"
+        if in_run != here:
+            raise CheckpointError(
+                f"the weights of {run} do not fit: {name} is {in_run} in that run and {here} here; give both the same "
+                "model, inputs, targets and grid"
+            )
+    model.load_state_dict(theirs)
+
 
 CheckpointName = Literal["best", "last"]
 
@@ -151,3 +187,72 @@ def set_num_threads(recipe: Recipe) -> None:
     """Gives torch the threads that the recipe asks for."""
     if recipe.training.num_threads is not None:
         torch.set_num_threads(recipe.training.num_threads)
+
+
+class TrainedRun:
+    """A trained run of an experiment, with its network in evaluation mode.
+
+    Args:
+        path: Run directory.
+        checkpoint: `best`, by the validation split, or `last`.
+        data: Fields of the recipe's data to replace, such as `store` where the data were moved.
+        notify: Receives messages about data that are being made.
+    """
+
+    def __init__(self, path: Path, checkpoint: CheckpointName, data: dict[str, Any], notify: Notify) -> None:
+        self._options = (path, checkpoint)
+        self._data, self._notify = data, notify
+        self._opened: dict[str, OpenRun] = {}
+        run = open_run(path, checkpoint, (), notify, data)
+        self.name, self.recipe, self.model = run.name, run.recipe, run.model
+
+    name: str
+    """Name of the recipe that the run began as."""
+
+    recipe: Recipe
+    """The resolved recipe."""
+
+    model: torch.nn.Module
+    """The trained network; it takes and returns what it was trained on, which may be normalised."""
+
+    def predict(self, split: str = "test") -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields predictions and truths of a split in physical units, batch by batch.
+
+        Args:
+            split: `train`, `validation` or `test`.
+        """
+        return experiment_of(self.recipe).predict(self._open(split), split)
+
+    def evaluate(self, split: str = "test") -> dict[str, float]:
+        """Computes the metrics of the recipe on a split."""
+        return self._open(split).evaluate(split)
+
+    def _open(self, split: str) -> OpenRun:
+        if split not in self._opened:
+            path, checkpoint = self._options
+            self._opened[split] = open_run(path, checkpoint, (split,), self._notify, self._data)
+        return self._opened[split]
+
+    def __repr__(self) -> str:
+        return f"TrainedRun({self.name!r}, seed={self.recipe.seed}, {type(self.model).__name__})"
+
+
+def load(path: Path | str, checkpoint: CheckpointName = "best", *, notify: Notify = print, **data: Any) -> TrainedRun:
+    """Opens a trained run.
+
+    Args:
+        path: Directory of the run, wherever it was moved.
+        checkpoint: `best`, by the validation split, or `last`.
+        notify: Receives messages about data that are being made.
+        **data: Fields of the recipe's data to replace, such as `store="stores/era5"`: where data were moved, or lie
+            outside the run and the working directory.
+
+    Raises:
+        RunError: If the directory holds no run, or its recipe names a place that is not allowed.
+
+    Example:
+        >>> run = load("runs/weather-smoe-0", store="stores/era5")  # doctest: +SKIP
+        >>> prediction, truth = next(run.predict("test"))  # doctest: +SKIP
+    """
+    places = {name: Path(value) if isinstance(value, str) else value for name, value in data.items()}
+    return TrainedRun(Path(path), checkpoint, places, notify)

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from smoe_paper.experiments.experiment import SPLITS, Experiment, Notify, ShowOptions
-from smoe_paper.experiments.published import PublishedResult
-from smoe_paper.experiments.result_tables.stored_runs import RunStore
-from smoe_paper.experiments.result_tables.tables import ResultTable, TableSet
-from smoe_paper.heat.published import PUBLISHED
-from smoe_paper.heat.recipes import HEAT_RECIPES, HeatRecipe
+from smoe_paper.experiments.stored_runs import RunStore
+from smoe_paper.experiments.tables import PublishedResult, ResultTable, TableSet
+from smoe_paper.heat.recipes import HEAT_RECIPES, PUBLISHED, HeatRecipe
 from smoe_paper.heat.tables import HEAT_TABLES
 
 if TYPE_CHECKING:
     from smoe.training.task import Task
-    from smoe_paper.experiments.dry_task import DryTask
-    from smoe_paper.experiments.open_run import OpenRun
     from smoe_paper.experiments.report_parts import ReportParts
+    from smoe_paper.experiments.task import DryTask, OpenRun
 
 
 class HeatExperiment(Experiment):
@@ -32,13 +29,13 @@ class HeatExperiment(Experiment):
 
     def build(self, recipe: HeatRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
         """Simulates the data and makes the network."""
-        from smoe_paper.heat.build import build_task
+        from smoe_paper.heat.model import build_task
 
         return build_task(recipe, splits, notify)
 
     def build_dry(self, recipe: HeatRecipe) -> DryTask:
         """Makes the network without simulating."""
-        from smoe_paper.heat.build import build_dry_task
+        from smoe_paper.heat.model import build_dry_task
 
         return build_dry_task(recipe)
 
@@ -55,7 +52,7 @@ class HeatExperiment(Experiment):
 
     def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
         """Returns the grid, the known regions and the stencils of the diffusivities."""
-        from smoe_paper.heat.report_parts import report_parts
+        from smoe_paper.heat.pictures import report_parts
 
         del split, notify
         return report_parts(run)
@@ -64,7 +61,7 @@ class HeatExperiment(Experiment):
         self, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path, data: Path
     ) -> list[Path]:
         """Draws routing, accuracies, and the grid of quantiles and damping factors."""
-        from smoe_paper.heat.figures import draw_figures
+        from smoe_paper.heat.pictures import draw_figures
 
         del data
         return draw_figures(self.tables, tables, store, runs_dir, output_dir)

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from smoe_paper.experiments.experiment import SPLITS, Experiment, Notify, ShowOptions
-from smoe_paper.experiments.result_tables.tables import TableSet
+from smoe_paper.experiments.tables import TableSet
 from smoe_paper.heat_mesh.recipes import MESH_RECIPES, MeshRecipe
 from smoe_paper.heat_mesh.tables import MESH_TABLES
 
 if TYPE_CHECKING:
     from smoe.training.task import Task
-    from smoe_paper.experiments.dry_task import DryTask
-    from smoe_paper.experiments.open_run import OpenRun
     from smoe_paper.experiments.report_parts import ReportParts
+    from smoe_paper.experiments.task import DryTask, OpenRun
 
 
 class MeshExperiment(Experiment):
@@ -28,13 +27,13 @@ class MeshExperiment(Experiment):
 
     def build(self, recipe: MeshRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
         """Simulates the data and makes the network."""
-        from smoe_paper.heat_mesh.build import build_task
+        from smoe_paper.heat_mesh.model import build_task
 
         return build_task(recipe, splits, notify)
 
     def build_dry(self, recipe: MeshRecipe) -> DryTask:
         """Makes the network without simulating."""
-        from smoe_paper.heat_mesh.build import build_dry_task
+        from smoe_paper.heat_mesh.model import build_dry_task
 
         return build_dry_task(recipe)
 
@@ -47,7 +46,7 @@ class MeshExperiment(Experiment):
 
     def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
         """Returns the domain and its regions."""
-        from smoe_paper.heat_mesh.report_parts import report_parts
+        from smoe_paper.heat_mesh.pictures import report_parts
 
         del split, notify
         return report_parts(run)

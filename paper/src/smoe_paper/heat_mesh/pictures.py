@@ -1,4 +1,4 @@
-"""Pictures of a run on a mesh: accuracy by epoch, and the routing beside the regions."""
+"""Pictures of a run on another geometry, and parts of its report."""
 
 from __future__ import annotations
 
@@ -6,13 +6,76 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.colors import ListedColormap, to_rgb
+from matplotlib.figure import Figure
 
 from smoe.diagnostics import regions_of_experts
-from smoe_paper.experiments.open_run import OpenRun
-from smoe_paper.heat_mesh.build import make_domain, make_regions
-from smoe_paper.heat_mesh.build_model import MeshNet
-from smoe_paper.heat_mesh.model_options import MeshMoEModel
-from smoe_paper.heat_mesh.recipes import MeshRecipe
+from smoe.reports.parts import Places
+from smoe.views._charts import save_picture
+from smoe.views._node_routing import draw_nodes
+from smoe_paper.experiments.report_parts import ReportParts
+from smoe_paper.experiments.task import OpenRun
+from smoe_paper.heat_mesh.data import Domain
+from smoe_paper.heat_mesh.model import MeshNet, make_domain, make_regions
+from smoe_paper.heat_mesh.recipes import MeshMoEModel, MeshRecipe
+
+_COLOURS = ("#3B6FB6", "#F2B134", "#C8553D", "#4E9F6D", "#8E6BB0", "#6FB7C9")
+_UNSERVED = "#000000"
+
+
+def _palette(number: int) -> list[tuple[float, float, float]]:
+    colours = [_COLOURS[kind % len(_COLOURS)] for kind in range(number)]
+    return [to_rgb(colour) for colour in (*colours, _UNSERVED)]
+
+
+def _headings(regions: np.ndarray, learned: np.ndarray) -> tuple[str, str]:
+    return "true regions", f"learned, {100.0 * np.mean(regions == learned):.2f} % alike"
+
+
+def draw_surface_regions(regions: np.ndarray, learned: np.ndarray, domain: Domain, path: Path) -> None:
+    """Draws the regions of the nodes of a surface, from two sides.
+
+    Args:
+        regions: True region of each node, `(N,)`.
+        learned: Region of the expert that serves each node, `(N,)`; -1 for none.
+        domain: The surface.
+        path: Picture to write.
+    """
+    palette = np.array(_palette(int(regions.max()) + 1))
+    truth, found = _headings(regions, learned)
+    columns = {truth: palette[regions], found: palette[learned]}
+    draw_nodes(columns, domain.coordinates, path, triangles=domain.triangles, title=f"Heat on {domain.name}")
+
+
+def draw_grid_regions(regions: np.ndarray, learned: np.ndarray, path: Path) -> None:
+    """Draws the regions of a line in rows, or the middle slices of a volume.
+
+    Args:
+        regions: True region of each pixel, `(L,)` or `(D, H, W)`.
+        learned: Region of the expert that serves each pixel; -1 for none.
+        path: Picture to write.
+    """
+    number = int(regions.max()) + 1
+    maps = [np.where(part < 0, number, part) for part in (regions, learned)]
+    panels = [_as_images(part) for part in maps]
+    figure = Figure(figsize=(3.2 * len(panels[0]), 6.4), layout="constrained")
+    rows = figure.subplots(2, len(panels[0]), squeeze=False)
+    for axes_row, images, heading in zip(rows, panels, _headings(regions, learned), strict=True):
+        for axes, (label, image) in zip(axes_row, images.items(), strict=True):
+            axes.imshow(image, cmap=ListedColormap(_palette(number)), vmin=0, vmax=number, interpolation="nearest")
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.set_title(f"{heading}{label}", fontsize=10)
+    save_picture(figure, path)
+
+
+def _as_images(values: np.ndarray) -> dict[str, np.ndarray]:
+    if values.ndim == 1:
+        columns = 2 ** ((len(values).bit_length()) // 2)
+        if len(values) % columns:
+            return {"": values[None]}
+        return {f", rows of {columns}": values.reshape(-1, columns)}
+    return {f", middle of axis {axis}": values.take(size // 2, axis=axis) for axis, size in enumerate(values.shape)}
 
 
 def learned_regions(run: OpenRun) -> tuple[np.ndarray, np.ndarray]:
@@ -47,8 +110,6 @@ def draw_run(run: OpenRun) -> list[Path]:
 
 def draw_learned(run: OpenRun, path: Path) -> None:
     """Draws the true regions beside those that were learned, as slices of a grid or on a surface."""
-    from smoe_paper.heat_mesh.views import draw_grid_regions, draw_surface_regions
-
     assert isinstance(run.recipe, MeshRecipe)
     domain = make_domain(run.recipe.data.domain)
     regions, learned = learned_regions(run)
@@ -56,3 +117,21 @@ def draw_learned(run: OpenRun, path: Path) -> None:
         draw_surface_regions(regions, learned, domain, path)
     else:
         draw_grid_regions(regions.reshape(domain.spatial_shape), learned.reshape(domain.spatial_shape), path)
+
+
+def report_parts(run: OpenRun) -> ReportParts:
+    """Returns the line, volume, sphere or surface of a run, and the true regions of its nodes."""
+    assert isinstance(run.recipe, MeshRecipe)
+    domain = make_domain(run.recipe.data.domain)
+    is_grid = domain.full_degree is not None
+    places = (
+        Places("grid", domain.spatial_shape)
+        if is_grid
+        else Places("mesh", domain.spatial_shape, coordinates=domain.coordinates, triangles=domain.triangles)
+    )
+    return ReportParts(
+        places=places,
+        targets=(("temperature", ""),),
+        regions=make_regions(run.recipe.data),
+        data={"domain": f"{domain.name}, {domain.num_nodes:,} nodes"},
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from smoe_paper.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe_paper.experiments.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe_paper.heat_mesh.recipes import DomainName, MeshRecipe, plain, sage, smoe, straight_through
 
 _DOMAINS: dict[DomainName, str] = {

@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from smoe_paper.experiments.experiment import SPLITS, DataCommand, Experiment, Notify, ShowOptions
-from smoe_paper.experiments.published import PublishedResult
-from smoe_paper.experiments.result_tables.tables import TableSet
-from smoe_paper.imagenet.published import PUBLISHED
-from smoe_paper.imagenet.recipes import IMAGENET_RECIPES, ImageNetRecipe
+from smoe_paper.experiments.tables import PublishedResult, TableSet
+from smoe_paper.imagenet.recipes import IMAGENET_RECIPES, PUBLISHED, ImageNetRecipe
 from smoe_paper.imagenet.tables import IMAGENET_TABLES
 
 if TYPE_CHECKING:
     from smoe.training.task import Task
-    from smoe_paper.experiments.dry_task import DryTask
-    from smoe_paper.experiments.open_run import OpenRun
     from smoe_paper.experiments.report_parts import ReportParts
+    from smoe_paper.experiments.task import DryTask, OpenRun
 
 
 class ImageNetExperiment(Experiment):
@@ -28,18 +25,18 @@ class ImageNetExperiment(Experiment):
     recipes = IMAGENET_RECIPES
     tables: ClassVar[TableSet] = IMAGENET_TABLES
     data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
-        ("check", "imagenet"): DataCommand("smoe_paper.imagenet.commands.check", "class folders, train and val"),
+        ("check", "imagenet"): DataCommand("smoe_paper.imagenet.check:run_check", "class folders, train and val"),
     }
 
     def build(self, recipe: ImageNetRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
         """Lists the images and makes the network."""
-        from smoe_paper.imagenet.build import build_task
+        from smoe_paper.imagenet.model import build_task
 
         return build_task(recipe, splits, notify)
 
     def build_dry(self, recipe: ImageNetRecipe) -> DryTask:
         """Makes the network, for the published ImageNet if no folder is named."""
-        from smoe_paper.imagenet.build import build_dry_task
+        from smoe_paper.imagenet.model import build_dry_task
 
         return build_dry_task(recipe)
 
@@ -55,7 +52,7 @@ class ImageNetExperiment(Experiment):
 
     def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
         """Returns mean images of some classes."""
-        from smoe_paper.imagenet.report_parts import report_parts
+        from smoe_paper.imagenet.pictures import report_parts
 
         del notify
         return report_parts(run, split)

@@ -1,7 +1,8 @@
-"""Pictures of one ImageNet run: accuracies by epoch, and the routing over mean images."""
+"""Pictures of a run of ImageNet, and parts of its report."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from smoe.nn import RoutedLayer, SpatialGate
-from smoe_paper.experiments.open_run import OpenRun
-from smoe_paper.imagenet.data.crops import MEAN, STD
-from smoe_paper.imagenet.data.folder_samples import FolderImages
-from smoe_paper.imagenet.published import PUBLISHED
+from smoe.reports.parts import Classes, Places
+from smoe_paper.experiments.report_parts import ReportParts
+from smoe_paper.experiments.task import OpenRun
+from smoe_paper.imagenet.folders import MEAN, STD, FolderImages
+from smoe_paper.imagenet.recipes import PUBLISHED
 
 _NUM_CLASSES, _IMAGES_OF_CLASS = 10, 10
 
@@ -77,3 +79,22 @@ def _draw_routing(run: OpenRun, samples: FolderImages) -> list[Path]:
         draw_image_routing(indices, gate.num_experts, images.numpy(), classes[: len(images)], path, title=title)
         pictures.append(path)
     return pictures
+
+
+def report_parts(run: OpenRun, split: str | None) -> ReportParts:
+    """Returns mean images of the first classes of a split; nothing without data."""
+    if split is None:
+        return ReportParts()
+    samples = run.task.splits[split]
+    assert isinstance(samples, FolderImages)
+    images = mean_images(samples).numpy()
+    names = tuple(samples.images.classes[: len(images)])
+    digest = hashlib.sha256("\n".join(map(str, samples.images.classes)).encode()).hexdigest()[:16]
+    return ReportParts(
+        places=Places("grid", images.shape[1:]),
+        classes=Classes(names, images),
+        data={
+            "images": f"{len(samples.images.labels):,} of {len(samples.images.classes):,} classes, {split} split",
+            "SHA-256 of the names of the classes": digest,
+        },
+    )

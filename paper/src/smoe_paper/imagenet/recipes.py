@@ -1,8 +1,4 @@
-"""Recipes of ImageNet (paper section 3.4 and its appendix). Imports no torch.
-
-The paper adapts torchvision's recipe for ResNet-50 ("IMAGENET1K_V2"). Both state batch, epochs, learning rate, warm-up,
-momentum, schedule and weight decay; the other settings are torchvision's.
-"""
+"""Recipes of ImageNet with all their options, and what the paper prints for them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,19 +6,117 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from smoe.options import Combiner
 from smoe.rules import Rule
 from smoe.training.plan import TrainingPlan
-from smoe_paper.experiments.optimizers import Adam, SgdMomentum
-from smoe_paper.experiments.recipe import Recipe
-from smoe_paper.imagenet.data.augment.options import Augmentation
-from smoe_paper.imagenet.model_options import (
-    AddedSpatialMoEResNet50Model,
-    ImageNetModel,
-    LowRankLocalResNet50Model,
-    ResNet50Model,
-    SpatialMoEResNet50Model,
-)
-from smoe_paper.images.recipes import IMAGE_RULE
+from smoe_paper.experiments.recipe import Adam, GateOptions, Recipe, SgdMomentum
+from smoe_paper.images.recipes import IMAGE_RULE, accuracy_result
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Augmentations of training images, in this order; the defaults are those of torchvision's ResNet-50 recipe.
+
+    Attributes:
+        crop_scale: Smallest and largest share of the image's area in a crop.
+        crop_ratio: Smallest and largest ratio of width to height of a crop.
+        flip: Probability of mirroring an image.
+        trivial_augment: Apply one random operation of random strength to each image (TrivialAugment, wide).
+        erasing: Probability of erasing a rectangle.
+        mixup: Parameter of mixup's Beta distribution; 0 disables mixup.
+        cutmix: Parameter of CutMix's Beta distribution; 0 disables CutMix. With both, each batch uses one of them.
+        repetitions: Number of separately augmented copies of each image in a batch; an epoch then has fewer images.
+    """
+
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    trivial_augment: bool = True
+    erasing: float = 0.1
+    mixup: float = 0.2
+    cutmix: float = 1.0
+    repetitions: int = 4
+
+    def __post_init__(self) -> None:
+        low, high = self.crop_scale
+        if not 0.0 < low <= high <= 1.0:
+            raise ValueError(f"crop_scale must be two rising shares above 0 and up to 1, got {self.crop_scale}")
+        if not 0.0 < self.crop_ratio[0] <= self.crop_ratio[1]:
+            raise ValueError(f"crop_ratio must be two rising positive numbers, got {self.crop_ratio}")
+        for name in ("flip", "erasing"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} must be a probability, got {getattr(self, name)}")
+        for name in ("mixup", "cutmix"):
+            # `not >=` also refuses NaN.
+            if not getattr(self, name) >= 0.0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.repetitions < 1:
+            raise ValueError(f"repetitions must be at least 1, got {self.repetitions}")
+
+
+@dataclass(frozen=True)
+class _Size:
+    """Common options of all variants.
+
+    Attributes:
+        num_blocks: Number of blocks in each of the four stages.
+        filters: Number of filters of the first convolution; each stage has twice as many as the stage before.
+    """
+
+    num_blocks: tuple[int, int, int, int] = (3, 4, 6, 3)
+    filters: int = 64
+
+
+@dataclass(frozen=True)
+class ResNet50Model(_Size):
+    """ResNet-50, or Wide ResNet-50-2.
+
+    Attributes:
+        width_factor: Factor of the filters of the 3x3 convolutions; 2 is Wide ResNet-50-2.
+    """
+
+    width_factor: int = 1
+
+
+@dataclass(frozen=True)
+class LowRankLocalResNet50Model(_Size):
+    """ResNet-50 with its 3x3 convolutions as low-rank locally connected layers (LRLCN).
+
+    Attributes:
+        spatial_rank: Number of basis filters. The paper only states that its SMoE has 56 % of the LRLCN's parameters.
+            With 5 it has 53 %, or 56 % if each layer had its own gate at 224 pixels; with 4 it has 63 %.
+        combiner: Network that computes each pixel's mixture of the basis filters.
+    """
+
+    spatial_rank: int = 5
+    combiner: Combiner = "input"
+
+
+@dataclass(frozen=True)
+class AddedSpatialMoEResNet50Model(GateOptions, _Size):
+    """ResNet-50 with one SMoE layer of 3x3 experts added, with batch normalisation and ReLU.
+
+    Attributes:
+        position: `first` is after the 7x7 convolution. `last` is after the last residual block, as the paper's text
+            says, with 2048 input and output channels and 75 million more parameters. `last_3x3` is after the last 3x3
+            convolution, with 512 channels.
+    """
+
+    position: Literal["first", "last", "last_3x3"] = "first"
+
+
+@dataclass(frozen=True)
+class SpatialMoEResNet50Model(GateOptions, _Size):
+    """ResNet-50 with its 3x3 convolutions as SMoE layers.
+
+    Attributes:
+        share_gates: Use one gate for all layers of a stage.
+    """
+
+    share_gates: bool = True
+
+
+ImageNetModel = ResNet50Model | LowRankLocalResNet50Model | AddedSpatialMoEResNet50Model | SpatialMoEResNet50Model
 
 
 @dataclass(frozen=True)
@@ -114,4 +208,16 @@ IMAGENET_RECIPES = {
     "imagenet/smoe-first": ImageNetRecipe(model=AddedSpatialMoEResNet50Model(position="first", **_GATE)),
     "imagenet/smoe-last": ImageNetRecipe(model=AddedSpatialMoEResNet50Model(position="last", **_GATE)),
     "imagenet/smoe": ImageNetRecipe(model=SpatialMoEResNet50Model(**_GATE)),
+}
+
+
+_IMAGENET = "Table 4"
+
+PUBLISHED = {
+    "imagenet/resnet50": accuracy_result(80.83, 0.04, _IMAGENET),
+    "imagenet/wide-resnet50": accuracy_result(81.76, 0.03, _IMAGENET),
+    "imagenet/lrlcn": accuracy_result(80.90, 0.02, _IMAGENET),
+    "imagenet/smoe-first": accuracy_result(80.85, 0.05, _IMAGENET),
+    "imagenet/smoe-last": accuracy_result(80.91, 0.04, _IMAGENET),
+    "imagenet/smoe": accuracy_result(81.33, 0.03, _IMAGENET),
 }

@@ -6,11 +6,8 @@ from dataclasses import replace
 
 from smoe.rules import RoutingClassification
 from smoe.training.plan import TrainingPlan
-from smoe_paper.experiments.published import PublishedResult
-from smoe_paper.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
-from smoe_paper.imagenet.model_options import SpatialMoEResNet50Model
-from smoe_paper.imagenet.published import PUBLISHED
-from smoe_paper.imagenet.recipes import IMAGENET_RECIPES, ImageNetRecipe
+from smoe_paper.experiments.tables import PublishedResult, ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe_paper.imagenet.recipes import IMAGENET_RECIPES, PUBLISHED, ImageNetRecipe, SpatialMoEResNet50Model
 
 # In the paper's order, with its top-5 accuracies.
 _ROWS = {

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from smoe_paper.experiments.experiment import SPLITS, DataCommand, Experiment, Notify, ShowOptions
-from smoe_paper.experiments.published import PublishedResult
-from smoe_paper.experiments.result_tables.stored_runs import RunStore
-from smoe_paper.experiments.result_tables.tables import ResultTable, TableSet
-from smoe_paper.images.published import PUBLISHED
-from smoe_paper.images.recipes import IMAGE_RECIPES, ImageRecipe
+from smoe_paper.experiments.stored_runs import RunStore
+from smoe_paper.experiments.tables import PublishedResult, ResultTable, TableSet
+from smoe_paper.images.recipes import IMAGE_RECIPES, PUBLISHED, ImageRecipe
 from smoe_paper.images.tables import IMAGE_TABLES
 
 if TYPE_CHECKING:
     from smoe.training.task import Task
-    from smoe_paper.experiments.dry_task import DryTask
-    from smoe_paper.experiments.open_run import OpenRun
     from smoe_paper.experiments.report_parts import ReportParts
+    from smoe_paper.experiments.task import DryTask, OpenRun
 
 
 class ImageExperiment(Experiment):
@@ -30,22 +27,22 @@ class ImageExperiment(Experiment):
     tables: ClassVar[TableSet] = IMAGE_TABLES
     builds_without_data: ClassVar[bool] = True
     data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
-        ("check", "images"): DataCommand("smoe_paper.images.commands.check", "MNIST, Fashion-MNIST, CIFAR-10"),
-        ("fetch", "mnist"): DataCommand("smoe_paper.images.commands.fetch:run_mnist", "70,000 digits, 11.5 MB"),
+        ("check", "images"): DataCommand("smoe_paper.images.commands:run_check", "MNIST, Fashion-MNIST, CIFAR-10"),
+        ("fetch", "mnist"): DataCommand("smoe_paper.images.commands:run_mnist", "70,000 digits, 11.5 MB"),
         ("fetch", "fashion-mnist"): DataCommand(
-            "smoe_paper.images.commands.fetch:run_fashion_mnist", "70,000 pieces of clothing, 31 MB"
+            "smoe_paper.images.commands:run_fashion_mnist", "70,000 pieces of clothing, 31 MB"
         ),
     }
 
     def build(self, recipe: ImageRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
         """Reads the images and makes the classifier."""
-        from smoe_paper.images.build import build_task
+        from smoe_paper.images.model import build_task
 
         return build_task(recipe, splits, notify)
 
     def build_dry(self, recipe: ImageRecipe) -> DryTask:
         """Makes the classifier for the published images."""
-        from smoe_paper.images.build import build_dry_task
+        from smoe_paper.images.model import build_dry_task
 
         return build_dry_task(recipe)
 
@@ -61,7 +58,7 @@ class ImageExperiment(Experiment):
 
     def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
         """Returns the classes with their mean images and mistakes."""
-        from smoe_paper.images.report_parts import report_parts
+        from smoe_paper.images.pictures import report_parts
 
         del notify
         return report_parts(run, split)
@@ -70,7 +67,7 @@ class ImageExperiment(Experiment):
         self, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path, data: Path
     ) -> list[Path]:
         """Draws errors by class and the routing."""
-        from smoe_paper.images.figures import draw_figures
+        from smoe_paper.images.pictures import draw_figures
 
         return draw_figures(self.tables, tables, store, runs_dir, output_dir, data)
 

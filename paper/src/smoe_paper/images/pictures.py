@@ -1,23 +1,92 @@
-"""Pictures of one image run: accuracy by epoch, confusion matrix, and the routing over mean images."""
+"""Pictures of classifiers: of one run, and of tables of stored runs; parts of their report."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from smoe.errors import DataError
 from smoe.nn import RoutedLayer, SpatialGate
+from smoe.reports.parts import Classes, Places
 from smoe.training.distribution import make_accelerator
 from smoe.training.evaluation import predict
-from smoe_paper.experiments.open_run import OpenRun
+from smoe.training.run_directory import RunDirectory
+from smoe.views._charts import COLOURS, save_picture
+from smoe_paper.experiments.report_parts import ReportParts
+from smoe_paper.experiments.runs import open_run
+from smoe_paper.experiments.stored_runs import RunKey, RunStore
+from smoe_paper.experiments.table_report import Outcome, outcomes
+from smoe_paper.experiments.tables import ResultTable, Row, TableSet
+from smoe_paper.experiments.task import OpenRun
 from smoe_paper.images.data.catalogue import IMAGE_SETS
 from smoe_paper.images.data.samples import ImageSamples
-from smoe_paper.images.published import PUBLISHED
-from smoe_paper.images.recipes import ImageRecipe
+from smoe_paper.images.recipes import IMAGE_RECIPES, PUBLISHED, ImageRecipe
 from smoe_paper.metrics import confusion_matrix
+
+# Above this number of classes the cells have no room for numbers, and the axes none for names.
+_MAX_WRITTEN = 20
+
+
+def draw_confusion(confusion: np.ndarray, classes: Sequence[str], path: str | Path, *, title: str) -> None:
+    """Draw the confusion matrix, and the share of errors of each class.
+
+    Args:
+        confusion: Number of samples of each class (rows) that were classified as each class (columns), `(N, N)`.
+        classes: Names of the N classes.
+        path: Picture to write.
+        title: Title of the picture.
+    """
+    num_classes = len(classes)
+    if confusion.shape != (num_classes, num_classes) or confusion.sum() < 1:
+        raise ValueError(f"confusion must count samples in ({num_classes}, {num_classes}), got {confusion.shape}")
+    is_written = num_classes <= _MAX_WRITTEN
+    figure = Figure(figsize=(12.5, 5.9) if is_written else (13.5, 7.5), layout="constrained")
+    figure.suptitle(title, fontsize=13, fontweight="bold")
+    layout = figure.add_gridspec(1, 2, width_ratios=[1.5, 1.0])
+
+    axes = figure.add_subplot(layout[0, 0])
+    mistakes = confusion.astype(np.float64)
+    np.fill_diagonal(mistakes, np.nan)
+    most = max(float(np.nanmax(mistakes)) if num_classes > 1 else 1.0, 2.0)
+    # Correct ones are some hundred times as many and would leave one colour for all mistakes.
+    shown = np.ma.masked_where(~(mistakes > 0), mistakes)
+    image = axes.imshow(shown, cmap="YlOrRd", norm=LogNorm(1.0, most))
+    if not is_written:
+        figure.colorbar(image, ax=axes, shrink=0.8, label="mistakes")
+    axes.set_xlabel("taken for")
+    axes.set_ylabel("class")
+    axes.set_title("what is taken for what (right ones in grey)", fontsize=11)
+    if is_written:
+        for (row, column), count in np.ndenumerate(confusion):
+            if count:
+                colour = "0.6" if row == column else "white" if np.log(count) > 0.6 * np.log(most) else "black"
+                axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=8.5)
+        axes.set_xticks(range(num_classes), list(classes), rotation=40, ha="right")
+        axes.set_yticks(range(num_classes), list(classes))
+
+    axes = figure.add_subplot(layout[0, 1])
+    counts = confusion.sum(axis=1)
+    errors = 100.0 * np.divide(counts - np.diag(confusion), counts, out=np.zeros(num_classes), where=counts > 0)
+    overall = 100.0 * (1.0 - np.trace(confusion) / confusion.sum())
+    axes.barh(range(num_classes), errors, color=COLOURS[0], height=0.75)
+    axes.axvline(overall, color="0.35", linestyle=(0, (5, 3)), linewidth=1.3)
+    axes.set_ylim(num_classes - 0.5, -0.5)
+    if is_written:
+        axes.set_yticks(range(num_classes), list(classes))
+        for number, error in enumerate(errors):
+            axes.text(error, number, f" {error:.2f}", va="center", fontsize=9)
+        axes.margins(x=0.15)
+    axes.set_xlabel("errors, in %")
+    axes.set_title(f"errors of each class (of all images: {overall:.2f} %, dashed)", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    save_picture(figure, path)
 
 
 def draw_run(run: OpenRun, split: str) -> list[Path]:
@@ -77,7 +146,6 @@ def _draw_curve(run: OpenRun) -> list[Path]:
 
 
 def _draw_confusion(run: OpenRun, split: str, confusion: Tensor, classes: tuple[str, ...], path: Path) -> None:
-    from smoe_paper.images.views import draw_confusion
 
     num_wrong = int(confusion.sum() - confusion.trace())
     title = f"{run.name}: {num_wrong:,} of {int(confusion.sum()):,} {split} images are mistaken"
@@ -120,3 +188,83 @@ def _images_of(run: OpenRun, split: str) -> tuple[ImageSamples, tuple[str, ...]]
     samples = run.task.splits[split]
     assert isinstance(samples, ImageSamples)
     return samples, IMAGE_SETS[run.recipe.data.name].classes
+
+
+def draw_figures(
+    table_set: TableSet, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path, data: Path
+) -> list[Path]:
+    """Draws the figures that the stored runs of the tables allow, and returns their paths.
+
+    Args:
+        table_set: All tables of the experiment.
+        tables: Tables to draw; each table of an image set has two figures: errors by class and the SMoE's routing.
+        store: Finished runs.
+        runs_dir: Folder with the weights of runs made here; without them the routing is not drawn.
+        output_dir: Folder for the pictures.
+        data: Folder of the images.
+    """
+    pictures: list[Path] = []
+    for table in tables:
+        name = table.name.partition("/")[2]
+        if name in IMAGE_SETS:
+            pictures += _draw_errors(table_set, table, name, store, output_dir / f"{name}-errors.png")
+            pictures += _draw_routing(table_set, name, store, runs_dir, output_dir, data)
+    return pictures
+
+
+def _draw_errors(table_set: TableSet, table: ResultTable, name: str, store: RunStore, path: Path) -> Iterator[Path]:
+    from smoe.views import Panel, draw_grids
+
+    classes = IMAGE_SETS[name].classes
+    found = {row.label: outcomes(table_set, row, store) for row in table.rows}
+    # Not all models were trained at the same scales: the label contains the scale.
+    errors = {
+        f"{label} ({outcome.scale.name})": _errors(outcome, len(classes))
+        for label, all_of_it in found.items()
+        for outcome in all_of_it
+    }
+    if not errors:
+        return
+    panel = Panel("errors on the test images of each class, in %", np.array(list(errors.values())), palette="YlOrRd")
+    draw_grids([panel], list(errors), classes, path, row_title="", column_title="class")
+    yield path
+
+
+def _errors(outcome: Outcome, num_classes: int) -> list[float]:
+    values = (outcome.values(f"error/class_{number}") for number in range(num_classes))
+    return [statistics.fmean(seeds) if seeds else float("nan") for seeds in values]
+
+
+def _draw_routing(
+    table_set: TableSet, name: str, store: RunStore, runs_dir: Path, output_dir: Path, data: Path
+) -> Iterator[Path]:
+    for scale in table_set.scales:
+        key = RunKey.of(scale.recipe(Row(("SMoE",), IMAGE_RECIPES[f"{name}/smoe"]), 0))
+        folder = runs_dir / key.name
+        if store.has(key) and RunDirectory(folder).best_checkpoint.exists():
+            run = open_run(folder, splits=("test",), notify=_silence, data={"root": data})
+            yield from draw_routing_of(run, "test", output_dir, f"{name}-routing", title=f"{name}/smoe")
+            return
+
+
+def _silence(_: str) -> None:
+    pass
+
+
+def report_parts(run: OpenRun, split: str | None) -> ReportParts:
+    """Returns the classes of a split with their mean images and the confusion matrix; nothing without data."""
+    assert isinstance(run.recipe, ImageRecipe)
+    if split is None:
+        return ReportParts()
+    samples = run.task.splits[split]
+    assert isinstance(samples, ImageSamples)
+    image_set = IMAGE_SETS[run.recipe.data.name]
+    names = image_set.classes
+    counts = torch.bincount(samples.labels.long(), minlength=len(names))
+    confusion = confusion_of(run, samples, len(names))
+    return ReportParts(
+        places=Places("grid", tuple(samples.image_shape[1:])),
+        baselines={"commonest class": {"accuracy": 100.0 * float(counts.max() / counts.sum())}},
+        classes=Classes(names, mean_images(samples, len(names)), confusion.numpy()),
+        data={"images": f"{image_set.title}, {len(samples):,} of the {split} split"},
+    )

@@ -6,11 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from smoe.rules import EndToEnd, Frozen, Probing, RoutingClassification, Rule, StraightThrough
-from smoe_paper.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe_paper.experiments.tables import ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe_paper.images.data.catalogue import IMAGE_SETS
-from smoe_paper.images.model_options import SpatialMoEClassifierModel
-from smoe_paper.images.published import PUBLISHED
-from smoe_paper.images.recipes import IMAGE_RECIPES, IMAGE_TRAINING, ImageRecipe
+from smoe_paper.images.recipes import IMAGE_RECIPES, IMAGE_TRAINING, PUBLISHED, ImageRecipe, SpatialMoEClassifierModel
 
 _LABELS = {
     "conv": "convolution",

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from smoe.command_line import UsageError
 from smoe_paper.experiments.experiment import SPLITS, DataCommand, EvaluateOptions, Experiment, Notify, ShowOptions
-from smoe_paper.experiments.published import PublishedResult
-from smoe_paper.experiments.result_tables.stored_runs import RunStore
-from smoe_paper.experiments.result_tables.tables import ResultTable, Scale, TableSet
+from smoe_paper.experiments.stored_runs import RunStore
+from smoe_paper.experiments.tables import PublishedResult, ResultTable, Scale, TableSet
 from smoe_paper.weather.recipes import WEATHER_RECIPES, WeatherRecipe
 from smoe_paper.weather.tables import WEATHER_TABLES, published_results
 
@@ -19,9 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from smoe.training.task import Task
-    from smoe_paper.experiments.dry_task import DryTask
-    from smoe_paper.experiments.open_run import OpenRun
     from smoe_paper.experiments.report_parts import ReportParts
+    from smoe_paper.experiments.task import DryTask, OpenRun
 
 
 @dataclass(frozen=True)
@@ -92,20 +90,22 @@ class WeatherExperiment(Experiment):
     show_options = WeatherShowOptions
     score_options = WeatherScoreOptions
     data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
-        ("check", "weather"): DataCommand("smoe_paper.weather.commands.check", "WeatherBench, CMIP, WeatherBench-2"),
-        ("prepare", "weather"): DataCommand("smoe_paper.weather.commands.prepare", "--root DATA --output STORE"),
-        ("fetch", "era5-sample"): DataCommand("smoe_paper.weather.commands.fetch", "a few fields of ERA5, 10 MB"),
+        ("check", "weather"): DataCommand(
+            "smoe_paper.weather.commands:run_check", "WeatherBench, CMIP, WeatherBench-2"
+        ),
+        ("prepare", "weather"): DataCommand("smoe_paper.weather.commands:run_prepare", "--root DATA --output STORE"),
+        ("fetch", "era5-sample"): DataCommand("smoe_paper.weather.commands:run_fetch", "a few fields of ERA5, 10 MB"),
     }
 
     def build(self, recipe: WeatherRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
         """Opens the store and makes the network."""
-        from smoe_paper.weather.build import build_task
+        from smoe_paper.weather.model import build_task
 
         return build_task(recipe, splits, notify)
 
     def build_dry(self, recipe: WeatherRecipe) -> DryTask:
         """Makes the network, for the paper's channels if no store is named."""
-        from smoe_paper.weather.build import build_dry_task
+        from smoe_paper.weather.model import build_dry_task
 
         return build_dry_task(recipe)
 
@@ -116,7 +116,7 @@ class WeatherExperiment(Experiment):
     def prepare_evaluation(self, options: WeatherEvaluateOptions) -> None:
         """Checks the output file before a year of forecasts is made."""
         if options.forecasts is not None:
-            from smoe_paper.weather.data.write_forecasts import check_output
+            from smoe_paper.weather.data.forecasts import check_output
 
             check_output(options.forecasts)
 
@@ -130,7 +130,7 @@ class WeatherExperiment(Experiment):
         """Yields forecasts and truths of a split in physical units."""
         import torch
 
-        from smoe_paper.weather.evaluate import samples_of
+        from smoe_paper.weather.scores import samples_of
 
         samples, _ = samples_of(run, split)
         for batch in super().predict(run, split):
@@ -166,7 +166,7 @@ class WeatherExperiment(Experiment):
 
     def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
         """Returns the globe, persistence and climatologies, and the published rows of the lead."""
-        from smoe_paper.weather.report_parts import report_parts
+        from smoe_paper.weather.pictures import report_parts
 
         return report_parts(run, split, notify)
 
@@ -174,7 +174,7 @@ class WeatherExperiment(Experiment):
         self, tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Notify
     ) -> None:
         """Scores persistence and the climatologies."""
-        from smoe_paper.weather.references import store_references
+        from smoe_paper.weather.report import store_references
 
         store_references(tables, scale, data, store, notify)
 

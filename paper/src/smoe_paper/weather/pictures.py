@@ -1,23 +1,130 @@
-"""Pictures of one weather run: scores by epoch, forecasts beside the truth, and the routing on the globe."""
+"""Pictures of a run of weather forecasts, and parts of its report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from smoe.errors import DataError
 from smoe.nn import RoutedLayer, SpatialGate
+from smoe.reports.parts import Places
 from smoe.training.distribution import make_accelerator
+from smoe.views._charts import save_picture
+from smoe.views._globe import draw_globe
 from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
-from smoe_paper.experiments.open_run import OpenRun
+from smoe_paper.experiments.experiment import Notify
+from smoe_paper.experiments.report_parts import ReportParts
+from smoe_paper.experiments.tables import PublishedResult
+from smoe_paper.experiments.task import OpenRun
 from smoe_paper.metrics import LatitudeWeightedRMSE
 from smoe_paper.weather.data.samples import WeatherSamples
-from smoe_paper.weather.data.truth import Truth
-from smoe_paper.weather.evaluate import samples_of
+from smoe_paper.weather.data.store import WeatherStore
+from smoe_paper.weather.data.truth import Baselines, Truth
+from smoe_paper.weather.recipes import PAPER, PUBLISHED, PUBLISHED_DATA, WeatherRecipe
+from smoe_paper.weather.scores import samples_of, score_baselines
+
+
+@dataclass(frozen=True)
+class ForecastMap:
+    """One variable of one forecast.
+
+    Attributes:
+        name: Name of the variable, such as `Z500`.
+        units: Units of the values.
+        forecast: Forecast field, `(H, W)`.
+        truth: True field, `(H, W)`.
+        rmse: Latitude-weighted error of this forecast, printed above the map of the error.
+        palette: Colours of forecast and truth.
+    """
+
+    name: str
+    units: str
+    forecast: np.ndarray
+    truth: np.ndarray
+    rmse: float
+    palette: str = "viridis"
+
+
+def draw_forecast(
+    maps: Sequence[ForecastMap],
+    latitude: Sequence[float] | np.ndarray,
+    longitude: Sequence[float] | np.ndarray,
+    path: str | Path,
+    *,
+    title: str,
+) -> None:
+    """Draw a row of truth, forecast and error for each variable; truth and forecast have the colours of the truth.
+
+    Args:
+        maps: Variables to draw, at least one.
+        latitude: Latitudes of the rows, in degrees, `(H,)`.
+        longitude: Longitudes of the columns, in degrees, `(W,)`.
+        path: Picture to write.
+        title: Title of the picture, such as the times of the forecast.
+
+    Raises:
+        ValueError: If there is no map, or one holds values that are not finite.
+    """
+    if not maps:
+        raise ValueError("there must be at least one map")
+    figure = Figure(figsize=(14.5, 0.7 + 2.35 * len(maps)), layout="constrained")
+    figure.suptitle(title, fontsize=14, fontweight="bold")
+    for row, shown in enumerate(maps):
+        both = np.stack([shown.truth, shown.forecast])
+        if not np.isfinite(both).all():
+            raise ValueError(f"the map of {shown.name} holds values that are not finite")
+        error = shown.forecast - shown.truth
+        # The range of the truth: one wrong pixel of a forecast must not make all others look alike.
+        values = Normalize(shown.truth.min(), shown.truth.max())
+        extend = _extend(shown.forecast, values)
+        # Symmetric, so that white is no error; a single outlier does not fade all others.
+        largest = float(np.quantile(np.abs(error), 0.995)) or 1.0
+        panels = (
+            (f"{shown.name}, truth", shown.truth, shown.palette, values),
+            (f"{shown.name}, forecast", shown.forecast, shown.palette, values),
+            (
+                f"forecast - truth, RMSE {_digits(shown.rmse)} {shown.units}",
+                error,
+                "RdBu_r",
+                Normalize(-largest, largest),
+            ),
+        )
+        for column, (caption, field, palette, norm) in enumerate(panels):
+            axes = figure.add_subplot(len(maps), 3, 3 * row + column + 1)
+            mesh = draw_globe(axes, latitude, longitude, field, palette=palette, norm=norm)
+            axes.set_title(caption, fontsize=11, pad=6)
+            if column != 1:
+                bar = figure.colorbar(
+                    mesh,
+                    ax=axes,
+                    location="left" if column == 0 else "right",
+                    shrink=0.9,
+                    aspect=18,
+                    extend=extend if column == 0 else _extend(error, norm),
+                )
+                bar.set_label(shown.units)
+                bar.outline.set_visible(False)
+    save_picture(figure, path)
+
+
+def _extend(field: np.ndarray, norm: Normalize) -> str:
+    """Returns the ends of a colour bar that are pointed, because there are values beyond."""
+    is_below, is_above = bool(np.any(norm(field) < 0)), bool(np.any(norm(field) > 1))
+    if is_below and is_above:
+        return "both"
+    return "min" if is_below else "max" if is_above else "neither"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
 
 _PALETTES = {"z": "viridis", "t": "magma", "t2m": "magma", "tp": "YlGnBu"}
 
@@ -81,7 +188,6 @@ def _draw_curves(run: OpenRun, targets: Sequence[str]) -> list[Path]:
 def _draw_forecast(
     run: OpenRun, model: nn.Module, samples: WeatherSamples, number: int, lead_hours: int, input: Tensor
 ) -> Path:
-    from smoe_paper.weather.views import ForecastMap, draw_forecast
 
     store, init_time, valid_time = samples.store, samples.init_time(number), samples.valid_time(number)
     truth = Truth(store, samples.targets).read(np.array([valid_time]))[0]
@@ -186,3 +292,59 @@ def _units(channel: str) -> str:
 
 def _clock(time: np.datetime64) -> str:
     return str(time.astype("datetime64[m]")).replace("T", " ")
+
+
+def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:
+    """Returns the globe of the store, persistence and climatologies on the split, and the published rows of its lead.
+
+    Args:
+        run: Run, opened with the split.
+        split: Split that is scored; None for a report without forecasts.
+        notify: Receives messages about what is being measured.
+    """
+    assert isinstance(run.recipe, WeatherRecipe)
+    data = run.recipe.data
+    assert data.store is not None
+    store = WeatherStore.open(data.store)
+    parts = ReportParts(
+        places=Places.globe(store.grid.latitude, store.grid.longitude),
+        targets=tuple((_target_label(name), VARIABLES[parse_channel(name).variable].units) for name in data.targets),
+        data={"store": store.path.name, "checksum of the store": store.metadata.checksum},
+    )
+    if split is None:
+        return parts
+    samples, lead_hours = samples_of(run, split)
+    notify(f"{run.name}: scoring persistence and climatologies")
+    init_times = np.array([samples.init_time(index) for index in range(len(samples))])
+    climatology = Truth(store, samples.targets).mean(samples.years, None)
+    baselines = Baselines(store, samples.targets, data.train_years, None)
+    first, last = samples.years
+    return ReportParts(
+        places=parts.places,
+        targets=parts.targets,
+        data=parts.data,
+        baselines=score_baselines(baselines, init_times, lead_hours, climatology),
+        published=_published(lead_hours, run.name),
+        remarks=(
+            f"{len(samples):,} forecasts of {lead_hours} h in {first} to {last}. Published rows are of "
+            f"{PUBLISHED_DATA}: they can be compared with this run only if the store holds the same years of ERA5. A "
+            "simulated atmosphere is another task, to be judged by its own persistence and climatology.",
+        ),
+    )
+
+
+def _published(lead_hours: int, own: str) -> dict[str, tuple[PublishedResult, ...]]:
+    """Published rows by recipe or model; that of the run's recipe by the run's own name."""
+    return {
+        own if row.recipe == own.removesuffix("-rasp") else row.recipe or row.model: tuple(
+            PublishedResult(f"rmse_{channel}", value, row.spread.get((channel, lead), 0.0), None, source)
+            for (channel, lead), value in row.rmse.items()
+            if lead == lead_hours
+        )
+        for row in PUBLISHED
+        for source in (f"Table 3, {lead_hours} h" if row.source == PAPER else row.source,)
+    }
+
+
+def _target_label(channel: str) -> str:
+    return channel.replace("_", "").upper()

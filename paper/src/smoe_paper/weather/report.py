@@ -1,23 +1,30 @@
-"""Prints scores of forecasts beside those of baselines and published ones."""
+"""Tables of scores on the terminal."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from smoe.gridded._output import describe_size
 from smoe.training.progress import ProgressBar
 from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
-from smoe_paper.experiments.open_run import OpenRun
+from smoe_paper.experiments.stored_runs import RunStore
+from smoe_paper.experiments.tables import ResultTable, Scale
+from smoe_paper.experiments.task import OpenRun
+from smoe_paper.weather.data.samples import WeatherSamples
 from smoe_paper.weather.data.store import WeatherStore
-from smoe_paper.weather.evaluate import evaluate_run
-from smoe_paper.weather.published import LEADS_OF_TABLES, PUBLISHED, PUBLISHED_DATA
-from smoe_paper.weather.score_files import score_file
+from smoe_paper.weather.data.truth import BASELINES, Baselines, Truth
+from smoe_paper.weather.model import make_split, open_store
+from smoe_paper.weather.recipes import LEADS_OF_TABLES, PUBLISHED, PUBLISHED_DATA, WeatherRecipe
+from smoe_paper.weather.scores import evaluate_run, score_baselines, score_file
 
 Scores = Mapping[str, float]
 
@@ -194,3 +201,62 @@ def _label(channel: str) -> str:
 
 def _units(channel: str) -> str:
     return VARIABLES[parse_channel(channel).variable].units
+
+
+def describe_store(store: WeatherStore) -> str:
+    """Returns lines with times, channels and size of a store, and the values that were left out or replaced."""
+    metadata = store.metadata
+    rows, columns = store.grid.shape
+    first, last = store.statistics_years
+    lines = [
+        f"{store.path}: {len(store.times):,} times, {store.times[0]} h to {store.times[-1]} h, every "
+        f"{store.step_hours} h; {len(store.channels)} channels, {rows} x {columns}; "
+        f"{describe_size(metadata.num_bytes)}",
+        f"mean and deviation are of {first} to {last}{' of another store' if metadata.statistics_from else ''}",
+    ]
+    for year in metadata.years:
+        if year.num_dropped:
+            lines.append(
+                f"{year.year}: {year.num_dropped} steps left out at the beginning, where sums over past hours are not "
+                "defined"
+            )
+        if year.num_filled:
+            named = ", ".join(f"{count:,} of {channel}" for channel, count in year.num_filled.items())
+            lines.append(f"{year.year}: NaNs replaced ({metadata.on_nan}): {named}")
+    return "\n".join(lines) + "\n"
+
+
+def store_references(
+    tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Callable[[str], None]
+) -> None:
+    """Scores the references of the tables on the test forecasts of their rows, unless the scores are stored.
+
+    Args:
+        tables: Tables, in each of which all rows have the same lead and years.
+        scale: Scale of the data.
+        data: Folder of the weather store.
+        store: Store of the scores.
+        notify: Receives progress messages.
+    """
+    for table in tables:
+        recipe = scale.recipe(table.rows[0], seed=0)
+        assert isinstance(recipe, WeatherRecipe)
+        lead_hours = recipe.data.lead_hours
+        names = {f"{name.replace(' ', '-')}-{lead_hours}h": name for name in BASELINES}
+        if not set(table.references) <= set(names):
+            raise ValueError(f"{table.name} refers to {', '.join(table.references)}, which are not {', '.join(names)}")
+        if all(store.read_reference(reference) for reference in table.references):
+            continue
+        notify(f"scoring {', '.join(BASELINES)} at {lead_hours} hours")
+        weather = open_store(replace(recipe.data, store=data))
+        samples = make_split(recipe, weather, "test", notify)
+        for reference, scores in _score(recipe, samples, names).items():
+            store.write_reference(reference, {"label": names[reference].capitalize(), "test": scores})
+
+
+def _score(recipe: WeatherRecipe, samples: WeatherSamples, names: dict[str, str]) -> dict[str, dict[str, float]]:
+    init_times = np.array([samples.init_time(index) for index in range(len(samples))])
+    climatology = Truth(samples.store, samples.targets).mean(samples.years)
+    baselines = Baselines(samples.store, samples.targets, recipe.data.train_years)
+    scores = score_baselines(baselines, init_times, recipe.data.lead_hours, climatology)
+    return {reference: scores[name] for reference, name in names.items()}

@@ -7,17 +7,18 @@ from typing import Any
 
 from smoe.rules import Frozen, Probing, RoutingClassification, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
-from smoe_paper.experiments.published import PublishedResult
-from smoe_paper.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
-from smoe_paper.weather.model_options import (
+from smoe_paper.experiments.tables import PublishedResult, ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe_paper.weather.recipes import (
+    PUBLISHED,
+    WEATHER_RECIPES,
     LocatedResNetModel,
     LowRankLocalResNetModel,
     ResNetModel,
     SpatialMoEResNetModel,
+    WeatherData,
+    WeatherRecipe,
     WeatherViTModel,
 )
-from smoe_paper.weather.published import PUBLISHED
-from smoe_paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe
 
 _Z, _T = "rmse_z_500", "rmse_t_850"
 

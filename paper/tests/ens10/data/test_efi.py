@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smoe_paper.ens10.data.efi import extreme_forecast_index, quantiles
-from smoe_paper.ens10.data.efi_pass import climate_windows, compute_part, find_parts
+from smoe_paper.ens10.data.efi import climate_windows, compute_part, extreme_forecast_index, find_parts, quantiles
 
 DAYS = [f"{month:02d}-{day:02d}" for month in (1, 2) for day in (1, 5, 9, 13, 17, 21)]
 YEARS = range(1998, 2019)

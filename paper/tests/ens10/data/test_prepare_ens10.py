@@ -17,8 +17,7 @@ from ens10_files import GRID, STARTS, member_fields, truth_field, write_ens10, w
 from memory_source import Silent
 from smoe_paper.ens10.data import TASKS, DataError, EnsembleStore
 from smoe_paper.ens10.data.open_ens10 import open_ens10
-from smoe_paper.ens10.data.prepare import prepare
-from smoe_paper.ens10.data.prepare_plan import Preparation
+from smoe_paper.ens10.data.prepare import Preparation, prepare
 from smoe_paper.ens10.data.samples import EnsembleSamples
 
 TRAIN = (1998, 1999)

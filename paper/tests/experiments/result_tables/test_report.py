@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smoe_paper.experiments.published import PublishedResult
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.reproduction import plan_runs
-from smoe_paper.experiments.result_tables.report import markdown, outcomes, percent, read_notes
-from smoe_paper.experiments.result_tables.stored_runs import RunKey, RunStore
-from smoe_paper.experiments.result_tables.tables import ResultTable, Row, Scale, ShownMetric, TableSet
-from smoe_paper.heat.figures import draw_figures
-from smoe_paper.heat.published import heat_result
-from smoe_paper.heat.recipes import HeatRecipe
+from smoe_paper.experiments.stored_runs import RunKey, RunStore
+from smoe_paper.experiments.table_report import markdown, outcomes, percent, read_notes
+from smoe_paper.experiments.tables import PublishedResult, ResultTable, Row, Scale, ShownMetric, TableSet
+from smoe_paper.heat.pictures import draw_figures
+from smoe_paper.heat.recipes import HeatRecipe, heat_result
 from smoe_paper.heat.tables import HEAT_TABLES, grid_recipe
 
 
@@ -157,7 +155,7 @@ def test_the_grid_of_quantiles_shows_one_scale(tmp_path: Path, monkeypatch: pyte
 
 
 def test_epochs_to_100_need_all_seeds(tmp_path: Path) -> None:
-    from smoe_paper.heat.figures import _epochs_to_all
+    from smoe_paper.heat.pictures import _epochs_to_all
 
     store = RunStore(tmp_path / "runs.jsonl")
     row = Row(("",), grid_recipe(0.3, 0.1))

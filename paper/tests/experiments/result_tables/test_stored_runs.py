@@ -9,9 +9,8 @@ import pytest
 
 from smoe.rules import Damping, Probing
 from smoe_paper.experiments.recipe import Recipe
-from smoe_paper.experiments.result_tables.stored_runs import RunKey, RunStore, StoredRunError
-from smoe_paper.heat.model_options import SpatialMoEModel
-from smoe_paper.heat.recipes import HeatRecipe
+from smoe_paper.experiments.stored_runs import RunKey, RunStore, StoredRunError
+from smoe_paper.heat.recipes import HeatRecipe, SpatialMoEModel
 
 
 def store_run(store: RunStore, recipe: Recipe) -> RunKey:

@@ -7,7 +7,7 @@ import pytest
 
 from image_folders import CLASSES, make_picture, write_folders
 from smoe.errors import DataError
-from smoe_paper.imagenet.data.class_folders import find_class_folders, hold_out
+from smoe_paper.imagenet.folders import find_class_folders, hold_out
 
 
 def test_classes_and_images_are_sorted(tmp_path: Path) -> None:

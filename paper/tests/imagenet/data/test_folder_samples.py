@@ -11,11 +11,18 @@ from torch.utils.data import DataLoader
 
 from image_folders import make_picture, write_folders
 from smoe.errors import DataError
-from smoe_paper.imagenet.data.augment.options import Augmentation
-from smoe_paper.imagenet.data.class_folders import find_class_folders
-from smoe_paper.imagenet.data.crops import MEAN, STD, evaluation_view, normalised, training_view
-from smoe_paper.imagenet.data.folder_samples import AugmentedFolderImages, FolderImages
-from smoe_paper.imagenet.data.read_image import read_image
+from smoe_paper.imagenet.folders import (
+    MEAN,
+    STD,
+    AugmentedFolderImages,
+    FolderImages,
+    evaluation_view,
+    find_class_folders,
+    normalised,
+    read_image,
+    training_view,
+)
+from smoe_paper.imagenet.recipes import Augmentation
 from smoe_paper.images.data.samples import ImageSamples
 
 PLAIN = Augmentation(trivial_augment=False, erasing=0.0, mixup=0.0, cutmix=0.0, repetitions=1)

@@ -9,7 +9,7 @@ from PIL import Image, ImageFile
 
 from image_folders import make_picture
 from smoe.errors import DataError
-from smoe_paper.imagenet.data.read_image import read_image
+from smoe_paper.imagenet.folders import read_image
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,9 @@ import torch
 
 from image_files import IDX_FILES, cifar10_bytes, draw_images, idx_bytes, write_cifar10, write_idx_set
 from smoe.errors import DataError
-from smoe_paper.images.data import image_files
+from smoe_paper.images.data import files as image_files
 from smoe_paper.images.data.catalogue import IMAGE_SETS
-from smoe_paper.images.data.cifar10 import read_cifar10
-from smoe_paper.images.data.idx import read_idx
-from smoe_paper.images.data.image_files import read_images
+from smoe_paper.images.data.files import read_cifar10, read_idx, read_images
 from smoe_paper.images.data.samples import ImageSamples, split_training
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from smoe.command_line import UsageError
 from smoe_paper.cli.data import run
-from smoe_paper.weather.commands import fetch
+from smoe_paper.weather import commands as fetch
 from smoe_paper.weather.data import DataError
 
 CONTENT = b"fields"

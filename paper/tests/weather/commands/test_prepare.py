@@ -218,7 +218,7 @@ def test_a_disk_that_cannot_be_written_is_one_clear_line(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("smoe_paper.weather.data.journal.write_json", full)
+    monkeypatch.setattr("smoe_paper.weather.data.prepare.write_json", full)
     assert main(arguments(root, tmp_path / "store", "--channels", "t2m")) == 1
     assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
 

@@ -90,7 +90,7 @@ def test_calendar_without_real_dates_is_refused(tmp_path, calendar):
 
 
 def test_cftime_dates_of_a_real_calendar_are_read(tmp_path):
-    from smoe_paper.atmosphere.time_axis import read_time_axis
+    from smoe_paper.atmosphere.axes import read_time_axis
 
     times = times_of_year(0, 3, 6, "1850-01-01T06")
     array = data_array("t", times, GRID).convert_calendar("standard", use_cftime=True)

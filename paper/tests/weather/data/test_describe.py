@@ -11,7 +11,7 @@ import xarray as xr
 from smoe.cli.main import main
 from smoe.command_line import UsageError
 from smoe_paper.atmosphere.variables import LEVELS
-from smoe_paper.weather.commands.check import run
+from smoe_paper.weather.commands import run_check
 from smoe_paper.weather.data import DataError
 from smoe_paper.weather.data.describe import describe
 from weather_files import times_of_year, write_cmip, write_netcdf, write_weatherbench
@@ -47,7 +47,7 @@ def test_a_whole_archive_can_be_used(whole, capsys):
     assert found.remarks[0] == "2015 has 6 of its 1,460 times"
     assert "1979-2014, 2018 are not there" in found.remarks[-1]
 
-    assert run([str(whole)]) == 0
+    assert run_check([str(whole)]) == 0
     out = capsys.readouterr().out
     for text in (
         "weatherbench, 5.625deg (32 x 64), every 6 h",
@@ -63,7 +63,7 @@ def test_a_whole_archive_can_be_used(whole, capsys):
 
 def test_quick_reads_headers_only(whole, monkeypatch, capsys):
     monkeypatch.setattr("smoe_paper.weather.data.series.FieldSeries.read", None)
-    assert run([str(whole), "--quick"]) == 0
+    assert run_check([str(whole), "--quick"]) == 0
     out = capsys.readouterr().out
     assert "not read" in out
     assert "as far as the headers tell" in out
@@ -97,7 +97,7 @@ def test_every_problem_is_named_not_only_the_first(whole, capsys):
     (t2m,) = (variable for variable in found.variables if variable.short_name == "t2m")
     assert t2m.nan_share == pytest.approx(3 * 64 / (18 * 32 * 64))
 
-    assert run([str(whole)]) == 1
+    assert run_check([str(whole)]) == 1
     out = capsys.readouterr().out
     assert "missing for the weather recipes: q_50, q_250, q_600, q_700, q_925, lsm" in out
     assert "problem: temperature lacks 2016" in out
@@ -167,7 +167,7 @@ def test_ctrl_c_is_one_line(whole, monkeypatch, capsys):
 
 def test_what_cannot_be_opened_is_one_line(tmp_path, capsys):
     with pytest.raises(DataError, match="does not exist"):
-        run([str(tmp_path / "nowhere")])
+        run_check([str(tmp_path / "nowhere")])
     with pytest.raises(UsageError, match="did you mean --quick"):
-        run([str(tmp_path), "--quik"])
+        run_check([str(tmp_path), "--quik"])
     capsys.readouterr()

@@ -9,9 +9,8 @@ import pytest
 import xarray as xr
 
 from smoe.errors import DataError
-from smoe_paper.atmosphere.grids import GRIDS
-from smoe_paper.weather.data.forecasts import ForecastFile
-from smoe_paper.weather.data.write_forecasts import open_forecast_writer, variable_names
+from smoe_paper.atmosphere.grid import GRIDS
+from smoe_paper.weather.data.forecasts import ForecastFile, open_forecast_writer, variable_names
 
 GRID = GRIDS["5.625deg"]
 INITS = np.datetime64("2017-01-01T00", "h") + 12 * np.arange(40)

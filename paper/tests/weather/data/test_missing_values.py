@@ -10,7 +10,7 @@ from memory_source import MemorySource, Silent, contents
 from smoe.errors import DataError
 from smoe_paper.weather.data.prepare import prepare
 from smoe_paper.weather.data.prepare_plan import Preparation
-from smoe_paper.weather.data.store_format import NaNPolicy
+from smoe_paper.weather.data.store import NaNPolicy
 
 SOURCE = MemorySource()
 WANTED = Preparation((2000, 2002), (2000, 2001), SOURCE.names)

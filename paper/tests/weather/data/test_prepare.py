@@ -13,7 +13,7 @@ import pytest
 import smoe_paper.weather.data.prepare as prepare_module
 from memory_source import MemorySource, Silent, contents
 from smoe.errors import DataError
-from smoe.gridded.grid import Grid
+from smoe_paper.atmosphere.grid import Grid
 from smoe_paper.weather.data.prepare import prepare
 from smoe_paper.weather.data.prepare_plan import Preparation
 from smoe_paper.weather.data.samples import WeatherSamples

@@ -18,8 +18,7 @@ from memory_source import MemorySource, Silent
 from smoe.errors import DataError
 from smoe_paper.weather.data.prepare import prepare
 from smoe_paper.weather.data.prepare_plan import Preparation
-from smoe_paper.weather.data.store import WeatherStore
-from smoe_paper.weather.data.store_format import checksum
+from smoe_paper.weather.data.store import WeatherStore, checksum
 
 SOURCE = MemorySource()
 WANTED = Preparation((2000, 2002), (2000, 2001), SOURCE.names)

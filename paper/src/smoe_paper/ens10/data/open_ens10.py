@@ -7,13 +7,11 @@ from typing import Literal
 
 from smoe.errors import DataError
 from smoe.gridded._datasets import OpenFiles, open_netcdf
-from smoe.gridded.grid import Grid
+from smoe_paper.atmosphere.grid import Grid
 from smoe_paper.atmosphere.variables import Variable
-from smoe_paper.ens10.data.dated_fields import DatedFields
-from smoe_paper.ens10.data.global_grid import GlobalGrid
-from smoe_paper.ens10.data.member_files import find_member_files
-from smoe_paper.ens10.data.member_source import MemberSource
-from smoe_paper.ens10.data.preprocessed_source import PreprocessedSource, statistics_file
+from smoe_paper.ens10.data.fields import DatedFields, GlobalGrid
+from smoe_paper.ens10.data.members import MemberSource, find_member_files
+from smoe_paper.ens10.data.preprocessed import PreprocessedSource, statistics_file
 from smoe_paper.ens10.data.source import EnsembleSource
 from smoe_paper.ens10.data.variables import NUM_MEMBERS, TASKS, EnsembleTask, TaskName
 

@@ -1,41 +1,206 @@
-"""Writes an ensemble store. Preparations are resumable: a kill loses at most one file or a few dates of work."""
+"""Writes a store, resumably."""
 
 from __future__ import annotations
 
 import os
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from smoe._integrity import checksum, differences, read_checked_json, write_checked_json
 from smoe.errors import DataError
 from smoe.gridded._output import check_disk
-from smoe.gridded.field_files import DTYPE, crc32_of_rows
-from smoe.gridded.store_folder import only_process
 from smoe.training.progress import ProgressBar
-from smoe_paper.ens10.data.dated_fields import DatedFields
-from smoe_paper.ens10.data.dates import LEAD, years_of
-from smoe_paper.ens10.data.efi_pass import Part, compute_part, find_parts
-from smoe_paper.ens10.data.journal import Journal, is_finished
-from smoe_paper.ens10.data.normalisation import point_statistics
+from smoe_paper.atmosphere.stores import DTYPE, crc32_of_rows, describe_years, only_process
+from smoe_paper.ens10.data.efi import Part, compute_part, find_parts
+from smoe_paper.ens10.data.fields import LEAD, DatedFields, years_of
 from smoe_paper.ens10.data.open_ens10 import open_efi, open_truth
-from smoe_paper.ens10.data.prepare_plan import Preparation, make_plan
-from smoe_paper.ens10.data.released import check_released
-from smoe_paper.ens10.data.skill import check_skill
+from smoe_paper.ens10.data.preprocessed import check_released
+from smoe_paper.ens10.data.samples import check_skill
 from smoe_paper.ens10.data.source import EnsembleSource, Forecast
-from smoe_paper.ens10.data.store import EnsembleStore
-from smoe_paper.ens10.data.store_format import (
+from smoe_paper.ens10.data.store import (
     EFI,
+    FORMAT,
     MEMBERS,
+    METADATA_FILE,
     NORMALISATION,
     OUR_FILES,
     PREPARATION_FILE,
     STATISTICS,
     TRUTH,
+    VERSION,
+    EfiOrigin,
+    EnsembleStore,
     Metadata,
     Plan,
+    StatisticsYears,
+    point_statistics,
 )
+
+DEFAULT_TRAIN_YEARS = (1998, 2015)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Options of the preparation of a store.
+
+    Attributes:
+        train_years: First and last year of training, by the dates for which forecasts are valid.
+        normalisation: `training` takes statistics at each point over the training years; `released` over all dates, as
+            in ENS-10's release, which includes the test years.
+        efi: `auto` reads `efi_*.nc` if it exists, or computes the index from the members, if these exist.
+    """
+
+    train_years: tuple[int, int] = DEFAULT_TRAIN_YEARS
+    normalisation: StatisticsYears = "training"
+    efi: Literal["auto", "file", "computed", "none"] = "auto"
+
+
+def make_plan(
+    source: EnsembleSource, truth: DatedFields, efi_file: DatedFields | None, wanted: Preparation
+) -> tuple[Plan, list[str]]:
+    """Checks the options against the available data.
+
+    Returns:
+        The plan, and messages about it.
+
+    Raises:
+        DataError: If something is missing; the message contains the remedy.
+    """
+    starts, notices = _with_truth(source, truth)
+    first, last = wanted.train_years
+    if first > last:
+        raise DataError(f"--train-years goes from the first to the last year, got {first} {last}")
+    years = years_of(starts + LEAD)
+    if not ((years >= first) & (years <= last)).any():
+        found = describe_years(tuple(sorted(set(years.tolist()))))
+        raise DataError(f"no forecast is for {first} to {last}; there are {found}: choose other --train-years")
+    absent = tuple(year for year in range(first, last + 1) if year not in years)
+    if absent:
+        notices.append(f"of the training years, {describe_years(absent)} are not there")
+    if wanted.normalisation == "released":
+        notices.append("normalised with statistics of all dates, test years included, as in the release of ENS-10")
+    efi, efi_years, said = _choose_efi(source, efi_file, wanted, starts)
+    plan = Plan(
+        task=source.task.name,
+        num_members=source.num_members,
+        starts=tuple(map(str, starts)),
+        latitude=source.grid.latitude,
+        longitude=source.grid.longitude,
+        has_members=source.has_members,
+        efi=efi,
+        efi_years=efi_years,
+        train_years=wanted.train_years,
+        normalisation=wanted.normalisation,
+    )
+    return plan, notices + said
+
+
+def _with_truth(source: EnsembleSource, truth: DatedFields) -> tuple[np.ndarray, list[str]]:
+    valid = source.starts + LEAD
+    # The last forecasts of a release are valid after the end of its truth.
+    is_inside = (valid >= truth.dates[0]) & (valid <= truth.dates[-1])
+    lacking = np.setdiff1d(valid[is_inside], truth.dates)
+    if not is_inside.any() or len(lacking):
+        first = lacking[0] if len(lacking) else valid[0]
+        raise DataError(
+            f"{truth.where} lacks {len(lacking) or len(valid)} of {len(valid)} dates that forecasts are for, such as "
+            f"{first} (start {first - LEAD}); it has {truth.dates[0]} to {truth.dates[-1]}"
+        )
+    outside = valid[~is_inside]
+    notices = [f"{len(outside)} forecasts are for times without truth, left out: {outside[0]}"] if len(outside) else []
+    return source.starts[is_inside], notices
+
+
+def _choose_efi(
+    source: EnsembleSource, efi_file: DatedFields | None, wanted: Preparation, starts: np.ndarray
+) -> tuple[EfiOrigin | None, tuple[int, int], list[str]]:
+    start_years = years_of(starts)
+    years = (wanted.train_years[1] + 1, int(start_years.max()))
+    if wanted.efi == "none":
+        return None, years, []
+    if efi_file is not None and wanted.efi in ("auto", "file"):
+        if not np.isin(efi_file.dates, starts + LEAD).any():
+            raise DataError(f"{efi_file.where} has none of the dates that forecasts are for; leave it away")
+        return "file", years, [f"the extreme forecast index is that of {efi_file.where}"]
+    if wanted.efi == "file":
+        raise DataError(f"there is no efi_{source.task.name}.nc: put it beside the other files, or leave out --efi")
+    if not source.has_members:
+        if wanted.efi == "computed":
+            raise DataError(
+                "the extreme forecast index is computed from the members, which are not there: add ensemble/"
+            )
+        return None, years, ["no extreme forecast index: there is no file of it, and there are no members"]
+    if years[0] > years[1]:
+        return None, years, [f"no extreme forecast index: no forecast starts after {wanted.train_years[1]}"]
+    return "computed", years, []
+
+
+class Journal:
+    """Records in `preparation.json` what is written and on the disk.
+
+    Attributes:
+        rows: Checksums of each forecast that is written, by its start and the file.
+        steps: Names of other finished steps: channels of the normalisation, parts of the index.
+    """
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self._path = folder / PREPARATION_FILE
+        self._plan = plan.to_plain()
+        self.rows: dict[str, dict[str, int]] = {}
+        self.steps: list[str] = []
+
+    @classmethod
+    def open(cls, folder: Path, plan: Plan) -> Journal:
+        """Returns a new journal, or the existing one of the same plan.
+
+        Raises:
+            DataError: If the existing journal has another plan.
+        """
+        journal = cls(folder, plan)
+        if journal._path.is_file():
+            content = read_checked_json(journal._path, FORMAT, VERSION)
+            check_same_plan(content["plan"], plan, f"{folder} holds the beginning of another preparation",
+                            f"run that one to its end, or delete {folder}")  # fmt: skip
+            journal.rows, journal.steps = content["rows"], content["steps"]
+        return journal
+
+    def add_rows(self, rows: dict[str, dict[str, int]]) -> None:
+        """Records that forecasts are written; they must have reached the disk."""
+        self.rows.update(rows)
+        self._write()
+
+    def add_step(self, name: str) -> None:
+        """Records that a step is finished; its output must have reached the disk."""
+        self.steps.append(name)
+        self._write()
+
+    def _write(self) -> None:
+        content: dict[str, Any] = {"plan": self._plan, "rows": self.rows, "steps": self.steps}
+        write_checked_json(self._path, content, FORMAT, VERSION)
+
+
+def is_finished(folder: Path, plan: Plan) -> bool:
+    """Returns whether the folder holds the planned store, complete.
+
+    Raises:
+        DataError: If it holds another store.
+    """
+    if not (folder / METADATA_FILE).is_file():
+        return False
+    existing = Metadata.read(folder).plan.to_plain()
+    check_same_plan(existing, plan, f"{folder} holds another store", "choose another folder for this one")
+    return True
+
+
+def check_same_plan(old: dict[str, Any], plan: Plan, what: str, remedy: str) -> None:
+    """Refuses a plan that differs from the existing one, and names the differences."""
+    new = plan.to_plain()
+    if checksum(old) != checksum(new):
+        raise DataError(f"{what}, which differs in {', '.join(differences(old, new))}: {remedy}")
 
 
 def prepare(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smoe.gridded.grid import Grid
+from smoe_paper.atmosphere.grid import Grid
 from smoe_paper.ens10.data.variables import EnsembleTask
 
 

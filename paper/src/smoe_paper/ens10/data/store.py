@@ -1,32 +1,164 @@
-"""The store for training on ENS-10: ensemble statistics, truth, members and index in memory-mapped files."""
+"""The store that training reads: normalised fields in memory-mapped files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from smoe._integrity import read_checked_json
+from smoe._integrity import read_checked_json, write_checked_json
 from smoe.errors import DataError
-from smoe.gridded.field_files import DTYPE, crc32_of_rows
-from smoe.gridded.grid import Grid
-from smoe_paper.ens10.data.normalisation import normalise
-from smoe_paper.ens10.data.store_format import (
-    EFI,
-    FORMAT,
-    MEMBERS,
-    METADATA_FILE,
-    NORMALISATION,
-    PREPARATION_FILE,
-    STATISTICS,
-    TRUTH,
-    VERSION,
-    Metadata,
+from smoe_paper.atmosphere.grid import Grid
+from smoe_paper.atmosphere.stores import DTYPE, crc32_of_rows
+from smoe_paper.ens10.data.variables import LEAD_DAYS, NUM_MEMBERS, TASKS, TaskName
+
+OFFSET = 0.1
+
+_FIELDS_PER_PIECE = 16
+
+
+def point_statistics(open_fields: Callable[[], np.ndarray], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns mean and population standard deviation over time at each point, float32, `(H, W)` each.
+
+    Missing values are ignored; a point without values gets the mean 0 and the standard deviation 0.
+
+    Args:
+        open_fields: Maps the fields `(T, H, W)`; called for a few of them at a time, so that few pages stay in memory.
+        rows: Indices of the fields.
+    """
+    shape = open_fields().shape[1:]
+    count, mean, squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    for first in range(0, len(rows), _FIELDS_PER_PIECE):
+        piece = np.asarray(open_fields()[rows[first : first + _FIELDS_PER_PIECE]], np.float64)
+        is_there = ~np.isnan(piece)
+        number = is_there.sum(axis=0)
+        piece_mean = np.where(is_there, piece, 0.0).sum(axis=0) / np.maximum(number, 1)
+        piece_squares = np.where(is_there, np.square(piece - piece_mean), 0.0).sum(axis=0)
+        # Chan's update: a plain sum of squares would lose the digits in which geopotential varies.
+        total = np.maximum(count + number, 1)
+        distance = piece_mean - mean
+        squares += piece_squares + np.square(distance) * count * number / total
+        mean += distance * number / total
+        count += number
+    return mean.astype(np.float32), np.sqrt(squares / np.maximum(count, 1)).astype(np.float32)
+
+
+def normalise(values: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Returns normalised values, float32; missing values become the mean, 0: sea surface temperature over land."""
+    return np.nan_to_num((values - mean) / (std + np.float32(OFFSET)), nan=0.0)
+
+
+FORMAT = "smoe ensemble store"
+VERSION = 1
+METADATA_FILE = "store.json"
+PREPARATION_FILE = "preparation.json"
+STATISTICS, TRUTH, MEMBERS, EFI, NORMALISATION = (
+    f"{name}.f32" for name in ("statistics", "truth", "members", "efi", "normalisation")
 )
-from smoe_paper.ens10.data.variables import LEAD_DAYS, TASKS
+OUR_FILES = frozenset({METADATA_FILE, PREPARATION_FILE, STATISTICS, TRUTH, MEMBERS, EFI, NORMALISATION})
+
+StatisticsYears = Literal["training", "released"]
+EfiOrigin = Literal["file", "computed"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Contents of a store, known before a field is read.
+
+    Attributes:
+        task: Task that selects the fields.
+        num_members: Number of members in the statistics.
+        starts: Start dates of the forecasts, such as `1998-01-01`.
+        latitude: Latitudes from north to south.
+        longitude: Longitudes from 0 eastwards.
+        has_members: Whether all ten members of the target are stored.
+        efi: Origin of the extreme forecast index; None if there is no index.
+        efi_years: First and last start year of the computed index.
+        train_years: First and last year of training, by the date for which a forecast is valid.
+        normalisation: `training` for statistics of the training years, `released` for statistics of all dates.
+    """
+
+    task: TaskName
+    num_members: int
+    starts: tuple[str, ...]
+    latitude: tuple[float, ...]
+    longitude: tuple[float, ...]
+    has_members: bool
+    efi: EfiOrigin | None
+    efi_years: tuple[int, int]
+    train_years: tuple[int, int]
+    normalisation: StatisticsYears
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the files."""
+        grid = (len(self.latitude), len(self.longitude))
+        num_starts, num_channels = len(self.starts), len(TASKS[self.task].channels)
+        shapes = {STATISTICS: (num_starts, num_channels, *grid), TRUTH: (num_starts, *grid)}
+        if self.has_members:
+            shapes[MEMBERS] = (num_starts, NUM_MEMBERS, *grid)
+        if self.efi is not None:
+            shapes[EFI] = (num_starts, *grid)
+        shapes[NORMALISATION] = (2, num_channels, *grid)
+        return shapes
+
+    def num_bytes(self, name: str) -> int:
+        """Returns the size of a file."""
+        size = DTYPE.itemsize
+        for length in self.shapes[name]:
+            size *= length
+        return size
+
+    def to_plain(self) -> dict[str, Any]:
+        """Returns the plan as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Plan:
+        """Inverts `to_plain`, after JSON."""
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()
+        }
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Contents of `store.json`.
+
+    Attributes:
+        plan: Contents of the store.
+        crc32: Checksums of the entries along the first dimension of each file.
+        kind: Kind of the source.
+        notices: Corrections made by the reader, and other messages.
+    """
+
+    plan: Plan
+    crc32: dict[str, list[int]]
+    kind: str
+    notices: tuple[str, ...]
+
+    def write(self, folder: Path) -> None:
+        """Writes `store.json` atomically."""
+        write_checked_json(folder / METADATA_FILE, asdict(self), FORMAT, VERSION)
+
+    @classmethod
+    def read(cls, folder: Path) -> Metadata:
+        """Reads `store.json`.
+
+        Raises:
+            DataError: If it is missing, of another format or version, or changed.
+        """
+        content = read_checked_json(folder / METADATA_FILE, FORMAT, VERSION)
+        try:
+            plan = Plan.from_plain(content["plan"])
+            return cls(plan, content["crc32"], content["kind"], tuple(content["notices"]))
+        except (TypeError, KeyError) as error:
+            raise DataError(f"{folder / METADATA_FILE} lacks what version {VERSION} holds ({error})") from error
 
 
 class NormalisedInputs:

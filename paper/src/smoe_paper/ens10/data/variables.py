@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from smoe_paper.atmosphere.plausible import plausible_bounds
-from smoe_paper.atmosphere.variables import VARIABLES, Variable
+from smoe_paper.atmosphere.variables import VARIABLES, Variable, plausible_bounds
 
 LEAD_DAYS = 2
 """Time from the start of a forecast to the date for which it is valid: 48 hours."""

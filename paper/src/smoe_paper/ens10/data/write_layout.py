@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smoe.gridded._datasets import import_xarray
-from smoe.gridded.grid import Grid
-from smoe_paper.ens10.data.dates import LEAD, check_order
-from smoe_paper.ens10.data.member_files import check_numbers, mean_and_spread
-from smoe_paper.ens10.data.normalisation import OFFSET
+from smoe_paper.atmosphere.grid import Grid
+from smoe_paper.ens10.data.fields import LEAD, check_order
+from smoe_paper.ens10.data.members import check_numbers, mean_and_spread
+from smoe_paper.ens10.data.store import OFFSET
 from smoe_paper.ens10.data.variables import (
     NUM_MEMBERS,
     PRESSURE_LEVEL_VARIABLES,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from smoe_paper.images.data.catalogue import ImageSet
-from smoe_paper.images.data.image_files import LabelledImages
+from smoe_paper.images.data.files import LabelledImages
 
 
 class ImageSamples(Dataset[tuple[Tensor, Tensor]]):

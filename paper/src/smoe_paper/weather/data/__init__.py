@@ -6,8 +6,7 @@ xarray is imported when a source is opened, torch by the samples only.
 from __future__ import annotations
 
 from smoe.errors import DataError
-from smoe.gridded.grid import Grid
-from smoe_paper.atmosphere.grids import GRIDS
+from smoe_paper.atmosphere.grid import GRIDS, Grid
 from smoe_paper.atmosphere.variables import (
     DEFAULT_CONSTANTS,
     DEFAULT_INPUTS,
@@ -17,8 +16,8 @@ from smoe_paper.atmosphere.variables import (
     Variable,
     parse_channel,
 )
-from smoe_paper.weather.data.open_source import open_source
 from smoe_paper.weather.data.source import WeatherSource
+from smoe_paper.weather.data.weatherbench import open_source
 
 __all__ = [
     "DEFAULT_CONSTANTS",

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded.grid import Grid
-from smoe_paper.atmosphere.time_axis import describe_short_year
+from smoe_paper.atmosphere.axes import describe_short_year
+from smoe_paper.atmosphere.grid import Grid
 from smoe_paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, Channel, parse_channel
-from smoe_paper.weather.data.open_source import Kind, open_source
-from smoe_paper.weather.data.series import FieldSeries, describe_years
-from smoe_paper.weather.data.series_source import LATE_START, SeriesSource
+from smoe_paper.weather.data.series import LATE_START, FieldSeries, SeriesSource, describe_years
+from smoe_paper.weather.data.weatherbench import Kind, open_source
 
 DEFAULT_YEARS = range(1979, 2019)
 """Years of the paper: 1979-2015 for training, 2016 for validation, 2017 and 2018 for the test."""

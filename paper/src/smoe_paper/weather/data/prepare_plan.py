@@ -6,14 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from smoe.errors import DataError
-from smoe.gridded.field_files import DTYPE
-from smoe.gridded.year_ranges import describe_years
-from smoe_paper.atmosphere.time_axis import describe_short_year
+from smoe_paper.atmosphere.axes import describe_short_year
+from smoe_paper.atmosphere.stores import DTYPE, describe_years
 from smoe_paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, parse_channel
 from smoe_paper.weather.data.source import WeatherSource
-from smoe_paper.weather.data.store import WeatherStore
-from smoe_paper.weather.data.store_format import NaNPolicy
-from smoe_paper.weather.data.year_spans import YearSpan, find_span
+from smoe_paper.weather.data.store import NaNPolicy, WeatherStore, YearSpan, find_span
 
 DEFAULT_STATISTICS_YEARS = (1979, 2015)
 

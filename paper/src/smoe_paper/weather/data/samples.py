@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from smoe.errors import DataError
-from smoe.gridded.sample_times import check_hours, find_starts
-from smoe.gridded.year_ranges import describe_years
+from smoe_paper.atmosphere.statistics import check_hours, find_starts
+from smoe_paper.atmosphere.stores import describe_years
 from smoe_paper.weather.data.store import WeatherStore
 
 LEAD_CHANNEL = "lead_hours/100"

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from smoe_paper.imagenet.data.augment.mixing import cutmix, mix, mixup
+from smoe_paper.imagenet.augment import cutmix, mix, mixup
 
 IMAGES = torch.randn(4, 3, 8, 10, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([2, 0, 1, 1])

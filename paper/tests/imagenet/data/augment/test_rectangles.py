@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from smoe_paper.imagenet.data.augment.rectangles import draw_crop, erase
+from smoe_paper.imagenet.augment import draw_crop, erase
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from image_folders import make_picture
-from smoe_paper.imagenet.data.augment.trivial_augment import OPERATIONS, draw_operation, trivial_augment
+from smoe_paper.imagenet.augment import OPERATIONS, draw_operation, trivial_augment
 
 PICTURE = make_picture(1, (13, 9))
 PIXELS = np.array(PICTURE).astype(np.float64)

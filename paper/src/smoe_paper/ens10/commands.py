@@ -1,0 +1,136 @@
+"""`smoe data check` and `smoe data prepare` of ENS-10."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+from smoe._signals import stopped_code
+from smoe.command_line import parse
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from smoe_paper.ens10.data.describe import TaskDescription
+    from smoe_paper.ens10.data.store import EnsembleStore
+
+
+@dataclass(frozen=True)
+class Check:
+    """Describes a folder of ENS-10 and checks whether the recipes can use it.
+
+    The exit code is 0 if it can be used and 1 otherwise, with the reasons.
+
+    Attributes:
+        path: Folder of ENS-10, preprocessed or as downloaded.
+        quick: Read only headers. This takes seconds, but does not find damage inside files.
+    """
+
+    path: tyro.conf.Positional[Path]
+    quick: bool = False
+
+
+def recognises(path: Path) -> bool:
+    """Returns whether the folder has the layout of ENS-10."""
+    from smoe_paper.ens10.data.open_ens10 import is_ens10
+
+    return is_ens10(path)
+
+
+def run_check(args: list[str]) -> int:
+    """Checks a folder, prints the result, and returns 0 for usable data and 1 otherwise."""
+    options = parse(Check, args, prog="smoe data check")
+
+    from rich.console import Console
+
+    from smoe.training.progress import ProgressBar
+    from smoe_paper.ens10.data.describe import describe_ens10
+
+    with ProgressBar() as bar:
+        tasks = describe_ens10(options.path, quick=options.quick, progress=bar.show)
+    return print_tasks(options.path, tasks, options.quick, Console(highlight=False, soft_wrap=True, markup=False))
+
+
+def print_tasks(path: Path, tasks: list[TaskDescription], quick: bool, console: Console) -> int:
+    """Prints the tasks of ENS-10 and the verdict; returns 0 if one of them can be used."""
+    for task in tasks:
+        for fact in task.facts:
+            console.print(f"{task.name}: {fact}")
+        if task.problem is not None:
+            console.print(f"{task.name}: problem: {task.problem}")
+    usable = [task.name for task in tasks if task.problem is None]
+    verdict = f"can be used for {', '.join(usable)}" if usable else "cannot be used"
+    console.print(f"{path}: ENS-10, {verdict}" + (", as far as the headers tell" if quick else ""))
+    return 0 if usable else 1
+
+
+@dataclass(frozen=True)
+class PrepareEns10:
+    """Writes the store for ENS-10 recipes. If interrupted, run the same command again to resume.
+
+    For example: smoe data prepare ens10 --root ~/ens10 --output stores/z500 --task z500
+
+    Attributes:
+        root: Folder with the preprocessed files (ENS10_pl_mean.nc, ...), with ensemble/output.pl.<date>.grib, or with
+            the files as downloaded (output.pl.2018<month><day>).
+        output: Folder of the store.
+        task: Variable to correct, 48 hours ahead.
+        members: Number of members in the mean and spread: the first 5, or all 10. 5 requires the members themselves.
+        train_years: First and last year of training, by the date for which a forecast is valid.
+        normalisation: `training` takes statistics at each grid point over the training years; `released` over all
+            dates, including the test years, as the release of ENS-10 does.
+        truth: Folder with ERA5_z500.nc and the other truths; None uses the root.
+        efi: Extreme forecast index. `auto` reads efi_<task>.nc if it exists, or computes the index from the members.
+    """
+
+    root: Path
+    output: Path
+    task: Literal["z500", "t850", "t2m"]
+    members: Literal[5, 10] = 10
+    train_years: tuple[int, int] = (1998, 2015)
+    normalisation: Literal["training", "released"] = "training"
+    truth: Path | None = None
+    efi: Literal["auto", "file", "computed", "none"] = "auto"
+
+
+def run_prepare(args: list[str]) -> int:
+    """Prepares a store and prints its contents."""
+    options = parse(PrepareEns10, args, prog="smoe data prepare ens10")
+
+    from smoe.training.progress import ProgressBar
+    from smoe_paper.ens10.data.open_ens10 import open_ens10
+    from smoe_paper.ens10.data.prepare import Preparation, prepare
+
+    wanted = Preparation(options.train_years, options.normalisation, options.efi)
+    try:
+        with (
+            open_ens10(options.root, options.task, options.members) as source,
+            ProgressBar(speed_seconds=600) as progress,
+        ):
+            store = prepare(source, options.root, options.output, wanted, progress, options.truth)
+    except KeyboardInterrupt as stop:
+        sys.stderr.write("stopped; run the same command again to resume\n")
+        return stopped_code(stop)
+    sys.stdout.write(describe_store(store))
+    return 0
+
+
+def describe_store(store: EnsembleStore) -> str:
+    """Describes the store in a few lines."""
+    plan = store.metadata.plan
+    rows, columns = store.grid.shape
+    first, last = store.train_years
+    years = f"the training years {first} to {last}" if plan.normalisation == "training" else "all dates, as released"
+    efi = {"file": "of the release", "computed": f"computed for {plan.efi_years[0]} to {plan.efi_years[1]}"}
+    size = sum(plan.num_bytes(name) for name in plan.shapes) / 1e9
+    return (
+        f"{store.path}: {store.task}, {len(store.dates):,} forecasts, started {store.dates[0]} to {store.dates[-1]}; "
+        f"{len(store.channels)} channels, {rows} x {columns}; {size:.2f} GB\n"
+        f"mean and population standard deviation of {store.num_members} members, normalised by statistics of {years}\n"
+        f"members: {'kept, all 10' if plan.has_members else 'none'}; extreme forecast index: "
+        f"{'none' if plan.efi is None else efi[plan.efi]}\n"
+    )

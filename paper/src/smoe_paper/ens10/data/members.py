@@ -1,0 +1,359 @@
+"""The members of ENS-10 in GRIB and NetCDF files."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smoe._integrity import check_grib_file
+from smoe.errors import DataError
+from smoe.gridded._datasets import damage_as_data_error, import_cfgrib, open_netcdf
+from smoe_paper.atmosphere.axes import as_minutes, find_levels
+from smoe_paper.atmosphere.grid import Grid
+from smoe_paper.atmosphere.variables import check_units
+from smoe_paper.ens10.data.fields import (
+    LEAD,
+    GlobalGrid,
+    check_calendar,
+    check_fields,
+    check_global,
+    check_order,
+    check_same_dates,
+    find_global_grid,
+    turn,
+)
+from smoe_paper.ens10.data.source import Block, EnsembleSource, Forecast
+from smoe_paper.ens10.data.variables import LEAD_DAYS, NUM_MEMBERS, EnsembleTask, EnsembleVariable
+
+# output.pl.20180104 holds the hindcasts of 20 years; ensemble/output.pl.19980104.grib those of one date.
+_RAW_FILE = re.compile(r"output\.(pl|sfc)\.([0-9]{8})(?:\.grib)?")
+_DATE_FILE = re.compile(r"output\.(pl|sfc)\.([0-9]{8})\.(grib|nc)")
+
+
+@dataclass(frozen=True)
+class MemberFile:
+    """A file with members; `date` is the date in its name, which stands for all years in a file as downloaded."""
+
+    path: Path
+    date: np.datetime64
+    has_all_years: bool
+
+    def check_start(self, start: np.datetime64) -> None:
+        """Refuses a start date that contradicts the file's name."""
+        fits = str(start)[5:] == str(self.date)[5:] if self.has_all_years else start == self.date
+        if not fits:
+            raise DataError(
+                f"{self.path} holds a forecast that started on {start}, but its name says {self.date}; it was renamed "
+                "or its dates are wrong"
+            )
+
+
+class OpenMembers(ABC):
+    """An open file with members.
+
+    Attributes:
+        grid: Grid of the fields, from north to south.
+        starts: Start dates of its forecasts, datetime64[D], ascending.
+    """
+
+    grid: Grid
+    starts: np.ndarray
+
+    @abstractmethod
+    def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:
+        """Returns all members of a variable in the order of their numbers, float32, `(10, H, W)`, not checked."""
+
+
+def find_member_files(root: Path, task: EnsembleTask) -> list[MemberFile]:
+    """Returns the files of a data set with the members of a task's fields, by date.
+
+    Raises:
+        DataError: If there are two files of one date.
+    """
+    found: dict[np.datetime64, MemberFile] = {}
+    ensemble = root / "ensemble"
+    for folder, pattern, has_all_years in ((ensemble, _DATE_FILE, False), (root, _RAW_FILE, True)):
+        if found or not folder.is_dir():
+            continue
+        for path in sorted(folder.iterdir()):
+            match = pattern.fullmatch(path.name)
+            if match is None or match[1] != task.level_type:
+                continue
+            try:
+                date = np.datetime64(f"{match[2][:4]}-{match[2][4:6]}-{match[2][6:]}", "D")
+            except ValueError:
+                raise DataError(f"{path}: {match[2]} is not a date; expected its year, month and day") from None
+            if date in found:
+                raise DataError(f"{folder} has two files of {date}: {found[date].path.name}, {path.name}; keep one")
+            found[date] = MemberFile(path, date, has_all_years)
+    return [found[date] for date in sorted(found)]
+
+
+def open_members(file: MemberFile, task: EnsembleTask) -> OpenMembers:
+    """Opens a file and checks that each of its forecasts has ten members of every variable of the task.
+
+    Raises:
+        DataError: If something is missing, repeated, truncated, on another grid, or misdated.
+    """
+    if file.path.suffix == ".nc":
+        opened: OpenMembers = NetcdfMembers(file, task)
+    else:
+        opened = GribMembers(file, task)
+    for start in opened.starts:
+        file.check_start(start)
+    return opened
+
+
+def check_members(members: np.ndarray, variable: EnsembleVariable, task: EnsembleTask, grid: Grid, where: str) -> None:
+    """Refuses members `(10, H, W)` of a variable that are not plausible."""
+    physics, where = variable.on_level(task.level), f"{where}: {variable.name}"
+    names = np.array([f"member {place}" for place in range(1, len(members) + 1)])
+    check_fields(members, physics, names, grid, where, is_sea_only=variable.is_sea_only)
+
+
+def check_numbers(numbers: list[int], where: str) -> None:
+    """Refuses a number of members other than ten."""
+    if len(numbers) != NUM_MEMBERS or len(set(numbers)) != NUM_MEMBERS:
+        listed = ", ".join(map(str, sorted(numbers)))
+        raise DataError(
+            f"{where} has {len(numbers)} members ({listed}), expected {NUM_MEMBERS} with different numbers; download "
+            "the file again"
+        )
+
+
+def mean_and_spread(members: np.ndarray, num_members: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns mean and population standard deviation of the first members `(M, H, W)`, as in the release; float32.
+
+    The release divides by M, not by M - 1 (cdo's `daystd`, torch's `unbiased=False`).
+    """
+    first = members[:num_members]
+    # Means of geopotential in float32 would lose the digits in which members differ.
+    mean = first.mean(axis=0, dtype=np.float64)
+    squares = np.zeros_like(mean)
+    for member in first:
+        squares += np.square(member - mean)
+    return mean.astype(np.float32), np.sqrt(squares / len(first)).astype(np.float32)
+
+
+_STEP_HOURS = 24 * LEAD_DAYS
+_KEYS = ("shortName", "dataDate:int", "dataTime:int", "endStep:int", "level:int", "number:int")
+_GRID_KEYS = (
+    "gridType",
+    "Ni:int",
+    "Nj:int",
+    "iScansNegatively:int",
+    "jScansPositively:int",
+    "jPointsAreConsecutive:int",
+    "latitudeOfFirstGridPointInDegrees:float",
+    "latitudeOfLastGridPointInDegrees:float",
+    "longitudeOfFirstGridPointInDegrees:float",
+    "longitudeOfLastGridPointInDegrees:float",
+)
+
+
+class GribMembers(OpenMembers):
+    """Reads a file of one date, or a file as downloaded, which holds twenty years, three leads and eleven levels."""
+
+    def __init__(self, file: MemberFile, task: EnsembleTask) -> None:
+        messages = _import_messages()
+        self._path = file.path
+        with damage_as_data_error(file.path):
+            check_grib_file(file.path)
+            self._stream = messages.FileStream(str(file.path), errors="raise")
+            # No index is written beside the data: the folder may be read-only, and an index may be out of date.
+            index = messages.FileIndex.from_fieldset(self._stream, [*_KEYS, *_GRID_KEYS])
+        self._offsets: dict[tuple[str, np.datetime64], dict[int, Any]] = {}
+        wanted = {variable.grib_short_name for variable in task.variables}
+        grids = set()
+        for header, offsets in index.iter_index():
+            name, date, hour, step, level, number, *grid = header
+            if name not in wanted or step != _STEP_HOURS or (task.level is not None and level != task.level):
+                continue
+            start = _start(date, hour, file)
+            members = self._offsets.setdefault((name, start), {})
+            if len(offsets) > 1:
+                raise DataError(f"{file.path} holds {name} of {start}, member {number}, {len(offsets)} times")
+            members[number] = offsets[0]
+            grids.add(tuple(grid))
+        if not self._offsets:
+            raise DataError(
+                f"{file.path} holds no forecast of {', '.join(sorted(wanted))} for {_STEP_HOURS} h"
+                + ("" if task.level is None else f" on {task.level} hPa")
+            )
+        if len(grids) > 1:
+            raise DataError(f"{file.path} holds fields on {len(grids)} grids, expected one; regrid it first")
+        self._read_grid(grids.pop())
+        self.starts = np.array(sorted({start for _, start in self._offsets}), "datetime64[D]")
+        for start in self.starts:
+            for variable in task.variables:
+                numbers = list(self._offsets.get((variable.grib_short_name, start), {}))
+                check_numbers(numbers, f"{file.path}: {variable.grib_short_name} of {start}")
+
+    def _read_grid(self, header: tuple[Any, ...]) -> None:
+        kind, columns, rows, is_westward, is_northward, is_column_first, *_ = header
+        where = str(self._path)
+        if kind not in ("regular_ll", "regular_gg") or is_westward or is_column_first:
+            raise DataError(f"{where} is on a grid of type {kind}, expected one in latitude and longitude; regrid it")
+        self._is_northward = bool(is_northward)
+        first = self._stream[next(iter(next(iter(self._offsets.values())).values()))]
+        latitude = np.asarray(first["distinctLatitudes"], np.float64)
+        longitude = np.asarray(first["distinctLongitudes"], np.float64)
+        self._shape = (rows, columns)
+        self._first_column = int(np.argmin(np.mod(longitude + 1e-6, 360.0)))
+        self.grid = check_global(np.sort(latitude)[::-1], np.sort(np.mod(longitude, 360.0)), where)
+
+    def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:
+        """Returns all members of a variable, with missing values as NaN."""
+        offsets = self._offsets[variable.grib_short_name, start.astype("datetime64[D]")]
+        members = np.empty((len(offsets), *self._shape), np.float32)
+        with damage_as_data_error(self._path, f"{variable.grib_short_name} of {start}"):
+            for place, number in enumerate(sorted(offsets)):
+                message = self._stream[offsets[number]]
+                values = np.asarray(message["values"])
+                field = np.where(values == message["missingValue"], np.nan, values).reshape(self._shape)
+                field = field[::-1] if self._is_northward else field
+                members[place] = np.roll(field, -self._first_column, axis=1)
+        return members
+
+
+def _start(date: object, hour: object, file: MemberFile) -> np.datetime64:
+    if not isinstance(date, int) or hour != 0:
+        raise DataError(f"{file.path} holds a forecast from {date} at {hour}, expected starts at 0 h")
+    text = f"{date:08d}"
+    return np.datetime64(f"{text[:4]}-{text[4:6]}-{text[6:]}", "D")
+
+
+def _import_messages() -> Any:
+    import_cfgrib()
+    from cfgrib import messages
+
+    return messages
+
+
+class NetcdfMembers(OpenMembers):
+    """Reads the members of one date. The file is small and is read whole."""
+
+    def __init__(self, file: MemberFile, task: EnsembleTask) -> None:
+        self._fields: dict[str, np.ndarray] = {}
+        grid: GlobalGrid | None = None
+        with damage_as_data_error(file.path), open_netcdf(file.path) as dataset:
+            self.starts = _read_start(dataset["time"].values, dataset["valid_time"].values, str(file.path))
+            for variable in task.variables:
+                where = f"{file.path}: {variable.grib_name}"
+                if variable.grib_name not in dataset.data_vars:
+                    raise DataError(
+                        f"{file.path} has no {variable.grib_name}; it has {', '.join(map(str, dataset.data_vars))}"
+                    )
+                array = dataset[variable.grib_name]
+                check_units(variable.physics, array.attrs.get("units"), where)
+                grid = find_global_grid(array, where) if grid is None else grid
+                orientation = grid.orientation(array, where)
+                if task.level is not None:
+                    axis, levels, _ = find_levels(array, where)
+                    if task.level not in levels:
+                        raise DataError(f"{where} has no level {task.level} hPa; it has {', '.join(map(str, levels))}")
+                    array = array if axis is None else array.isel({axis: levels.index(task.level)})
+                numbers = [int(number) for number in np.atleast_1d(array["number"].values)]
+                check_numbers(numbers, where)
+                array = array.transpose("number", orientation.latitude, orientation.longitude)
+                self._fields[variable.name] = turn(array.values, orientation)[np.argsort(numbers)]
+        assert grid is not None
+        self.grid = grid.grid
+
+    def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:  # noqa: ARG002 - of one start
+        """Returns all members of a variable."""
+        return self._fields[variable.name]
+
+
+def _read_start(start: np.ndarray, valid: np.ndarray, where: str) -> np.ndarray:
+    starts, valids = as_minutes(start, where), as_minutes(valid, where)
+    if len(starts) != 1 or (valids - starts != LEAD).any():
+        raise DataError(
+            f"{where} holds forecasts from {starts[0]} for {valids[0]}, expected one start and a lead of 48 h"
+        )
+    return starts.astype("datetime64[D]")
+
+
+class MemberSource(EnsembleSource):
+    """Reads `output.pl.2018MMDD` as downloaded, or `ensemble/output.pl.<date>.grib` and `.nc`.
+
+    The constructor reads the first file. Files as downloaded must all hold the years of the first file.
+
+    Args:
+        files: Files with members, by date.
+        task: Task that selects the fields.
+        num_members: Number of members in the statistics, the lowest numbers first.
+    """
+
+    kind = "members"
+    has_members = True
+
+    def __init__(self, files: list[MemberFile], task: EnsembleTask, num_members: int) -> None:
+        self.task, self.num_members, self.notices = task, num_members, []
+        first = open_members(files[0], task)
+        self._open: tuple[MemberFile, OpenMembers] = (files[0], first)
+        self.grid = first.grid
+        self._blocks = [Block(file.path.name, _starts_of(file, first.starts)) for file in files]
+        self._files = dict(zip((block.name for block in self._blocks), files, strict=True))
+        self.starts = np.sort(np.concatenate([block.starts for block in self._blocks]))
+        check_order(self.starts, str(files[0].path.parent))
+        check_calendar(self.starts, self.grid.shape)
+
+    def blocks(self) -> list[Block]:
+        """Returns one block for each file."""
+        return self._blocks
+
+    def read(self, block: Block) -> Iterator[Forecast]:
+        """Yields the forecasts of a file."""
+        file, members = self._members_of(block)
+        for start in block.starts:
+            yield self._read_start(file, members, start)
+
+    def read_target(self, start: np.datetime64, block: Block) -> np.ndarray:
+        """Returns all members of the target variable, `(10, H, W)`."""
+        file, members = self._members_of(block)
+        return self._read_variable(file, members, self.task.target_index, start)
+
+    def close(self) -> None:
+        """Does nothing: no file stays open between two reads."""
+
+    def _members_of(self, block: Block) -> tuple[MemberFile, OpenMembers]:
+        file = self._files[block.name]
+        if self._open[0] != file:
+            self._open = (file, open_members(file, self.task))
+        members = self._open[1]
+        if members.grid != self.grid:
+            raise DataError(
+                f"{file.path} is on a grid of {members.grid.shape}, the first file on {self.grid.shape} or other points"
+            )
+        check_same_dates(members.starts, str(file.path), block.starts, "the first file and this file's name")
+        return file, members
+
+    def _read_start(self, file: MemberFile, opened: OpenMembers, start: np.datetime64) -> Forecast:
+        rows, columns = self.grid.shape
+        statistics = np.empty((2 * len(self.task.variables), rows, columns), np.float32)
+        target = None
+        for index in range(len(self.task.variables)):
+            members = self._read_variable(file, opened, index, start)
+            statistics[2 * index], statistics[2 * index + 1] = mean_and_spread(members, self.num_members)
+            if index == self.task.target_index:
+                target = members
+        return Forecast(start, statistics, target)
+
+    def _read_variable(self, file: MemberFile, opened: OpenMembers, index: int, start: np.datetime64) -> np.ndarray:
+        variable = self.task.variables[index]
+        members = opened.read(variable, start)
+        check_members(members, variable, self.task, self.grid, f"{file.path} ({start})")
+        return members
+
+
+def _starts_of(file: MemberFile, first_starts: np.ndarray) -> np.ndarray:
+    if not file.has_all_years:
+        return np.array([file.date])
+    return np.array([f"{str(start)[:4]}{str(file.date)[4:]}" for start in first_starts], "datetime64[D]")

@@ -1,0 +1,237 @@
+"""Scores of ensembles, raw and corrected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from smoe.training.metrics import Metric, MetricSums
+from smoe.training.task import OrderedBatches, load_batches
+from smoe_paper.ens10.data.samples import EnsembleSamples
+from smoe_paper.ens10.data.store import EnsembleStore
+from smoe_paper.ens10.model import ScoredSamples, make_scores, open_store, setting_of
+from smoe_paper.ens10.recipes import MEMBERS, EnsembleData, EnsembleRecipe, paper_results
+from smoe_paper.ens10.tables import reference_name, store_folder
+from smoe_paper.experiments.stored_runs import RunStore
+from smoe_paper.experiments.tables import ResultTable, Scale
+from smoe_paper.experiments.task import OpenRun
+from smoe_paper.losses import corrected_crps, gaussian_correction
+from smoe_paper.probabilistic_metrics import EnsembleCRPS, EnsembleSpreadSkill, PitHistogram, RankHistogram
+from smoe_paper.weather.report import print_scores
+
+
+def score_raw_ensemble(store: EnsembleStore, years: tuple[int, int], batch_size: int = 8) -> dict[str, float]:
+    """Scores an ensemble twice: as the normal distribution of its mean and spread, and by its members.
+
+    The scores of the distribution have the names of the models' scores (`crps`, `eecrps`, ...), which correct it; those
+    of the members (`ensemble_crps`, `fair_ensemble_crps`, `rank_0`, ...) are left out if the store has no members.
+
+    Args:
+        store: Store of the ensemble.
+        years: First and last year, by the dates for which the forecasts are valid.
+        batch_size: Number of forecasts in memory at once.
+    """
+    setting = setting_of(store)
+    has_members = store.members is not None
+    plain = EnsembleSamples(store, years, inputs="members" if has_members else "statistics")
+    samples = plain if store.efi is None else ScoredSamples(plain)
+    of_members: list[Metric] = []
+    if has_members:
+        of_members = [
+            EnsembleCRPS(),
+            EnsembleCRPS(fair=True),
+            EnsembleCRPS(latitude=setting.latitude),
+            EnsembleCRPS(fair=True, latitude=setting.latitude),
+            EnsembleSpreadSkill(),
+            RankHistogram(store.num_members),
+        ]
+    of_normal, of_ensemble = MetricSums(make_scores(setting)), MetricSums(of_members)
+    batches = OrderedBatches(len(samples), batch_size)
+    for members, target in load_batches(samples, batches, EnsembleSamples.collate, "cpu"):
+        # From zeros the head makes the ensemble's own mean and spread.
+        of_normal.add(torch.zeros(len(target), 2, *target.shape[2:]), target)
+        of_ensemble.add(members, target)
+    return of_normal.values() | of_ensemble.values()
+
+
+NUM_PARTS = 20
+"""Number of equally probable parts of a distribution in the histogram and the reliability diagram."""
+_NUM_SPREADS = 10
+_SOME_DATES = 20
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Quality of the normal distributions of a split.
+
+    Attributes:
+        crps: Mean over the forecasts at each pixel, `(H, W)`, in the units of the data.
+        parts: Share of the truths in each of `NUM_PARTS` equally probable parts; equal shares if calibrated.
+        spread: Root of the mean variance of the pixels in each class of the raw ensemble's spread, in ascending order.
+        error: Root mean squared error of the mean in the same classes.
+    """
+
+    crps: np.ndarray
+    parts: np.ndarray
+    spread: np.ndarray
+    error: np.ndarray
+
+
+class _Sums:
+    def __init__(self, shape: tuple[int, int], edges: Tensor) -> None:
+        self._crps, self._count = torch.zeros(shape, dtype=torch.float64), 0
+        self._parts = MetricSums([PitHistogram(NUM_PARTS)])
+        self._edges = edges
+        self._classes = torch.zeros(3, len(edges) + 1, dtype=torch.float64)
+
+    def add(self, output: Tensor, target: Tensor) -> None:
+        shift, std = gaussian_correction(output, target[:, 2])
+        error = target[:, 0] - target[:, 1] - shift
+        self._crps += corrected_crps(output, target).sum(dim=0, dtype=torch.float64)
+        self._count += len(target)
+        self._parts.add(output, target)
+        class_of = torch.bucketize(target[:, 2].contiguous(), self._edges).flatten()
+        for row, values in enumerate((std.square(), error.square(), torch.ones_like(error))):
+            self._classes[row].index_add_(0, class_of, values.double().flatten())
+
+    def result(self) -> Verification:
+        variance, squared_error, count = self._classes
+        filled = count > 0
+        spread, error = ((sums[filled] / count[filled]).sqrt().numpy() for sums in (variance, squared_error))
+        parts = np.array(list(self._parts.values().values()))
+        return Verification((self._crps / self._count).numpy(), parts, spread, error)
+
+
+def verify(run: OpenRun, split: str) -> tuple[Verification, Verification]:
+    """Verifies the raw ensemble and the run's correction in one pass over a split.
+
+    Args:
+        run: Run, opened with the split.
+        split: Split to verify, such as `test`.
+    """
+    store = store_of(run, split)
+    edges = torch.from_numpy(_spread_edges(store))
+    raw, corrected = _Sums(store.grid.shape, edges), _Sums(store.grid.shape, edges)
+    for output, target in run.predict(split):
+        output, target = output.float().cpu(), target.cpu()
+        corrected.add(output, target)
+        raw.add(torch.zeros_like(output), target)
+    return raw.result(), corrected.result()
+
+
+def store_of(run: OpenRun, split: str) -> EnsembleStore:
+    """Returns the store of a split of a run."""
+    samples = run.task.splits[split]
+    inner = samples.samples if isinstance(samples, ScoredSamples) else samples
+    return inner.store  # type: ignore[attr-defined]
+
+
+def _spread_edges(store: EnsembleStore) -> np.ndarray:
+    """Returns borders between classes of the ensemble's spread with equal numbers of pixels, from some of the dates."""
+    some = np.unique(np.linspace(0, len(store.dates) - 1, _SOME_DATES).round().astype(int))
+    values = np.concatenate([np.asarray(store.target_std[row]).ravel() for row in some])
+    return np.quantile(values, np.linspace(0, 1, _NUM_SPREADS + 1)[1:-1]).astype(np.float32)
+
+
+def store_references(
+    tables: Iterable[ResultTable], scale: Scale, folder: Path, store: RunStore, notify: Callable[[str], None]
+) -> None:
+    """Scores the ensemble of each store in the rows of the tables, on the rows' test years, unless it is stored.
+
+    A missing store is reported and skipped; its rows cannot be trained.
+
+    Args:
+        tables: Tables whose rows give the stores.
+        scale: Scale of the data.
+        folder: Folder of the stores.
+        store: Store of the scores.
+        notify: Receives progress messages.
+    """
+    wanted: dict[str, EnsembleData] = {}
+    for table in tables:
+        for row in table.rows:
+            recipe = scale.recipe(row, seed=0)
+            assert isinstance(recipe, EnsembleRecipe)
+            assert recipe.data.task is not None
+            assert recipe.data.members is not None
+            wanted[reference_name(recipe.data.task, recipe.data.members, scale.name)] = recipe.data
+    for name, data in wanted.items():
+        path = store_folder(data, folder)
+        if store.read_reference(name) is not None:
+            continue
+        if not path.exists():
+            command = f"smoe data prepare ens10 --output {path} --task {data.task} --members {data.members}"
+            notify(f"there is no store {path}: {command} makes it")
+            continue
+        notify(f"scoring the raw ensemble of {path.name}")
+        scores = score_raw_ensemble(open_store(replace(data, store=path)), data.test_years)
+        label = f"raw ensemble, {data.members} members, {scale.name}"
+        store.write_reference(name, {"label": label, "test": scores})
+
+
+_MODELS = {"ens10/emos": "EMOS", "ens10/unet": "U-Net", "ens10/smoe": "SMoE"}
+_LEGEND = (
+    "crps, eecrps: of the normal distributions, as in ENS-10, without latitude weights (`_weighted`: with); "
+    "spread_skill: spread over error, 1 is right; efi_dates: forecasts with an extreme forecast index, which eecrps is "
+    "the mean over; ensemble_, fair_: of the members themselves; rank_: share of the truths with that rank among them. "
+    "The paper's are of ENS-10, 2016-2017: they can be compared with a run on these data only."
+)
+
+
+def print_run_scores(run: OpenRun, split: str) -> None:
+    """Scores a run and prints its table."""
+    assert isinstance(run.recipe, EnsembleRecipe)
+    data = run.recipe.data
+    years = {"train": data.train_years, "validation": data.validation_years, "test": data.test_years}[split]
+    store = open_store(data)
+    title = f"{run.name}, {split} split ({years[0]}-{years[1]}): {store.task} from {store.num_members} members"
+    scores = run.evaluate(split)
+    print_ensemble_scores(title, store, score_raw_ensemble(store, years), run.name, scores)
+
+
+def print_store_scores(path: Path, years: tuple[int, int] | None) -> None:
+    """Scores the ensemble of a store and prints its table.
+
+    Args:
+        path: Folder of the store.
+        years: First and last year; None for all years after training.
+    """
+    store = EnsembleStore.open(path)
+    after = store.train_years[1] + 1
+    years = years or (after, max(after, store.years()[-1]))
+    title = f"{path.name}, {years[0]}-{years[1]}: {store.task} from {store.num_members} members"
+    print_ensemble_scores(title, store, score_raw_ensemble(store, years))
+
+
+def print_ensemble_scores(
+    title: str,
+    store: EnsembleStore,
+    raw: Mapping[str, float],
+    name: str | None = None,
+    scores: Mapping[str, float] | None = None,
+    console: Console | None = None,
+) -> None:
+    """Prints the scores of a correction, if there is one, of the raw ensemble, and of the paper.
+
+    Args:
+        title: Title of the table.
+        store: Store of the ensemble.
+        raw: Scores of the raw ensemble.
+        name: Name of the correction.
+        scores: Scores of the correction.
+        console: Console to print to; None for standard output.
+    """
+    columns: dict[str, Mapping[str, float]] = {} if name is None or scores is None else {name: scores}
+    columns["raw ensemble"] = raw
+    if store.num_members in MEMBERS:
+        for recipe, label in _MODELS.items():
+            results = paper_results(recipe, store.task, store.num_members)
+            columns[f"paper: {label}"] = {result.metric: result.mean for result in results}
+    (first, first_scores), *others = columns.items()
+    print_scores(title, first, first_scores, dict(others), console, legend=_LEGEND)

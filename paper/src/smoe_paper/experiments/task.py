@@ -1,0 +1,324 @@
+"""The task of a recipe, with what belongs to no experiment: optimiser, warm-up, auxiliary losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from smoe import nn
+from smoe._plain import to_plain
+from smoe.losses import auxiliary_loss
+from smoe.nn import NoisyGate, RoutedLayer, track_loss_scale
+from smoe.nn._classification import FrozenLearner
+from smoe.rules import Frozen
+from smoe.training.distribution import make_accelerator
+from smoe.training.evaluation import evaluate, predict
+from smoe.training.metrics import Metric
+from smoe.training.plan import TrainingPlan
+from smoe.training.run_directory import RunDirectory
+from smoe.training.task import Collate, Task
+from smoe_paper.baselines.low_rank import LowRankLocal2d
+from smoe_paper.experiments.recipe import Adam, AuxiliaryLosses, Recipe, SgdMomentum
+
+
+class PausedLearner(FrozenLearner):
+    """Leaves the gate as it is, but keeps its parameters in the backward pass, with gradients of zero.
+
+    An optimiser then counts the steps of the warm-up for the gate too, in one process as in several, which expect a
+    gradient of every parameter that required one when the model was wrapped.
+    """
+
+    trains_scores = True
+
+
+@dataclass(frozen=True)
+class Paused(Frozen):
+    """The gate waits for the end of the warm-up."""
+
+    name: ClassVar[str] = "paused"
+    learner: ClassVar[Any] = PausedLearner
+
+
+class RoutingWarmup:
+    """Keeps the gates of a model as they start, and the error of the experts whole, during the first epochs.
+
+    Afterwards each layer has its rule and its damping again. The state of a rule starts anew then, so that a run that
+    is stopped and resumed at any time, also within the warm-up, equals one that was not.
+
+    Args:
+        model: Model whose SMoE layers wait; each continues with the rule and the damping it has now.
+        num_epochs: Number of epochs to wait for; 0 for none.
+    """
+
+    def __init__(self, model: torch.nn.Module, num_epochs: int) -> None:
+        if num_epochs < 0:
+            raise ValueError(f"the warm-up of the routing must not be negative, got {num_epochs} epochs")
+        self.num_epochs = num_epochs
+        self._settings = [
+            (layer, layer.rule, layer.damping) for layer in model.modules() if isinstance(layer, RoutedLayer)
+        ]
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Sets the rule and the damping of each layer for an epoch, numbered from 1."""
+        is_paused = epoch <= self.num_epochs
+        for layer, rule, damping in self._settings:
+            layer.rule = Paused() if is_paused else rule
+            layer.damping = None if is_paused else damping
+
+
+# As torchvision has them.
+_NORMS = (
+    torch.nn.modules.batchnorm._BatchNorm,
+    torch.nn.modules.instancenorm._InstanceNorm,
+    torch.nn.LayerNorm,
+    torch.nn.GroupNorm,
+)
+_WITH_KERNELS = (nn.GridConv2d, nn.SpatialMoE2d, LowRankLocal2d)
+
+
+def build_optimizer(
+    model: torch.nn.Module, options: Adam | SgdMomentum, *, is_fused: bool = False
+) -> torch.optim.Optimizer:
+    """The optimiser that the options describe.
+
+    Args:
+        model: Model whose parameters learn.
+        options: Optimiser of a recipe.
+        is_fused: Whether Adam makes one pass over all parameters; not with a loss scaler, whose skipped steps it would
+            hide.
+    """
+    if isinstance(options, SgdMomentum):
+        groups = sgd_groups(model, options)
+        return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, weight_decay=0.0)
+    groups = adam_groups(model, options)
+    return torch.optim.Adam(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=is_fused)
+
+
+def adam_groups(model: torch.nn.Module, options: Adam) -> list[dict[str, Any]]:
+    """Learning parameters of each kind, named `kernels`, `others` and `gates`; kinds without any are left out.
+
+    The penalty `l2 * sum(w^2)` has the gradient `2 l2 w`, and Adam's weight decay adds exactly this to a gradient
+    (AdamW's does not: it does not pass through Adam's averages). So the decay of the kernels is `2 l2`. Where all kinds
+    have the same settings there is one group, `all`: several groups take a small model longer than its forward pass.
+    """
+    kernels = _identities(module.weight for module in model.modules() if isinstance(module, _WITH_KERNELS))
+    settings: dict[str, dict[str, float]] = {
+        "kernels": {"weight_decay": 2.0 * options.l2} if options.l2 else {},
+        "others": {},
+        "gates": {} if options.gate_lr is None else {"lr": options.gate_lr},
+    }
+    if not any(settings.values()):
+        return [{"params": [parameter for parameter in model.parameters() if parameter.requires_grad], "name": "all"}]
+    return _groups(model, settings, {"gates": _identities_in(model, (nn.SpatialGate,)), "kernels": kernels}, "others")
+
+
+def sgd_groups(model: torch.nn.Module, options: SgdMomentum) -> list[dict[str, Any]]:
+    """Learning parameters of the kinds `weights`, `norms` and `gates`; only the first has a weight decay."""
+    settings: dict[str, dict[str, float]] = {
+        "weights": {"weight_decay": options.weight_decay},
+        "norms": {},
+        "gates": {} if options.gate_lr is None else {"lr": options.gate_lr},
+    }
+    members = {"gates": _identities_in(model, (nn.SpatialGate,)), "norms": _identities_in(model, _NORMS)}
+    return _groups(model, settings, members, "weights")
+
+
+def _groups(
+    model: torch.nn.Module, settings: dict[str, dict[str, float]], members: dict[str, set[int]], rest: str
+) -> list[dict[str, Any]]:
+    of_kind: dict[str, list[torch.nn.Parameter]] = {kind: [] for kind in settings}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            kind = next((kind for kind, identities in members.items() if id(parameter) in identities), rest)
+            of_kind[kind].append(parameter)
+    return [
+        {"params": parameters, "name": kind, **settings[kind]} for kind, parameters in of_kind.items() if parameters
+    ]
+
+
+def _identities_in(model: torch.nn.Module, kinds: tuple[type[torch.nn.Module], ...]) -> set[int]:
+    """Identities of the parameters of modules of these kinds."""
+    modules = (module for module in model.modules() if isinstance(module, kinds))
+    return _identities(parameter for module in modules for parameter in module.parameters())
+
+
+def _identities(parameters: Iterable[Any]) -> set[int]:
+    return {id(parameter) for parameter in parameters}
+
+
+def assemble_task(
+    recipe: Recipe,
+    model: torch.nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    metrics: Sequence[Metric],
+    samples: Mapping[str, Dataset[Any]] | None,
+    collate: Collate,
+    **options: Any,
+) -> Task:
+    """The task of a recipe, with its optimiser, its warm-up of the routing and its auxiliary losses.
+
+    Args:
+        recipe: Recipe to train.
+        model: Network.
+        loss: Loss of a prediction and a target.
+        metrics: Metrics of the validation and test splits.
+        samples: Data sets by split; none for a model without data.
+        collate: Makes a batch of samples.
+        **options: Further fields of `Task`.
+    """
+    if recipe.auxiliary.is_any:
+        _check_auxiliary(recipe.auxiliary, model)
+        options["auxiliary_loss"] = partial(auxiliary_loss, **to_plain(recipe.auxiliary))
+    return Task(
+        model,
+        build_optimizer(model, recipe.optimizer, is_fused=recipe.training.precision != "fp16"),
+        loss,
+        metrics,
+        {} if samples is None else samples,
+        collate,
+        recipe.seed,
+        begin_epoch=RoutingWarmup(model, recipe.routing_warmup_epochs).begin_epoch,
+        **options,
+    )
+
+
+def _check_auxiliary(auxiliary: AuxiliaryLosses, model: torch.nn.Module) -> None:
+    """Refuses losses that the model cannot have before any data are made."""
+    name = type(model).__name__
+    gates = [module.gate for module in model.modules() if isinstance(module, RoutedLayer)]
+    if not gates:
+        raise ValueError(f"auxiliary losses need SMoE layers, but {name} has none")
+    without_noise = next((gate for gate in gates if not isinstance(gate, NoisyGate)), None)
+    if auxiliary.load and without_noise is not None:
+        raise ValueError(f"auxiliary.load needs gates with noise, but {name} has a {type(without_noise).__name__}")
+
+
+@dataclass(frozen=True)
+class DryTask:
+    """A task without data.
+
+    Attributes:
+        task: Model, optimiser and loss; the splits are empty.
+        input_shape: Shape of the input of one sample.
+        target_shape: Shape of the target of one sample.
+        num_classes: Number of classes, if the targets are classes and not fields.
+    """
+
+    task: Task
+    input_shape: tuple[int, ...]
+    target_shape: tuple[int, ...]
+    num_classes: int | None = None
+
+
+class DryTraining:
+    """A task without data, on the device and in the precision of a plan.
+
+    Args:
+        dry: Task.
+        plan: Plan that gives device and precision.
+    """
+
+    def __init__(self, dry: DryTask, plan: TrainingPlan) -> None:
+        self.dry = dry
+        self.accelerator = make_accelerator(plan)
+        self.model, self.optimizer = self.accelerator.prepare(dry.task.model, dry.task.optimizer)
+
+    def batch(self, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Random inputs and targets on the device."""
+        device, dry = self.accelerator.device, self.dry
+        input = torch.randn(batch_size, *dry.input_shape, device=device)
+        if dry.num_classes is not None:
+            return input, torch.randint(dry.num_classes, (batch_size, *dry.target_shape), device=device)
+        return input, torch.randn(batch_size, *dry.target_shape, device=device)
+
+    def loss(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The loss of a batch, with the auxiliary loss if there is one."""
+        task = self.dry.task
+        loss = task.loss(self.model(input), target)
+        return loss if task.auxiliary_loss is None else loss + task.auxiliary_loss(self.model)
+
+    def compute_gradients(self, input: torch.Tensor, target: torch.Tensor) -> None:
+        """Forward and backward passes of a batch."""
+        self.accelerator.backward(track_loss_scale(self.loss(input, target), self.model))
+
+    def update(self) -> None:
+        """The optimiser's step."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A trained run, with its weights loaded.
+
+    Attributes:
+        name: Name of the recipe it began as.
+        recipe: Resolved recipe.
+        task: Model, loss, metrics, and the splits that were asked for.
+        directory: Run directory.
+    """
+
+    name: str
+    recipe: Recipe
+    task: Task
+    directory: RunDirectory
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The trained network."""
+        return self.task.model
+
+    def evaluate(self, split: str) -> dict[str, float]:
+        """Computes the metrics on a split."""
+        plan, task = self.recipe.training, self.task
+        accelerator, model = self._prepare()
+        samples, batch_size = task.splits[split], plan.evaluation_batch_size
+        return evaluate(accelerator, model, samples, task.metrics, task.collate, batch_size, plan.num_workers)
+
+    def predict(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the prediction and the target of each batch of a split, in order.
+
+        Raises:
+            ValueError: If several processes run: their predictions would not be in order.
+        """
+        plan, task = self.recipe.training, self.task
+        accelerator, model = self._prepare()
+        if accelerator.num_processes > 1:
+            raise ValueError(
+                f"a split is predicted in order by one process, but {accelerator.num_processes} run; start the command "
+                "without a launcher"
+            )
+        yield from predict(
+            model,
+            task.splits[split],
+            plan.evaluation_batch_size,
+            collate=task.collate,
+            device=accelerator.device,
+            num_workers=plan.num_workers,
+        )
+
+    def _prepare(self) -> tuple[Accelerator, torch.nn.Module]:
+        """The model for evaluation, if the task makes another one."""
+        accelerator, task = make_accelerator(self.recipe.training), self.task
+        return accelerator, accelerator.prepare(
+            task.model if task.for_evaluation is None else task.for_evaluation(task.model)
+        )
+
+
+def count_parameters(model: torch.nn.Module) -> tuple[int, int]:
+    """Numbers of parameters outside the gates and in them, frozen ones included."""
+    gates = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.SpatialGate)
+        for parameter in module.parameters()
+    }
+    sizes = [(id(parameter) in gates, parameter.numel()) for parameter in model.parameters()]
+    return sum(size for is_gate, size in sizes if not is_gate), sum(size for is_gate, size in sizes if is_gate)

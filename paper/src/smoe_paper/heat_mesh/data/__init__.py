@@ -1,1 +1,0 @@
-"""Graphs on which heat diffuses, their region maps, and the simulation."""

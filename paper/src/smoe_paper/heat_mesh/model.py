@@ -1,0 +1,252 @@
+"""Makes the networks, the data and the training task of a recipe on another geometry."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset
+
+from smoe.nn import FactorisedGate, TensorGate
+from smoe.nn._filter_bank import FilterBank
+from smoe.nn._graph_layer import GraphMoE
+from smoe.nn._grid_layers import SpatialMoE1d, SpatialMoE3d
+from smoe.nn._healpix_layer import HEALPixMoE
+from smoe.training.task import Task
+from smoe_paper.experiments.experiment import SPLITS, Notify
+from smoe_paper.experiments.gated_layers import Learning
+from smoe_paper.experiments.task import DryTask, assemble_task
+from smoe_paper.heat.data import load_frames, save_frames
+from smoe_paper.heat_mesh.data import DOMAINS, Domain, draw_states, grow_regions, simulate
+from smoe_paper.heat_mesh.recipes import MeshDiffusion, MeshModel, MeshMoEModel, MeshRecipe, SageModel
+from smoe_paper.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
+
+
+class MeshNet(nn.Module):
+    """One layer on the nodes of a domain: fields `(B, 1, *grid)` to fields.
+
+    Args:
+        layer: Layer of the domain.
+        edges: Edges `(2, M)` for a layer that needs them.
+    """
+
+    edges: torch.Tensor
+
+    def __init__(self, layer: FilterBank, edges: torch.Tensor) -> None:
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("edges", edges, persistent=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`(B, 1, *grid)` to `(B, 1, *grid)`."""
+        if isinstance(self.layer, GraphMoE):
+            return self.layer(input.transpose(1, 2), self.edges).transpose(1, 2)
+        return self.layer(input)
+
+
+class SageNet(nn.Module):
+    """A stack of torch_geometric's `SAGEConv`: fields `(B, 1, N)` to fields.
+
+    Args:
+        num_nodes: N.
+        hidden: Channels between the layers.
+        node_features: Learned numbers of each node beside the input.
+        edges: Edges `(2, M)`.
+    """
+
+    adjacency: torch.Tensor
+
+    def __init__(self, num_nodes: int, hidden: tuple[int, ...], node_features: int, edges: torch.Tensor) -> None:
+        super().__init__()
+        try:
+            from torch_geometric.nn import SAGEConv
+        except ImportError as error:
+            raise ImportError("this baseline is torch_geometric's SAGEConv; pip install torch-geometric") from error
+        sizes = (1 + node_features, *hidden, 1)
+        self.layers = nn.ModuleList([SAGEConv(*pair) for pair in itertools.pairwise(sizes)])
+        self.features = nn.Parameter(0.1 * torch.randn(num_nodes, node_features))
+        self.register_buffer("adjacency", _adjacency(edges, num_nodes), persistent=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`(B, 1, N)` to `(B, 1, N)`."""
+        # One sample at a time stays in the cache: a third of the time of the whole batch.
+        return torch.stack([self._apply_layers(sample) for sample in input])
+
+    def _apply_layers(self, sample: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([sample.T, self.features], dim=1)
+        for number, layer in enumerate(self.layers):
+            x = layer(x, self.adjacency)
+            if number < len(self.layers) - 1:
+                x = x.relu()
+        return x.T
+
+
+def _adjacency(edges: torch.Tensor, num_nodes: int) -> torch.Tensor:
+    """The transposed adjacency matrix, which torch_geometric multiplies four times as fast as it scatters edges."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+        ones = torch.ones(edges.shape[1])
+        shape = (num_nodes, num_nodes)
+        return torch.sparse_coo_tensor(edges.flip(0), ones, shape, check_invariants=True).to_sparse_csr()
+
+
+def build_model(options: MeshModel, learning: Learning, domain: Domain) -> nn.Module:
+    """The network that a recipe describes.
+
+    Args:
+        options: Network of the recipe.
+        learning: How the routing learns.
+        domain: Domain of the data.
+
+    Raises:
+        ValueError: If the network needs a domain without a grid.
+    """
+    edges = torch.from_numpy(domain.edges)
+    if isinstance(options, SageModel):
+        if len(domain.spatial_shape) != 1 or domain.full_degree is not None:
+            raise ValueError(f"SAGEConv works on meshes, not on the grid of {domain.name}")
+        return SageNet(domain.num_nodes, options.hidden, options.node_features, edges)
+    # Diffusion has no offsets.
+    arguments: dict[str, Any] = {"rule": "frozen", "bias": False}
+    num_experts = 1
+    if isinstance(options, MeshMoEModel):
+        num_experts = options.num_experts
+        arguments |= {"rule": learning.rule, "damping": learning.damping, "gate": _make_gate(options, domain)}
+    return MeshNet(_make_layer(domain, num_experts, arguments), edges)
+
+
+def _make_gate(options: MeshMoEModel, domain: Domain) -> TensorGate | FactorisedGate:
+    numbers = (options.num_experts, 1, domain.spatial_shape)
+    if options.gate == "factorised":
+        return FactorisedGate(*numbers, rank=options.rank, scale=options.scale, order=options.order)
+    return TensorGate(*numbers, order=options.order)
+
+
+def _make_layer(domain: Domain, num_experts: int, options: dict[str, Any]) -> FilterBank:
+    numbers = (1, num_experts, 1)
+    shape = domain.spatial_shape
+    if domain.name == "healpix":
+        return HEALPixMoE.from_experts(*numbers, nside=shape[1], **options)
+    if domain.full_degree is None:
+        return GraphMoE.from_experts(*numbers, num_nodes=domain.num_nodes, **options)
+    if len(shape) == 1:
+        return SpatialMoE1d.from_experts(*numbers, spatial_shape=(shape[0],), **options)
+    return SpatialMoE3d.from_experts(*numbers, spatial_shape=(shape[0], shape[1], shape[2]), **options)
+
+
+_SEEDS = {"train": 42, "validation": 546981, "test": 865124}
+
+
+class MeshPairs(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Pairs of consecutive frames, `(1, *grid)`; whole batches come stacked from `__getitems__`.
+
+    Args:
+        frames: `(R, T + 1, N)`, float32.
+        spatial_shape: Grid of the nodes.
+    """
+
+    def __init__(self, frames: torch.Tensor, spatial_shape: tuple[int, ...]) -> None:
+        self.num_steps = frames.shape[1] - 1
+        self._num_pairs = len(frames) * self.num_steps
+        self._frames = frames.reshape(-1, 1, *spatial_shape)
+
+    def __len__(self) -> int:
+        """The number of pairs."""
+        return self._num_pairs
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The input and the target of a pair."""
+        if not 0 <= index < self._num_pairs:
+            raise IndexError(f"index must be in [0, {self._num_pairs - 1}], got {index}")
+        frame = index + index // self.num_steps
+        return self._frames[frame], self._frames[frame + 1]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The inputs and targets of a batch."""
+        numbers = torch.tensor(indices, dtype=torch.int64)
+        frame = numbers + numbers // self.num_steps
+        return self._frames[frame], self._frames[frame + 1]
+
+    @staticmethod
+    def collate(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The batch as it is."""
+        return batch
+
+
+@functools.lru_cache(maxsize=2)
+def make_domain(name: str) -> Domain:
+    """The domain of that name."""
+    return DOMAINS[name]()
+
+
+def make_regions(data: MeshDiffusion) -> np.ndarray:
+    """The region type of each node, `(N,)`."""
+    return grow_regions(make_domain(data.domain), len(data.rates), data.region_seed)
+
+
+def make_split(data: MeshDiffusion, regions: np.ndarray, split: str, notify: Notify = print) -> MeshPairs:
+    """Simulates a split, or opens what an earlier run kept in `cache_dir`."""
+    num_runs = {
+        "train": data.num_train_runs,
+        "validation": data.num_validation_runs,
+        "test": data.num_test_runs,
+    }[split]
+    domain = make_domain(data.domain)
+    path = None
+    if data.cache_dir is not None:
+        content = [
+            data.domain,
+            list(data.rates),
+            data.num_steps,
+            num_runs,
+            hashlib.sha256(regions.tobytes()).hexdigest(),
+        ]
+        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+        path = data.cache_dir / f"heat-mesh-{split}-{digest}.npy"
+    if path is not None and path.exists():
+        frames = load_frames(path, shape=(num_runs, data.num_steps + 1, domain.num_nodes, 1))
+        return MeshPairs(torch.from_numpy(frames).squeeze(-1), domain.spatial_shape)
+    notify(f"simulating {num_runs} runs of {data.num_steps} steps on {domain.name} ({split})")
+    states = draw_states(regions, num_runs, _SEEDS[split])
+    simulated = simulate(domain, regions, data.rates, states, data.num_steps)
+    if path is not None:
+        save_frames(path, simulated.unsqueeze(-1).numpy())
+    return MeshPairs(simulated, domain.spatial_shape)
+
+
+def build_task(recipe: MeshRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+    """Makes everything that the training loop needs.
+
+    Args:
+        recipe: Recipe to train.
+        splits: Data to simulate.
+        notify: Receives messages about what is being simulated.
+    """
+    regions = make_regions(recipe.data)
+    data = {split: make_split(recipe.data, regions, split, notify) for split in splits}
+    domain = make_domain(recipe.data.domain)
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe.model, Learning.of(recipe), domain)
+    return assemble_task(
+        recipe,
+        model,
+        F.mse_loss,
+        [PercentWithin(0.01, 1e-8), MeanSquaredError(), MeanAbsoluteError()],
+        data,
+        MeshPairs.collate,
+    )
+
+
+def build_dry_task(recipe: MeshRecipe) -> DryTask:
+    """Makes the task without simulating."""
+    field = (1, *make_domain(recipe.data.domain).spatial_shape)
+    return DryTask(build_task(recipe, ()), field, field)

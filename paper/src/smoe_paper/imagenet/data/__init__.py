@@ -1,1 +1,0 @@
-"""Finds, reads and augments images in class folders."""

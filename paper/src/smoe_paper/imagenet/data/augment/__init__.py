@@ -1,1 +1,0 @@
-"""Augmentations of the published ImageNet recipe, on Pillow images and torch batches, drawn by numpy generators."""

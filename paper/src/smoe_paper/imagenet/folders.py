@@ -1,0 +1,362 @@
+"""Images in folders of classes: what they hold, and samples of them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageFile, UnidentifiedImageError
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from smoe.errors import DataError
+from smoe_paper.imagenet.augment import draw_crop, erase, mix, trivial_augment
+from smoe_paper.imagenet.recipes import Augmentation
+
+# The usual mean and standard deviation of the channels of ImageNet's images.
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+def training_view(rng: np.random.Generator, image: Image.Image, size: int, options: Augmentation) -> torch.Tensor:
+    """Returns a random, augmented part of the image, `(3, size, size)`.
+
+    Args:
+        rng: Random generator of all draws.
+        image: RGB image.
+        size: Rows and columns of the result.
+        options: Augmentations; mixing is done for a whole batch.
+    """
+    top, left, rows, columns = draw_crop(rng, image.height, image.width, options.crop_scale, options.crop_ratio)
+    # Cropped first: with Pillow's `box`, pixels outside the crop would enter the filter.
+    part = image.crop((left, top, left + columns, top + rows)).resize((size, size), Image.Resampling.BILINEAR)
+    if rng.random() < options.flip:
+        part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if options.trivial_augment:
+        part = trivial_augment(rng, part)
+    view = normalised(part)
+    if rng.random() < options.erasing:
+        erase(rng, view)
+    return view
+
+
+def evaluation_view(image: Image.Image, resize: int, crop: int) -> torch.Tensor:
+    """Returns the centre of the image, `(3, crop, crop)`.
+
+    Args:
+        image: RGB image.
+        resize: Length of the shorter side before the centre is cut out.
+        crop: Rows and columns of the centre.
+    """
+    short = min(image.size)
+    width, height = (resize if side == short else int(resize * side / short) for side in image.size)
+    resized = image if (width, height) == image.size else image.resize((width, height), Image.Resampling.BILINEAR)
+    top, left = round((height - crop) / 2.0), round((width - crop) / 2.0)
+    return normalised(resized.crop((left, top, left + crop, top + crop)))
+
+
+def normalised(image: Image.Image) -> torch.Tensor:
+    """Returns an RGB image as float32, `(3, H, W)`, each channel normalised by its mean and standard deviation."""
+    # np.array and not asarray: torch warns about read-only memory.
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).to(torch.float32, memory_format=torch.contiguous_format)
+    return pixels.div_(255.0).sub_(torch.tensor(MEAN)[:, None, None]).div_(torch.tensor(STD)[:, None, None])
+
+
+FORMATS = ("JPEG", "PNG")
+"""Formats that are read. Pillow knows many more, some of which start other programs, such as Ghostscript for EPS."""
+
+# Pillow would clip other modes, such as 16 bits a pixel, to white without a warning.
+_MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
+# Warnings about metadata, which is not used, and about transparency, which is dropped.
+_HARMLESS = r"(Corrupt EXIF data|Truncated File Read|Metadata Warning|Palette images with Transparency)"
+
+
+def read_image(path: Path) -> Image.Image:
+    """Returns the image as RGB with 8 bits a channel.
+
+    Grey, palette and CMYK images are converted, transparency is dropped, and an orientation in the EXIF data is
+    ignored, all as in torchvision's `ImageFolder`. The format is found from the content, not from the name, and must be
+    JPEG or PNG. An image of more than `PIL.Image.MAX_IMAGE_PIXELS` pixels is refused before it is decoded.
+
+    Raises:
+        DataError: If the file is not a regular file, has another format, is too large, or cannot be read completely.
+            Damage that keeps the structure of a JPEG valid is not found.
+    """
+    if ImageFile.LOAD_TRUNCATED_IMAGES:
+        raise DataError(
+            "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is on, and truncated images would be read as grey without an error: "
+            "something in this process has set it; set it to False"
+        )
+    try:
+        # A pipe would be waited for, and a device may never end.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise DataError(f"{path} is not a regular file, but a pipe, device or folder; remove it")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", _HARMLESS, UserWarning)
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=FORMATS) as image:
+                if image.mode not in _MODES:
+                    raise DataError(f"{path} has pixels of the kind {image.mode!r}, not of 8 bits; convert it")
+                # convert() reads to the end; for an RGB image it returns a copy, which outlives the file.
+                return image.convert("RGB")
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is not there any more") from error
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise DataError(
+            f"{path} is too large: it has more than {Image.MAX_IMAGE_PIXELS:,} pixels (PIL.Image.MAX_IMAGE_PIXELS); "
+            "make it smaller, or remove it"
+        ) from error
+    except UnidentifiedImageError as error:
+        raise DataError(
+            f"{path} cannot be read as an image: it is neither JPEG nor PNG; convert it, fetch it again, or remove it"
+        ) from error
+    except Exception as error:  # a damaged header can make a reader fail in any way
+        raise DataError(f"{path} cannot be read as an image ({error}); fetch it again, or remove it") from error
+
+
+EXTENSIONS = (".jpeg", ".jpg", ".png")
+_LAYOUT = "it is to hold a folder for each class with its images in it, as in n01440764/n01440764_10026.JPEG"
+# Number of names shown of a long list.
+_NUM_NAMED = 3
+
+
+@dataclass(frozen=True)
+class ClassFolders:
+    """The images of one split, in the order of their classes and names.
+
+    Attributes:
+        folder: Folder of the class folders.
+        classes: Names of the class folders, sorted; a label is an index into them.
+        names: Names of the files, as bytes: a million Python strings would be copied into every reading process.
+        labels: Class of each file.
+    """
+
+    folder: Path
+    classes: tuple[str, ...]
+    names: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def path(self, index: int) -> Path:
+        """Returns the file of an image."""
+        return self.folder / self.classes[self.labels[index]] / os.fsdecode(self.names[index])
+
+    def part(self, indices: np.ndarray) -> ClassFolders:
+        """Returns a subset of the images with the same classes."""
+        return ClassFolders(self.folder, self.classes, self.names[indices], self.labels[indices])
+
+
+def find_classes(folder: Path) -> tuple[str, ...]:
+    """Returns the class folders of a split, sorted.
+
+    Raises:
+        DataError: If there are none, or there are images beside them.
+    """
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}: {_LAYOUT}")
+    entries = _list(folder)
+    # A link to a folder counts as a folder: data sets are often distributed over several disks.
+    classes = sorted(entry.name for entry in entries if entry.is_dir())
+    stray = sorted(entry.name for entry in entries if not entry.is_dir())
+    if not classes and any(_is_image(name) for name in stray):
+        raise DataError(
+            f"{folder} holds {len(stray)} images and no class folders. ImageNet's validation images come so: move each "
+            "into the folder of its class, which the development kit's ILSVRC2012_validation_ground_truth.txt or "
+            f"LOC_val_solution.csv names by the number in its name; {_LAYOUT}"
+        )
+    if not classes:
+        raise DataError(f"{folder} has no class folders: {_LAYOUT}")
+    lost = [name for name in stray if _is_image(name)]
+    if lost:
+        raise DataError(f"{folder} holds {_some(lost, 'image')} beside its class folders; move or remove them")
+    return tuple(classes)
+
+
+def find_class_folders(
+    folder: Path, classes: Sequence[str] | None = None, progress: Callable[[int, int], None] | None = None
+) -> ClassFolders:
+    """Lists the images of a split without opening them. Hidden files are ignored.
+
+    Args:
+        folder: Folder of a split, such as `imagenet/train`.
+        classes: Required classes, those of the training images; None accepts any.
+        progress: Called with the number of listed classes and the number of all classes.
+
+    Raises:
+        DataError: If the folder has no class folders, a class has no image, a file has the extension of another format,
+            or the classes differ from the required ones.
+    """
+    found = find_classes(folder)
+    if classes is not None and tuple(classes) != found:
+        raise DataError(
+            f"{folder} does not have the classes of the training images: {_differences(classes, found)}; the labels "
+            "are the places of the sorted class folders, so both must have the same"
+        )
+    names: list[bytes] = []
+    counts: list[int] = []
+    for number, name in enumerate(found):
+        files = _list_images(folder / name)
+        names += [os.fsencode(file) for file in files]
+        counts.append(len(files))
+        if progress is not None:
+            progress(number + 1, len(found))
+    empty = [name for name, count in zip(found, counts, strict=True) if not count]
+    if empty:
+        raise DataError(f"{folder}: {_some(empty, 'class folder')} without images; remove or fill them")
+    return ClassFolders(folder, found, np.array(names), np.repeat(np.arange(len(found)), counts))
+
+
+def hold_out(images: ClassFolders, number: int) -> tuple[ClassFolders, ClassFolders]:
+    """Splits images into all but the first ones of each class, and these.
+
+    Args:
+        images: Images of the training split.
+        number: Number of images to hold out of each class.
+
+    Raises:
+        DataError: If a class would have no image left.
+    """
+    counts = np.bincount(images.labels, minlength=len(images.classes))
+    small = [images.classes[place] for place in np.flatnonzero(counts <= number)]
+    if small:
+        raise DataError(f"{images.folder}: {_some(small, 'class')} of {number} images or fewer, all to be held out")
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    is_held = np.arange(len(images)) - starts[images.labels] < number
+    return images.part(np.flatnonzero(~is_held)), images.part(np.flatnonzero(is_held))
+
+
+def _list_images(folder: Path) -> list[str]:
+    names = []
+    for entry in _list(folder):
+        if entry.is_dir():
+            raise DataError(f"{entry.path} is a folder inside a class: the images are to be in {folder} itself")
+        if not _is_image(entry.name):
+            raise DataError(
+                f"{entry.path} is not an image by its extension ({', '.join(EXTENSIONS)}); remove or convert it"
+            )
+        names.append(entry.name)
+    return sorted(names)
+
+
+def _list(folder: Path) -> list[os.DirEntry[str]]:
+    """Returns the entries of a folder that are not hidden."""
+    with os.scandir(folder) as entries:
+        return [entry for entry in entries if not entry.name.startswith(".")]
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS)
+
+
+def _differences(expected: Sequence[str], found: Sequence[str]) -> str:
+    missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    parts = [f"{_some(missing, 'class')} missing"] if missing else []
+    return "; ".join([*parts, f"{_some(unknown, 'class')} unknown"] if unknown else parts)
+
+
+def _some(names: Sequence[str], what: str) -> str:
+    """Returns text such as `3 images (a, b, ...)`."""
+    shown = ", ".join([*names[:_NUM_NAMED], *(["..."] if len(names) > _NUM_NAMED else [])])
+    plural = what if len(names) == 1 else f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{len(names)} {plural} ({shown})"
+
+
+# Separates the draws of a batch from those of its images.
+_OF_BATCH = 1
+
+
+class FolderImages(Dataset[tuple[Tensor, Tensor]]):
+    """The centres of images, with their classes.
+
+    Batches come from `__getitems__` already stacked: give a loader a `collate_fn` that returns them unchanged.
+
+    Args:
+        images: Files of the images.
+        resize: Length of the shorter side before the centre is cut out.
+        crop: Rows and columns of the centre.
+    """
+
+    def __init__(self, images: ClassFolders, resize: int = 232, crop: int = 224) -> None:
+        if not 1 <= crop <= resize:
+            raise ValueError(f"the centre must be at most as large as the resized image, {resize}, got {crop}")
+        self.images, self.resize, self.crop = images, resize, crop
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Returns the image `(3, crop, crop)` and its class."""
+        images, labels = self.__getitems__([index])
+        return images[0], labels[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Returns the images `(B, 3, crop, crop)`, float32, and their classes `(B,)`, int64."""
+        images = [evaluation_view(read_image(self.images.path(index)), self.resize, self.crop) for index in indices]
+        return torch.stack(images), _labels(self.images, indices)
+
+
+class AugmentedFolderImages(Dataset[tuple[Tensor, Tensor]]):
+    """Random views of training images, drawn anew in each epoch, and mixed within each batch.
+
+    Copy k of image i is the index `i + k * len(samples)`, see `smoe.training.task.ShuffledBatches`. The draws for it
+    depend on the seed, the epoch, the image and the copy, and the mixing of a batch on its first index: neither
+    depends on the process that reads it, or on a resume.
+
+    Args:
+        images: Files of the images.
+        size: Rows and columns of a view.
+        augmentation: Augmentations of the images.
+        seed: Seed of all draws.
+    """
+
+    def __init__(self, images: ClassFolders, size: int, augmentation: Augmentation, seed: int) -> None:
+        if size < 1:
+            raise ValueError(f"size must be at least 1, got {size}")
+        self.images, self.size, self.augmentation, self.seed = images, size, augmentation, seed
+        self.epoch = 0
+
+    def start_epoch(self, epoch: int) -> None:
+        """Sets the epoch whose views are drawn."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Returns a view `(3, size, size)` and the class, not mixed."""
+        return self._view(index), _labels(self.images, [index % len(self)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Returns the views `(B, 3, size, size)`, float32.
+
+        The targets are the shares of the classes `(B, N)`; or the classes `(B,)`, int64, if nothing is mixed.
+        """
+        views = torch.stack([self._view(index) for index in indices])
+        labels = _labels(self.images, [index % len(self) for index in indices])
+        rng = np.random.default_rng((self.seed, self.epoch, indices[0], _OF_BATCH))
+        options = self.augmentation
+        return mix(rng, views, labels, len(self.images.classes), (options.mixup, options.cutmix))
+
+    def _view(self, index: int) -> Tensor:
+        if not 0 <= index < len(self) * self.augmentation.repetitions:
+            raise IndexError(
+                f"index must be in [0, {len(self) * self.augmentation.repetitions - 1}]: {len(self)} images with "
+                f"{self.augmentation.repetitions} copies each, got {index}"
+            )
+        rng = np.random.default_rng((self.seed, self.epoch, index))
+        image = read_image(self.images.path(index % len(self)))
+        return training_view(rng, image, self.size, self.augmentation)
+
+
+def _labels(images: ClassFolders, indices: Sequence[int]) -> Tensor:
+    return torch.from_numpy(images.labels[np.asarray(indices)].astype(np.int64))

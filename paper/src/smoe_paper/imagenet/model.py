@@ -1,0 +1,218 @@
+"""Makes the networks, the data and the training task of an ImageNet recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from smoe import nn
+from smoe.errors import DataError
+from smoe.ops._interpolation import Interpolation
+from smoe.training.metrics import Metric
+from smoe.training.task import Task
+from smoe_paper.baselines.low_rank import LowRankLocal2d
+from smoe_paper.experiments.experiment import SPLITS, Notify
+from smoe_paper.experiments.gated_layers import Learning, convert_net, make_gate, start_layer
+from smoe_paper.experiments.task import DryTask, assemble_task
+from smoe_paper.imagenet.folders import AugmentedFolderImages, FolderImages, find_class_folders, find_classes, hold_out
+from smoe_paper.imagenet.recipes import (
+    AddedSpatialMoEResNet50Model,
+    ImageNetData,
+    ImageNetModel,
+    ImageNetRecipe,
+    LowRankLocalResNet50Model,
+    ResNet50Model,
+    SpatialMoEResNet50Model,
+)
+from smoe_paper.images.data.samples import ImageSamples
+from smoe_paper.losses import CrossEntropy
+from smoe_paper.metrics import Accuracy, MeanCrossEntropy
+from smoe_paper.models import ResNet
+from smoe_paper.models.resnet import start_as_torchvision
+
+
+def build_model(model: ImageNetModel, learning: Learning, size: int, num_classes: int) -> torch.nn.Module:
+    """Returns the network of a recipe.
+
+    Experts and bases start like the filters of the convolutions that they replace, with the same spread of the outputs.
+
+    Args:
+        model: Options of the network.
+        learning: How the routing of SMoE layers learns.
+        size: Rows and columns of the training images.
+        num_classes: Number of logits.
+    """
+    width_factor = model.width_factor if isinstance(model, ResNet50Model) else 1
+    net = ResNet(model.num_blocks, num_classes=num_classes, filters=model.filters, width_factor=width_factor)
+    match model:
+        case ResNet50Model():
+            return net
+        case LowRankLocalResNet50Model():
+            return _make_low_rank_local(net, model, size)
+        case AddedSpatialMoEResNet50Model():
+            return _add_spatial_moe(net, model, learning, size)
+        case SpatialMoEResNet50Model():
+            return _convert(net, model, learning, size)
+
+
+def _make_low_rank_local(net: ResNet, model: LowRankLocalResNet50Model, size: int) -> ResNet:
+    """Replaces all 3x3 convolutions by low-rank local layers on their own output grids."""
+    for change in nn.plan_conversion(net, example_input=torch.zeros(1, 3, size, size)).changes:
+        parent, _, name = change.name.rpartition(".")
+        old = net.get_submodule(change.name)
+        assert isinstance(old, torch.nn.Conv2d)
+        layer = LowRankLocal2d(
+            old.in_channels,
+            old.out_channels,
+            spatial_rank=model.spatial_rank,
+            combiner=model.combiner,
+            spatial_shape=(change.spatial_shape[0], change.spatial_shape[1]),
+            stride=old.stride[0],
+        )
+        start_as_torchvision(layer.weight, old.out_channels)
+        setattr(net.get_submodule(parent), name, layer)
+    return net
+
+
+def _convert(net: ResNet, model: SpatialMoEResNet50Model, learning: Learning, size: int) -> torch.nn.Module:
+    example = torch.zeros(1, 3, size, size)
+    return convert_net(net, model, learning, _start, example_input=example, share_gates=model.share_gates)
+
+
+def _add_spatial_moe(
+    net: ResNet, model: AddedSpatialMoEResNet50Model, learning: Learning, size: int
+) -> torch.nn.Module:
+    place = {"first": net.relu, "last": net.layer4, "last_3x3": net.layer4[-1].get_submodule("bn2")}[model.position]
+    channels, grid = _shape_after(net, place, size)
+    num_experts = round(model.expert_ratio * channels)
+    layer = nn.SpatialMoE2d.from_experts(
+        channels,
+        num_experts,
+        channels,
+        gate=make_gate(model, num_experts, channels, grid),
+        # Batch normalisation follows and replaces a bias for each channel.
+        bias="expert" if model.bias == "expert" else False,
+        local_affine=model.local_affine,
+        **learning._asdict(),
+    )
+    start_layer(layer, model, _start)
+    norm, relu = torch.nn.BatchNorm2d(channels), torch.nn.ReLU(inplace=True)
+    if model.position == "first":
+        net.relu = torch.nn.Sequential(net.relu, layer, norm, relu)
+    elif model.position == "last":
+        net.layer4.append(torch.nn.Sequential(layer, norm, relu))
+    else:
+        # The ReLU after the block's bn2 follows the added layer; the layer's own ReLU comes before.
+        net.layer4[-1].add_module("bn2", torch.nn.Sequential(place, relu, layer, norm))
+    return net
+
+
+def _shape_after(net: ResNet, place: torch.nn.Module, size: int) -> tuple[int, tuple[int, int]]:
+    """Returns the channels and the grid of a module's output."""
+    shapes: list[torch.Size] = []
+    hook = place.register_forward_hook(lambda *args: shapes.append(args[-1].shape))
+    try:
+        with torch.no_grad():
+            net.eval()(torch.zeros(1, 3, size, size))
+    finally:
+        hook.remove()
+        net.train()
+    _, channels, rows, columns = shapes[0]
+    return channels, (rows, columns)
+
+
+def _start(layer: nn.SpatialMoE2d) -> None:
+    # The output channels, and so the fan-out, are those of the replaced convolution.
+    start_as_torchvision(layer.weight, layer.num_selected)
+
+
+NUM_CLASSES = 1000
+
+Samples = FolderImages | AugmentedFolderImages
+
+
+def build_task(recipe: ImageNetRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+    """Makes everything that the training loop needs.
+
+    Args:
+        recipe: Recipe to train.
+        splits: Images to list.
+        notify: Receives messages about the number of images.
+    """
+    root = check_root(recipe.data)
+    classes = find_classes(root / "train")
+    samples = make_splits(recipe, classes, splits)
+    for split, images in samples.items():
+        notify(f"{split}: {len(images):,} images of {len(classes):,} classes")
+    return make_task(recipe, len(classes), samples)
+
+
+def check_root(data: ImageNetData) -> Path:
+    """Returns the folder of the images.
+
+    Raises:
+        DataError: If the recipe names no folder.
+    """
+    if data.root is None:
+        raise DataError("no images are named: give the folder that holds train and val as --data.root FOLDER")
+    return data.root
+
+
+def make_splits(recipe: ImageNetRecipe, classes: tuple[str, ...], splits: tuple[str, ...]) -> dict[str, Samples]:
+    """Returns the samples of each split: `val` is the test split, and the validation split is a part of `train`."""
+    data, root = recipe.data, check_root(recipe.data)
+    num_held = data.held_out_per_class
+    made: dict[str, Samples] = {}
+    if "train" in splits or ("validation" in splits and num_held):
+        kept, held = hold_out(find_class_folders(root / "train"), num_held)
+        made["train"] = AugmentedFolderImages(kept, data.train_size, recipe.augmentation, recipe.seed)
+        made["validation"] = FolderImages(held, data.resize, data.crop)
+    if "test" in splits or ("validation" in splits and not num_held):
+        made["test"] = FolderImages(find_class_folders(root / "val", classes), data.resize, data.crop)
+    if not num_held and "test" in made:
+        made["validation"] = made["test"]
+    return {split: made[split] for split in splits}
+
+
+def make_task(
+    recipe: ImageNetRecipe, num_classes: int = NUM_CLASSES, samples: Mapping[str, Samples] | None = None
+) -> Task:
+    """Returns the task of a recipe.
+
+    Args:
+        recipe: Recipe to train.
+        num_classes: Number of logits.
+        samples: Samples of each split.
+    """
+    data = recipe.data
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe.model, Learning.of(recipe), data.train_size, num_classes)
+    knows_grid = any(isinstance(module, (nn.RoutedLayer, LowRankLocal2d)) for module in model.modules())
+    is_other_grid = knows_grid and data.crop != data.train_size
+    metrics: list[Metric] = [Accuracy((1, 5)), MeanCrossEntropy()]
+    return assemble_task(
+        recipe,
+        model,
+        CrossEntropy(recipe.label_smoothing),
+        metrics,
+        samples,
+        ImageSamples.collate,
+        num_repetitions=recipe.augmentation.repetitions,
+        for_evaluation=partial(for_size, size=data.crop, mode=data.interpolation) if is_other_grid else None,
+    )
+
+
+def for_size(model: torch.nn.Module, size: int, mode: Interpolation = "linear") -> torch.nn.Module:
+    """Returns a copy of a network for images of another size, with interpolated gates and tables."""
+    device = next(model.parameters()).device
+    return nn.interpolate_grids(model, example_input=torch.zeros(1, 3, size, size, device=device), mode=mode)
+
+
+def build_dry_task(recipe: ImageNetRecipe) -> DryTask:
+    """Makes the task without reading images; without a folder, for the published classes."""
+    root, size = recipe.data.root, recipe.data.train_size
+    num_classes = NUM_CLASSES if root is None else len(find_class_folders(root / "train").classes)
+    return DryTask(make_task(recipe, num_classes), (3, size, size), (), num_classes)

@@ -1,1 +1,0 @@
-"""Commands of `smoe data` for this experiment."""

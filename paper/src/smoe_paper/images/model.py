@@ -1,0 +1,167 @@
+"""Makes the networks, the data and the training task of a recipe that classifies small images."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import torch
+from torch.utils.data import Dataset
+
+from smoe import nn
+from smoe.errors import DataError
+from smoe.training.metrics import Metric
+from smoe.training.task import Task
+from smoe_paper.baselines.layers import CoordConv2d, LocallyConnected2d
+from smoe_paper.baselines.low_rank import LowRankLocal2d
+from smoe_paper.experiments.experiment import SPLITS, Notify
+from smoe_paper.experiments.gated_layers import Learning, make_gate
+from smoe_paper.experiments.task import DryTask, assemble_task
+from smoe_paper.images.data.catalogue import IMAGE_SETS
+from smoe_paper.images.data.files import LabelledImages, read_images
+from smoe_paper.images.data.samples import DrawnImages, ImageSamples, split_training
+from smoe_paper.images.recipes import (
+    ConvClassifierModel,
+    CoordConvClassifierModel,
+    ImageData,
+    ImageModel,
+    ImageRecipe,
+    LocalClassifierModel,
+    LowRankLocalClassifierModel,
+    SpatialMoEClassifierModel,
+    WideClassifierModel,
+)
+from smoe_paper.losses import CrossEntropy
+from smoe_paper.metrics import Accuracy, ClassErrors, MeanCrossEntropy
+from smoe_paper.models import ImageClassifier
+
+
+def build_model(
+    model: ImageModel, learning: Learning, image_shape: tuple[int, int, int], num_classes: int
+) -> ImageClassifier:
+    """Returns the network of a recipe.
+
+    Args:
+        model: Options of the network.
+        learning: How the routing of SMoE layers learns.
+        image_shape: Channels, rows and columns of an image.
+        num_classes: Number of classes.
+    """
+    in_channels, *sides = image_shape
+    grid = (sides[0], sides[1])
+    widths = (model.filters,) * model.num_layers
+    if isinstance(model, WideClassifierModel):
+        widths = model.widths(in_channels)
+    pairs = list(itertools.pairwise((in_channels, *widths)))
+    layers: list[torch.nn.Module]
+    match model:
+        case ConvClassifierModel() | WideClassifierModel():
+            layers = [nn.GridConv2d(inputs, outputs) for inputs, outputs in pairs]
+        case LocalClassifierModel():
+            layers = [nn.GridConv2d(inputs, outputs) for inputs, outputs in pairs[:-1]]
+            layers.append(LocallyConnected2d(*pairs[-1], spatial_shape=grid))
+        case CoordConvClassifierModel():
+            layers = [
+                CoordConv2d(*pair) if number == 0 or model.coordinates == "all" else nn.GridConv2d(*pair)
+                for number, pair in enumerate(pairs)
+            ]
+        case LowRankLocalClassifierModel():
+            options = {"combiner": model.combiner, "spatial_bias": model.spatial_bias, "spatial_shape": grid}
+            layers = [
+                LowRankLocal2d(inputs, outputs, spatial_rank=model.spatial_rank, **options) for inputs, outputs in pairs
+            ]
+        case SpatialMoEClassifierModel():
+            layers = _spatial_moe_layers(model, learning, pairs, grid)
+    return ImageClassifier(layers, widths, num_classes)
+
+
+def _spatial_moe_layers(
+    model: SpatialMoEClassifierModel,
+    learning: Learning,
+    pairs: list[tuple[int, int]],
+    grid: tuple[int, int],
+) -> list[torch.nn.Module]:
+    """Makes SMoE layers on one grid, which can share a gate."""
+    num_experts = round(model.expert_ratio * model.filters)
+
+    def new_gate() -> nn.SpatialGate:
+        return make_gate(model, num_experts, model.filters, grid).requires_grad_(model.gate != "random")
+
+    shared = new_gate()
+    return [
+        nn.SpatialMoE2d.from_experts(
+            inputs,
+            num_experts,
+            model.filters,
+            gate=shared if number == 0 or model.share_gates else new_gate(),
+            # Batch normalisation follows and replaces a bias for each channel.
+            bias="expert" if model.bias == "expert" else False,
+            local_affine=model.local_affine,
+            **learning._asdict(),
+        )
+        for number, (inputs, _) in enumerate(pairs)
+    ]
+
+
+def build_task(recipe: ImageRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+    """Makes everything that the training loop needs.
+
+    Args:
+        recipe: Recipe to train.
+        splits: Data to read.
+        notify: Receives messages about files that are not the published ones.
+    """
+    images = make_splits(recipe.data, splits, notify)
+    shape = next((split.image_shape for split in images.values()), None)
+    samples: dict[str, ImageSamples | DrawnImages] = {**images}
+    if "train" in images and recipe.data.images_per_epoch is not None:
+        samples["train"] = DrawnImages(images["train"], recipe.data.images_per_epoch, recipe.seed)
+    return make_task(recipe, shape, samples)
+
+
+def make_task(
+    recipe: ImageRecipe,
+    image_shape: tuple[int, int, int] | None = None,
+    samples: Mapping[str, Dataset[tuple[torch.Tensor, torch.Tensor]]] | None = None,
+) -> Task:
+    """Returns the task of a recipe.
+
+    Args:
+        recipe: Recipe to train.
+        image_shape: Channels, rows and columns of an image; None for those of the published images.
+        samples: Samples of each split.
+    """
+    image_set = IMAGE_SETS[recipe.data.name]
+    num_classes = len(image_set.classes)
+    metrics: list[Metric] = [Accuracy(), MeanCrossEntropy(), ClassErrors(num_classes)]
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe.model, Learning.of(recipe), image_shape or image_set.image_shape, num_classes)
+    return assemble_task(recipe, model, CrossEntropy(recipe.label_smoothing), metrics, samples, ImageSamples.collate)
+
+
+def make_splits(data: ImageData, splits: tuple[str, ...], notify: Notify = print) -> dict[str, ImageSamples]:
+    """Returns the samples of each split; the first training images are the validation split."""
+    image_set = IMAGE_SETS[data.name]
+    if not splits:
+        return {}
+    if data.root is None:
+        raise DataError(f"no images are named: give the folder of {image_set.title} as --data.root FOLDER")
+    found: dict[str, LabelledImages] = {}
+    if "train" in splits or "validation" in splits:
+        training = read_images(data.name, data.root, "train", verify=data.verify, notify=notify)
+        found |= split_training(training, image_set)
+    if "test" in splits:
+        found["test"] = read_images(data.name, data.root, "test", verify=data.verify, notify=notify)
+    samples = {}
+    for split in splits:
+        images = found[split]
+        if not len(images.labels):
+            raise DataError(f"{data.root}: too few images for a {split} split")
+        samples[split] = ImageSamples(images.images, images.labels, image_set.value_range)
+    return samples
+
+
+def build_dry_task(recipe: ImageRecipe) -> DryTask:
+    """Makes the task without reading images."""
+    image_set = IMAGE_SETS[recipe.data.name]
+    return DryTask(make_task(recipe), image_set.image_shape, (), len(image_set.classes))

@@ -1,0 +1,317 @@
+"""Makes the networks, the data and the training task of a weather recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from smoe import nn
+from smoe._plain import to_plain
+from smoe.errors import DataError
+from smoe.training.metrics import MeanLoss, Metric
+from smoe.training.task import Task
+from smoe_paper.atmosphere.grid import GRIDS
+from smoe_paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
+from smoe_paper.baselines.layers import LearnedChannels
+from smoe_paper.baselines.low_rank import LowRankLocal2d
+from smoe_paper.experiments.experiment import SPLITS, Notify
+from smoe_paper.experiments.gated_layers import Learning, convert_net, make_gate, start_layer
+from smoe_paper.experiments.task import DryTask, assemble_task
+from smoe_paper.losses import LatitudeWeightedMSE
+from smoe_paper.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE
+from smoe_paper.models import VisionTransformer, WeatherResNet
+from smoe_paper.models.weather_resnet import ConvBlock, globe_conv, glorot_uniform_
+from smoe_paper.weather.data.samples import WeatherSamples
+from smoe_paper.weather.data.store import WeatherStore
+from smoe_paper.weather.recipes import (
+    AddedSpatialMoEModel,
+    LocatedResNetModel,
+    LowRankLocalResNetModel,
+    ResNetModel,
+    SpatialMoEResNetModel,
+    WeatherData,
+    WeatherModel,
+    WeatherRecipe,
+    WeatherViTModel,
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Properties of the data.
+
+    Attributes:
+        shape: Channels and grid.
+        latitude: Latitudes of the rows, in degrees.
+        land: Fraction of land `(H, W)`; None if unknown.
+    """
+
+    shape: Shape
+    latitude: tuple[float, ...]
+    land: torch.Tensor | None
+
+
+def open_store(data: WeatherData) -> WeatherStore:
+    """Opens the store of a recipe.
+
+    Raises:
+        DataError: If the recipe names no store, or an unusable one.
+    """
+    if data.store is None:
+        raise DataError(
+            "no weather data are named: make a store with `smoe data prepare weather` and give its folder as "
+            "--data.store FOLDER"
+        )
+    return WeatherStore.open(data.store)
+
+
+def setting_of(data: WeatherData, store: WeatherStore) -> Setting:
+    """Returns the setting of a store."""
+    inputs = store.channels if data.inputs is None else data.inputs
+    constants = store.constant_names if data.constants is None else data.constants
+    land = torch.from_numpy(np.array(store.raw_constant("lsm"))) if "lsm" in store.constant_names else None
+    shape = Shape(_num_inputs(data, len(inputs), len(constants)), len(data.targets), store.grid.shape)
+    return Setting(shape, store.grid.latitude, land)
+
+
+def usual_setting(data: WeatherData) -> Setting:
+    """Returns the setting of the paper's data, for models without data; land is one half everywhere."""
+    usual = GRIDS["5.625deg"]
+    num_fields = len(DEFAULT_INPUTS) if data.inputs is None else len(data.inputs)
+    num_constants = len(DEFAULT_CONSTANTS) if data.constants is None else len(data.constants)
+    shape = Shape(_num_inputs(data, num_fields, num_constants), len(data.targets), usual.shape)
+    return Setting(shape, usual.latitude, torch.full(usual.shape, 0.5))
+
+
+def _num_inputs(data: WeatherData, num_fields: int, num_constants: int) -> int:
+    is_continuous = data.continuous_lead_hours is not None
+    return len(data.context_hours) * num_fields + num_constants + is_continuous
+
+
+_Gated = AddedSpatialMoEModel | SpatialMoEResNetModel
+_AnyResNet = ResNetModel | LocatedResNetModel | LowRankLocalResNetModel | _Gated
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Shape of a network's inputs and outputs.
+
+    Attributes:
+        in_channels: Number of input fields.
+        out_channels: Number of forecast fields.
+        grid: Rows and columns of the fields.
+    """
+
+    in_channels: int
+    out_channels: int
+    grid: tuple[int, int]
+
+
+def build_model(
+    model: WeatherModel, learning: Learning, shape: Shape, land: torch.Tensor | None = None
+) -> torch.nn.Module:
+    """Returns the network of a recipe.
+
+    Args:
+        model: Options of the network.
+        learning: How the routing of SMoE layers learns.
+        shape: Shape of the inputs and outputs.
+        land: Fraction of land `(H, W)`, for the land-sea prior.
+    """
+    match model:
+        case WeatherViTModel():
+            return VisionTransformer(shape.in_channels, shape.out_channels, shape.grid, **to_plain(model))
+        case ResNetModel():
+            return _make_resnet(model, shape)
+        case LocatedResNetModel():
+            return _make_located(model, shape)
+        case LowRankLocalResNetModel():
+            return _make_resnet(model, shape, make_conv=partial(_make_low_rank_local, model=model, grid=shape.grid))
+        case AddedSpatialMoEModel():
+            return _add_spatial_moe(_make_resnet(model, shape), model, learning, shape, land)
+        case SpatialMoEResNetModel():
+            return _convert(_make_resnet(model, shape), model, learning, shape, land)
+
+
+def _make_resnet(model: _AnyResNet, shape: Shape, **options: Any) -> WeatherResNet:
+    return WeatherResNet(
+        shape.in_channels,
+        shape.out_channels,
+        filters=model.filters,
+        num_blocks=model.num_blocks,
+        dropout=model.dropout,
+        positive=model.positive,
+        **options,
+    )
+
+
+def _make_located(model: LocatedResNetModel, shape: Shape) -> torch.nn.Module:
+    def make_conv(in_channels: int, out_channels: int) -> torch.nn.Module:
+        conv = globe_conv(in_channels, out_channels)
+        return torch.nn.Sequential(conv, nn.LocalAffine(out_channels, shape.grid)) if model.local_affine else conv
+
+    if not model.learned_channels:
+        return _make_resnet(model, shape, make_conv=make_conv)
+    seen = replace(shape, in_channels=shape.in_channels + model.learned_channels)
+    appended = LearnedChannels(model.learned_channels, shape.grid)
+    return torch.nn.Sequential(appended, _make_resnet(model, seen, make_conv=make_conv))
+
+
+def _make_low_rank_local(
+    in_channels: int, out_channels: int, model: LowRankLocalResNetModel, grid: tuple[int, int]
+) -> LowRankLocal2d:
+    # The layer's own bias, one for each pixel and shared by all filters, replaces the convolution's.
+    layer = LowRankLocal2d(
+        in_channels,
+        out_channels,
+        spatial_rank=model.spatial_rank,
+        combiner=model.combiner,
+        spatial_shape=grid,
+        spatial_bias=True,
+        padding_mode="longitude",
+    )
+    glorot_uniform_(layer.weight, out_channels)
+    return layer
+
+
+def _convert(
+    net: WeatherResNet, model: SpatialMoEResNetModel, learning: Learning, shape: Shape, land: torch.Tensor | None
+) -> torch.nn.Module:
+    """Replaces all 3x3 convolutions but the output's by SMoE layers with biases."""
+    return convert_net(
+        net,
+        model,
+        learning,
+        _start,
+        example_input=torch.zeros(1, shape.in_channels, *shape.grid),
+        share_gates=model.share_gates,
+        names="blocks.*",
+        prior=_prior(model, land),
+        prior_strength=model.prior_strength,
+    )
+
+
+def _add_spatial_moe(
+    net: WeatherResNet, model: AddedSpatialMoEModel, learning: Learning, shape: Shape, land: torch.Tensor | None
+) -> torch.nn.Module:
+    channels = shape.out_channels if model.position == "output" else model.filters
+    num_experts = round(model.expert_ratio * channels)
+    gate = make_gate(model, num_experts, channels, shape.grid, _prior(model, land), model.prior_strength)
+    layer = nn.SpatialMoE2d.from_experts(
+        channels,
+        num_experts,
+        channels,
+        padding_mode="longitude",
+        gate=gate,
+        bias=model.bias,
+        local_affine=model.local_affine,
+        **learning._asdict(),
+    )
+    start_layer(layer, model, _start)
+    # Inside the network's own parts, so that a ReLU at its end stays there.
+    if model.position == "output":
+        net.head = torch.nn.Sequential(net.head, layer)
+    elif model.position == "first":
+        net.stem = torch.nn.Sequential(net.stem, ConvBlock(layer, channels, model.dropout))
+    else:
+        net.blocks.append(ConvBlock(layer, channels, model.dropout))
+    return net
+
+
+def _start(layer: nn.SpatialMoE2d) -> None:
+    # The output channels, and so the fan-out, are those of the replaced convolution.
+    glorot_uniform_(layer.weight, layer.num_selected)
+
+
+def _prior(model: _Gated, land: torch.Tensor | None) -> torch.Tensor | None:
+    if model.prior == "none":
+        return None
+    if land is None:
+        raise ValueError("prior='land_sea' needs the fraction of land on the grid")
+    return land
+
+
+def build_task(recipe: WeatherRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
+    """Makes everything that the training loop needs.
+
+    Args:
+        recipe: Recipe to train.
+        splits: Data to open.
+        notify: Receives messages about missing years.
+    """
+    store = open_store(recipe.data)
+    samples = {split: make_split(recipe, store, split, notify) for split in splits}
+    return make_task(recipe, setting_of(recipe.data, store), samples, make_scores(recipe.data.targets, store))
+
+
+def make_task(
+    recipe: WeatherRecipe,
+    setting: Setting,
+    samples: Mapping[str, WeatherSamples] | None = None,
+    scores: Sequence[Metric] = (),
+) -> Task:
+    """Returns the task of a recipe in a setting.
+
+    Args:
+        recipe: Recipe to train.
+        setting: Properties of the data on which the network depends.
+        samples: Samples of each split.
+        scores: Further metrics; the loss is always one.
+    """
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe.model, Learning.of(recipe), setting.shape, setting.land)
+    loss = LatitudeWeightedMSE(setting.latitude)
+    regions = None if setting.land is None else (setting.land > 0.5).int()
+    metrics = [MeanLoss(loss), *scores]
+    return assemble_task(recipe, model, loss, metrics, samples, WeatherSamples.collate, regions=regions)
+
+
+def make_split(recipe: WeatherRecipe, store: WeatherStore, split: str, notify: Notify = print) -> WeatherSamples:
+    """Returns the samples of a split. Outside training a continuous lead is fixed at `lead_hours`."""
+    data, is_training = recipe.data, split == "train"
+    years = {"train": data.train_years, "validation": data.validation_years, "test": data.test_years}[split]
+    is_continuous = data.continuous_lead_hours is not None
+    samples = WeatherSamples(
+        store,
+        years,
+        targets=data.targets,
+        inputs=data.inputs,
+        constants=data.constants,
+        context_hours=data.context_hours,
+        lead_hours=data.lead_hours if data.continuous_lead_hours is None else data.continuous_lead_hours,
+        start_every_hours=data.test_every_hours if split == "test" else data.start_every_hours,
+        skip_hours=data.skip_hours if is_training else 0,
+        seed=recipe.seed,
+        fixed_lead=data.lead_hours if is_continuous and not is_training else None,
+    )
+    missing = samples.missing_years
+    if missing:
+        notify(
+            f"{split}: of the years {years[0]} to {years[1]}, {len(missing)} are not in {store.path}: "
+            f"{', '.join(map(str, missing))}"
+        )
+    return samples
+
+
+def make_scores(targets: tuple[str, ...], store: WeatherStore) -> list[Metric]:
+    """Returns the errors of the targets in physical units."""
+    scales = [float(store.std[index]) for index in store.channel_indices(targets)]
+    # The network forecasts the logarithm of precipitation.
+    inverses = {name: partial(store.to_physical, name) for name in targets if name == "tp"}
+    return [
+        score(targets, store.grid.latitude, scales, inverses=inverses)
+        for score in (LatitudeWeightedRMSE, LatitudeWeightedMAE)
+    ]
+
+
+def build_dry_task(recipe: WeatherRecipe) -> DryTask:
+    """Makes the task without reading fields; without a store, for the paper's grid."""
+    data = recipe.data
+    setting = usual_setting(data) if data.store is None else setting_of(data, open_store(data))
+    shape = setting.shape
+    return DryTask(make_task(recipe, setting), (shape.in_channels, *shape.grid), (shape.out_channels, *shape.grid))
