@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test lint types layers unit wheel docs docs-links headline bench simulate simulate-ensemble sanitize gpu-compile clean
+.PHONY: demo test lint types layers unit quick wheel docs docs-links headline bench simulate simulate-ensemble sanitize gpu-compile clean
 
 demo: $(READY)
 	$(BIN)/smoe train heat/smoe --seed 0 --output-dir runs/demo --resume
@@ -33,6 +33,12 @@ layers: $(READY)
 
 unit: $(READY)
 	$(BIN)/pytest -n 2
+
+# While editing: lint, and the tests of the core that take a minute together.
+QUICK := tests/test_reference.py tests/test_walks.py tests/rules tests/nn/test_spatial_moe_2d.py \
+	tests/ops/test_routed_conv.py tests/ops/test_families.py tests/diagnostics tests/gridded/test_times.py
+quick: lint
+	$(BIN)/pytest -n 2 -q $(QUICK)
 
 # The wheel and the sdist, in DIST, with everything that judges them (about two minutes). The wheel is built from the sdist
 # in an environment without torch, and its kernels serve every version of Python and every Linux from glibc 2.28 on.
