@@ -44,5 +44,5 @@ def test_every_recipe_survives_json(name: str) -> None:
 def test_an_experiment_that_does_not_exist_is_named() -> None:
     with pytest.raises(RecipeError, match="there is no experiment named 'ocean'; there are heat, weather, ens10"):
         recipe_from_plain({"experiment": "ocean"})
-    with pytest.raises(RecipeError, match="not a recipe: KeyError: 'experiment'"):
+    with pytest.raises(RecipeError, match="experiment must be a text, got None"):
         recipe_from_plain({"data": {}})
