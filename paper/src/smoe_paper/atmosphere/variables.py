@@ -6,10 +6,12 @@ import difflib
 import re
 from dataclasses import dataclass, field
 from math import log
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from smoe.errors import DataError, suggest
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def canonical_units(text: str) -> str:
@@ -52,6 +54,8 @@ def check_plausible(fields: np.ndarray, variable: Variable, level: int | None, t
         times: Times of the fields, `(T,)`.
         where: Name of the fields in an error message.
     """
+    import numpy as np  # here, because help texts name variables and import no numpy
+
     flat = fields.reshape(len(fields), -1)
     lowest, highest = np.fmin.reduce(flat, axis=1), np.fmax.reduce(flat, axis=1)
     low, high = plausible_bounds(variable, level)
