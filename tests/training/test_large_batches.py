@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import smoe
+from small_training import StopAfter, without_times
 from smoe._signals import Interrupted
 from smoe.rules import Damping, RoutingClassification
 from smoe.training.checkpoints import load_checkpoint
@@ -22,7 +23,6 @@ from smoe.training.plan import TrainingPlan
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Task
 from smoe_paper.metrics import MeanSquaredError
-from training.test_loop import StopAfter, without_times
 
 PLAN = TrainingPlan(batch_size=8, evaluation_batch_size=4, max_epochs=3, monitor="mse", device="cpu")
 RULE = RoutingClassification(error_quantile=0.6, weight=50.0)

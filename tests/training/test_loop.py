@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from smoe import SpatialMoE2d, TensorGate
+from small_training import PLAN, StopAfter, make_task, without_times
+from smoe import SpatialMoE2d
 from smoe._signals import Interrupted
 from smoe.diagnostics import RoutingGain
-from smoe.nn import NoisyGate
 from smoe.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.plan import MonitorError, TrainingPlan
@@ -22,39 +22,7 @@ from smoe.training.progress import Reporter
 from smoe.training.run_directory import Record, RunDirectory, RunError
 from smoe.training.task import Task
 from smoe_paper.heat.data import HeatPairs
-from smoe_paper.metrics import MeanSquaredError, PercentWithin
-
-PLAN = TrainingPlan(
-    batch_size=4, evaluation_batch_size=5, max_epochs=4, monitor="within_1_percent", monitor_mode="max", device="cpu"
-)
-TIMES = {"seconds", "total_seconds"}
-
-
-def make_task(seed: int = 0, lr: float = 1e-2, rule: str = "rc") -> Task:
-    frames = torch.rand(3, 8, 6, 5, generator=torch.Generator().manual_seed(7)).numpy()
-    torch.manual_seed(seed)
-    # Noise, so that a resumed run has to continue the random numbers too.
-    layer = SpatialMoE2d.from_experts(1, 3, 1, gate=NoisyGate(TensorGate(3, 1, (6, 5))), rule=rule)
-    optimizer = torch.optim.Adam(layer.parameters(), lr=lr)
-    splits = {"train": HeatPairs(frames[:2]), "validation": HeatPairs(frames[2:]), "test": HeatPairs(frames[1:2])}
-    metrics = [PercentWithin(), MeanSquaredError()]
-    return Task(layer, optimizer, nn.functional.mse_loss, metrics, splits, HeatPairs.collate, seed)
-
-
-def without_times(history: list[Record]) -> list[Record]:
-    return [{key: value for key, value in record.items() if key not in TIMES} for record in history]
-
-
-class StopAfter(Reporter):
-    """Sends this process a signal after so many steps."""
-
-    def __init__(self, num_steps: int, number: int = signal.SIGTERM) -> None:
-        self.remaining, self.number = num_steps, number
-
-    def step(self, loss: float | None) -> None:
-        self.remaining -= 1
-        if self.remaining == 0:
-            os.kill(os.getpid(), self.number)
+from smoe_paper.metrics import MeanSquaredError
 
 
 def test_a_run_leaves_metrics_and_checkpoints(tmp_path: Path) -> None:

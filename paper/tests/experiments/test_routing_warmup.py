@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from small_training import PLAN, StopAfter, make_task, without_times
 from smoe import SpatialMoE2d, TensorGate
 from smoe._signals import Interrupted
 from smoe.rules import Damping, Frozen, Probing, RoutingClassification
@@ -16,7 +17,6 @@ from smoe.training.loop import Loop
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Task
 from smoe_paper.experiments.task import RoutingWarmup
-from training.test_loop import PLAN, StopAfter, make_task, without_times
 
 PAPER = RoutingClassification.paper()
 

@@ -14,6 +14,7 @@ import torch
 
 import smoe
 from image_folders import write_folders
+from small_training import StopAfter, without_times
 from smoe._signals import Interrupted
 from smoe.cli import main
 from smoe.errors import DataError
@@ -34,7 +35,6 @@ from smoe_paper.imagenet.recipes import (
     ImageNetRecipe,
     SpatialMoEResNet50Model,
 )
-from training.test_loop import StopAfter, without_times
 
 TRAINING = replace(
     IMAGENET_TRAINING,

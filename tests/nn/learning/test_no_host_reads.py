@@ -190,7 +190,7 @@ def test_a_copy_to_the_device_is_counted_unless_it_is_asynchronous() -> None:
 
 
 def test_the_dense_operators_read_nothing_either() -> None:
-    paths = os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")))
+    paths = os.pathsep.join((str(Path(__file__).parents[2] / "support"), os.environ.get("PYTHONPATH", "")))
     environment = {**os.environ, "SMOE_BACKEND": "dense", "PYTHONPATH": paths}
     result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
