@@ -14,7 +14,7 @@ import pytest
 import smoe
 from gridded_files import regional
 from smoe.errors import DataError
-from smoe.gridded._open_fields import open_fields
+from smoe.gridded._open import open_fields
 from smoe.gridded._source import load_arrays
 from smoe.meshes._mesh_files import MESHIO_SUFFIXES
 

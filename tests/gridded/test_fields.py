@@ -13,11 +13,10 @@ from zarr.codecs import BloscCodec
 from gridded_files import regional, times
 from smoe._integrity import read_checked_json
 from smoe.errors import DataError
-from smoe.gridded._checks import FieldMoments, check_gaps, find_outlier, has_gap
-from smoe.gridded._open_fields import open_fields
+from smoe.gridded._open import open_fields
 from smoe.gridded._output import check_output, with_provenance, write_cf, write_cf_by_year
 from smoe.gridded._source import FieldSource
-from smoe.gridded._tables import block_rows, collect_fields, find_mark
+from smoe.gridded._tables import FieldMoments, block_rows, check_gaps, collect_fields, find_mark, find_outlier, has_gap
 
 
 def forecasts() -> xr.Dataset:

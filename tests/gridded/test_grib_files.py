@@ -7,7 +7,7 @@ import pytest
 
 from ens10_files import GRID, STARTS, member_fields, write_grib
 from smoe.errors import DataError
-from smoe.gridded._open_fields import open_fields
+from smoe.gridded._open import open_fields
 
 pytest.importorskip("eccodes")
 

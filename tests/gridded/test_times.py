@@ -10,24 +10,22 @@ import pytest
 
 from gridded_files import times
 from smoe.errors import DataError
-from smoe.gridded._alignment import (
-    Period,
-    check_apart,
-    describe_lost,
-    pair_by_time,
-    parse_period,
-    remaining_samples,
-    samples_in,
-    split_off_last,
-)
 from smoe.gridded._times import (
     Lead,
+    Period,
     TimeLabels,
+    check_apart,
+    describe_lost,
     find_month_times,
+    pair_by_time,
     parse_lead,
+    parse_period,
     read_lead_times,
     read_times,
     regular_step,
+    remaining_samples,
+    samples_in,
+    split_off_last,
 )
 
 

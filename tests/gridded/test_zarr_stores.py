@@ -15,7 +15,7 @@ import xarray as xr
 
 from gridded_files import regional
 from smoe.errors import DataError
-from smoe.gridded._open_fields import open_fields
+from smoe.gridded._open import open_fields
 from smoe.gridded._source import load_arrays
 
 zarr = pytest.importorskip("zarr")

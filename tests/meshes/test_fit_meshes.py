@@ -13,7 +13,7 @@ import smoe
 from mesh_files import FACE, real_mesh, real_ocean, sphere, with_times
 from smoe.cli.main import main
 from smoe.errors import DataError
-from smoe.gridded._open_fields import open_fields
+from smoe.gridded._open import open_fields
 from smoe.meshes import read_mesh
 from smoe.nn import GraphMoE, HEALPixMoE
 from smoe.ops._healpix import healpix_coordinates

@@ -13,7 +13,7 @@ import xarray as xr
 import smoe
 from gridded_files import cosines, times
 from smoe.errors import DataError
-from smoe.gridded._open_fields import open_fields
+from smoe.gridded._open import open_fields
 from smoe.gridded._regrid import on_sphere
 from smoe.gridded._source import FieldSource
 

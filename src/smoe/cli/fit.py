@@ -135,7 +135,7 @@ def run_predict(args: list[str]) -> int:
     """Parses, predicts, and prints the path."""
     options = parse(Predict, args, prog="smoe predict")
 
-    from smoe.gridded._output import check_output
+    from smoe.gridded import check_output
     from smoe.regression import GridRegressor
     from smoe.regression._regressor import write_predictions
 

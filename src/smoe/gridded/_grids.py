@@ -295,7 +295,7 @@ def _step(values: np.ndarray) -> float:
     return max(float(np.median(steps)), 1e-6)
 
 
-def to_plain(grid: HorizontalGrid) -> dict[str, Any]:
+def grid_to_plain(grid: HorizontalGrid) -> dict[str, Any]:
     """What JSON keeps of a grid; its coordinates are kept beside it."""
     return {
         "kind": grid.kind,
@@ -361,7 +361,7 @@ def read_node_grid(array: xr.DataArray) -> tuple[NodeGrid, Orientation]:
 
 
 def grid_from_plain(plain: dict[str, Any], rows: np.ndarray, columns: np.ndarray) -> HorizontalGrid:
-    """The inverse of `to_plain`.
+    """The inverse of `grid_to_plain`.
 
     Args:
         plain: What JSON keeps of a grid.

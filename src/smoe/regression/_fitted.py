@@ -11,14 +11,8 @@ import torch
 
 from smoe.diagnostics import fixed_choices, fixed_gates
 from smoe.errors import DataError, printable, suggest
-from smoe.gridded._alignment import Period
-from smoe.gridded._axes import are_same_units
-from smoe.gridded._datasets import import_xarray
-from smoe.gridded._grids import HorizontalGrid
-from smoe.gridded._open_fields import open_fields
-from smoe.gridded._source import Channel, FieldSource
-from smoe.meshes._mesh import Mesh
-from smoe.meshes._node_fields import with_mesh
+from smoe.gridded import Channel, FieldSource, HorizontalGrid, Period, are_same_units, import_xarray, open_fields
+from smoe.meshes import Mesh, with_mesh
 from smoe.regression._layout import OutputLayout
 from smoe.regression._nets import NetShape, Regression, count_parameters
 from smoe.regression._options import RegressorOptions

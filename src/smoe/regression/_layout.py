@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smoe._plain import from_plain
-from smoe.gridded._datasets import import_xarray
-from smoe.gridded._grids import Orientation
-from smoe.gridded._source import FieldSource
-from smoe.gridded._times import MonthTimes, find_month_times
-from smoe.meshes._node_fields import DESCRIPTION, ROW_COORDINATES, is_row_of_nodes, restored_variables, with_mesh
+from smoe.gridded import FieldSource, MonthTimes, Orientation, find_month_times, import_xarray
+from smoe.meshes import DESCRIPTION, ROW_COORDINATES, is_row_of_nodes, restored_variables, with_mesh
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -17,9 +17,8 @@ from smoe._files import FileLock, LockedError, write_atomically
 from smoe._integrity import checksum
 from smoe._plain import RecipeError, from_plain
 from smoe.errors import DataError
-from smoe.gridded._grids import grid_from_plain, to_plain
-from smoe.gridded._source import Channel
-from smoe.meshes._mesh import Mesh, mesh_arrays, mesh_from_files, mesh_words
+from smoe.gridded import Channel, grid_from_plain, grid_to_plain
+from smoe.meshes import Mesh, mesh_arrays, mesh_from_files, mesh_words
 from smoe.regression._fitted import Fitted
 from smoe.regression._layout import OutputLayout
 from smoe.regression._nets import NetShape, Regression, count_shared_parameters, make_net, make_plain_net, wrap_own_net
@@ -108,7 +107,7 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
         "plain_parameters": None if fitted.plain is None else count_shared_parameters(fitted.net),
         "inputs": [asdict(channel) for channel in fitted.input_channels],
         "targets": [asdict(channel) for channel in fitted.target_channels],
-        "grid": to_plain(fitted.grid),
+        "grid": grid_to_plain(fitted.grid),
         "mesh": None if fitted.mesh is None else mesh_words(fitted.mesh),
         "layout": layout,
         "lead_scale": fitted.lead_scale,

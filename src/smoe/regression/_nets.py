@@ -13,10 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from smoe.errors import DataError
-from smoe.gridded._grids import HorizontalGrid
-from smoe.meshes._mesh import Mesh
-from smoe.meshes._mesh_net import MeshLayers, MeshNet, SummedMeshLayer
-from smoe.meshes._node_fields import mesh_of_row
+from smoe.gridded import HorizontalGrid
+from smoe.meshes import Mesh, MeshLayers, MeshNet, SummedMeshLayer, mesh_of_row
 from smoe.nn import SharedBatchNorm2d, SpatialMoE2d, convert
 from smoe.nn._filter_bank import LocalAffine
 from smoe.nn._gate import SpatialGate

@@ -11,10 +11,7 @@ import numpy as np
 import torch
 
 from smoe.errors import DataError
-from smoe.gridded._datasets import import_xarray
-from smoe.gridded._source import FieldSource
-from smoe.gridded._tables import block_rows, describe_position
-from smoe.gridded._times import parse_lead
+from smoe.gridded import FieldSource, block_rows, describe_position, import_xarray, parse_lead
 from smoe.regression._fitted import Fitted, run_net
 from smoe.regression._nets import Regression
 from smoe.regression._preparation import lead_channel, memory_limit, with_lead

@@ -13,22 +13,27 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from smoe.errors import DataError, printable
-from smoe.gridded._alignment import (
+from smoe.gridded import (
+    FieldSource,
+    FieldTable,
     Pairs,
     Period,
+    Progress,
     check_apart,
+    check_gaps,
+    collect_fields,
+    describe_invalid,
     describe_lost,
+    find_outlier,
+    has_gap,
+    open_fields,
     pair_by_time,
+    parse_lead,
     parse_period,
     remaining_samples,
     samples_in,
     split_off_last,
 )
-from smoe.gridded._checks import check_gaps, describe_invalid, find_outlier, has_gap
-from smoe.gridded._open_fields import open_fields
-from smoe.gridded._source import FieldSource
-from smoe.gridded._tables import FieldTable, Progress, collect_fields
-from smoe.gridded._times import parse_lead
 from smoe.regression._nets import check_net_name
 from smoe.regression._options import RegressorOptions
 from smoe.regression._statistics import Statistics, StatisticsPass, find_references, gather_statistics

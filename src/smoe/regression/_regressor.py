@@ -16,12 +16,8 @@ from torch import nn
 
 from smoe._files import temporary_folder
 from smoe.errors import DataError, suggest
-from smoe.gridded._alignment import Pairs
-from smoe.gridded._datasets import import_xarray
-from smoe.gridded._open_fields import Data
-from smoe.gridded._output import WRITING, with_provenance, write_cf, write_cf_by_year
-from smoe.gridded._times import parse_lead
-from smoe.meshes._mesh import Mesh
+from smoe.gridded import WRITING, Data, Pairs, import_xarray, parse_lead, with_provenance, write_cf, write_cf_by_year
+from smoe.meshes import Mesh
 from smoe.regression._fitted import Fitted, grid_coordinates, is_worse, open_inputs, routing_map
 from smoe.regression._layout import OutputLayout
 from smoe.regression._model_files import load_model, save_model

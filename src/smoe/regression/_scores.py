@@ -14,10 +14,16 @@ import torch
 
 from smoe._files import write_atomically
 from smoe.errors import DataError, printable
-from smoe.gridded._alignment import Pairs, Period, parse_period, remaining_samples, samples_in
-from smoe.gridded._axes import are_same_units
-from smoe.gridded._open_fields import open_fields
-from smoe.gridded._source import FieldSource
+from smoe.gridded import (
+    FieldSource,
+    Pairs,
+    Period,
+    are_same_units,
+    open_fields,
+    parse_period,
+    remaining_samples,
+    samples_in,
+)
 from smoe.losses import gaussian_crps
 from smoe.regression._fitted import Fitted, open_inputs
 from smoe.regression._prediction import central, find_gaps, predict_values, read_inputs

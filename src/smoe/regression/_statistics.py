@@ -8,12 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded._alignment import Pairs
-from smoe.gridded._axes import are_same_units
-from smoe.gridded._checks import FieldMoments
-from smoe.gridded._source import Channel
-from smoe.gridded._tables import FieldTable
-from smoe.gridded._times import TimeLabels
+from smoe.gridded import Channel, FieldMoments, FieldTable, Pairs, TimeLabels, are_same_units
 from smoe.regression._options import Normalisation
 
 

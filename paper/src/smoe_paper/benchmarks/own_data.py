@@ -27,7 +27,7 @@ _MEASURE = """
 import json, sys, threading, time
 from pathlib import Path
 import torch
-from smoe.gridded._open_fields import open_fields
+from smoe.gridded import open_fields
 from smoe.regression._options import RegressorOptions
 from smoe.regression._preparation import prepare
 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from smoe.gridded._output import describe_size
+from smoe.gridded import describe_size
 from smoe.training.progress import ProgressBar
 from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
 from smoe_paper.experiments.stored_runs import RunStore

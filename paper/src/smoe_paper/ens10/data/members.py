@@ -13,7 +13,7 @@ import numpy as np
 
 from smoe._integrity import check_grib_file
 from smoe.errors import DataError
-from smoe.gridded._datasets import damage_as_data_error, import_cfgrib, open_netcdf
+from smoe.gridded import damage_as_data_error, import_cfgrib, open_netcdf
 from smoe_paper.atmosphere.axes import as_minutes, find_levels
 from smoe_paper.atmosphere.grid import Grid
 from smoe_paper.atmosphere.variables import check_units

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from smoe.errors import DataError
-from smoe.gridded._datasets import OpenFiles, open_netcdf
+from smoe.gridded import OpenFiles, open_netcdf
 from smoe_paper.atmosphere.grid import Grid
 from smoe_paper.atmosphere.variables import Variable
 from smoe_paper.ens10.data.fields import DatedFields, GlobalGrid

@@ -12,7 +12,7 @@ import numpy as np
 
 from smoe._integrity import checksum, differences, read_checked_json, write_checked_json
 from smoe.errors import DataError
-from smoe.gridded._output import check_disk
+from smoe.gridded import check_disk
 from smoe.training.progress import ProgressBar
 from smoe_paper.atmosphere.stores import DTYPE, crc32_of_rows, describe_years, only_process
 from smoe_paper.ens10.data.efi import Part, compute_part, find_parts

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded._datasets import OpenFiles, open_netcdf
+from smoe.gridded import OpenFiles, open_netcdf
 from smoe_paper.atmosphere.grid import Grid
 from smoe_paper.ens10.data.fields import LEAD, DatedFields, GlobalGrid, check_calendar, check_same_dates
 from smoe_paper.ens10.data.members import MemberSource

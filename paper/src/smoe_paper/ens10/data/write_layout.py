@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoe.gridded._datasets import import_xarray
+from smoe.gridded import import_xarray
 from smoe_paper.atmosphere.grid import Grid
 from smoe_paper.ens10.data.fields import LEAD, check_order
 from smoe_paper.ens10.data.members import check_numbers, mean_and_spread

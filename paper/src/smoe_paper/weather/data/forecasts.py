@@ -16,8 +16,7 @@ import numpy as np
 from smoe._files import temporary_folder
 from smoe._integrity import check_netcdf_file, check_zarr_array, check_zarr_coordinates
 from smoe.errors import DataError
-from smoe.gridded._datasets import damage_as_data_error, import_xarray
-from smoe.gridded._output import WRITING, explain_library_error
+from smoe.gridded import WRITING, damage_as_data_error, explain_library_error, import_xarray
 from smoe_paper.atmosphere.axes import LEVEL_NAMES, Orientation, find_levels, find_orientation
 from smoe_paper.atmosphere.grid import Grid
 from smoe_paper.atmosphere.variables import VARIABLES, Variable, check_units, parse_channel

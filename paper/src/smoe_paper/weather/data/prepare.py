@@ -14,7 +14,7 @@ import numpy as np
 from smoe._files import write_atomically
 from smoe._integrity import differences
 from smoe.errors import DataError
-from smoe.gridded._output import check_disk
+from smoe.gridded import check_disk
 from smoe.training.progress import ProgressBar
 from smoe_paper.atmosphere.statistics import STEPS_PER_PIECE, Moments, add_year, transform
 from smoe_paper.atmosphere.stores import DTYPE, crc32_of_rows, only_process

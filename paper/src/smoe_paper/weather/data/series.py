@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded._datasets import OpenFiles, damage_as_data_error
+from smoe.gridded import OpenFiles, damage_as_data_error
 from smoe_paper.atmosphere.axes import Orientation, TimeAxis, find_levels, find_orientation, read_time_axis
 from smoe_paper.atmosphere.grid import Grid
 from smoe_paper.atmosphere.stores import describe_years

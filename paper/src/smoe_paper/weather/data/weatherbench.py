@@ -11,7 +11,7 @@ import numpy as np
 
 from smoe._integrity import check_zarr_array, check_zarr_coordinates
 from smoe.errors import DataError, naming_extras
-from smoe.gridded._datasets import OpenFiles, damage_as_data_error, import_xarray, open_netcdf
+from smoe.gridded import OpenFiles, damage_as_data_error, import_xarray, open_netcdf
 from smoe_paper.atmosphere.axes import Orientation, TimeAxis, find_levels, read_time_axis
 from smoe_paper.atmosphere.grid import GRIDS
 from smoe_paper.atmosphere.variables import (
