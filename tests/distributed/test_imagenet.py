@@ -9,7 +9,7 @@ import torch
 
 from image_folders import write_folders
 from launched_training import history, train
-from smoe.training.checkpoints import load_checkpoint
+from smoe.training.run_directory import load_checkpoint
 
 ARGUMENTS = [
     *("--data.train-size", "32", "--data.resize", "52", "--data.crop", "48", "--data.held-out-per-class", "1"),

@@ -10,8 +10,7 @@ import torch
 from torch import distributed, multiprocessing
 
 from resumable_training import SHARDED, run_one_of_four, run_process, train
-from smoe.training.checkpoints import load_checkpoint
-from smoe.training.run_directory import Record, RunDirectory
+from smoe.training.run_directory import Record, RunDirectory, load_checkpoint
 
 pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
 

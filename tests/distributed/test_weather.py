@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from launched_training import history, train
-from smoe.training.checkpoints import load_checkpoint
+from smoe.training.run_directory import load_checkpoint
 from tiny_weather import make_store
 
 ARGUMENTS = [

@@ -23,8 +23,7 @@ from smoe.reports.page_data import curves_of
 from smoe.reports.parts import Axis, Places
 from smoe.reports.read_fit import FitData, labels_of, read_fit, with_plain
 from smoe.reports.sections import figures_list
-from smoe.training.checkpoints import CheckpointError
-from smoe.training.run_directory import RunError
+from smoe.training.run_directory import CheckpointError, RunError
 from smoe_paper.experiments.read_run import ReadOptions, measure_errors, read_run, read_runs, read_split
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.runs import open_run, train

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from smoe._signals import Interrupted
-from smoe.training.checkpoints import load_checkpoint
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.plan import TrainingPlan
 from smoe.training.progress import Reporter
-from smoe.training.run_directory import RunDirectory
+from smoe.training.run_directory import RunDirectory, load_checkpoint
 from smoe.training.task import Task
 from smoe_paper.heat.data import HeatPairs
 from smoe_paper.metrics import MeanSquaredError

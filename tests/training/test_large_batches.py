@@ -16,12 +16,10 @@ import smoe
 from small_training import StopAfter, without_times
 from smoe._signals import Interrupted
 from smoe.rules import Damping, RoutingClassification
-from smoe.training.checkpoints import load_checkpoint
 from smoe.training.loop import Loop
-from smoe.training.metrics import Metric
 from smoe.training.plan import TrainingPlan
-from smoe.training.run_directory import RunDirectory
-from smoe.training.task import Task
+from smoe.training.run_directory import RunDirectory, load_checkpoint
+from smoe.training.task import Metric, Task
 from smoe_paper.metrics import MeanSquaredError
 
 PLAN = TrainingPlan(batch_size=8, evaluation_batch_size=4, max_epochs=3, monitor="mse", device="cpu")

@@ -15,11 +15,17 @@ from small_training import PLAN, StopAfter, make_task, without_times
 from smoe import SpatialMoE2d
 from smoe._signals import Interrupted
 from smoe.diagnostics import RoutingGain
-from smoe.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.plan import MonitorError, TrainingPlan
 from smoe.training.progress import Reporter
-from smoe.training.run_directory import Record, RunDirectory, RunError
+from smoe.training.run_directory import (
+    CheckpointError,
+    Record,
+    RunDirectory,
+    RunError,
+    load_checkpoint,
+    save_checkpoint,
+)
 from smoe.training.task import Task
 from smoe_paper.heat.data import HeatPairs
 from smoe_paper.metrics import MeanSquaredError

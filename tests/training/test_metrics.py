@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smoe.training.metrics import MeanLoss, MetricSums
+from smoe.training.task import MeanLoss, MetricSums
 from smoe_paper.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
 from smoe_paper.probabilistic_metrics import GaussianSpreadSkill
 

@@ -78,5 +78,5 @@ def test_a_change_within_the_margin_is_no_improvement(mode: str, values: list[fl
 
 @pytest.mark.parametrize("name", ["min_lr", "min_delta"])
 def test_refuses_negative_limits(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must not be negative, got -1"):
+    with pytest.raises(ValueError, match=f"{name} must be at least 0, got -1"):
         TrainingPlan(**{name: -1.0})  # type: ignore[arg-type]

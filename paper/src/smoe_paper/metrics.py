@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from smoe.losses import latitude_weights
-from smoe.training.metrics import Metric
+from smoe.training.task import Metric
 from smoe_paper.losses import check_classes
 
 

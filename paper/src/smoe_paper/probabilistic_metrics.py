@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from smoe.losses import latitude_weights, standardise
-from smoe.training.metrics import Metric
+from smoe.training.task import Metric
 from smoe_paper.losses import corrected_crps, ensemble_crps, gaussian_correction
 from smoe_paper.metrics import promote_pair
 

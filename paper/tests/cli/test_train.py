@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from smoe.cli.main import main
-from smoe.training.checkpoints import load_checkpoint
+from smoe.training.run_directory import load_checkpoint
 from smoe_paper.experiments.registry import EXPERIMENTS, all_recipes, find_experiment
 
 SMALL = [

@@ -15,10 +15,9 @@ import tiny_weather
 from image_files import write_idx_set
 from smoe._plain import RecipeError
 from smoe.nn import RoutedLayer, SpatialGate
-from smoe.training.checkpoints import load_checkpoint
-from smoe.training.metrics import metric_names
 from smoe.training.plan import check_monitor
-from smoe.training.run_directory import RunDirectory
+from smoe.training.run_directory import RunDirectory, load_checkpoint
+from smoe.training.task import metric_names
 from smoe_paper.experiments.recipe import Adam, AuxiliaryLosses, Recipe, SgdMomentum
 from smoe_paper.experiments.registry import EXPERIMENTS, all_experiments, experiment_of, find_experiment
 from smoe_paper.experiments.runs import train

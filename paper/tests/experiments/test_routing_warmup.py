@@ -12,9 +12,8 @@ from small_training import PLAN, StopAfter, make_task, without_times
 from smoe import SpatialMoE2d, TensorGate
 from smoe._signals import Interrupted
 from smoe.rules import Damping, Frozen, Probing, RoutingClassification
-from smoe.training.checkpoints import load_checkpoint
 from smoe.training.loop import Loop
-from smoe.training.run_directory import RunDirectory
+from smoe.training.run_directory import RunDirectory, load_checkpoint
 from smoe.training.task import Task
 from smoe_paper.experiments.task import RoutingWarmup
 

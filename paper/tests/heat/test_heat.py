@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from smoe.rules import RoutingClassification
-from smoe.training.checkpoints import CheckpointError, load_checkpoint
-from smoe.training.run_directory import RunDirectory, RunError
+from smoe.training.run_directory import CheckpointError, RunDirectory, RunError, load_checkpoint
 from smoe_paper.experiments.gated_layers import Learning
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.heat.model import build_gate, build_model, build_task, make_region_map, make_split

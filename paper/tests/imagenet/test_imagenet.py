@@ -18,8 +18,7 @@ from small_training import StopAfter, without_times
 from smoe._signals import Interrupted
 from smoe.cli import main
 from smoe.errors import DataError
-from smoe.training.checkpoints import load_checkpoint
-from smoe.training.run_directory import RunDirectory
+from smoe.training.run_directory import RunDirectory, load_checkpoint
 from smoe_paper.experiments.gated_layers import Learning
 from smoe_paper.experiments.recipe import SgdMomentum
 from smoe_paper.experiments.registry import recipe_from_plain

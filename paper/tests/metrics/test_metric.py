@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smoe.training.metrics import Metric
+from smoe.training.task import Metric
 from smoe_paper.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
 
 METRICS = [PercentWithin(), PercentWithin(region_map=torch.tensor([[0, 1], [1, 0]])), MeanSquaredError()]

@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor
 
 from smoe.losses import latitude_weights
-from smoe.training.metrics import Metric
+from smoe.training.task import Metric
 from smoe_paper.probabilistic_metrics import (
     EECRPS,
     EfiDates,

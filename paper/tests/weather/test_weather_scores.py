@@ -15,7 +15,7 @@ import xarray as xr
 from smoe.cli.main import main
 from smoe.errors import DataError
 from smoe.nn import SpatialMoE2d
-from smoe.training.checkpoints import load_checkpoint, save_checkpoint
+from smoe.training.run_directory import load_checkpoint, save_checkpoint
 from smoe_paper.baselines.gates import ConvGate
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.experiments.task import OpenRun

@@ -10,8 +10,7 @@ import torch
 from smoe import SpatialMoE2d
 from smoe.errors import DataError
 from smoe.losses import latitude_weights
-from smoe.training.checkpoints import CheckpointError, load_checkpoint
-from smoe.training.run_directory import RunDirectory
+from smoe.training.run_directory import CheckpointError, RunDirectory, load_checkpoint
 from smoe_paper.experiments.recipe import Adam
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.weather.data.store import WeatherStore

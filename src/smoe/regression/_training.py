@@ -17,11 +17,10 @@ from smoe.losses import gaussian_crps
 from smoe.regression._options import MACHINE_OPTIONS, Objective, RegressorOptions
 from smoe.regression._preparation import GridSamples, keep_batch
 from smoe.training.loop import Loop, TrainingDiverged
-from smoe.training.metrics import Metric
 from smoe.training.plan import TrainingPlan
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import RunDirectory, keep_freed_memory
-from smoe.training.task import Task
+from smoe.training.task import Metric, Task
 
 # Bounds of the logarithm of the spread, in standard deviations of the target.
 _LOWEST, _HIGHEST = -9.0, 9.0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -15,8 +15,9 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor, nn
 
-from smoe.training.checkpoints import CheckpointError, State, load_checkpoint, save_checkpoint
+from smoe.nn._sharding import reshard, shard, unsharded
 from smoe.training.plan import TrainingPlan
+from smoe.training.run_directory import CheckpointError, State, load_checkpoint, save_checkpoint
 
 Value = TypeVar("Value")
 
@@ -25,7 +26,7 @@ _TIMEOUT = timedelta(minutes=10)
 
 
 def make_accelerator(plan: TrainingPlan) -> Accelerator:
-    """Returns an accelerator for a plan, whatever an earlier run of this process used."""
+    """Return an accelerator for a plan, whatever an earlier run of this process used."""
     # accelerate keeps the precision of the first accelerator for all later ones, and refuses another.
     AcceleratorState._reset_state()
     return Accelerator(
@@ -36,7 +37,7 @@ def make_accelerator(plan: TrainingPlan) -> Accelerator:
 
 
 def leave_processes() -> None:
-    """Ends the group of processes that a launcher started. Call it when their work is done and its objects are deleted.
+    """End the group of processes that a launcher started. Call it when their work is done and its objects are deleted.
 
     A thread of the group may still hold a tensor of the last broadcast. If the interpreter ended before this thread,
     the process would abort after all its work was done.
@@ -51,13 +52,8 @@ def leave_processes() -> None:
 class Distribution:
     """A model and its optimiser. Each process holds all of it, in `DistributedDataParallel` if there are several.
 
-    What `read` returns fits, whatever processes have written it: a run can be resumed with another number of processes
-    and another distribution.
-
-    Args:
-        accelerator: Accelerator of the run.
-        model: Model to train.
-        optimizer: Its optimiser.
+    Checkpoints do not depend on how processes hold the model: a run can be resumed with another number of processes and
+    another distribution.
 
     Attributes:
         model: Model to call in training.
@@ -72,7 +68,7 @@ class Distribution:
         return self._accelerator.prepare(model, optimizer)
 
     def without_sum(self) -> AbstractContextManager[None]:
-        """While active, gradients are not summed over processes: for all parts of a batch but the last."""
+        """While active, do not sum gradients over processes: for all parts of a batch but the last."""
         return self._accelerator.no_sync(self.model)
 
     def whole(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -81,86 +77,180 @@ class Distribution:
         return nullcontext()
 
     def add(self, model: nn.Module) -> nn.Module:
-        """Distributes another model, with parameters like those of the first."""
+        """Distribute another model, with parameters like those of the first."""
         return model
 
     def save(self, path: Path, state: State) -> None:
-        """Writes a checkpoint, whole or not at all. All processes must call it.
-
-        Args:
-            path: File of the checkpoint.
-            state: Plain values, and states of the model, of others like it and of the optimiser.
+        """Write a checkpoint, whole or not at all. All processes must call it.
 
         Raises:
-            CheckpointError: In all processes, if one of them cannot write.
+            CheckpointError: In all processes, if process 0 cannot write.
         """
         by_first(self._accelerator, lambda: save_checkpoint(path, state, make_folder=False))
 
     def read(self, path: Path) -> State:
-        """Reads a checkpoint of any distribution. All processes must call it.
+        """Read a checkpoint of any distribution. All processes must call it.
 
         Process 0 reads: the others need not see its file system, and never see an older file.
 
         Raises:
-            CheckpointError: In all processes, if a file is missing or damaged.
+            CheckpointError: In all processes, if the file is missing or damaged.
         """
         return by_first(self._accelerator, lambda: load_checkpoint(path))
 
     def whole_state_of(self, model: nn.Module) -> State:
-        """The whole state of a model, in all processes. All processes must call it."""
+        """Return the whole state of a model, in all processes. All processes must call it."""
         return model.state_dict()
 
     def load(self, model: nn.Module, state: State) -> None:
-        """Loads a state that was read."""
+        """Load a state that was read."""
         model.load_state_dict(state)
 
     def load_optimizer(self, state: State) -> None:
-        """Loads a state of the optimiser that was read."""
+        """Load a state of the optimiser that was read."""
         self.optimizer.load_state_dict(state)
 
     def end_evaluation(self, model: nn.Module) -> None:
-        """Frees what an evaluation leaves."""
+        """Free what an evaluation leaves."""
         del model
 
 
+class ShardedModel(Distribution):
+    """Each process holds a part of every parameter, of its gradient and of its optimiser state (FSDP2).
+
+    Args:
+        accelerator: Accelerator of the run.
+        model: Model to train, with equal parameters in all processes.
+        optimizer: Its optimiser, which has made no step yet.
+        reshard_after_forward: As for `smoe.nn.shard`.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        reshard_after_forward: bool = True,
+    ) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+        self._options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard_after_forward}
+        super().__init__(accelerator, model, optimizer)
+
+    def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
+        # Without DistributedDataParallel: places the model and casts in its forward pass.
+        model = self._accelerator.prepare_model(model, evaluation_mode=True)
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        if optimizer.state:
+            raise ValueError("the optimiser has made steps before its model was sharded; start with a new one")
+        sharded = self.add(model)
+        parameters = dict(model.named_parameters())
+        for group in optimizer.param_groups:
+            unknown = [tuple(parameter.shape) for parameter in group["params"] if parameter not in names]
+            if unknown:
+                raise ValueError(f"the optimiser has parameters that are not in the model, of shapes {unknown}")
+            group["params"] = [parameters[names[parameter]] for parameter in group["params"]]
+        return sharded, self._accelerator.prepare_optimizer(optimizer)
+
+    @contextmanager
+    def without_sum(self) -> Iterator[None]:
+        """While active, each process adds up its gradients, whole ones."""
+        self.model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self.model.set_requires_gradient_sync(True)
+
+    def whole(self, model: nn.Module) -> AbstractContextManager[None]:
+        """While active, every process has all parameters of the model."""
+        return unsharded(model)
+
+    def add(self, model: nn.Module) -> nn.Module:
+        """Shard another model."""
+        return shard(model, **self._options)
+
+    def save(self, path: Path, state: State) -> None:
+        """Gather the shards on the CPU of process 0, which writes them as a whole."""
+        super().save(path, _gathered(state, keep=self._accelerator.is_main_process))
+
+    def whole_state_of(self, model: nn.Module) -> State:
+        """Return the whole state, on the CPU."""
+        return _gathered(model.state_dict())
+
+    def load(self, model: nn.Module, state: State) -> None:
+        """Load each process's part of a whole state."""
+        own = model.state_dict()
+        model.load_state_dict({name: _shard_like(value, own.get(name)) for name, value in state.items()})
+
+    def load_optimizer(self, state: State) -> None:
+        """Load each process's part of a whole state of the optimiser."""
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        parts = {
+            number: {
+                name: _shard_like(value, parameters[number]) if isinstance(value, Tensor) and value.ndim > 0 else value
+                for name, value in kept.items()
+            }
+            for number, kept in state["state"].items()
+        }
+        self.optimizer.load_state_dict({**state, "state": parts})
+
+    def end_evaluation(self, model: nn.Module) -> None:
+        """Free the whole parameters that a pass without gradients leaves."""
+        reshard(model)
+
+
+def _gathered(value: Any, *, keep: bool = True) -> Any:
+    """A state with whole tensors on the CPU; a process that does not keep them takes part in gathering them."""
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(value, dict):
+        return {key: _gathered(part, keep=keep) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_gathered(part, keep=keep) for part in value)
+    if not isinstance(value, Tensor):
+        return value
+    whole = value.full_tensor() if isinstance(value, DTensor) else value
+    return whole.cpu() if keep else None
+
+
+def _shard_like(values: Tensor, own: object) -> Tensor:
+    """A whole tensor as this process holds its own: a part of it, or all."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(own, DTensor):
+        return values
+    if values.shape != own.shape:
+        raise ValueError(f"a tensor has the shape {tuple(values.shape)}, but {tuple(own.shape)} is expected")
+    # Every process has the whole tensor: nothing is sent.
+    values = values.to(own.device_mesh.device_type)
+    return distribute_tensor(values, own.device_mesh, own.placements, src_data_rank=None)
+
+
 def sum_over_processes(accelerator: Accelerator, tensor: Tensor) -> Tensor:
-    """Returns the sum of a tensor over all processes, to every one of them."""
+    """Return the sum of a tensor over all processes, to every one of them."""
     return cast(Tensor, accelerator.reduce(tensor, reduction="sum"))
 
 
 def by_first(accelerator: Accelerator, work: Callable[[], Value]) -> Value:
-    """What process 0 returns, in all processes; an error of a checkpoint is raised in all of them."""
+    """Return what process 0 returns, in all processes; raise its `CheckpointError` in all of them."""
     if accelerator.num_processes == 1:
         return work()
-    message: list[Any] = _outcome(work) if accelerator.is_main_process else [None, None]
+    message: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        try:
+            message[0] = work()
+        except CheckpointError as error:
+            message[1] = str(error)
     torch.distributed.broadcast_object_list(message, src=0)
     if message[1] is not None:
         raise CheckpointError(message[1])
     return message[0]
 
 
-def by_all(accelerator: Accelerator, work: Callable[[], object]) -> None:
-    """Work of each process; an error of a checkpoint in any is raised in all of them."""
-    errors: list[str] = [""] * accelerator.num_processes
-    torch.distributed.all_gather_object(errors, _outcome(work)[1] or "")
-    if any(errors):
-        raise CheckpointError(next(filter(None, errors)))
-
-
-def _outcome(work: Callable[[], Any]) -> list[Any]:
-    try:
-        return [work(), None]
-    except CheckpointError as error:
-        return [None, str(error)]
-
-
 def gather_process_states(accelerator: Accelerator, loss_total: Tensor) -> list[State]:
-    """Returns random numbers and share of the loss of all processes, in their order. Every process must call it.
-
-    Args:
-        accelerator: Accelerator of the run.
-        loss_total: Sum of the losses of this process in the epoch so far, a scalar.
-    """
+    """Return random numbers and share of the loss of all processes, in their order. Every process must call it."""
     device = accelerator.device
     state = {
         "torch_rng": torch.get_rng_state(),
@@ -175,7 +265,7 @@ def gather_process_states(accelerator: Accelerator, loss_total: Tensor) -> list[
 
 
 def restore_process_state(accelerator: Accelerator, states: Sequence[State], seed: int) -> float:
-    """Restores the random numbers of this process, and returns its share of the loss.
+    """Restore the random numbers of this process, and return its share of the loss.
 
     With as many processes as when the run was stopped, a resumed run equals one that was not stopped. With another
     number, each batch still has the same samples, and the mean loss of the epoch is kept, but gradients are summed in

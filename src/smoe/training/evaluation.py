@@ -1,4 +1,4 @@
-"""The schedule of the learning rate, the average of the weights, the metrics of a model, and records of its routing."""
+"""Learning rate schedule, weight average, predictions and metrics of a model, and records of its routing."""
 
 from __future__ import annotations
 
@@ -18,18 +18,12 @@ from torch.utils.data import Dataset, default_collate
 from smoe.diagnostics import RoutingGain, RoutingWatch, routing_gains
 from smoe.nn._shared_parameters import local_part
 from smoe.training.distribution import Distribution, sum_over_processes
-from smoe.training.metrics import Metric, MetricSums
 from smoe.training.plan import TrainingPlan
-from smoe.training.task import Collate, OrderedBatches, Task, load_batches, num_samples
+from smoe.training.task import Collate, Metric, MetricSums, OrderedBatches, Task, load_batches, num_samples
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> ReduceLROnPlateau | CosineSchedule:
-    """Returns the schedule of a plan; `step(monitored)` sets the learning rates after an epoch.
-
-    Args:
-        optimizer: Optimiser with the learning rates of the start, or of the end of a warm-up.
-        plan: Plan of the run.
-    """
+    """Return the schedule of a plan; `step(monitored)` sets the learning rates after an epoch."""
     if plan.schedule == "cosine":
         return CosineSchedule(optimizer, plan)
     # Without a margin in the plan, torch's own: a hundredth of a percent.
@@ -45,34 +39,32 @@ def make_schedule(optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> Reduc
 
 
 class CosineSchedule:
-    """Raises the learning rate in equal steps from a share of it, then lowers it along half a cosine wave.
+    """Linear warm-up, then half a cosine wave. The rate depends on the number of epochs only.
 
-    The rate depends on the number of epochs only. (torch's schedules change the rate from one epoch to the next, and
-    warn about a run that is resumed at the end of an epoch.)
+    (torch's schedules compute the rate from that of the epoch before, and warn about a run that is resumed at the end
+    of an epoch.)
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> None:
         self._optimizer, self._plan = optimizer, plan
         self._peaks = [group["lr"] for group in optimizer.param_groups]
-        self._num_epochs = 0
-        self._set()
+        self._set(0)
 
     def step(self, monitored: float, /) -> None:
-        """Called after an epoch; the monitored metric has no effect."""
+        """Set the rates of the next epoch; the monitored metric has no effect."""
         del monitored
-        self._num_epochs += 1
-        self._set()
+        self._set(self._num_epochs + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a resumed run needs."""
+        """Return what a resumed run needs."""
         return {"num_epochs": self._num_epochs}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Continues from a `state_dict`."""
-        self._num_epochs = state["num_epochs"]
-        self._set()
+        """Continue from a `state_dict`."""
+        self._set(state["num_epochs"])
 
-    def _set(self) -> None:
+    def _set(self, num_epochs: int) -> None:
+        self._num_epochs = num_epochs
         for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = self._rate(peak)
 
@@ -85,7 +77,7 @@ class CosineSchedule:
 
 
 class WeightAverage:
-    """The average of the parameters and buffers of a model, updated every few steps.
+    """Exponential moving average of the parameters and buffers of a model, updated every few steps.
 
     Until the warm-up is over, it is a copy of the weights at its last update. The scores of gates are averaged like any
     parameter; the choices are those of the averaged scores. Integers, such as counters and codes, are copied. What only
@@ -96,7 +88,7 @@ class WeightAverage:
         plan: Plan that gives the interval of the updates, the decay and the length of the warm-up.
 
     Attributes:
-        model: Model with the averaged weights. It and `has_begun` are what a resumed run needs.
+        model: Model with the averaged weights.
         has_begun: Whether the warm-up is over.
     """
 
@@ -108,13 +100,7 @@ class WeightAverage:
         self.model = copy.deepcopy(model)
 
     def observe(self, model: nn.Module, epoch: int, num_steps: int) -> None:
-        """Takes in the weights if it is time.
-
-        Args:
-            model: Model that trains.
-            epoch: Number of the epoch, from 1.
-            num_steps: Number of steps that were made in this epoch, at least one.
-        """
+        """Take in the weights after step `num_steps` of an epoch, if it is time."""
         if (num_steps - 1) % self._every:
             return
         self._update(model, 1.0 if not self.has_begun else self._share)
@@ -134,14 +120,14 @@ class WeightAverage:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers; of a parameter that is sharded, the part of this process."""
+    """Parameters and buffers; of a sharded parameter, the part of this process."""
     for name, parameter in model.named_parameters():
         yield name, local_part(parameter)
     yield from model.named_buffers()
 
 
 def rescaled_decay(plan: TrainingPlan) -> float:
-    """Returns the share of the average that is kept at an update; larger for longer runs and smaller batches."""
+    """Return the share of the average that is kept at an update; larger for longer runs and smaller batches."""
     assert plan.average_every is not None
     new = (1.0 - plan.average_decay) * plan.batch_size * plan.average_every / plan.max_epochs
     return 1.0 - min(1.0, new)
@@ -158,7 +144,7 @@ def predict(
     process: int = 0,
     num_processes: int = 1,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields the prediction and the target of each batch of a data set, in the order of its samples.
+    """Yield the prediction and the target of each batch of a data set, in the order of its samples.
 
     The model is put into evaluation mode and stays in it. Predictions have no gradient.
 
@@ -194,17 +180,7 @@ def evaluate(
     batch_size: int,
     num_workers: int = 0,
 ) -> dict[str, float]:
-    """Returns the values of all metrics over all processes. The model stays in evaluation mode.
-
-    Args:
-        accelerator: Accelerator of the run.
-        model: Model on the accelerator's device.
-        samples: Data set of inputs and targets, with a length.
-        metrics: Metrics to compute.
-        collate: Makes a batch from what the data set returns for a list of indices.
-        batch_size: Number of samples of a batch.
-        num_workers: Number of processes that read ahead.
-    """
+    """Return the values of all metrics over all processes. The model stays in evaluation mode."""
     sums = MetricSums(metrics, accelerator.device)
     for prediction, target in predict(
         model,
@@ -224,11 +200,6 @@ class EvaluatedModel:
     """Makes the model to evaluate from the one that trains.
 
     Must be made before the model is distributed: a wrapped forward, copied, would still call the original.
-
-    Args:
-        task: Task that is trained.
-        plan: Plan that decides whether weights are averaged.
-        accelerator: Accelerator of the run.
     """
 
     def __init__(self, task: Task, plan: TrainingPlan, accelerator: Accelerator) -> None:
@@ -245,30 +216,23 @@ class EvaluatedModel:
         return self._task.model if self.average is None else self.average.model
 
     def distribute(self, distribution: Distribution) -> None:
-        """Lets the processes hold the average as they hold the model that trains."""
+        """Distribute the average as the model that trains."""
         if self.average is not None:
             self.average.model = distribution.add(self.average.model)
 
     def get(self, distribution: Distribution) -> nn.Module:
-        """Returns the model to evaluate. Every process must call this method.
-
-        Args:
-            distribution: Model that trains; returned if nothing else is evaluated.
-        """
+        """Return the model to evaluate. Every process must call this method."""
         weights = self.weights
-        self._send_buffers(weights)
+        if self._accelerator.num_processes > 1:
+            # The processes differ in buffers such as running means.
+            for buffer in weights.buffers():
+                torch.distributed.broadcast(buffer, src=0)
         if self._task.for_evaluation is None:
             return distribution.model if self.average is None else weights
         if self._twin is None:
             return self._task.for_evaluation(weights)
         self._twin.load_state_dict(distribution.whole_state_of(weights))
         return self._task.for_evaluation(self._twin)
-
-    def _send_buffers(self, model: nn.Module) -> None:
-        """Gives all processes the buffers of process 0, such as running means, in which they differ."""
-        if self._accelerator.num_processes > 1:
-            for buffer in model.buffers():
-                torch.distributed.broadcast(buffer, src=0)
 
 
 # Largest number of validation samples of a process with which the layers are compared with convolutions.
@@ -282,17 +246,7 @@ def routing_record(
     distribution: Distribution,
     batch: tuple[Tensor, Tensor],
 ) -> dict[str, float]:
-    """Returns the values `routing/...` of an epoch, over all processes; empty for a model without gates.
-
-    Every process must call this function.
-
-    Args:
-        watch: Watch of the routing.
-        task: Task that is trained.
-        accelerator: Accelerator of the run.
-        distribution: Model of the task, as the processes hold it.
-        batch: Input and target on which the routing is measured.
-    """
+    """Return the values `routing/...` of an epoch over all processes, which must all call it; none without gates."""
     with distribution.whole(task.model):
         values = watch.observe(task.model)
     with accelerator.autocast():
@@ -309,16 +263,9 @@ def routing_record(
 def gains_of_routing(
     task: Task, model: nn.Module, accelerator: Accelerator, distribution: Distribution, most_samples: int
 ) -> list[RoutingGain]:
-    """Returns what the routing of each layer is worth on the validation split, over all processes.
+    """Return what the routing of each layer is worth on the validation split, over all processes; all must call it.
 
-    Every process must call this function.
-
-    Args:
-        task: Task that is trained.
-        model: Its model, with the weights to measure.
-        accelerator: Accelerator of the run.
-        distribution: Model of the task, as the processes hold it.
-        most_samples: Number of samples of a training pass of a process, whose memory there is.
+    `most_samples` is the number of samples of a training pass of a process, whose memory there is.
     """
     samples = task.splits["validation"]
     # As many for each process: all must make the same passes.

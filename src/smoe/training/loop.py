@@ -1,11 +1,13 @@
-"""The training loop: trains an epoch, evaluates, keeps the best weights, and stops when nothing is left to gain."""
+"""The training loop: train an epoch, evaluate, store the state and the best weights, stop early."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,23 +15,28 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from smoe._signals import Interrupted, Interruption
-from smoe.diagnostics import RoutingGain, RoutingWatch
+from smoe.diagnostics import RoutingWatch
 from smoe.nn._loss_scale import track_loss_scale
 from smoe.nn._routed_layer import RoutedLayer
-from smoe.training.distribution import Distribution, make_accelerator, sum_over_processes
+from smoe.nn._shared_parameters import local_part
+from smoe.training.distribution import (
+    Distribution,
+    ShardedModel,
+    by_first,
+    gather_process_states,
+    make_accelerator,
+    restore_process_state,
+    sum_over_processes,
+)
 from smoe.training.evaluation import EvaluatedModel, evaluate, gains_of_routing, make_schedule, routing_record
-from smoe.training.metrics import MeanLoss, metric_names
 from smoe.training.plan import LOSS, Stopping, TrainingPlan, check_monitor
 from smoe.training.progress import Reporter
-from smoe.training.run_directory import Record, RunDirectory, RunError
-from smoe.training.run_state import FiniteState, RunCheckpoints, RunState
-from smoe.training.task import DrawnSamples, ShuffledBatches, Task, load_batches, num_samples
+from smoe.training.run_directory import CheckpointError, Record, RunDirectory, RunError
+from smoe.training.task import Batch, MeanLoss, ShuffledBatches, Task, load_batches, metric_names, num_samples
 
 # Reading the loss waits for the accelerator, and several processes agree on a stop by a reduction: both are done now
 # and then only.
 _STEPS_PER_CHECK = 25
-
-Batch = tuple[Tensor, Tensor]
 
 
 class TrainingDiverged(Exception):
@@ -46,6 +53,39 @@ class TrainingDiverged(Exception):
         self.what = what
 
 
+@dataclass
+class RunState:
+    """How far a run is.
+
+    Attributes:
+        stopping: Best value so far, and the end of the run.
+        loss_total: Sum of the losses of this process in the epoch so far, a scalar.
+        epoch: Epoch that is trained or comes next, from 1.
+        next_batch: Batch of this epoch that comes next.
+        seconds: Time that was spent on this epoch.
+        history: Records of the epochs that have ended, and of the end of the run.
+        is_finished: Whether the run has ended.
+    """
+
+    stopping: Stopping
+    loss_total: Tensor
+    epoch: int = 1
+    next_batch: int = 0
+    seconds: float = 0.0
+    history: list[Record] = field(default_factory=list)
+    is_finished: bool = False
+
+    def begin_next_epoch(self) -> None:
+        """Start the count of the next epoch."""
+        self.epoch, self.next_batch, self.seconds = self.epoch + 1, 0, 0.0
+        self.loss_total.zero_()
+
+    def __str__(self) -> str:
+        if self.next_batch == 0:
+            return f"the state before epoch {self.epoch}"
+        return f"the state after batch {self.next_batch} of epoch {self.epoch}"
+
+
 class Loop:
     """Trains a task by a plan and stores the record in a run directory.
 
@@ -56,6 +96,7 @@ class Loop:
         reporter: Logs progress; None logs nothing.
 
     Attributes:
+        state: How far the run is.
         signal_number: Signal that asked for a stop after the last step, when nothing was left to stop; None without.
 
     Raises:
@@ -84,12 +125,10 @@ class Loop:
         is_main = self.accelerator.is_main_process
         self.reporter = reporter if reporter is not None and is_main else Reporter()
         self.schedule = make_schedule(task.optimizer, plan)
-        self.finite_state = FiniteState(task.model)
+        # What is not finite at the start, such as a mask, is not looked at later.
+        self.finite_names = {name for name, value in task.model.state_dict().items() if _all_finite([value])}
         loss_total = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
-        self.state = RunState(Stopping(plan), loss_total)
-        self.checkpoints = RunCheckpoints(
-            run, self.accelerator, task, self.distribution, self.evaluated, self.schedule, self.watch
-        )
+        self.state, self.stored = RunState(Stopping(plan), loss_total), "no state yet"
         process, num_processes = self.accelerator.process_index, self.accelerator.num_processes
         self.batches = ShuffledBatches(
             num_samples(task.splits["train"]),
@@ -105,13 +144,13 @@ class Loop:
             torch.manual_seed(task.seed + process)
 
     def begin(self, recipe: Mapping[str, Any]) -> None:
-        """Stores the recipe in the run directory, once all processes are here."""
+        """Store the recipe in the run directory, once all processes are here."""
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             self.run.begin(recipe)
 
     def fit(self, *, resume: bool = False) -> Record:
-        """Trains to the end of the plan and returns the last record, with the metrics of a test split if there is one.
+        """Train to the end of the plan and return the last record, with the metrics of a test split if there is one.
 
         The model has the best weights afterwards.
 
@@ -127,24 +166,263 @@ class Loop:
                 process of the training is lost.
             CheckpointError: If a checkpoint cannot be read or written.
         """
-        checkpoints, state = self.checkpoints, self.state
         with self.run.lock(), self._named_lost_processes():
             if self.accelerator.is_main_process:
                 self.run.make_folders()
-            if resume and checkpoints.exist():
-                checkpoints.restore_last(state, self.plan)
+            if resume and by_first(self.accelerator, self.run.last_checkpoint.exists):
+                self._restore()
             else:
-                checkpoints.save_last(state)
+                self._save()
             with Interruption() as interruption:
-                while not state.is_finished:
+                while not self.state.is_finished:
                     self._end_epoch(self._train_epoch(interruption))
             self.signal_number = interruption.signal_number
             self._load_best()
-        return state.history[-1]
+        return self.state.history[-1]
+
+    def evaluate(self, split: str) -> dict[str, float]:
+        """Return the metrics of the model, or of the average of its weights, on a split, named `split/metric`."""
+        task, plan, model = self.task, self.plan, self.evaluated.get(self.distribution)
+        # What accelerate has wrapped casts by itself.
+        precision = nullcontext() if model is self.model else self.accelerator.autocast()
+        batch_size, num_workers = plan.evaluation_batch_size, plan.num_workers
+        with precision:
+            values = evaluate(
+                self.accelerator, model, task.splits[split], self.metrics, task.collate, batch_size, num_workers
+            )
+        self.distribution.end_evaluation(model)
+        return {f"{split}/{name}": value for name, value in values.items()}
+
+    def _train_epoch(self, interruption: Interruption) -> Batch | None:
+        """Train the rest of the epoch; return its last batch, or None if there was none left."""
+        task, state, batches = self.task, self.state, self.batches
+        batches.start(state.epoch, state.next_batch)
+        self.reporter.begin_epoch(state.epoch, batches.num_batches, state.next_batch)
+        started = time.perf_counter()
+        self.model.train()
+        if task.begin_epoch is not None:
+            task.begin_epoch(state.epoch)
+        samples: Any = task.splits["train"]
+        if hasattr(samples, "start_epoch"):
+            samples.start_epoch(state.epoch)
+        device, num_workers, ahead = self.accelerator.device, self.plan.num_workers, task.reads_ahead
+        num_parts, num_done = batches.num_parts, 0
+        batch: Batch | None = None
+        for batch in load_batches(samples, batches, task.collate, device, num_workers, reads_ahead=ahead):
+            input, target = batch
+            num_done += 1
+            is_whole = num_done % num_parts == 0
+            # The processes add up their gradients once for each batch.
+            with nullcontext() if is_whole else self.distribution.without_sum():
+                loss = task.loss(self.model(input), target)
+                if task.auxiliary_loss is not None:
+                    loss = loss + task.auxiliary_loss(self.model)
+                loss = track_loss_scale(loss, self.model)
+                self.accelerator.backward(loss if num_parts == 1 else loss / num_parts)
+            state.loss_total += loss.detach() / num_parts
+            if not is_whole:
+                continue
+            self.stepper.step()
+            self.stepper.zero_grad()
+            state.next_batch += 1
+            if self.average is not None:
+                self.average.observe(task.model, state.epoch, state.next_batch)
+            if self._is_interrupted(interruption):
+                state.seconds += time.perf_counter() - started
+                self._check_finite()
+                self._save()
+                raise Interrupted(interruption.signal_number or 15)
+        state.seconds += time.perf_counter() - started
+        return batch
+
+    def _is_interrupted(self, interruption: Interruption) -> bool:
+        """Report the step, check the loss now and then, and return whether to stop after this step."""
+        state, is_alone = self.state, self.accelerator.num_processes == 1
+        if state.next_batch % _STEPS_PER_CHECK and state.next_batch < self.batches.num_batches:
+            self.reporter.step(None)
+            # Several processes receive the signal at different steps; all must stop at the same one.
+            return is_alone and interruption.signal_number is not None
+        loss, num_interrupted = self._sums(interruption.signal_number is not None)
+        self._check_loss(loss)
+        self.reporter.step(loss / self.accelerator.num_processes / state.next_batch)
+        return interruption.signal_number is not None if is_alone else num_interrupted > 0
+
+    def _sums(self, flag: bool) -> tuple[float, float]:
+        """The loss of the epoch so far and the number of processes with the flag, over all processes."""
+        total = self.state.loss_total
+        both = sum_over_processes(self.accelerator, torch.stack([total, total.new_tensor(float(flag))]))
+        loss, count = both.tolist()
+        return loss, count
+
+    def _check_loss(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            self._diverge(f"the loss became {loss} in epoch {self.state.epoch}, by batch {self.state.next_batch}")
+
+    def _check_finite(self) -> None:
+        """End the run if the loss or the state is not finite, in all processes."""
+        models = [self.task.model] if self.average is None else [self.task.model, self.average.model]
+        states = [model.state_dict().items() for model in models]
+        values = [value for state in states for name, value in state if name in self.finite_names]
+        moments: Iterable[dict[str, Any]] = self.task.optimizer.state.values()
+        values += [value for moment in moments for value in moment.values() if isinstance(value, Tensor)]
+        loss, num_lost = self._sums(not _all_finite(values))
+        self._check_loss(loss)
+        if num_lost:
+            self._diverge(f"the weights are not finite after batch {self.state.next_batch} of epoch {self.state.epoch}")
+
+    def _diverge(self, what: str) -> None:
+        raise TrainingDiverged(what, f"{self.run.last_checkpoint} holds {self.stored}")
+
+    def _end_epoch(self, batch: Batch | None) -> None:
+        state, started = self.state, time.perf_counter()
+        self._check_finite()
+        validation = self.evaluate("validation")
+        monitored = validation[f"validation/{self.plan.monitor}"]
+        learning_rate = self.optimizer.param_groups[0]["lr"]
+        self.schedule.step(monitored)
+        is_best = state.stopping.observe(state.epoch, monitored)
+        summed_loss = sum_over_processes(self.accelerator, state.loss_total)
+        mean_loss = float(summed_loss) / (self.accelerator.num_processes * self.batches.num_batches)
+        if batch is None:
+            # The run was stopped after the last batch of the epoch.
+            self.batches.start(state.epoch, self.batches.num_batches - 1)
+            samples = self.task.splits["train"]
+            *_, batch = load_batches(samples, self.batches, self.task.collate, self.accelerator.device)
+        routing = routing_record(self.watch, self.task, self.accelerator, self.distribution, batch)
+        layers = [module for module in self.model.modules() if isinstance(module, RoutedLayer)]
+        state.seconds += time.perf_counter() - started
+        record: Record = {
+            "epoch": state.epoch,
+            "train/loss": mean_loss,
+            **validation,
+            **routing,
+            "learning_rate": learning_rate,
+            "nonfinite_errors": sum(int(layer.num_nonfinite_errors) for layer in layers),
+            "seconds": round(state.seconds, 3),
+        }
+        state.history.append(self._with_warnings(record))
+        self.reporter.end_epoch(record, is_best=is_best)
+        if is_best:
+            best = {"model": self.evaluated.weights.state_dict(), "epoch": state.epoch, "record": record}
+            self.distribution.save(self.run.best_checkpoint, best)
+        reason = state.stopping.reason(state.epoch)
+        if reason is not None:
+            self._finish(reason)
+        state.begin_next_epoch()
+        self._save()
+
+    def _with_warnings(self, record: Record) -> Record:
+        """Add the warnings about the routing that are new, and report them."""
+        warnings = self.watch.new_warnings()
+        for text in warnings:
+            self.reporter.notify(f"warning: {text}")
+        return {**record, "warnings": warnings} if warnings else record
+
+    def _finish(self, reason: str) -> None:
+        """Compare the best weights with convolutions, and evaluate them on a test split: the last record."""
+        state, weights = self.state, self.evaluated.weights
+        trained = {name: value.clone() for name, value in weights.state_dict().items()}
+        self._load_best()
+        model = self.evaluated.get(self.distribution)
+        # A wrapper such as DistributedDataParallel expects a whole backward pass after each pass with gradients.
+        model = self.task.model if model is self.model else model
+        share = self.plan.batch_size // (self.accelerator.num_processes * self.batches.num_parts)
+        gains = gains_of_routing(self.task, model, self.accelerator, self.distribution, share)
+        test = self.evaluate("test") if "test" in self.task.splits else {}
+        # The last checkpoint holds the last weights, so that the run can be extended.
+        weights.load_state_dict(trained)
+        self.watch.finish(gains)
+        record = {
+            "epoch": state.epoch,
+            "best_epoch": state.stopping.best_epoch,
+            **test,
+            **({"routing_gains": [gain.as_record() for gain in gains]} if gains else {}),
+            "stopped": reason,
+            "total_seconds": round(sum(record["seconds"] for record in state.history), 3),
+        }
+        state.history.append(self._with_warnings(record))
+        state.is_finished = True
+        self.reporter.notify(f"stopped after epoch {state.epoch}: {reason}")
+
+    def _save(self) -> None:
+        """Store all that a resumed run needs."""
+        state, scaler, average = self.state, self.accelerator.scaler, self.average
+        averaged = None
+        if average is not None:
+            averaged = {"model": average.model.state_dict(), "has_begun": average.has_begun}
+        self.distribution.save(
+            self.run.last_checkpoint,
+            {
+                "model": self.task.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": self.schedule.state_dict(),
+                "average": averaged,
+                "scaler": None if scaler is None else scaler.state_dict(),
+                "stopping": {"best": state.stopping.best, "best_epoch": state.stopping.best_epoch},
+                "routing": self.watch.state_dict(),
+                "epoch": state.epoch,
+                "next_batch": state.next_batch,
+                "seconds": state.seconds,
+                "history": state.history,
+                "is_finished": state.is_finished,
+                "processes": gather_process_states(self.accelerator, state.loss_total),
+            },
+        )
+        if self.accelerator.is_main_process:
+            self.run.write_history(state.history)
+        self.stored = str(state)
+
+    def _restore(self) -> None:
+        """Continue from the stored state, by a plan that may have more epochs than the run had."""
+        state, plan, scaler = self.state, self.plan, self.accelerator.scaler
+        stored = self.distribution.read(self.run.last_checkpoint)
+        with self._of_this_run(self.run.last_checkpoint):
+            self.distribution.load(self.task.model, stored["model"])
+            self.distribution.load_optimizer(stored["optimizer"])
+            self.schedule.load_state_dict(stored["scheduler"])
+            if self.average is not None:
+                self.distribution.load(self.average.model, stored["average"]["model"])
+                self.average.has_begun = stored["average"]["has_begun"]
+            if scaler is not None and stored["scaler"] is not None:
+                scaler.load_state_dict(stored["scaler"])
+            state.stopping = Stopping(plan, **stored["stopping"])
+            self.watch.load_state_dict(stored["routing"])
+            for name in ("epoch", "next_batch", "seconds", "history", "is_finished"):
+                setattr(state, name, stored[name])
+            seed = self.task.seed + self.accelerator.process_index + 1_000_003 * state.epoch
+            state.loss_total.fill_(restore_process_state(self.accelerator, stored["processes"], seed))
+        self.stored = str(state)
+        if self.accelerator.is_main_process:
+            # A process that was killed after it stored the state has not written the last record.
+            self.run.write_history(state.history)
+        if state.is_finished:
+            if state.stopping.reason(state.epoch - 1) is None:
+                # The plan has more epochs now: the last record, with the test metrics, is made again at the new end.
+                state.history, state.is_finished = state.history[:-1], False
+        elif state.epoch > plan.max_epochs:
+            raise RunError(
+                f"{self.run.path} has {state.epoch - 1} epochs already, but max_epochs is {plan.max_epochs}; give "
+                "at least one more"
+            )
+
+    def _load_best(self) -> None:
+        """Give all processes the best weights; without an epoch that had a finite value, the weights stay."""
+        if self.state.stopping.best is not None:
+            stored = self.distribution.read(self.run.best_checkpoint)
+            with self._of_this_run(self.run.best_checkpoint):
+                self.distribution.load(self.evaluated.weights, stored["model"])
+
+    @contextmanager
+    def _of_this_run(self, path: Path) -> Iterator[None]:
+        """Report a checkpoint that does not fit in one line."""
+        try:
+            yield
+        except (KeyError, IndexError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"checkpoint {path} is of another run or version: {error!r}") from error
 
     @contextmanager
     def _named_lost_processes(self) -> Iterator[None]:
-        """Turns the loss of a process that reads data, or of another one that trains, into one line."""
+        """Report the loss of a process that reads data, or of another one that trains, in one line."""
         try:
             yield
         except RuntimeError as error:
@@ -161,188 +439,19 @@ class Loop:
                 remedy = "look at the messages of the process that ended first, and resume the run"
             else:
                 raise
-            raise RunError(f"{what}; {self.run.last_checkpoint} holds {self.checkpoints.stored}; {remedy}") from error
-
-    def evaluate(self, split: str) -> dict[str, float]:
-        """Returns the metrics of the model, or of the average of its weights, on a split, named `split/metric`."""
-        task, model = self.task, self.evaluated.get(self.distribution)
-        # What accelerate has wrapped casts by itself.
-        precision = nullcontext() if model is self.model else self.accelerator.autocast()
-        with precision:
-            values = evaluate(
-                self.accelerator,
-                model,
-                task.splits[split],
-                self.metrics,
-                task.collate,
-                self.plan.evaluation_batch_size,
-                self.plan.num_workers,
-            )
-        self.distribution.end_evaluation(model)
-        return {f"{split}/{name}": value for name, value in values.items()}
-
-    def _train_epoch(self, interruption: Interruption) -> Batch | None:
-        """Trains the rest of the epoch; returns its last batch, or None if there was none left."""
-        self.batches.start(self.state.epoch, self.state.next_batch)
-        self.reporter.begin_epoch(self.state.epoch, self.batches.num_batches, self.state.next_batch)
-        started = time.perf_counter()
-        self.model.train()
-        if self.task.begin_epoch is not None:
-            self.task.begin_epoch(self.state.epoch)
-        samples = self.task.splits["train"]
-        if isinstance(samples, DrawnSamples):
-            samples.start_epoch(self.state.epoch)
-        device, num_workers = self.accelerator.device, self.plan.num_workers
-        num_parts, num_done = self.batches.num_parts, 0
-        batch: Batch | None = None
-        ahead = self.task.reads_ahead
-        for batch in load_batches(samples, self.batches, self.task.collate, device, num_workers, reads_ahead=ahead):
-            input, target = batch
-            num_done += 1
-            is_whole = num_done % num_parts == 0
-            # The processes add up their gradients once for each batch.
-            with nullcontext() if is_whole else self.distribution.without_sum():
-                loss = self.task.loss(self.model(input), target)
-                if self.task.auxiliary_loss is not None:
-                    loss = loss + self.task.auxiliary_loss(self.model)
-                loss = track_loss_scale(loss, self.model)
-                self.accelerator.backward(loss if num_parts == 1 else loss / num_parts)
-            self.state.loss_total += loss.detach() / num_parts
-            if not is_whole:
-                continue
-            self.stepper.step()
-            self.stepper.zero_grad()
-            self.state.next_batch += 1
-            if self.average is not None:
-                self.average.observe(self.task.model, self.state.epoch, self.state.next_batch)
-            if self._is_interrupted(interruption):
-                self.state.seconds += time.perf_counter() - started
-                self._check_finite()
-                self.checkpoints.save_last(self.state)
-                raise Interrupted(interruption.signal_number or 15)
-        self.state.seconds += time.perf_counter() - started
-        return batch
-
-    def _is_interrupted(self, interruption: Interruption) -> bool:
-        """Reports the step, checks the loss now and then, and returns whether to stop after this step."""
-        is_alone = self.accelerator.num_processes == 1
-        if self.state.next_batch % _STEPS_PER_CHECK and self.state.next_batch < self.batches.num_batches:
-            self.reporter.step(None)
-            # Several processes receive the signal at different steps; all must stop at the same one.
-            return is_alone and interruption.signal_number is not None
-        flag = self.state.loss_total.new_tensor(float(interruption.signal_number is not None))
-        loss, num_interrupted = sum_over_processes(
-            self.accelerator, torch.stack([self.state.loss_total, flag])
-        ).tolist()
-        self._check_loss(loss)
-        self.reporter.step(loss / self.accelerator.num_processes / self.state.next_batch)
-        return interruption.signal_number is not None if is_alone else num_interrupted > 0
-
-    def _check_loss(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            self._diverge(f"the loss became {loss} in epoch {self.state.epoch}, by batch {self.state.next_batch}")
-
-    def _check_finite(self) -> None:
-        """Ends the run if the loss or the state is not finite, in all processes."""
-        models = [self.task.model] if self.average is None else [self.task.model, self.average.model]
-        is_kept = self.finite_state.is_kept(models, self.task.optimizer)
-        state = torch.stack([self.state.loss_total, self.state.loss_total.new_tensor(float(not is_kept))])
-        loss, num_lost = sum_over_processes(self.accelerator, state).tolist()
-        self._check_loss(loss)
-        if num_lost:
-            self._diverge(f"the weights are not finite after batch {self.state.next_batch} of epoch {self.state.epoch}")
-
-    def _diverge(self, what: str) -> None:
-        raise TrainingDiverged(what, f"{self.run.last_checkpoint} holds {self.checkpoints.stored}")
-
-    def _end_epoch(self, batch: Batch | None) -> None:
-        started = time.perf_counter()
-        self._check_finite()
-        validation = self.evaluate("validation")
-        monitored = validation[f"validation/{self.plan.monitor}"]
-        learning_rate = self.optimizer.param_groups[0]["lr"]
-        self.schedule.step(monitored)
-        is_best = self.state.stopping.observe(self.state.epoch, monitored)
-        summed_loss = sum_over_processes(self.accelerator, self.state.loss_total)
-        mean_loss = float(summed_loss) / (self.accelerator.num_processes * self.batches.num_batches)
-        if batch is None:
-            # The run was stopped after the last batch of the epoch.
-            self.batches.start(self.state.epoch, self.batches.num_batches - 1)
-            samples = self.task.splits["train"]
-            *_, batch = load_batches(samples, self.batches, self.task.collate, self.accelerator.device)
-        routing = routing_record(self.watch, self.task, self.accelerator, self.distribution, batch)
-        self.state.seconds += time.perf_counter() - started
-        record: Record = {
-            "epoch": self.state.epoch,
-            "train/loss": mean_loss,
-            **validation,
-            **routing,
-            "learning_rate": learning_rate,
-            "nonfinite_errors": self._count_nonfinite_errors(),
-            "seconds": round(self.state.seconds, 3),
-        }
-        self.state.history.append(self._with_warnings(record))
-        self.reporter.end_epoch(record, is_best=is_best)
-        if is_best:
-            self.checkpoints.save_best(self.state.epoch, record)
-        reason = self.state.stopping.reason(self.state.epoch)
-        if reason is not None:
-            self._finish(reason)
-        self.state.begin_next_epoch()
-        self.checkpoints.save_last(self.state)
-
-    def _with_warnings(self, record: Record) -> Record:
-        """Adds the warnings about the routing that are new, and reports them."""
-        warnings = self.watch.new_warnings()
-        for text in warnings:
-            self.reporter.notify(f"warning: {text}")
-        return {**record, "warnings": warnings} if warnings else record
-
-    def _finish(self, reason: str) -> None:
-        """Compares the best weights with convolutions, and evaluates them on a test split: the last record."""
-        trained = {name: value.clone() for name, value in self.evaluated.weights.state_dict().items()}
-        self._load_best()
-        gains = self._gains_of_routing()
-        test = self.evaluate("test") if "test" in self.task.splits else {}
-        # The last checkpoint holds the last weights, so that the run can be extended.
-        self.evaluated.weights.load_state_dict(trained)
-        total = sum(record["seconds"] for record in self.state.history)
-        self.watch.finish(gains)
-        record = {
-            "epoch": self.state.epoch,
-            "best_epoch": self.state.stopping.best_epoch,
-            **test,
-            **({"routing_gains": [gain.as_record() for gain in gains]} if gains else {}),
-            "stopped": reason,
-            "total_seconds": round(total, 3),
-        }
-        self.state.history.append(self._with_warnings(record))
-        self.state.is_finished = True
-        self.reporter.notify(f"stopped after epoch {self.state.epoch}: {reason}")
-
-    def _gains_of_routing(self) -> list[RoutingGain]:
-        model = self.evaluated.get(self.distribution)
-        # A wrapper such as DistributedDataParallel expects a whole backward pass after each pass with gradients.
-        model = self.task.model if model is self.model else model
-        share = self.plan.batch_size // (self.accelerator.num_processes * self.batches.num_parts)
-        return gains_of_routing(self.task, model, self.accelerator, self.distribution, share)
-
-    def _load_best(self) -> None:
-        """Gives all processes the best weights; without an epoch that had a finite value, the weights stay."""
-        if self.state.stopping.best is not None:
-            self.checkpoints.load_best()
-
-    def _count_nonfinite_errors(self) -> int:
-        layers = [module for module in self.model.modules() if isinstance(module, RoutedLayer)]
-        return sum(int(layer.num_nonfinite_errors) for layer in layers)
+            raise RunError(f"{what}; {self.run.last_checkpoint} holds {self.stored}; {remedy}") from error
 
 
 def _distribute(accelerator: Accelerator, task: Task, plan: TrainingPlan) -> Distribution:
-    """Distributes the model and the optimiser of a task over the processes, as a plan says."""
     if plan.sharding == "none" or accelerator.num_processes == 1:
         return Distribution(accelerator, task.model, task.optimizer)
-    from smoe.training.sharded_model import ShardedModel
-
     # An auxiliary loss reads the scores of the gates between the forward and the backward pass.
     is_freed = task.auxiliary_loss is None
     return ShardedModel(accelerator, task.model, task.optimizer, reshard_after_forward=is_freed)
+
+
+def _all_finite(values: list[Tensor]) -> bool:
+    numbers = [local_part(value.detach()) for value in values if value.is_floating_point() or value.is_complex()]
+    # One value is read on the host, and not one for each tensor.
+    flags = [value.isfinite().all() for value in numbers]
+    return not flags or bool(torch.stack([flag.to(flags[0].device) for flag in flags]).all())

@@ -26,33 +26,32 @@ class TrainingPlan:
         part_size: Number of samples that go through the model at once; the gradients of the parts of a batch are
             summed. Batch normalisation sees a part. None: the share of a process is one part.
         evaluation_batch_size: Number of samples per evaluation step and process.
-        max_epochs: Number of epochs after which the run ends, unless something ends it before.
+        max_epochs: Maximum number of epochs.
         monitor: Validation metric that decides the schedule, the stopping and the choice of the best weights. `loss` is
             the training loss on the validation split and needs no metric of its own.
         monitor_mode: Whether a larger (`max`) or a smaller (`min`) value is better.
         schedule: Schedule of the learning rate: `plateau` lowers it when nothing improves, `cosine` lets it fall to
             `min_lr` along half a wave, epoch by epoch, until `max_epochs`.
-        warmup_epochs: Epochs at the start of the cosine in which the learning rate rises in equal steps.
+        warmup_epochs: Epochs of linear warm-up before the cosine.
         warmup_start: Share of the learning rate in the first of these epochs.
         plateau_patience: Epochs without improvement before the learning rate falls.
         plateau_factor: Factor of the learning rate when it falls.
         min_lr: Lowest learning rate of the schedule.
-        min_delta: A change of the monitored value that is not larger than this is no improvement, neither for the
-            schedule, nor for the stopping, nor for the choice of the best weights.
+        min_delta: Minimum change of the monitored metric that counts as an improvement.
         early_stop_patience: Epochs without improvement after which the run ends.
-        stop_at: Value of the monitored metric that ends the run, because nothing is left to learn. None: no such value.
-        average_every: Evaluate and store an exponential moving average of the weights and buffers, which is updated
-            after every so many steps of an epoch, the first one included; until the warm-up is over, it is a copy of
-            them. None: evaluate and store the weights themselves.
+        stop_at: Value of the monitored metric that ends the run; None for no such value.
+        average_every: Evaluate and store an exponential moving average of the weights and buffers, updated after every
+            so many steps of an epoch, the first one included; a copy of them until the warm-up is over. None: evaluate
+            and store the weights themselves.
         average_decay: Share of the average that is kept, for one sample and one epoch, as in the published recipe; the
             share that is replaced is multiplied by the samples between two updates over `max_epochs`.
         precision: `no` (float32), `bf16` or `fp16` autocast.
         device: `auto` uses an accelerator if there is one.
         num_threads: Number of torch's threads on a CPU; None keeps torch's choice.
         num_workers: Number of processes that read batches ahead of the model; 0: the training process reads them.
-        sharding: How several processes hold the model. `none`: each holds all of it. `full`: each holds a part of every
-            parameter, of its gradient and of what the optimiser keeps for it (FSDP2), which takes less memory and sends
-            more. The results differ by rounding only.
+        sharding: `none`: each process holds the whole model. `full`: each holds a part of every parameter, of its
+            gradient and of its optimiser state (FSDP2), which takes less memory and sends more. The results differ by
+            rounding only.
     """
 
     batch_size: int = 32
@@ -79,21 +78,18 @@ class TrainingPlan:
     sharding: Literal["none", "full"] = "none"
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "evaluation_batch_size", "max_epochs", "early_stop_patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("part_size", "average_every", "num_threads"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("plateau_patience", "num_workers", "warmup_epochs"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        for names, lowest in (
+            (("batch_size", "evaluation_batch_size", "max_epochs", "early_stop_patience"), 1),
+            (("part_size", "average_every", "num_threads"), 1),
+            (("plateau_patience", "num_workers", "warmup_epochs", "min_lr", "min_delta"), 0),
+        ):
+            for name in names:
+                value = getattr(self, name)
+                # `not >=` refuses NaN too.
+                if value is not None and not value >= lowest:
+                    raise ValueError(f"{name} must be at least {lowest}, got {value}")
         if not 0.0 < self.plateau_factor < 1.0:
             raise ValueError(f"plateau_factor must be between 0 and 1, got {self.plateau_factor}")
-        for name in ("min_lr", "min_delta"):
-            # `not >=` refuses NaN too.
-            if not getattr(self, name) >= 0.0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.warmup_epochs and self.schedule != "cosine":
             raise ValueError(f"warmup_epochs belongs to schedule='cosine', but schedule is {self.schedule!r}")
         if self.warmup_epochs >= self.max_epochs:
@@ -105,12 +101,9 @@ class TrainingPlan:
 
 
 def resumable_fields(plan: TrainingPlan) -> frozenset[str]:
-    """Returns the fields of a recipe that a resumed run may change, because they do not change what was computed.
+    """Return the fields of a recipe that a resumed run may change, because they do not change what was computed.
 
     `max_epochs` is one of them unless the schedule or the average of the weights depends on it.
-
-    Args:
-        plan: Plan of the run that is resumed.
     """
     names = {"evaluation_batch_size", "num_threads", "num_workers", "device", "sharding"}
     if plan.schedule == "plateau" and plan.average_every is None:
@@ -133,7 +126,7 @@ class Stopping:
     best_epoch: int = 0
 
     def observe(self, epoch: int, value: float) -> bool:
-        """Takes the value of an epoch; returns whether it is the best so far. A value that is not finite is never."""
+        """Take the value of an epoch; return whether it is the best so far, which no value that is not finite is."""
         if not math.isfinite(value):
             return False
         if self.best is None or self._is_improvement(value, self.best):
@@ -142,7 +135,7 @@ class Stopping:
         return False
 
     def reason(self, epoch: int) -> str | None:
-        """Returns why the run ends after this epoch, or None if it continues."""
+        """Return why the run ends after this epoch, or None if it continues."""
         plan = self.plan
         if plan.stop_at is not None and self.best is not None and not self._is_better(plan.stop_at, self.best):
             return f"{plan.monitor} reached {self.best:g}"
@@ -165,14 +158,10 @@ class MonitorError(ValueError):
 
 
 def check_monitor(plan: TrainingPlan, names: Iterable[str]) -> None:
-    """Checks that the metric of a plan exists.
-
-    Args:
-        plan: Plan whose `monitor` is checked.
-        names: Names of the metrics; see `smoe.training.metrics.metric_names`.
+    """Check that the metric of a plan is among the names, or `loss`.
 
     Raises:
-        MonitorError: If no metric has the name; with the nearest one.
+        MonitorError: If it is not; with the nearest one.
     """
     known = sorted({*names, LOSS})
     if plan.monitor not in known:

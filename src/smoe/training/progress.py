@@ -45,19 +45,19 @@ class ProgressBar:
             self._bar.stop()
 
     def notify(self, text: str) -> None:
-        """Prints a line above the bar."""
+        """Print a line above the bar."""
         self.console.print(text, markup=False, soft_wrap=True)
 
     def begin(self, total: int, done: int, text: str = "") -> None:
-        """Starts the bar anew, of which some is done already."""
+        """Start the bar anew, of which some is done already."""
         self._bar.reset(self._task, total=total, completed=done, description=text, visible=True)
 
     def advance(self, text: str | None = None) -> None:
-        """Counts one more, and shows what is under way."""
+        """Count one more, and show what is under way."""
         self._bar.update(self._task, advance=1, description=text)
 
     def show(self, done: int, total: int, text: str) -> None:
-        """Shows how much is done; less than before is another part of the work, with a speed of its own."""
+        """Show how much is done; less than before is another part of the work, with a speed of its own."""
         if done < self._bar.tasks[0].completed:
             self._bar.reset(self._task)
         self._bar.update(self._task, completed=done, total=total, description=text, visible=True)
@@ -80,28 +80,23 @@ class Reporter:
 
 
 class BarReporter(ProgressBar, Reporter):
-    """Shows a bar for the current epoch and prints a line for each one that ended.
-
-    Args:
-        monitor: Metric of the lines.
-        is_quiet: Show nothing.
-    """
+    """Shows a bar for the current epoch and prints a line, with the monitored metric, for each one that ended."""
 
     def __init__(self, monitor: str, *, is_quiet: bool = False) -> None:
         super().__init__(is_quiet=is_quiet)
         self._monitor, self._epoch = monitor, 0
 
     def begin_epoch(self, epoch: int, num_batches: int, first_batch: int) -> None:
-        """Starts the bar anew."""
+        """Start the bar anew."""
         self._epoch = epoch
         self.begin(num_batches, first_batch, f"epoch {epoch}")
 
     def step(self, loss: float | None) -> None:
-        """Counts a batch."""
+        """Count a batch."""
         self.advance(None if loss is None else f"epoch {self._epoch}, loss {loss:.3g}")
 
     def end_epoch(self, record: Record, *, is_best: bool) -> None:
-        """Prints the epoch's line."""
+        """Print the epoch's line."""
         value = record[f"validation/{self._monitor}"]
         self.notify(
             f"epoch {record['epoch']:3d}  {self._monitor} {value:8.4f}{' *' if is_best else '  '}  "
@@ -110,12 +105,10 @@ class BarReporter(ProgressBar, Reporter):
 
 
 class TrackedReporter(Reporter):
-    """Logs progress to another reporter, and the record of each epoch to a tracker.
+    """Passes progress on to another reporter, and the record of each epoch to a tracker.
 
-    Use it as a context manager, or call `finish`: some trackers write at the end.
-
-    Weights & Biases runs offline unless the environment sets WANDB_MODE, MLflow writes into the folder unless it sets
-    MLFLOW_TRACKING_URI.
+    Use it as a context manager: some trackers write at the end. Weights & Biases runs offline unless the environment
+    sets WANDB_MODE; MLflow writes into the folder unless it sets MLFLOW_TRACKING_URI.
 
     Args:
         reporter: Reporter that logs progress too.
@@ -128,49 +121,39 @@ class TrackedReporter(Reporter):
     """
 
     def __init__(self, reporter: Reporter, tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> None:
-        check_installed(tracker)
+        if importlib.util.find_spec(tracker) is None:
+            raise ValueError(f"log_with={tracker!r} needs the package {tracker}: pip install {tracker}")
         self._reporter, self._folder = reporter, folder
         self._name: Tracker = tracker
         self._config = {
             key: value for key, value in _flat(config).items() if isinstance(value, (int, float, str, bool))
         }
         self._tracker: Any = None
+        self.step, self.notify = reporter.step, reporter.notify
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.finish()
+        if self._tracker is not None:
+            self._tracker.finish()
+            self._tracker = None
 
     def begin_epoch(self, epoch: int, num_batches: int, first_batch: int) -> None:
-        """Logs that an epoch begins; the first one starts the tracker, so that a run that is refused leaves nothing."""
+        """Start the tracker in the first epoch, so that a run that is refused leaves nothing."""
         if self._tracker is None:
             self._tracker = make_tracker(self._name, self._folder)
             self._tracker.store_init_configuration(self._config)
         self._reporter.begin_epoch(epoch, num_batches, first_batch)
 
-    def step(self, loss: float | None) -> None:
-        """Logs that a batch is done."""
-        self._reporter.step(loss)
-
     def end_epoch(self, record: Record, *, is_best: bool) -> None:
-        """Logs an epoch and records its numbers."""
+        """Record the numbers of an epoch."""
         self._reporter.end_epoch(record, is_best=is_best)
         numbers = {key: float(value) for key, value in record.items() if isinstance(value, (int, float))}
         if self._name == "mlflow":
             # A metric is a file there, and cannot be a folder of others too, as `a` beside `a/b` would be.
             numbers = {key.replace("/", "."): value for key, value in numbers.items()}
         self._tracker.log(numbers, step=int(record["epoch"]))
-
-    def notify(self, text: str) -> None:
-        """Logs a line."""
-        self._reporter.notify(text)
-
-    def finish(self) -> None:
-        """Closes the tracker, if it was started."""
-        if self._tracker is not None:
-            self._tracker.finish()
-            self._tracker = None
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -181,18 +164,8 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def check_installed(name: Tracker) -> None:
-    """Checks that the package of a tracker is there, without importing it.
-
-    Raises:
-        ValueError: If it is not.
-    """
-    if importlib.util.find_spec(name) is None:
-        raise ValueError(f"log_with={name!r} needs the package {name}: pip install {name}")
-
-
 def make_tracker(name: Tracker, folder: Path) -> Any:
-    """A tracker of accelerate.
+    """Return a tracker of accelerate.
 
     Raises:
         ValueError: If its package is not installed.

@@ -1,6 +1,8 @@
-"""The directory of a run: its recipe, versions, metrics by epoch and checkpoints; enough to repeat or resume it.
+"""What a run stores: its recipe, versions, metrics by epoch and checkpoints; enough to repeat or resume it.
 
-All names are relative to the directory: a run can be moved, and opened from anywhere.
+All names are relative to the directory: a run can be moved, and opened from anywhere. A checkpoint is one safetensors
+file: tensors by names such as `model/0.weight` and, in the metadata of its header, JSON that says where they and all
+other values belong. Reading one runs no code.
 """
 
 from __future__ import annotations
@@ -18,8 +20,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
 from smoe._files import FileLock, LockedError, remove_leftovers, write_atomically
 
+Record = dict[str, Any]
+State = dict[str, Any]
+
+_KEY = "smoe"
 # Options in malloc.h of glibc.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -27,78 +37,12 @@ _M_MMAP_THRESHOLD = -3
 _LARGEST_KEPT = 32 << 20
 
 
-def environment() -> dict[str, Any]:
-    """Returns the environment of this process as plain values."""
-    packages: dict[str, str | None] = {}
-    for name in ("smoe", "torch", "numpy", "accelerate"):
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            packages[name] = None
-    return {
-        "packages": packages,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "processor": processor_name(),
-        "system": platform.system(),
-        "commit": git_commit(),
-        "command": sys.argv[1:],
-    }
-
-
-def processor_name() -> str:
-    """Returns the model name of the processor."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-def git_commit() -> str | None:
-    """Returns the commit of this package, marked `-dirty` if its source was changed; None outside a checkout."""
-    package = Path(__file__).parents[1]
-    commit = _git(package, "describe", "--always", "--abbrev=12", "--exclude=*")
-    if commit is None or commit.returncode != 0 or not commit.stdout.strip():
-        return None
-    # The code only: results that are being written do not change what is run.
-    changes = _git(package, "diff", "--quiet", "HEAD", "--", ":/src", ":/paper/src")
-    is_clean = changes is not None and changes.returncode == 0
-    return commit.stdout.strip() + ("" if is_clean else "-dirty")
-
-
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
-    try:
-        return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-
-
-def keep_freed_memory() -> bool:
-    """Keeps glibc from returning the end of its heap to the system.
-
-    A small net frees nearly all its memory at the end of a step. glibc returns it, and the next step pays for each page
-    again: up to a third of its time (paper/results/bench/freed_memory.md). With another C library, or if the
-    environment sets options of malloc, nothing is done.
-
-    Returns:
-        Whether the option was set.
-    """
-    is_set = any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get(
-        "GLIBC_TUNABLES", ""
-    )
-    mallopt = None if is_set or os.name != "posix" else getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT) and mallopt(_M_TRIM_THRESHOLD, -1))
-
-
-Record = dict[str, Any]
-
-
 class RunError(Exception):
     """A run directory cannot be used as asked."""
+
+
+class CheckpointError(Exception):
+    """A checkpoint that is missing, damaged, of another run, or cannot be written."""
 
 
 class RunDirectory:
@@ -120,7 +64,7 @@ class RunDirectory:
         self._is_locked = False
 
     def check_writable(self) -> None:
-        """Checks that a run can be stored here, and writes nothing.
+        """Check that a run can be stored here; write nothing.
 
         Raises:
             RunError: If the path is a file, or the directory cannot be created or written.
@@ -150,11 +94,10 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keeps other processes from training in this directory.
+        """Keep other processes from training in this directory.
 
-        Of several processes that a launcher started, only the first one takes the lock. The object that holds the lock
-        may take it again. What a killed process left half-written is removed. A directory that is still empty at the
-        end is removed, if it was created here.
+        Of the processes that a launcher started, the first one takes the lock; the object that holds it may take it
+        again. Remove what a killed process left half-written, and a directory that was created here and is empty.
 
         Raises:
             RunError: If another process trains here, or the directory cannot be written.
@@ -178,7 +121,7 @@ class RunDirectory:
                     folder.rmdir()
 
     def check(self, recipe: Mapping[str, Any], *, resume: bool, may_differ: Collection[str] = ()) -> None:
-        """Checks that a run of this recipe can begin or continue here.
+        """Check that a run of this recipe can begin or continue here.
 
         Args:
             recipe: Resolved recipe.
@@ -199,10 +142,7 @@ class RunDirectory:
             raise RunError(f"{self.path} holds a run of another recipe: {'; '.join(differences)}")
 
     def begin(self, recipe: Mapping[str, Any]) -> None:
-        """Stores the recipe and the environment of a run; of a run that is here already, only what it changes.
-
-        Call `check` before.
-        """
+        """Store the recipe and the environment of a run, after `check`; of a resumed run, only what it changes."""
         with self._as_run_error():
             is_new = not self.recipe_file.exists()
             if is_new:
@@ -212,43 +152,35 @@ class RunDirectory:
                 write_atomically(self.recipe_file, lambda file: file.write(_to_json(recipe)))
 
     def read_recipe(self) -> dict[str, Any]:
-        """Returns the resolved recipe of the run."""
+        """Return the resolved recipe of the run."""
         if not self.recipe_file.is_file():
             raise RunError(f"{self.path} is not a run directory: it has no recipe.json")
-        recipe = _read_json(self.recipe_file, self.recipe_file.read_bytes(), "")
-        if not isinstance(recipe, dict):
-            raise RunError(f"{self.recipe_file} is damaged: it must hold a JSON object")
-        return recipe
+        return _read_json(self.recipe_file, self.recipe_file.read_bytes())
 
     def write_history(self, history: Sequence[Record]) -> None:
-        """Writes metrics.jsonl anew, one JSON object per epoch."""
+        """Write metrics.jsonl, one JSON object per epoch."""
         lines = "".join(json.dumps(_without_nan(record)) + "\n" for record in history)
         with self._as_run_error():
             write_atomically(self.metrics_file, lambda file: file.write(lines.encode()), make_folder=False)
 
     def read_history(self) -> list[Record]:
-        """Returns the records of metrics.jsonl; an empty list before the first epoch ends.
+        """Return the records of metrics.jsonl; an empty list before the first epoch ends.
 
         Raises:
             RunError: If a line is not a JSON object.
         """
         if not self.metrics_file.exists():
             return []
-        history: list[Record] = []
-        for number, line in enumerate(self.metrics_file.read_bytes().splitlines(), 1):
-            record = _read_json(self.metrics_file, line, f" in line {number}")
-            if not isinstance(record, dict):
-                raise RunError(f"{self.metrics_file} is damaged in line {number}: it must be a JSON object")
-            history.append(record)
-        return history
+        lines = self.metrics_file.read_bytes().splitlines()
+        return [_read_json(self.metrics_file, line, f" in line {number}") for number, line in enumerate(lines, 1)]
 
     def make_folders(self) -> None:
-        """Creates the directory and the folder of the checkpoints."""
+        """Create the directory and the folder of the checkpoints."""
         with self._as_run_error():
             self.checkpoints.mkdir(parents=True, exist_ok=True)
 
     def _make(self) -> list[Path]:
-        """Creates the directory; returns the folders that did not exist, the innermost first."""
+        """Create the directory; return the folders that did not exist, the innermost first."""
         missing: list[Path] = []
         folder = self.path
         while not folder.exists():
@@ -260,7 +192,7 @@ class RunDirectory:
 
     @contextmanager
     def _as_run_error(self) -> Iterator[None]:
-        """Turns errors of the file system into one line."""
+        """Report errors of the file system in one line."""
         try:
             yield
         except LockedError as error:
@@ -271,15 +203,176 @@ class RunDirectory:
             raise RunError(f"{error.filename or self.path} cannot be written: {error.strerror or error}") from error
 
 
+def save_checkpoint(path: Path, state: State, *, make_folder: bool = True) -> None:
+    """Write a state whole or not at all.
+
+    Args:
+        path: File to write.
+        state: Tensors and plain values, in dictionaries, lists and tuples.
+        make_folder: Create the folder of the file if it does not exist.
+
+    Raises:
+        CheckpointError: If the file cannot be written, for example because the disk is full. The checkpoint that was
+            there before is intact.
+    """
+    tensors: dict[str, Tensor] = {}
+    content = json.dumps(_encode(state, (), tensors))
+    own: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        values = tensor.detach().cpu().contiguous()
+        memory = values.untyped_storage().data_ptr()
+        # The format has no tensors that share memory.
+        own[name] = values.clone() if memory in seen else values
+        seen.add(memory)
+    try:
+        write_atomically(path, lambda file: file.write(save(own, {_KEY: content})), make_folder=make_folder)
+        _synchronise(path.parent)
+    except OSError as error:
+        kept = "the file before it is intact" if path.is_file() else "there is no such file"
+        raise CheckpointError(f"checkpoint {path} could not be written: {error.strerror or error}; {kept}") from error
+
+
+def load_checkpoint(path: Path) -> State:
+    """Read a checkpoint onto the CPU.
+
+    Raises:
+        CheckpointError: If the file is missing, damaged or of another program.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            state = _decode(json.loads(file.metadata()[_KEY]), tensors)
+        if not isinstance(state, dict):
+            raise TypeError(f"it must hold a dictionary, not a {type(state).__name__}")
+        return state
+    except Exception as error:  # a file from others can make a reader fail in any way
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise CheckpointError(f"checkpoint {path} is damaged, or of another program: {reason}") from error
+
+
+def _encode(value: Any, place: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON has it; tensors are put aside by their names."""
+    if isinstance(value, Tensor):
+        name = "/".join(place)
+        if name in tensors:
+            raise ValueError(f"two tensors of a checkpoint have the name {name!r}")
+        tensors[name] = value
+        return {"$tensor": name}
+    if isinstance(value, dict):
+        items = [(key, _encode(part, (*place, str(key)), tensors)) for key, part in value.items()]
+        is_plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
+        return dict(items) if is_plain else {"$items": items}
+    if isinstance(value, (list, tuple)):
+        parts = [_encode(part, (*place, str(number)), tensors) for number, part in enumerate(value)]
+        return parts if isinstance(value, list) else {"$tuple": parts}
+    if value is not None and not isinstance(value, (bool, int, float, str)):
+        raise TypeError(f"{'/'.join(place)} is a {type(value).__name__}; a checkpoint holds tensors and plain values")
+    return value
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(part, tensors) for part in value]
+    if not isinstance(value, dict):
+        return value
+    kind, content = next(iter(value.items()), ("", ""))
+    if kind == "$tensor":
+        return tensors[content]
+    if kind == "$tuple":
+        return tuple(_decode(part, tensors) for part in content)
+    if kind == "$items":
+        return {key: _decode(part, tensors) for key, part in content}
+    return {key: _decode(part, tensors) for key, part in value.items()}
+
+
+def _synchronise(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def environment() -> dict[str, Any]:
+    """Return versions, machine, commit and command of this process."""
+    packages: dict[str, str | None] = {}
+    for name in ("smoe", "torch", "numpy", "accelerate"):
+        try:
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            packages[name] = None
+    return {
+        "packages": packages,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "processor": processor_name(),
+        "system": platform.system(),
+        "commit": git_commit(),
+        "command": sys.argv[1:],
+    }
+
+
+def processor_name() -> str:
+    """Return the model name of the processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def git_commit() -> str | None:
+    """Return the commit of this package, marked `-dirty` if its source was changed; None outside a checkout."""
+    package = Path(__file__).parents[1]
+    commit = _git(package, "describe", "--always", "--abbrev=12", "--exclude=*")
+    if commit is None or commit.returncode != 0 or not commit.stdout.strip():
+        return None
+    # The code only: results that are being written do not change what is run.
+    changes = _git(package, "diff", "--quiet", "HEAD", "--", ":/src", ":/paper/src")
+    is_clean = changes is not None and changes.returncode == 0
+    return commit.stdout.strip() + ("" if is_clean else "-dirty")
+
+
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def keep_freed_memory() -> bool:
+    """Keep glibc from returning the end of its heap to the system; return whether the option was set.
+
+    A small net frees nearly all its memory at the end of a step. glibc returns it, and the next step pays for each page
+    again: up to a third of its time (paper/results/bench/freed_memory.md). With another C library, or if the
+    environment sets options of malloc, nothing is done.
+    """
+    is_set = any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get(
+        "GLIBC_TUNABLES", ""
+    )
+    mallopt = None if is_set or os.name != "posix" else getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT) and mallopt(_M_TRIM_THRESHOLD, -1))
+
+
 def _to_json(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
-def _read_json(path: Path, content: bytes, place: str) -> Any:
+def _read_json(path: Path, content: bytes, place: str = "") -> dict[str, Any]:
     try:
-        return json.loads(content.decode())
+        value = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged{place}: {error}") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{path} is damaged{place}: it must be a JSON object")
+    return value
 
 
 def _without_nan(record: Record) -> Record:

@@ -1,30 +1,188 @@
-"""What the training loop trains: a model, its optimiser, loss and metrics, its data, and the samples of each batch."""
+"""What the training loop trains: a model, its optimiser and loss, its metrics, its data, and the samples of a batch."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from smoe._signals import leaving_signals
-from smoe.training.metrics import Metric
 
-Collate = Callable[[Any], tuple[Tensor, Tensor]]
+Batch = tuple[Tensor, Tensor]
+Collate = Callable[[Any], Batch]
 """Function that makes the input and the target of a batch from what a data set returns for a list of indices."""
 
 
-@runtime_checkable
-class DrawnSamples(Protocol):
-    """Samples that are partly drawn at random, anew in each epoch, such as those with a random lead time."""
+class Metric(ABC):
+    """A stateless metric.
 
-    def start_epoch(self, epoch: int) -> None:
-        """Draws the samples of an epoch, by its number only, so that a resumed run draws them again."""
-        ...
+    `MetricSums` adds up the totals of all batches and processes and reduces them once, so that a small last batch
+    weighs no more than its pixels.
+
+    Attributes:
+        names: Names of the values that the metric reports. They are known without data.
+        num_totals: Number of sums for each name, with the count; two for a mean.
+    """
+
+    names: tuple[str, ...]
+    num_totals: int = 2
+
+    @abstractmethod
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the sums of the statistics and, last, the number of pixels in one batch, for each name.
+
+        Args:
+            prediction: `(B, ..., H, W)`.
+            target: The same shape.
+
+        Returns:
+            Sums and count, without gradient, float64, on the prediction's device, `(len(names), num_totals)`.
+        """
+
+    def reduction(self, sums: Sequence[float], count: float) -> float:
+        """Return the value that is reported for sums of the statistics over `count` pixels: the mean of the first."""
+        return sums[0] / count
+
+    def values(self, totals: Tensor) -> dict[str, float]:
+        """Return the value of each name.
+
+        Args:
+            totals: Totals added up over all batches, `(len(names), num_totals)`.
+
+        Raises:
+            ValueError: If the totals have another shape, or a count of zero: a mean over nothing has no value.
+        """
+        shape = (len(self.names), self.num_totals)
+        if totals.shape != shape:
+            raise ValueError(f"totals must have shape {shape}, got {tuple(totals.shape)}")
+        values = {}
+        for name, (*sums, count) in zip(self.names, totals.tolist(), strict=True):
+            if not count > 0:
+                raise ValueError(f"{name} needs at least one pixel, got a count of {count:g}")
+            values[name] = self.reduction(sums, count)
+        return values
+
+
+def metric_names(metrics: Sequence[Metric]) -> tuple[str, ...]:
+    """Return the names of all values that the metrics report."""
+    return tuple(name for metric in metrics for name in metric.names)
+
+
+class MetricSums:
+    """The totals of several metrics, in float64, and the values that they reduce to.
+
+    All totals lie in one tensor, so that processes are joined by a single reduction.
+
+    Args:
+        metrics: Metrics to compute. No two of them may report the same name.
+        device: Device of the totals; that of the predictions, so that adding a batch does not wait for it.
+    """
+
+    def __init__(self, metrics: Sequence[Metric], device: torch.device | str | None = None) -> None:
+        counts = Counter(metric_names(metrics))
+        repeated = [name for name, count in counts.items() if count > 1]
+        if repeated:
+            raise ValueError(
+                f"each metric must have a name of its own, got {repeated[0]!r} {counts[repeated[0]]} times"
+            )
+        self.metrics = tuple(metrics)
+        self._sizes = [len(metric.names) * metric.num_totals for metric in self.metrics]
+        self._totals = torch.zeros(sum(self._sizes), dtype=torch.float64, device=device)
+
+    def add(self, prediction: Tensor, target: Tensor) -> None:
+        """Add the totals of a batch."""
+        for metric, total in self._of_metrics(self._totals):
+            total += metric.totals(prediction, target).to(total.device)
+
+    def values(self, sum_over_processes: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
+        """Return the value of each name over all batches.
+
+        Args:
+            sum_over_processes: Function that adds up a tensor over all processes. Every process must call this method.
+                None: the values of the batches of this process.
+
+        Raises:
+            ValueError: If a metric has a count of zero.
+        """
+        # A copy, because a reduction may work in place, and the values may be wanted again.
+        totals = self._totals if sum_over_processes is None else sum_over_processes(self._totals.clone())
+        values: dict[str, float] = {}
+        for metric, total in self._of_metrics(totals):
+            values |= metric.values(total)
+        return values
+
+    def _of_metrics(self, totals: Tensor) -> list[tuple[Metric, Tensor]]:
+        parts = zip(self.metrics, totals.split(self._sizes), strict=True)
+        return [(metric, part.view(len(metric.names), metric.num_totals)) for metric, part in parts]
+
+
+class MeanLoss(Metric):
+    """The mean over all samples of a loss that is itself a mean over samples; reported as `loss`."""
+
+    names = ("loss",)
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.loss = loss
+
+    def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the loss times the number of samples, and the number of samples.
+
+        Args:
+            prediction: `(B, ...)`. Half precision is brought to float32.
+            target: Target of any shape and dtype that the loss takes, such as class numbers `(B,)`.
+        """
+        num_samples = prediction.shape[0]
+        dtype = torch.promote_types(prediction.dtype, torch.float32)
+        with torch.no_grad():
+            total = self.loss(prediction.to(dtype), target).double() * num_samples
+        return torch.stack([total, total.new_tensor(float(num_samples))])[None]
+
+
+@dataclass
+class Task:
+    """A model, its optimiser and loss, its data and its metrics.
+
+    Attributes:
+        model: Model that turns inputs into predictions.
+        optimizer: Optimiser of the model's parameters.
+        loss: Function of prediction and target that returns a scalar.
+        metrics: Metrics of the validation split after each epoch and of the test split at the end.
+        splits: Data sets named `train`, `validation` and, unless nothing is tested at the end, `test`; a sample is an
+            input and a target. If the training set has a method `start_epoch`, it is called with the number of an epoch
+            before its first batch, to draw samples anew; it must depend on that number only.
+        collate: Makes a batch from what the data set returns for a list of indices.
+        seed: Seed of the shuffles.
+        auxiliary_loss: Function of the model after its forward pass, added to the loss of each training step.
+        begin_epoch: Called with the number of an epoch, from 1, before its first batch; also where a resumed run
+            continues within an epoch.
+        num_repetitions: Number of copies of each training sample in a batch; see `ShuffledBatches`.
+        for_evaluation: Makes the model to evaluate from one with the trained weights, such as one for larger images; a
+            new one each time.
+        regions: Number of the known region of each pixel `(H, W)`, such as land or sea, with which the routing is
+            compared.
+        reads_ahead: Read training batches by a thread, one ahead; for samples that draw nothing at random.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[Tensor, Tensor], Tensor]
+    metrics: Sequence[Metric]
+    splits: Mapping[str, Dataset[Any]]
+    collate: Collate
+    seed: int
+    auxiliary_loss: Callable[[nn.Module], Tensor] | None = None
+    begin_epoch: Callable[[int], None] | None = None
+    num_repetitions: int = 1
+    for_evaluation: Callable[[nn.Module], nn.Module] | None = None
+    regions: Tensor | None = None
+    reads_ahead: bool = False
 
 
 class ShuffledBatches(Sampler[list[int]]):
@@ -69,24 +227,16 @@ class ShuffledBatches(Sampler[list[int]]):
                 f"the {share} samples of a batch of {batch_size} that a process has cannot be cut into parts of "
                 f"{part_size}"
             )
-        self.num_samples = num_samples
-        self.batch_size = batch_size
-        self.seed = seed
-        self.process = process
-        self.num_processes = num_processes
+        self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
+        self.process, self.num_processes = process, num_processes
         self.num_parts = 1 if part_size is None else share // part_size
         self.num_repetitions = num_repetitions
-        self.epoch = 0
-        self.first_batch = 0
+        self.num_batches = num_samples // batch_size
+        self.epoch, self.first_batch = 0, 0
 
     def start(self, epoch: int, first_batch: int = 0) -> None:
-        """Sets the epoch of the next iteration, and its first batch."""
+        """Set the epoch of the next iteration, and its first batch."""
         self.epoch, self.first_batch = epoch, first_batch
-
-    @property
-    def num_batches(self) -> int:
-        """Number of batches of a whole epoch."""
-        return self.num_samples // self.batch_size
 
     def __len__(self) -> int:
         return (self.num_batches - self.first_batch) * self.num_parts
@@ -128,8 +278,8 @@ def load_batches(
     num_workers: int = 0,
     *,
     reads_ahead: bool = False,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields the inputs and targets of batches on the device.
+) -> Iterator[Batch]:
+    """Yield the inputs and targets of batches on the device.
 
     Args:
         samples: Data set of inputs and targets.
@@ -142,36 +292,35 @@ def load_batches(
     """
     is_pinned = torch.device(device).type == "cuda"
     if reads_ahead and num_workers == 0:
-        for input, target in _read_by_thread(samples, batches, collate, is_pinned=is_pinned):
-            yield input.to(device, non_blocking=True), target.to(device, non_blocking=True)
-        return
-    loader = DataLoader(
-        samples,
-        batch_sampler=batches,
-        collate_fn=collate,
-        num_workers=num_workers,
-        pin_memory=is_pinned,
-        # Without a generator of its own, a loader draws from torch's, and a resumed run would draw once more.
-        generator=torch.Generator(),
-    )
-    with leaving_signals():
-        # The processes that read are started here. They end by themselves if this one is killed.
-        read = iter(loader)
+        read = _read_by_thread(samples, batches, collate, is_pinned=is_pinned)
+    else:
+        loader = DataLoader(
+            samples,
+            batch_sampler=batches,
+            collate_fn=collate,
+            num_workers=num_workers,
+            pin_memory=is_pinned,
+            # Without a generator of its own, a loader draws from torch's, and a resumed run would draw once more.
+            generator=torch.Generator(),
+        )
+        with leaving_signals():
+            # The processes that read are started here. They end by themselves if this one is killed.
+            read = iter(loader)
     for input, target in read:
         yield input.to(device, non_blocking=True), target.to(device, non_blocking=True)
 
 
 def _read_by_thread(
     samples: Any, batches: Iterable[list[int]], collate: Collate, *, is_pinned: bool
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields batches in their order, of which the next one is being read, into pinned memory if so asked."""
+) -> Iterator[Batch]:
+    """Yield batches in their order, of which the next one is being read, into pinned memory if so asked."""
 
-    def read(chosen: list[int]) -> tuple[Tensor, Tensor]:
+    def read(chosen: list[int]) -> Batch:
         input, target = collate(samples.__getitems__(chosen))
         return (input.pin_memory(), target.pin_memory()) if is_pinned else (input, target)
 
     with ThreadPoolExecutor(1, thread_name_prefix="smoe-batches") as pool:
-        waiting: Future[tuple[Tensor, Tensor]] | None = None
+        waiting: Future[Batch] | None = None
         for indices in batches:
             following = pool.submit(read, indices)
             if waiting is not None:
@@ -182,47 +331,7 @@ def _read_by_thread(
 
 
 def num_samples(samples: Dataset[Any]) -> int:
-    """Returns the length of a data set that has one."""
+    """Return the length of a data set that has one."""
     if not isinstance(samples, Sized):
         raise TypeError(f"{type(samples).__name__} has no length")
     return len(samples)
-
-
-@dataclass
-class Task:
-    """A model, its optimiser and loss, its data and its metrics.
-
-    Attributes:
-        model: Model that turns inputs into predictions.
-        optimizer: Optimiser of the model's parameters.
-        loss: Function of prediction and target that returns a scalar.
-        metrics: Metrics of the validation split after each epoch and of the test split at the end.
-        splits: Data sets named `train`, `validation` and, unless nothing is tested at the end, `test`; a sample is an
-            input and a target.
-        collate: Makes a batch from what the data set returns for a list of indices.
-        seed: Seed of the shuffles.
-        auxiliary_loss: Function of the model after its forward pass, added to the loss of each training step.
-        begin_epoch: Called with the number of an epoch, from 1, before its first batch; also where a resumed run
-            continues within an epoch.
-        num_repetitions: Number of copies of each training sample in a batch, for samples that are drawn anew each time;
-            see `ShuffledBatches`.
-        for_evaluation: Makes the model to evaluate from one with the trained weights, such as one for larger images; a
-            new one each time.
-        regions: Number of the known region of each pixel `(H, W)`, such as land or sea, with which the routing is
-            compared.
-        reads_ahead: Read training batches by a thread, one ahead; for samples that draw nothing at random.
-    """
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    loss: Callable[[Tensor, Tensor], Tensor]
-    metrics: Sequence[Metric]
-    splits: Mapping[str, Dataset[Any]]
-    collate: Collate
-    seed: int
-    auxiliary_loss: Callable[[nn.Module], Tensor] | None = None
-    begin_epoch: Callable[[int], None] | None = None
-    num_repetitions: int = 1
-    for_evaluation: Callable[[nn.Module], nn.Module] | None = None
-    regions: Tensor | None = None
-    reads_ahead: bool = False

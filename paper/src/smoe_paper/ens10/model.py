@@ -12,8 +12,7 @@ from torch.utils.data import Dataset
 
 from smoe.errors import DataError
 from smoe.regression._nets import UNet, start_as_torch
-from smoe.training.metrics import Metric
-from smoe.training.task import Task
+from smoe.training.task import Metric, Task
 from smoe_paper.ens10.data.samples import EnsembleSamples
 from smoe_paper.ens10.data.store import EnsembleStore
 from smoe_paper.ens10.data.variables import TASKS

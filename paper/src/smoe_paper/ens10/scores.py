@@ -11,8 +11,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from smoe.training.metrics import Metric, MetricSums
-from smoe.training.task import OrderedBatches, load_batches
+from smoe.training.task import Metric, MetricSums, OrderedBatches, load_batches
 from smoe_paper.ens10.data.samples import EnsembleSamples
 from smoe_paper.ens10.data.store import EnsembleStore
 from smoe_paper.ens10.model import ScoredSamples, make_scores, open_store, setting_of

@@ -26,9 +26,8 @@ from smoe.reports.read_fit import (
     repeating_command,
 )
 from smoe.reports.run_report import Monitor, RunReport, ScoreRow, ScoreSheet
-from smoe.training.metrics import MetricSums
 from smoe.training.run_directory import Record, RunDirectory
-from smoe.training.task import OrderedBatches, load_batches, num_samples
+from smoe.training.task import MetricSums, OrderedBatches, load_batches, num_samples
 from smoe_paper.experiments.experiment import Experiment, Notify
 from smoe_paper.experiments.places import data_places
 from smoe_paper.experiments.registry import experiment_of

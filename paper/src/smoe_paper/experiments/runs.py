@@ -11,12 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from smoe._plain import RecipeError, shorten
-from smoe.training.checkpoints import CheckpointError, load_checkpoint
 from smoe.training.loop import Loop
-from smoe.training.metrics import metric_names
 from smoe.training.plan import check_monitor, resumable_fields
 from smoe.training.progress import Reporter
-from smoe.training.run_directory import Record, RunDirectory, RunError, keep_freed_memory
+from smoe.training.run_directory import (
+    CheckpointError,
+    Record,
+    RunDirectory,
+    RunError,
+    keep_freed_memory,
+    load_checkpoint,
+)
+from smoe.training.task import metric_names
 from smoe_paper.experiments.experiment import Notify
 from smoe_paper.experiments.places import CACHE, check_places, data_places, outside_places, replace_places
 from smoe_paper.experiments.recipe import Recipe

@@ -20,10 +20,9 @@ from smoe.nn._classification import FrozenLearner
 from smoe.rules import Frozen
 from smoe.training.distribution import make_accelerator
 from smoe.training.evaluation import evaluate, predict
-from smoe.training.metrics import Metric
 from smoe.training.plan import TrainingPlan
 from smoe.training.run_directory import RunDirectory
-from smoe.training.task import Collate, Task
+from smoe.training.task import Collate, Metric, Task
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.recipe import Adam, AuxiliaryLosses, Recipe, SgdMomentum
 

@@ -11,8 +11,7 @@ import torch
 from smoe import nn
 from smoe.errors import DataError
 from smoe.ops._interpolation import Interpolation
-from smoe.training.metrics import Metric
-from smoe.training.task import Task
+from smoe.training.task import Metric, Task
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.gated_layers import Learning, convert_net, make_gate, start_layer

@@ -10,8 +10,7 @@ from torch.utils.data import Dataset
 
 from smoe import nn
 from smoe.errors import DataError
-from smoe.training.metrics import Metric
-from smoe.training.task import Task
+from smoe.training.task import Metric, Task
 from smoe_paper.baselines.layers import CoordConv2d, LocallyConnected2d
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.experiment import SPLITS, Notify

@@ -13,8 +13,7 @@ import torch
 from smoe import nn
 from smoe._plain import to_plain
 from smoe.errors import DataError
-from smoe.training.metrics import MeanLoss, Metric
-from smoe.training.task import Task
+from smoe.training.task import MeanLoss, Metric, Task
 from smoe_paper.atmosphere.grid import GRIDS
 from smoe_paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
 from smoe_paper.baselines.layers import LearnedChannels

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from smoe.errors import DataError
-from smoe.training.metrics import Metric, MetricSums
+from smoe.training.task import Metric, MetricSums
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.metrics import AnomalyCorrelation, LatitudeWeightedMAE, LatitudeWeightedRMSE, MeanOfRootsRMSE
 from smoe_paper.weather.data.forecasts import ForecastFile, ForecastWriter, open_forecast_writer
