@@ -74,12 +74,9 @@ DOCS_TOOLS := import tomllib; extras = tomllib.load(open("pyproject.toml", "rb")
 headline: $(READY)
 	$(BIN)/smoe bench heat-headline
 
-# The tables of paper/results/bench that compare layers (about 15 minutes); `smoe bench` lists all.
+# The tables of paper/results/bench that compare layers (about 10 minutes); `smoe bench` lists all.
 bench: $(READY)
-	$(BIN)/smoe bench heat-step --threads 1
-	$(BIN)/smoe bench heat-step --threads 2
 	$(BIN)/smoe bench layer
-	$(BIN)/smoe bench local
 	$(BIN)/smoe bench memory
 
 # An atmosphere in WeatherBench's layout, in data/simulated: YEARS years of 2 to 5 minutes and 0.46 GB each, one thread.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from smoe.cli.main import main
-from smoe_paper.benchmarks import local, memory
+from smoe_paper.benchmarks import memory
 from smoe_paper.benchmarks.registry import BENCHMARKS
 from smoe_paper.benchmarks.timing import interleaved_medians, write_table
 
@@ -37,12 +37,6 @@ def test_an_unknown_configuration_is_refused(capsys: pytest.CaptureFixture[str])
     assert "no configuration's name contains nonsense" in capsys.readouterr().err
 
 
-def test_a_locally_connected_layer_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(local.CONFIGURATIONS, "tiny", (2, 3, 2, 4, 5))
-    row = local.measure("tiny", seconds=0.01)
-    assert set(local.COLUMNS) <= set(row)
-
-
 def test_medians_are_of_each_way() -> None:
     calls: list[str] = []
     times = interleaved_medians({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, seconds=0.0)
@@ -69,18 +63,6 @@ def test_every_benchmark_is_found_by_name_and_explains_itself(name: str, capsys:
 def test_an_unknown_benchmark_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "layr"]) == 2
     assert "smoe bench has no 'layr'; did you mean 'layer'?" in capsys.readouterr().err
-
-
-def test_a_step_by_each_rule_is_measured_and_stored(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from smoe_paper.benchmarks import probe_step
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(probe_step, "SHAPES", {"tiny": (2, 4, 2, (5, 4), 3)})
-    assert main(["bench", "probe-step", "--seconds", "0.01"]) == 0
-    text = Path("paper/results/bench/probe_step.md").read_text()
-    assert text in capsys.readouterr().out and "| tiny |" in text
 
 
 needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peaks are read from /proc")

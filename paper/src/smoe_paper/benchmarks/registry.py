@@ -26,12 +26,7 @@ BENCHMARKS = {
     "gpu-model": Benchmark("gpu_model", "predicted times of layers on GPUs, from a roofline model"),
     "latency": Benchmark("latency", "one sample in inference: layers as trained, frozen, exported, compiled"),
     "learn": Benchmark("learn", "what layers learn on planted structure, where the answer is known"),
-    "local": Benchmark("local", "the locally connected layer beside unfold, multiply, sum"),
     "memory": Benchmark("memory", "peak memory of a training step on a 361 x 720 grid beside F.conv2d's"),
-    "large-grid": Benchmark("large_grid", "a training step on 721 x 1440 pixels with each kind of gate: memory, time"),
     "mesh": Benchmark("mesh", "layers on graphs, volumes and spheres beside SAGEConv, F.conv3d and F.conv2d (= 1.0)"),
-    "own-data": Benchmark("own_data", "preparing data of a user's own that are larger than memory"),
-    "probe-step": Benchmark("probe_step", "a training step of one layer by the rule that trains its gate"),
     "heat-headline": Benchmark("heat_headline", "heat/smoe at paper scale for several seeds"),
-    "heat-step": Benchmark("heat_step", "a training step of heat/smoe beside that of a convolution"),
 }
