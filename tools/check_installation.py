@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import smoe
-from smoe.ops._conv_kernels import dense_routed_conv2d
+from smoe.ops._conv_kernels import dense_routed_conv
 from smoe.ops._operators import native_library
 
 
@@ -31,7 +31,7 @@ def check_kernels() -> str:
     indices = torch.rand(1, 6, 11 * 13).topk(2, dim=1).indices.int()
     error = torch.randn(9, 2, 11, 13)
     results = []
-    for convolve in (smoe.ops.routed_conv2d, dense_routed_conv2d):
+    for convolve in (smoe.ops.routed_conv2d, dense_routed_conv):
         output = convolve(x, weight, indices)
         results.append((output, *torch.autograd.grad(output, (x, weight), error)))
     for actual, expected in zip(*results, strict=True):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -25,22 +24,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from smoe.ops.triton.error_quantile import triton_error_quantile
-from smoe.ops.triton.family_experts import triton_family_experts, triton_sample_families
-from smoe.ops.triton.gather_experts import triton_gather_channels, triton_scatter_channels
-from smoe.ops.triton.launch import Launch, record_launches
-from smoe.ops.triton.routed_conv import triton_routed_conv2d, triton_routed_conv2d_backward
-from smoe.ops.triton.tiles import Direction, Tile, tiles_of
-from smoe.ops.triton.top_experts import triton_top_experts
-from smoe.ops.triton.train_routing import triton_train_routing_backward
+from smoe.ops.triton._choice import Direction, Tile, tiles_of
+from smoe.ops.triton._kernels import Launch, record_launches, triton_routed_conv2d, triton_routed_conv2d_backward
 from smoe_paper.benchmarks.timing import circumstances, write_table
 
 RESULTS = Path("paper/results/gpu")
 # Shared memory that one program can have, in bytes.
 SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "ieee fp32": torch.float32}
-# Kernels that are matrix products.
-PRODUCTS = ("forward_kernel", "input_gradient_kernel", "masked_kernel", "atomic_kernel")
 # More than this times the stored number is a regression.
 ALLOWED_GROWTH = 1.25
 _CUDA_NAMES = {
@@ -132,9 +123,7 @@ def convolution_launches(layer: Layer, dtype: torch.dtype, tile: Tile | None = N
     options = (1, layer.stride, layer.padding_mode)
     with record_launches() as launches:
         triton_routed_conv2d(input, weight, indices, *options, tile=tile)
-        for weight_gradient in ("masked", "atomic"):
-            os.environ["SMOE_WEIGHT_GRADIENT"] = weight_gradient
-            triton_routed_conv2d_backward(error, input, weight, indices, *options, True, True, tile=tile)
+        triton_routed_conv2d_backward(error, input, weight, indices, *options, True, True, tile=tile)
     return launches
 
 
@@ -144,7 +133,6 @@ def launches_with_every_tile(layer: Layer, dtype: torch.dtype, precision: str) -
         "forward": "forward_kernel",
         "input_gradient": "input_gradient_kernel",
         "weight_gradient": "masked_kernel",
-        "atomic_weight_gradient": "atomic_kernel",
     }
     return [
         launch
@@ -153,25 +141,6 @@ def launches_with_every_tile(layer: Layer, dtype: torch.dtype, precision: str) -
         for launch in convolution_launches(layer, dtype, tile)
         if launch.kernel.__name__ == name
     ]
-
-
-def routing_launches(layer: Layer, dtype: torch.dtype, memory_format: torch.memory_format) -> list[Launch]:
-    """The launches of the other operators of a training step."""
-    error, _, _, indices = _tensors(layer, dtype)
-    error = error.contiguous(memory_format=memory_format)
-    X, E, P = layer.num_experts, layer.num_selected, indices.shape[2]
-    scores = _empty(1, X, P, dtype=torch.float32)
-    scalar, counter = _empty(dtype=torch.float64), _empty(dtype=torch.int64)
-    with record_launches() as launches:
-        triton_top_experts(scores, E)
-        triton_family_experts(scores, E)
-        triton_sample_families(scores, E, counter, 0.01)
-        triton_error_quantile(error, 0.3)
-        rule = (True, 1.0, 0.3, 0.1, 1e-5, 1e-3)
-        triton_train_routing_backward(error.flatten(2), scores, indices, None, scalar, counter, 1, *rule)
-        outputs = _empty(layer.batch, X, P, 1, dtype=dtype).contiguous(memory_format=memory_format).flatten(2)
-        triton_scatter_channels(triton_gather_channels(outputs, indices), indices, X)
-    return launches
 
 
 def specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int, ...], Any]]:
@@ -208,10 +177,9 @@ def compile_launch(launch: Launch, layer: str, dtype: str, capability: int) -> C
     ptx = compiled.asm["ptx"]
     kinds = [kind for kind in ("tcgen05.mma", "wgmma", "mma.sync") if kind in ptx]
     blocks = [str(value) for name, value in constants.items() if name in ("ROWS", "COLUMNS", "DEPTH")]
-    sizes = "x".join(blocks) if launch.kernel.__name__ in PRODUCTS else _describe(constants)
     return Compiled(
         kernel=launch.kernel.__name__,
-        tile=f"{sizes}, {compiled.metadata.num_warps} warps, {compiled.metadata.num_stages} stages",
+        tile=f"{'x'.join(blocks)}, {compiled.metadata.num_warps} warps, {compiled.metadata.num_stages} stages",
         dtype=dtype,
         layer=layer,
         capability=capability,
@@ -221,11 +189,6 @@ def compile_launch(launch: Launch, layer: str, dtype: str, capability: int) -> C
         tensor_core=kinds[0] if kinds else "",
         copies=len(re.findall(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], (?:0x10|16)\b", ptx)),
     )
-
-
-def _describe(constants: dict[str, Any]) -> str:
-    """Block sizes, and the arguments that are 1: among them the stride along which a tensor is contiguous."""
-    return ", ".join(f"{name.lower().replace('_', ' ')} {int(value)}" for name, value in constants.items()) or "-"
 
 
 def resource_usage(cubin: bytes) -> tuple[int, int]:
@@ -251,10 +214,6 @@ def all_launches() -> Iterator[tuple[Launch, str, str]]:
         for layer_name, layer in LAYERS.items():
             for launch in convolution_launches(layer, dtype):
                 yield launch, layer_name, dtype_name
-            for launch in routing_launches(layer, dtype, torch.channels_last):
-                yield launch, layer_name, _CUDA_NAMES[launch.arguments[0].dtype]
-        for launch in routing_launches(LAYER, dtype, torch.contiguous_format):
-            yield launch, "WeatherBench B=64, NCHW", _CUDA_NAMES[launch.arguments[0].dtype]
 
 
 def compile_all(capabilities: list[int], only: str | None) -> Iterator[Compiled]:
@@ -277,11 +236,10 @@ def problems_of(row: Compiled, stored: dict[tuple[str, ...], dict[str, Any]]) ->
         problems.append(f"spills registers: {row.stack_bytes} bytes of stack")
     if row.shared_bytes > SHARED_LIMITS[row.capability]:
         problems.append(f"shared memory {row.shared_bytes} exceeds {SHARED_LIMITS[row.capability]} bytes")
-    if row.kernel in PRODUCTS:
-        if not row.tensor_core and row.dtype != "ieee fp32":
-            problems.append("no tensor-core instruction")
-        if not row.copies:
-            problems.append("no asynchronous 16-byte copy")
+    if not row.tensor_core and row.dtype != "ieee fp32":
+        problems.append("no tensor-core instruction")
+    if not row.copies:
+        problems.append("no asynchronous 16-byte copy")
     before = stored.get(row.key)
     if before is not None:
         problems += [

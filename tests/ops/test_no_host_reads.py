@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from smoe.ops._classification import _dense as dense_training
-from smoe.ops._conv_kernels import assert_in_range, dense_routed_conv2d, dense_routed_conv2d_backward
+from smoe.ops._conv_kernels import assert_in_range, dense_routed_conv, dense_routed_conv_backward
 from smoe.ops._gather import gather_experts, routed_bias, scatter_experts
 from smoe.ops._probing import at_slots, disturb, draw_challenge, draw_disturbance, exchange_scores, observe
 from smoe.ops._quantile import _dense as dense_quantile
@@ -72,9 +72,9 @@ def test_train_routing(num_selected, num_samples, damping, trains_gate):
 @pytest.mark.parametrize("num_samples", [1, 3])
 def test_routed_convolution(num_samples, padding_mode):
     input, weight, indices = meta(3, 4, 5, 7), meta(12, 4, 3, 3), meta(num_samples, 2, 35, dtype=torch.int32)
-    output = dense_routed_conv2d(input, weight, indices, 2, 1, padding_mode)
+    output = dense_routed_conv(input, weight, indices, 2, 1, padding_mode)
     assert output.is_meta and output.shape == (3, 4, 5, 7)
-    by_input, by_weight = dense_routed_conv2d_backward(
+    by_input, by_weight = dense_routed_conv_backward(
         output, input, weight, indices, 2, 1, padding_mode, needs_input=True, needs_weight=True
     )
     assert by_input.shape == input.shape and by_weight.shape == weight.shape

@@ -27,7 +27,7 @@ from smoe.ops._graph import (
     with_all_self_loops,
 )
 from smoe.ops._operators import has_transforms
-from smoe.ops._routed_conv import routed_conv2d
+from smoe.ops._routed_conv import routed_conv
 from smoe.ops._routing import Routing
 
 
@@ -427,14 +427,8 @@ class GraphMoE(FilterBank):
     def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Applies the linear maps of each node's experts to the features of its neighbourhood."""
         rows, columns = _fold(source.shape[2])
-        output = routed_conv2d(
-            source.unflatten(2, (rows, columns)),
-            self.weight[:, :, None, None],
-            indices,
-            expert_channels=self.expert_channels,
-            check_indices=False,
-        )
-        return output.flatten(2)
+        grid = source.unflatten(2, (rows, columns))
+        return routed_conv(grid, self.weight[:, :, None, None], indices, self.expert_channels, 1, "zeros").flatten(2)
 
     def planned_grid(self) -> tuple[int, ...]:
         """The nodes as rows and columns."""

@@ -16,8 +16,8 @@ from smoe.nn._routed_layer import (
     check_padding_mode,
     check_positive,
 )
-from smoe.ops._routed_conv import grid_conv2d, routed_conv2d
-from smoe.ops._routed_conv3d import routed_conv3d, volume_conv3d
+from smoe.ops._conv_kernels import convolve
+from smoe.ops._routed_conv import grid_conv2d, routed_conv
 from smoe.options import PADDING_MODES, PaddingMode
 from smoe.rules import Rule, StraightThrough, resolve_rule
 
@@ -365,15 +365,7 @@ class SpatialMoE2d(GridMoE):
 
     def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""
-        return routed_conv2d(
-            source,
-            self.weight,
-            indices,
-            expert_channels=self.expert_channels,
-            stride=self.stride[0],
-            padding_mode=self.padding_mode,
-            check_indices=False,
-        )
+        return routed_conv(source, self.weight, indices, self.expert_channels, self.stride[0], self.padding_mode)
 
     def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Convolves with filters `(O, C, kh, kw)` everywhere."""
@@ -396,16 +388,8 @@ class SpatialMoE1d(GridMoE):
 
     def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""
-        output = routed_conv2d(
-            source.unsqueeze(2),
-            self.weight.unsqueeze(2),
-            indices,
-            expert_channels=self.expert_channels,
-            stride=self.stride[0],
-            padding_mode=self.padding_mode,
-            check_indices=False,
-        )
-        return output.squeeze(2)
+        options = (self.expert_channels, self.stride[0], self.padding_mode)
+        return routed_conv(source.unsqueeze(2), self.weight.unsqueeze(2), indices, *options).squeeze(2)
 
     def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Convolves with filters `(O, C, k)` everywhere."""
@@ -429,18 +413,11 @@ class SpatialMoE3d(GridMoE):
 
     def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each voxel with the filters of its experts."""
-        return routed_conv3d(
-            source,
-            self.weight,
-            indices,
-            expert_channels=self.expert_channels,
-            stride=self.stride[0],
-            padding_mode=self.padding_mode,
-        )
+        return routed_conv(source, self.weight, indices, self.expert_channels, self.stride[0], self.padding_mode)
 
     def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Convolves with filters `(O, C, kd, kh, kw)` everywhere."""
-        return volume_conv3d(source, filters, stride=self.stride[0], padding_mode=self.padding_mode)
+        return convolve(source, filters, stride=self.stride[0], padding_mode=self.padding_mode)
 
 
 def check_axes(layer: FilterBank, num_axes: int) -> None:

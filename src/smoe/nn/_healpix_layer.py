@@ -8,6 +8,7 @@ import torch
 
 from smoe.nn._filter_bank import BankOptions, FilterBank, LayerOptions, as_bank
 from smoe.nn._grid_layers import check_axes
+from smoe.ops._conv_kernels import convolve
 from smoe.ops._healpix import (
     HEALPixOrder,
     border_sources,
@@ -17,7 +18,7 @@ from smoe.ops._healpix import (
     pad_faces,
     permute_pixels,
 )
-from smoe.ops._routed_conv3d import routed_conv3d, volume_conv3d
+from smoe.ops._routed_conv import routed_conv
 from smoe.ops._routing import RoutingMap
 
 
@@ -158,17 +159,12 @@ class HEALPixMoE(FilterBank):
 
     def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""
-        return routed_conv3d(
-            source,
-            self.weight.unsqueeze(2),
-            indices,
-            expert_channels=self.expert_channels,
-            padding_mode="none",  # the faces have their borders
-        )
+        # The faces have their borders.
+        return routed_conv(source, self.weight.unsqueeze(2), indices, self.expert_channels, 1, "none")
 
     def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Convolves with filters `(O, C, k, k)` everywhere."""
-        return volume_conv3d(source, filters.unsqueeze(2), padding_mode="none")
+        return convolve(source, filters.unsqueeze(2), padding_mode="none")
 
     def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
         """Faces, rows and columns."""

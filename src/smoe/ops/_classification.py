@@ -13,7 +13,6 @@ import torch
 from smoe.ops._operators import NativeLibrary, library_for, num_threads, register_operator
 from smoe.ops._quantile import error_quantile
 from smoe.ops._routing import Routing
-from smoe.ops.triton.availability import why_not_for
 from smoe.rules import Damping, RoutingClassification
 
 
@@ -141,10 +140,6 @@ def damp_error(error: torch.Tensor, is_wrong: torch.Tensor, damping: float, expe
     else:
         by_expert.copy_(torch.where(is_wrong, by_expert * damping, by_expert))
     return damped
-
-
-# On a GPU, all slots of a pixel are in one block of a kernel.
-_MAX_SELECTED_IN_KERNEL = 1024
 
 
 class ErrorSignal:
@@ -356,16 +351,6 @@ def _call_kernel(
     return damped, gradient, is_nonfinite
 
 
-def _cuda(error, scores, indices, unit, loss_scale, num_nonfinite, expert_channels, trains_gate, *numbers):
-    arguments = (error, scores, indices, unit, loss_scale, num_nonfinite, expert_channels, trains_gate, *numbers)
-    has_kernel = scores.dtype == torch.float32 and indices.shape[1] <= _MAX_SELECTED_IN_KERNEL
-    if not (has_kernel and _has_choice(error, scores, indices)) or why_not_for(error, scores) is not None:
-        return _dense(*arguments)
-    from smoe.ops.triton.train_routing import triton_train_routing_backward
-
-    return triton_train_routing_backward(*arguments)
-
-
 def _has_choice(error: torch.Tensor, scores: torch.Tensor, indices: torch.Tensor) -> bool:
     # If every expert is selected, no choice can be wrong; an empty batch has no errors.
     return indices.shape[1] < scores.shape[1] and error.numel() > 0
@@ -395,6 +380,5 @@ _train_routing_backward = register_operator(
     "float? damping, float tolerance, float damping_tolerance) -> (Tensor, Tensor)",
     dense=_dense,
     native=_native,
-    cuda=_cuda,
     fake=_fake,
 )

@@ -9,7 +9,6 @@ import torch
 
 from smoe.ops._operators import call_operator, has_transforms, library_for, num_threads, register_operator
 from smoe.ops._routing import family_members, refuse_nonfinite
-from smoe.ops.triton.availability import why_not_for
 
 ALL_FAMILIES = slice(None)
 """Where work can be done on some families at a time."""
@@ -117,14 +116,6 @@ def _native_sample(scores: torch.Tensor, num_selected: int, seed: torch.Tensor, 
     return indices
 
 
-def _cuda_sample(scores: torch.Tensor, num_selected: int, seed: torch.Tensor, factor: float) -> torch.Tensor:
-    if why_not_for(scores) is not None:
-        return _dense_sample(scores, num_selected, seed, factor)
-    from smoe.ops.triton.family_experts import triton_sample_families
-
-    return triton_sample_families(scores, num_selected, seed, factor)
-
-
 def _fake_sample(scores: torch.Tensor, num_selected: int, seed: torch.Tensor, factor: float) -> torch.Tensor:
     del seed, factor
     return scores.new_empty((scores.shape[0], num_selected, scores.shape[2]), dtype=torch.int32)
@@ -134,7 +125,6 @@ _sample = register_operator(
     "sample_families(Tensor scores, int num_selected, Tensor seed, float factor) -> Tensor",
     dense=_dense_sample,
     native=_native_sample,
-    cuda=_cuda_sample,
     fake=_fake_sample,
 )
 

@@ -110,5 +110,5 @@ def routed_bias(bias: torch.Tensor, indices: torch.Tensor, expert_channels: int 
         `(1 or B, E * F, P)`.
     """
     # Autograd keeps the index: as int32, which the layer keeps too, it takes no memory.
-    channels = fold_channels(indices, expert_channels)
+    channels = indices if expert_channels == 1 else fold_channels(indices, expert_channels)
     return bias.index_select(0, channels.flatten()).view_as(channels)

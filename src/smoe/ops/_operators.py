@@ -22,6 +22,11 @@ LIBRARY_DIR_VARIABLE = "SMOE_LIBRARY_DIR"
 OPENMP_RUNTIMES = ("libgomp.so.1", "libiomp5.so", "libomp.so", "@rpath/libomp.dylib")
 
 
+BACKEND_VARIABLE = "SMOE_BACKEND"
+# Operators are registered once, so that the environment is read once.
+IS_DENSE_ONLY = os.environ.get(BACKEND_VARIABLE) == "dense"
+
+
 class Geometry(ctypes.Structure):
     """`smoe_geometry` of csrc/geometry.h."""
 
@@ -106,7 +111,7 @@ def why_not(instruction_set: str) -> str | None:
 @functools.cache
 def native_library() -> NativeLibrary | None:
     """The library for this processor, or None if there is none or SMOE_BACKEND=dense is set in the environment."""
-    if is_dense_only():
+    if os.environ.get(BACKEND_VARIABLE) == "dense":
         return None
     asked = os.environ.get(INSTRUCTION_SET_VARIABLE)
     if asked is not None and asked not in INSTRUCTION_SETS:
@@ -152,21 +157,15 @@ def format_of(tensor: torch.Tensor) -> torch.memory_format:
     """The memory format of the result that belongs to `(B, C, H, W)`: channels_last if the tensor has it."""
     if has_transforms():  # vmap knows no formats
         return torch.contiguous_format
-    is_last = tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+    is_plane = tensor.ndim == 4 and not tensor.is_contiguous()
+    is_last = is_plane and tensor.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if is_last else torch.contiguous_format
 
-
-BACKEND_VARIABLE = "SMOE_BACKEND"
 
 # Operators are defined by schema and not by torch.library.custom_op, whose Python wrapping takes as long as the kernel
 # of a small layer.
 _LIBRARY = torch.library.Library("smoe", "FRAGMENT")
 _DENSE: dict[Callable[..., Any], Callable[..., Any]] = {}
-
-
-def is_dense_only() -> bool:
-    """Whether SMOE_BACKEND=dense is set in the environment."""
-    return os.environ.get(BACKEND_VARIABLE) == "dense"
 
 
 def has_transforms() -> bool:
@@ -207,7 +206,7 @@ def register_operator(
     _LIBRARY.define(schema)
     operator = getattr(torch.ops.smoe, name).default
     _DENSE[operator] = dense
-    if is_dense_only():
+    if IS_DENSE_ONLY:
         # Programs that were exported with the operators can still be run.
         _LIBRARY.impl(name, dense, "CompositeImplicitAutograd")
         return dense
@@ -234,9 +233,11 @@ def call_operator(operator: Callable[..., Any], *arguments: Any) -> Any:
         operator: What `register_operator` returned.
         *arguments: Arguments of the operator.
     """
-    if has_transforms() and operator in _DENSE:
-        return _DENSE[operator](*arguments)
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_dense_only():
+    if torch.compiler.is_compiling():
+        return operator(*arguments)
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return _DENSE.get(operator, operator)(*arguments)
+    if torch.is_grad_enabled() or IS_DENSE_ONLY:
         return operator(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
         return operator(*arguments)
@@ -249,18 +250,6 @@ def plain_operators() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     other runtimes can read it.
     """
     return dict(_DENSE)  # type: ignore[return-value]
-
-
-def autocast(input: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Input and weight, on one device, in the dtype of autocast if it is active there; float64 stays."""
-    device_type = input.device.type
-    if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
-        return input, weight
-    dtype = torch.get_autocast_dtype(device_type)
-    return (
-        input if input.dtype == torch.float64 else input.to(dtype),
-        weight if weight.dtype == torch.float64 else weight.to(dtype),
-    )
 
 
 def packed_shape(num_bits: int, count: int) -> tuple[int, int]:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from smoe.ops._operators import library_for, num_threads, register_operator
-from smoe.ops.triton.availability import why_not_for
 
 # Off the CPU, rows up to this size are sorted. An estimate: it was not measured on a GPU.
 _MAX_SORTED = 2**14
@@ -153,14 +152,6 @@ def _native(errors: torch.Tensor, quantile: float) -> torch.Tensor:
     return result
 
 
-def _cuda(errors: torch.Tensor, quantile: float) -> torch.Tensor:
-    if why_not_for(errors) is not None:
-        return _dense(errors, quantile)
-    from smoe.ops.triton.error_quantile import triton_error_quantile
-
-    return triton_error_quantile(errors, quantile)
-
-
 def _fake(errors: torch.Tensor, quantile: float) -> torch.Tensor:
     del quantile
     is_half = errors.dtype in (torch.float16, torch.bfloat16)
@@ -172,5 +163,5 @@ def _at_least_float32(errors: torch.Tensor) -> torch.Tensor:
 
 
 _error_quantile = register_operator(
-    "error_quantile(Tensor errors, float quantile) -> Tensor", dense=_dense, native=_native, cuda=_cuda, fake=_fake
+    "error_quantile(Tensor errors, float quantile) -> Tensor", dense=_dense, native=_native, fake=_fake
 )

@@ -1,24 +1,31 @@
-"""Convolutions whose filters the routing selects at each pixel: the operator, its definition, and its dense form."""
+"""Convolutions whose filters the routing selects at each pixel: their definition, the operators, and their callers."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from smoe.ops._conv_kernels import (
-    PLANES,
-    Implementation,
     assert_in_range,
     check_choices,
-    dense_routed_conv2d,
-    dense_routed_conv2d_backward,
+    conv_grid,
+    convolve,
+    dense_routed_conv,
+    dense_routed_conv_backward,
+    native_routed_conv,
+    native_routed_conv_backward,
     output_grid,
-    register_convolution,
     wrap_padding,
 )
-from smoe.ops._operators import autocast, call_operator, format_of, has_transforms, library_for
-from smoe.ops.triton._planes import GPU_PLANES
+from smoe.ops._operators import call_operator, format_of, has_transforms, library_for, register_operator
+from smoe.ops.triton._choice import why_not_sparse
 from smoe.options import PADDING_MODES, PaddingMode
+
+# `none` computes only the voxels whose filter lies inside the volume.
+VOLUME_PADDINGS = ("zeros", "circular", "none")
 
 
 def reference_routed_conv2d(
@@ -99,17 +106,49 @@ def routed_conv2d(
     Returns:
         `(B, E * F, H', W')`; the channels of a pixel follow the order of its `indices`.
     """
-    _check(input, weight, indices, expert_channels, stride, padding_mode)
-    num_experts = weight.shape[0] // expert_channels
+    _check(input, weight, indices, expert_channels, stride, padding_mode, PADDING_MODES, 2)
     if check_indices and not torch.compiler.is_compiling():
+        num_experts = weight.shape[0] // expert_channels
         if indices.device.type == "cpu":
             check_choices(indices, num_experts, output_grid(input.shape[2], input.shape[3], stride)[1])
         elif indices.is_cuda:
             assert_in_range(indices, num_experts)
-    input, weight = autocast(input, weight)
-    if indices.dtype != torch.int32:
-        indices = indices.to(torch.int32)
-    return call_operator(_routed_conv2d, input, weight, indices, expert_channels, stride, padding_mode)
+    return routed_conv(input, weight, indices, expert_channels, stride, padding_mode)
+
+
+def routed_conv3d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    *,
+    expert_channels: int = 1,
+    stride: int = 1,
+    padding_mode: str = "zeros",
+) -> torch.Tensor:
+    """As `routed_conv2d`, of a volume `(B, C, D, H, W)`; the indices are not checked to be in range and distinct.
+
+    The padding mode is `zeros`; `circular`, which wraps all axes; or `none`, where only voxels are computed whose
+    filter lies inside the volume.
+    """
+    _check(input, weight, indices, expert_channels, stride, padding_mode, VOLUME_PADDINGS, 3)
+    return routed_conv(input, weight, indices, expert_channels, stride, padding_mode)
+
+
+def routed_conv(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    expert_channels: int,
+    stride: int,
+    padding_mode: str,
+) -> torch.Tensor:
+    """As `routed_conv2d` and `routed_conv3d`, for callers that have made their checks."""
+    device_type = input.device.type
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
+        input, weight = (part if part.dtype == torch.float64 else part.to(dtype) for part in (input, weight))
+    operator = _routed_conv2d if input.ndim == 4 else _routed_conv3d
+    return call_operator(operator, input, weight, indices.to(torch.int32), expert_channels, stride, padding_mode)
 
 
 def _check(
@@ -119,24 +158,28 @@ def _check(
     expert_channels: int,
     stride: int,
     padding_mode: str,
+    padding_modes: tuple[str, ...],
+    num_axes: int,
 ) -> None:
-    if input.ndim != 4:
-        raise ValueError(f"input must be (B, C, H, W), got shape {tuple(input.shape)}")
+    if input.ndim != num_axes + 2:
+        axes = ", ".join(("B", "C", "D", "H", "W")[:2] + ("D", "H", "W")[-num_axes:])
+        raise ValueError(f"input must be ({axes}), got shape {tuple(input.shape)}")
     if not input.is_floating_point():
         raise ValueError(f"input must be floating, got {input.dtype}; convert it with input.float()")
-    if weight.ndim != 4 or weight.shape[1] != input.shape[1]:
+    if weight.ndim != num_axes + 2 or weight.shape[1] != input.shape[1]:
+        kernel = ", ".join(("kd", "kh", "kw")[-num_axes:])
         raise ValueError(
-            f"weight must be (X * F, {input.shape[1]}, kh, kw) for an input with {input.shape[1]} channels, "
+            f"weight must be (X * F, {input.shape[1]}, {kernel}) for an input with {input.shape[1]} channels, "
             f"got shape {tuple(weight.shape)}"
         )
-    if weight.shape[2] % 2 == 0 or weight.shape[3] % 2 == 0:
+    if any(size % 2 == 0 for size in weight.shape[2:]):
         raise ValueError(f"the kernel must have odd sides to keep the grid, got {tuple(weight.shape[2:])}")
     if expert_channels < 1 or weight.shape[0] % expert_channels:
         raise ValueError(f"{weight.shape[0]} filters cannot be shared out in experts of {expert_channels} channels")
     if stride < 1:
         raise ValueError(f"stride must be at least 1, got {stride}")
-    if padding_mode not in PADDING_MODES:
-        raise ValueError(f"padding_mode must be one of {', '.join(PADDING_MODES)}, got {padding_mode!r}")
+    if padding_mode not in padding_modes:
+        raise ValueError(f"padding_mode must be one of {', '.join(padding_modes)}, got {padding_mode!r}")
     if min(*input.shape[1:], weight.shape[0]) < 1:
         raise ValueError(
             f"input and weight need at least one channel, pixel and filter, got shapes {tuple(input.shape)} and "
@@ -150,11 +193,19 @@ def _check(
         )
     if indices.shape[0] not in (1, input.shape[0]):
         raise ValueError(f"indices are for {indices.shape[0]} samples but the input has {input.shape[0]}")
-    height, width = output_grid(input.shape[2], input.shape[3], stride)
-    if indices.shape[2] != height * width:
+    grid = conv_grid(input.shape[2:], weight.shape[2:], stride, padding_mode)
+    if min(grid) < 1:
         raise ValueError(
-            f"the routing has {indices.shape[2]} pixels but the output grid is {(height, width)} "
-            f"(input {tuple(input.shape[2:])}, stride {stride}); make the gate for the output grid (spatial_shape)"
+            f"a volume of {tuple(input.shape[2:])} is smaller than the kernel {tuple(weight.shape[2:])}, and there is "
+            "no padding; use padding_mode zeros or circular"
+        )
+    num_pixels = 1
+    for size in grid:
+        num_pixels = num_pixels * size
+    if indices.shape[2] != num_pixels:
+        raise ValueError(
+            f"the routing has {indices.shape[2]} pixels but the output grid is {grid} (input {tuple(input.shape[2:])}, "
+            f"stride {stride}); make the gate for the output grid (spatial_shape)"
         )
 
 
@@ -165,10 +216,26 @@ def _refuse_mixed_devices(input: torch.Tensor, weight: torch.Tensor, indices: to
         )
 
 
+def _cuda(input, weight, indices, expert_channels, *options):
+    if why_not_sparse(input, weight, indices, expert_channels) is not None:
+        return dense_routed_conv(input, weight, indices, expert_channels, *options)
+    from smoe.ops.triton._kernels import triton_routed_conv2d
+
+    return triton_routed_conv2d(input, weight, indices, expert_channels, *options)
+
+
+def _cuda_backward(error, input, weight, indices, expert_channels, *options):
+    arguments = (error, input, weight, indices, expert_channels, *options)
+    if error.dtype != input.dtype or why_not_sparse(input, weight, indices, expert_channels) is not None:
+        return dense_routed_conv_backward(*arguments)
+    from smoe.ops.triton._kernels import triton_routed_conv2d_backward
+
+    return triton_routed_conv2d_backward(*arguments)
+
+
 def _fake(input, weight, indices, expert_channels, stride, padding_mode):
-    del padding_mode
     _refuse_mixed_devices(input, weight, indices)
-    grid = output_grid(input.shape[2], input.shape[3], stride)
+    grid = conv_grid(input.shape[2:], weight.shape[2:], stride, padding_mode)
     output = input.new_empty(input.shape[0], indices.shape[1] * expert_channels, *grid)
     return output.contiguous(memory_format=_promised_format(input, input, weight))
 
@@ -190,13 +257,69 @@ def _promised_format(like: torch.Tensor, input: torch.Tensor, weight: torch.Tens
     return format_of(like) if library_for(input, weight) is None else torch.contiguous_format
 
 
-_routed_conv2d = register_convolution(
-    "routed_conv2d",
-    dense=Implementation(dense_routed_conv2d, dense_routed_conv2d_backward),
-    native=Implementation(PLANES.forward, PLANES.backward),
-    cuda=Implementation(GPU_PLANES.forward, GPU_PLANES.backward),
-    fake=Implementation(_fake, _fake_backward),
-)
+def _register(name: str, **cuda: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+    """Registers a routed convolution and its gradients, which can be differentiated any number of times.
+
+    The convolution is linear in its input and in its weight, so the derivatives of its gradients are such convolutions
+    and gradients again: the same kernels compute them.
+    """
+    options = "int expert_channels, int stride, str padding_mode"
+
+    def keep(ctx, inputs, output):
+        del output
+        input, weight, indices, *ctx.options = inputs
+        ctx.save_for_backward(input, weight, indices)
+
+    def gradients(ctx, error):
+        needs = ctx.needs_input_grad[:2]
+        found = call_operator(backward, error, *ctx.saved_tensors, *ctx.options, *needs)
+        return found[0] if needs[0] else None, found[1] if needs[1] else None, None, None, None, None
+
+    def keep_for_second(ctx, inputs, output):
+        del output
+        error, input, weight, indices, *ctx.options, _, _ = inputs
+        ctx.save_for_backward(error, input, weight, indices)
+        ctx.set_materialize_grads(False)
+
+    def second_gradients(ctx, of_input: torch.Tensor | None, of_weight: torch.Tensor | None):
+        error, input, weight, indices = ctx.saved_tensors
+        needs_error, needs_input, needs_weight = ctx.needs_input_grad[:3]
+        by_error = by_input = by_weight = None
+        if needs_error and of_input is not None:
+            by_error = call_operator(forward, of_input, weight, indices, *ctx.options)
+        if needs_error and of_weight is not None:
+            part = call_operator(forward, input, of_weight, indices, *ctx.options)
+            by_error = part if by_error is None else by_error + part
+        if needs_input and of_weight is not None:
+            by_input, _ = call_operator(backward, error, input, of_weight, indices, *ctx.options, True, False)
+        if needs_weight and of_input is not None:
+            _, by_weight = call_operator(backward, error, of_input, weight, indices, *ctx.options, False, True)
+        return by_error, by_input, by_weight, *(None,) * 6
+
+    backward: Callable[..., Any] = register_operator(
+        f"{name}_backward(Tensor error, Tensor input, Tensor weight, Tensor indices, {options}, bool needs_input, "
+        "bool needs_weight) -> (Tensor, Tensor)",
+        dense=dense_routed_conv_backward,
+        native=native_routed_conv_backward,
+        cuda=cuda.get("backward"),
+        fake=_fake_backward,
+        gradients=second_gradients,
+        setup_context=keep_for_second,
+    )
+    forward: Callable[..., Any] = register_operator(
+        f"{name}(Tensor input, Tensor weight, Tensor indices, {options}) -> Tensor",
+        dense=dense_routed_conv,
+        native=native_routed_conv,
+        cuda=cuda.get("forward"),
+        fake=_fake,
+        gradients=gradients,
+        setup_context=keep,
+    )
+    return forward
+
+
+_routed_conv2d = _register("routed_conv2d", forward=_cuda, backward=_cuda_backward)
+_routed_conv3d = _register("routed_conv3d")
 
 
 # Number of weights up to which the kernels of tiny SMoE layers take at most a third of the time of `F.conv2d`, and a
@@ -223,23 +346,20 @@ def grid_conv2d(
         stride: Stride of both axes; the output grid has `ceil(H / stride) x ceil(W / stride)` pixels.
         padding_mode: `zeros`, `circular` (both axes wrap) or `longitude` (the width wraps, zeros on the height).
     """
-    if _is_tiny(input, weight):
+    if weight.numel() <= _TINY and _is_batch(input, weight):
         num_filters = weight.shape[0]
         grid = output_grid(input.shape[2], input.shape[3], stride)
         every_filter = torch.arange(num_filters, dtype=torch.int32)[None, :, None].expand(1, -1, grid[0] * grid[1])
-        output = routed_conv2d(
-            input, weight, every_filter.contiguous(), stride=stride, padding_mode=padding_mode, check_indices=False
-        )
+        output = routed_conv(input, weight, every_filter.contiguous(), 1, stride, padding_mode)
         return output if bias is None else output + bias[:, None, None]
-    padded, zeros = wrap_padding(input, (weight.shape[2], weight.shape[3]), padding_mode)
-    return F.conv2d(padded, weight, bias, stride=stride, padding=zeros)
+    return convolve(input, weight, bias, stride=stride, padding_mode=padding_mode)
 
 
-def _is_tiny(input: torch.Tensor, weight: torch.Tensor) -> bool:
+def _is_batch(input: torch.Tensor, weight: torch.Tensor) -> bool:
     # For few samples the indices cost more than they save; under autocast the convolution is not in float32.
     is_batch = input.ndim == 4 and input.shape[0] >= 4
     is_eager = not torch.is_autocast_enabled("cpu") and not has_transforms()
-    return weight.numel() <= _TINY and is_batch and is_eager and library_for(input, weight) is not None
+    return is_batch and is_eager and library_for(input, weight) is not None
 
 
 def local_conv2d(
@@ -266,7 +386,7 @@ def local_conv2d(
         # Every filter is an expert that one pixel selects.
         filters = weight.flatten(0, 2)
         indices = torch.arange(len(filters), dtype=torch.int32).view(1, -1, grid[0] * grid[1])
-        return routed_conv2d(input, filters, indices, stride=stride, padding_mode=padding_mode, check_indices=False)
+        return routed_conv(input, filters, indices, 1, stride, padding_mode)
     return unfolded_local_conv2d(input, weight, stride=stride, padding_mode=padding_mode)
 
 

@@ -9,14 +9,13 @@ from typing import NamedTuple
 import torch
 
 from smoe.ops._operators import (
+    IS_DENSE_ONLY,
     call_operator,
     has_transforms,
-    is_dense_only,
     library_for,
     num_threads,
     register_operator,
 )
-from smoe.ops.triton.availability import DTYPES, why_not_for
 from smoe.options import ORDERS, Order
 
 
@@ -85,7 +84,7 @@ def refuses_nonfinite(device: torch.device) -> bool:
     On an accelerator the host would have to wait for the device. Plain operations cannot raise in a compiled program,
     and what is exported may become plain operations. A transform of torch.func may have no single value to look at.
     """
-    is_plain = torch.compiler.is_exporting() or (is_dense_only() and torch.compiler.is_compiling()) or has_transforms()
+    is_plain = torch.compiler.is_exporting() or (IS_DENSE_ONLY and torch.compiler.is_compiling()) or has_transforms()
     return device.type == "cpu" and not is_plain
 
 
@@ -115,10 +114,6 @@ def mark_unranked(output: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 # Up to this number, picking the best expert repeatedly is faster than sorting all of them (measured at 256 experts).
 _MAX_REPEATED = 16
-
-# On a GPU, up to this number each expert is compared with all others; beyond it, experts are sorted.
-_MAX_COMPARED = 1024
-_CUDA_DTYPES = (*DTYPES, torch.float64)
 
 
 def top_experts(scores: torch.Tensor, num_selected: int, order: Order = "score") -> torch.Tensor:
@@ -232,35 +227,17 @@ def _call_kernel(
     return indices
 
 
-def _cuda(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
-    # The kernel compares every expert with every other.
-    if why_not_for(scores, dtypes=_CUDA_DTYPES) is not None or scores.shape[1] > _MAX_COMPARED:
-        return _dense(scores, num_selected)
-    from smoe.ops.triton.top_experts import triton_top_experts
-
-    return triton_top_experts(scores, num_selected)
-
-
-def _cuda_families(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
-    if why_not_for(scores, dtypes=_CUDA_DTYPES) is not None:
-        return _dense_families(scores, num_selected)
-    from smoe.ops.triton.family_experts import triton_family_experts
-
-    return triton_family_experts(scores, num_selected)
-
-
 def _fake(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
     return scores.new_empty((scores.shape[0], num_selected, scores.shape[2]), dtype=torch.int32)
 
 
 _rank = register_operator(
-    "top_experts(Tensor scores, int num_selected) -> Tensor", dense=_dense, native=_native, cuda=_cuda, fake=_fake
+    "top_experts(Tensor scores, int num_selected) -> Tensor", dense=_dense, native=_native, fake=_fake
 )
 _rank_families = register_operator(
     "family_experts(Tensor scores, int num_selected) -> Tensor",
     dense=_dense_families,
     native=_native_families,
-    cuda=_cuda_families,
     fake=_fake,
 )
 

@@ -11,7 +11,7 @@ import sys
 import torch
 
 from smoe.ops._operators import BACKEND_VARIABLE, INSTRUCTION_SETS, native_library, why_not
-from smoe.ops.triton.availability import why_no_triton, why_not_on
+from smoe.ops.triton._choice import why_no_triton, why_not_on
 
 
 def describe_backends() -> list[tuple[str, str]]:

@@ -13,13 +13,7 @@ import smoe
 from definitions import gate_gradient, gate_scores
 from smoe.nn._gates import FactorisedGate
 from smoe.nn._grid_layers import SpatialMoE1d, SpatialMoE3d
-from smoe.ops._routed_conv3d import (
-    dense_routed_conv3d,
-    dense_routed_conv3d_backward,
-    planes_routed_conv3d,
-    planes_routed_conv3d_backward,
-    routed_conv3d,
-)
+from smoe.ops._routed_conv import routed_conv3d
 
 
 def loop_layer(
@@ -119,20 +113,6 @@ def test_volume_operator():
     torch.library.opcheck(torch.ops.smoe.routed_conv3d.default, (x, weight, inner[..., :2], 1, 2, "none"))
 
 
-@pytest.mark.parametrize("num_routings", [1, 3])
-def test_slices_by_the_operator_of_the_plane(num_routings):
-    """What a GPU does for a HEALPix sphere."""
-    x, weight = torch.randn(3, 2, 4, 6, 5, dtype=torch.float64), torch.randn(10, 2, 1, 5, 3, dtype=torch.float64)
-    indices = torch.randn(num_routings, 5, 4 * 2 * 3).argsort(dim=1)[:, :2].int()
-    output = planes_routed_conv3d(x, weight, indices, 2)
-    torch.testing.assert_close(output, dense_routed_conv3d(x, weight, indices, 2, 1, "none"))
-    tensors = (torch.randn_like(output), x, weight, indices)
-    gradients = planes_routed_conv3d_backward(*tensors, 2, needs_input=True, needs_weight=True)
-    truth = dense_routed_conv3d_backward(*tensors, 2, 1, "none", needs_input=True, needs_weight=True)
-    for actual, expected in zip(gradients, truth, strict=True):
-        torch.testing.assert_close(actual, expected)
-
-
 @pytest.mark.parametrize(
     ("rule", "order"),
     [
@@ -216,7 +196,9 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="stride must be"):
         SpatialMoE3d.from_experts(1, 3, 1, stride=0, spatial_shape=(2, 2, 2))
     with pytest.raises(ValueError, match=r"a volume of \(3, 2, 4\) is smaller than the kernel \(3, 3, 3\)"):
-        routed_conv3d(torch.randn(1, 1, 3, 2, 4), torch.randn(3, 1, 3, 3, 3), torch.zeros(1, 1, 1), padding_mode="none")
+        routed_conv3d(
+            torch.randn(1, 1, 3, 2, 4), torch.randn(3, 1, 3, 3, 3), torch.zeros(1, 1, 1).int(), padding_mode="none"
+        )
     with pytest.raises(ValueError, match=r"input must be \(B, 1, depth, rows, columns\), .* got shape \(1, 4, 4\)"):
         SpatialMoE3d.from_experts(1, 3, 1, spatial_shape=(2, 2, 2))(torch.randn(1, 4, 4))
     with pytest.raises(ValueError, match=r"made for an output grid of \(2, 2, 2\), .* got an input of \(2, 2, 3\)"):

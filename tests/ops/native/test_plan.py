@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from smoe.ops import routed_conv2d
-from smoe.ops._conv_kernels import dense_routed_conv2d
+from smoe.ops._conv_kernels import dense_routed_conv
 from smoe.ops._operators import native_library
 
 LIBRARY = native_library()
@@ -28,7 +28,7 @@ def make_routing() -> torch.Tensor:
 def check(indices: torch.Tensor, weight: torch.Tensor = WEIGHT) -> int:
     """Compares with the dense backend and returns how many tiles were sorted for it."""
     before = builds()
-    expected = dense_routed_conv2d(INPUT, weight, indices)
+    expected = dense_routed_conv(INPUT, weight, indices)
     torch.testing.assert_close(routed_conv2d(INPUT, weight, indices), expected, rtol=1e-4, atol=1e-4)
     return builds() - before
 

@@ -51,39 +51,38 @@ def spoil(scores: torch.Tensor, kind: str) -> torch.Tensor:
     return scores
 
 
+KINDS = ("finite", "ties", "one nan", "all nan", "nan pixels", "nan experts", "infinities", "everything")
 # The best alone; networks of every size, with groups that are not full; more than networks sort: counted, and sorted.
-@pytest.mark.parametrize(
-    ("num_experts", "num_selected"),
-    [(2, 1), (3, 2), (9, 9), (11, 3), (40, 8), (41, 16), (64, 1), (70, 33), (33, 32), (64, 64), (100, 99), (600, 5),
-     (600, 65)],
-)  # fmt: skip
-@pytest.mark.parametrize(
-    "kind", ["finite", "ties", "one nan", "all nan", "nan pixels", "nan experts", "infinities", "everything"]
-)
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_every_rank_is_written_and_nan_is_last(instruction_set, kind, num_experts, num_selected):
-    torch.manual_seed(num_experts)
-    scores = spoil(torch.randn(num_experts, 69), kind)
-    as_lowest = torch.where(scores.isnan(), -torch.inf, scores)
-    for threads in (1, 2):
-        indices, is_nonfinite = rank(instruction_set, "smoe_top_experts", scores, num_selected, threads)
-        assert is_nonfinite == (kind not in ("finite", "ties"))
-        assert torch.equal(indices, loop_top_experts(as_lowest[None], num_selected)[0])
+SIZES = ((2, 1), (3, 2), (9, 9), (11, 3), (40, 8), (41, 16), (64, 1), (70, 33), (33, 32), (64, 64), (100, 99), (600, 5),
+         (600, 65))  # fmt: skip
 
 
-@pytest.mark.parametrize(("num_experts", "num_families"), [(3, 3), (9, 2), (64, 7), (600, 5)])
-@pytest.mark.parametrize("kind", ["finite", "one nan", "all nan", "nan experts", "everything"])
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_every_family_has_an_expert_of_its_own(instruction_set, kind, num_experts, num_families):
-    torch.manual_seed(num_experts)
-    scores = spoil(torch.randn(num_experts, 37), kind)
-    as_lowest = torch.where(scores.isnan(), -torch.inf, scores)
-    sizes = [len(part) for part in torch.arange(num_experts).tensor_split(num_families)]
-    for threads in (1, 2):
-        indices, is_nonfinite = rank(instruction_set, "smoe_family_experts", scores, num_families, threads)
-        assert is_nonfinite == (kind != "finite")
-        start = 0
-        for family, size in enumerate(sizes):
-            best = loop_top_experts(as_lowest[None, start : start + size], 1)[0, 0] + start
-            assert torch.equal(indices[family], best)
-            start += size
+def test_every_rank_is_written_and_nan_is_last(instruction_set):
+    for number, (num_experts, num_selected) in enumerate(SIZES):
+        # Each size meets three kinds, and each kind several sizes.
+        for kind in (KINDS[number % 8], KINDS[(number + 3) % 8], "everything"):
+            torch.manual_seed(num_experts)
+            scores = spoil(torch.randn(num_experts, 69), kind)
+            as_lowest = torch.where(scores.isnan(), -torch.inf, scores)
+            for threads in (1, 2):
+                indices, is_nonfinite = rank(instruction_set, "smoe_top_experts", scores, num_selected, threads)
+                assert is_nonfinite == (kind not in ("finite", "ties")), (num_experts, num_selected, kind)
+                expected = loop_top_experts(as_lowest[None], num_selected)[0]
+                assert torch.equal(indices, expected), (num_experts, num_selected, kind)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_every_family_has_an_expert_of_its_own(instruction_set):
+    for num_experts, num_families in ((3, 3), (9, 2), (64, 7), (600, 5)):
+        for kind in ("finite", "one nan", "all nan", "nan experts", "everything"):
+            torch.manual_seed(num_experts)
+            scores = spoil(torch.randn(num_experts, 37), kind)
+            as_lowest = torch.where(scores.isnan(), -torch.inf, scores)
+            parts = torch.arange(num_experts).tensor_split(num_families)
+            for threads in (1, 2):
+                indices, is_nonfinite = rank(instruction_set, "smoe_family_experts", scores, num_families, threads)
+                assert is_nonfinite == (kind != "finite"), (num_experts, num_families, kind)
+                for family, part in enumerate(parts):
+                    best = loop_top_experts(as_lowest[None, part], 1)[0, 0] + part[0]
+                    assert torch.equal(indices[family], best), (num_experts, num_families, kind)

@@ -3,24 +3,20 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
 
-from smoe.ops._conv_kernels import Implementation
-from smoe.ops._gather import gather_experts, scatter_experts
-from smoe.ops.triton import availability
-from smoe.ops.triton._planes import GpuConvolution
-from smoe.ops.triton.availability import (
+from smoe.ops.triton import _choice
+from smoe.ops.triton._choice import (
     MAX_ELEMENTS,
     RoutedShape,
+    tile_for,
+    tiles_of,
     why_dense,
-    why_no_triton,
-    why_not_for,
+    why_not_sparse,
     why_too_old,
 )
-from smoe.ops.triton.tiles import tile_for, tiles_of
 from smoe_paper.benchmarks.gpu_model import GPUS, predict_dense, predict_sparse
 
 WEATHER = RoutedShape(64, 128, 256, 128, 1, (3, 3), (32, 64), 2048)
@@ -70,18 +66,10 @@ def test_rule_agrees_with_the_model(gpu, size, pixels):
                 assert sparse.both > 0.65 * dense.both, shape
 
 
-def test_no_kernel_for_float64_or_without_a_gpu():
-    tensor = torch.zeros(2, dtype=torch.float64)
-    if why_no_triton() is not None:
-        assert why_not_for(tensor) == why_no_triton()
-    else:
-        assert why_not_for(tensor.cuda()) == "no kernel for torch.float64"
-
-
 def test_kernels_are_off_unless_they_are_asked_for(monkeypatch):
     monkeypatch.setattr("torch.version.cuda", "12.8")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    why = availability.why_no_triton.__wrapped__
+    why = _choice.why_no_triton.__wrapped__
     monkeypatch.delenv("SMOE_BACKEND", raising=False)
     assert "SMOE_BACKEND=triton" in (why() or "")
     monkeypatch.setenv("SMOE_BACKEND", "triton")
@@ -93,50 +81,22 @@ def test_old_triton_is_not_used():
     assert why_too_old("3.10.0+git") is None
 
 
-def test_part_of_a_tensor_beyond_the_offsets_has_no_kernel(monkeypatch):
-    for name in ("why_no_triton", "why_not_on"):
-        monkeypatch.setattr(f"smoe.ops.triton.availability.{name}", lambda *_: None)
-    whole = torch.empty(3, 2**30, device="meta")
+def test_tensors_that_the_kernels_do_not_take(monkeypatch):
+    monkeypatch.setattr(_choice, "why_no_triton", lambda: None)
+    monkeypatch.setattr(_choice, "why_not_on", lambda index: None)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
+    input, weight = torch.empty(64, 128, 32, 64, device="meta"), torch.empty(256, 128, 3, 3, device="meta")
+    indices = torch.empty(1, 128, 2048, dtype=torch.int32, device="meta")
+    assert why_not_sparse(input, weight, indices, 1) is None
+    assert why_not_sparse(input.double(), weight, indices, 1) == "no kernel for torch.float64"
+    assert "torch.float16" in (why_not_sparse(input.half(), weight, indices, 1) or "")
     # Few elements, but far apart.
-    assert why_not_for(whole[:, :5]) == f"a tensor has {2**31 + 5} elements, more than 32-bit offsets reach"
-    assert why_not_for(whole[:2, :5]) is None
-    assert why_not_for(whole[:, :0]) is None
-
-
-def choose(convolution: GpuConvolution, num_pixels: int, *, is_backward: bool) -> object:
-    """What an implementation returns that names itself."""
-    input, weight = torch.empty(64, 32, 1, num_pixels, device="meta"), torch.empty(256, 32, 1, 1, device="meta")
-    indices, error = torch.empty(1, 8, num_pixels, device="meta"), torch.empty(64, 8, 1, num_pixels, device="meta")
-    if is_backward:
-        return convolution.backward(error, input, weight, indices, 1, 1, "zeros", True, True)
-    return convolution.forward(input, weight, indices, 1, 1, "zeros")
-
-
-@pytest.mark.parametrize("is_backward", [False, True])
-def test_outputs_of_a_bank_beyond_the_offsets_are_gathered_by_pytorch(monkeypatch, is_backward):
-    pytest.importorskip("triton", reason="Triton is not installed")
-    monkeypatch.setattr("smoe.ops.triton._planes.why_not_for", lambda *_: None)
-
-    def dense(*arguments: object, gather: object = None, scatter: object = None) -> Any:
-        del arguments
-        return "pytorch" if gather is gather_experts or scatter is scatter_experts else "triton"
-
-    def sparse(*arguments: object) -> Any:
-        return f"sparse, {len(arguments)} arguments"
-
-    both = Implementation(dense, dense)
-    convolution = GpuConvolution(lambda *_: "a reason", lambda: Implementation(sparse, sparse), both)
-    # 64 samples and 256 filters: 2^14 outputs at each pixel.
-    assert choose(convolution, 2**17 - 4, is_backward=is_backward) == "pytorch"
-    assert choose(convolution, 2**17 - 5, is_backward=is_backward) == "triton"
-    convolution = dataclasses.replace(
-        convolution, why_not_sparse=lambda *arguments: None if len(arguments) == 6 else "wrong arguments"
-    )
-    assert choose(convolution, 7, is_backward=is_backward) == f"sparse, {9 if is_backward else 6} arguments"
+    part = torch.empty(64, 2**26, device="meta").as_strided(input.shape, (2**26, 2048, 64, 1))
+    assert "more than 32-bit offsets reach" in (why_not_sparse(part, weight, indices, 1) or "")
 
 
 def test_tiles_fit_the_sides_of_a_product():
-    for direction in ("forward", "input_gradient", "weight_gradient", "atomic_weight_gradient"):
+    for direction in ("forward", "input_gradient", "weight_gradient"):
         for bytes_each, precision in ((2, "tf32"), (4, "tf32"), (4, "ieee")):
             tiles = tiles_of(direction, bytes_each=bytes_each, precision=precision)
             for sizes in ((33, 20, 40), (64, 64, 64), (1000, 1000, 1000), (1, 1, 1)):
@@ -155,6 +115,6 @@ def test_importing_smoe_imports_no_kernels():
     code = (
         "import sys, smoe; assert not any(name.split('.')[0] == 'triton' for name in sys.modules), 'triton'; "
         "import smoe.nn; found = {name for name in sys.modules if name.startswith('smoe.ops.triton.')}; "
-        "assert found <= {'smoe.ops.triton.availability', 'smoe.ops.triton._planes'}, found"
+        "assert found == {'smoe.ops.triton._choice'}, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

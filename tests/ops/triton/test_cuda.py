@@ -11,10 +11,9 @@ import torch.nn.functional as F
 
 from smoe.nn import SpatialMoE2d
 from smoe.ops import routed_conv2d, top_experts
-from smoe.ops._conv_kernels import dense_routed_conv2d
+from smoe.ops._conv_kernels import dense_routed_conv
 from smoe.ops._families import sample_families
-from smoe.ops._routed_conv3d import routed_conv3d, why_no_slabs
-from smoe.ops.triton._planes import why_not_sparse
+from smoe.ops.triton._choice import why_not_sparse
 
 pytestmark = [
     pytest.mark.cuda,
@@ -62,7 +61,7 @@ def test_sparse_equals_dense_in_float64(dtype, tolerance):
         output = routed_conv2d(input, weight, indices)
         gradients = torch.autograd.grad(output, (input, weight), error)
     exact_input, exact_weight = (tensor.detach().double().requires_grad_() for tensor in (input, weight))
-    expected = dense_routed_conv2d(exact_input, exact_weight, indices)
+    expected = dense_routed_conv(exact_input, exact_weight, indices)
     expected_gradients = torch.autograd.grad(expected, (exact_input, exact_weight), error.double())
     for actual, truth in zip((output, *gradients), (expected, *expected_gradients), strict=True):
         largest = float(truth.detach().abs().max())
@@ -78,33 +77,6 @@ def test_opcheck():
     seed = torch.tensor(7, device="cuda")
     torch.library.opcheck(torch.ops.smoe.sample_families.default, (scores, SELECTED, seed, 0.01))
     torch.library.opcheck(torch.ops.smoe.error_quantile.default, (torch.randn(4, 999, device="cuda"), 0.3))
-
-
-def test_opcheck_in_a_volume():
-    input, weight, indices = make_volume(torch.float32)
-    torch.library.opcheck(torch.ops.smoe.routed_conv3d.default, (input, weight, indices, 1, 1, "zeros"))
-
-
-def make_volume(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    input = torch.randn(BATCH, CHANNELS, 3, *GRID, device="cuda", dtype=dtype).requires_grad_()
-    weight = torch.randn(EXPERTS, CHANNELS, 3, 3, 3, device="cuda", dtype=dtype).requires_grad_()
-    indices = top_experts(torch.randn(1, EXPERTS, 3 * GRID[0] * GRID[1], device="cuda"), SELECTED)
-    assert why_no_slabs(input, weight, indices, 1, 1, "zeros") is None
-    return input, weight, indices
-
-
-@pytest.mark.parametrize("padding_mode", ["zeros", "circular"])
-def test_volume_equals_dense_in_float64(padding_mode):
-    input, weight, indices = make_volume(torch.float32)
-    with torch.backends.cudnn.flags(allow_tf32=False):
-        output = routed_conv3d(input, weight, indices, padding_mode=padding_mode)
-        gradients = torch.autograd.grad(output.square().sum(), (input, weight))
-    exact_input, exact_weight = (tensor.detach().double().requires_grad_() for tensor in (input, weight))
-    expected = routed_conv3d(exact_input, exact_weight, indices, padding_mode=padding_mode)
-    expected_gradients = torch.autograd.grad(expected.square().sum(), (exact_input, exact_weight))
-    for actual, truth in zip((output, *gradients), (expected, *expected_gradients), strict=True):
-        largest = float(truth.detach().abs().max())
-        torch.testing.assert_close(actual.double(), truth, rtol=0, atol=1e-5 * largest)
 
 
 def test_families_are_sampled_as_on_a_cpu():

@@ -7,7 +7,7 @@ import torch
 
 from routed_conv_cases import Case, assert_near, make_problem
 from smoe.ops._operators import format_of
-from smoe.ops.triton.tiles import Tile
+from smoe.ops.triton._choice import Tile
 from smoe.options import PADDING_MODES
 
 # Blocks as small as they may be, so that small problems have several of them.
@@ -17,7 +17,7 @@ SMALL = Tile(16, 16, 16, num_warps=2, num_stages=2)
 def compare_with_definition(
     case: Case, dtype: torch.dtype, device: torch.device, *, tile: Tile | None = SMALL, channels_last: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    from smoe.ops.triton.routed_conv import triton_routed_conv2d, triton_routed_conv2d_backward
+    from smoe.ops.triton._kernels import triton_routed_conv2d, triton_routed_conv2d_backward
 
     problem = make_problem(case, dtype, device)
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
@@ -69,7 +69,7 @@ def test_more_than_one_block_of_everything(device):
 
 def test_pixels_in_several_shares(device, monkeypatch):
     # Nine pixels in shares of four: the last share is smaller.
-    monkeypatch.setattr("smoe.ops.triton.routed_conv_weight_gradient._MIN_PIXELS_PER_PROGRAM", 3)
+    monkeypatch.setattr("smoe.ops.triton._kernels._MIN_PIXELS_PER_PROGRAM", 3)
     compare_with_definition(Case(2, 3, 3, 2, (3, 3), (1, 1)), torch.float32, device)
 
 
@@ -102,30 +102,37 @@ def test_channels_last_is_kept(device):
     compare_with_definition(Case(kernel=(1, 1)), torch.float32, device, channels_last=True)
 
 
-def test_atomic_weight_gradient(monkeypatch, device):
-    monkeypatch.setenv("SMOE_WEIGHT_GRADIENT", "atomic")
-    compare_with_definition(Case(stride=2, expert_channels=2), torch.float32, device)
-
-
-def test_atomic_weight_gradient_is_refused_where_determinism_is_asked_for(monkeypatch, device):
-    from smoe.ops.triton.routed_conv import uses_atomics
-
-    monkeypatch.setenv("SMOE_WEIGHT_GRADIENT", "atomic")
-    torch.use_deterministic_algorithms(True)
-    try:
-        with pytest.raises(RuntimeError, match="SMOE_WEIGHT_GRADIENT=atomic is not deterministic"):
-            uses_atomics()
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 def test_gradients_that_are_not_needed_are_empty(device):
-    from smoe.ops.triton.routed_conv import triton_routed_conv2d_backward
+    from smoe.ops.triton._kernels import triton_routed_conv2d_backward
 
     problem = make_problem(Case(kernel=(1, 1)), torch.float32, device)
     tensors = (problem.error, problem.input, problem.weight, problem.indices)
     by_input, by_weight = triton_routed_conv2d_backward(*tensors, 1, 1, "zeros", False, False)
     assert by_input.shape == by_weight.shape == (0,)
+
+
+def test_grid_that_is_too_large_is_refused(device):
+    from smoe.ops.triton._kernels import launch, record_launches
+
+    def kernel() -> None: ...
+
+    with record_launches(), pytest.raises(ValueError, match=r"kernel has a grid of \(1, 65536\), larger than CUDA"):
+        launch(kernel, (1, 65_536))
+
+
+def test_any_number_of_samples_fits_the_grid(device):
+    from smoe.ops.triton._kernels import record_launches, triton_routed_conv2d, triton_routed_conv2d_backward
+
+    # More samples than programs along the second and third axis of a grid.
+    batch = 128 * 65_536
+    input, error = (torch.empty(batch, 2, 2, 2, device="meta") for _ in range(2))
+    weight = torch.empty(3, 2, 1, 1, device="meta")
+    indices = torch.empty(1, 2, 4, dtype=torch.int32, device="meta")
+    with record_launches() as launches:
+        triton_routed_conv2d(input, weight, indices, 1, 1, "zeros")
+        triton_routed_conv2d_backward(error, input, weight, indices, 1, 1, "zeros", True, True)
+    names = [launched.kernel.__name__ for launched in launches]
+    assert names == ["forward_kernel", "input_gradient_kernel", "masked_kernel"]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import torch
 
 from smoe.command_line import parse_nothing
 from smoe.ops.backends import describe_backends
-from smoe.ops.triton.availability import CROSSOVERS, why_dense
+from smoe.ops.triton._choice import CROSSOVERS, why_dense
 from smoe_paper.benchmarks.gpu_model import LAYERS
 
 

@@ -19,9 +19,8 @@ import torch.nn.functional as F
 from smoe.command_line import UsageError
 from smoe.ops import Routing, routed_conv2d, top_experts
 from smoe.ops._classification import ErrorSignal, train_routing
-from smoe.ops._conv_kernels import dense_routed_conv2d
-from smoe.ops.triton._planes import why_not_sparse
-from smoe.ops.triton.availability import RoutedShape, why_not_for
+from smoe.ops._conv_kernels import dense_routed_conv
+from smoe.ops.triton._choice import RoutedShape, why_not_sparse
 from smoe.rules import Damping, RoutingClassification
 from smoe_paper.benchmarks.gpu_model import LAYERS
 from smoe_paper.benchmarks.timing import circumstances, write_table
@@ -91,7 +90,7 @@ def measure(shape: RoutedShape, dtype: torch.dtype, device: torch.device, *, rou
         return F.conv2d(input, filters, padding=padding)
 
     def dense() -> torch.Tensor:
-        return dense_routed_conv2d(input, bank, indices, shape.expert_channels)
+        return dense_routed_conv(input, bank, indices, shape.expert_channels)
 
     def ours() -> torch.Tensor:
         return routed_conv2d(input, bank, indices, expert_channels=shape.expert_channels, check_indices=False)
@@ -119,7 +118,7 @@ def measure(shape: RoutedShape, dtype: torch.dtype, device: torch.device, *, rou
     forward = event_medians({name: without_gradient(call) for name, call in ways.items()}, rounds=rounds)
     steps = {name: with_gradient(call) for name, call in {**ways, "trained": trained}.items()}
     both = event_medians(steps, rounds=rounds)
-    reason = why_not_for(input, bank, indices) or why_not_sparse(input, bank, indices, shape.expert_channels)
+    reason = why_not_sparse(input, bank, indices, shape.expert_channels)
     return {
         "kernels": "sparse" if reason is None else f"dense ({reason})",
         "conv2d forward ms": f"{forward['conv2d']:.3f}",

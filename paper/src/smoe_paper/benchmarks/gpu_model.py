@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from smoe.ops.triton.availability import RoutedShape, why_dense
-from smoe.ops.triton.tiles import Direction, Tile, tile_for
+from smoe.ops.triton._choice import Direction, RoutedShape, Tile, tile_for, why_dense
 from smoe_paper.benchmarks.timing import circumstances, write_table
 
 RESULTS = Path("paper/results/gpu")

@@ -18,7 +18,7 @@ from rich.progress import track
 from smoe.command_line import UsageError, parse
 from smoe.nn import SpatialMoE2d
 from smoe.ops import routed_conv2d
-from smoe.ops._conv_kernels import dense_routed_conv2d
+from smoe.ops._conv_kernels import dense_routed_conv
 from smoe.ops._routing import top_experts
 from smoe.rules import Frozen, RoutingClassification, Rule
 from smoe_paper.benchmarks.timing import circumstances, interleaved_medians, origin, write_table
@@ -100,7 +100,7 @@ def measure(
         return F.conv2d(input, filters, padding=1)
 
     def dense() -> torch.Tensor:
-        return dense_routed_conv2d(input, bank, indices)
+        return dense_routed_conv(input, bank, indices)
 
     def ours() -> torch.Tensor:
         return routed_conv2d(input, bank, indices, check_indices=False)

@@ -22,9 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from smoe.command_line import UsageError, parse
 from smoe.ops._operators import library_for
-from smoe.ops._routed_conv3d import why_no_slabs
-from smoe.ops.triton._planes import why_not_sparse
-from smoe.ops.triton.availability import why_not_for
+from smoe.ops.triton._choice import why_not_sparse
 from smoe.training.plan import TrainingPlan
 from smoe_paper.benchmarks.device import event_medians, peak_megabytes, require_gpu
 from smoe_paper.benchmarks.memory import reset_peak, status
@@ -50,9 +48,9 @@ class RoutedConvolutions(TorchDispatchMode):
         """Runs the operation, and notes it if it is a routed convolution."""
         del types
         if func is torch.ops.smoe.routed_conv2d.default:
-            self.kernels[_kernels_of(why_not_sparse, *args[:4])] += 1
+            self.kernels[_kernels_of(*args[:4], why_not_sparse)] += 1
         elif func is torch.ops.smoe.routed_conv3d.default:
-            self.kernels[_kernels_of(why_no_slabs, *args)] += 1
+            self.kernels[_kernels_of(*args[:4], lambda *_: "volumes have no sparse kernels")] += 1
         return func(*args, **(kwargs or {}))
 
     def describe(self) -> str:
@@ -60,11 +58,17 @@ class RoutedConvolutions(TorchDispatchMode):
         return ", ".join(f"{number} {kernels}" for kernels, number in self.kernels.most_common()) or "none"
 
 
-def _kernels_of(why_not: Callable[..., str | None], input: torch.Tensor, weight: torch.Tensor, *others: Any) -> str:
+def _kernels_of(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    expert_channels: int,
+    why_not: Callable[..., str | None],
+) -> str:
     if not input.is_cuda:
         library = library_for(input, weight)
         return "dense" if library is None else f"native ({library.instruction_set})"
-    reason = why_not_for(input, weight, others[0]) or why_not(input, weight, *others)
+    reason = why_not(input, weight, indices, expert_channels)
     return "sparse" if reason is None else f"dense ({reason})"
 
 
