@@ -22,7 +22,7 @@ class UsageError(Exception):
 
 @contextlib.contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Shows warnings as a line on the error stream each, without the code that they come from."""
+    """Show warnings as a line on the error stream each, without the code that they come from."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_, **__: sys.stderr.write(f"warning: {printable(str(message))}\n")
@@ -31,12 +31,6 @@ def warnings_as_lines() -> Iterator[None]:
 
 def parse(target: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
     """The dataclass `target` as the flags describe it; `--help` prints and exits.
-
-    Args:
-        target: Class of the options.
-        args: Flags as typed.
-        prog: Command, for the help text.
-        default: Values of the flags that are not given; the class's defaults if None.
 
     Raises:
         UsageError: For an unknown flag or a value that does not fit, in one line with a suggestion.
@@ -57,7 +51,7 @@ def parse(target: type[T], args: Sequence[str], *, prog: str, default: T | None 
 
 
 def parse_nothing(args: Sequence[str] | None, *, prog: str, text: str) -> None:
-    """Reads the flags of a command that has none; `--help` prints the text and exits.
+    """Read the flags of a command that has none; `--help` prints the text and exits.
 
     Raises:
         UsageError: If there are any.

@@ -62,7 +62,7 @@ R = TypeVar("R", bound=Report)
 
 
 def run(args: list[str]) -> int:
-    """Parses, reads the models and writes the page."""
+    """Parse, read the models and write the page."""
     options = parse_report(Report, args)
 
     from smoe.reports.read_fit import read_fit
@@ -84,12 +84,7 @@ def parse_report(kind: type[R], args: list[str]) -> R:
 
 
 def write_report(options: Report, read: Callable[[Path, str], RunReport]) -> int:
-    """Reads the runs, writes the page and prints its path.
-
-    Args:
-        options: Options of the report.
-        read: Reads the run in a directory, with a label.
-    """
+    """Read the runs, write the page and print its path."""
     from smoe.reports.page import write_page
     from smoe.reports.read_fit import read_and_compare
 

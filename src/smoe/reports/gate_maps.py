@@ -37,12 +37,7 @@ class ExpertFilters:
 
 
 def read_filters(layer: RoutedLayer, use: np.ndarray) -> ExpertFilters | None:
-    """Returns filters of the most used experts of a layer; None if its experts have none.
-
-    Args:
-        layer: SMoE layer.
-        use: Share of the pixels that each expert serves, `(X,)`.
-    """
+    """Return filters of the most used experts of a layer; None if its experts have none."""
     if not isinstance(layer, FilterBank):
         return None
     weight = layer.weight.detach().float().cpu().numpy()
@@ -128,17 +123,10 @@ def read_gates(
     *,
     shown_shape: tuple[int, ...] | None = None,
 ) -> tuple[GateMap, ...]:
-    """Returns the routing of each gate of a model, in the order of the model.
+    """Return the routing of each gate of a model, in the order of the model.
 
     Gates that depend on their input are shown for the first sample of `input`, and left out without one. So are gates
     of a single expert, which have nothing to choose.
-
-    Args:
-        model: Model in evaluation mode.
-        places: Where the pixels of the data lie; None if they are only numbered.
-        input: Input of the model.
-        shown_shape: Grid of the data, where the network pads it to a larger one and halves that: the routing is then
-            shown on the grid of the data.
     """
     inputs = {} if input is None else layer_inputs(model, input)
     maps: list[GateMap] = []
@@ -179,7 +167,7 @@ def read_gates(
 
 
 def ranked(indices: Tensor, weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Returns experts and scores `(E, P)` with the highest score first at each pixel; equal scores keep their order."""
+    """Return experts and scores `(E, P)` with the highest score first at each pixel; equal scores keep their order."""
     order = weights.float().argsort(dim=0, descending=True, stable=True)
     choices = indices.long().gather(0, order).to(torch.int32)
     return choices.numpy(), weights.float().gather(0, order).numpy()

@@ -42,7 +42,7 @@ class View:
 
 
 def thinned(places: Places, max_pixels: int) -> tuple[Places, int]:
-    """Returns every second, third, ... row and column of a large grid, and this step; a mesh is returned whole."""
+    """Return every second, third, ... row and column of a large grid, and this step; a mesh is returned whole."""
     step = 1
     while places.kind != "mesh" and math.prod(-(-size // step) for size in places.shape) > max_pixels:
         step += 1
@@ -57,7 +57,7 @@ def thinned(places: Places, max_pixels: int) -> tuple[Places, int]:
 
 
 def take(values: np.ndarray, shape: tuple[int, ...], step: int) -> np.ndarray:
-    """Returns the values `(n, P)` of the pixels of a grid that `thinned` keeps."""
+    """Return the values `(n, P)` of the pixels of a grid that `thinned` keeps."""
     if step == 1:
         return values
     part = values.reshape(-1, *shape)[(slice(None), *(slice(None, None, step) for _ in shape))]
@@ -65,7 +65,7 @@ def take(values: np.ndarray, shape: tuple[int, ...], step: int) -> np.ndarray:
 
 
 def make_views(places: Places) -> tuple[list[View], int]:
-    """Returns the pictures of some places, and the number of the one that is shown first."""
+    """Return the pictures of some places, and the number of the one that is shown first."""
     if places.coordinates is not None:
         return _mesh_views(places.coordinates, places.triangles), 0
     if places.kind == "globe":
@@ -86,7 +86,7 @@ def make_views(places: Places) -> tuple[list[View], int]:
 
 
 def coordinate_texts(axis: Axis, is_geographic: bool, is_row: bool) -> list[str]:
-    """Returns coordinates as readers write them: 45°N, or a number with the name and units of the axis."""
+    """Return coordinates as readers write them: 45°N, or a number with the name and units of the axis."""
     if not is_geographic:
         return [f"{axis.name} {value:.5g}{f' {axis.units}' if axis.units else ''}" for value in axis.values.ravel()]
     values = axis.values.ravel() if is_row else (axis.values.ravel() + 180.0) % 360.0 - 180.0
@@ -228,7 +228,7 @@ def _coast_light(cells: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np
 
 
 def _counters(counts: np.ndarray) -> np.ndarray:
-    """Returns 0, 1, ..., n - 1 for each n of some counts, one after the other."""
+    """Return 0, 1, ..., n - 1 for each n of some counts, one after the other."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
@@ -250,15 +250,7 @@ def _mesh_views(nodes: np.ndarray, triangles: np.ndarray | None) -> list[View]:
 def _mesh_side(
     space: np.ndarray, triangles: np.ndarray | None, axes: np.ndarray, size: tuple[float, float], max_dots: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cells and light of nodes in parallel projection: what is near covers what is far.
-
-    Args:
-        space: Places of the nodes around their middle, `(N, 3)`.
-        triangles: Corners of triangles, `(T, 3)`; None for points.
-        axes: Directions to the right, up and towards the viewer.
-        size: Width and height of what is to be seen.
-        max_dots: Dots of the longer side.
-    """
+    """Cells and light of nodes in parallel projection: what is near covers what is far."""
     # Nodes on a line have a height too.
     size = (max(size[0], 0.1 * size[1], 1e-9), max(size[1], 0.1 * size[0], 1e-9))
     # Points are wide enough that those of a sphere, half of which are seen, leave no gaps; so is the room around them.
@@ -280,7 +272,7 @@ def _mesh_side(
 
 
 def _points(x: np.ndarray, y: np.ndarray, near: np.ndarray, radius: float) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yields columns, rows, depths, nodes and brightness of the dots of points."""
+    """Yield columns, rows, depths, nodes and brightness of the dots of points."""
     for node, column, row in _boxes(x - radius, x + radius, y - radius, y + radius):
         distance = (column - x[node]) ** 2 + (row - y[node]) ** 2
         # The middle of a point is nearer than its rim, so that neighbours meet half-way.
@@ -289,7 +281,7 @@ def _points(x: np.ndarray, y: np.ndarray, near: np.ndarray, radius: float) -> It
 
 
 def _triangles(x: np.ndarray, y: np.ndarray, near: np.ndarray, nodes: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yields columns, rows, depths, nearest corners and brightness of the dots of triangles."""
+    """Yield columns, rows, depths, nearest corners and brightness of the dots of triangles."""
     corners = np.stack([x, y, near], axis=1)[nodes]
     normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
     is_seen = np.abs(normals[:, 2]) > 1e-6
@@ -310,7 +302,7 @@ def _triangles(x: np.ndarray, y: np.ndarray, near: np.ndarray, nodes: np.ndarray
 def _boxes(
     left: np.ndarray, right: np.ndarray, top: np.ndarray, bottom: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields numbers of boxes with the columns and rows of their dots, so many at a time that memory stays small."""
+    """Yield numbers of boxes with the columns and rows of their dots, so many at a time that memory stays small."""
     left, top = np.floor(left).astype(int), np.floor(top).astype(int)
     columns, rows = np.ceil(right).astype(int) - left + 1, np.ceil(bottom).astype(int) - top + 1
     groups = np.cumsum(columns * rows) // 1_000_000

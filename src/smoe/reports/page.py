@@ -22,15 +22,7 @@ MAX_BYTES = 5_000_000
 
 
 def write_page(reports: Sequence[RunReport], output: Path, written: datetime | None = None) -> int:
-    """Writes the report of one run or of several, whole or not at all.
-
-    Args:
-        reports: Runs to show.
-        output: File to write.
-        written: Time that the page names; now if None.
-
-    Returns:
-        Size of the file in bytes.
+    """Write the report of one run or of several, whole or not at all.
 
     Raises:
         DataError: If the page would be too large, or the file cannot be written.
@@ -46,11 +38,7 @@ def write_page(reports: Sequence[RunReport], output: Path, written: datetime | N
 
 
 def make_page(reports: Sequence[RunReport], written: datetime) -> str:
-    """Returns the HTML of a page with as much detail as fits.
-
-    Args:
-        reports: Runs to show, at least one.
-        written: Time that the page names.
+    """Return the HTML of a page with as much detail as fits.
 
     Raises:
         DataError: If the page is too large with the least detail.

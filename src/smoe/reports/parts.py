@@ -61,12 +61,7 @@ class Places:
 
     @classmethod
     def globe(cls, latitude: Sequence[float] | np.ndarray, longitude: Sequence[float] | np.ndarray) -> Places:
-        """Returns the places of a global map.
-
-        Args:
-            latitude: Latitudes of the rows in degrees, in either direction, `(H,)`.
-            longitude: Longitudes of the columns in degrees eastwards, `(W,)`.
-        """
+        """Return the places of a global map."""
         rows, columns = np.asarray(latitude, np.float64), np.asarray(longitude, np.float64)
         return cls(
             "globe",
@@ -91,14 +86,7 @@ class Places:
         return np.broadcast_to(cosines[:, None], self.shape)
 
     def on_grid(self, shape: tuple[int, ...]) -> Places | None:
-        """Returns the places of a coarser or finer map of the same area.
-
-        Args:
-            shape: Grid inside of the network, such as that of a layer behind a stride.
-
-        Returns:
-            Places of this grid; None if they cannot be derived.
-        """
+        """Return the places of a coarser or finer map of the same area."""
         if shape == self.shape:
             return self
         if len(shape) != len(self.shape) or self.kind == "mesh":

@@ -38,13 +38,7 @@ class FitData:
 
 
 def read_fit(path: Path, label: str, data: FitData | None, notify: Callable[[str], None]) -> RunReport:
-    """Opens a fitted model and measures what its report shows.
-
-    Args:
-        path: Folder of the model.
-        label: Name of the model on the page.
-        data: Data of the scored period; None for a report without error maps.
-        notify: Receives messages about what is being measured.
+    """Open a fitted model and measure what its report shows.
 
     Raises:
         DataError: If the folder holds no model or a damaged one, or the data are not those of the model.
@@ -102,7 +96,7 @@ def _title(fitted: Fitted) -> str:
 
 
 def places_of(fitted: Fitted) -> Places:
-    """Returns where the pixels of a fitted model lie, with the coordinates of the user's data."""
+    """Return where the pixels of a fitted model lie, with the coordinates of the user's data."""
     grid = fitted.grid
     if grid.kind == "mesh":
         triangles = None if fitted.mesh is None or fitted.mesh.triangles is None else fitted.mesh.triangles.numpy()
@@ -200,7 +194,7 @@ def _measure(fitted: Fitted, data: FitData, which: str) -> tuple[tuple[ErrorMap,
 
 
 def read_environment(directory: RunDirectory) -> dict[str, Any]:
-    """Returns what environment.json of a run holds; empty if it has none.
+    """Return what environment.json of a run holds; empty if it has none.
 
     Raises:
         RunError: If the file is damaged.
@@ -217,14 +211,14 @@ def read_environment(directory: RunDirectory) -> dict[str, Any]:
 
 
 def repeating_command(environment: Mapping[str, Any]) -> str:
-    """Returns the command that a run was made with, for a shell; empty if it was made from Python."""
+    """Return the command that a run was made with, for a shell; empty if it was made from Python."""
     command = environment.get("command")
     is_ours = isinstance(command, list) and bool(command) and command[0] in ("train", "fit", "reproduce")
     return shlex.join(["smoe", *map(str, command)]) if is_ours and command is not None else ""
 
 
 def environment_facts(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Returns versions and machine of a run, by their names."""
+    """Return versions and machine of a run, by their names."""
     packages = environment.get("packages")
     facts = {name: str(version) for name, version in packages.items() if version} if isinstance(packages, dict) else {}
     for key in ("python", "system", "machine", "processor", "commit"):
@@ -236,13 +230,7 @@ def environment_facts(environment: Mapping[str, Any]) -> dict[str, str]:
 def read_and_compare(
     paths: Sequence[Path], read: Callable[[Path, str], RunReport], plain: Path | None = None
 ) -> list[RunReport]:
-    """Reads runs, and adds the errors of a plain one to those of the others.
-
-    Args:
-        paths: Directories of runs, each once.
-        read: Reads the run in a directory, with a label.
-        plain: Run whose errors those of the others are compared with; if None, the first run without experts among
-            `paths` that has the same data.
+    """Read runs, and add the errors of a plain one to those of the others.
 
     Raises:
         RunError: If the same directory is given twice, or is none.
@@ -266,7 +254,7 @@ def read_and_compare(
 
 
 def labels_of(paths: Sequence[Path]) -> list[str]:
-    """Returns a name for each directory: its own, with as many of its parents as tell them apart."""
+    """Return a name for each directory: its own, with as many of its parents as tell them apart."""
     parts = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-length:]) for part in parts]
@@ -276,15 +264,7 @@ def labels_of(paths: Sequence[Path]) -> list[str]:
 
 
 def with_plain(report: RunReport, candidates: Sequence[RunReport]) -> RunReport:
-    """Returns a run whose error maps know those of a plain net on the same data.
-
-    Args:
-        report: Run to compare.
-        candidates: Runs of plain nets; the first one on the same data is used.
-
-    Returns:
-        The same object if there is nothing to compare with.
-    """
+    """Return a run whose error maps know those of a plain net on the same data."""
     plain = next((other for other in candidates if other.identity == report.identity), None)
     known = {} if plain is None else {error.name: error.values for error in plain.error_maps}
     is_comparable = [error.plain is None and error.name in known for error in report.error_maps]

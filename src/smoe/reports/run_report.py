@@ -172,12 +172,12 @@ class RunReport:
 
 
 def epochs_of(history: Sequence[Record]) -> list[Record]:
-    """Returns the records of epochs; the record of the end of a run is left out."""
+    """Return the records of epochs; the record of the end of a run is left out."""
     return [record for record in history if "stopped" not in record and "total_seconds" not in record]
 
 
 def seconds_of(history: Sequence[Record]) -> float | None:
-    """Returns the seconds of training; None if they were not recorded."""
+    """Return the seconds of training; None if they were not recorded."""
     total = next((record["total_seconds"] for record in reversed(history) if "total_seconds" in record), None)
     if isinstance(total, (int, float)):
         return float(total)

@@ -26,13 +26,7 @@ class Markup(str):
 
 
 def tag(name: str, *children: object, **attributes: object) -> Markup:
-    """Returns an element.
-
-    Args:
-        name: Name of the element.
-        *children: Content; text is escaped.
-        **attributes: Attributes; `class_` is `class`, other underscores are hyphens. None and False leave one out.
-    """
+    """Return an element."""
     words = [name]
     for key, value in attributes.items():
         if value is not None and value is not False:
@@ -46,7 +40,7 @@ def _escape(text: object) -> str:
 
 
 def script_json(content: Mapping[str, Any]) -> Markup:
-    """Returns plain values as JSON that cannot end the element that it stands in.
+    """Return plain values as JSON that cannot end the element that it stands in.
 
     Raises:
         ValueError: If a number is not finite.
@@ -56,16 +50,7 @@ def script_json(content: Mapping[str, Any]) -> Markup:
 
 
 def run_sections(report: RunReport, number: int, level: int) -> list[tuple[str, str, Markup]]:
-    """Returns the sections of a run.
-
-    Args:
-        report: Run to show.
-        number: Its number on the page.
-        level: Level of the headings.
-
-    Returns:
-        Identifier, heading and content of each section.
-    """
+    """Return the sections of a run."""
 
     def place(part: str) -> Markup:
         return tag("div", data_part=part, data_run=number)
@@ -101,7 +86,7 @@ def run_sections(report: RunReport, number: int, level: int) -> list[tuple[str, 
 
 
 def figures_list(report: RunReport) -> Markup:
-    """Returns the numbers that a reader asks for first."""
+    """Return the numbers that a reader asks for first."""
     figures: dict[str, str] = {}
     own = _own_values(report)
     if own:
@@ -123,12 +108,7 @@ def figures_list(report: RunReport) -> Markup:
 
 
 def comparison_table(reports: Sequence[RunReport], shared: Sequence[float | None]) -> Markup:
-    """Returns a table of all runs that the script makes sortable.
-
-    Args:
-        reports: Runs, one for each row.
-        shared: Share of the choices that each run has in common with the first one; None if it was not compared.
-    """
+    """Return a table of all runs that the script makes sortable."""
     metrics = list(dict.fromkeys(metric for report in reports for metric in _own_values(report) if "/" not in metric))
     has_shared = any(share is not None for share in shared)
     heads = ["run", *metrics, *(["choices as in the first run, %"] if has_shared else [])]

@@ -43,13 +43,6 @@ def project(longitude: np.ndarray, latitude: np.ndarray) -> tuple[np.ndarray, np
     """Mollweide's equal-area projection, for a sphere of radius 1.
 
     matplotlib's own axes of this name take ten seconds a map, for they bend each piece of coast in 75 parts.
-
-    Args:
-        longitude: Longitudes in degrees, from -180 to 180.
-        latitude: Latitudes in degrees.
-
-    Returns:
-        Coordinates x and y, of the broadcast shape of both arguments.
     """
     # The auxiliary angle solves 2 a + sin 2a = pi sin(latitude); a table of it is exact to less than a printed dot.
     angles = np.linspace(-np.pi / 2, np.pi / 2, 20_001)
@@ -155,7 +148,7 @@ def draw_globe_routing(
     *,
     title: str,
 ) -> None:
-    """Draws who serves where: all choices as colours, the first choices, each expert's share of land and its use.
+    """Draw who serves where: all choices as colours, the first choices, each expert's share of land and its use.
 
     Args:
         chosen: Experts chosen at each pixel, in any order, `(E, H, W)`.

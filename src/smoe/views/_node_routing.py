@@ -21,7 +21,7 @@ from smoe.views._charts import save_picture
 def similarity_colours(
     routing: Choices, num_experts: int, pixel_weights: np.ndarray | Tensor | None = None
 ) -> np.ndarray:
-    """Returns colours such that pixels which share many experts look alike: three principal components as RGB.
+    """Return colours such that pixels which share many experts look alike: three principal components as RGB.
 
     Args:
         routing: Experts chosen at each pixel, `(E, ...)`.
@@ -53,7 +53,7 @@ def plot_mesh_routing(
     triangles: np.ndarray | Tensor | None = None,
     title: str = "",
 ) -> None:
-    """Draws which experts serve which nodes of a mesh; nodes with like colours share experts.
+    """Draw which experts serve which nodes of a mesh; nodes with like colours share experts.
 
     A mesh that is flat, or nearly so, is seen from above, any other from two sides.
 
@@ -77,15 +77,7 @@ def draw_nodes(
     triangles: np.ndarray | Tensor | None = None,
     title: str = "",
 ) -> None:
-    """Draws colours of nodes side by side, each from the sides that show the whole mesh.
-
-    Args:
-        columns: Colours `(N, 3)` by their headings.
-        coordinates: Places of the nodes, `(N, 2)` or `(N, 3)`.
-        path: Picture to write.
-        triangles: Corners of the triangles, `(T, 3)`.
-        title: Title of the picture.
-    """
+    """Draw colours of nodes side by side, each from the sides that show the whole mesh."""
     places = as_space(coordinates)
     views = views_of(places)
     corners = None if triangles is None else as_array(triangles)
@@ -121,15 +113,7 @@ def as_space(coordinates: np.ndarray | Tensor) -> np.ndarray:
 def draw_side(
     axes: Axes, places: np.ndarray, colours: np.ndarray, view: np.ndarray, triangles: np.ndarray | None = None
 ) -> None:
-    """Draws a mesh in parallel projection; what is nearer to the viewer covers what is farther away.
-
-    Args:
-        axes: Empty axes; their frame is removed.
-        places: Places of the nodes, `(N, 3)`.
-        colours: Colours of the nodes, `(N, 3)`.
-        view: Directions to the right, up and towards the viewer, `(3, 3)`.
-        triangles: Corners of the triangles, `(T, 3)`; None for points.
-    """
+    """Draw a mesh in parallel projection; what is nearer to the viewer covers what is farther away."""
     if len(colours) != len(places):
         raise ValueError(f"there are {len(colours)} colours for {len(places)} nodes")
     right, up, depth = view @ (places - places.mean(axis=0)).T
@@ -177,7 +161,7 @@ class PixelPlaces:
     views: ClassVar[tuple[str, ...]] = ("above",)
 
     def draw(self, axes: Axes, colours: np.ndarray) -> None:
-        """Draws pixels with their colours, `(..., 3)`."""
+        """Draw pixels with their colours, `(..., 3)`."""
         if not self.is_regular:
             count = self.rows.size
             axes.scatter(
@@ -230,7 +214,7 @@ class NodePlaces:
         return views_of(self.places)
 
     def draw(self, axes: Axes, colours: np.ndarray, view: str) -> None:
-        """Draws nodes with their colours, `(N, 3)`, from one side."""
+        """Draw nodes with their colours, `(N, 3)`, from one side."""
         draw_side(axes, self.places, colours.reshape(-1, 3), VIEWS[view], self.triangles)
 
 
@@ -239,12 +223,7 @@ def read_places(
     shapes: Sequence[tuple[int, ...]],
     triangles: np.ndarray | Tensor | None = None,
 ) -> PixelPlaces | NodePlaces:
-    """Checks coordinates against the pixels of all gates.
-
-    Args:
-        coords: As `plot_routing` takes them.
-        shapes: Pixels of each gate.
-        triangles: Corners of triangles.
+    """Check coordinates against the pixels of all gates.
 
     Raises:
         ValueError: If they fit no gate, with both shapes.

@@ -137,7 +137,7 @@ def draw_run(run: OpenRun, split: str) -> list[Path]:
         run: Run, opened with the split.
         split: Split whose forecasts are drawn.
     """
-    from smoe.views import draw_scores
+    from smoe_paper.charts import draw_scores
 
     store, folder = store_of(run, split), run.directory.pictures
     task = next(task for name, task in TASKS.items() if name == store.task)

@@ -236,7 +236,7 @@ def draw_figures(table_set: TableSet, tables: Sequence[ResultTable], store: RunS
 
 
 def _draw_table(table_set: TableSet, table: ResultTable, store: RunStore, folder: Path) -> Iterator[Path]:
-    from smoe.views import draw_epochs
+    from smoe_paper.charts import draw_epochs
 
     found = {row.label: outcomes(table_set, row, store) for row in table.rows}
     # The first seed of the largest scale that was trained.

@@ -257,7 +257,7 @@ def learned(run: OpenRun) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
 
 def draw_run(run: OpenRun) -> list[Path]:
     """Writes the pictures into the run's folder and returns their paths; the routing is drawn for an SMoE only."""
-    from smoe.views import draw_accuracy
+    from smoe_paper.charts import draw_accuracy
 
     monitor = f"validation/{run.recipe.training.monitor}"
     curve = run.directory.pictures / "accuracy.png"
@@ -313,7 +313,7 @@ def _draw_routing(table_set: TableSet, runs_dir: Path, store: RunStore, path: Pa
 
 
 def _draw_models(table_set: TableSet, rows: Sequence[Row], store: RunStore, folder: Path) -> Iterator[Path]:
-    from smoe.views import draw_accuracies, draw_region_accuracies
+    from smoe_paper.charts import draw_accuracies, draw_region_accuracies
 
     found = {row.label: outcomes(table_set, row, store) for row in rows}
     first_runs = {label: all_of_it[0].results[0] for label, all_of_it in found.items() if all_of_it}
@@ -343,7 +343,7 @@ def _by_region(run: dict[str, Any], num_regions: int) -> list[float]:
 
 
 def _draw_quantile_damping(table_set: TableSet, store: RunStore, path: Path) -> Iterator[Path]:
-    from smoe.views import Panel, draw_grids
+    from smoe_paper.charts import Panel, draw_grids
 
     cells = {
         (row, column): outcomes(table_set, Row(("",), grid_recipe(quantile, damping)), store)

@@ -92,7 +92,7 @@ def learned_regions(run: OpenRun) -> tuple[np.ndarray, np.ndarray]:
 
 def draw_run(run: OpenRun) -> list[Path]:
     """Writes the pictures into the run's folder and returns their paths; the routing only where there is an SMoE."""
-    from smoe.views import draw_accuracy
+    from smoe_paper.charts import draw_accuracy
 
     monitor = f"validation/{run.recipe.training.monitor}"
     history = [record for record in run.directory.read_history() if monitor in record]

@@ -44,7 +44,7 @@ def mean_images(samples: FolderImages) -> torch.Tensor:
 
 
 def _draw_curve(run: OpenRun) -> list[Path]:
-    from smoe.views import draw_accuracy
+    from smoe_paper.charts import draw_accuracy
 
     keys = ("validation/accuracy", "validation/top5_accuracy")
     history = [record for record in run.directory.read_history() if record.get(keys[0]) is not None]
@@ -58,7 +58,7 @@ def _draw_curve(run: OpenRun) -> list[Path]:
 
 def _draw_routing(run: OpenRun, samples: FolderImages) -> list[Path]:
     """Draws a picture for each gate, on the grid of the training images."""
-    from smoe.views import draw_image_routing
+    from smoe_paper.charts import draw_image_routing
 
     by_gate: dict[SpatialGate, list[RoutedLayer]] = {}
     for module in run.task.model.modules():

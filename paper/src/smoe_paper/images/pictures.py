@@ -133,7 +133,7 @@ def mean_images(samples: ImageSamples, num_classes: int) -> np.ndarray:
 
 
 def _draw_curve(run: OpenRun) -> list[Path]:
-    from smoe.views import draw_accuracy
+    from smoe_paper.charts import draw_accuracy
 
     key = "validation/accuracy"
     history = [record for record in run.directory.read_history() if record.get(key) is not None]
@@ -162,7 +162,7 @@ def draw_routing_of(run: OpenRun, split: str, folder: Path, stem: str, *, title:
         stem: Beginning of their file names.
         title: Name of the network in the titles.
     """
-    from smoe.views import draw_image_routing
+    from smoe_paper.charts import draw_image_routing
 
     samples, classes = _images_of(run, split)
     by_gate: dict[SpatialGate, dict[str, RoutedLayer]] = {}
@@ -213,7 +213,7 @@ def draw_figures(
 
 
 def _draw_errors(table_set: TableSet, table: ResultTable, name: str, store: RunStore, path: Path) -> Iterator[Path]:
-    from smoe.views import Panel, draw_grids
+    from smoe_paper.charts import Panel, draw_grids
 
     classes = IMAGE_SETS[name].classes
     found = {row.label: outcomes(table_set, row, store) for row in table.rows}

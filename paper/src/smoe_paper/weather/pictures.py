@@ -173,7 +173,7 @@ def find_samples(samples: WeatherSamples, init_times: Sequence[np.datetime64]) -
 
 
 def _draw_curves(run: OpenRun, targets: Sequence[str]) -> list[Path]:
-    from smoe.views import draw_scores
+    from smoe_paper.charts import draw_scores
 
     keys = {f"validation/rmse_{name}": f"{_label(name)} RMSE on validation, in {_units(name)}" for name in targets}
     history = run.directory.read_history()

@@ -1,0 +1,390 @@
+"""Charts of the experiments: grids of numbers, curves, scores, accuracies, and the routing over images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from smoe.diagnostics import expert_use, neighbour_agreement, selections
+from smoe.views import draw_expert_use, similarity_colours
+from smoe.views._charts import COLOURS, save_picture
+
+_LINES = ("-", (0, (5, 2)), (0, (1, 1.5)))
+_NUM_CLASSES_SHOWN, _NUM_EXPERTS_SHOWN = 10, 5
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture of numbers.
+
+    Attributes:
+        title: Title of the panel.
+        values: Values of the cells, `(rows, columns)`; NaN is left blank.
+        decimals: Number of decimals in the cells.
+        palette: Name of a matplotlib colour map.
+    """
+
+    title: str
+    values: np.ndarray
+    decimals: int = 1
+    palette: str = "viridis"
+
+
+def draw_grids(
+    panels: Sequence[Panel],
+    row_labels: Sequence[str],
+    column_labels: Sequence[str],
+    path: str | Path,
+    *,
+    row_title: str,
+    column_title: str,
+) -> None:
+    """Draw panels over the same two settings side by side.
+
+    Args:
+        panels: Panels to draw, at least one.
+        row_labels: Values of the first setting.
+        column_labels: Values of the second setting.
+        path: Picture to write.
+        row_title: Name of the first setting.
+        column_title: Name of the second setting.
+
+    Raises:
+        ValueError: If there is no panel, or one does not fit the labels.
+    """
+    if not panels:
+        raise ValueError("there must be at least one panel")
+    shape = (len(row_labels), len(column_labels))
+    # Room for a number in each cell.
+    width = max(4.2, 1.6 + 0.55 * shape[1])
+    figure = Figure(figsize=(width * len(panels), 1.4 + 0.4 * shape[0]), layout="constrained")
+    are_long = any(len(label) > 6 for label in column_labels)
+    for number, panel in enumerate(panels):
+        if panel.values.shape != shape:
+            raise ValueError(f"{panel.title!r} has the shape {panel.values.shape}, but the labels make {shape}")
+        axes = figure.add_subplot(1, len(panels), number + 1)
+        shown = np.ma.masked_invalid(panel.values)
+        image = axes.imshow(shown, cmap=panel.palette, aspect="auto")
+        for (row, column), value in np.ndenumerate(panel.values):
+            if np.isfinite(value):
+                red, green, blue, _ = matplotlib.colormaps[panel.palette](image.norm(value))
+                is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
+                text = f"{value:.{panel.decimals}f}"
+                axes.text(column, row, text, ha="center", va="center", color="white" if is_dark else "black")
+        axes.set_xticks(range(shape[1]), list(column_labels))
+        if are_long:
+            axes.tick_params(axis="x", rotation=40)
+        axes.set_yticks(range(shape[0]), list(row_labels))
+        axes.set_xlabel(column_title)
+        axes.set_ylabel(row_title)
+        axes.set_title(panel.title, fontsize=10.5)
+    save_picture(figure, path)
+
+
+def draw_accuracy(
+    history: Sequence[Mapping[str, float | None]],
+    path: str | Path,
+    *,
+    keys: Sequence[str],
+    reference: tuple[str, float] | None = None,
+) -> None:
+    """Draw accuracies in percent by epoch.
+
+    Args:
+        history: One mapping per epoch, the first being epoch 1. An epoch without a key is left out of its curve.
+        path: Picture to write, for example a `.png`.
+        keys: The curves to draw.
+        reference: Label and value in percent of a horizontal line, for example the paper's result.
+
+    Raises:
+        ValueError: If no epoch holds one of the keys.
+    """
+    if not keys:
+        raise ValueError("keys must name at least one curve")
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for number, key in enumerate(keys):
+        epochs, values = _points(history, key)
+        axes.plot(
+            epochs,
+            values,
+            color=COLOURS[number % len(COLOURS)],
+            marker="o",
+            markersize=5 if len(values) <= 40 else 0,
+            linewidth=2,
+            label=_readable(key),
+            # A curve that ends at 100 must not be cut in half by the frame.
+            clip_on=False,
+            zorder=3,
+        )
+    if reference is not None:
+        label, value = reference
+        axes.axhline(value, color="0.35", linestyle=(0, (5, 3)), linewidth=1.3, zorder=2, label=f"{label}: {value:g} %")
+
+    axes.set_xlim(0.5, max(len(history), 2) + 0.5)
+    axes.set_ylim(0, 101)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("accuracy in %")
+    axes.grid(axis="y", color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    save_picture(figure, path)
+
+
+def draw_scores(
+    history: Sequence[Mapping[str, float | None]],
+    keys: Mapping[str, str],
+    path: str | Path,
+    *,
+    references: Mapping[str, Mapping[str, float]] | None = None,
+) -> None:
+    """Draw scores by epoch, each with an axis of its own, the best epoch marked.
+
+    Args:
+        history: One mapping per epoch, the first being epoch 1. An epoch without a number is left out of the curve.
+        keys: What to draw, and its title, such as `{"validation/rmse_z_500": "Z500 RMSE, in m2 s-2"}`.
+        path: Picture to write.
+        references: For a key, horizontal lines by their label.
+
+    Raises:
+        ValueError: If there is no key, or no epoch holds one of them.
+    """
+    if not keys:
+        raise ValueError("keys must name at least one curve")
+    figure = Figure(figsize=(0.6 + 4.4 * len(keys), 3.7), layout="constrained")
+    for number, (key, title) in enumerate(keys.items()):
+        epochs, values = _points(history, key)
+        colour = COLOURS[number % len(COLOURS)]
+        axes = figure.add_subplot(1, len(keys), number + 1)
+        axes.plot(epochs, values, color=colour, marker="o", markersize=4 if len(values) <= 40 else 0, linewidth=1.9)
+        best = min(range(len(values)), key=values.__getitem__)
+        axes.plot(epochs[best], values[best], marker="o", markersize=9, markerfacecolor="none", color="0.2", zorder=4)
+        axes.annotate(
+            f"{values[best]:.4g}",
+            (epochs[best], values[best]),
+            xytext=(0, -17),
+            textcoords="offset points",
+            # Inside the frame at both ends.
+            ha="left" if best == 0 else "right" if best == len(values) - 1 else "center",
+        )
+        for label, value in (references or {}).get(key, {}).items():
+            axes.axhline(value, color="0.45", linestyle=(0, (5, 3)), linewidth=1.2)
+            axes.text(
+                0.99,
+                value,
+                f"{label} {value:.4g}",
+                transform=axes.get_yaxis_transform(),
+                ha="right",
+                va="bottom",
+                fontsize=8.5,
+                color="0.3",
+            )
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.margins(x=0.06, y=0.16)
+        axes.set_xlabel("epoch")
+        axes.set_title(title, fontsize=11)
+        axes.grid(axis="y", color="0.9")
+        axes.spines[["top", "right"]].set_visible(False)
+    save_picture(figure, path)
+
+
+def _points(history: Sequence[Mapping[str, float | None]], key: str) -> tuple[list[int], list[float]]:
+    """Epochs that have a value of the key, from 1, and the values."""
+    found = {epoch: value for epoch, entry in enumerate(history, start=1) if (value := entry.get(key)) is not None}
+    if not found:
+        known = ", ".join(sorted({name for entry in history for name in entry})) or "nothing"
+        raise ValueError(f"no epoch of the history holds {key!r}; it holds {known}")
+    return list(found), list(found.values())
+
+
+def _readable(key: str) -> str:
+    return key.replace("_percent", " %").replace("_", " ").replace("/", ", ")
+
+
+def draw_accuracies(
+    curves: Mapping[str, Sequence[float]],
+    path: str | Path,
+    *,
+    label: str,
+    epoch_lengths: Mapping[str, float] | None = None,
+    unit: str = "epoch",
+) -> None:
+    """Draw the accuracy in percent of several models by epoch, the epochs on a logarithmic axis.
+
+    Args:
+        curves: Accuracies by model, the first being epoch 1.
+        path: Picture to write.
+        label: Name of the accuracy, at the vertical axis.
+        epoch_lengths: Length of an epoch of each model, in the unit of the axis; 1 if not given.
+        unit: Unit of the horizontal axis.
+
+    Raises:
+        ValueError: If there is no curve, or an empty one.
+    """
+    figure = Figure(figsize=(8.0, 4.8), layout="constrained")
+    axes = figure.add_subplot()
+    _plot(axes, curves, epoch_lengths or {})
+    axes.set_xscale("log")
+    axes.set_ylim(0, 101)
+    axes.set_xlabel(unit)
+    axes.set_ylabel(label)
+    save_picture(figure, path)
+
+
+def draw_epochs(panels: Mapping[str, Mapping[str, Sequence[float]]], path: str | Path) -> None:
+    """Draw quantities of several models by epoch, one below the other.
+
+    Args:
+        panels: For the name of each quantity, its values by model, the first being epoch 1.
+        path: Picture to write.
+
+    Raises:
+        ValueError: If there is no panel, no curve, or an empty one.
+    """
+    if not panels:
+        raise ValueError("panels must hold at least one quantity")
+    figure = Figure(figsize=(8.5, 0.6 + 3.0 * len(panels)), layout="constrained")
+    all_axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+    for number, (axes, (quantity, curves)) in enumerate(zip(all_axes, panels.items(), strict=True)):
+        _plot(axes, curves, {}, has_legend=number == 0)
+        axes.set_ylabel(quantity)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    all_axes[-1].set_xlabel("epoch")
+    save_picture(figure, path)
+
+
+def _plot(
+    axes: Axes, curves: Mapping[str, Sequence[float]], epoch_lengths: Mapping[str, float], *, has_legend: bool = True
+) -> None:
+    if not curves:
+        raise ValueError("curves must hold at least one model")
+    for number, (label, values) in enumerate(curves.items()):
+        if not values:
+            raise ValueError(f"the curve of {label!r} is empty")
+        axes.plot(
+            np.arange(1, len(values) + 1) * epoch_lengths.get(label, 1.0),
+            values,
+            label=label,
+            color=COLOURS[number % len(COLOURS)],
+            linestyle=_LINES[number // len(COLOURS) % len(_LINES)],
+            marker="o" if len(values) <= 12 else None,
+            linewidth=1.8,
+        )
+    axes.grid(color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+    if has_legend:
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def draw_region_accuracies(
+    accuracies: Mapping[str, Sequence[float]], regions: Sequence[str], path: str | Path, *, label: str
+) -> None:
+    """Draw bars of the accuracy in percent of several models in each region.
+
+    Args:
+        accuracies: For each model, one number for each region.
+        regions: Names of the regions.
+        path: Picture to write.
+        label: Name of the accuracy, at the vertical axis.
+
+    Raises:
+        ValueError: If there is no model, or the numbers of a model do not fit the regions.
+    """
+    if not accuracies:
+        raise ValueError("accuracies must hold at least one model")
+    # Wide enough for three digits above each bar, and for the names of the regions.
+    figure_width = max(1.2 + 0.35 * len(regions) * len(accuracies), 2.0 * len(regions))
+    figure = Figure(figsize=(figure_width, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    width = 0.8 / len(regions)
+    for model, (name, values) in enumerate(accuracies.items()):
+        if len(values) != len(regions):
+            raise ValueError(f"{name!r} has {len(values)} accuracies for {len(regions)} regions")
+        for region, value in enumerate(values):
+            centre = model + (region - (len(regions) - 1) / 2) * width
+            axes.bar(centre, value, width * 0.92, color=COLOURS[region], label=regions[region] if model == 0 else None)
+            axes.text(centre, value + 1, f"{value:.0f}", ha="center", va="bottom", fontsize=7)
+    axes.set_xticks(range(len(accuracies)), list(accuracies), rotation=20)
+    axes.set_ylim(0, 108)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.set_ylabel(label)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, loc="outside upper center", ncols=len(regions))
+    save_picture(figure, path)
+
+
+def draw_image_routing(
+    chosen: np.ndarray,
+    num_experts: int,
+    mean_images: np.ndarray,
+    classes: Sequence[str],
+    path: str | Path,
+    *,
+    title: str,
+) -> None:
+    """Draw the choices over the mean image of each class, and where the experts work that serve most and least.
+
+    Args:
+        chosen: Experts chosen at each pixel, in any order, `(E, H, W)`.
+        num_experts: Number of experts in the bank, X.
+        mean_images: Mean image of each class, from 0 (dark) to 1, grey `(N, H, W)` on the grid of the choices.
+        classes: Names of the N classes.
+        path: Picture to write.
+        title: Title of the picture.
+    """
+    if mean_images.ndim != 3 or len(mean_images) != len(classes) or mean_images.shape[1:] != chosen.shape[1:]:
+        raise ValueError(
+            f"mean_images must be one of {chosen.shape[1:]} for each of {len(classes)} classes, got {mean_images.shape}"
+        )
+    is_selected = selections(chosen, num_experts)
+    colours = similarity_colours(chosen, num_experts)
+    figure = Figure(figsize=(13.5, 9.4), layout="constrained")
+    figure.suptitle(title, fontsize=13, fontweight="bold")
+    rows = np.asarray(figure.subfigures(3, 1, height_ratios=[1.0, 1.25, 1.7]))
+
+    rows[0].suptitle("the choices over the mean image of each class: like colours share experts", fontsize=11)
+    shown = range(min(len(classes), _NUM_CLASSES_SHOWN))
+    for axes, number in zip(np.atleast_1d(rows[0].subplots(1, len(shown))), shown, strict=True):
+        _show_image(axes, colours * (0.2 + 0.8 * mean_images[number, ..., None]), classes[number])
+
+    axes = rows[1].subplots(1, 3, width_ratios=[1.0, 1.0, 2.4])
+    _show_image(axes[0], colours, f"all {len(chosen)} choices of each pixel")
+    # Similarity of a pixel and its neighbours: white noise is grey everywhere, regions have borders.
+    _show_image(axes[1], neighbour_agreement(chosen, num_experts), "shared with the four neighbours", palette="viridis")
+    rows[1].colorbar(axes[1].images[0], ax=axes[1], shrink=0.85)
+    served = expert_use(chosen, num_experts)
+    draw_expert_use(axes[2], served)
+
+    ranked = np.argsort(-served, kind="stable")
+    number = min(_NUM_EXPERTS_SHOWN, num_experts)
+    background = mean_images.mean(axis=0) / max(float(mean_images.mean(axis=0).max()), 1e-12)
+    panels = rows[2].subplots(2, number, squeeze=False)
+    for panel, expert in zip(panels[0], ranked[:number], strict=True):
+        _show_expert(panel, is_selected[expert], background, f"expert {expert}: {100 * served[expert]:.1f} %")
+    for panel, expert in zip(panels[1], ranked[::-1][:number], strict=True):
+        _show_expert(panel, is_selected[expert], background, f"expert {expert}: {100 * served[expert]:.1f} %")
+    panels[0, 0].set_ylabel("most used")
+    panels[1, 0].set_ylabel("least used")
+    save_picture(figure, path)
+
+
+def _show_image(axes: Axes, image: np.ndarray, title: str, palette: str | None = None) -> None:
+    axes.imshow(image, cmap=palette, interpolation="nearest")
+    axes.set_title(title, fontsize=9.5)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _show_expert(axes: Axes, is_selected: np.ndarray, background: np.ndarray, title: str) -> None:
+    """The pixels an expert serves in colour, the others grey, both as bright as the mean image."""
+    brightness = 0.25 + 0.75 * background[..., None]
+    own, others = np.array([0.95, 0.55, 0.15]), np.array([0.45, 0.45, 0.5])
+    _show_image(axes, np.where(is_selected[..., None], own, others) * brightness, title)

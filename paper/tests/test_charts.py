@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from smoe_paper import charts
+from smoe_paper.charts import (
+    Panel,
+    draw_accuracies,
+    draw_accuracy,
+    draw_epochs,
+    draw_grids,
+    draw_image_routing,
+    draw_region_accuracies,
+    draw_scores,
+)
+
+KEY = "validation/within_1_percent"
+HISTORY = [{KEY: 40.0, "other": 1.0}, {"other": 2.0}, {KEY: 100.0, "other": 3.0}]
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(charts, "save_picture", lambda figure, path: drawn.append(figure))
+    return drawn
+
+
+def test_curve_holds_the_epochs_that_have_the_key(figures: list[Figure]) -> None:
+    draw_accuracy(HISTORY, "unused.png", keys=(KEY,), reference=("paper", 99.5))
+    curve, line = figures[0].axes[0].lines
+    np.testing.assert_array_equal(curve.get_xydata(), [[1, 40], [3, 100]])
+    np.testing.assert_array_equal(line.get_ydata(), [99.5, 99.5])
+    assert line.get_label() == "paper: 99.5 %" and curve.get_label() == "validation, within 1 %"
+
+
+def test_several_curves_without_reference(figures: list[Figure]) -> None:
+    draw_accuracy(HISTORY, "unused.png", keys=(KEY, "other"))
+    assert [np.shape(line.get_xydata()) for line in figures[0].axes[0].lines] == [(2, 2), (3, 2)]
+
+
+def test_picture_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "accuracy.png"
+    draw_accuracy([{KEY: float("nan")}, {KEY: 3.0}], path, keys=(KEY,), reference=("paper", 100.0))
+    assert list(tmp_path.iterdir()) == [path] and imread(path).shape[:2] == (672, 1152)
+
+
+def test_missing_keys_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds 'accuracy'; it holds other, validation/within_1_percent"):
+        draw_accuracy(HISTORY, tmp_path / "accuracy.png", keys=("accuracy",))
+    with pytest.raises(ValueError, match="it holds nothing"):
+        draw_accuracy([], tmp_path / "accuracy.png", keys=(KEY,))
+    with pytest.raises(ValueError, match="at least one curve"):
+        draw_accuracy(HISTORY, tmp_path / "accuracy.png", keys=())
+
+
+def test_score_curves(figures: list[Figure], tmp_path: Path) -> None:
+    history = [{"validation/rmse_z_500": value} for value in (900.0, 500.0, None, 600.0)]
+    draw_scores(
+        history,
+        {"validation/rmse_z_500": "Z500"},
+        tmp_path / "unused.png",
+        references={"validation/rmse_z_500": {"persistence": 936.0}},
+    )
+    (axes,) = figures[0].axes
+    assert np.asarray(axes.lines[0].get_xydata()).tolist() == [[1, 900], [2, 500], [4, 600]]
+    # The best epoch is marked.
+    assert np.asarray(axes.lines[1].get_xydata()).tolist() == [[2, 500]]
+    assert {"500", "persistence 936"} <= {text.get_text() for text in axes.texts}
+    with pytest.raises(ValueError, match="no epoch of the history holds 'loss'; it holds validation/rmse_z_500"):
+        draw_scores(history, {"loss": "loss"}, "unused.png")
+
+
+def test_curves_of_many_models_are_drawn(tmp_path: Path) -> None:
+    curves = {f"model {number}": [10.0 * number, 11.0 * number] for number in range(8)}
+    draw_accuracies(curves, tmp_path / "curves.png", label="in %")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    lengths = {"model 1": 0.25}
+    draw_accuracies(curves, tmp_path / "scaled.png", label="in %", epoch_lengths=lengths, unit="long epochs")
+    assert (tmp_path / "scaled.png").read_bytes() != (tmp_path / "curves.png").read_bytes()
+    with pytest.raises(ValueError, match="the curve of 'empty' is empty"):
+        draw_accuracies({"empty": []}, tmp_path / "bad.png", label="")
+    with pytest.raises(ValueError, match="at least one model"):
+        draw_accuracies({}, tmp_path / "bad.png", label="")
+    assert not (tmp_path / "bad.png").exists()
+
+
+def test_regions_are_drawn(tmp_path: Path) -> None:
+    draw_region_accuracies(
+        {"conv": [99.0, 80.0], "other": [1.0, 2.0]}, ["slow", "fast"], tmp_path / "regions.png", label="in %"
+    )
+    assert (tmp_path / "regions.png").stat().st_size > 5_000
+    with pytest.raises(ValueError, match="'conv' has 1 accuracies for 2 regions"):
+        draw_region_accuracies({"conv": [1.0]}, ["slow", "fast"], tmp_path / "bad.png", label="")
+    with pytest.raises(ValueError, match="at least one model"):
+        draw_region_accuracies({}, ["slow"], tmp_path / "bad.png", label="")
+
+
+def test_grids_are_drawn_with_gaps(tmp_path: Path) -> None:
+    values = np.array([[1.0, np.nan, 3.0], [4.0, 5.0, 6.0]])
+    draw_grids(
+        [Panel("a", values), Panel("b", values)], "xy", "abc", tmp_path / "g.png", row_title="r", column_title="c"
+    )
+    assert (tmp_path / "g.png").stat().st_size > 5_000
+    with pytest.raises(ValueError, match=r"'a' has the shape \(2, 3\), but the labels make \(3, 3\)"):
+        draw_grids([Panel("a", values)], "xyz", "abc", tmp_path / "bad.png", row_title="r", column_title="c")
+    with pytest.raises(ValueError, match="at least one panel"):
+        draw_grids([], "x", "a", tmp_path / "bad.png", row_title="r", column_title="c")
+
+
+def test_quantities_by_epoch_are_drawn_one_below_the_other(tmp_path: Path) -> None:
+    curves = {"one": [3.0, 2.0], "two": [4.0, 1.0, 0.5]}
+    draw_epochs({"loss": curves}, tmp_path / "one.png")
+    draw_epochs({"loss": curves, "changed": curves}, tmp_path / "two.png")
+    assert (tmp_path / "two.png").stat().st_size > (tmp_path / "one.png").stat().st_size > 5_000
+    with pytest.raises(ValueError, match="at least one quantity"):
+        draw_epochs({}, tmp_path / "bad.png")
+    with pytest.raises(ValueError, match="the curve of 'empty' is empty"):
+        draw_epochs({"loss": {"empty": []}}, tmp_path / "bad.png")
+
+
+@pytest.mark.parametrize(("num_experts", "num_selected"), [(3, 1), (12, 6)])
+def test_routing_over_images(tmp_path: Path, num_experts: int, num_selected: int) -> None:
+    generator = np.random.default_rng(0)
+    scores = generator.random((num_experts, 6, 5))
+    chosen = np.argsort(-scores, axis=0)[:num_selected]
+    path = tmp_path / "routing.png"
+    draw_image_routing(chosen, num_experts, generator.random((2, 6, 5)), ["a", "b"], path, title="a run")
+    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5_000
+    with pytest.raises(ValueError, match=r"mean_images must be one of \(6, 5\) for each of 2 classes"):
+        draw_image_routing(chosen, num_experts, generator.random((2, 5, 5)), ["a", "b"], path, title="")
