@@ -99,5 +99,6 @@ class Silent(ProgressBar):
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """All files of a folder, to compare two stores byte by byte."""
-    return {file.name: file.read_bytes() for file in path.iterdir()}
+    """All files of a store but its lock, to compare two stores byte by byte."""
+    files = (file for file in path.rglob("*") if file.is_file() and file.name != ".lock")
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}

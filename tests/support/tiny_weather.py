@@ -8,8 +8,8 @@ from typing import Any
 
 from memory_source import MemorySource, Silent
 from smoe_paper.atmosphere.grid import Grid
-from smoe_paper.weather.data.prepare import prepare
-from smoe_paper.weather.data.prepare_plan import Preparation
+from smoe_paper.weather.commands import Preparation
+from smoe_paper.weather.prepare import prepare
 from smoe_paper.weather.recipes import WEATHER_RECIPES, WeatherData, WeatherRecipe, WeatherViTModel
 
 # Even numbers of rows and columns, for the patches of a transformer.

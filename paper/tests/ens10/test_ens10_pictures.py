@@ -14,12 +14,13 @@ from ens10_files import write_ens10
 from memory_ensemble import tiny_recipe
 from memory_source import Silent
 from smoe.cli.main import main
+from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.data.open_ens10 import open_ens10
-from smoe_paper.ens10.data.prepare import Preparation, prepare
-from smoe_paper.ens10.data.store import EnsembleStore
 from smoe_paper.ens10.pictures import draw_calibration, draw_score_maps
+from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.recipes import EnsembleData
 from smoe_paper.ens10.scores import NUM_PARTS, verify
+from smoe_paper.ens10.store import EnsembleStore
 from smoe_paper.experiments.runs import open_run, train
 
 
@@ -48,7 +49,8 @@ def test_the_raw_ensemble_is_verified_as_its_normal_distribution(run: Path) -> N
     raw, corrected = verify(opened, "test")
     store = EnsembleStore.open(run.parent / "store")
     rows = [row for row, date in enumerate(store.valid_dates) if str(date).startswith("2000")]
-    error, spread = store.truth[rows] - store.target_mean[rows], np.asarray(store.target_std[rows])
+    truth, mean, spread = (np.asarray(fields)[rows] for fields in (store.truth, store.target_mean, store.target_std))
+    error = truth - mean
     np.testing.assert_allclose(raw.crps, np.mean(scoringrules.crps_normal(error, 0.0, spread), axis=0), rtol=1e-4)
     expected, _ = np.histogram(norm.cdf(error / spread), bins=np.linspace(0, 1, NUM_PARTS + 1))
     np.testing.assert_allclose(raw.parts, expected / expected.sum(), atol=2.0 / expected.sum())

@@ -19,11 +19,11 @@ from smoe.training.run_directory import load_checkpoint, save_checkpoint
 from smoe_paper.baselines.gates import ConvGate
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.experiments.task import OpenRun
-from smoe_paper.weather.data.store import WeatherStore
 from smoe_paper.weather.data.truth import Baselines, Truth, week_of_year
 from smoe_paper.weather.pictures import layer_inputs
 from smoe_paper.weather.recipes import PUBLISHED, WEATHER_RECIPES
 from smoe_paper.weather.scores import RunScores, evaluate_run, score_baselines, score_file
+from smoe_paper.weather.store import WeatherStore
 from tiny_weather import GRID, SOURCE, make_store, tiny_recipe
 
 TARGETS = ("z_500", "t_850", "tp")

@@ -13,9 +13,9 @@ from smoe.losses import latitude_weights
 from smoe.training.run_directory import CheckpointError, RunDirectory, load_checkpoint
 from smoe_paper.experiments.recipe import Adam
 from smoe_paper.experiments.runs import open_run, train
-from smoe_paper.weather.data.store import WeatherStore
 from smoe_paper.weather.model import build_task
 from smoe_paper.weather.recipes import WEATHER_RECIPES
+from smoe_paper.weather.store import WeatherStore
 from tiny_weather import GRID, make_store, tiny_recipe
 
 ROWS = [name for name in WEATHER_RECIPES if not name.endswith("-rasp")]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from smoe._integrity import checksum
 from smoe.reports.parts import ErrorMap, Places
 from smoe.views._charts import COLOURS, save_picture
 from smoe.views._globe import draw_globe
@@ -186,7 +185,7 @@ def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts
     parts = ReportParts(
         places=Places.globe(store.grid.latitude, store.grid.longitude),
         targets=((store.task, units),),
-        data={"store": store.path.name, "checksum of the store": checksum(asdict(store.metadata))},
+        data={"store": store.path.name, "checksum of the store": store.checksum},
     )
     if split is None:
         return parts

@@ -12,10 +12,10 @@ from rich.console import Console
 from torch import Tensor
 
 from smoe.training.task import Metric, MetricSums, OrderedBatches, load_batches
-from smoe_paper.ens10.data.samples import EnsembleSamples
-from smoe_paper.ens10.data.store import EnsembleStore
 from smoe_paper.ens10.model import ScoredSamples, make_scores, open_store, setting_of
 from smoe_paper.ens10.recipes import MEMBERS, EnsembleData, EnsembleRecipe, paper_results
+from smoe_paper.ens10.samples import EnsembleSamples
+from smoe_paper.ens10.store import EnsembleStore
 from smoe_paper.ens10.tables import reference_name, store_folder
 from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import ResultTable, Scale

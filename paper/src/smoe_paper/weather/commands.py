@@ -47,9 +47,9 @@ class Check:
 
 def recognises(path: Path) -> bool:
     """Returns whether the folder is a prepared store; other weather data are recognised when they are opened."""
-    from smoe_paper.weather.data.store import METADATA_FILE, PREPARATION_FILE
+    from smoe_paper.weather.store import CONSTANTS, FIELDS
 
-    return any((path / name).is_file() for name in (METADATA_FILE, PREPARATION_FILE))
+    return all((path / name).exists() for name in ("zarr.json", FIELDS, CONSTANTS))
 
 
 def run_check(args: list[str]) -> int:
@@ -75,11 +75,10 @@ def _check_store(path: Path, quick: bool) -> int:
     from rich.console import Console
     from rich.progress import track
 
-    from smoe_paper.weather.data.store import WeatherStore
-    from smoe_paper.weather.report import describe_store
+    from smoe_paper.weather.store import WeatherStore
 
     store = WeatherStore.open(path)
-    sys.stdout.write(describe_store(store))
+    sys.stdout.write(store.describe())
     if quick:
         return 0
     years = track(store.verify(), "comparing years", len(store.years()), console=Console(stderr=True), transient=True)
@@ -93,7 +92,7 @@ def print_description(found: Description, quick: bool, console: Console) -> None
     """Prints a description: facts, a table of variables, problems, and the verdict."""
     from rich.table import Table
 
-    from smoe_paper.atmosphere.stores import describe_years
+    from smoe_paper.atmosphere.store import describe_years
 
     rows, columns = found.grid.shape
     console.print(f"{found.path}: {found.kind}, {found.grid.name} ({rows} x {columns}), every {found.step_hours} h")
@@ -199,7 +198,31 @@ def _check(what: str, where: str, content: bytes, expected: str) -> None:
 
 
 @dataclass(frozen=True)
-class PrepareWeather:
+class Preparation:
+    """Options of a preparation.
+
+    Attributes:
+        years: First and last year; later years can be added to a finished store.
+        statistics_years: First and last year of the statistics, which should be the training years. The default is 1979
+            2015, or the years of the existing store or of --statistics-from.
+        channels: Fields, such as z_500 t2m, in the order of the store.
+        constants: Fields without a time dimension.
+        step_hours: Hours between two times of the store; the default is the step of the data.
+        on_nan: Treatment of NaNs: refuse; zero-tisr: 0 for solar radiation, as Rasp & Thuerey do, others refused;
+            zero: 0 in physical units; mean: the channel's mean (no rain for tp), and the statistics are of the other
+            values. The store records their number.
+    """
+
+    years: tuple[int, int] = (1979, 2018)
+    statistics_years: tuple[int, int] | None = None
+    channels: tuple[str, ...] = DEFAULT_INPUTS
+    constants: tuple[str, ...] = DEFAULT_CONSTANTS
+    step_hours: Literal[1, 3, 6] | None = None
+    on_nan: Literal["refuse", "zero-tisr", "zero", "mean"] = "refuse"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareWeather(Preparation):
     """Writes the compact store for weather recipes. If interrupted, run the same command again to resume.
 
     For example: smoe data prepare weather --root ~/weatherbench --output stores/era5
@@ -207,28 +230,14 @@ class PrepareWeather:
     Attributes:
         root: Folder of the data as downloaded, or a Zarr store.
         output: Folder of the store.
-        years: First and last year; later years can be added to a finished store.
-        statistics_years: First and last year of the statistics, which should be the training years. The default is 1979
-            2015, or the years of the existing store or of --statistics-from.
-        channels: Fields, such as z_500 t2m, in the order of the store.
-        constants: Fields without a time dimension.
-        step_hours: Hours between two times of the store; the default is the step of the data.
         statistics_from: Another store whose mean and standard deviation are used, for pretraining data.
-        on_nan: Treatment of NaNs: refuse; zero-tisr: 0 for solar radiation, as Rasp & Thuerey do, others refused;
-            zero: 0 in physical units; mean: the channel's mean (no rain for tp). The store records their number.
         kind: Layout of the data.
         resolution: Grid to read, if the data have several; 1.4deg is 1.40625deg.
     """
 
     root: Path
     output: Path
-    years: tuple[int, int] = (1979, 2018)
-    statistics_years: tuple[int, int] | None = None
-    channels: tuple[str, ...] = DEFAULT_INPUTS
-    constants: tuple[str, ...] = DEFAULT_CONSTANTS
-    step_hours: Literal[1, 3, 6] | None = None
     statistics_from: Path | None = None
-    on_nan: Literal["refuse", "zero-tisr", "zero", "mean"] = "refuse"
     kind: Literal["auto", "weatherbench", "cmip", "weatherbench2"] = "auto"
     resolution: Literal["5.625deg", "2.8125deg", "1.40625deg", "1.4deg"] | None = None
 
@@ -253,29 +262,19 @@ def _prepare_weather(options: PrepareWeather) -> int:
     _check_names(options)
     # torch and xarray are imported here, so that a typing error is reported at once.
     from smoe.training.progress import ProgressBar
-    from smoe_paper.weather.data.prepare import prepare
-    from smoe_paper.weather.data.prepare_plan import Preparation
-    from smoe_paper.weather.data.store import WeatherStore
     from smoe_paper.weather.data.weatherbench import open_source
-    from smoe_paper.weather.report import describe_store
+    from smoe_paper.weather.prepare import prepare
+    from smoe_paper.weather.store import WeatherStore
 
     statistics_from = None if options.statistics_from is None else WeatherStore.open(options.statistics_from)
-    wanted = Preparation(
-        years=options.years,
-        statistics_years=options.statistics_years,
-        channels=options.channels,
-        constants=options.constants,
-        step_hours=options.step_hours,
-        on_nan=options.on_nan,
-    )
     try:
         with (
             open_source(options.root, kind=options.kind, resolution=options.resolution) as source,
             ProgressBar(speed_seconds=600) as progress,
         ):
-            store = prepare(source, options.output, wanted, progress, statistics_from)
+            store = prepare(source, options.output, options, progress, statistics_from)
     except KeyboardInterrupt as stop:
         sys.stderr.write("stopped; run the same command again to resume after the last complete year\n")
         return stopped_code(stop)
-    sys.stdout.write(describe_store(store))
+    sys.stdout.write(store.describe())
     return 0

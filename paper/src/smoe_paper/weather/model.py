@@ -25,8 +25,6 @@ from smoe_paper.losses import LatitudeWeightedMSE
 from smoe_paper.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE
 from smoe_paper.models import VisionTransformer, WeatherResNet
 from smoe_paper.models.weather_resnet import ConvBlock, globe_conv, glorot_uniform_
-from smoe_paper.weather.data.samples import WeatherSamples
-from smoe_paper.weather.data.store import WeatherStore
 from smoe_paper.weather.recipes import (
     AddedSpatialMoEModel,
     LocatedResNetModel,
@@ -38,6 +36,8 @@ from smoe_paper.weather.recipes import (
     WeatherRecipe,
     WeatherViTModel,
 )
+from smoe_paper.weather.samples import WeatherSamples
+from smoe_paper.weather.store import WeatherStore
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from smoe_paper.experiments.report_parts import ReportParts
 from smoe_paper.experiments.tables import PublishedResult
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.metrics import LatitudeWeightedRMSE
-from smoe_paper.weather.data.samples import WeatherSamples
-from smoe_paper.weather.data.store import WeatherStore
 from smoe_paper.weather.data.truth import Baselines, Truth
 from smoe_paper.weather.recipes import PAPER, PUBLISHED, PUBLISHED_DATA, WeatherRecipe
+from smoe_paper.weather.samples import WeatherSamples
 from smoe_paper.weather.scores import samples_of, score_baselines
+from smoe_paper.weather.store import WeatherStore
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts
     parts = ReportParts(
         places=Places.globe(store.grid.latitude, store.grid.longitude),
         targets=tuple((_target_label(name), VARIABLES[parse_channel(name).variable].units) for name in data.targets),
-        data={"store": store.path.name, "checksum of the store": store.metadata.checksum},
+        data={"store": store.path.name, "checksum of the store": store.checksum},
     )
     if split is None:
         return parts

@@ -13,18 +13,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from smoe.gridded import describe_size
 from smoe.training.progress import ProgressBar
 from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
 from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import ResultTable, Scale
 from smoe_paper.experiments.task import OpenRun
-from smoe_paper.weather.data.samples import WeatherSamples
-from smoe_paper.weather.data.store import WeatherStore
 from smoe_paper.weather.data.truth import BASELINES, Baselines, Truth
 from smoe_paper.weather.model import make_split, open_store
 from smoe_paper.weather.recipes import LEADS_OF_TABLES, PUBLISHED, PUBLISHED_DATA, WeatherRecipe
+from smoe_paper.weather.samples import WeatherSamples
 from smoe_paper.weather.scores import evaluate_run, score_baselines, score_file
+from smoe_paper.weather.store import WeatherStore
 
 Scores = Mapping[str, float]
 
@@ -201,29 +200,6 @@ def _label(channel: str) -> str:
 
 def _units(channel: str) -> str:
     return VARIABLES[parse_channel(channel).variable].units
-
-
-def describe_store(store: WeatherStore) -> str:
-    """Returns lines with times, channels and size of a store, and the values that were left out or replaced."""
-    metadata = store.metadata
-    rows, columns = store.grid.shape
-    first, last = store.statistics_years
-    lines = [
-        f"{store.path}: {len(store.times):,} times, {store.times[0]} h to {store.times[-1]} h, every "
-        f"{store.step_hours} h; {len(store.channels)} channels, {rows} x {columns}; "
-        f"{describe_size(metadata.num_bytes)}",
-        f"mean and deviation are of {first} to {last}{' of another store' if metadata.statistics_from else ''}",
-    ]
-    for year in metadata.years:
-        if year.num_dropped:
-            lines.append(
-                f"{year.year}: {year.num_dropped} steps left out at the beginning, where sums over past hours are not "
-                "defined"
-            )
-        if year.num_filled:
-            named = ", ".join(f"{count:,} of {channel}" for channel, count in year.num_filled.items())
-            lines.append(f"{year.year}: NaNs replaced ({metadata.on_nan}): {named}")
-    return "\n".join(lines) + "\n"
 
 
 def store_references(

@@ -16,10 +16,10 @@ from smoe.training.task import Metric, MetricSums
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.metrics import AnomalyCorrelation, LatitudeWeightedMAE, LatitudeWeightedRMSE, MeanOfRootsRMSE
 from smoe_paper.weather.data.forecasts import ForecastFile, ForecastWriter, open_forecast_writer
-from smoe_paper.weather.data.samples import WeatherSamples
-from smoe_paper.weather.data.store import WeatherStore
 from smoe_paper.weather.data.truth import BASELINES, BaselineName, Baselines, Progress, Truth
 from smoe_paper.weather.recipes import WeatherRecipe
+from smoe_paper.weather.samples import WeatherSamples
+from smoe_paper.weather.store import WeatherStore
 
 Scores = dict[str, float]
 

@@ -6,7 +6,7 @@ xarray and cfgrib are imported when files are opened, torch by the samples only.
 from __future__ import annotations
 
 from smoe.errors import DataError
-from smoe_paper.ens10.data.store import EnsembleStore
 from smoe_paper.ens10.data.variables import TASKS, TaskName
+from smoe_paper.ens10.store import EnsembleStore
 
 __all__ = ["TASKS", "DataError", "EnsembleStore", "TaskName"]

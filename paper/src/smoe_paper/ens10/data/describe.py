@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from smoe.errors import DataError
-from smoe_paper.atmosphere.stores import describe_years
-from smoe_paper.ens10.data.fields import LEAD, DatedFields, years_of
+from smoe_paper.atmosphere.store import describe_years
+from smoe_paper.ens10.commands import Preparation
+from smoe_paper.ens10.data.fields import LEAD, DatedFields
 from smoe_paper.ens10.data.open_ens10 import open_efi, open_ens10, open_truth
-from smoe_paper.ens10.data.prepare import Preparation, make_plan
-from smoe_paper.ens10.data.samples import check_skill
 from smoe_paper.ens10.data.source import EnsembleSource
 from smoe_paper.ens10.data.variables import NUM_MEMBERS, TASKS, EnsembleTask
+from smoe_paper.ens10.prepare import check_skill, make_plan
+from smoe_paper.ens10.store import years_of
 
 Progress = Callable[[int, int, str], None]
 

@@ -97,11 +97,6 @@ def check_calendar(starts: np.ndarray, shape: tuple[int, int]) -> None:
         )
 
 
-def years_of(dates: np.ndarray) -> np.ndarray:
-    """Returns the calendar year of each date."""
-    return dates.astype("datetime64[Y]").astype(np.int64) + 1970
-
-
 class DatedFields:
     """Fields `(T, H, W)` of a file. The constructor checks the header, reading checks the values.
 

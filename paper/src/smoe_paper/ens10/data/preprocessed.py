@@ -11,11 +11,12 @@ import numpy as np
 from smoe.errors import DataError
 from smoe.gridded import OpenFiles, open_netcdf
 from smoe_paper.atmosphere.grid import Grid
+from smoe_paper.atmosphere.store import Rows
 from smoe_paper.ens10.data.fields import LEAD, DatedFields, GlobalGrid, check_calendar, check_same_dates
 from smoe_paper.ens10.data.members import MemberSource
 from smoe_paper.ens10.data.source import Block, EnsembleSource, Forecast
-from smoe_paper.ens10.data.store import Plan, normalise
 from smoe_paper.ens10.data.variables import NUM_MEMBERS, TASKS, EnsembleTask
+from smoe_paper.ens10.store import Plan, normalise
 
 _TOLERANCE = 2e-3
 
@@ -40,7 +41,7 @@ def open_normalised(root: Path, plan: Plan) -> dict[str, DatedFields]:
     return channels
 
 
-def check_released(root: Path, plan: Plan, statistics: np.ndarray, maps: np.ndarray) -> list[str]:
+def check_released(root: Path, plan: Plan, statistics: Rows, maps: np.ndarray) -> list[str]:
     """Compares three dates with the release's normalised files, if these exist.
 
     Args:
@@ -62,7 +63,7 @@ def check_released(root: Path, plan: Plan, statistics: np.ndarray, maps: np.ndar
     dates = np.array(plan.starts, "datetime64[D]")[rows] + LEAD
     worst = 0.0
     for channel, (name, fields) in enumerate(channels.items()):
-        ours = normalise(statistics[rows, channel], maps[0, channel], maps[1, channel])
+        ours = normalise(np.stack([statistics[row][channel] for row in rows]), maps[0, channel], maps[1, channel])
         distance = float(np.abs(ours - np.nan_to_num(fields.read(dates), nan=0.0)).max())
         worst = max(worst, distance)
         if distance > _TOLERANCE:

@@ -12,7 +12,6 @@ from smoe.gridded import import_xarray
 from smoe_paper.atmosphere.grid import Grid
 from smoe_paper.ens10.data.fields import LEAD, check_order
 from smoe_paper.ens10.data.members import check_numbers, mean_and_spread
-from smoe_paper.ens10.data.store import OFFSET
 from smoe_paper.ens10.data.variables import (
     NUM_MEMBERS,
     PRESSURE_LEVEL_VARIABLES,
@@ -21,6 +20,7 @@ from smoe_paper.ens10.data.variables import (
     EnsembleVariable,
     LevelType,
 )
+from smoe_paper.ens10.store import OFFSET
 
 if TYPE_CHECKING:
     import xarray as xr

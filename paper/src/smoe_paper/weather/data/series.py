@@ -13,7 +13,7 @@ from smoe.errors import DataError
 from smoe.gridded import OpenFiles, damage_as_data_error
 from smoe_paper.atmosphere.axes import Orientation, TimeAxis, find_levels, find_orientation, read_time_axis
 from smoe_paper.atmosphere.grid import Grid
-from smoe_paper.atmosphere.stores import describe_years
+from smoe_paper.atmosphere.store import describe_years
 from smoe_paper.atmosphere.variables import VARIABLES, Channel, Variable, check_plausible, check_units, parse_channel
 from smoe_paper.weather.data.source import WeatherSource
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from smoe.errors import DataError
-from smoe_paper.weather.data.store import WeatherStore
+from smoe_paper.weather.store import WeatherStore
 
 # Called with a description, the number of steps done, and the number of all steps.
 Progress = Callable[[str, int, int], None]
@@ -86,7 +86,7 @@ class Truth:
     def _read_rows(self, rows: np.ndarray) -> np.ndarray:
         fields = np.empty((len(rows), len(self.channels), *self.store.grid.shape))
         for number, row in enumerate(rows):
-            fields[number] = self.store.fields[row, self._indices]
+            fields[number] = self.store.fields[row][self._indices]
         for number, name in enumerate(self.channels):
             fields[:, number] = self.store.to_physical(name, fields[:, number])
         return fields

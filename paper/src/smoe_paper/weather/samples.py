@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from smoe.errors import DataError
-from smoe_paper.atmosphere.statistics import check_hours, find_starts
-from smoe_paper.atmosphere.stores import describe_years
-from smoe_paper.weather.data.store import WeatherStore
+from smoe_paper.atmosphere.store import describe_years
+from smoe_paper.weather.store import WeatherStore
 
 LEAD_CHANNEL = "lead_hours/100"
 
@@ -74,7 +73,7 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
         self.epoch = 0
         if fixed_lead is not None and not self.is_continuous:
             raise DataError(f"fixed_lead is for a range of leads; lead_hours is {lead_hours} for all samples already")
-        check_hours(context_hours, lead_hours, fixed_lead, start_every_hours, skip_hours, store.step_hours)
+        _check_hours(context_hours, lead_hours, fixed_lead, start_every_hours, skip_hours, store.step_hours)
         for name, channels in (("targets", targets), ("inputs", self.inputs)):
             if not channels:
                 raise DataError(f"{name} must name at least one channel of the store")
@@ -83,7 +82,7 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
         self._constant_index = store.constant_indices(self.constants)
         self._hours = (store.times - np.datetime64(0, "h")) // _HOUR
         offsets = (*(-hours for hours in context_hours), *self.leads)
-        self._starts = find_starts(self._hours, years, offsets, start_every_hours, skip_hours)
+        self._starts = _find_starts(self._hours, years, offsets, start_every_hours, skip_hours)
         if not len(self._starts):
             raise DataError(
                 f"the years {years[0]} to {years[1]} hold no sample with a context of {max(context_hours)} h and a "
@@ -154,8 +153,8 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
             # Row by row: each is contiguous in the file, and nothing is copied twice.
             for context in range(num_contexts):
                 first = context * num_fields
-                input[sample, first : first + num_fields] = fields[rows[sample, context], self._input_index]
-            target[sample] = fields[target_rows[sample], self._target_index]
+                input[sample, first : first + num_fields] = fields[rows[sample, context]][self._input_index]
+            target[sample] = fields[target_rows[sample]][self._target_index]
         input[:, num_dynamic : num_dynamic + len(self.constants)] = self._constants
         if self.is_continuous:
             input[:, -1] = (leads / 100.0)[:, None, None]
@@ -196,3 +195,52 @@ def _as_slice(indices: list[int]) -> slice | list[int]:
     if indices == list(range(indices[0], indices[0] + len(indices))):
         return slice(indices[0], indices[0] + len(indices))
     return indices
+
+
+def _check_hours(
+    context_hours: tuple[int, ...],
+    lead_hours: int | tuple[int, int],
+    fixed_lead: int | None,
+    start_every_hours: int | None,
+    skip_hours: int,
+    step_hours: int,
+) -> None:
+    if not context_hours or min(context_hours) < 0 or list(context_hours) != sorted(set(context_hours), reverse=True):
+        raise DataError(
+            f"context_hours must be hours before the start, the longest first, such as 12 6 0; got {context_hours}"
+        )
+    if not isinstance(lead_hours, int) and lead_hours[0] > lead_hours[1]:
+        raise DataError(f"a range of lead_hours goes from the smallest to the largest, got {lead_hours}")
+    leads = (lead_hours,) if isinstance(lead_hours, int) else lead_hours
+    leads = leads if fixed_lead is None else (*leads, fixed_lead)
+    if min(leads) < 1:
+        raise DataError(f"lead_hours must be positive, got {min(leads)}")
+    if start_every_hours is not None and start_every_hours < 1:
+        raise DataError(f"start_every_hours must be positive, got {start_every_hours}")
+    if skip_hours < 0:
+        raise DataError(f"skip_hours must not be negative, got {skip_hours}")
+    every = () if start_every_hours is None else (start_every_hours,)
+    for name, values in (("context_hours", context_hours), ("lead_hours", leads), ("start_every_hours", every)):
+        for hours in values:
+            if hours % step_hours:
+                raise DataError(
+                    f"{name} {hours} is not a multiple of the {step_hours} hours between steps of the store: choose "
+                    f"a multiple of {step_hours}, or prepare a store with a smaller --step-hours"
+                )
+
+
+def _find_starts(
+    hours: np.ndarray, years: tuple[int, int], offsets: tuple[int, ...], every_hours: int | None, skip_hours: int
+) -> np.ndarray:
+    # Start times, in hours since 1970, for which the times at all offsets are there and in the years.
+    begin = _new_year(years[0]) + skip_hours
+    # A target in the years of another split would leak into this one.
+    usable = hours[(hours >= begin) & (hours < _new_year(years[1] + 1))]
+    starts = usable if every_hours is None else usable[usable % every_hours == 0]
+    for offset in offsets:
+        starts = starts[np.isin(starts + offset, usable, assume_unique=True)]
+    return starts
+
+
+def _new_year(year: int) -> int:
+    return int(np.datetime64(f"{year:04d}-01-01", "h").astype(np.int64))

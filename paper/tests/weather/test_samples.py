@@ -9,10 +9,10 @@ from torch.utils.data import DataLoader
 
 from memory_source import MemorySource, Silent
 from smoe.errors import DataError
-from smoe_paper.weather.data.prepare import prepare
-from smoe_paper.weather.data.prepare_plan import Preparation
-from smoe_paper.weather.data.samples import WeatherSamples
-from smoe_paper.weather.data.store import WeatherStore
+from smoe_paper.weather.commands import Preparation
+from smoe_paper.weather.prepare import prepare
+from smoe_paper.weather.samples import WeatherSamples
+from smoe_paper.weather.store import WeatherStore
 
 SOURCE = MemorySource(all_years=(2000, 2001, 2003), step_hours=3)
 
@@ -152,7 +152,7 @@ def test_samples_are_sent_as_a_path(store: WeatherStore) -> None:
     samples = WeatherSamples(store, (2000, 2001))
     samples[0]
     # Only the starts, 8 bytes each, and the metadata: not the fields.
-    assert len(pickle.dumps(samples)) < 16 * len(store.times) + 50_000 < store.metadata.num_bytes
+    assert len(pickle.dumps(samples)) < 16 * len(store.times) + 50_000 < store.num_bytes
     assert torch.equal(pickle.loads(pickle.dumps(samples))[3][0], samples[3][0])
 
 

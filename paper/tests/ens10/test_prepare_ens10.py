@@ -12,13 +12,13 @@ import torch
 import xarray as xr
 from torch.utils.data import DataLoader
 
-import smoe_paper.ens10.data.prepare as prepare_module
 from ens10_files import GRID, STARTS, member_fields, truth_field, write_ens10, write_grib
-from memory_source import Silent
+from memory_source import Silent, contents
+from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.data import TASKS, DataError, EnsembleStore
 from smoe_paper.ens10.data.open_ens10 import open_ens10
-from smoe_paper.ens10.data.prepare import Preparation, prepare
-from smoe_paper.ens10.data.samples import EnsembleSamples
+from smoe_paper.ens10.prepare import prepare
+from smoe_paper.ens10.samples import EnsembleSamples
 
 TRAIN = (1998, 1999)
 LEAD = np.timedelta64(2, "D")
@@ -42,6 +42,10 @@ def store(root: Path, tmp_path_factory: pytest.TempPathFactory) -> EnsembleStore
     return make_store(root, tmp_path_factory.mktemp("store"), "z500", 10)
 
 
+def inputs_of(store: EnsembleStore) -> np.ndarray:
+    return np.stack([store.inputs[row] for row in range(len(store.dates))])
+
+
 def channel_fields(task: str, num_members: int, starts: np.ndarray = STARTS) -> np.ndarray:
     """Mean and population standard deviation of each variable side by side, float64, `(T, C, H, W)`."""
     chosen = TASKS[task]  # pyright: ignore[reportArgumentType]
@@ -61,7 +65,7 @@ def assert_equals_definition(store: EnsembleStore, task: str, num_members: int, 
     is_training = [int(str(start + LEAD)[:4]) in TRAIN for start in starts]
     training = fields[is_training]
     expected = (fields - training.mean(axis=0)) / (training.std(axis=0) + 0.1)
-    np.testing.assert_allclose(store.inputs[:], np.nan_to_num(expected), atol=2e-3)
+    np.testing.assert_allclose(inputs_of(store), np.nan_to_num(expected), atol=2e-3)
     truth = np.stack([truth_field(chosen.target, chosen.level, start) for start in starts])
     np.testing.assert_allclose(store.truth, truth, rtol=1e-6)
     members = np.stack([member_fields(chosen.target, chosen.level, start)[:num_members] for start in starts])
@@ -73,18 +77,18 @@ def test_preprocessed_files_with_members(store: EnsembleStore) -> None:
     assert_equals_definition(store, "z500", 10)
     assert store.grid == GRID and store.grid.latitude[0] == 90.0
     assert store.channels[:4] == ("Z_mean", "Z_std", "T_mean", "T_std") and len(store.channels) == 14
-    assert store.metadata.kind == "preprocessed" and store.metadata.plan.efi == "computed"
+    assert store.kind == "preprocessed" and store.plan.efi == "computed"
     assert len(list(store.verify())) == 5
 
 
 def test_the_first_five_members_and_an_index_of_all_ten(root: Path, store: EnsembleStore, tmp_path: Path) -> None:
     five = make_store(root, tmp_path, "z500", 5)
-    assert five.num_members == 5 and five.metadata.kind == "members"
+    assert five.num_members == 5 and five.kind == "members"
     assert_equals_definition(five, "z500", 5)
     assert store.efi is not None and five.efi is not None
-    np.testing.assert_array_equal(five.efi, store.efi)
+    np.testing.assert_array_equal(np.asarray(five.efi), np.asarray(store.efi))
     # For starts of 2000 that are for 2000; the last one is for 2001.
-    is_known = ~np.isnan(store.efi).any(axis=(1, 2))
+    is_known = ~np.isnan(np.asarray(store.efi)).any(axis=(1, 2))
     assert [str(date) for date in store.dates[is_known]] == [
         str(s) for s in STARTS if "2000-01-01" <= str(s) < "2000-12-31"
     ]
@@ -94,7 +98,7 @@ def test_surface_fields_without_sea_over_land_and_without_members(tmp_path: Path
     root = write_ens10(tmp_path / "root", "t2m", members=False)
     store = make_store(root, tmp_path / "store", "t2m", 10)
     assert len(store.channels) == 22 and store.members is None and store.efi is None
-    inputs = store.inputs[:]
+    inputs = inputs_of(store)
     fields = channel_fields("t2m", 10)
     training = fields[[int(str(start + LEAD)[:4]) in TRAIN for start in STARTS]]
     expected = (fields - training.mean(axis=0)) / (training.std(axis=0) + 0.1)
@@ -117,7 +121,8 @@ def test_grib_as_downloaded(root: Path, tmp_path: Path) -> None:
     shutil.copy(root / "ERA5_z500.nc", tmp_path / "raw")
     store = make_store(tmp_path / "raw", tmp_path / "store", "z500", 5)
     assert_equals_definition(store, "z500", 5, starts)
-    assert store.efi is not None and not np.isnan(store.efi[5:]).any() and np.isnan(store.efi[:5]).all()
+    efi = np.asarray(store.efi)
+    assert not np.isnan(efi[5:]).any() and np.isnan(efi[:5]).all()
 
 
 def test_grib_of_one_date_at_the_surface(tmp_path: Path) -> None:
@@ -134,9 +139,9 @@ def test_the_released_normalisation_is_of_all_dates_and_said(root: Path, tmp_pat
     listener = Silent()
     store = make_store(root, tmp_path, "z500", 10, listener, normalisation="released")
     assert any("test years included" in text for text in listener.lines)
-    assert any("agree with ENS10_*_normalized.nc" in text for text in store.metadata.notices)
+    assert any("agree with ENS10_*_normalized.nc" in text for text in store.notices)
     fields = channel_fields("z500", 10)
-    np.testing.assert_allclose(store.inputs[:], (fields - fields.mean(axis=0)) / (fields.std(axis=0) + 0.1), atol=2e-3)
+    np.testing.assert_allclose(inputs_of(store), (fields - fields.mean(axis=0)) / (fields.std(axis=0) + 0.1), atol=2e-3)
 
 
 def test_the_index_of_the_release(tmp_path: Path) -> None:
@@ -147,36 +152,33 @@ def test_the_index_of_the_release(tmp_path: Path) -> None:
     array = xr.DataArray(values, coordinates, ("time", "latitude", "longitude"))
     array.to_dataset(name="efi").to_netcdf(root / "efi_t850.nc")
     store = make_store(root, tmp_path / "store", "t850", 10)
-    assert store.metadata.plan.efi == "file" and store.efi is not None
-    np.testing.assert_array_equal(store.efi[1:3], values)
-    assert np.isnan(store.efi[[0, 3]]).all()
+    assert store.plan.efi == "file"
+    np.testing.assert_array_equal(np.asarray(store.efi)[1:3], values)
+    assert np.isnan(np.asarray(store.efi)[[0, 3]]).all()
     assert make_store(root, tmp_path / "none", "t850", 10, efi="none").efi is None
 
 
-def test_a_stopped_preparation_goes_on_to_the_same_bytes(
-    root: Path, store: EnsembleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write, left = prepare_module._write_forecast, [7]
+def test_a_stopped_preparation_goes_on_to_the_same_bytes(root: Path, store: EnsembleStore, tmp_path: Path) -> None:
+    class Stopping(Silent):
+        def advance(self, text: str | None = None) -> None:
+            super().advance(text)
+            if len(self.steps) == 7:
+                raise KeyboardInterrupt
 
-    def write_and_stop(*args):
-        left[0] -= 1
-        if not left[0]:
-            raise KeyboardInterrupt
-        return write(*args)
-
-    monkeypatch.setattr(prepare_module, "_write_forecast", write_and_stop)
     with pytest.raises(KeyboardInterrupt):
-        make_store(root, tmp_path, "z500", 10)
-    with pytest.raises(DataError, match="not finished: 4 of 18 forecasts are written"):
+        make_store(root, tmp_path, "z500", 10, Stopping())
+    with pytest.raises(DataError, match="is not finished"):
         EnsembleStore.open(tmp_path)
     with pytest.raises(DataError, match="the beginning of another preparation, which differs in num_members"):
         make_store(root, tmp_path, "z500", 5)
+    # A chunk that a crash of the system left incomplete is written again.
+    torn = tmp_path / "truth" / "c" / "2" / "0" / "0"
+    torn.write_bytes(torn.read_bytes()[:100])
     listener = Silent()
-    left[0] = 10**6
     make_store(root, tmp_path, "z500", 10, listener)
-    assert any(text.startswith("resuming: 4 of 18") for text in listener.lines) and left[0] == 10**6 - 14
-    for name in ("statistics.f32", "truth.f32", "members.f32", "efi.f32", "normalisation.f32", "store.json"):
-        assert (tmp_path / name).read_bytes() == (store.path / name).read_bytes(), name
+    assert "resuming: 6 of 18 forecasts are written" in listener.lines
+    assert sum(step.startswith("reading") for step in listener.steps) == 12
+    assert contents(tmp_path) == contents(store.path)
     make_store(root, tmp_path, "z500", 10, listener)
     assert "nothing to do" in listener.lines[-1]
 
@@ -207,12 +209,11 @@ def test_samples(store: EnsembleStore) -> None:
 
 def test_a_changed_byte_is_found(store: EnsembleStore, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(store.path, tmp_path / "copy"))
-    with (copy / "truth.f32").open("r+b") as file:
-        file.seek(700)
-        file.write(b"\x01\x02")
-    with pytest.raises(DataError, match=r"truth.f32: entry 1 is not as it was written"):
+    chunk = copy / "truth" / "c" / "1" / "0" / "0"
+    content = chunk.read_bytes()
+    chunk.write_bytes(b"\x01\x02" + content[2:])
+    with pytest.raises(DataError, match=r"truth/c/1/0/0 is not as it was written"):
         list(EnsembleStore.open(copy).verify())
-    with (copy / "truth.f32").open("ab") as file:
-        file.write(b"\x00")
-    with pytest.raises(DataError, match=r"truth.f32 has 10,369 bytes, but 10,368 are needed"):
+    chunk.write_bytes(content[1:])
+    with pytest.raises(DataError, match=r"truth/c/1/0/0 has 579 bytes, but 580 are needed"):
         EnsembleStore.open(copy)

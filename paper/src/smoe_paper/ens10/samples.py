@@ -1,4 +1,4 @@
-"""Samples of a store, and the skill of its ensemble."""
+"""Samples of an ensemble store."""
 
 from __future__ import annotations
 
@@ -11,42 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from smoe.errors import DataError
-from smoe_paper.atmosphere.stores import describe_years
-from smoe_paper.ens10.data.fields import years_of
-from smoe_paper.ens10.data.store import EnsembleStore, NormalisedInputs
-
-_MAX_DATES = 24
-
-
-def check_skill(mean: np.ndarray, truth: np.ndarray, dates: np.ndarray) -> None:
-    """Refuses forecasts that are mostly nearer to the truth of the date before or after.
-
-    This finds shuffled or shifted times in files whose dates look right.
-
-    Args:
-        mean: Mean of the ensemble, `(T, H, W)`.
-        truth: Truth at the same dates.
-        dates: Dates for which the forecasts are valid.
-
-    Raises:
-        DataError: If too many forecasts are nearer to another date; the message contains their number.
-    """
-    if len(dates) < 3:
-        return
-    rows = np.unique(np.linspace(1, len(dates) - 2, min(_MAX_DATES, len(dates) - 2)).round().astype(int))
-    nearest = []
-    for row in rows:
-        distances = [float(np.abs(mean[row] - truth[row + shift]).mean()) for shift in (-1, 0, 1)]
-        nearest.append(int(np.argmin(distances)) - 1)
-    num_wrong = sum(shift != 0 for shift in nearest)
-    if 2 * num_wrong > len(rows):
-        place = next(place for place, shift in enumerate(nearest) if shift)
-        other = dates[rows[place] + nearest[place]]
-        raise DataError(
-            f"{num_wrong} of {len(rows)} forecasts are nearer to the truth of a neighbouring date than to their own, "
-            f"the first that for {dates[rows[place]]}, nearer to {other}: times of forecasts or truth are shuffled or "
-            "shifted; make both files again"
-        )
+from smoe_paper.atmosphere.store import Rows, describe_years
+from smoe_paper.ens10.store import EnsembleStore, NormalisedInputs, years_of
 
 
 class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):
@@ -82,7 +48,7 @@ class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):
         self._rows = np.flatnonzero((valid_years >= years[0]) & (valid_years <= years[1]))
         if with_efi:
             efi = self._efi()
-            self._rows = self._rows[[not np.isnan(efi[row, 0, 0]) for row in self._rows]]
+            self._rows = self._rows[[not np.isnan(efi[row][0, 0]) for row in self._rows]]
         if not len(self._rows):
             having = " with an extreme forecast index" if with_efi else ""
             raise DataError(
@@ -91,8 +57,7 @@ class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):
             )
 
     @property
-    def _inputs(self) -> NormalisedInputs | np.ndarray:
-        # Opened on each access, so that samples sent to a worker process do not contain mapped fields.
+    def _inputs(self) -> NormalisedInputs | Rows:
         if self.inputs == "statistics":
             return self.store.inputs
         assert self.store.members is not None
@@ -138,7 +103,7 @@ class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):
         """Returns the batch as it is: `__getitems__` has stacked it, and torch's default would stack it again."""
         return batch
 
-    def _efi(self) -> np.ndarray:
+    def _efi(self) -> Rows:
         if self.store.efi is None:
             raise DataError(f"{self.store.path} has no extreme forecast index; prepare it with ensemble/ or efi_*.nc")
         return self.store.efi

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoe_paper.ens10.data.fields import LEAD, years_of
+from smoe_paper.ens10.data.fields import LEAD
+from smoe_paper.ens10.store import years_of
+
+if TYPE_CHECKING:
+    from smoe_paper.atmosphere.store import Rows
+
+    Fields = np.ndarray | Rows
 
 NUM_QUANTILES = 21
 WINDOW = 9
@@ -74,67 +80,31 @@ def climate_windows(starts: np.ndarray, year: int) -> dict[int, np.ndarray]:
     return windows
 
 
-@dataclass(frozen=True)
-class Part:
-    """A few rows of the grid in all forecasts of a year.
-
-    Attributes:
-        name: Name of the part.
-        windows: Climate of each forecast of the year.
-        rows: Rows of the grid.
-    """
-
-    name: str
-    windows: dict[int, np.ndarray]
-    rows: slice
-
-
-def find_parts(
-    starts: np.ndarray,
-    years: tuple[int, int],
-    shape: tuple[int, ...],
-    bytes_per_part: int = _BYTES_PER_PART,
-) -> list[Part]:
-    """Divides all forecasts of some years into parts that fit in memory.
-
-    Args:
-        starts: Start dates of the forecasts, datetime64[D], `(T,)`.
-        years: First and last start year.
-        shape: Shape of the members, `(T, 10, H, W)`.
-        bytes_per_part: Maximal memory of a part.
-    """
+def parts_of(windows: dict[int, np.ndarray], shape: tuple[int, ...], num_bytes: int = _BYTES_PER_PART) -> list[slice]:
+    """Returns the rows of the grid in parts whose climate fits in memory, for members of shape `(T, 10, H, W)`."""
     _, num_members, height, width = shape
-    parts = []
-    for year in range(years[0], years[1] + 1):
-        windows = climate_windows(starts, year)
-        if not windows:
-            continue
-        bytes_per_row = len(_used(windows)) * num_members * width * np.dtype(np.float32).itemsize
-        num_rows = max(1, bytes_per_part // bytes_per_row)
-        for first in range(0, height, num_rows):
-            last = min(first + num_rows, height)
-            parts.append(Part(f"efi {year} rows {first}-{last - 1}", windows, slice(first, last)))
-    return parts
+    bytes_per_row = len(_used(windows)) * num_members * width * np.dtype(np.float32).itemsize
+    num_rows = max(1, num_bytes // bytes_per_row)
+    return [slice(first, min(first + num_rows, height)) for first in range(0, height, num_rows)]
 
 
-def compute_part(part: Part, members: np.ndarray, efi: np.ndarray) -> None:
-    """Computes the index of a part.
+def compute_part(windows: dict[int, np.ndarray], rows: slice, members: Fields) -> dict[int, np.ndarray]:
+    """Returns the index of each forecast of a year in some rows of the grid, float32, `(rows, W)`.
 
     Args:
-        part: Rows and forecasts to compute.
-        members: Memory-mapped members, `(T, 10, H, W)`.
-        efi: Memory-mapped index, `(T, H, W)`; its rows of the part are written.
+        windows: Climate of each forecast, as `climate_windows` returns it.
+        rows: Rows of the grid.
+        members: Members `(10, H, W)` of each forecast.
     """
-    used, rows = _used(part.windows), part.rows
-    height, width = rows.stop - rows.start, members.shape[3]
+    used = _used(windows)
     # Points first: the values of a point are adjacent and are sorted in cache.
-    values = np.empty((height * width, len(used), members.shape[1]), np.float32)
-    for place, index in enumerate(used):
-        values[:, place] = members[index, :, rows].reshape(members.shape[1], -1).T
-    for index, window in part.windows.items():
+    values = np.stack([members[index][:, rows].reshape(members.shape[1], -1).T for index in used], axis=1)
+    found = {}
+    for index, window in windows.items():
         climate = values[:, np.searchsorted(used, window)].reshape(len(values), -1)
         ensemble = values[:, int(np.searchsorted(used, index))]
-        efi[index, rows] = extreme_forecast_index(climate, ensemble).reshape(height, width)
+        found[index] = extreme_forecast_index(climate, ensemble).reshape(rows.stop - rows.start, -1)
+    return found
 
 
 def _used(windows: dict[int, np.ndarray]) -> np.ndarray:

@@ -12,11 +12,12 @@ import xarray as xr
 from ens10_files import GRID, STARTS, member_fields, write_ens10, write_grib
 from memory_source import Silent
 from smoe_paper.atmosphere.grid import Grid
+from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.data import DataError, EnsembleStore
 from smoe_paper.ens10.data.fields import ENS10_GRID, START_DAYS, check_calendar, check_global
 from smoe_paper.ens10.data.open_ens10 import is_ens10, open_ens10
-from smoe_paper.ens10.data.prepare import Preparation, prepare
 from smoe_paper.ens10.data.write_layout import write_members
+from smoe_paper.ens10.prepare import prepare
 
 SOME = STARTS[:5]
 
