@@ -21,6 +21,7 @@ def test_an_epoch_holds_each_sample_once_and_epochs_differ() -> None:
     assert sorted(index for batch in first for index in batch) == list(range(12))
     assert first != second
     assert epoch(batches, 1) == first
+    assert epoch(ShuffledBatches(30, 5, seed=0), 1) != epoch(ShuffledBatches(30, 5, seed=1), 0)
 
 
 def test_a_resumed_epoch_goes_on_where_it_stopped() -> None:
@@ -38,10 +39,6 @@ def test_processes_share_each_batch_of_a_single_process() -> None:
         assert sorted(left + right) == sorted(batch)
 
 
-def test_seeds_and_epochs_do_not_collide() -> None:
-    assert epoch(ShuffledBatches(30, 5, seed=0), 1) != epoch(ShuffledBatches(30, 5, seed=1), 0)
-
-
 def test_refuses_batches_that_cannot_be_made() -> None:
     with pytest.raises(ValueError, match="a batch of 9 cannot be shared equally by 2 processes"):
         ShuffledBatches(40, 9, seed=0, num_processes=2)
@@ -49,7 +46,7 @@ def test_refuses_batches_that_cannot_be_made() -> None:
         ShuffledBatches(3, 4, seed=0)
 
 
-@pytest.mark.parametrize("num_processes", [1, 2, 3])
+@pytest.mark.parametrize("num_processes", [1, 3])
 def test_evaluation_sees_each_sample_once(num_processes: int) -> None:
     seen = [
         index
@@ -72,7 +69,7 @@ def test_parts_are_those_of_as_many_processes() -> None:
     assert epoch(whole, 2, first_batch=3) == epoch(whole, 2)[12:]
 
 
-@pytest.mark.parametrize(("num_processes", "part_size"), [(1, None), (4, None), (8, None), (1, 4), (2, 4)])
+@pytest.mark.parametrize(("num_processes", "part_size"), [(1, None), (8, None), (2, 4)])
 def test_repeated_augmentation_is_the_published_sampler(num_processes: int, part_size: int | None) -> None:
     num_samples, batch_size, repetitions = 64, 32, 4
     ours = [

@@ -4,14 +4,8 @@ import os
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-from smoe.training.plan import TrainingPlan
-from smoe.training.run_directory import keep_freed_memory
-from smoe_paper.experiments.runs import train
-from smoe_paper.heat.recipes import HeatDiffusion, HeatRecipe
 
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
 
@@ -52,20 +46,3 @@ def test_the_next_step_finds_its_pages() -> None:
     }
     # 48 MB are 12,288 pages; huge pages would make them fewer.
     assert faults["keep"] < 100 < faults["leave"]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("MALLOC_TRIM_THRESHOLD_", "131072"), ("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")]
-)
-def test_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    monkeypatch.setenv(name, value)
-    assert not keep_freed_memory()
-
-
-def test_training_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[bool] = []
-    monkeypatch.setattr("smoe_paper.experiments.runs.keep_freed_memory", lambda: calls.append(True))
-    data = HeatDiffusion(spatial_shape=(8, 8), num_steps=4, num_train_runs=2, num_validation_runs=1, num_test_runs=1)
-    plan = TrainingPlan(max_epochs=1, batch_size=8, monitor="within_1_percent", monitor_mode="max", device="cpu")
-    train("heat/smoe", HeatRecipe(data=data, training=plan), tmp_path / "run", notify=lambda _: None)
-    assert calls == [True]

@@ -100,7 +100,7 @@ def test_a_run_in_parts_is_the_run_of_whole_batches(tmp_path: Path) -> None:
     assert whole[0]["routing/changed"] > 0
 
 
-@pytest.mark.parametrize("num_steps", [1, 3, 4, 6])
+@pytest.mark.parametrize("num_steps", [3, 4])
 def test_all_of_it_resumes(tmp_path: Path, num_steps: int) -> None:
     plan = replace(PLAN, part_size=2, schedule="cosine", warmup_epochs=1, average_every=2, average_decay=0.95)
     expected, weights = fit(tmp_path / "whole", make_task(num_repetitions=2), plan)

@@ -46,14 +46,6 @@ def test_the_model_evaluates_without_gradients_and_the_caller_keeps_its_mode() -
         assert torch.is_grad_enabled()
 
 
-def test_a_collate_function_makes_the_batches() -> None:
-    def collate(samples: list) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.cat([input for input, _ in samples])[:, None] + 1.0, torch.cat([target for _, target in samples])
-
-    prediction, target = next(predict(double(), PAIRS, 2, collate=collate))
-    assert prediction.flatten().tolist() == [2.0, 4.0] and target.tolist() == [0.0, 10.0]
-
-
 def test_bad_input_is_refused() -> None:
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         next(predict(double(), PAIRS, 0))

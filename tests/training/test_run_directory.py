@@ -123,11 +123,6 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, line: bytes) -> Non
         run.read_recipe()
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is not a run directory"):
-        RunDirectory(tmp_path).read_recipe()
-
-
 def test_a_directory_that_cannot_be_used_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("text")
@@ -136,6 +131,8 @@ def test_a_directory_that_cannot_be_used_is_refused_before_anything_is_written(t
             RunDirectory(path).check_writable()
     RunDirectory(tmp_path / "a" / "b").check_writable()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(RunError, match="is not a run directory"):
+        RunDirectory(tmp_path).read_recipe()
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that nobody can write")
