@@ -14,7 +14,7 @@ import smoe
 from gridded_files import regional
 from smoe.cli.main import commands, main
 from smoe_paper.benchmarks.registry import BENCHMARKS
-from smoe_paper.experiments.registry import EXPERIMENTS, all_recipes, find_experiment
+from smoe_paper.experiments.experiment import EXPERIMENTS, all_recipes, find_experiment
 
 ROOT = Path(__file__).parents[1]
 

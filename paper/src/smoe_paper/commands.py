@@ -17,12 +17,12 @@ COMMANDS = {
         ),
     ),
     "evaluate": Command(
-        f"{_CLI}.evaluate", "score a trained run, or forecasts of other origin", ("smoe evaluate runs/first",)
+        f"{_CLI}.runs:run_evaluate", "score a trained run, or forecasts of other origin", ("smoe evaluate runs/first",)
     ),
     # In place of those of smoe, which know fitted models only.
-    "show": Command(f"{_CLI}.show", "draw what a run or a fitted model learned", ("smoe show runs/first",)),
+    "show": Command(f"{_CLI}.runs:run_show", "draw what a run or a fitted model learned", ("smoe show runs/first",)),
     "report": Command(
-        f"{_CLI}.report",
+        f"{_CLI}.runs:run_report",
         "write a page about one run or several: scores, curves, routing, errors",
         ("smoe report runs/first runs/second -o report.html",),
     ),
@@ -31,11 +31,13 @@ COMMANDS = {
         "train what a table of the paper needs and write it beside the paper's numbers",
         ("smoe reproduce heat/gates --seeds 3 --jobs 2",),
     ),
-    "recipes": Command(f"{_CLI}.recipes", "list the recipes", ("smoe recipes",)),
+    "recipes": Command(f"{_CLI}.data:run_recipes", "list the recipes", ("smoe recipes",)),
     "data": Command(
-        f"{_CLI}.data",
+        f"{_CLI}.data:run_data",
         "describe data sets, fetch them and prepare them for training",
         ("smoe data prepare weather --root ~/weatherbench --output stores/era5",),
     ),
-    "bench": Command(f"{_CLI}.bench", "measure speed, memory and learning of layers; print which backend is in use"),
+    "bench": Command(
+        f"{_CLI}.data:run_bench", "measure speed, memory and learning of layers; print which backend is in use"
+    ),
 }

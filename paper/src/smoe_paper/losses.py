@@ -63,7 +63,6 @@ def gaussian_head(output: torch.Tensor, mean: torch.Tensor, spread: torch.Tensor
     Args:
         output: Outputs o0 and o1, `(B, 2, H, W)`.
         mean: Mean m of the ensemble, in physical units, `(B, H, W)`.
-        spread: Standard deviation s of the ensemble, of the same shape.
 
     Returns:
         Mean and standard deviation, both `(B, H, W)`.
@@ -83,7 +82,6 @@ def ensemble_crps(members: torch.Tensor, truth: torch.Tensor, *, fair: bool = Fa
     Args:
         members: `(B, M, ...)`; `fair` needs at least two.
         truth: `(B, ...)`.
-        fair: Correct for the number of members.
 
     Returns:
         `(B, ...)`. A fair score may be negative.

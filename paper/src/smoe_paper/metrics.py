@@ -18,10 +18,6 @@ from smoe_paper.losses import check_classes
 def check_pair(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Refuse a pair that would broadcast or is not real-valued, and bring half precision to float32.
 
-    Args:
-        prediction: Any shape.
-        target: The same shape.
-
     Returns:
         Both without gradient, in float32 or float64.
     """
@@ -84,8 +80,6 @@ class PercentWithin(Metric):
         """Name the metric after its tolerance, `within_1_percent` for 0.01.
 
         Args:
-            tolerance: Tolerance relative to the target.
-            absolute_tolerance: Tolerance that is added, for targets close to zero.
             region_map: Region types 0, ..., n - 1, `(H, W)`. Each type is reported too, as `within_1_percent/region_0`
                 and so on.
         """
@@ -107,7 +101,6 @@ class PercentWithin(Metric):
 
         Args:
             prediction: `(B, ..., H, W)`; with a region map, H and W are those of the map.
-            target: The same shape.
 
         Returns:
             Both numbers, float64, `(len(names), 2)`.
@@ -136,7 +129,6 @@ class PercentWithin(Metric):
         return totals
 
     def reduction(self, sums: Sequence[float], count: float) -> float:
-        """Return the percentage."""
         # Multiplied first: the product is exact up to 9e13 pixels, so the quotient is 100.0 only if both are equal.
         return 100.0 * sums[0] / count
 
@@ -202,7 +194,6 @@ class LatitudeWeightedScore(Metric):
 
         Args:
             prediction: `(B, C, H, W)`.
-            target: The same shape.
         """
         prediction, target = check_pair(prediction, target)
         expected = (len(self.channel_names), len(self.weights))
@@ -243,7 +234,6 @@ class LatitudeWeightedRMSE(LatitudeWeightedScore):
         return _with_count(self.weighted_sums(differences.square_()).sum(0), _num_pixels(differences))
 
     def reduction(self, sums: Sequence[float], count: float) -> float:
-        """Return the root of the mean."""
         return math.sqrt(sums[0] / count)
 
 
@@ -354,7 +344,6 @@ class AnomalyCorrelation(LatitudeWeightedScore):
         return torch.stack(sums, dim=1)
 
     def reduction(self, sums: Sequence[float], count: float) -> float:
-        """Return the correlation."""
         f, a, wf, wa, wfa, wff, waa = sums
         f, a = f / count, a / count
         covariance = wfa - f * wa - a * wf + f * a * count
@@ -402,7 +391,6 @@ class Accuracy(Metric):
         return torch.stack([counts, torch.full_like(counts, len(target))], dim=1)
 
     def reduction(self, sums: Sequence[float], count: float) -> float:
-        """Return the percentage."""
         # Multiplied first: exactly 100 only if all are right.
         return 100.0 * sums[0] / count
 
@@ -429,7 +417,6 @@ class ClassErrors(Metric):
         return torch.stack([wrong, count], dim=1).double()
 
     def reduction(self, sums: Sequence[float], count: float) -> float:
-        """Return the percentage."""
         return 100.0 * sums[0] / count
 
     def values(self, totals: Tensor) -> dict[str, float]:
@@ -472,7 +459,6 @@ def confusion_matrix(predicted: Tensor, target: Tensor, num_classes: int) -> Ten
     Args:
         predicted: Predicted classes `(B,)`.
         target: True classes `(B,)`.
-        num_classes: N, the number of classes.
     """
     if predicted.shape != target.shape or predicted.ndim != 1:
         raise ValueError(f"both must be (B,), got {tuple(predicted.shape)} and {tuple(target.shape)}")

@@ -39,8 +39,6 @@ class ProbabilisticScore(Metric):
         Args:
             prediction: `(B, num_channels, H, W)`.
             target: `(B, at least num_target_channels, H, W)`, on the same grid.
-            num_target_channels: Number of channels of the target that the score needs.
-            num_channels: Number of channels of the prediction; None for any number.
         """
         channels = "M" if num_channels is None else str(num_channels)
         is_pair = prediction.ndim == target.ndim == 4 and prediction.shape[0] == target.shape[0]
@@ -111,7 +109,6 @@ class EfiDates(ProbabilisticScore):
         return torch.stack([has_efi(target).sum().double(), target.new_tensor(len(target), dtype=torch.float64)])[None]
 
     def reduction(self, sums: Sequence[float], count: float) -> float:
-        """Return the number of dates."""
         del count
         return sums[0]
 
@@ -132,7 +129,6 @@ class GaussianSpreadSkill(ProbabilisticScore):
         return self.mean_totals(std.square(), (target[:, 0] - target[:, 1] - shift).square())
 
     def reduction(self, sums: Sequence[float], count: float) -> float:
-        """Return the ratio of the roots; infinite for forecasts without error."""
         del count
         return spread_skill_ratio(sums[0], sums[1])
 
@@ -221,7 +217,6 @@ class EnsembleSpreadSkill(ProbabilisticScore):
         return self.mean_totals(variance, errors.mean(dim=1).square())
 
     def reduction(self, sums: Sequence[float], count: float) -> float:
-        """Return the ratio of the roots; infinite for forecasts without error."""
         del count
         return spread_skill_ratio(sums[0], sums[1])
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from smoe.cli.main import main
-from smoe_paper.experiments.registry import all_recipes
+from smoe_paper.experiments.experiment import all_recipes
 
 RESULTS = Path(__file__).parents[2] / "results"
 

@@ -17,7 +17,7 @@ import torch
 
 from smoe.cli.main import main
 from smoe.training.run_directory import load_checkpoint
-from smoe_paper.experiments.registry import EXPERIMENTS, all_recipes, find_experiment
+from smoe_paper.experiments.experiment import EXPERIMENTS, all_recipes, find_experiment
 
 SMALL = [
     *("--data.spatial-shape", "8", "7", "--data.num-steps", "10", "--data.num-train-runs", "10"),

@@ -17,9 +17,8 @@ from smoe_paper.ens10.recipes import (
     SpatialMoEUNetModel,
     UNetModel,
 )
-from smoe_paper.experiments.gated_layers import Learning
 from smoe_paper.experiments.recipe import Adam
-from smoe_paper.experiments.task import count_parameters
+from smoe_paper.experiments.task import Learning, count_parameters
 from smoe_paper.models import Emos
 
 LEARNING = Learning(RoutingClassification.released(), None)

@@ -19,8 +19,7 @@ from smoe_paper.ens10.scores import store_references
 from smoe_paper.ens10.tables import ENS10_TABLES, store_folder
 from smoe_paper.experiments.reproduction import plan_runs, train_run
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
-from smoe_paper.experiments.table_report import markdown
-from smoe_paper.experiments.tables import Scale
+from smoe_paper.experiments.tables import Scale, markdown
 
 YEARS = {"train_years": (1998, 1998), "validation_years": (1999, 1999), "test_years": (2000, 2000)}
 

@@ -21,8 +21,8 @@ from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.data.open_ens10 import open_ens10
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData
+from smoe_paper.experiments.experiment import EXPERIMENTS
 from smoe_paper.experiments.recipe import Recipe
-from smoe_paper.experiments.registry import EXPERIMENTS
 from smoe_paper.experiments.runs import load, train
 from smoe_paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
 from smoe_paper.heat_mesh.recipes import MESH_RECIPES

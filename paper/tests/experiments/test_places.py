@@ -16,9 +16,8 @@ from opened_files import opened_files
 from smoe._plain import classes_of, is_path, type_hints
 from smoe.cli.main import main
 from smoe.training.run_directory import RunDirectory
-from smoe_paper.experiments.places import outside_places, places_of, replace_places
-from smoe_paper.experiments.registry import all_experiments
-from smoe_paper.experiments.runs import train
+from smoe_paper.experiments.experiment import all_experiments
+from smoe_paper.experiments.runs import outside_places, places_of, replace_places, train
 from smoe_paper.heat.recipes import HeatDiffusion, HeatRecipe
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from smoe._plain import RecipeError
 from smoe.rules import Damping, EndToEnd, Frozen, Probing, RoutingClassification, StraightThrough
-from smoe_paper.experiments.registry import all_recipes, recipe_from_plain
+from smoe_paper.experiments.experiment import all_recipes, recipe_from_plain
 from smoe_paper.heat.recipes import HeatRecipe
 
 DELETE = object()

@@ -18,8 +18,8 @@ from smoe.nn import RoutedLayer, SpatialGate
 from smoe.training.plan import check_monitor
 from smoe.training.run_directory import RunDirectory, load_checkpoint
 from smoe.training.task import metric_names
+from smoe_paper.experiments.experiment import EXPERIMENTS, all_experiments, experiment_of, find_experiment
 from smoe_paper.experiments.recipe import Adam, AuxiliaryLosses, Recipe, SgdMomentum
-from smoe_paper.experiments.registry import EXPERIMENTS, all_experiments, experiment_of, find_experiment
 from smoe_paper.experiments.runs import train
 from smoe_paper.experiments.task import assemble_task
 from smoe_paper.heat.recipes import HEAT_TRAINING, HeatDiffusion, HeatRecipe
@@ -33,7 +33,7 @@ def quietly(_: str) -> None:
 def test_the_protocol_is_light() -> None:
     """Recipes, tables, options and commands of all experiments need no torch."""
     program = (
-        "import sys; from smoe_paper.experiments.registry import all_experiments\n"
+        "import sys; from smoe_paper.experiments.experiment import all_experiments\n"
         "for e in all_experiments():\n"
         "    assert e.name and e.recipe_type and e.recipes and e.tables.tables, e\n"
         "    [e.published(name) for name in e.recipes]; e.data_remedy\n"

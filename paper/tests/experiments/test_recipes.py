@@ -8,7 +8,7 @@ import pytest
 
 from smoe._plain import RecipeError, from_plain, to_plain
 from smoe.rules import Damping, Probing, RoutingClassification
-from smoe_paper.experiments.registry import find_recipe
+from smoe_paper.experiments.experiment import find_recipe
 from smoe_paper.heat.recipes import HEAT_RECIPES, HeatDiffusion, HeatRecipe, SpatialMoEModel
 
 

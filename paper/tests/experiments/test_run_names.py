@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from smoe.rules import Probing
-from smoe_paper.cli.recipe_flags import default_output_dir
-from smoe_paper.experiments.registry import all_recipes
+from smoe_paper.cli.train import default_output_dir
+from smoe_paper.experiments.experiment import all_recipes
 
 RECIPE = all_recipes()["heat/smoe"]
 

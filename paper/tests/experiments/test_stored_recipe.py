@@ -11,7 +11,7 @@ import pytest
 
 from smoe.cli.main import main
 from smoe.training.run_directory import RunDirectory, RunError
-from smoe_paper.experiments.registry import all_recipes
+from smoe_paper.experiments.experiment import all_recipes
 from smoe_paper.experiments.runs import open_run, read_recipe
 
 

@@ -9,8 +9,8 @@ import torch
 
 from smoe.rules import RoutingClassification
 from smoe.training.run_directory import CheckpointError, RunDirectory, RunError, load_checkpoint
-from smoe_paper.experiments.gated_layers import Learning
 from smoe_paper.experiments.runs import open_run, train
+from smoe_paper.experiments.task import Learning
 from smoe_paper.heat.model import build_gate, build_model, build_task, make_region_map, make_split
 from smoe_paper.heat.pictures import draw_run, learned
 from smoe_paper.heat.recipes import HEAT_TRAINING, ConvNetModel, HeatDiffusion, HeatRecipe, SpatialMoEModel

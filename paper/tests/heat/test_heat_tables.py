@@ -9,18 +9,17 @@ import torch
 
 from smoe.nn import SpatialMoE2d
 from smoe.rules import EndToEnd, RoutingClassification
-from smoe_paper.experiments.gated_layers import Learning
 from smoe_paper.experiments.recipe import AuxiliaryLosses
-from smoe_paper.experiments.task import count_parameters
+from smoe_paper.experiments.task import Learning, count_parameters
 from smoe_paper.heat.data import diffusion_stencil
 from smoe_paper.heat.model import build_model, build_task, make_region_map
 from smoe_paper.heat.recipes import HEAT_RECIPES, HeatDiffusion, HeatRecipe, SpatialMoEModel
-from smoe_paper.heat.tables import HEAT_TABLES
+from smoe_paper.heat.tables import HEAT
 from smoe_paper.models import SpatialMoENet
 
 # Twenty pixels: patches of four divide it, and the largest dilation of the low-rank combiner fits.
 TINY = HeatDiffusion(spatial_shape=(20, 20), num_steps=4, num_train_runs=2, num_validation_runs=1, num_test_runs=1)
-ROWS = {f"{table.name}: {row.label}": row for table in HEAT_TABLES.tables for row in table.rows}
+ROWS = {f"{table.name}: {row.label}": row for table in HEAT.tables.tables for row in table.rows}
 
 
 def quietly(_: str) -> None:
@@ -70,15 +69,15 @@ def test_parameters_of_the_main_table(recipe: str, counts: tuple[int, int]) -> N
 
 def test_every_row_of_the_paper_has_its_number() -> None:
     ours = {"heat/quantile-damping", "heat/tolerances", "heat/rules", "heat/default", "heat/units", "heat/losses"}
-    for table in HEAT_TABLES.tables:
+    for table in HEAT.tables.tables:
         assert all((not row.paper) == (table.name in ours) for row in table.rows), table.name
-    numbers = {table.name: len(table.rows) for table in HEAT_TABLES.tables}
+    numbers = {table.name: len(table.rows) for table in HEAT.tables.tables}
     assert numbers["heat/main"] == 10 and numbers["heat/gates"] == 6 and numbers["heat/starts"] == 6
     assert numbers["heat/auxiliary"] == numbers["heat/auxiliary-end-to-end"] == 11
 
 
 def test_the_table_of_losses_trains_each_model_by_both() -> None:
-    (table,) = HEAT_TABLES.select("heat/losses")
+    (table,) = HEAT.tables.select("heat/losses")
     for row in table.rows:
         task = build_task(replace(row.recipe, data=TINY), splits=(), notify=quietly)  # type: ignore[arg-type]
         kind = {"squared": 4.0, "absolute": 2.0}[row.labels[1]]
@@ -149,7 +148,7 @@ def test_auxiliary_losses_are_added_in_training() -> None:
 
 def test_scales_differ_in_data_and_length_alone() -> None:
     row = ROWS["heat/main: ViT"]
-    paper, small, short = (HEAT_TABLES.scale(name).recipe(row, 3) for name in ("paper", "small", "short"))
+    paper, small, short = (HEAT.tables.scale(name).recipe(row, 3) for name in ("paper", "small", "short"))
     assert paper == replace(row.recipe, seed=3)
     assert small == replace(paper, data=replace(paper.data, num_train_runs=250))
     assert short == replace(small, training=replace(small.training, max_epochs=10))

@@ -19,11 +19,10 @@ from smoe._signals import Interrupted
 from smoe.cli import main
 from smoe.errors import DataError
 from smoe.training.run_directory import RunDirectory, load_checkpoint
-from smoe_paper.experiments.gated_layers import Learning
+from smoe_paper.experiments.experiment import recipe_from_plain
 from smoe_paper.experiments.recipe import SgdMomentum
-from smoe_paper.experiments.registry import recipe_from_plain
 from smoe_paper.experiments.runs import open_run, train
-from smoe_paper.experiments.task import build_optimizer
+from smoe_paper.experiments.task import Learning, build_optimizer
 from smoe_paper.imagenet.model import build_model, build_task, make_task
 from smoe_paper.imagenet.recipes import (
     IMAGENET_RECIPES,

@@ -9,20 +9,19 @@ import pytest
 
 from image_folders import write_folders
 from smoe.cli import main
-from smoe_paper.imagenet.recipes import IMAGENET_RECIPES
-from smoe_paper.imagenet.tables import IMAGENET_TABLES
+from smoe_paper.imagenet.recipes import IMAGENET, IMAGENET_RECIPES
 
 
 def test_every_recipe_has_a_row_with_both_accuracies_of_the_paper() -> None:
-    (table,) = IMAGENET_TABLES.select("imagenet")
+    (table,) = IMAGENET.tables.select("imagenet")
     assert {id(row.recipe) for row in table.rows[:-1]} == {id(recipe) for recipe in IMAGENET_RECIPES.values()}
     for row in table.rows:
         assert [result.metric for result in row.paper] == ["accuracy", "top5_accuracy"]
 
 
 def test_the_scales_give_all_rows_the_same_budget() -> None:
-    (table,) = IMAGENET_TABLES.select("imagenet/models")
-    for scale in IMAGENET_TABLES.scales:
+    (table,) = IMAGENET.tables.select("imagenet/models")
+    for scale in IMAGENET.tables.scales:
         assert len({scale.recipe(row, 0).training for row in table.rows}) == 1
 
 

@@ -9,10 +9,9 @@ import torch
 
 from smoe.nn import RoutedLayer, TensorGate
 from smoe.rules import RoutingClassification
-from smoe_paper.experiments.gated_layers import Learning
+from smoe_paper.experiments.experiment import all_recipes, recipe_from_plain
 from smoe_paper.experiments.recipe import Adam
-from smoe_paper.experiments.registry import all_recipes, recipe_from_plain
-from smoe_paper.experiments.task import count_parameters
+from smoe_paper.experiments.task import Learning, count_parameters
 from smoe_paper.images.model import build_model, make_task
 from smoe_paper.images.recipes import (
     IMAGE_MODELS,

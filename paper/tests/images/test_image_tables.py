@@ -11,48 +11,47 @@ from smoe.cli import main
 from smoe.rules import RoutingClassification
 from smoe_paper.experiments.reproduction import plan_runs, train_run
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
-from smoe_paper.experiments.table_report import markdown, percent
-from smoe_paper.experiments.tables import Scale
-from smoe_paper.images.pictures import draw_figures
+from smoe_paper.experiments.tables import Scale, markdown, percent
+from smoe_paper.images.pictures import draw_tables
 from smoe_paper.images.recipes import IMAGE_RECIPES, PUBLISHED, ImageRecipe, SpatialMoEClassifierModel
-from smoe_paper.images.tables import IMAGE_TABLES
+from smoe_paper.images.tables import IMAGES
 
 
 def test_the_papers_rows():
-    table = IMAGE_TABLES.select("images/mnist")[0]
+    table = IMAGES.tables.select("images/mnist")[0]
     paper = {row.label: row.paper[0].mean for row in table.rows if row.paper}
     assert paper["convolution"] == 98.86
     assert paper["SMoE"] == paper["SMoE, white noise, score order"] == 99.54
     assert len(paper) == 7
     assert [row.label for row in table.rows if not row.paper] == ["SMoE, defaults", "SMoE, defaults and local affine"]
     # Of Fashion-MNIST the paper says nothing.
-    assert not any(row.paper for row in IMAGE_TABLES.select("images/fashion-mnist")[0].rows)
+    assert not any(row.paper for row in IMAGES.tables.select("images/fashion-mnist")[0].rows)
 
 
 def test_the_papers_smoe():
-    row = next(row for row in IMAGE_TABLES.select("images/cifar10")[0].rows if "white noise" in row.label)
+    row = next(row for row in IMAGES.tables.select("images/cifar10")[0].rows if "white noise" in row.label)
     assert isinstance(row.recipe, ImageRecipe)
     assert row.recipe.model == SpatialMoEClassifierModel()
     assert row.recipe.rule == RoutingClassification.paper() and row.recipe.damping is None
 
 
 def test_rows_are_told_apart():
-    for table in IMAGE_TABLES.tables:
-        for scale in IMAGE_TABLES.scales:
+    for table in IMAGES.tables.tables:
+        for scale in IMAGES.tables.scales:
             keys = [RunKey.of(scale.recipe(row, 0)) for row in table.rows]
             assert len(set(keys)) == len(keys), (table.name, scale.name)
 
 
 def test_the_recipe_is_a_row_of_the_routing():
     # Measured once, shown in both tables.
-    keys = {RunKey.of(row.recipe) for row in IMAGE_TABLES.select("images/routing")[0].rows}
+    keys = {RunKey.of(row.recipe) for row in IMAGES.tables.select("images/routing")[0].rows}
     assert RunKey.of(IMAGE_RECIPES["mnist/smoe"]) in keys
 
 
 @pytest.mark.parametrize(("name", "num_images"), [("small", 25_600), ("trial", 9_600), ("mini", 12_000)])
 def test_scales_are_equal_for_all(name, num_images):
-    scale = IMAGE_TABLES.scale(name)
-    recipes = [scale.recipe(row, 0) for table in IMAGE_TABLES.tables for row in table.rows]
+    scale = IMAGES.tables.scale(name)
+    recipes = [scale.recipe(row, 0) for table in IMAGES.tables.tables for row in table.rows]
     budgets = {(recipe.data.images_per_epoch, recipe.training) for recipe in recipes}  # type: ignore[union-attr]
     assert len(budgets) == 1
     assert next(iter(budgets))[0] == num_images
@@ -68,8 +67,8 @@ def test_two_decimals():
 
 def test_markdown_beside_the_paper(tmp_path):
     store = RunStore(tmp_path / "runs.jsonl")
-    table = IMAGE_TABLES.select("images/mnist")[0]
-    recipe = IMAGE_TABLES.scale("trial").recipe(table.rows[0], 0)
+    table = IMAGES.tables.select("images/mnist")[0]
+    recipe = IMAGES.tables.scale("trial").recipe(table.rows[0], 0)
     store.write(
         RunKey.of(recipe),
         {
@@ -78,7 +77,7 @@ def test_markdown_beside_the_paper(tmp_path):
             "processor": "a processor", "torch": "2", "commit": "c", "date": "d",
         },
     )  # fmt: skip
-    text = markdown(IMAGE_TABLES, table, store)
+    text = markdown(IMAGES.tables, table, store)
     assert "| convolution | 75338 | 98.86 ± 0.02 | 91.24 | 1 | trial | 1 | 70 |" in text
     assert PUBLISHED["mnist/wide"].source in text
 
@@ -98,7 +97,7 @@ def test_a_table_from_nothing(tmp_path):
         data = replace(recipe.data, verify=False)
         return replace(recipe, model=replace(recipe.model, filters=4), data=data, training=training)
 
-    experiment = replace(IMAGE_TABLES, scales=(Scale("tiny", "a test", shrink, is_comparable=False),))
+    experiment = replace(IMAGES.tables, scales=(Scale("tiny", "a test", shrink, is_comparable=False),))
     (table,) = experiment.select("images/mnist")
     store, runs_dir = RunStore(tmp_path / "runs.jsonl"), tmp_path / "runs"
     planned = plan_runs(experiment, [table], experiment.scales[0], 1, data=root, only="smoe")
@@ -107,7 +106,7 @@ def test_a_table_from_nothing(tmp_path):
         store.write(run.key, train_run(run, runs_dir) or {})
     text = markdown(experiment, table, store)
     assert text.count("| tiny |") == 4
-    pictures = draw_figures(experiment, [table], store, runs_dir, tmp_path, root)
+    pictures = draw_tables(experiment, [table], store, runs_dir, tmp_path, root)
     assert pictures == [tmp_path / "mnist-errors.png", tmp_path / "mnist-routing.png"]
     assert all(path.stat().st_size > 10_000 for path in pictures)
-    assert draw_figures(experiment, experiment.select("images/routing"), store, runs_dir, tmp_path, root) == []
+    assert draw_tables(experiment, experiment.select("images/routing"), store, runs_dir, tmp_path, root) == []

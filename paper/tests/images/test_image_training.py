@@ -12,7 +12,7 @@ from smoe.cli import main
 from smoe.errors import DataError
 from smoe.rules import RoutingClassification
 from smoe_paper.experiments.runs import open_run, train
-from smoe_paper.images.data.samples import DrawnImages
+from smoe_paper.images.data import DrawnImages
 from smoe_paper.images.model import build_task
 from smoe_paper.images.pictures import confusion_of, mean_images
 from smoe_paper.images.recipes import (

@@ -9,9 +9,8 @@ import torch
 from smoe import SpatialMoE2d, nn
 from smoe.nn import RoutedLayer
 from smoe.rules import Damping, RoutingClassification
-from smoe_paper.experiments.gated_layers import Learning
 from smoe_paper.experiments.recipe import Adam
-from smoe_paper.experiments.task import adam_groups, count_parameters
+from smoe_paper.experiments.task import Learning, adam_groups, count_parameters
 from smoe_paper.weather.model import Shape, build_dry_task, build_model
 from smoe_paper.weather.recipes import (
     WEATHER_RECIPES,

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from smoe._plain import RecipeError
+from smoe_paper.experiments.experiment import all_recipes, recipe_from_plain
 from smoe_paper.experiments.recipe import Adam
-from smoe_paper.experiments.registry import all_recipes, recipe_from_plain
 from smoe_paper.weather.recipes import WEATHER_RECIPES, SpatialMoEResNetModel, WeatherData, WeatherRecipe
 
 

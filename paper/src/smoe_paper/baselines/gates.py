@@ -51,11 +51,9 @@ class LinearGate(SpatialGate):
 
     @property
     def spatial_shape(self) -> tuple[int, int]:
-        """Rows and columns of the grid the gate was made for."""
         return self._spatial_shape
 
     def raw_scores(self, input: torch.Tensor | None) -> torch.Tensor:
-        """The linear layer applied to the whole input."""
         assert input is not None
         if tuple(input.shape[2:]) != self.input_shape:
             raise ValueError(
@@ -103,7 +101,6 @@ class NetworkGate(SpatialGate):
         """Makes the network, with `num_experts` outputs."""
 
     def raw_scores(self, input: torch.Tensor | None) -> torch.Tensor:
-        """The network applied to the input."""
         return self.network(input)
 
 
@@ -113,7 +110,6 @@ class ConvGate(NetworkGate):
     def make_network(
         self, in_channels: int, kernel_size: int | tuple[int, int], stride: int, padding_mode: PaddingMode
     ) -> nn.Module:
-        """The convolution."""
         return GridConv2d(in_channels, self.num_experts, kernel_size, stride=stride, padding_mode=padding_mode)
 
 
@@ -123,7 +119,6 @@ class CoordConvGate(NetworkGate):
     def make_network(
         self, in_channels: int, kernel_size: int | tuple[int, int], stride: int, padding_mode: PaddingMode
     ) -> nn.Module:
-        """The CoordConv."""
         return CoordConv2d(in_channels, self.num_experts, kernel_size, stride=stride, padding_mode=padding_mode)
 
 
@@ -137,7 +132,6 @@ class CoordConv3Gate(NetworkGate):
     def make_network(
         self, in_channels: int, kernel_size: int | tuple[int, int], stride: int, padding_mode: PaddingMode
     ) -> nn.Module:
-        """The three layers."""
         X = self.num_experts
         return nn.Sequential(
             CoordConv2d(in_channels, X, kernel_size, stride=stride, padding_mode=padding_mode),
@@ -187,9 +181,7 @@ class LocallyConnectedGate(SpatialGate):
 
     @property
     def spatial_shape(self) -> tuple[int, int]:
-        """Rows and columns of the grid the gate was made for."""
         return self.local.spatial_shape
 
     def raw_scores(self, input: torch.Tensor | None) -> torch.Tensor:
-        """The locally connected layer applied to the input."""
         return self.local(input)

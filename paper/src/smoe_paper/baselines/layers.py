@@ -72,7 +72,6 @@ class CondConv2d(nn.Module):
         return torch.sigmoid(self.router(input.mean(dim=(2, 3))))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Convolves each sample with its own kernel."""
         in_channels, out_channels = self.weight.shape[1], self.weight.shape[0] // self.num_experts
         check_input(input, in_channels)
         B = input.shape[0]
@@ -93,7 +92,6 @@ class CondConv2d(nn.Module):
         return output.reshape(B, out_channels, *output.shape[2:])
 
     def extra_repr(self) -> str:
-        """Returns the arguments that `repr` shows."""
         in_channels, out_channels = self.weight.shape[1], self.weight.shape[0] // self.num_experts
         return (
             f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, num_experts={self.num_experts}, "
@@ -106,7 +104,6 @@ def append_coordinates(input: torch.Tensor, with_radius: bool = False) -> torch.
 
     Args:
         input: `(B, C, H, W)`.
-        with_radius: Append the distance from the centre of the grid too.
 
     Returns:
         `(B, C + 2, H, W)`, or `C + 3`.
@@ -210,7 +207,6 @@ class LocallyConnected2d(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Applies each pixel's own filters."""
         check_output_grid(input, self.stride, self.spatial_shape)
         return local_conv2d(input, self.weight, stride=self.stride, padding_mode=self.padding_mode)
 
@@ -253,5 +249,4 @@ class LearnedChannels(nn.Module):
         return torch.cat((input, fields), dim=1)
 
     def extra_repr(self) -> str:
-        """The numbers that `repr` shows."""
         return f"{len(self.fields)}, spatial_shape={tuple(self.fields.shape[1:])}"

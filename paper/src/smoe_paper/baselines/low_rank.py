@@ -60,7 +60,6 @@ class RowsAndColumns(nn.Module):
         self.columns = nn.Parameter(torch.full((num_maps, width), start / 2, device=device, dtype=dtype))
 
     def forward(self) -> torch.Tensor:
-        """Returns the maps."""
         return self.rows[:, :, None] + self.columns[:, None, :]
 
 
@@ -80,7 +79,6 @@ class Table(nn.Module):
         self.table = nn.Parameter(torch.full((num_maps, *spatial_shape), start, device=device, dtype=dtype))
 
     def forward(self) -> torch.Tensor:
-        """Returns the maps."""
         return self.table
 
 
@@ -145,7 +143,6 @@ class InputCombiner(nn.Module):
 
         Args:
             input: Input of the layer, `(B, C, H, W)`.
-            grid: H' and W' of the layer's output; those of the input if None.
         """
         check_input(input, self.reduce.in_channels)
         height, width = input.shape[2:]
@@ -279,7 +276,6 @@ class LowRankLocal2d(nn.Module):
         return normalize_combination(self.combiner(input, grid), self.normalization)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Convolves with every base and combines the results pixel by pixel."""
         check_input(input, self.weight.shape[1])
         if self.spatial_shape is not None:
             check_output_grid(input, self.stride, self.spatial_shape)
@@ -304,7 +300,6 @@ class LowRankLocal2d(nn.Module):
         self.spatial_shape = grid
 
     def extra_repr(self) -> str:
-        """Returns the arguments that `repr` shows."""
         in_channels, out_channels = self.weight.shape[1], self.weight.shape[0] // self.spatial_rank
         return (
             f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, spatial_rank={self.spatial_rank}, "

@@ -51,7 +51,6 @@ class FeedForward(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Transforms each token."""
         return self.narrow(nn.functional.gelu(self.widen(tokens)))
 
 
@@ -148,7 +147,6 @@ class PatchMoE(nn.Module):
         return math.ceil(needed / _CAPACITY_STEP) * _CAPACITY_STEP
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Sends each token through its experts."""
         if tokens.ndim != 3 or tokens.shape[1] == 0 or tokens.shape[2] != self.width:
             raise ValueError(f"tokens must be (B, N, {self.width}), N at least 1, got shape {tuple(tokens.shape)}")
         group_size = tokens.shape[1] if self.group_size is None else self.group_size
@@ -229,7 +227,6 @@ class PatchMoE(nn.Module):
         return {**self.__dict__, "_last_scores": None}
 
     def extra_repr(self) -> str:
-        """Returns the arguments that `repr` shows."""
         return (
             f"{self.width}, {self.hidden}, num_experts={self.num_experts}, num_selected={self.num_selected}, "
             f"capacity_factor={self.capacity_factor:g}, group_size={self.group_size}, noise_std={self.noise_std:g}"
@@ -241,7 +238,6 @@ def place_in_turn(indices: torch.Tensor, num_experts: int) -> torch.Tensor:
 
     Args:
         indices: Chosen experts `(groups, num_selected, tokens of a group)`, best first.
-        num_experts: Number of experts X.
 
     Returns:
         int64, of the shape of `indices`. First choices come before second ones, and equal choices in token order.
@@ -269,9 +265,6 @@ def patch_load_loss(clean: torch.Tensor, noisy: torch.Tensor, num_selected: int,
 
     Args:
         clean: Scores of the gate before the noise, `(groups, tokens of a group, X)`.
-        noisy: Scores that decided, of the same shape.
-        num_selected: Number of experts chosen for each token.
-        noise_std: Standard deviation of the noise.
     """
     if not noise_std > 0.0:
         raise ValueError(
@@ -286,10 +279,6 @@ def patch_moe_loss(model: nn.Module, weight: float = 0.01) -> torch.Tensor:
     """Mean of importance and load loss, summed over the `PatchMoE` layers of a model, times `weight`.
 
     Call it after the forward pass in training mode and add it to the loss.
-
-    Args:
-        model: Model with `PatchMoE` layers whose gates have noise.
-        weight: Factor of the sum.
     """
     layers = [module for module in model.modules() if isinstance(module, PatchMoE)]
     if not layers:

@@ -27,8 +27,8 @@ from smoe.training.plan import TrainingPlan
 from smoe_paper.benchmarks.device import event_medians, peak_megabytes, require_gpu
 from smoe_paper.benchmarks.memory import reset_peak, status
 from smoe_paper.benchmarks.timing import circumstances, interleaved_medians, write_table
+from smoe_paper.experiments.experiment import experiment_of, find_recipe
 from smoe_paper.experiments.recipe import Recipe
-from smoe_paper.experiments.registry import experiment_of, find_recipe
 from smoe_paper.experiments.runs import set_num_threads
 from smoe_paper.experiments.task import DryTraining
 

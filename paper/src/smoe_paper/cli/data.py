@@ -1,4 +1,4 @@
-"""`smoe data`: describes data sets, prepares them for training, and fetches small ones."""
+"""`smoe data`, `smoe recipes` and `smoe bench`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from smoe.command_line import UsageError
 from smoe.errors import suggest
-from smoe_paper.experiments.experiment import DataCommand
-from smoe_paper.experiments.registry import all_experiments
+from smoe_paper.benchmarks.registry import BENCHMARKS
+from smoe_paper.experiments.experiment import DataCommand, all_experiments, all_recipes, experiment_of
 
 SUBCOMMANDS = {
     "check": "describe a data set and whether it can be used, and what is missing",
@@ -19,7 +19,7 @@ SUBCOMMANDS = {
     "fetch": "fetch small real data sets that install by name",
 }
 
-HELP = """usage: smoe data check PATH [...]
+DATA_HELP = """usage: smoe data check PATH [...]
        smoe data check|prepare|fetch NAME [...]
 
 {commands}
@@ -42,10 +42,12 @@ examples:
 """
 
 
-def run(args: list[str]) -> int:
+def run_data(args: list[str]) -> int:
     """Runs the subcommand that was named, for the data that were named."""
     if not args or args[0] in ("-h", "--help", "help"):
-        sys.stdout.write(HELP.format(commands="\n".join(_describe(name, text) for name, text in SUBCOMMANDS.items())))
+        sys.stdout.write(
+            DATA_HELP.format(commands="\n".join(_describe(name, text) for name, text in SUBCOMMANDS.items()))
+        )
         return 0 if args else 2
     subcommand, rest = args[0], args[1:]
     if subcommand not in SUBCOMMANDS:
@@ -96,3 +98,54 @@ def _module(command: DataCommand) -> Any:
 def _describe(subcommand: str, text: str) -> str:
     lines = [f"  {name:<15}{command.text}" for name, command in commands_of(subcommand).items()]
     return "\n".join([f"{subcommand}: {text}", *lines])
+
+
+RECIPES_HELP = "usage: smoe recipes\n\nLists the recipes with the paper's results.\n"
+
+
+def run_recipes(args: list[str]) -> int:
+    """Prints a line for each recipe."""
+    if args and args[0] in ("-h", "--help"):
+        sys.stdout.write(RECIPES_HELP)
+        return 0
+    if args:
+        raise UsageError(f"smoe recipes takes no argument, got {args[0]!r}")
+    recipes = all_recipes()
+    width = max(map(len, recipes)) + 2
+    for name, recipe in recipes.items():
+        description = " ".join((type(part).__doc__ or "").splitlines()[0] for part in (recipe, recipe.model))
+        published = ", ".join(
+            f"{result.mean:g} ± {result.spread:g} ({result.metric}, {result.source})"
+            for result in experiment_of(recipe).published(name)
+        )
+        sys.stdout.write(f"{name:<{width}}{description}{f' Paper: {published}.' if published else ''}\n")
+    return 0
+
+
+BENCH_HELP = """usage: smoe bench NAME [...]
+
+Measures, prints a table, and stores it in paper/results/bench with machine, commit and date.
+
+benchmarks:
+{names}
+
+examples:
+  smoe bench backends
+  smoe bench layer                       # all configurations; takes some ten minutes
+  smoe bench layer heat CIFAR            # those whose name contains a word
+  smoe bench learn
+
+`smoe bench NAME --help` lists the options of a benchmark.
+"""
+
+
+def run_bench(args: list[str]) -> int:
+    """Runs the benchmark that was named."""
+    if not args or args[0] in ("-h", "--help"):
+        names = "\n".join(f"  {name:<20}{benchmark.text}" for name, benchmark in BENCHMARKS.items())
+        sys.stdout.write(BENCH_HELP.format(names=names))
+        return 0 if args else 2
+    if args[0] not in BENCHMARKS:
+        raise UsageError(f"smoe bench has no {args[0]!r}; {suggest(args[0], BENCHMARKS)}")
+    importlib.import_module(f"smoe_paper.benchmarks.{BENCHMARKS[args[0]].module}").main(args[1:])
+    return 0

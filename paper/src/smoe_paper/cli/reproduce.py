@@ -12,8 +12,7 @@ import tyro
 
 from smoe.command_line import UsageError, parse
 from smoe.errors import suggest
-from smoe_paper.experiments.experiment import Experiment
-from smoe_paper.experiments.registry import EXPERIMENTS, all_experiments, find_experiment
+from smoe_paper.experiments.experiment import EXPERIMENTS, Experiment, all_experiments, find_experiment
 from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import ResultTable
 
@@ -133,7 +132,7 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
     # torch is imported from here on only: a typo is answered at once.
     from smoe.training.progress import ProgressBar
     from smoe_paper.experiments.reproduction import PlannedRun, make_runs, plan_runs
-    from smoe_paper.experiments.table_report import markdown, read_notes, write_report
+    from smoe_paper.experiments.tables import markdown, read_notes, write_report
 
     store = RunStore(output_dir / "runs.jsonl")
     data = data or Path()

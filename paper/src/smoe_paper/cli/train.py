@@ -1,20 +1,24 @@
-"""`smoe train`: trains a recipe."""
+"""`smoe train`: trains a recipe. The fields of a recipe are the flags."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, Any
 
-from smoe.command_line import UsageError
-from smoe_paper.cli.recipe_flags import default_output_dir, parse_recipe
-from smoe_paper.experiments.registry import all_recipes, find_recipe
+import tyro
 
-if TYPE_CHECKING:
-    from smoe_paper.cli.recipe_flags import RecipeFlags
+from smoe.command_line import UsageError, parse
+from smoe.training.plan import Tracker
+from smoe_paper.experiments.experiment import all_recipes, experiment_of, find_recipe, print_result
+from smoe_paper.experiments.recipe import Recipe
+from smoe_paper.experiments.stored_runs import WITHOUT_EFFECT
 
 HELP = """usage: smoe train RECIPE [--output-dir DIR] [--resume] [--FIELD VALUE ...]
        smoe train path/to/recipe.py [--FIELD VALUE ...]
@@ -61,8 +65,7 @@ def run(args: list[str]) -> int:
 
 def _resume(path: Path, args: list[str]) -> int:
     from smoe.training.run_directory import RunDirectory
-    from smoe_paper.experiments.places import CACHE, check_places, outside_places, places_of, replace_places
-    from smoe_paper.experiments.runs import read_recipe
+    from smoe_paper.experiments.runs import CACHE, check_places, outside_places, places_of, read_recipe, replace_places
 
     directory = RunDirectory(path)
     name, stored = read_recipe(directory)
@@ -87,8 +90,6 @@ def _train(name: str, options: RecipeFlags, output_dir: Path) -> int:
     from smoe._signals import Interrupted
     from smoe.training.distribution import leave_processes
     from smoe.training.progress import BarReporter, Reporter, TrackedReporter
-    from smoe_paper.experiments.registry import experiment_of
-    from smoe_paper.experiments.result_table import print_result
     from smoe_paper.experiments.runs import train
 
     # Launchers number the processes of a run in RANK; the first one prints for all.
@@ -119,3 +120,79 @@ def _train(name: str, options: RecipeFlags, output_dir: Path) -> int:
     epochs, seconds = record["epoch"], record["total_seconds"]
     print_result(name, "test", test, output_dir, published, epochs=epochs, seconds=seconds)
     return 0
+
+
+_MAX_LENGTH = 80
+
+
+def default_output_dir(name: str, recipe: Recipe, default: Recipe) -> Path:
+    """`runs/heat-smoe-0` for seed 0 of heat/smoe, `runs/heat-smoe-0-num_experts=6` with another number of experts."""
+    file = name.partition(":")[0]
+    stem = Path(file).stem if file.endswith(".py") else name.replace("/", "-")
+    changes = "".join(f"-{field}={_as_name(value)}" for field, value in _changes(default.plain(), recipe.plain()))
+    if len(changes) > _MAX_LENGTH:
+        # Many changes are told apart by a checksum.
+        changes = f"{changes[: _MAX_LENGTH - 9]}-{hashlib.sha256(changes.encode()).hexdigest()[:8]}"
+    return Path("runs") / f"{stem}-{recipe.seed}{changes}"
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in new.items():
+        if name == "seed" or name in WITHOUT_EFFECT or value == old.get(name):
+            continue
+        before = old.get(name)
+        if not isinstance(value, Mapping):
+            yield name, value
+        elif isinstance(before, Mapping) and before.get("type") == value.get("type"):
+            yield from _changes(before, value)
+        else:
+            # Objects of different classes have different fields: the class is the difference, and what is in it.
+            yield name, "_".join(str(part) for part in value.values() if part is not None)
+
+
+def _as_name(value: Any) -> str:
+    return re.sub(r"[^A-Za-z0-9.+-]+", "_", str(value)).strip("_")
+
+
+@dataclass(frozen=True)
+class RecipeFlags:
+    """What was typed after the name of a recipe.
+
+    Attributes:
+        recipe: The recipe with the fields that were set.
+        output_dir: Run directory; None if not given.
+        resume: Whether to continue the run in the output directory.
+        log_with: Package that records the training; None records nothing. It is no field of the recipe: it changes
+            nothing of what is computed.
+    """
+
+    recipe: Recipe
+    output_dir: Path | None = None
+    resume: bool = False
+    log_with: Tracker | None = None
+
+
+def parse_recipe(recipe: Recipe, args: list[str], *, prog: str, is_run: bool = True) -> RecipeFlags:
+    """The recipe with the fields that the flags set."""
+    fields: list[Any] = [("recipe", Annotated[type(recipe), tyro.conf.arg(name=""), tyro.conf.FlagConversionOff])]
+    attributes = ["recipe: What to train."]
+    if is_run:
+        fields += [
+            ("output_dir", Path | None, field(default=None)),
+            ("resume", Annotated[bool, tyro.conf.FlagCreatePairsOff], field(default=False)),
+            ("log_with", Annotated[Tracker | None, tyro.conf.arg(name="training.log-with")], field(default=None)),
+        ]
+        attributes += [
+            "output_dir: Run directory; runs/RECIPE-SEED if not given.",
+            "resume: Continue the run in the output directory.",
+            "log_with: Record the training with this package too; Weights & Biases and MLflow stay offline unless "
+            "their environment variables say otherwise.",
+        ]
+    # The flags are those of the recipe's own class, which is known only now.
+    kind = make_dataclass("Options", fields, frozen=True)
+    summary = (type(recipe).__doc__ or "").splitlines()[0]
+    kind.__doc__ = f"{summary}\n\nAttributes:\n" + "".join(f"    {line}\n" for line in attributes)
+    options: Any = parse(kind, args, prog=prog, default=kind(recipe))
+    if not is_run:
+        return RecipeFlags(options.recipe)
+    return RecipeFlags(options.recipe, options.output_dir, options.resume, options.log_with)

@@ -25,8 +25,7 @@ from smoe_paper.ens10.recipes import (
 from smoe_paper.ens10.samples import EnsembleSamples
 from smoe_paper.ens10.store import EnsembleStore
 from smoe_paper.experiments.experiment import SPLITS, Notify
-from smoe_paper.experiments.gated_layers import Learning, convert_net
-from smoe_paper.experiments.task import DryTask, assemble_task
+from smoe_paper.experiments.task import DryTask, Learning, assemble_task, convert_net
 from smoe_paper.losses import GaussianCRPSLoss
 from smoe_paper.models import Emos
 from smoe_paper.probabilistic_metrics import EECRPS, EfiDates, GaussianCRPS, GaussianSpreadSkill

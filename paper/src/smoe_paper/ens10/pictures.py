@@ -17,8 +17,7 @@ from smoe_paper.ens10.data.variables import TASKS
 from smoe_paper.ens10.model import open_store
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, MEMBERS, EnsembleRecipe, paper_results
 from smoe_paper.ens10.scores import score_raw_ensemble, store_of, verify
-from smoe_paper.experiments.experiment import Notify
-from smoe_paper.experiments.report_parts import ReportParts
+from smoe_paper.experiments.experiment import Notify, ReportParts
 from smoe_paper.experiments.task import OpenRun
 
 

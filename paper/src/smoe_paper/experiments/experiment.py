@@ -1,23 +1,43 @@
-"""What an experiment provides: recipes, data, networks, tables, pictures. Imports no torch."""
+"""What an experiment provides, all experiments by name, and their recipes. Imports no torch.
+
+An experiment is a folder and one line in `EXPERIMENTS`. Its class states recipes and tables; what needs torch is found
+by name in its folder: `build_task` and `build_dry_task` in `model.py`, `draw_run` and `report_parts` in `pictures.py`.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import functools
+import importlib
+import importlib.util
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from smoe._plain import RecipeError, from_plain
+from smoe.errors import suggest
 from smoe_paper.experiments.recipe import Recipe
-from smoe_paper.experiments.tables import PublishedResult, ResultTable, Scale, TableSet
+from smoe_paper.experiments.stored_runs import RunStore
+from smoe_paper.experiments.tables import PublishedResult, ResultTable, Scale, TableSet, draw_figures
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
+    from smoe.reports.parts import Classes, ErrorMap, Places
     from smoe.training.task import Task
-    from smoe_paper.experiments.report_parts import ReportParts
-    from smoe_paper.experiments.stored_runs import RunStore
     from smoe_paper.experiments.task import DryTask, OpenRun
+
+EXPERIMENTS = {
+    "heat": "smoe_paper.heat.tables:HEAT",
+    "weather": "smoe_paper.weather.experiment:WEATHER",
+    "ens10": "smoe_paper.ens10.experiment:ENS10",
+    "images": "smoe_paper.images.tables:IMAGES",
+    "imagenet": "smoe_paper.imagenet.recipes:IMAGENET",
+    "heat-mesh": "smoe_paper.heat_mesh.recipes:HEAT_MESH",
+}
+"""Module and object of each experiment, in the order of the paper; imported on first use."""
 
 SPLITS = ("train", "validation", "test")
 
@@ -53,7 +73,7 @@ class ShowOptions:
 
 @dataclass(frozen=True)
 class DataCommand:
-    """A subcommand of `smoe data` for the data of an experiment.
+    """A subcommand of `smoe data`.
 
     Attributes:
         address: `module:function`; it takes the list of arguments and returns an exit code. The module of a `check`
@@ -65,11 +85,37 @@ class DataCommand:
     text: str
 
 
-class Experiment(ABC):
-    """One experiment behind one interface. The command line uses nothing else.
+@dataclass(frozen=True)
+class ReportParts:
+    """What only the experiment knows about a run, for its report.
 
-    The class attributes are light: they import no torch. The methods import what they need when they are called.
+    Attributes:
+        places: Where the pixels lie; None if they are only numbered.
+        targets: Name and units of each channel that the network predicts.
+        baselines: Scores of simple predictions on the split, by their names.
+        published: Results that publications print, by the name of the model; None for those of the recipes.
+        regions: Number of the known region of each pixel, `(P,)`; None for those of the task, if it has any.
+        filters: Filters that the experts should find, by their names, `(k, k)` each.
+        classes: Classes of images.
+        error_maps: Errors that are not root mean squared errors of a prediction; these are measured for all.
+        data: Facts that identify the data, such as a checksum, by their names.
+        remarks: Sentences that a reader of the scores needs.
     """
+
+    places: Places | None = None
+    targets: tuple[tuple[str, str], ...] = ()
+    baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    published: Mapping[str, tuple[PublishedResult, ...]] | None = None
+    regions: np.ndarray | None = None
+    filters: Mapping[str, np.ndarray] = field(default_factory=dict)
+    classes: Classes | None = None
+    error_maps: tuple[ErrorMap, ...] = ()
+    data: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+
+class Experiment:
+    """One experiment behind one interface. The command line uses nothing else."""
 
     name: ClassVar[str]
     """First part of the names of its tables."""
@@ -77,6 +123,9 @@ class Experiment(ABC):
     recipe_type: ClassVar[type[Recipe]]
     recipes: ClassVar[Mapping[str, Recipe]]
     """Recipes by their full names, such as `heat/smoe`."""
+
+    published_results: ClassVar[Mapping[str, PublishedResult]] = {}
+    """What the paper prints, by the names of recipes."""
 
     tables: ClassVar[TableSet]
     evaluate_options: ClassVar[type[EvaluateOptions]] = EvaluateOptions
@@ -88,35 +137,42 @@ class Experiment(ABC):
     builds_without_data: ClassVar[bool] = False
     """Whether `build` without splits opens none of the places that the recipe's data name."""
 
+    is_simulated: ClassVar[bool] = False
+    """Whether the data are simulated where they are needed, and kept beside the runs."""
+
     score_options: ClassVar[type[Any] | None] = None
     """Options of `smoe evaluate NAME`, which scores forecasts of other origin; None if there is nothing of the kind."""
 
     data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {}
     """Subcommands of `smoe data` by subcommand and name of the data, such as `("prepare", "weather")`."""
 
-    @abstractmethod
+    def _find(self, module: str, function: str) -> Callable[..., Any] | None:
+        package = type(self).__module__.rpartition(".")[0]
+        if importlib.util.find_spec(f"{package}.{module}") is None:
+            return None
+        return getattr(importlib.import_module(f"{package}.{module}"), function, None)
+
+    def _call(self, module: str, function: str, *args: Any) -> Any:
+        found = self._find(module, function)
+        if found is None:
+            raise NotImplementedError(f"{self.name} has no {function} in {module}.py")
+        return found(*args)
+
     def build(self, recipe: Any, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
-        """Makes everything that the training loop needs.
+        """Makes everything that the training loop needs, with the data of the splits."""
+        return self._call("model", "build_task", recipe, splits, notify)
 
-        Args:
-            recipe: Recipe of this experiment.
-            splits: Data to make; none for a model without data.
-            notify: Receives messages about what is being made.
-        """
-
-    @abstractmethod
     def build_dry(self, recipe: Any) -> DryTask:
         """Makes the task without simulating or reading fields."""
+        return self._call("model", "build_dry_task", recipe)
 
     def published(self, recipe_name: str) -> tuple[PublishedResult, ...]:
         """What the paper prints for a recipe."""
-        del recipe_name
-        return ()
+        found = self.published_results.get(recipe_name)
+        return () if found is None else (found,)
 
     def evaluate(self, run: OpenRun, options: Any) -> None:
         """Scores a run, which was opened with the split of the options, and prints a table."""
-        from smoe_paper.experiments.result_table import print_result
-
         values = run.evaluate(options.split)
         print_result(run.name, options.split, values, run.directory.path, self.published(run.name))
 
@@ -128,27 +184,19 @@ class Experiment(ABC):
         """Scores forecasts of other origin and prints a table; see `score_options`."""
         raise NotImplementedError(f"{self.name} has nothing to score but runs; options were {options}")
 
-    @abstractmethod
     def draw(self, run: OpenRun, options: Any) -> list[Path]:
         """Draws what a run learned into its folder and returns the pictures."""
+        return self._call("pictures", "draw_run", run, options)
 
     def report_parts(self, run: OpenRun, split: str | None, notify: Notify = print) -> ReportParts:
-        """Returns what only the experiment knows about a run, for its report; here, nothing.
+        """What only the experiment knows about a run that was opened with a split; None for a report without data."""
+        found = self._find("pictures", "report_parts")
+        return ReportParts() if found is None else found(run, split, notify)
 
-        Args:
-            run: Run, opened with the split.
-            split: Split that is scored; None for a report without data.
-            notify: Receives messages about what is being measured.
-        """
-        from smoe_paper.experiments.report_parts import ReportParts
-
-        del run, split, notify
-        return ReportParts()
-
-    def prepare_evaluation(self, options: Any) -> None:  # noqa: B027 (most experiments have nothing to check)
+    def prepare_evaluation(self, options: Any) -> None:
         """Checks the options of `smoe evaluate` before anything is loaded."""
 
-    def store_references(  # noqa: B027 (most experiments have none)
+    def store_references(
         self, tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Notify
     ) -> None:
         """Scores the forecasts without training that the tables show, unless they are stored."""
@@ -156,26 +204,123 @@ class Experiment(ABC):
     def draw_tables(
         self, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path, data: Path
     ) -> list[Path]:
-        """Draws the figures of tables from stored runs and returns the pictures.
-
-        Args:
-            tables: Tables to draw.
-            store: Results of the runs.
-            runs_dir: Folder of the runs that were made here.
-            output_dir: Folder for the pictures.
-            data: Place of the data.
-        """
-        from smoe_paper.experiments.table_report import draw_figures
-
-        del runs_dir, data
-        return draw_figures(self.tables, tables, store, output_dir)
+        """Draws the figures of tables from stored runs, and from weights in `runs_dir`; returns the pictures."""
+        found = self._find("pictures", "draw_tables")
+        if found is None:
+            return draw_figures(self.tables, tables, store, output_dir)
+        return found(self.tables, tables, store, runs_dir, output_dir, data)
 
     def default_data(self, runs_dir: Path) -> Path | None:
         """Folder of the data if the user names none; None if they have to."""
-        del runs_dir
-        return None
+        return runs_dir / "data" if self.is_simulated else None
 
     @property
     def data_remedy(self) -> str:
         """What to do where no data are named."""
         return f"smoe data prepare {self.name} makes a store"
+
+
+@functools.cache
+def find_experiment(name: str) -> Experiment:
+    """The experiment of that name."""
+    if name not in EXPERIMENTS:
+        raise RecipeError(f"there is no experiment named {name!r}; {suggest(name, EXPERIMENTS)}")
+    module, _, attribute = EXPERIMENTS[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def experiment_of(recipe: Recipe) -> Experiment:
+    """The experiment that a recipe belongs to."""
+    return find_experiment(recipe.experiment)
+
+
+def all_experiments() -> list[Experiment]:
+    """Every experiment, in the order of the paper."""
+    return [find_experiment(name) for name in EXPERIMENTS]
+
+
+@functools.cache
+def all_recipes() -> Mapping[str, Recipe]:
+    """Every recipe by its full name."""
+    return {name: recipe for experiment in all_experiments() for name, recipe in experiment.recipes.items()}
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of that name, or of a user's file, `path/to/recipe.py`.
+
+    A file defines `RECIPE`, or several in a dictionary `RECIPES`, one of which is named as `path/to/recipe.py:NAME`.
+    """
+    path, _, entry = name.partition(":")
+    if path.endswith(".py"):
+        return _recipe_of_file(Path(path), entry)
+    recipes = all_recipes()
+    if name in recipes:
+        return recipes[name]
+    raise RecipeError(f"no recipe named {name!r}; {suggest(name, recipes, cutoff=0.4)}")
+
+
+def _recipe_of_file(path: Path, entry: str) -> Recipe:
+    if not path.is_file():
+        raise RecipeError(f"there is no recipe file {path}")
+    spec = importlib.util.spec_from_file_location(f"smoe_recipe_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses of the file look their annotations up in the module.
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise RecipeError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    recipes: dict[str, object] = dict(getattr(module, "RECIPES", {}))
+    if not recipes and not hasattr(module, "RECIPE"):
+        raise RecipeError(f"{path} defines neither RECIPE nor RECIPES")
+    if entry and entry not in recipes:
+        raise RecipeError(f"{path} has no recipe named {entry!r}; {suggest(entry, recipes)}")
+    if not entry and not hasattr(module, "RECIPE"):
+        raise RecipeError(f"{path} has several recipes: name one, such as {path}:{next(iter(recipes))}")
+    recipe = recipes[entry] if entry else module.RECIPE
+    if not isinstance(recipe, Recipe):
+        raise RecipeError(f"{path}: a recipe must derive from smoe_paper.experiments.recipe.Recipe, got {recipe!r}")
+    return recipe
+
+
+def recipe_from_plain(plain: dict[str, Any]) -> Recipe:
+    """The inverse of `Recipe.plain`; a `RecipeError` names a field that is unknown, missing or of another type."""
+    name = plain.get("experiment")
+    if not isinstance(name, str):
+        raise RecipeError(f"experiment must be a text, got {name!r}")
+    fields = {field: part for field, part in plain.items() if field != "experiment"}
+    return from_plain(find_experiment(name).recipe_type, fields)
+
+
+def print_result(
+    name: str,
+    split: str,
+    values: Mapping[str, float],
+    output_dir: Path,
+    published: Sequence[PublishedResult] = (),
+    *,
+    epochs: int | None = None,
+    seconds: float | None = None,
+) -> None:
+    """Prints the metrics of a run on a split, on the test split beside the paper's."""
+    from rich.console import Console
+    from rich.table import Table
+
+    paper = {result.metric: result for result in published if split == "test"}
+    table = Table(title=f"{name}, {split} split", title_justify="left")
+    for header in ("metric", "here", "paper"):
+        table.add_column(header, justify="left" if header == "metric" else "right")
+    for metric, value in values.items():
+        result = paper.get(metric)
+        here = f"{value:.4f}" if abs(value) >= 1e-2 else f"{value:.3e}"
+        table.add_row(metric, here, "" if result is None else f"{result.mean} ± {result.spread:g}")
+    if epochs is not None:
+        paper_epochs = next((str(result.epochs) for result in paper.values() if result.epochs is not None), "")
+        table.add_row("epochs", str(epochs), paper_epochs)
+    if seconds is not None:
+        table.add_row("seconds", f"{seconds:.0f}", "")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"run directory: {output_dir}", markup=False, soft_wrap=True)

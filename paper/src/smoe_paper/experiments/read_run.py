@@ -28,11 +28,8 @@ from smoe.reports.read_fit import (
 from smoe.reports.run_report import Monitor, RunReport, ScoreRow, ScoreSheet
 from smoe.training.run_directory import Record, RunDirectory
 from smoe.training.task import MetricSums, OrderedBatches, load_batches, num_samples
-from smoe_paper.experiments.experiment import Experiment, Notify
-from smoe_paper.experiments.places import data_places
-from smoe_paper.experiments.registry import experiment_of
-from smoe_paper.experiments.report_parts import ReportParts
-from smoe_paper.experiments.runs import CheckpointName, open_run, read_recipe
+from smoe_paper.experiments.experiment import Experiment, Notify, ReportParts, experiment_of
+from smoe_paper.experiments.runs import CheckpointName, data_places, open_run, read_recipe
 from smoe_paper.experiments.tables import PublishedResult
 from smoe_paper.experiments.task import OpenRun
 
@@ -62,15 +59,7 @@ def read_runs(
     plain: Path | None = None,
     notify: Notify = print,
 ) -> list[RunReport]:
-    """Reads runs and fitted models, and compares those that can be compared.
-
-    Args:
-        paths: Directories of runs and of models, each once.
-        options: What to read of a run.
-        fit_data: Data of fitted models, by their folders.
-        plain: Run that the others are compared with, as in `read_and_compare`.
-        notify: Receives messages about what is being measured.
-    """
+    """Reads runs and fitted models, and compares those that can be compared."""
 
     def read(path: Path, label: str) -> RunReport:
         if is_model_folder(path):
@@ -81,18 +70,7 @@ def read_runs(
 
 
 def read_run(path: Path, label: str, options: ReadOptions, notify: Notify) -> RunReport:
-    """Opens a run and measures what its report shows.
-
-    Args:
-        path: Run directory.
-        label: Name of the run on the page.
-        options: What to read.
-        notify: Receives messages about what is being measured.
-
-    Raises:
-        RunError: If the directory holds no run, or a damaged one.
-        CheckpointError: If it has no weights.
-    """
+    """Opens a run and measures what its report shows."""
     directory = RunDirectory(path)
     name, recipe = read_recipe(directory)
     history = directory.read_history()
@@ -144,10 +122,6 @@ def read_run(path: Path, label: str, options: ReadOptions, notify: Notify) -> Ru
 def read_split(run: OpenRun, split: str) -> tuple[dict[str, float] | None, str, Tensor]:
     """Reads a split once.
 
-    Args:
-        run: Run, opened with the split.
-        split: Name of the split, such as `test`.
-
     Returns:
         Metrics of the prediction that nothing changes, None where inputs and targets differ in shape; the SHA-256 of
         all inputs and targets; and the first input, `(1, ...)`.
@@ -182,8 +156,6 @@ def measure_errors(
 
     Args:
         batches: Predictions and truths, `(B, K, *grid)`. A truth that is NaN does not count.
-        places: Where the pixels lie; None if they are only numbered.
-        targets: Name and units of each target.
 
     Returns:
         A map for each target; none if predictions and truths are not fields on the grid.
@@ -242,9 +214,6 @@ def _score_sheet(
 def _run_scores(history: Sequence[Record]) -> tuple[str, dict[str, float]]:
     """Returns what the record of a run states: its scores on the test split, or its last ones on validation.
 
-    Args:
-        history: Records of the run.
-
     Returns:
         The split in words and the scores; no scores if no epoch has ended.
     """
@@ -268,12 +237,7 @@ def _scores_of(record: Record, prefix: str) -> dict[str, float]:
 
 
 def _published_rows(published: Mapping[str, Sequence[PublishedResult]], own: str) -> list[ScoreRow]:
-    """Returns a row for each model that a publication has results of.
-
-    Args:
-        published: Results by the name of the model.
-        own: Name of the model of the run, whose row comes first.
-    """
+    """Returns a row for each model that a publication has results of."""
     rows = [
         ScoreRow(
             f"{name} (this recipe)" if name == own else name,

@@ -168,12 +168,7 @@ class GateOptions:
 
 
 def check_year_ranges(data: Any, names: tuple[str, ...] = ("train_years", "validation_years", "test_years")) -> None:
-    """Checks that the first year of each range is not after the last.
-
-    Args:
-        data: Object with the ranges as attributes.
-        names: Names of the attributes.
-    """
+    """Checks that the first year of each range is not after the last."""
     for name in names:
         first, last = getattr(data, name)
         if first > last:

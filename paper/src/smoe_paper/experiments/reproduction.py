@@ -23,8 +23,8 @@ from smoe._files import FileLock, LockedError, write_atomically
 from smoe._signals import Interrupted
 from smoe.training.loop import TrainingDiverged
 from smoe.training.run_directory import Record, RunDirectory, RunError
+from smoe_paper.experiments.experiment import experiment_of, recipe_from_plain
 from smoe_paper.experiments.recipe import Recipe
-from smoe_paper.experiments.registry import experiment_of, recipe_from_plain
 from smoe_paper.experiments.runs import train
 from smoe_paper.experiments.stored_runs import DATA_PLACES, RunKey, RunStore
 from smoe_paper.experiments.tables import ResultTable, Scale, TableSet
@@ -56,16 +56,7 @@ class PlannedRun:
 def plan_runs(
     table_set: TableSet, tables: Sequence[ResultTable], scale: Scale, num_seeds: int, *, data: Path, only: str = ""
 ) -> list[PlannedRun]:
-    """The runs of all rows, each once; the first seed of all rows comes before any second.
-
-    Args:
-        table_set: All tables of the experiment.
-        tables: Tables to make; a row may stand in several of them.
-        scale: Size of the experiment.
-        num_seeds: Number of seeds of each row.
-        data: Place of the data, which all processes share.
-        only: Make only rows whose label, or whose table's name, contains this text.
-    """
+    """The runs of all rows, each once; the first seed of all rows comes before any second."""
     planned: dict[RunKey, PlannedRun] = {}
     for seed in range(num_seeds):
         for table in tables:
@@ -90,19 +81,7 @@ def make_runs(
     num_threads: int = 1,
     on_end: Callable[[PlannedRun], object] = lambda _: None,
 ) -> None:
-    """Trains and stores all planned runs, in their order. A run that is stopped continues at the next call.
-
-    Args:
-        planned: Runs to make, without those that are stored.
-        store: Store of the results.
-        runs_dir: Folder of the runs' folders, which keep their best weights unless these are large.
-        jobs: Number of processes at the same time.
-        num_threads: Threads of each process.
-        on_end: Called when a run is stored.
-
-    Raises:
-        RunError: If another process makes runs in the folder, or a process that trains fails or is killed.
-    """
+    """Trains and stores all planned runs, in their order. A run that is stopped continues at the next call."""
     context = multiprocessing.get_context("spawn")
     waiting = list(reversed(planned))
     active: dict[BaseProcess, PlannedRun] = {}
@@ -170,10 +149,6 @@ def _end_with_parent() -> None:
 
 def train_run(planned: PlannedRun, runs_dir: Path) -> dict[str, Any] | None:
     """Trains, or continues where an earlier call was stopped; returns the result, which is `result.json` too.
-
-    Args:
-        planned: Run to make.
-        runs_dir: Folder of the run's folder.
 
     Returns:
         None if a signal stopped it.

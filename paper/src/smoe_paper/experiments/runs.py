@@ -1,16 +1,21 @@
-"""Trains recipes, and opens runs that were trained."""
+"""Trains recipes, and opens runs that were trained.
+
+A place that a recipe.json names is used if it lies inside the run or the working directory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+import os
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from smoe._plain import RecipeError, shorten
+from smoe._plain import RecipeError, is_path, shorten, type_hints
 from smoe.training.loop import Loop
 from smoe.training.plan import check_monitor, resumable_fields
 from smoe.training.progress import Reporter
@@ -23,22 +28,75 @@ from smoe.training.run_directory import (
     load_checkpoint,
 )
 from smoe.training.task import metric_names
-from smoe_paper.experiments.experiment import Notify
-from smoe_paper.experiments.places import CACHE, check_places, data_places, outside_places, replace_places
+from smoe_paper.experiments.experiment import Notify, experiment_of, recipe_from_plain
 from smoe_paper.experiments.recipe import Recipe
-from smoe_paper.experiments.registry import experiment_of, recipe_from_plain
+from smoe_paper.experiments.stored_runs import RunKey, RunStore
+from smoe_paper.experiments.tables import TableSet
 from smoe_paper.experiments.task import OpenRun
 
-if TYPE_CHECKING:
-    pass
+CACHE = "data.cache_dir"
+"""Folder that keeps simulated data: without it they are simulated again, and nothing is refused."""
+
+
+def places_of(recipe: Recipe) -> dict[str, Path | None]:
+    """Every field of a recipe that can hold a path, with its value, by its name with dots."""
+    return _path_fields(recipe)
+
+
+def data_places(recipe: Recipe) -> list[str]:
+    """The fields of the recipe's data that can hold a path, which a command takes as `--data.FIELD PATH`."""
+    return [name.removeprefix("data.") for name in places_of(recipe) if name.startswith("data.")]
+
+
+def outside_places(recipe: Recipe, directory: RunDirectory) -> dict[str, Path]:
+    """The paths of a recipe that lie outside its run and the working directory, by their fields with dots."""
+    named = {name: path for name, path in places_of(recipe).items() if path is not None}
+    return {name: path for name, path in named.items() if not directory.may_name(path)}
+
+
+def replace_places(recipe: Recipe, places: Mapping[str, Path | None]) -> Recipe:
+    """The recipe with other paths, by their fields with dots, such as `data.store` and `init_from`."""
+    for name, path in places.items():
+        recipe = _replaced(recipe, name.split("."), path)
+    return recipe
+
+
+def check_places(directory: RunDirectory, outside: Mapping[str, Path], unopened: Collection[str] = ()) -> None:
+    """Refuses a run that would have files opened or written outside."""
+    for name, path in outside.items():
+        if name not in unopened:
+            flag, argument = name.replace("_", "-"), name.rpartition(".")[2]
+            raise RunError(
+                f"{directory.recipe_file}: {name} is {str(path)!r}, outside the run and the working directory: give "
+                f"the place as --{flag} PATH (in Python {argument}=PATH)"
+            )
+    for parent, folders, files in os.walk(directory.path):
+        for entry in (Path(parent) / name for name in (*folders, *files)):
+            if entry.is_symlink() and not directory.may_name(entry):
+                raise RunError(
+                    f"{directory.path} holds a link that leads out of it and of the working directory, "
+                    f"{str(entry.relative_to(directory.path))!r}: remove it, or work in a folder that holds both"
+                )
+
+
+def _path_fields(value: Any, prefix: str = "") -> dict[str, Path | None]:
+    found: dict[str, Path | None] = {}
+    for field in dataclasses.fields(value):
+        part = getattr(value, field.name)
+        if dataclasses.is_dataclass(part):
+            found |= _path_fields(part, f"{prefix}{field.name}.")
+        elif is_path(type_hints(type(value))[field.name]):
+            found[f"{prefix}{field.name}"] = part
+    return found
+
+
+def _replaced(value: Any, names: list[str], path: Path | None) -> Any:
+    first, *rest = names
+    return dataclasses.replace(value, **{first: _replaced(getattr(value, first), rest, path) if rest else path})
 
 
 def check_initial_weights(run: Path) -> None:
-    """Checks that a run has weights to start from, before any data are made.
-
-    Raises:
-        CheckpointError: If it has none.
-    """
+    """Checks that a run has weights to start from, before any data are made."""
     file = RunDirectory(run).best_checkpoint
     if not file.is_file():
         raise CheckpointError(
@@ -48,11 +106,7 @@ def check_initial_weights(run: Path) -> None:
 
 
 def load_initial_weights(model: nn.Module, run: Path) -> None:
-    """Loads the best weights of a run.
-
-    Raises:
-        CheckpointError: If it has none, or if they do not fit, with the first parameter that does not.
-    """
+    """Loads the best weights of a run."""
     check_initial_weights(run)
     theirs, ours = load_checkpoint(RunDirectory(run).best_checkpoint)["model"], model.state_dict()
     for name in [*ours, *theirs]:
@@ -82,14 +136,6 @@ def train(
 
     What can be refused without data is refused before they are made: a directory that cannot be written or is in use, a
     recipe that differs from the run's, a metric that does not exist.
-
-    Args:
-        name: Name of the recipe it began as.
-        recipe: Resolved recipe.
-        output_dir: Run directory.
-        resume: Continue the run that is there.
-        reporter: Logs the progress of the training.
-        notify: Receives messages about what is being made before the training.
     """
     set_num_threads(recipe)
     keep_freed_memory()
@@ -125,17 +171,6 @@ def open_run(
 
     A place of data that its recipe.json names is used if it lies inside the run or the working directory, and must be
     given in `data` otherwise; a `cache_dir` elsewhere is ignored.
-
-    Args:
-        path: Run directory, wherever it was moved.
-        checkpoint: `best`, or `last`.
-        splits: Data to make; the training split is not needed to evaluate.
-        notify: Receives messages about what is being made.
-        data: Fields of the recipe's data to replace, such as `store` where the data were moved.
-
-    Raises:
-        RunError: If the directory holds no run, or its recipe is damaged or names a place that is not allowed.
-        CheckpointError: If it has no weights, or they are damaged or do not fit.
     """
     directory = RunDirectory(path)
     name, recipe = read_recipe(directory)
@@ -163,12 +198,20 @@ def open_run(
     return OpenRun(name, recipe, task, directory)
 
 
-def read_recipe(directory: RunDirectory) -> tuple[str, Recipe]:
-    """The name of the recipe that a run began as, and the recipe itself.
+def kept_run(
+    table_set: TableSet, recipe: Recipe, store: RunStore, runs_dir: Path, splits: tuple[str, ...] = (), **data: Any
+) -> OpenRun | None:
+    """The stored run of a recipe with seed 0 at the largest scale whose weights are kept in `runs_dir`."""
+    for scale in table_set.scales:
+        key = RunKey.of(replace(scale.apply(recipe), seed=0))
+        folder = runs_dir / key.name
+        if store.has(key) and RunDirectory(folder).best_checkpoint.exists():
+            return open_run(folder, splits=splits, notify=lambda _: None, data=data)
+    return None
 
-    Raises:
-        RunError: If the directory holds no run, or a field of recipe.json is unknown, missing or of another type.
-    """
+
+def read_recipe(directory: RunDirectory) -> tuple[str, Recipe]:
+    """The name of the recipe that a run began as, and the recipe itself."""
     return _parse_stored(directory.read_recipe(), str(directory.recipe_file))
 
 
@@ -222,11 +265,7 @@ class TrainedRun:
     """The trained network; it takes and returns what it was trained on, which may be normalised."""
 
     def predict(self, split: str = "test") -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields predictions and truths of a split in physical units, batch by batch.
-
-        Args:
-            split: `train`, `validation` or `test`.
-        """
+        """Yields predictions and truths of a split in physical units, batch by batch."""
         return experiment_of(self.recipe).predict(self._open(split), split)
 
     def evaluate(self, split: str = "test") -> dict[str, float]:
@@ -245,16 +284,6 @@ class TrainedRun:
 
 def load(path: Path | str, checkpoint: CheckpointName = "best", *, notify: Notify = print, **data: Any) -> TrainedRun:
     """Opens a trained run.
-
-    Args:
-        path: Directory of the run, wherever it was moved.
-        checkpoint: `best`, by the validation split, or `last`.
-        notify: Receives messages about data that are being made.
-        **data: Fields of the recipe's data to replace, such as `store="stores/era5"`: where data were moved, or lie
-            outside the run and the working directory.
-
-    Raises:
-        RunError: If the directory holds no run, or its recipe names a place that is not allowed.
 
     Example:
         >>> run = load("runs/weather-smoe-0", store="stores/era5")  # doctest: +SKIP

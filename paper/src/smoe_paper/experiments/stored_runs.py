@@ -25,11 +25,7 @@ class StoredRunError(Exception):
 
 
 def identity_of(plain: Plain) -> str:
-    """The recipe without its seed and without fields that have no effect, as one text: equal texts compute the same.
-
-    Args:
-        plain: A full recipe.
-    """
+    """The recipe without its seed and without fields that have no effect, as one text: equal texts compute the same."""
     return json.dumps(_with_effect({name: part for name, part in plain.items() if name != "seed"}), sort_keys=True)
 
 
@@ -85,11 +81,7 @@ class RunStore:
         self._read_at: tuple[int, int] | None = None
 
     def runs(self) -> dict[RunKey, Plain]:
-        """All stored results.
-
-        Raises:
-            StoredRunError: If the file is damaged, or holds a run twice.
-        """
+        """All stored results."""
         self._read()
         return self._runs
 

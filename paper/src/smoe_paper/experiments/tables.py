@@ -1,32 +1,28 @@
-"""Tables of results as data: their rows are recipes, with what the paper prints for them. Imports no torch."""
+"""Tables of results: rows are recipes with what the paper prints for them, beside stored runs. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from smoe._files import write_atomically
 from smoe_paper.experiments.recipe import Recipe
+from smoe_paper.experiments.stored_runs import RunStore
 
 
 @dataclass(frozen=True)
 class PublishedResult:
-    """A result that a publication prints.
-
-    Attributes:
-        metric: Name of the metric here.
-        mean: Mean over the publication's runs.
-        spread: Standard deviation over the publication's runs.
-        epochs: Number of epochs; None if it is not printed.
-        source: Place in the publication.
-    """
+    """Mean and standard deviation over a publication's runs, epochs if they are printed, and the place in it."""
 
     metric: str
     mean: float
-    spread: float
-    epochs: int | None
-    source: str
+    spread: float = 0.0
+    epochs: int | None = None
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,6 +44,13 @@ class ShownMetric:
     def column(self, kind: str) -> str:
         """The heading of a column of the paper's or of our numbers."""
         return f"{self.heading}: {kind}" if self.heading else kind
+
+    def number(self, mean: float, spread: float | None = None) -> str:
+        """A number as it is printed, with its standard deviation over the seeds."""
+        if self.is_percentage:
+            return percent(mean, spread, self.decimals)
+        text = f"{mean:.{self.decimals}f}"
+        return text if spread is None else f"{text} ± {spread:.{self.decimals}f}"
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,11 @@ class ResultTable:
         return self.name.partition("/")[2]
 
 
+def same_recipe(recipe: Any) -> Any:
+    """The scale of the recipes themselves."""
+    return recipe
+
+
 @dataclass(frozen=True)
 class Scale:
     """A size of the experiment.
@@ -123,7 +131,7 @@ class Scale:
     name: str
     text: str
     # Takes recipes of its own experiment.
-    apply: Callable[[Any], Recipe]
+    apply: Callable[[Any], Recipe] = same_recipe
     is_comparable: bool = True
 
     def recipe(self, row: Row, seed: int) -> Recipe:
@@ -159,11 +167,7 @@ class TableSet:
         return replace(recipe, data=replace(recipe.data, **{self.data_field: path}))
 
     def select(self, name: str) -> list[ResultTable]:
-        """All tables for the experiment's name, one table for its own.
-
-        Raises:
-            ValueError: If there is none; with the names.
-        """
+        """All tables for the experiment's name, one table for its own."""
         chosen = [table for table in self.tables if name in (self.name, table.name)]
         if not chosen:
             known = ", ".join(table.name for table in self.tables)
@@ -171,12 +175,239 @@ class TableSet:
         return chosen
 
     def scale(self, name: str) -> Scale:
-        """The scale of that name.
-
-        Raises:
-            ValueError: If there is none; with the names.
-        """
+        """The scale of that name."""
         for scale in self.scales:
             if scale.name == name:
                 return scale
         raise ValueError(f"no scale named {name!r}; there are {', '.join(scale.name for scale in self.scales)}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The stored runs of a row at a scale, by seed."""
+
+    scale: Scale
+    results: list[dict[str, Any]]
+
+    def values(self, metric: str) -> list[float]:
+        """Values of the runs that did not diverge."""
+        return [run["test"][metric] for run in self.results if metric in run["test"]]
+
+    def mean(self, metric: str) -> float | None:
+        """Mean over the seeds."""
+        values = self.values(metric)
+        return statistics.fmean(values) if values else None
+
+    def spread(self, metric: str) -> float:
+        """Standard deviation over the seeds; 0 for one."""
+        values = self.values(metric)
+        return statistics.stdev(values) if len(values) > 1 else 0.0
+
+    @property
+    def best_epoch(self) -> float | None:
+        """Mean epoch of the best weights."""
+        epochs = [result["best_epoch"] for result in self.results if result["best_epoch"] is not None]
+        return statistics.fmean(epochs) if epochs else None
+
+    def differs_from(self, paper: PublishedResult) -> bool:
+        """Whether the means are further apart than both spreads together, and than what printing rounds away."""
+        mean = self.mean(paper.metric)
+        return mean is None or abs(mean - paper.mean) > self.spread(paper.metric) + paper.spread + 0.05
+
+    def cell(self, metric: ShownMetric) -> str:
+        """Mean and standard deviation as they are printed."""
+        mean, values = self.mean(metric.name), self.values(metric.name)
+        if mean is None:
+            return "diverged"
+        num_diverged = len(self.results) - len(values)
+        text = metric.number(mean, self.spread(metric.name) if len(values) > 1 else None)
+        return text + (f" ({num_diverged} diverged)" if num_diverged else "")
+
+
+def outcomes(tables: TableSet, row: Row, store: RunStore) -> list[Outcome]:
+    """What is stored of a row, the largest scale first."""
+    found = ((scale, store.read_all_seeds(scale.recipe(row, seed=0))) for scale in tables.scales)
+    return [Outcome(scale, results) for scale, results in found if results]
+
+
+def write_report(tables: TableSet, table: ResultTable, store: RunStore, notes: str, path: Path) -> None:
+    """Writes a table of what is stored so far as Markdown."""
+    text = markdown(tables, table, store, notes)
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def markdown(tables: TableSet, table: ResultTable, store: RunStore, notes: str = "") -> str:
+    """The table as Markdown: a line for each row and scale, and the notes about these results below.
+
+    In the notes, a line `- LABEL: ...` is about the row of that label.
+    """
+    about_rows, about_table = _by_row(table, notes)
+    layout = _Layout(tables, table)
+    lines = [_line(layout.headings()), "|" + "---|" * len(layout.headings())]
+    for name in table.references:
+        reference = store.read_reference(name)
+        lines += [] if reference is None else [layout.reference_line(reference)]
+    remarks: list[str] = []
+    circumstances: set[str] = set()
+    for row in table.rows:
+        found = outcomes(tables, row, store)
+        lines += [layout.result_line(row, outcome) for outcome in found or [None]]
+        for run in (run for outcome in found for run in outcome.results):
+            circumstances.add(f"{run['processor']}, torch {run['torch']}, commit {run['commit']}, {run['date']}")
+        if row.label in about_rows:
+            remarks.append(about_rows[row.label])
+        elif found and found[0].scale.is_comparable and any(found[0].differs_from(result) for result in row.paper):
+            remarks.append(f"- {row.label}: differs from the paper by more than the spread of both.")
+    source = f" Paper: {table.source}." if table.source else ""
+    scales = "; ".join(f"{scale.name}: {scale.text}" for scale in tables.scales)
+    legend = f"{tables.metric_text} *Epochs* are those until the best weights. Scales: {scales}."
+    parts = [
+        [f"# {table.title}"],
+        [f"Made by `smoe reproduce {table.name}`.{source}"],
+        lines,
+        [legend],
+        remarks,
+        [table.text] if table.text else [],
+        [about_table] if about_table else [],
+        ["Made with:", *(f"- {line}" for line in sorted(circumstances))] if circumstances else [],
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def read_notes(folder: Path, table: ResultTable) -> str:
+    """What `notes.md` in a folder of results says below the heading `# TABLE`; empty if it says nothing."""
+    path = folder / "notes.md"
+    if not path.exists():
+        return ""
+    sections = re.split(r"^# (.+)\n", path.read_text(), flags=re.MULTILINE)
+    return dict(zip(sections[1::2], sections[2::2], strict=True)).get(table.name, "").strip()
+
+
+def _by_row(table: ResultTable, notes: str) -> tuple[dict[str, str], str]:
+    """The lines about single rows by their labels, and the rest."""
+    about_rows: dict[str, str] = {}
+    rest: list[str] = []
+    for line in notes.splitlines():
+        label = next((row.label for row in table.rows if line.startswith(f"- {row.label}: ")), None)
+        if label is None:
+            rest.append(line)
+        else:
+            about_rows[label] = line
+    return about_rows, "\n".join(rest).strip()
+
+
+class _Layout:
+    """The columns of a table: those of the paper only if it prints something in them."""
+
+    def __init__(self, tables: TableSet, table: ResultTable) -> None:
+        self.table = table
+        self.metrics = table.metrics or tables.metrics
+        self.of_paper = {metric.name for metric in self.metrics if any(r.paper_result(metric.name) for r in table.rows)}
+        self.has_paper_epochs = any(result.epochs is not None for row in table.rows for result in row.paper)
+
+    def headings(self) -> list[str]:
+        numbers = [
+            metric.column(kind)
+            for metric in self.metrics
+            for kind in ("paper", "here")
+            if kind == "here" or metric.name in self.of_paper
+        ]
+        epochs = ["epochs: paper", "here"] if self.has_paper_epochs else ["epochs"]
+        return [*self.table.columns, "parameters", *numbers, "seeds", "scale", *epochs, "s per run"]
+
+    def result_line(self, row: Row, outcome: Outcome | None) -> str:
+        """The line of a row at a scale; without an outcome, with the paper's numbers only."""
+        numbers: list[str] = []
+        for metric in self.metrics:
+            numbers += [_paper(row, metric)] if metric.name in self.of_paper else []
+            numbers.append("" if outcome is None else outcome.cell(metric))
+        paper_epochs = next((str(result.epochs) for result in row.paper if result.epochs is not None), "")
+        epochs = [paper_epochs] if self.has_paper_epochs else []
+        if outcome is None:
+            return _line([*row.labels, "", *numbers, "0", "", *epochs, "", ""])
+        first = outcome.results[0]
+        gate = first["gate_parameters"]
+        parameters = f"{first['parameters']}+{gate}" if gate else str(first["parameters"])
+        best_epoch = "" if outcome.best_epoch is None else f"{outcome.best_epoch:.0f}"
+        seconds = statistics.fmean(run["seconds"] for run in outcome.results)
+        seeds = str(len(outcome.results))
+        return _line(
+            [*row.labels, parameters, *numbers, seeds, outcome.scale.name, *epochs, best_epoch, f"{seconds:.0f}"]
+        )
+
+    def reference_line(self, reference: dict[str, Any]) -> str:
+        """The line of a forecast that was not trained."""
+        labels = [reference["label"], *[""] * (len(self.table.columns) - 1)]
+        numbers: list[str] = []
+        for metric in self.metrics:
+            numbers += [""] if metric.name in self.of_paper else []
+            numbers.append(metric.number(reference["test"][metric.name]))
+        num_others = len(self.headings()) - len(labels) - len(numbers) - 1
+        return _line([*labels, "0", *numbers, *[""] * num_others])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _paper(row: Row, metric: ShownMetric) -> str:
+    result = row.paper_result(metric.name)
+    if result is None:
+        return ""
+    return f"{result.mean:.{metric.decimals}f}" + (f" ± {result.spread:g}" if metric.is_percentage else "")
+
+
+def percent(mean: float, spread: float | None = None, decimals: int = 1) -> str:
+    """`91.3 ± 0.2`; 100.0 is printed for exactly 100 only."""
+    text = f"{mean:.{decimals}f}"
+    if text.startswith("100") and mean < 100.0:
+        # Rounded down, with as many digits as it takes.
+        digits = decimals + 1
+        while f"{mean:.{digits}f}".startswith("100") and digits < 12:
+            digits += 1
+        text = f"{mean:.{digits}f}"
+    if spread is None:
+        return text
+    short = "0" if spread == 0 else f"{spread:.{decimals}f}" if spread >= 0.5 * 10**-decimals else f"{spread:.1g}"
+    return f"{text} ± {short}"
+
+
+def draw_figures(table_set: TableSet, tables: Sequence[ResultTable], store: RunStore, output_dir: Path) -> list[Path]:
+    """Draws the validation loss by epoch for each table, and how the routing moved; returns the pictures."""
+    return [picture for table in tables for picture in _draw_table(table_set, table, store, output_dir)]
+
+
+_QUANTITIES = {
+    "routing/changed": "choices changed in an epoch, in %",
+    "routing/changed_since_start": "changed since the start, in %",
+    "routing/reordered": "places reordered in an epoch, in %",
+    "routing/region_information": "what a choice says of the known regions, in %",
+}
+
+
+def _draw_table(table_set: TableSet, table: ResultTable, store: RunStore, folder: Path) -> Iterator[Path]:
+    from smoe_paper.charts import draw_epochs
+
+    found = {row.label: outcomes(table_set, row, store) for row in table.rows}
+    # The first seed of the largest scale that was trained.
+    runs = {label: all_of_it[0].results[0] for label, all_of_it in found.items() if all_of_it}
+    losses = {label: run["validation"] for label, run in runs.items() if run["validation"]}
+    if not losses:
+        return
+    name = table.short_name
+    draw_epochs({"validation loss": losses}, folder / f"{name}.png")
+    yield folder / f"{name}.png"
+    panels = {
+        quantity: {label: curve for label, run in runs.items() if (curve := _percent(run, key))}
+        for key, quantity in _QUANTITIES.items()
+    }
+    panels = {quantity: curves for quantity, curves in panels.items() if curves}
+    if panels:
+        draw_epochs(panels, folder / f"{name}-changes.png")
+        yield folder / f"{name}-changes.png"
+
+
+def _percent(run: dict[str, Any], key: str) -> list[float]:
+    """Of an epoch each; empty for a net whose gates cannot learn."""
+    shares = run.get("routing", {}).get(key, [])
+    return [100.0 * share for share in shares] if any(shares) else []

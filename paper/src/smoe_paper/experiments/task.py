@@ -1,11 +1,12 @@
-"""The task of a recipe, with what belongs to no experiment: optimiser, warm-up, auxiliary losses."""
+"""The task of a recipe, with what belongs to no experiment: SMoE layers, optimiser, warm-up, auxiliary losses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -17,14 +18,114 @@ from smoe._plain import to_plain
 from smoe.losses import auxiliary_loss
 from smoe.nn import NoisyGate, RoutedLayer, track_loss_scale
 from smoe.nn._classification import FrozenLearner
-from smoe.rules import Frozen
+from smoe.ops import family_members
+from smoe.rules import Damping, Frozen, Rule
 from smoe.training.distribution import make_accelerator
 from smoe.training.evaluation import evaluate, predict
 from smoe.training.plan import TrainingPlan
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Collate, Metric, Task
 from smoe_paper.baselines.low_rank import LowRankLocal2d
-from smoe_paper.experiments.recipe import Adam, AuxiliaryLosses, Recipe, SgdMomentum
+from smoe_paper.experiments.recipe import Adam, AuxiliaryLosses, GateOptions, Recipe, SgdMomentum
+
+Start = Callable[[nn.SpatialMoE2d], None]
+
+
+class Learning(NamedTuple):
+    """How the routing learns.
+
+    Attributes:
+        rule: Rule of the gates.
+        damping: Damping of the experts' error; None for that of the rule.
+    """
+
+    rule: Rule
+    damping: Damping | None
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Learning:
+        """Rule and damping of a recipe."""
+        return cls(recipe.rule, recipe.damping)
+
+
+def make_gate(
+    options: GateOptions,
+    num_experts: int,
+    num_selected: int,
+    grid: tuple[int, int],
+    prior: torch.Tensor | None = None,
+    prior_strength: float = 2.0,
+    embedding: nn.PixelEmbedding | None = None,
+) -> nn.TensorGate | nn.FactorisedGate | nn.CoarseGate:
+    """The gate that the options describe."""
+    kinds = {"factorised": nn.FactorisedGate, "coarse": nn.CoarseGate}
+    kind = kinds.get(options.gate, nn.TensorGate)
+    start: dict[str, Any] = {
+        "init": options.gate_init,
+        "correlation_length": options.correlation_length,
+        "order": options.order,
+    }
+    if options.gate == "factorised":
+        start |= {"rank": options.rank, "embedding": embedding}
+    if prior is None:
+        return kind(num_experts, num_selected, grid, **start)
+    return kind.from_prior(prior, num_experts, num_selected, prior_strength, **start)
+
+
+def convert_net(
+    net: torch.nn.Module,
+    gates: GateOptions,
+    learning: Learning,
+    start: Start,
+    *,
+    example_input: torch.Tensor,
+    share_gates: bool,
+    prior: torch.Tensor | None = None,
+    prior_strength: float = 2.0,
+    **options: Any,
+) -> torch.nn.Module:
+    """The network with its 3x3 convolutions replaced by SMoE layers."""
+    is_factorised = gates.gate == "factorised"
+    embeddings: dict[tuple[int, ...], nn.PixelEmbedding] = {}
+
+    def gate_of(num_experts: int, num_selected: int, grid: tuple[int, ...]) -> nn.SpatialGate:
+        rows, columns = grid
+        averaged = None if prior is None else torch.nn.functional.adaptive_avg_pool2d(prior[None], (rows, columns))[0]
+        shared = embeddings.get(grid) if share_gates else None
+        gate = make_gate(gates, num_experts, num_selected, (rows, columns), averaged, prior_strength, shared)
+        if isinstance(gate, nn.FactorisedGate):
+            embeddings[grid] = gate.embedding
+        return gate
+
+    converted = nn.convert(
+        net,
+        example_input=example_input,
+        num_experts=gates.expert_ratio,
+        share_gates=share_gates and not is_factorised,
+        start="random",
+        make_gate=gate_of,
+        bias=gates.bias,
+        local_affine=gates.local_affine,
+        rule=learning.rule,
+        damping=learning.damping,
+        **options,
+    )
+    for layer in converted.modules():
+        if isinstance(layer, nn.SpatialMoE2d):
+            start_layer(layer, gates, start)
+    return converted
+
+
+def start_layer(layer: nn.SpatialMoE2d, gates: GateOptions, start: Start) -> None:
+    """Draws the weights of a layer, equal within a family of experts; a random gate stays as it starts."""
+    start(layer)
+    if layer.gate.order == "families":
+        members = family_members(layer.num_experts, layer.num_selected)
+        with torch.no_grad():
+            for place in range(1, members.shape[1]):
+                layer.weight.index_copy_(0, members[:, place], layer.weight[members[:, 0]])
+    if gates.gate == "random":
+        layer.gate.requires_grad_(False)
 
 
 class PausedLearner(FrozenLearner):
@@ -85,14 +186,7 @@ _WITH_KERNELS = (nn.GridConv2d, nn.SpatialMoE2d, LowRankLocal2d)
 def build_optimizer(
     model: torch.nn.Module, options: Adam | SgdMomentum, *, is_fused: bool = False
 ) -> torch.optim.Optimizer:
-    """The optimiser that the options describe.
-
-    Args:
-        model: Model whose parameters learn.
-        options: Optimiser of a recipe.
-        is_fused: Whether Adam makes one pass over all parameters; not with a loss scaler, whose skipped steps it would
-            hide.
-    """
+    """The optimiser that the options describe."""
     if isinstance(options, SgdMomentum):
         groups = sgd_groups(model, options)
         return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, weight_decay=0.0)
@@ -161,17 +255,7 @@ def assemble_task(
     collate: Collate,
     **options: Any,
 ) -> Task:
-    """The task of a recipe, with its optimiser, its warm-up of the routing and its auxiliary losses.
-
-    Args:
-        recipe: Recipe to train.
-        model: Network.
-        loss: Loss of a prediction and a target.
-        metrics: Metrics of the validation and test splits.
-        samples: Data sets by split; none for a model without data.
-        collate: Makes a batch of samples.
-        **options: Further fields of `Task`.
-    """
+    """The task of a recipe, with its optimiser, its warm-up of the routing and its auxiliary losses."""
     if recipe.auxiliary.is_any:
         _check_auxiliary(recipe.auxiliary, model)
         options["auxiliary_loss"] = partial(auxiliary_loss, **to_plain(recipe.auxiliary))
@@ -282,11 +366,7 @@ class OpenRun:
         return evaluate(accelerator, model, samples, task.metrics, task.collate, batch_size, plan.num_workers)
 
     def predict(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields the prediction and the target of each batch of a split, in order.
-
-        Raises:
-            ValueError: If several processes run: their predictions would not be in order.
-        """
+        """Yields the prediction and the target of each batch of a split, in order."""
         plan, task = self.recipe.training, self.task
         accelerator, model = self._prepare()
         if accelerator.num_processes > 1:
@@ -302,6 +382,17 @@ class OpenRun:
             device=accelerator.device,
             num_workers=plan.num_workers,
         )
+
+    def draw_curve(self, *keys: str, reference: tuple[str, float] | None = None) -> list[Path]:
+        """Draws metrics of the validation split by epoch; returns the picture, or nothing before the first epoch."""
+        from smoe_paper.charts import draw_accuracy
+
+        history = [record for record in self.directory.read_history() if record.get(keys[0]) is not None]
+        if not history:
+            return []
+        path = self.directory.pictures / "accuracy.png"
+        draw_accuracy(history, path, keys=keys, reference=reference)
+        return [path]
 
     def _prepare(self) -> tuple[Accelerator, torch.nn.Module]:
         """The model for evaluation, if the task makes another one."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from smoe import nn
 from smoe._plain import to_plain
@@ -21,22 +18,11 @@ from smoe_paper.baselines.layers import CondConv2d, CoordConv2d, LocallyConnecte
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.baselines.patch_moe import patch_moe_loss
 from smoe_paper.experiments.experiment import SPLITS, Notify
-from smoe_paper.experiments.gated_layers import Learning
-from smoe_paper.experiments.task import DryTask, assemble_task
-from smoe_paper.heat.data import (
-    HeatPairs,
-    diffusion_stencil,
-    draw_initial_states,
-    grow_region_map,
-    load_frames,
-    load_region_map,
-    save_frames,
-    simulate_heat,
-)
+from smoe_paper.experiments.task import DryTask, Learning, assemble_task
+from smoe_paper.heat.data import HeatPairs, diffusion_stencil, make_region_map, make_split
 from smoe_paper.heat.recipes import (
     ConvNetModel,
     FullyConnectedModel,
-    HeatDiffusion,
     HeatModel,
     HeatRecipe,
     LocallyConnectedModel,
@@ -54,10 +40,7 @@ def build_model(
     """Returns the network of a recipe; it maps one field to one field.
 
     Args:
-        model: Options of the network.
-        learning: How the routing of an SMoE learns.
         region_map: Map of regions, `(H, W)`. It gives the grid of networks that need one, and the true routing.
-        diffusivities: Diffusivity of each region type, for experts that start as the true stencils.
     """
     grid = (region_map.shape[0], region_map.shape[1])
     # With so few channels, the backward pass of torch's own convolutions takes 2 to 8 times as long otherwise.
@@ -137,13 +120,6 @@ def build_gate(model: SpatialMoEModel, region_map: np.ndarray) -> nn.SpatialGate
     return nn.NoisyGate(gate) if model.gate_noise else gate
 
 
-def build_auxiliary_loss(model: HeatModel) -> Callable[[torch.nn.Module], Tensor] | None:
-    """Returns the balancing losses of a V-MoE, computed after its forward pass; None for other networks."""
-    if isinstance(model, VisionTransformerModel) and model.num_experts is not None:
-        return partial(patch_moe_loss, weight=model.auxiliary_weight)
-    return None
-
-
 def _layer_maker(model: ConvNetModel) -> Callable[[int, int], torch.nn.Module]:
     makers: Mapping[str, Callable[[int, int], torch.nn.Module]] = {
         "conv": partial(nn.GridConv2d, kernel_size=model.kernel_size),
@@ -166,21 +142,14 @@ def _set_true_experts(layer: nn.SpatialMoE2d, diffusivities: Sequence[float]) ->
 
 
 def build_task(recipe: HeatRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
-    """Makes everything that the training loop needs.
-
-    Args:
-        recipe: Recipe to train.
-        splits: Data to simulate.
-        notify: Receives messages about what is being simulated.
-    """
+    """Makes everything that the training loop needs."""
     region_map = make_region_map(recipe.data)
     data = {split: make_split(recipe.data, region_map, split, notify) for split in splits}
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), region_map, recipe.data.diffusivities)
     options: dict[str, Any] = {"regions": torch.from_numpy(region_map)}
-    balancing_loss = build_auxiliary_loss(recipe.model)
-    if balancing_loss is not None:
-        options["auxiliary_loss"] = balancing_loss
+    if isinstance(recipe.model, VisionTransformerModel) and recipe.model.num_experts is not None:
+        options["auxiliary_loss"] = partial(patch_moe_loss, weight=recipe.model.auxiliary_weight)
     within = PercentWithin(0.01, 1e-8 * recipe.data.unit, region_map)
     return assemble_task(
         recipe,
@@ -191,46 +160,6 @@ def build_task(recipe: HeatRecipe, splits: tuple[str, ...] = SPLITS, notify: Not
         HeatPairs.collate,
         **options,
     )
-
-
-def make_region_map(data: HeatDiffusion) -> np.ndarray:
-    """Returns the map of region types `(H, W)`, loaded or generated."""
-    if data.region_map is not None:
-        return load_region_map(data.region_map)
-    return grow_region_map(data.spatial_shape, len(data.diffusivities), data.region_seed)
-
-
-def make_split(data: HeatDiffusion, region_map: np.ndarray, split: str, notify: Notify = print) -> HeatPairs:
-    """Simulates a split, or opens the frames that an earlier run stored in `cache_dir`."""
-    num_runs, seed = {
-        "train": (data.num_train_runs, data.train_seed),
-        "validation": (data.num_validation_runs, data.validation_seed),
-        "test": (data.num_test_runs, data.test_seed),
-    }[split]
-    what_matters = {
-        "diffusivities": to_plain(data.diffusivities),
-        "num_steps": data.num_steps,
-        "num_runs": num_runs,
-        "seed": seed,
-        "region_map": hashlib.sha256(region_map.tobytes()).hexdigest(),
-    }
-    path = None if data.cache_dir is None else data.cache_dir / f"heat-{split}-{_digest(what_matters)}.npy"
-    if path is not None and path.exists():
-        return _in_unit(load_frames(path, shape=(num_runs, data.num_steps + 1, *region_map.shape)), data.unit)
-    notify(f"simulating {num_runs} runs of {data.num_steps} steps ({split})")
-    initial_states = draw_initial_states(region_map, num_runs, seed)
-    frames = simulate_heat(initial_states, region_map, data.diffusivities, data.num_steps)
-    if path is not None:
-        save_frames(path, frames)
-    return _in_unit(frames, data.unit)
-
-
-def _in_unit(frames: np.ndarray, unit: float) -> HeatPairs:
-    return HeatPairs(frames if unit == 1.0 else frames * np.float32(unit))
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def build_dry_task(recipe: HeatRecipe) -> DryTask:

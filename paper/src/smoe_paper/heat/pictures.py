@@ -19,17 +19,14 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from smoe.diagnostics import region_agreement, regions_of_experts
 from smoe.nn import SpatialMoE2d
 from smoe.reports.parts import Places
-from smoe.training.run_directory import RunDirectory
 from smoe.views._charts import save_picture
-from smoe_paper.experiments.report_parts import ReportParts
-from smoe_paper.experiments.runs import open_run
-from smoe_paper.experiments.stored_runs import RunKey, RunStore
-from smoe_paper.experiments.table_report import Outcome, outcomes
-from smoe_paper.experiments.tables import ResultTable, Row, TableSet
+from smoe_paper.experiments.experiment import Notify, ReportParts, ShowOptions
+from smoe_paper.experiments.runs import kept_run
+from smoe_paper.experiments.stored_runs import RunStore
+from smoe_paper.experiments.tables import Outcome, ResultTable, Row, TableSet, outcomes
 from smoe_paper.experiments.task import OpenRun
-from smoe_paper.heat.data import diffusion_stencil
-from smoe_paper.heat.model import make_region_map
-from smoe_paper.heat.recipes import PUBLISHED, HeatDiffusion, HeatRecipe, SpatialMoEModel
+from smoe_paper.heat.data import diffusion_stencil, make_region_map
+from smoe_paper.heat.recipes import PUBLISHED, HeatDiffusion, SpatialMoEModel
 from smoe_paper.heat.tables import DAMPINGS, QUANTILES, SMOE, grid_recipe
 from smoe_paper.models import SpatialMoENet
 
@@ -78,7 +75,6 @@ def draw_routing(
         stencils: Stencil of each region, as a kernel of a cross-correlation, `(R, 3, 3)`.
         routing_map: Expert chosen at each pixel, in [0, X), `(H, W)`.
         experts: Kernel of each expert, k odd, `(X, k, k)`.
-        path: Picture to write, for example a `.png`.
     """
     _check_kernels("stencils", stencils)
     _check_kernels("experts", experts)
@@ -233,12 +229,7 @@ def _check_kernels(name: str, kernels: np.ndarray) -> None:
 
 
 def learned(run: OpenRun) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns region map `(H, W)`, stencils `(R, 3, 3)`, routing map `(H, W)` and experts `(X, k, k)` of a run.
-
-    Raises:
-        ValueError: If the run has no single routing map: its model is not an SMoE, its experts are not plain
-            convolutions, or its gate depends on the input.
-    """
+    """Returns region map `(H, W)`, stencils `(R, 3, 3)`, routing map `(H, W)` and experts `(X, k, k)` of a run."""
     model = run.task.model
     layer = model.layer if isinstance(model, SpatialMoENet) else None
     if not isinstance(layer, SpatialMoE2d) or layer.gate.looks_at_input:
@@ -247,7 +238,6 @@ def learned(run: OpenRun) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
             "a routing map can be drawn of convolution experts and a gate that does not look at its input; "
             f"this run has {has}"
         )
-    assert isinstance(run.recipe, HeatRecipe)
     region_map = make_region_map(run.recipe.data)
     stencils = np.stack([diffusion_stencil(diffusivity) for diffusivity in run.recipe.data.diffusivities])
     with torch.no_grad():
@@ -255,61 +245,37 @@ def learned(run: OpenRun) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
     return region_map, stencils, routing_map, layer.weight.detach()[:, 0].cpu().numpy()
 
 
-def draw_run(run: OpenRun) -> list[Path]:
-    """Writes the pictures into the run's folder and returns their paths; the routing is drawn for an SMoE only."""
-    from smoe_paper.charts import draw_accuracy
-
-    monitor = f"validation/{run.recipe.training.monitor}"
-    curve = run.directory.pictures / "accuracy.png"
-    history = [record for record in run.directory.read_history() if monitor in record]
-    pictures: list[Path] = []
-    if history:
-        paper = PUBLISHED.get(run.name)
-        reference = (f"paper, after {paper.epochs} epochs", paper.mean) if paper else None
-        draw_accuracy(history, curve, keys=(monitor,), reference=reference)
-        pictures.append(curve)
-    if not isinstance(run.recipe.model, SpatialMoEModel):
-        return pictures
-    routing = run.directory.pictures / "routing.png"
-    draw_routing(*learned(run), routing)
-    return [*pictures, routing]
+def draw_run(run: OpenRun, options: ShowOptions) -> list[Path]:
+    """The accuracy by epoch, and the routing map with the experts of an SMoE."""
+    del options
+    paper = PUBLISHED.get(run.name)
+    reference = (f"paper, after {paper.epochs} epochs", paper.mean) if paper else None
+    pictures = run.draw_curve(f"validation/{run.recipe.training.monitor}", reference=reference)
+    if isinstance(run.recipe.model, SpatialMoEModel):
+        pictures.append(run.directory.pictures / "routing.png")
+        draw_routing(*learned(run), pictures[-1])
+    return pictures
 
 
 METRIC = "within_1_percent"
 
 
-def draw_figures(
-    table_set: TableSet, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path
+def draw_tables(
+    table_set: TableSet, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path, data: Path
 ) -> list[Path]:
-    """Draws the figures that the stored runs of the tables allow, and returns their paths.
-
-    Args:
-        table_set: All tables of the experiment.
-        tables: Tables to draw; the main table has three figures, the table of quantiles and damping one.
-        store: Finished runs.
-        runs_dir: Folder with the weights of runs made here; without them the routing is not drawn.
-        output_dir: Folder for the pictures.
-    """
+    """The figures that stored runs allow; the routing only if the weights of the run are in `runs_dir`."""
+    del data
     pictures: list[Path] = []
     names = {table.name: table for table in tables}
     if "heat/main" in names:
-        rows = names["heat/main"].rows
-        pictures += _draw_routing(table_set, runs_dir, store, output_dir / "routing.png")
-        pictures += _draw_models(table_set, rows, store, output_dir)
+        run = kept_run(table_set, SMOE, store, runs_dir)
+        if run is not None:
+            pictures.append(output_dir / "routing.png")
+            draw_routing(*learned(run), pictures[-1])
+        pictures += _draw_models(table_set, names["heat/main"].rows, store, output_dir)
     if "heat/quantile-damping" in names:
         pictures += _draw_quantile_damping(table_set, store, output_dir / "quantile-damping.png")
     return pictures
-
-
-def _draw_routing(table_set: TableSet, runs_dir: Path, store: RunStore, path: Path) -> Iterator[Path]:
-
-    for scale in table_set.scales:
-        key = RunKey.of(scale.recipe(Row(("SMoE",), SMOE), 0))
-        folder = runs_dir / key.name
-        if store.has(key) and RunDirectory(folder).best_checkpoint.exists():
-            draw_routing(*learned(open_run(folder)), path)
-            yield path
-            return
 
 
 def _draw_models(table_set: TableSet, rows: Sequence[Row], store: RunStore, folder: Path) -> Iterator[Path]:
@@ -360,7 +326,8 @@ def _draw_quantile_damping(table_set: TableSet, store: RunStore, path: Path) -> 
     for place, found in cells.items():
         for outcome in found:
             if outcome.scale.name == scale:
-                accuracy[place] = _value(outcome.mean(METRIC))
+                mean = outcome.mean(METRIC)
+                accuracy[place] = np.nan if mean is None else mean
                 epochs[place] = _epochs_to_all(outcome)
     draw_grids(
         [
@@ -376,10 +343,6 @@ def _draw_quantile_damping(table_set: TableSet, store: RunStore, path: Path) -> 
     yield path
 
 
-def _value(mean: float | None) -> float:
-    return np.nan if mean is None else mean
-
-
 def _epochs_to_all(outcome: Outcome) -> float:
     """Mean number of epochs to 100 %; NaN if a seed did not reach it."""
     values = outcome.values(METRIC)
@@ -387,9 +350,9 @@ def _epochs_to_all(outcome: Outcome) -> float:
     return outcome.best_epoch or np.nan if is_everywhere else np.nan
 
 
-def report_parts(run: OpenRun) -> ReportParts:
-    """Returns the grid, the stencil of each diffusivity, and the known regions of the task."""
-    assert isinstance(run.recipe, HeatRecipe)
+def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:
+    """The grid, and the stencil of each diffusivity."""
+    del split, notify
     data = run.recipe.data
     return ReportParts(
         places=Places("grid", tuple(data.spatial_shape)),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from smoe_paper.experiments.experiment import Notify
+from smoe_paper.heat.data import HeatPairs, keep_frames
+from smoe_paper.heat_mesh.recipes import MeshDiffusion
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,6 @@ def volume(size: int = 32) -> Domain:
 
 def healpix(nside: int = 32) -> Domain:
     """Pixels of a HEALPix sphere in the order of its faces, each with the four neighbours across its edges."""
-    import torch
-
     from smoe.ops._healpix import healpix_coordinates, pad_faces
 
     shape = (12, nside, nside)
@@ -222,11 +226,8 @@ def simulate(
     Steps are in float64 and frames in float32.
 
     Args:
-        domain: Where heat diffuses.
         regions: Type of each node, `(N,)`.
-        rates: Rate of each type, in [0, 1].
         states: First states, `(R, N)`.
-        num_steps: Steps of each run, T.
 
     Returns:
         Frames, the first states included, `(R, T + 1, N)`, float32.
@@ -250,3 +251,36 @@ def simulate(
         frames[:, number] = state.T
         state = step @ state
     return frames
+
+
+@functools.lru_cache(maxsize=2)
+def make_domain(name: str) -> Domain:
+    return DOMAINS[name]()
+
+
+def make_regions(data: MeshDiffusion) -> np.ndarray:
+    """The region type of each node, `(N,)`."""
+    return grow_regions(make_domain(data.domain), len(data.rates), data.region_seed)
+
+
+_SEEDS = {"train": 42, "validation": 546981, "test": 865124}
+
+
+def make_split(data: MeshDiffusion, regions: np.ndarray, split: str, notify: Notify = print) -> HeatPairs:
+    """Simulates a split, or opens what an earlier run kept in `cache_dir`."""
+    num_runs = {
+        "train": data.num_train_runs,
+        "validation": data.num_validation_runs,
+        "test": data.num_test_runs,
+    }[split]
+    domain = make_domain(data.domain)
+    shape = (num_runs, data.num_steps + 1, *domain.spatial_shape)
+
+    def simulate_split() -> np.ndarray:
+        notify(f"simulating {num_runs} runs of {data.num_steps} steps on {domain.name} ({split})")
+        states = draw_states(regions, num_runs, _SEEDS[split])
+        return simulate(domain, regions, data.rates, states, data.num_steps).reshape(shape).numpy()
+
+    content = {"domain": data.domain, "rates": list(data.rates), "shape": list(shape)}
+    content["regions"] = hashlib.sha256(regions.tobytes()).hexdigest()
+    return HeatPairs(keep_frames(data.cache_dir, f"heat-mesh-{split}", content, shape, simulate_split))

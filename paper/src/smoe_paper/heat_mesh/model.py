@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import itertools
-import json
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import Dataset
 
-from smoe.nn import FactorisedGate, TensorGate
-from smoe.nn._filter_bank import FilterBank
-from smoe.nn._graph_layer import GraphMoE
-from smoe.nn._grid_layers import SpatialMoE1d, SpatialMoE3d
-from smoe.nn._healpix_layer import HEALPixMoE
+from smoe.nn import FactorisedGate, GraphMoE, HEALPixMoE, RoutedLayer, SpatialMoE1d, SpatialMoE3d, TensorGate
 from smoe.training.task import Task
 from smoe_paper.experiments.experiment import SPLITS, Notify
-from smoe_paper.experiments.gated_layers import Learning
-from smoe_paper.experiments.task import DryTask, assemble_task
-from smoe_paper.heat.data import load_frames, save_frames
-from smoe_paper.heat_mesh.data import DOMAINS, Domain, draw_states, grow_regions, simulate
-from smoe_paper.heat_mesh.recipes import MeshDiffusion, MeshModel, MeshMoEModel, MeshRecipe, SageModel
+from smoe_paper.experiments.task import DryTask, Learning, assemble_task
+from smoe_paper.heat.data import HeatPairs
+from smoe_paper.heat_mesh.data import Domain, make_domain, make_regions, make_split
+from smoe_paper.heat_mesh.recipes import MeshModel, MeshMoEModel, MeshRecipe, SageModel
 from smoe_paper.metrics import MeanAbsoluteError, MeanSquaredError, PercentWithin
 
 
@@ -41,7 +30,7 @@ class MeshNet(nn.Module):
 
     edges: torch.Tensor
 
-    def __init__(self, layer: FilterBank, edges: torch.Tensor) -> None:
+    def __init__(self, layer: RoutedLayer, edges: torch.Tensor) -> None:
         super().__init__()
         self.layer = layer
         self.register_buffer("edges", edges, persistent=False)
@@ -100,16 +89,7 @@ def _adjacency(edges: torch.Tensor, num_nodes: int) -> torch.Tensor:
 
 
 def build_model(options: MeshModel, learning: Learning, domain: Domain) -> nn.Module:
-    """The network that a recipe describes.
-
-    Args:
-        options: Network of the recipe.
-        learning: How the routing learns.
-        domain: Domain of the data.
-
-    Raises:
-        ValueError: If the network needs a domain without a grid.
-    """
+    """The network that a recipe describes."""
     edges = torch.from_numpy(domain.edges)
     if isinstance(options, SageModel):
         if len(domain.spatial_shape) != 1 or domain.full_degree is not None:
@@ -131,7 +111,7 @@ def _make_gate(options: MeshMoEModel, domain: Domain) -> TensorGate | Factorised
     return TensorGate(*numbers, order=options.order)
 
 
-def _make_layer(domain: Domain, num_experts: int, options: dict[str, Any]) -> FilterBank:
+def _make_layer(domain: Domain, num_experts: int, options: dict[str, Any]) -> RoutedLayer:
     numbers = (1, num_experts, 1)
     shape = domain.spatial_shape
     if domain.name == "healpix":
@@ -143,94 +123,8 @@ def _make_layer(domain: Domain, num_experts: int, options: dict[str, Any]) -> Fi
     return SpatialMoE3d.from_experts(*numbers, spatial_shape=(shape[0], shape[1], shape[2]), **options)
 
 
-_SEEDS = {"train": 42, "validation": 546981, "test": 865124}
-
-
-class MeshPairs(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Pairs of consecutive frames, `(1, *grid)`; whole batches come stacked from `__getitems__`.
-
-    Args:
-        frames: `(R, T + 1, N)`, float32.
-        spatial_shape: Grid of the nodes.
-    """
-
-    def __init__(self, frames: torch.Tensor, spatial_shape: tuple[int, ...]) -> None:
-        self.num_steps = frames.shape[1] - 1
-        self._num_pairs = len(frames) * self.num_steps
-        self._frames = frames.reshape(-1, 1, *spatial_shape)
-
-    def __len__(self) -> int:
-        """The number of pairs."""
-        return self._num_pairs
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The input and the target of a pair."""
-        if not 0 <= index < self._num_pairs:
-            raise IndexError(f"index must be in [0, {self._num_pairs - 1}], got {index}")
-        frame = index + index // self.num_steps
-        return self._frames[frame], self._frames[frame + 1]
-
-    def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The inputs and targets of a batch."""
-        numbers = torch.tensor(indices, dtype=torch.int64)
-        frame = numbers + numbers // self.num_steps
-        return self._frames[frame], self._frames[frame + 1]
-
-    @staticmethod
-    def collate(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """The batch as it is."""
-        return batch
-
-
-@functools.lru_cache(maxsize=2)
-def make_domain(name: str) -> Domain:
-    """The domain of that name."""
-    return DOMAINS[name]()
-
-
-def make_regions(data: MeshDiffusion) -> np.ndarray:
-    """The region type of each node, `(N,)`."""
-    return grow_regions(make_domain(data.domain), len(data.rates), data.region_seed)
-
-
-def make_split(data: MeshDiffusion, regions: np.ndarray, split: str, notify: Notify = print) -> MeshPairs:
-    """Simulates a split, or opens what an earlier run kept in `cache_dir`."""
-    num_runs = {
-        "train": data.num_train_runs,
-        "validation": data.num_validation_runs,
-        "test": data.num_test_runs,
-    }[split]
-    domain = make_domain(data.domain)
-    path = None
-    if data.cache_dir is not None:
-        content = [
-            data.domain,
-            list(data.rates),
-            data.num_steps,
-            num_runs,
-            hashlib.sha256(regions.tobytes()).hexdigest(),
-        ]
-        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
-        path = data.cache_dir / f"heat-mesh-{split}-{digest}.npy"
-    if path is not None and path.exists():
-        frames = load_frames(path, shape=(num_runs, data.num_steps + 1, domain.num_nodes, 1))
-        return MeshPairs(torch.from_numpy(frames).squeeze(-1), domain.spatial_shape)
-    notify(f"simulating {num_runs} runs of {data.num_steps} steps on {domain.name} ({split})")
-    states = draw_states(regions, num_runs, _SEEDS[split])
-    simulated = simulate(domain, regions, data.rates, states, data.num_steps)
-    if path is not None:
-        save_frames(path, simulated.unsqueeze(-1).numpy())
-    return MeshPairs(simulated, domain.spatial_shape)
-
-
 def build_task(recipe: MeshRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
-    """Makes everything that the training loop needs.
-
-    Args:
-        recipe: Recipe to train.
-        splits: Data to simulate.
-        notify: Receives messages about what is being simulated.
-    """
+    """Makes everything that the training loop needs."""
     regions = make_regions(recipe.data)
     data = {split: make_split(recipe.data, regions, split, notify) for split in splits}
     domain = make_domain(recipe.data.domain)
@@ -242,7 +136,7 @@ def build_task(recipe: MeshRecipe, splits: tuple[str, ...] = SPLITS, notify: Not
         F.mse_loss,
         [PercentWithin(0.01, 1e-8), MeanSquaredError(), MeanAbsoluteError()],
         data,
-        MeshPairs.collate,
+        HeatPairs.collate,
     )
 
 

@@ -13,11 +13,11 @@ from smoe.diagnostics import regions_of_experts
 from smoe.reports.parts import Places
 from smoe.views._charts import save_picture
 from smoe.views._node_routing import draw_nodes
-from smoe_paper.experiments.report_parts import ReportParts
+from smoe_paper.experiments.experiment import Notify, ReportParts, ShowOptions
 from smoe_paper.experiments.task import OpenRun
-from smoe_paper.heat_mesh.data import Domain
-from smoe_paper.heat_mesh.model import MeshNet, make_domain, make_regions
-from smoe_paper.heat_mesh.recipes import MeshMoEModel, MeshRecipe
+from smoe_paper.heat_mesh.data import Domain, make_domain, make_regions
+from smoe_paper.heat_mesh.model import MeshNet
+from smoe_paper.heat_mesh.recipes import MeshMoEModel
 
 _COLOURS = ("#3B6FB6", "#F2B134", "#C8553D", "#4E9F6D", "#8E6BB0", "#6FB7C9")
 _UNSERVED = "#000000"
@@ -38,8 +38,6 @@ def draw_surface_regions(regions: np.ndarray, learned: np.ndarray, domain: Domai
     Args:
         regions: True region of each node, `(N,)`.
         learned: Region of the expert that serves each node, `(N,)`; -1 for none.
-        domain: The surface.
-        path: Picture to write.
     """
     palette = np.array(_palette(int(regions.max()) + 1))
     truth, found = _headings(regions, learned)
@@ -52,8 +50,6 @@ def draw_grid_regions(regions: np.ndarray, learned: np.ndarray, path: Path) -> N
 
     Args:
         regions: True region of each pixel, `(L,)` or `(D, H, W)`.
-        learned: Region of the expert that serves each pixel; -1 for none.
-        path: Picture to write.
     """
     number = int(regions.max()) + 1
     maps = [np.where(part < 0, number, part) for part in (regions, learned)]
@@ -80,7 +76,6 @@ def _as_images(values: np.ndarray) -> dict[str, np.ndarray]:
 
 def learned_regions(run: OpenRun) -> tuple[np.ndarray, np.ndarray]:
     """True regions of the nodes `(N,)`, and the region of the expert that serves each of them `(N,)`."""
-    assert isinstance(run.recipe, MeshRecipe)
     assert isinstance(run.task.model, MeshNet)
     regions = make_regions(run.recipe.data)
     layer = run.task.model.layer
@@ -90,27 +85,18 @@ def learned_regions(run: OpenRun) -> tuple[np.ndarray, np.ndarray]:
     return regions, regions_of_experts(chosen, regions, layer.num_experts)[chosen[0]]
 
 
-def draw_run(run: OpenRun) -> list[Path]:
-    """Writes the pictures into the run's folder and returns their paths; the routing only where there is an SMoE."""
-    from smoe_paper.charts import draw_accuracy
-
-    monitor = f"validation/{run.recipe.training.monitor}"
-    history = [record for record in run.directory.read_history() if monitor in record]
-    pictures: list[Path] = []
-    if history:
-        curve = run.directory.pictures / "accuracy.png"
-        draw_accuracy(history, curve, keys=(monitor,))
-        pictures.append(curve)
+def draw_run(run: OpenRun, options: ShowOptions) -> list[Path]:
+    """The accuracy by epoch, and the routing beside the regions where there is an SMoE."""
+    del options
+    pictures = run.draw_curve(f"validation/{run.recipe.training.monitor}")
     if isinstance(run.recipe.model, MeshMoEModel):
-        routing = run.directory.pictures / "routing.png"
-        draw_learned(run, routing)
-        pictures.append(routing)
+        pictures.append(run.directory.pictures / "routing.png")
+        draw_learned(run, pictures[-1])
     return pictures
 
 
 def draw_learned(run: OpenRun, path: Path) -> None:
     """Draws the true regions beside those that were learned, as slices of a grid or on a surface."""
-    assert isinstance(run.recipe, MeshRecipe)
     domain = make_domain(run.recipe.data.domain)
     regions, learned = learned_regions(run)
     if domain.full_degree is None:
@@ -119,18 +105,14 @@ def draw_learned(run: OpenRun, path: Path) -> None:
         draw_grid_regions(regions.reshape(domain.spatial_shape), learned.reshape(domain.spatial_shape), path)
 
 
-def report_parts(run: OpenRun) -> ReportParts:
-    """Returns the line, volume, sphere or surface of a run, and the true regions of its nodes."""
-    assert isinstance(run.recipe, MeshRecipe)
+def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:
+    """The line, volume, sphere or surface of a run, and the true regions of its nodes."""
+    del split, notify
     domain = make_domain(run.recipe.data.domain)
+    surface = {"coordinates": domain.coordinates, "triangles": domain.triangles}
     is_grid = domain.full_degree is not None
-    places = (
-        Places("grid", domain.spatial_shape)
-        if is_grid
-        else Places("mesh", domain.spatial_shape, coordinates=domain.coordinates, triangles=domain.triangles)
-    )
     return ReportParts(
-        places=places,
+        places=Places("grid" if is_grid else "mesh", domain.spatial_shape, **({} if is_grid else surface)),
         targets=(("temperature", ""),),
         regions=make_regions(run.recipe.data),
         data={"domain": f"{domain.name}, {domain.num_nodes:,} nodes"},

@@ -17,10 +17,8 @@ def mixup(
     """Replaces images by weighted means of two images.
 
     Args:
-        rng: Random generator of the draw.
         images: Images, `(B, C, H, W)`.
         shares: Shares of the classes, `(B, N)`.
-        alpha: Parameter of the Beta distribution of the weight.
     """
     own = float(rng.beta(alpha, alpha))
     return torch.lerp(images.roll(1, 0), images, own), torch.lerp(shares.roll(1, 0), shares, own)
@@ -51,11 +49,8 @@ def mix(
     """Mixes a batch by mixup or CutMix with equal probability.
 
     Args:
-        rng: Random generator of the draws.
         images: Images, `(B, C, H, W)`.
         labels: Classes, `(B,)`.
-        num_classes: Number of classes, N.
-        alphas: Parameters of the Beta distributions of mixup and CutMix; 0 disables one.
 
     Returns:
         The images and the shares of the classes `(B, N)`, or the labels themselves if both are disabled.
@@ -80,13 +75,6 @@ def draw_crop(
 
     Area and logarithm of the ratio are uniform. If ten draws do not fit in the image, the crop is the largest central
     one of an allowed ratio.
-
-    Args:
-        rng: Random generator of the draws.
-        height: Height of the image.
-        width: Width of the image.
-        scale: Range of the share of the image's area.
-        ratio: Range of width over height.
     """
     for _ in range(_NUM_TRIES):
         area, aspect = _draw_shape(rng, height * width, scale, ratio)

@@ -53,13 +53,7 @@ def is_class_folders(root: Path) -> bool:
 
 
 def describe_folders(root: Path, *, quick: bool = False, progress: Progress | None = None) -> FolderDescription:
-    """Lists both splits and reads every image to its end.
-
-    Args:
-        root: Folder of `train` and `val`.
-        quick: Only list the images.
-        progress: Called with the number of steps done, the number of all steps, and a description.
-    """
+    """Lists both splits and reads every image to its end."""
     found = FolderDescription()
     classes: tuple[str, ...] | None = None
     for split in SPLITS:

@@ -25,14 +25,7 @@ STD = (0.229, 0.224, 0.225)
 
 
 def training_view(rng: np.random.Generator, image: Image.Image, size: int, options: Augmentation) -> torch.Tensor:
-    """Returns a random, augmented part of the image, `(3, size, size)`.
-
-    Args:
-        rng: Random generator of all draws.
-        image: RGB image.
-        size: Rows and columns of the result.
-        options: Augmentations; mixing is done for a whole batch.
-    """
+    """Returns a random, augmented part of the image, `(3, size, size)`."""
     top, left, rows, columns = draw_crop(rng, image.height, image.width, options.crop_scale, options.crop_ratio)
     # Cropped first: with Pillow's `box`, pixels outside the crop would enter the filter.
     part = image.crop((left, top, left + columns, top + rows)).resize((size, size), Image.Resampling.BILINEAR)
@@ -47,13 +40,7 @@ def training_view(rng: np.random.Generator, image: Image.Image, size: int, optio
 
 
 def evaluation_view(image: Image.Image, resize: int, crop: int) -> torch.Tensor:
-    """Returns the centre of the image, `(3, crop, crop)`.
-
-    Args:
-        image: RGB image.
-        resize: Length of the shorter side before the centre is cut out.
-        crop: Rows and columns of the centre.
-    """
+    """Returns the centre of the image, `(3, crop, crop)`."""
     short = min(image.size)
     width, height = (resize if side == short else int(resize * side / short) for side in image.size)
     resized = image if (width, height) == image.size else image.resize((width, height), Image.Resampling.BILINEAR)
@@ -83,10 +70,6 @@ def read_image(path: Path) -> Image.Image:
     Grey, palette and CMYK images are converted, transparency is dropped, and an orientation in the EXIF data is
     ignored, all as in torchvision's `ImageFolder`. The format is found from the content, not from the name, and must be
     JPEG or PNG. An image of more than `PIL.Image.MAX_IMAGE_PIXELS` pixels is refused before it is decoded.
-
-    Raises:
-        DataError: If the file is not a regular file, has another format, is too large, or cannot be read completely.
-            Damage that keeps the structure of a JPEG valid is not found.
     """
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise DataError(
@@ -157,11 +140,7 @@ class ClassFolders:
 
 
 def find_classes(folder: Path) -> tuple[str, ...]:
-    """Returns the class folders of a split, sorted.
-
-    Raises:
-        DataError: If there are none, or there are images beside them.
-    """
+    """Returns the class folders of a split, sorted."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}: {_LAYOUT}")
     entries = _list(folder)
@@ -185,17 +164,7 @@ def find_classes(folder: Path) -> tuple[str, ...]:
 def find_class_folders(
     folder: Path, classes: Sequence[str] | None = None, progress: Callable[[int, int], None] | None = None
 ) -> ClassFolders:
-    """Lists the images of a split without opening them. Hidden files are ignored.
-
-    Args:
-        folder: Folder of a split, such as `imagenet/train`.
-        classes: Required classes, those of the training images; None accepts any.
-        progress: Called with the number of listed classes and the number of all classes.
-
-    Raises:
-        DataError: If the folder has no class folders, a class has no image, a file has the extension of another format,
-            or the classes differ from the required ones.
-    """
+    """Lists the images of a split without opening them. Hidden files are ignored."""
     found = find_classes(folder)
     if classes is not None and tuple(classes) != found:
         raise DataError(
@@ -217,15 +186,7 @@ def find_class_folders(
 
 
 def hold_out(images: ClassFolders, number: int) -> tuple[ClassFolders, ClassFolders]:
-    """Splits images into all but the first ones of each class, and these.
-
-    Args:
-        images: Images of the training split.
-        number: Number of images to hold out of each class.
-
-    Raises:
-        DataError: If a class would have no image left.
-    """
+    """Splits images into all but the first ones of each class, and these."""
     counts = np.bincount(images.labels, minlength=len(images.classes))
     small = [images.classes[place] for place in np.flatnonzero(counts <= number)]
     if small:
@@ -295,7 +256,6 @@ class FolderImages(Dataset[tuple[Tensor, Tensor]]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Returns the image `(3, crop, crop)` and its class."""
         images, labels = self.__getitems__([index])
         return images[0], labels[0]
 
@@ -333,7 +293,6 @@ class AugmentedFolderImages(Dataset[tuple[Tensor, Tensor]]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Returns a view `(3, size, size)` and the class, not mixed."""
         return self._view(index), _labels(self.images, [index % len(self)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,7 @@ from smoe.ops._interpolation import Interpolation
 from smoe.training.task import Metric, Task
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.experiment import SPLITS, Notify
-from smoe_paper.experiments.gated_layers import Learning, convert_net, make_gate, start_layer
-from smoe_paper.experiments.task import DryTask, assemble_task
+from smoe_paper.experiments.task import DryTask, Learning, assemble_task, convert_net, make_gate, start_layer
 from smoe_paper.imagenet.folders import AugmentedFolderImages, FolderImages, find_class_folders, find_classes, hold_out
 from smoe_paper.imagenet.recipes import (
     AddedSpatialMoEResNet50Model,
@@ -26,7 +25,7 @@ from smoe_paper.imagenet.recipes import (
     ResNet50Model,
     SpatialMoEResNet50Model,
 )
-from smoe_paper.images.data.samples import ImageSamples
+from smoe_paper.images.data import ImageSamples
 from smoe_paper.losses import CrossEntropy
 from smoe_paper.metrics import Accuracy, MeanCrossEntropy
 from smoe_paper.models import ResNet
@@ -37,12 +36,6 @@ def build_model(model: ImageNetModel, learning: Learning, size: int, num_classes
     """Returns the network of a recipe.
 
     Experts and bases start like the filters of the convolutions that they replace, with the same spread of the outputs.
-
-    Args:
-        model: Options of the network.
-        learning: How the routing of SMoE layers learns.
-        size: Rows and columns of the training images.
-        num_classes: Number of logits.
     """
     width_factor = model.width_factor if isinstance(model, ResNet50Model) else 1
     net = ResNet(model.num_blocks, num_classes=num_classes, filters=model.filters, width_factor=width_factor)
@@ -134,13 +127,7 @@ Samples = FolderImages | AugmentedFolderImages
 
 
 def build_task(recipe: ImageNetRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
-    """Makes everything that the training loop needs.
-
-    Args:
-        recipe: Recipe to train.
-        splits: Images to list.
-        notify: Receives messages about the number of images.
-    """
+    """Makes everything that the training loop needs."""
     root = check_root(recipe.data)
     classes = find_classes(root / "train")
     samples = make_splits(recipe, classes, splits)
@@ -150,11 +137,7 @@ def build_task(recipe: ImageNetRecipe, splits: tuple[str, ...] = SPLITS, notify:
 
 
 def check_root(data: ImageNetData) -> Path:
-    """Returns the folder of the images.
-
-    Raises:
-        DataError: If the recipe names no folder.
-    """
+    """Returns the folder of the images."""
     if data.root is None:
         raise DataError("no images are named: give the folder that holds train and val as --data.root FOLDER")
     return data.root
@@ -179,13 +162,7 @@ def make_splits(recipe: ImageNetRecipe, classes: tuple[str, ...], splits: tuple[
 def make_task(
     recipe: ImageNetRecipe, num_classes: int = NUM_CLASSES, samples: Mapping[str, Samples] | None = None
 ) -> Task:
-    """Returns the task of a recipe.
-
-    Args:
-        recipe: Recipe to train.
-        num_classes: Number of logits.
-        samples: Samples of each split.
-    """
+    """Returns the task of a recipe."""
     data = recipe.data
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), data.train_size, num_classes)

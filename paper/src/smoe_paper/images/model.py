@@ -14,12 +14,10 @@ from smoe.training.task import Metric, Task
 from smoe_paper.baselines.layers import CoordConv2d, LocallyConnected2d
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.experiment import SPLITS, Notify
-from smoe_paper.experiments.gated_layers import Learning, make_gate
-from smoe_paper.experiments.task import DryTask, assemble_task
-from smoe_paper.images.data.catalogue import IMAGE_SETS
-from smoe_paper.images.data.files import LabelledImages, read_images
-from smoe_paper.images.data.samples import DrawnImages, ImageSamples, split_training
+from smoe_paper.experiments.task import DryTask, Learning, assemble_task, make_gate
+from smoe_paper.images.data import DrawnImages, ImageSamples, LabelledImages, read_images, split_training
 from smoe_paper.images.recipes import (
+    IMAGE_SETS,
     ConvClassifierModel,
     CoordConvClassifierModel,
     ImageData,
@@ -38,14 +36,7 @@ from smoe_paper.models import ImageClassifier
 def build_model(
     model: ImageModel, learning: Learning, image_shape: tuple[int, int, int], num_classes: int
 ) -> ImageClassifier:
-    """Returns the network of a recipe.
-
-    Args:
-        model: Options of the network.
-        learning: How the routing of SMoE layers learns.
-        image_shape: Channels, rows and columns of an image.
-        num_classes: Number of classes.
-    """
+    """Returns the network of a recipe."""
     in_channels, *sides = image_shape
     grid = (sides[0], sides[1])
     widths = (model.filters,) * model.num_layers
@@ -103,13 +94,7 @@ def _spatial_moe_layers(
 
 
 def build_task(recipe: ImageRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
-    """Makes everything that the training loop needs.
-
-    Args:
-        recipe: Recipe to train.
-        splits: Data to read.
-        notify: Receives messages about files that are not the published ones.
-    """
+    """Makes everything that the training loop needs."""
     images = make_splits(recipe.data, splits, notify)
     shape = next((split.image_shape for split in images.values()), None)
     samples: dict[str, ImageSamples | DrawnImages] = {**images}
@@ -123,13 +108,7 @@ def make_task(
     image_shape: tuple[int, int, int] | None = None,
     samples: Mapping[str, Dataset[tuple[torch.Tensor, torch.Tensor]]] | None = None,
 ) -> Task:
-    """Returns the task of a recipe.
-
-    Args:
-        recipe: Recipe to train.
-        image_shape: Channels, rows and columns of an image; None for those of the published images.
-        samples: Samples of each split.
-    """
+    """Returns the task of a recipe."""
     image_set = IMAGE_SETS[recipe.data.name]
     num_classes = len(image_set.classes)
     metrics: list[Metric] = [Accuracy(), MeanCrossEntropy(), ClassErrors(num_classes)]

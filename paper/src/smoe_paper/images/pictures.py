@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -15,19 +16,14 @@ from torch import Tensor
 from smoe.errors import DataError
 from smoe.nn import RoutedLayer, SpatialGate
 from smoe.reports.parts import Classes, Places
-from smoe.training.distribution import make_accelerator
-from smoe.training.evaluation import predict
-from smoe.training.run_directory import RunDirectory
 from smoe.views._charts import COLOURS, save_picture
-from smoe_paper.experiments.report_parts import ReportParts
-from smoe_paper.experiments.runs import open_run
-from smoe_paper.experiments.stored_runs import RunKey, RunStore
-from smoe_paper.experiments.table_report import Outcome, outcomes
-from smoe_paper.experiments.tables import ResultTable, Row, TableSet
+from smoe_paper.experiments.experiment import Notify, ReportParts, ShowOptions
+from smoe_paper.experiments.runs import kept_run
+from smoe_paper.experiments.stored_runs import RunStore
+from smoe_paper.experiments.tables import Outcome, ResultTable, TableSet, outcomes
 from smoe_paper.experiments.task import OpenRun
-from smoe_paper.images.data.catalogue import IMAGE_SETS
-from smoe_paper.images.data.samples import ImageSamples
-from smoe_paper.images.recipes import IMAGE_RECIPES, PUBLISHED, ImageRecipe
+from smoe_paper.images.data import ImageSamples
+from smoe_paper.images.recipes import IMAGE_RECIPES, IMAGE_SETS, PUBLISHED
 from smoe_paper.metrics import confusion_matrix
 
 # Above this number of classes the cells have no room for numbers, and the axes none for names.
@@ -39,9 +35,6 @@ def draw_confusion(confusion: np.ndarray, classes: Sequence[str], path: str | Pa
 
     Args:
         confusion: Number of samples of each class (rows) that were classified as each class (columns), `(N, N)`.
-        classes: Names of the N classes.
-        path: Picture to write.
-        title: Title of the picture.
     """
     num_classes = len(classes)
     if confusion.shape != (num_classes, num_classes) or confusion.sum() < 1:
@@ -89,32 +82,24 @@ def draw_confusion(confusion: np.ndarray, classes: Sequence[str], path: str | Pa
     save_picture(figure, path)
 
 
-def draw_run(run: OpenRun, split: str) -> list[Path]:
-    """Writes the pictures into the run's folder and returns their paths.
+def draw_run(run: OpenRun, options: ShowOptions) -> list[Path]:
+    """The accuracy by epoch, the mistakes, and the routing over the mean image of each class."""
+    samples, classes = _images_of(run, options.split)
+    confusion = confusion_of(run, options.split, len(classes))
+    paper = PUBLISHED.get(run.name)
+    pictures = run.draw_curve("validation/accuracy", reference=("paper, on test", paper.mean) if paper else None)
+    pictures.append(run.directory.pictures / "confusion.png")
+    num_wrong = int(confusion.sum() - confusion.trace())
+    title = f"{run.name}: {num_wrong:,} of {int(confusion.sum()):,} {options.split} images are mistaken"
+    draw_confusion(confusion.numpy(), classes, pictures[-1], title=title)
+    means = mean_images(samples, len(classes))
+    return [*pictures, *draw_gates(run, means, classes, run.directory.pictures / "routing")]
 
-    Args:
-        run: Run, opened with the split.
-        split: Split whose images are classified, and whose mean images are drawn under the routing.
-    """
-    samples, classes = _images_of(run, split)
-    confusion = confusion_of(run, samples, len(classes))
-    pictures = _draw_curve(run)
-    path = run.directory.pictures / "confusion.png"
-    _draw_confusion(run, split, confusion, classes, path)
-    return [*pictures, path, *draw_routing_of(run, split, run.directory.pictures, "routing", title=run.name)]
 
-
-def confusion_of(run: OpenRun, samples: ImageSamples, num_classes: int) -> Tensor:
-    """Returns the confusion matrix of a run, `(N, N)`.
-
-    Raises:
-        DataError: If the logits are not finite.
-    """
-    device = make_accelerator(run.recipe.training).device
-    model = run.task.model.to(device)
+def confusion_of(run: OpenRun, split: str, num_classes: int) -> Tensor:
+    """The confusion matrix of a run, `(N, N)`."""
     confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
-    batch_size = run.recipe.training.evaluation_batch_size
-    for logits, labels in predict(model, samples, batch_size, collate=ImageSamples.collate, device=device):
+    for logits, labels in run.predict(split):
         if not logits.isfinite().all():
             raise DataError(f"the network of {run.directory.path} answers with values that are not finite")
         confusion += confusion_matrix(logits.argmax(dim=1), labels, num_classes).cpu()
@@ -132,83 +117,57 @@ def mean_images(samples: ImageSamples, num_classes: int) -> np.ndarray:
     return (means / means.max().clamp_min(1e-12)).numpy()
 
 
-def _draw_curve(run: OpenRun) -> list[Path]:
-    from smoe_paper.charts import draw_accuracy
-
-    key = "validation/accuracy"
-    history = [record for record in run.directory.read_history() if record.get(key) is not None]
-    if not history:
-        return []
-    paper = PUBLISHED.get(run.name)
-    path = run.directory.pictures / "accuracy.png"
-    draw_accuracy(history, path, keys=(key,), reference=("paper, on test", paper.mean) if paper else None)
-    return [path]
-
-
-def _draw_confusion(run: OpenRun, split: str, confusion: Tensor, classes: tuple[str, ...], path: Path) -> None:
-
-    num_wrong = int(confusion.sum() - confusion.trace())
-    title = f"{run.name}: {num_wrong:,} of {int(confusion.sum()):,} {split} images are mistaken"
-    draw_confusion(confusion.numpy(), classes, path, title=title)
-
-
-def draw_routing_of(run: OpenRun, split: str, folder: Path, stem: str, *, title: str) -> list[Path]:
-    """Draws the routing of each gate over the mean images of a split; draws nothing for a network without gates.
+def draw_gates(run: OpenRun, images: np.ndarray, classes: Sequence[str], stem: Path, title: str = "") -> list[Path]:
+    """Draws the routing of each gate over images of classes; nothing for a network without gates.
 
     Args:
-        run: Run, opened with the split.
-        split: Split whose images are averaged.
-        folder: Folder for the pictures.
-        stem: Beginning of their file names.
-        title: Name of the network in the titles.
+        images: Brightness from 0 to 1 of some classes, `(N, H, W)`; they are resized to the grid of a gate.
     """
     from smoe_paper.charts import draw_image_routing
 
-    samples, classes = _images_of(run, split)
     by_gate: dict[SpatialGate, dict[str, RoutedLayer]] = {}
     for name, module in run.task.model.named_modules():
         if isinstance(module, RoutedLayer):
             by_gate.setdefault(module.gate, {})[name] = module
     pictures: list[Path] = []
-    for number, (gate, layers) in enumerate(by_gate.items()):
-        names = list(layers)
+    for gate, layers in by_gate.items():
+        first, *others = layers
         with torch.no_grad():
-            indices = layers[names[0]].routing().indices.cpu().numpy()
-        served = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        path = folder / (f"{stem}.png" if len(by_gate) == 1 else f"{stem}-{number + 1}.png")
-        text = f"{title}: {gate.num_selected} of {gate.num_experts} experts at each pixel; gate of {served}"
-        draw_image_routing(indices, gate.num_experts, mean_images(samples, len(classes)), classes, path, title=text)
+            indices = layers[first].routing().indices.cpu().numpy()
+        shown = images
+        if images.shape[1:] != indices.shape[1:]:
+            resized = F.interpolate(torch.from_numpy(images)[None], indices.shape[1:], mode="bilinear", antialias=True)
+            shown = resized[0].clamp(0.0, 1.0).numpy()
+        path = stem.with_name(f"{stem.name}.png" if len(by_gate) == 1 else f"{stem.name}-{first}.png")
+        served = f"{first} to {others[-1]}" if others else first
+        text = f"{title or run.name}: {gate.num_selected} of {gate.num_experts} experts at each pixel; gate of {served}"
+        draw_image_routing(indices, gate.num_experts, shown, classes[: len(shown)], path, title=text)
         pictures.append(path)
     return pictures
 
 
 def _images_of(run: OpenRun, split: str) -> tuple[ImageSamples, tuple[str, ...]]:
     """Returns the samples of a split and the names of their classes."""
-    assert isinstance(run.recipe, ImageRecipe)
     samples = run.task.splits[split]
     assert isinstance(samples, ImageSamples)
     return samples, IMAGE_SETS[run.recipe.data.name].classes
 
 
-def draw_figures(
+def draw_tables(
     table_set: TableSet, tables: Sequence[ResultTable], store: RunStore, runs_dir: Path, output_dir: Path, data: Path
 ) -> list[Path]:
-    """Draws the figures that the stored runs of the tables allow, and returns their paths.
-
-    Args:
-        table_set: All tables of the experiment.
-        tables: Tables to draw; each table of an image set has two figures: errors by class and the SMoE's routing.
-        store: Finished runs.
-        runs_dir: Folder with the weights of runs made here; without them the routing is not drawn.
-        output_dir: Folder for the pictures.
-        data: Folder of the images.
-    """
+    """Errors by class, and the routing of an SMoE whose weights are in `runs_dir`, for each image set."""
     pictures: list[Path] = []
     for table in tables:
-        name = table.name.partition("/")[2]
-        if name in IMAGE_SETS:
-            pictures += _draw_errors(table_set, table, name, store, output_dir / f"{name}-errors.png")
-            pictures += _draw_routing(table_set, name, store, runs_dir, output_dir, data)
+        name = table.short_name
+        if name not in IMAGE_SETS:
+            continue
+        pictures += _draw_errors(table_set, table, name, store, output_dir / f"{name}-errors.png")
+        run = kept_run(table_set, IMAGE_RECIPES[f"{name}/smoe"], store, runs_dir, ("test",), root=data)
+        if run is not None:
+            samples, classes = _images_of(run, "test")
+            means = mean_images(samples, len(classes))
+            pictures += draw_gates(run, means, classes, output_dir / f"{name}-routing", f"{name}/smoe")
     return pictures
 
 
@@ -235,36 +194,18 @@ def _errors(outcome: Outcome, num_classes: int) -> list[float]:
     return [statistics.fmean(seeds) if seeds else float("nan") for seeds in values]
 
 
-def _draw_routing(
-    table_set: TableSet, name: str, store: RunStore, runs_dir: Path, output_dir: Path, data: Path
-) -> Iterator[Path]:
-    for scale in table_set.scales:
-        key = RunKey.of(scale.recipe(Row(("SMoE",), IMAGE_RECIPES[f"{name}/smoe"]), 0))
-        folder = runs_dir / key.name
-        if store.has(key) and RunDirectory(folder).best_checkpoint.exists():
-            run = open_run(folder, splits=("test",), notify=_silence, data={"root": data})
-            yield from draw_routing_of(run, "test", output_dir, f"{name}-routing", title=f"{name}/smoe")
-            return
-
-
-def _silence(_: str) -> None:
-    pass
-
-
-def report_parts(run: OpenRun, split: str | None) -> ReportParts:
-    """Returns the classes of a split with their mean images and the confusion matrix; nothing without data."""
-    assert isinstance(run.recipe, ImageRecipe)
+def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:
+    """The classes of a split with their mean images and the confusion matrix; nothing without data."""
+    del notify
     if split is None:
         return ReportParts()
-    samples = run.task.splits[split]
-    assert isinstance(samples, ImageSamples)
-    image_set = IMAGE_SETS[run.recipe.data.name]
-    names = image_set.classes
+    samples, names = _images_of(run, split)
     counts = torch.bincount(samples.labels.long(), minlength=len(names))
-    confusion = confusion_of(run, samples, len(names))
+    confusion = confusion_of(run, split, len(names))
+    title = IMAGE_SETS[run.recipe.data.name].title
     return ReportParts(
         places=Places("grid", tuple(samples.image_shape[1:])),
         baselines={"commonest class": {"accuracy": 100.0 * float(counts.max() / counts.sum())}},
         classes=Classes(names, mean_images(samples, len(names)), confusion.numpy()),
-        data={"images": f"{image_set.title}, {len(samples):,} of the {split} split"},
+        data={"images": f"{title}, {len(samples):,} of the {split} split"},
     )

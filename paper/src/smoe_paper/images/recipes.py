@@ -1,7 +1,11 @@
-"""Recipes that classify small images with all their options, and what the paper prints. Imports no torch."""
+"""Classification of small images: the published sets, recipes with all their options, what the paper prints.
+
+Scaling and splits are those of Elsayed et al. (2020), which the paper follows. Imports no torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -11,7 +15,102 @@ from smoe.rules import RoutingClassification, Rule
 from smoe.training.plan import TrainingPlan
 from smoe_paper.experiments.recipe import Adam, GateOptions, Recipe, SgdMomentum
 from smoe_paper.experiments.tables import PublishedResult
-from smoe_paper.images.data.catalogue import ImageSetName
+
+ImageSetName = Literal["mnist", "fashion-mnist", "cifar10"]
+Part = Literal["train", "test"]
+
+CIFAR10_ARCHIVE = "cifar-10-binary.tar.gz"
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """A published set of images.
+
+    Attributes:
+        title: Name of the set as its authors write it.
+        image_shape: Channels, rows and columns of an image.
+        classes: Names of the classes, in the order of the labels.
+        num_images: Number of images in the published training and test files.
+        value_range: Values that replace 0 and 255.
+        validation_share: Share of the training images, from the first one, that is held back for validation.
+        files: Names of the files of each part, in the order in which they are read.
+        checksums: Checksum of the uncompressed content of each file: SHA-256, or the MD5 that the authors print.
+        folders: Folders below a root in which tools store the files.
+        remedy: How to get the files.
+    """
+
+    title: str
+    image_shape: tuple[int, int, int]
+    classes: tuple[str, ...]
+    num_images: Mapping[str, int]
+    value_range: tuple[float, float]
+    validation_share: float
+    files: Mapping[str, tuple[str, ...]]
+    checksums: Mapping[str, str]
+    folders: tuple[str, ...]
+    remedy: str
+
+
+_IDX_FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+_IDX_NUMBERS = {"train": 60_000, "test": 10_000}
+
+IMAGE_SETS: Mapping[str, ImageSet] = {
+    "mnist": ImageSet(
+        title="MNIST",
+        image_shape=(1, 28, 28),
+        classes=tuple("0123456789"),
+        num_images=_IDX_NUMBERS,
+        value_range=(-1.0, 1.0),
+        validation_share=0.08,
+        files=_IDX_FILES,
+        checksums={
+            "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        },
+        folders=("mnist", "MNIST/raw"),
+        remedy="`smoe data fetch mnist` gets them",
+    ),
+    "fashion-mnist": ImageSet(
+        title="Fashion-MNIST",
+        image_shape=(1, 28, 28),
+        classes=(
+            "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
+        ),
+        num_images=_IDX_NUMBERS,
+        value_range=(-1.0, 1.0),
+        validation_share=0.08,
+        files=_IDX_FILES,
+        checksums={
+            "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+        },
+        folders=("fashion-mnist", "FashionMNIST/raw"),
+        remedy="`smoe data fetch fashion-mnist` gets them",
+    ),
+    "cifar10": ImageSet(
+        title="CIFAR-10",
+        image_shape=(3, 32, 32),
+        classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        num_images={"train": 50_000, "test": 10_000},
+        value_range=(0.0, 1.0),
+        validation_share=0.1,
+        files={
+            "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+            "test": ("test_batch.bin",),
+        },
+        # Only the checksum of the archive is published: its files are recognised by their lengths and classes.
+        checksums={CIFAR10_ARCHIVE: "c32a1d4ab5d03f1284b67883e8d87530"},
+        folders=("cifar10", "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"),
+        remedy=f"bring the binary version of CIFAR-10, {CIFAR10_ARCHIVE}, unpacked or as it is",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -201,23 +300,30 @@ IMAGE_RECIPES = {
 
 
 def accuracy_result(mean: float, spread: float, source: str) -> PublishedResult:
-    """Returns a published accuracy in percent."""
+    """A published accuracy in percent."""
     return PublishedResult("accuracy", mean, spread, None, source)
 
 
-_MNIST, _CIFAR10 = "Table D.1", "Table D.2"
-
+_PAPER = {
+    ("mnist", "Table D.1"): {
+        "conv": (98.86, 0.02),
+        "lcn": (99.09, 0.02),
+        "coordconv": (99.40, 0.03),
+        "wide": (99.15, 0.01),
+        "lrlcn": (99.49, 0.01),
+        "smoe": (99.54, 0.01),
+    },
+    ("cifar10", "Table D.2"): {
+        "conv": (78.83, 0.07),
+        "lcn": (72.03, 0.10),
+        "coordconv": (80.98, 0.09),
+        "wide": (82.43, 0.13),
+        "lrlcn": (84.85, 0.08),
+        "smoe": (85.05, 0.07),
+    },
+}
 PUBLISHED = {
-    "mnist/conv": accuracy_result(98.86, 0.02, _MNIST),
-    "mnist/lcn": accuracy_result(99.09, 0.02, _MNIST),
-    "mnist/coordconv": accuracy_result(99.40, 0.03, _MNIST),
-    "mnist/wide": accuracy_result(99.15, 0.01, _MNIST),
-    "mnist/lrlcn": accuracy_result(99.49, 0.01, _MNIST),
-    "mnist/smoe": accuracy_result(99.54, 0.01, _MNIST),
-    "cifar10/conv": accuracy_result(78.83, 0.07, _CIFAR10),
-    "cifar10/lcn": accuracy_result(72.03, 0.10, _CIFAR10),
-    "cifar10/coordconv": accuracy_result(80.98, 0.09, _CIFAR10),
-    "cifar10/wide": accuracy_result(82.43, 0.13, _CIFAR10),
-    "cifar10/lrlcn": accuracy_result(84.85, 0.08, _CIFAR10),
-    "cifar10/smoe": accuracy_result(85.05, 0.07, _CIFAR10),
+    f"{set_name}/{model}": accuracy_result(*numbers, source)
+    for (set_name, source), models in _PAPER.items()
+    for model, numbers in models.items()
 }

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
+from smoe.options import Order
 from smoe.rules import EndToEnd, Frozen, Probing, RoutingClassification, Rule, StraightThrough
+from smoe_paper.experiments.experiment import DataCommand, Experiment
 from smoe_paper.experiments.tables import ResultTable, Row, Scale, ShownMetric, TableSet
-from smoe_paper.images.data.catalogue import IMAGE_SETS
-from smoe_paper.images.recipes import IMAGE_RECIPES, IMAGE_TRAINING, PUBLISHED, ImageRecipe, SpatialMoEClassifierModel
+from smoe_paper.images.recipes import (
+    IMAGE_RECIPES,
+    IMAGE_SETS,
+    IMAGE_TRAINING,
+    PUBLISHED,
+    ImageRecipe,
+    SpatialMoEClassifierModel,
+)
 
 _LABELS = {
     "conv": "convolution",
@@ -35,7 +46,6 @@ _DEFAULTS = {
     "SMoE, defaults and local affine": {**_DEFAULT_MODEL, "local_affine": True},
 }
 
-_FROZEN = Frozen()
 _UNDAMPED = RoutingClassification(error_quantile=0.7)
 _DAMPED = RoutingClassification.paper()
 _RELEASED = RoutingClassification.released()
@@ -61,55 +71,41 @@ def _models(set_name: str) -> ResultTable:
     return ResultTable(name, f"Classification of {title}", ("model",), tuple(rows), source)
 
 
-def _smoe(rule: Rule, *, gate_lr: float | None = None, **model: Any) -> ImageRecipe:
-    recipe = IMAGE_RECIPES["mnist/smoe"]
-    return replace(
-        recipe,
-        model=SpatialMoEClassifierModel(**model),
-        rule=rule,
-        optimizer=replace(recipe.optimizer, gate_lr=gate_lr),
-    )
+_WIDE: dict[str, Any] = {"gate_init": "smooth", "correlation_length": 7.0}
+# Start, rule and order, with the rule and the changes of the layers.
+_ROUTING: dict[str, tuple[Rule, dict[str, Any]]] = {
+    "white noise; frozen; score": (Frozen(), {"gate": "random"}),
+    "white noise; q 0.7, no damping; score": (_UNDAMPED, {}),
+    "white noise; q 0.7, damping 0.1; score": (_DAMPED, {}),
+    "white noise; q 0.3, damping 0; score": (_RELEASED, {}),
+    "white noise; frozen; index": (Frozen(), {"gate": "random"}),
+    "smooth, 3.5 pixels; frozen; score": (Frozen(), {"gate": "random", "gate_init": "smooth"}),
+    "smooth, 3.5 pixels; frozen; index": (Frozen(), {"gate": "random", "gate_init": "smooth"}),
+    "smooth, 7 pixels; frozen; score": (Frozen(), {"gate": "random", **_WIDE}),
+    "smooth, 7 pixels; frozen; index": (Frozen(), {"gate": "random", **_WIDE}),
+    "smooth, 7 pixels; q 0.7, no damping; index": (_UNDAMPED, _WIDE),
+    "smooth, 7 pixels; q 0.7, damping 0.1; index": (_DAMPED, _WIDE),
+    "smooth, 7 pixels; q 0.3, damping 0; index": (_RELEASED, _WIDE),
+    "smooth, 7 pixels; q 0.95, no damping; index": (RoutingClassification(error_quantile=0.95), _WIDE),
+    "smooth, 7 pixels; end to end; index": (EndToEnd(), _WIDE),
+    "smooth, 7 pixels; probing; score": (Probing(), _WIDE),
+}
 
 
 def _routing() -> ResultTable:
-    name = "images/routing"
-    wide: dict[str, Any] = {"gate_init": "smooth", "correlation_length": 7.0}
-    recipes = {
-        ("white noise", "frozen", "score"): _smoe(_FROZEN, gate="random"),
-        ("white noise", "q 0.7, no damping", "score"): _smoe(_UNDAMPED),
-        ("white noise", "q 0.7, damping 0.1", "score"): _smoe(_DAMPED),
-        ("white noise", "q 0.3, damping 0", "score"): _smoe(_RELEASED),
-        ("white noise", "frozen", "index"): _smoe(_FROZEN, gate="random", order="index"),
-        ("smooth, 3.5 pixels", "frozen", "score"): _smoe(_FROZEN, gate="random", gate_init="smooth"),
-        ("smooth, 3.5 pixels", "frozen", "index"): _smoe(_FROZEN, gate="random", gate_init="smooth", order="index"),
-        ("smooth, 7 pixels", "frozen", "score"): _smoe(_FROZEN, gate="random", **wide),
-        ("smooth, 7 pixels", "frozen", "index"): _smoe(_FROZEN, gate="random", order="index", **wide),
-        ("smooth, 7 pixels", "q 0.7, no damping", "index"): _smoe(_UNDAMPED, order="index", **wide),
-        ("smooth, 7 pixels", "q 0.7, damping 0.1", "index"): _smoe(_DAMPED, order="index", **wide),
-        ("smooth, 7 pixels", "q 0.3, damping 0", "index"): _smoe(_RELEASED, order="index", **wide),
-        ("smooth, 7 pixels", "q 0.95, no damping", "index"): _smoe(
-            RoutingClassification(error_quantile=0.95), order="index", **wide
-        ),
-        ("smooth, 7 pixels", "end to end", "index"): _smoe(EndToEnd(), order="index", **wide),
-        ("smooth, 7 pixels", "probing", "score"): _smoe(Probing(), **wide),
-    }
-    rows = [Row(labels, recipe) for labels, recipe in recipes.items()]
+    rows: list[Row] = []
+    for label, (rule, changes) in _ROUTING.items():
+        *_, order = labels = tuple(label.split("; "))
+        model = SpatialMoEClassifierModel(order=cast("Order", order), **changes)
+        rows.append(Row(labels, replace(IMAGE_RECIPES["mnist/smoe"], model=model, rule=rule)))
     columns = ("gate starts as", "routing learns by", "order")
-    return ResultTable(name, "How the gate of a classifier learns", columns, tuple(rows), "")
+    return ResultTable("images/routing", "How the gate of a classifier learns", columns, tuple(rows))
 
 
 def _shorten(recipe: ImageRecipe, images_per_epoch: int) -> ImageRecipe:
     """One epoch of batches of 32: many small steps, because the images are few."""
     training = replace(IMAGE_TRAINING, batch_size=32, evaluation_batch_size=200, max_epochs=1)
     return replace(recipe, data=replace(recipe.data, images_per_epoch=images_per_epoch), training=training)
-
-
-def _small(recipe: ImageRecipe) -> ImageRecipe:
-    return _shorten(recipe, 25_600)
-
-
-def _trial(recipe: ImageRecipe) -> ImageRecipe:
-    return _shorten(recipe, 9_600)
 
 
 def _mini(recipe: ImageRecipe) -> ImageRecipe:
@@ -123,34 +119,57 @@ def _mini(recipe: ImageRecipe) -> ImageRecipe:
     )
 
 
-def _same(recipe: ImageRecipe) -> ImageRecipe:
-    return recipe
+class ImageExperiment(Experiment):
+    """Classification of MNIST, Fashion-MNIST and CIFAR-10 (paper appendix D)."""
+
+    name = "images"
+    recipe_type = ImageRecipe
+    recipes = IMAGE_RECIPES
+    published_results = PUBLISHED
+    builds_without_data = True
+    data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
+        ("check", "images"): DataCommand("smoe_paper.images.fetch:run_check", "MNIST, Fashion-MNIST, CIFAR-10"),
+        ("fetch", "mnist"): DataCommand("smoe_paper.images.fetch:run_mnist", "70,000 digits, 11.5 MB"),
+        ("fetch", "fashion-mnist"): DataCommand(
+            "smoe_paper.images.fetch:run_fashion_mnist", "70,000 pieces of clothing, 31 MB"
+        ),
+    }
+    tables = TableSet(
+        name="images",
+        metrics=(ShownMetric("accuracy", decimals=2, is_percentage=True),),
+        metric_text="Accuracy on the test images in percent: mean ± standard deviation over the seeds.",
+        tables=(_models("mnist"), _models("fashion-mnist"), _models("cifar10"), _routing()),
+        scales=(
+            Scale(
+                "paper",
+                "batches of 512, Adam 1e-3, a tenth of it after 15 epochs without improvement, the end after 30",
+            ),
+            Scale(
+                "small",
+                "800 batches of 32 drawn from the whole training set, less than half an epoch, Adam 1e-3",
+                partial(_shorten, images_per_epoch=25_600),
+                is_comparable=False,
+            ),
+            Scale(
+                "trial",
+                "300 batches of 32 in the same way",
+                partial(_shorten, images_per_epoch=9_600),
+                is_comparable=False,
+            ),
+            Scale(
+                "mini",
+                "nets of 16 filters, 1,875 batches of 32 drawn from the whole training set, Adam 2e-3 (gates 1e-3)",
+                _mini,
+                is_comparable=False,
+            ),
+        ),
+        data_field="root",
+    )
+
+    def default_data(self, runs_dir: Path) -> Path:
+        """The folder that `smoe data fetch` writes."""
+        del runs_dir
+        return Path("data")
 
 
-IMAGE_TABLES = TableSet(
-    name="images",
-    metrics=(ShownMetric("accuracy", decimals=2, is_percentage=True),),
-    metric_text="Accuracy on the test images in percent: mean ± standard deviation over the seeds.",
-    tables=(_models("mnist"), _models("fashion-mnist"), _models("cifar10"), _routing()),
-    scales=(
-        Scale(
-            "paper",
-            "batches of 512, Adam 1e-3, a tenth of it after 15 epochs without improvement, the end after 30",
-            _same,
-        ),
-        Scale(
-            "small",
-            "800 batches of 32 drawn from the whole training set, less than half an epoch, Adam 1e-3",
-            _small,
-            is_comparable=False,
-        ),
-        Scale("trial", "300 batches of 32 in the same way", _trial, is_comparable=False),
-        Scale(
-            "mini",
-            "nets of 16 filters, 1,875 batches of 32 drawn from the whole training set, Adam 2e-3 (gates 1e-3)",
-            _mini,
-            is_comparable=False,
-        ),
-    ),
-    data_field="root",
-)
+IMAGES = ImageExperiment()

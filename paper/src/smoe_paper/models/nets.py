@@ -138,5 +138,4 @@ class Emos(nn.Module):
         return torch.cat([self.mean(scaled), self.spread(spread)], dim=-1).movedim(-1, 1)
 
     def extra_repr(self) -> str:
-        """The numbers that `repr` shows."""
         return f"num_members={self.num_members}, value_range={(self.low, self.high)}"

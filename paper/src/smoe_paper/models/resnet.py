@@ -23,7 +23,6 @@ def start_as_torchvision(weight: torch.Tensor, out_channels: int) -> None:
 
     Args:
         weight: Kernels `(N, C, rows, columns)`; several of them may serve one output channel, as experts and bases do.
-        out_channels: Number of output channels of the layer, which sets the fan-out.
     """
     nn.init.normal_(weight, std=math.sqrt(2.0 / (out_channels * weight.shape[2] * weight.shape[3])))
 
@@ -115,7 +114,6 @@ class ResNet(nn.Module):
                 start_as_torchvision(module.weight, module.out_channels)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Classifies images of any size."""
         check_input(input, 3)
         output = self.maxpool(self.relu(self.bn1(self.conv1(input))))
         output = self.layer4(self.layer3(self.layer2(self.layer1(output))))

@@ -73,7 +73,6 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(width, out_channels * patch_size**2)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Predicts a field."""
         expected = (self.in_channels, *self.spatial_shape)
         if input.ndim != 4 or tuple(input.shape[1:]) != expected:
             raise ValueError(
@@ -142,11 +141,6 @@ def sine_cosine_position(rows: int, columns: int, width: int) -> torch.Tensor:
 
     The first half of the channels depends on the row only, the second on the column only; each half holds the sines and
     then the cosines of `place / 10000 ** (4 i / width)`, i from 0 to `width / 4 - 1`.
-
-    Args:
-        rows: Rows of the grid of patches.
-        columns: Columns of the grid of patches.
-        width: Number of channels, a multiple of 4.
 
     Returns:
         `(rows * columns, width)`, in the default dtype.

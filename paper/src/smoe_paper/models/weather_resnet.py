@@ -21,7 +21,6 @@ def glorot_uniform_(weight: torch.Tensor, out_channels: int) -> None:
 
     Args:
         weight: Kernels `(N, C, rows, columns)`; several of them may serve one output channel, as experts and bases do.
-        out_channels: Number of output channels of the layer, which sets the fan-out.
     """
     in_channels, rows, columns = weight.shape[1:]
     bound = math.sqrt(6.0 / (rows * columns * (in_channels + out_channels)))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from smoe.training.task import Task
-    from smoe_paper.experiments.report_parts import ReportParts
+    from smoe_paper.experiments.experiment import ReportParts
     from smoe_paper.experiments.task import DryTask, OpenRun
 
 

@@ -19,8 +19,7 @@ from smoe_paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
 from smoe_paper.baselines.layers import LearnedChannels
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.experiment import SPLITS, Notify
-from smoe_paper.experiments.gated_layers import Learning, convert_net, make_gate, start_layer
-from smoe_paper.experiments.task import DryTask, assemble_task
+from smoe_paper.experiments.task import DryTask, Learning, assemble_task, convert_net, make_gate, start_layer
 from smoe_paper.losses import LatitudeWeightedMSE
 from smoe_paper.metrics import LatitudeWeightedMAE, LatitudeWeightedRMSE
 from smoe_paper.models import VisionTransformer, WeatherResNet

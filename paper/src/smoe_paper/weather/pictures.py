@@ -19,8 +19,7 @@ from smoe.training.distribution import make_accelerator
 from smoe.views._charts import save_picture
 from smoe.views._globe import draw_globe
 from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
-from smoe_paper.experiments.experiment import Notify
-from smoe_paper.experiments.report_parts import ReportParts
+from smoe_paper.experiments.experiment import Notify, ReportParts
 from smoe_paper.experiments.tables import PublishedResult
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.metrics import LatitudeWeightedRMSE

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from smoe.cli.main import main
-from smoe_paper.experiments.registry import find_experiment, recipe_from_plain
+from smoe_paper.experiments.experiment import find_experiment, recipe_from_plain
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
-from smoe_paper.experiments.table_report import outcomes
+from smoe_paper.experiments.tables import outcomes
 
 RESULTS = Path(__file__).parents[3] / "results"
 NAMES = ("heat", "weather", "ens10", "images", "heat-mesh")

@@ -10,11 +10,21 @@ import pytest
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.reproduction import plan_runs
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
-from smoe_paper.experiments.table_report import markdown, outcomes, percent, read_notes
-from smoe_paper.experiments.tables import PublishedResult, ResultTable, Row, Scale, ShownMetric, TableSet
-from smoe_paper.heat.pictures import draw_figures
+from smoe_paper.experiments.tables import (
+    PublishedResult,
+    ResultTable,
+    Row,
+    Scale,
+    ShownMetric,
+    TableSet,
+    markdown,
+    outcomes,
+    percent,
+    read_notes,
+)
+from smoe_paper.heat.pictures import draw_tables
 from smoe_paper.heat.recipes import HeatRecipe, heat_result
-from smoe_paper.heat.tables import HEAT_TABLES, grid_recipe
+from smoe_paper.heat.tables import HEAT, grid_recipe
 
 
 def small(recipe: Any) -> HeatRecipe:
@@ -118,37 +128,37 @@ def test_runs_are_planned_once_and_by_seed(tmp_path: Path) -> None:
 
 
 def test_tables_are_selected_by_name() -> None:
-    assert HEAT_TABLES.select("heat") == list(HEAT_TABLES.tables)
-    assert [table.name for table in HEAT_TABLES.select("heat/gates")] == ["heat/gates"]
+    assert HEAT.tables.select("heat") == list(HEAT.tables.tables)
+    assert [table.name for table in HEAT.tables.select("heat/gates")] == ["heat/gates"]
     with pytest.raises(ValueError, match=r"no table named 'heat/gate'; there are heat \(all of them\), heat/main"):
-        HEAT_TABLES.select("heat/gate")
+        HEAT.tables.select("heat/gate")
     with pytest.raises(ValueError, match="no scale named 'tiny'; there are paper, small"):
-        HEAT_TABLES.scale("tiny")
+        HEAT.tables.scale("tiny")
     with pytest.raises(ValueError, match="does not fit the columns"):
         ResultTable("toy/bad", "", ("one",), (CONV,))
 
 
 def test_figures_are_drawn_of_what_is_stored(tmp_path: Path) -> None:
     store = RunStore(tmp_path / "runs.jsonl")
-    assert draw_figures(HEAT_TABLES, HEAT_TABLES.tables, store, tmp_path, tmp_path) == []
-    main = HEAT_TABLES.select("heat/main")[0]
+    assert draw_tables(HEAT.tables, HEAT.tables.tables, store, tmp_path, tmp_path, tmp_path) == []
+    main = HEAT.tables.select("heat/main")[0]
     for row in main.rows[:3]:
         store_run(store, row.recipe, 91.0)
     store_run(store, grid_recipe(0.3, 0.1), 100.0)
-    pictures = draw_figures(HEAT_TABLES, HEAT_TABLES.tables, store, tmp_path, tmp_path)
+    pictures = draw_tables(HEAT.tables, HEAT.tables.tables, store, tmp_path, tmp_path, tmp_path)
     assert [picture.name for picture in pictures] == ["accuracy.png", "regions.png", "quantile-damping.png"]
     assert all(picture.stat().st_size > 10_000 for picture in pictures)
 
 
 def test_the_grid_of_quantiles_shows_one_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Epochs of different scales cannot be compared: that of most cells is drawn."""
-    store, scale = RunStore(tmp_path / "runs.jsonl"), HEAT_TABLES.scale("small")
+    store, scale = RunStore(tmp_path / "runs.jsonl"), HEAT.tables.scale("small")
     for quantile in (0.1, 0.2):
         store_run(store, scale.recipe(Row(("",), grid_recipe(quantile, 0.1)), 0), 100.0)
     store_run(store, grid_recipe(0.3, 0.1), 100.0)
     drawn: list[Any] = []
     monkeypatch.setattr("smoe_paper.charts.draw_grids", lambda panels, *_, **__: drawn.extend(panels))
-    draw_figures(HEAT_TABLES, HEAT_TABLES.select("heat/quantile-damping"), store, tmp_path, tmp_path)
+    draw_tables(HEAT.tables, HEAT.tables.select("heat/quantile-damping"), store, tmp_path, tmp_path, tmp_path)
     accuracy, epochs = drawn
     assert "small" in epochs.title
     assert [bool(is_there) for is_there in ~np.isnan(accuracy.values[:3, 1])] == [True, True, False]
@@ -160,9 +170,9 @@ def test_epochs_to_100_need_all_seeds(tmp_path: Path) -> None:
     store = RunStore(tmp_path / "runs.jsonl")
     row = Row(("",), grid_recipe(0.3, 0.1))
     store_run(store, row.recipe, 100.0, best_epoch=6)
-    assert _epochs_to_all(outcomes(HEAT_TABLES, row, store)[0]) == 6
+    assert _epochs_to_all(outcomes(HEAT.tables, row, store)[0]) == 6
     store_run(store, replace(row.recipe, seed=1), 99.9)
-    assert np.isnan(_epochs_to_all(outcomes(HEAT_TABLES, row, store)[0]))
+    assert np.isnan(_epochs_to_all(outcomes(HEAT.tables, row, store)[0]))
 
 
 def test_several_metrics_and_forecasts_that_are_not_trained(tmp_path: Path) -> None:

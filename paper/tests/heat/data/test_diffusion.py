@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from smoe_paper.heat.data.diffusion import (
+from smoe_paper.heat.data import (
     HeatPairs,
     diffusion_stencil,
     draw_initial_states,
+    grow_region_map,
     load_frames,
     save_frames,
     simulate_heat,
 )
-from smoe_paper.heat.data.region_maps import grow_region_map
 
 DIFFUSIVITIES = (0.0025, 0.025, 0.25)
 

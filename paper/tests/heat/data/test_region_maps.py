@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smoe_paper.heat.data.region_maps import count_region_types, grow_region_map, load_region_map
+from smoe_paper.heat.data import count_region_types, grow_region_map, load_region_map
 
 
 def grow_by_definition(shape: tuple[int, int], num_types: int, seed: int) -> np.ndarray:

@@ -23,7 +23,7 @@ from smoe_paper.imagenet.folders import (
     training_view,
 )
 from smoe_paper.imagenet.recipes import Augmentation
-from smoe_paper.images.data.samples import ImageSamples
+from smoe_paper.images.data import ImageSamples
 
 PLAIN = Augmentation(trivial_augment=False, erasing=0.0, mixup=0.0, cutmix=0.0, repetitions=1)
 

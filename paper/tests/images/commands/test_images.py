@@ -11,10 +11,10 @@ import pytest
 
 from image_files import IDX_FILES, write_cifar10, write_idx_set
 from smoe.errors import DataError
-from smoe_paper.cli.data import run
-from smoe_paper.images.data import fetch
-from smoe_paper.images.data import files as image_files
-from smoe_paper.images.data.catalogue import IMAGE_SETS
+from smoe_paper.cli.data import run_data as run
+from smoe_paper.images import data as image_files
+from smoe_paper.images import fetch
+from smoe_paper.images.recipes import IMAGE_SETS
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from image_files import idx_bytes
 from smoe.errors import DataError
-from smoe_paper.images.data.files import read_idx
+from smoe_paper.images.data import read_idx
 
 VALUES = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
 

@@ -15,10 +15,9 @@ import torch
 
 from image_files import IDX_FILES, cifar10_bytes, draw_images, idx_bytes, write_cifar10, write_idx_set
 from smoe.errors import DataError
-from smoe_paper.images.data import files as image_files
-from smoe_paper.images.data.catalogue import IMAGE_SETS
-from smoe_paper.images.data.files import read_cifar10, read_idx, read_images
-from smoe_paper.images.data.samples import ImageSamples, split_training
+from smoe_paper.images import data as image_files
+from smoe_paper.images.data import ImageSamples, read_cifar10, read_idx, read_images, split_training
+from smoe_paper.images.recipes import IMAGE_SETS
 
 
 @pytest.mark.parametrize("folder", [".", "mnist", "MNIST/raw"])

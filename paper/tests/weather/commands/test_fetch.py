@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from smoe.command_line import UsageError
-from smoe_paper.cli.data import run
+from smoe_paper.cli.data import run_data as run
 from smoe_paper.weather import commands as fetch
 from smoe_paper.weather.data import DataError
 

@@ -1,7 +1,9 @@
-"""Heat diffusion on a grid whose regions conduct differently (paper, section on heat diffusion)."""
+"""Heat diffusion on maps of regions that conduct differently: the maps, the simulation, pairs of frames."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,141 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from smoe._files import write_atomically
-from smoe_paper.heat.data.region_maps import count_region_types
+from smoe._plain import to_plain
+from smoe_paper.experiments.experiment import Notify
+from smoe_paper.heat.recipes import HeatDiffusion
+
+# Of the 8 neighbours of a pixel a raster scan has visited 4: one to the left and three above.
+_VISITED_NEIGHBOURS = ((0, -1), (-1, -1), (-1, 0), (-1, 1))
+_TEXT_SUFFIXES = (".csv", ".txt")
+
+
+def grow_region_map(shape: tuple[int, int], num_types: int, seed: int = 42) -> np.ndarray:
+    """Grow a random map of regions by preferential attachment, in one raster scan.
+
+    A pixel starts with probability 1/n for each of the n types. Each neighbour already assigned, of the eight around
+    it, raises the probability of its own type by `(1 - 1/n) / 5` and lowers the others equally. At most four
+    neighbours are assigned before a pixel, so no probability falls below 1/(5n) and they always sum to 1.
+
+    Returns:
+        Types in [0, n), int64, `(H, W)`. A small map may miss some of the types.
+    """
+    height, width = shape
+    if height < 1 or width < 1:
+        raise ValueError(f"shape must be at least (1, 1), got {tuple(shape)}")
+    if num_types < 1:
+        raise ValueError(f"num_types must be at least 1, got {num_types}")
+    if num_types == 1:
+        return np.zeros((height, width), dtype=np.int64)
+
+    rng = np.random.default_rng(seed)
+    gain = (1 - 1 / num_types) / 5
+    loss = gain / (num_types - 1)
+    region_map = np.zeros((height, width), dtype=np.int64)
+    for row in range(height):
+        for column in range(width):
+            neighbours = sorted(
+                int(region_map[row + down, column + right])
+                for down, right in _VISITED_NEIGHBOURS
+                if row + down >= 0 and 0 <= column + right < width
+            )
+            probabilities = np.full(num_types, 1 / num_types - loss * len(neighbours))
+            for kind in neighbours:
+                probabilities[kind] += gain + loss
+            # choice() itself refuses probabilities that are negative or do not sum to 1.
+            region_map[row, column] = rng.choice(num_types, p=probabilities)
+    return region_map
+
+
+def count_region_types(region_map: np.ndarray) -> int:
+    """Check a map of regions and count its types.
+
+    Args:
+        region_map: Types of region, integers, `(H, W)`.
+
+    Returns:
+        The number of types n; all of 0, ..., n - 1 occur in the map.
+    """
+    if region_map.ndim != 2:
+        raise ValueError(f"a region map must have 2 dimensions (H, W), got shape {region_map.shape}")
+    if region_map.dtype.kind not in "iu":
+        raise ValueError(f"a region map must hold integers, got {region_map.dtype}; convert it with astype(np.int64)")
+    if region_map.size == 0:
+        raise ValueError(f"a region map needs at least one pixel, got shape {region_map.shape}")
+    types = np.unique(region_map)
+    if types[0] < 0:
+        raise ValueError(f"region types must be 0, 1, ..., got {types[0]}; number the regions from 0")
+    gaps = np.flatnonzero(types != np.arange(len(types)))
+    if gaps.size:
+        raise ValueError(
+            f"region types must be 0, 1, ... without a gap, but type {gaps[0]} is missing while {types[-1]} occurs; "
+            "renumber the regions"
+        )
+    return len(types)
+
+
+def load_region_map(path: str | Path) -> np.ndarray:
+    """Read a map of regions from a file.
+
+    Returns:
+        Types 0, ..., n - 1, each of them present, int64, `(H, W)`.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"region map {path} is not a file; make one with grow_region_map and numpy.save")
+    if path.suffix != ".npy" and path.suffix not in _TEXT_SUFFIXES:
+        raise ValueError(f"region map {path} must end in .npy, .csv or .txt, got {path.suffix!r}")
+    try:
+        region_map = _read_npy(path) if path.suffix == ".npy" else _read_table(path)
+        count_region_types(region_map)
+    except ValueError as error:
+        raise ValueError(f"region map {path}: {error}") from error
+    return region_map.astype(np.int64)
+
+
+def _read_npy(path: Path) -> np.ndarray:
+    try:
+        # A map is refused if the file is shorter than its header claims, and takes no memory for the claim.
+        return np.array(np.lib.format.open_memmap(path, mode="r"))
+    except Exception as error:  # a damaged header can make the parser of numpy fail in any way
+        raise ValueError(
+            f"cannot be read ({_one_line(error)}); write it again with numpy.save from an array of integers"
+        ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _read_table(path: Path) -> np.ndarray:
+    separator = "," if path.suffix == ".csv" else None
+    rows: list[list[int]] = []
+    # Not numpy.loadtxt: it turns 1.5 into 1 with no more than a warning.
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
+        if not line.strip():
+            continue
+        row = []
+        for token in line.split(separator):
+            try:
+                row.append(int(token))
+            except ValueError:
+                raise ValueError(f"line {number} holds {token.strip()!r}; write only integers") from None
+        if rows and len(row) != len(rows[0]):
+            raise ValueError(f"line {number} has {len(row)} values, the lines above have {len(rows[0])}")
+        rows.append(row)
+    if not rows:
+        raise ValueError("the file is empty; write one line of integers per row")
+    try:
+        return np.array(rows, dtype=np.int64)
+    except OverflowError:
+        raise ValueError("holds a number beyond 64 bits; number the regions from 0") from None
+
 
 MAX_DIFFUSIVITY = 0.25
 
 
 def diffusion_stencil(diffusivity: float) -> np.ndarray:
     """Return the 3x3 stencil of one explicit step: centre 1 - 4d, the four nearest neighbours d, corners 0.
-
-    Args:
-        diffusivity: D, in cells squared per step.
 
     Returns:
         Weights, float64, `(3, 3)`.
@@ -40,10 +167,6 @@ def draw_initial_states(
 
     Args:
         region_map: Types 0, ..., n - 1, `(H, W)`.
-        num_runs: Number of states, R.
-        seed: Seed of the random generator.
-        max_drops: Largest number of drops per region type; the smallest is 1.
-        background: Upper end of the uniform background.
 
     Returns:
         States, float64, `(R, H, W)`.
@@ -75,7 +198,6 @@ def simulate_heat(
     num_steps: int,
     *,
     runs_per_block: int = 8,
-    progress: Callable[[int], None] | None = None,
 ) -> np.ndarray:
     """Simulate heat diffusion: every pixel steps with the stencil of its own region type, beyond the border is 0.
 
@@ -84,11 +206,6 @@ def simulate_heat(
     Args:
         initial_states: Finite states, `(R, H, W)`.
         region_map: Types 0, ..., n - 1, `(H, W)`.
-        diffusivities: Diffusivity of each type, in [0, 0.25]: above, the centre weight 1 - 4d is negative and the
-            explicit step oscillates.
-        num_steps: Number of steps after the initial state, T.
-        runs_per_block: Runs simulated together. It decides the speed (a block should fit the cache), never the result.
-        progress: Called with the number of runs done so far, after each block.
 
     Returns:
         Frames, frame 0 being the initial state, float32, `(R, T + 1, H, W)`.
@@ -129,8 +246,6 @@ def simulate_heat(
             cells *= centre_weight
             here += inflow
             frames[start:stop, step] = state
-        if progress is not None:
-            progress(stop)
     return frames
 
 
@@ -171,59 +286,48 @@ class HeatPairs(Dataset[tuple[Tensor, Tensor]]):
 
     Whole batches come from `__getitems__` already stacked, so a loader must leave them alone:
     `DataLoader(pairs, batch_size=32, collate_fn=HeatPairs.collate)`.
+
+    Args:
+        frames: What `simulate_heat` or `load_frames` returned, float32, `(R, T + 1, *grid)`; not copied.
     """
 
     def __init__(self, frames: np.ndarray) -> None:
-        """Wrap frames without copying them.
-
-        Args:
-            frames: What `simulate_heat` or `load_frames` returned, float32, `(R, T + 1, H, W)`.
-        """
         _check_layout(frames)
         if frames.shape[1] < 2:
             raise ValueError(f"frames must hold at least 2 steps per run, got shape {frames.shape}")
         # torch cannot mark a tensor read-only, and would warn.
         if not frames.flags.writeable:
             raise ValueError("frames must be writable; open a memory map with mode='c', as load_frames does")
-        num_runs, num_frames, height, width = frames.shape
-        self.num_steps = num_frames - 1
-        self._num_pairs = num_runs * self.num_steps
-        self._frames = torch.from_numpy(frames).view(num_runs * num_frames, 1, height, width)
+        self.num_steps = frames.shape[1] - 1
+        self._num_pairs = len(frames) * self.num_steps
+        self._frames = torch.from_numpy(frames).flatten(0, 1).unsqueeze(1)
 
     def __len__(self) -> int:
-        """Return the number of pairs, R * T."""
         return self._num_pairs
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return the input `(1, H, W)` and the target `(1, H, W)`, views of the frames."""
-        self._check_range(index, index)
-        frame = index + index // self.num_steps
-        return self._frames[frame], self._frames[frame + 1]
+        input, target = self.__getitems__([index])
+        return input[0], target[0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the inputs `(B, 1, H, W)` and the targets `(B, 1, H, W)` of a batch, copies of the frames."""
-        if len(indices):
-            self._check_range(min(indices), max(indices))
+        """The inputs and the targets of a batch, `(B, 1, *grid)` each, copies of the frames."""
+        if len(indices) and not 0 <= min(indices) <= max(indices) < self._num_pairs:
+            wrong = min(indices) if min(indices) < 0 else max(indices)
+            raise IndexError(f"index must be in [0, {self._num_pairs - 1}], got {wrong}")
         # Each run holds one frame more than pairs.
         frame = torch.tensor([index + index // self.num_steps for index in indices], dtype=torch.int64)
         return self._frames.index_select(0, frame), self._frames.index_select(0, frame + 1)
 
     @staticmethod
     def collate(batch: Any) -> tuple[Tensor, Tensor]:
-        """Return the batch as it is: `__getitems__` has stacked it, and torch's default would stack it again."""
+        # `__getitems__` has stacked it, and torch's default would stack it again.
         return batch
-
-    def _check_range(self, smallest: int, largest: int) -> None:
-        if smallest < 0 or largest >= self._num_pairs:
-            wrong = smallest if smallest < 0 else largest
-            raise IndexError(f"index must be in [0, {self._num_pairs - 1}], got {wrong}")
 
 
 def save_frames(path: str | Path, frames: np.ndarray) -> None:
     """Write frames to a `.npy` file atomically; missing folders are created.
 
     Args:
-        path: File to write; an older one is replaced once the new one is complete on disk.
         frames: Finite frames, float32, `(R, T + 1, H, W)`.
     """
     path = Path(path)
@@ -234,19 +338,14 @@ def save_frames(path: str | Path, frames: np.ndarray) -> None:
     write_atomically(path, lambda file: np.lib.format.write_array(file, frames, allow_pickle=False))
 
 
-def load_frames(path: str | Path, *, shape: tuple[int, int, int, int]) -> np.ndarray:
+def load_frames(path: str | Path, *, shape: tuple[int, ...]) -> np.ndarray:
     """Open frames written by `save_frames` as a memory map, after reading them once to check every value.
 
     Args:
-        path: The `.npy` file.
         shape: The shape it must have, `(R, T + 1, H, W)`.
 
     Returns:
         Frames, float32, `(R, T + 1, H, W)`; writing to them never reaches the file.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is truncated, or of another shape or type, or holds values that are not finite.
     """
     path = Path(path)
     if not path.is_file():
@@ -267,8 +366,8 @@ def load_frames(path: str | Path, *, shape: tuple[int, int, int, int]) -> np.nda
 
 
 def _check_layout(frames: np.ndarray) -> None:
-    if frames.ndim != 4 or frames.size == 0:
-        raise ValueError(f"frames must have shape (R, T + 1, H, W), none of them 0, got {frames.shape}")
+    if frames.ndim < 3 or frames.size == 0:
+        raise ValueError(f"frames must have shape (R, T + 1, *grid), none of them 0, got {frames.shape}")
     if frames.dtype != np.float32 or not frames.flags.c_contiguous:
         raise ValueError(f"frames must be contiguous float32 in native byte order, got {frames.dtype}")
 
@@ -278,3 +377,50 @@ def _check_finite(frames: np.ndarray) -> None:
     for run, run_frames in enumerate(frames):
         if not np.isfinite(run_frames).all():
             raise ValueError(f"frames of run {run} hold values that are not finite")
+
+
+def make_region_map(data: HeatDiffusion) -> np.ndarray:
+    """The map of region types `(H, W)`, loaded or generated."""
+    if data.region_map is not None:
+        return load_region_map(data.region_map)
+    return grow_region_map(data.spatial_shape, len(data.diffusivities), data.region_seed)
+
+
+def make_split(data: HeatDiffusion, region_map: np.ndarray, split: str, notify: Notify = print) -> HeatPairs:
+    """Simulates a split, or opens the frames that an earlier run stored in `cache_dir`."""
+    num_runs, seed = {
+        "train": (data.num_train_runs, data.train_seed),
+        "validation": (data.num_validation_runs, data.validation_seed),
+        "test": (data.num_test_runs, data.test_seed),
+    }[split]
+    content = {
+        "diffusivities": to_plain(data.diffusivities),
+        "num_steps": data.num_steps,
+        "num_runs": num_runs,
+        "seed": seed,
+        "region_map": hashlib.sha256(region_map.tobytes()).hexdigest(),
+    }
+
+    def simulate() -> np.ndarray:
+        notify(f"simulating {num_runs} runs of {data.num_steps} steps ({split})")
+        initial_states = draw_initial_states(region_map, num_runs, seed)
+        return simulate_heat(initial_states, region_map, data.diffusivities, data.num_steps)
+
+    shape = (num_runs, data.num_steps + 1, *region_map.shape)
+    frames = keep_frames(data.cache_dir, f"heat-{split}", content, shape, simulate)
+    return HeatPairs(frames if data.unit == 1.0 else frames * np.float32(data.unit))
+
+
+def keep_frames(
+    folder: Path | None, name: str, content: Any, shape: tuple[int, ...], simulate: Callable[[], np.ndarray]
+) -> np.ndarray:
+    """The frames that an earlier run stored in a folder for the same content, or else simulated and stored there."""
+    if folder is None:
+        return simulate()
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+    path = folder / f"{name}-{digest}.npy"
+    if path.exists():
+        return load_frames(path, shape=shape)
+    frames = simulate()
+    save_frames(path, frames)
+    return frames

