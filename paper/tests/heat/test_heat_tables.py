@@ -26,7 +26,23 @@ def quietly(_: str) -> None:
     pass
 
 
-@pytest.mark.parametrize("name", ROWS)
+# One of each kind of network, gate, loss and rule; the others with -m slow.
+SAMPLED = {
+    *(f"heat/main: {label}" for label in ("Convolution", "CondConv", "LRLCN", "LCN", "FC", "V-MoE", "SMoE")),
+    *(f"heat/gates: {label}" for label in ("Fully-connected", "3 x 3 LCN", "3 x 3 CoordConv x 3")),
+    "heat/starts: perfect, yes, random, no",
+    "heat/auxiliary: yes, yes, yes, yes",
+    "heat/experts: CoordConv",
+    "heat/weighted: yes",
+    "heat/rules: three, straight-through",
+    "heat/default: two of six, summed, as simulated",
+    "heat/units: 0.001, probing",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SAMPLED else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
+)
 def test_every_row_takes_a_step(name: str) -> None:
     recipe = ROWS[name].recipe
     assert isinstance(recipe, HeatRecipe)
@@ -65,6 +81,10 @@ def test_every_row_takes_a_step(name: str) -> None:
 )
 def test_parameters_of_the_main_table(recipe: str, counts: tuple[int, int]) -> None:
     assert count_parameters(build_task(HEAT_RECIPES[recipe], splits=(), notify=quietly).model) == counts
+
+
+def test_the_sample_names_rows() -> None:
+    assert set(ROWS) >= SAMPLED
 
 
 def test_every_row_of_the_paper_has_its_number() -> None:
