@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import json
 import os
 import struct
+import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -152,93 +153,149 @@ def _classic_length(header: _ClassicHeader) -> int | None:
     return max(header.file.tell(), *ends)
 
 
-def check_zarr_coordinates(store: Path) -> None:
-    """Refuses a store that lacks a chunk of a coordinate, or has words of CF that are no texts.
+def check_zarr_store(path: Path, group: str = "") -> tuple[Any, bool]:
+    """Checks the coordinates of a group and all its arrays of two dimensions or more.
 
-    The values of a coordinate differ: a writer that leaves out chunks of fill values leaves out one of a single value
-    at most.
+    Args:
+        path: Folder, or zip file, of a store.
+        group: Path of the group in it.
+
+    Returns:
+        What zarr and xarray open, and whether the store has consolidated metadata: otherwise xarray warns that it must
+        look for the metadata of each array.
     """
+    import zarr
+    from zarr.storage import ZipStore
+
+    store: Any = path if path.is_dir() else ZipStore(path, mode="r")
+    arrays = dict(zarr.open_group(store, path=group, mode="r").arrays())
+    files = _StoreFiles(path, group)
+    for name, array in arrays.items():
+        _check_coordinate(files, name, array)
+    for name, array in arrays.items():
+        if len(array.shape) >= 2:
+            _check_array(files, name, array, may_have_mask=True)
+    return store, files.is_consolidated()
+
+
+def check_zarr_coordinates(store: Path) -> None:
+    """Refuses a store that lacks a chunk of a coordinate, or has words of CF that are no texts."""
     import zarr
 
     for name, array in zarr.open_group(store, mode="r").arrays():
-        for word in ("standard_name", "axis", "units", "calendar", "grid_mapping", "bounds", "coordinates", "cf_role"):
-            if not isinstance(value := array.attrs.get(word, ""), str):
-                raise DataError(f"{store}: the attribute {word} of {name} must be a text, got {str(value)[:100]}")
-        # Version 2 of the format has no names of dimensions; xarray keeps them in an attribute.
-        names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS", ())
-        if isinstance(names, (list, tuple)) and tuple(names) == (name,):
-            (length,), (chunk,) = array.shape, array.shards or array.chunks
-            for number in range(-(-length // chunk)):
-                key = array.metadata.encode_chunk_key((number,))
-                if min(chunk, length - number * chunk) > 1 and not _size(store / name / key):
-                    raise DataError(f"{store}: the coordinate {name} lacks the chunk {name}/{key}; copy it again")
+        _check_coordinate(_StoreFiles(store), name, array)
 
 
-def check_zarr_array(store: Path, name: str, *, may_begin_late: int = 0, may_have_mask: bool = False) -> None:
+def check_zarr_array(store: Path, name: str, *, may_begin_late: int = 0) -> None:
     """Refuses an array of which a chunk is missing or empty; in shards, of which an inner chunk is.
-
-    The library reads such a chunk as fill values. It was lost, or held fill values only and the writer left it out,
-    which is the default of Zarr 3 (`write_empty_chunks=False`); nothing in the store tells one from the other.
 
     Args:
         store: Folder of the group.
         name: Name of the array in it; versions 2 and 3 of the format.
         may_begin_late: Chunks may be missing whose first axis ends at or before this index, if missing values are NaN:
             accumulated fields have no value at the first times.
-        may_have_mask: All chunks of a place, along the first axis, may be missing, if missing values are NaN: land in a
-            field of the sea.
     """
     import zarr
 
-    array: Any = zarr.open_group(store, mode="r")[name]
+    _check_array(_StoreFiles(store), name, zarr.open_group(store, mode="r")[name], may_begin_late=may_begin_late)
+
+
+class _StoreFiles:
+    """Files of a group in a folder or a zip file."""
+
+    def __init__(self, path: Path, group: str = "") -> None:
+        self.path, self._prefix = path, f"{group.strip('/')}/".lstrip("/")
+        self._zip = None if path.is_dir() else zipfile.ZipFile(path)
+
+    def size(self, key: str) -> int:
+        if self._zip is None:
+            file = self.path / self._prefix / key
+            return file.stat().st_size if file.is_file() else 0
+        try:
+            return self._zip.getinfo(self._prefix + key).file_size
+        except KeyError:
+            return 0
+
+    def open(self, key: str) -> Any:
+        if self._zip is None:
+            return (self.path / self._prefix / key).open("rb")
+        return self._zip.open(self._prefix + key)
+
+    def is_consolidated(self) -> bool:
+        if self._zip is not None or not (self.path / "zarr.json").exists():
+            return self._zip is None and (self.path / ".zmetadata").exists()
+        with suppress(OSError, ValueError):
+            return "consolidated_metadata" in json.loads((self.path / "zarr.json").read_text())
+        return False
+
+
+def _check_coordinate(files: _StoreFiles, name: str, array: Any) -> None:
+    """Refuses words of CF that are no texts, and a coordinate that lacks a chunk.
+
+    The values of a coordinate differ: a writer that leaves out chunks of fill values leaves out one of a single value
+    at most.
+    """
+    for word in ("standard_name", "axis", "units", "calendar", "grid_mapping", "bounds", "coordinates", "cf_role"):
+        if not isinstance(value := array.attrs.get(word, ""), str):
+            raise DataError(f"{files.path}: the attribute {word} of {name} must be a text, got {str(value)[:100]}")
+    # Version 2 of the format has no names of dimensions; xarray keeps them in an attribute.
+    names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS", ())
+    if isinstance(names, (list, tuple)) and tuple(names) == (name,):
+        (length,), (chunk,) = array.shape, array.shards or array.chunks
+        for number in range(-(-length // chunk)):
+            key = f"{name}/{array.metadata.encode_chunk_key((number,))}"
+            if min(chunk, length - number * chunk) > 1 and not files.size(key):
+                raise DataError(f"{files.path}: the coordinate {name} lacks the chunk {key}; copy it again")
+
+
+def _check_array(
+    files: _StoreFiles, name: str, array: Any, *, may_begin_late: int = 0, may_have_mask: bool = False
+) -> None:
+    """Refuses an array of which a chunk is missing or empty; in shards, of which an inner chunk is.
+
+    The library reads such a chunk as fill values. It was lost, or held fill values only and the writer left it out,
+    which is the default of Zarr 3 (`write_empty_chunks=False`); nothing in the store tells one from the other. With
+    `may_have_mask`, all chunks of a place, along the first axis, may be missing, if missing values are NaN: land in a
+    field of the sea.
+    """
     outer = tuple(array.shards or array.chunks)
     counts = [-(-length // chunk) for length, chunk in zip(array.shape, outer, strict=True)]
     is_nan = array.fill_value is not None and array.fill_value != array.fill_value
     num_late = may_begin_late // outer[0] if outer and is_nan else 0
-
     if prod(counts) > _MOST_CHUNKS:
-        raise DataError(f"{store}: {name} claims {prod(counts):,} chunks; its metadata are damaged, copy it again")
+        raise DataError(f"{files.path}: {name} claims {prod(counts):,} chunks; its metadata are damaged, copy it again")
 
-    @functools.cache
-    def is_written(*position: int) -> bool:
-        return _size(store / name / array.metadata.encode_chunk_key(position)) > 0
+    def key_of(position: tuple[int, ...]) -> str:
+        return f"{name}/{array.metadata.encode_chunk_key(position)}"
 
-    @functools.cache
-    def is_masked(*place: int) -> bool:
-        return not any(is_written(first, *place) for first in range(counts[0]))
-
+    written = {position for position in itertools.product(*map(range, counts)) if files.size(key_of(position))}
     # A place of a single chunk may have been lost, and so may all places.
     may_have_mask = may_have_mask and is_nan and array.shards is None and len(counts) >= 3 and counts[0] > 1
-    may_have_mask = may_have_mask and any(is_written(*each) for each in itertools.product(*map(range, counts)))
+    places = {position[1:] for position in written} if may_have_mask and written else None
     lost: list[str] = []
     for position in itertools.product(*map(range, counts)):
-        key = array.metadata.encode_chunk_key(position)
         if position and position[0] < num_late:
             continue
-        if is_written(*position):
-            absent = [] if array.shards is None else _absent_in_shard(array, store / name / key, position)
-            lost += [f"{name}/{key} inner chunk {inner}" for inner in absent]
-        elif not (may_have_mask and is_masked(*position[1:])):
-            lost.append(f"{name}/{key}")
+        if position in written:
+            absent = [] if array.shards is None else _absent_in_shard(array, files, key_of(position), position)
+            lost += [f"{key_of(position)} inner chunk {inner}" for inner in absent]
+        elif places is None or position[1:] in places:
+            lost.append(key_of(position))
     if lost:
         raise DataError(
-            f"{store}: {name} lacks {len(lost)} chunks of its {prod(counts)} chunk files, the first {lost[0]}, which "
-            "would read as fill values; copy the store again, or, if its writer left out chunks of fill values, write "
-            "it with write_empty_chunks=True"
+            f"{files.path}: {name} lacks {len(lost)} chunks of its {prod(counts)} chunk files, the first {lost[0]}, "
+            "which would read as fill values; copy the store again, or, if its writer left out chunks of fill values, "
+            "write it with write_empty_chunks=True"
         )
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
-
-
-def _absent_in_shard(array: Any, path: Path, position: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _absent_in_shard(array: Any, files: _StoreFiles, key: str, position: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Inner chunks that a shard does not hold. What lies beyond the array was never written."""
     codec = array.metadata.codecs[0]
     per_axis = [shard // chunk for shard, chunk in zip(array.shards, array.chunks, strict=True)]
     # A shard ends (or begins) with an index: offset and length of every inner chunk, 16 bytes each, then a checksum.
     num_bytes = 16 * prod(per_axis)
-    with path.open("rb") as file:
+    with files.open(key) as file:
         if codec.index_location.value != "start":
             file.seek(-num_bytes - 4 * (len(codec.index_codecs) - 1), os.SEEK_END)
         index = np.frombuffer(file.read(num_bytes), "<u8").reshape(*per_axis, 2)

@@ -9,11 +9,11 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from smoe.errors import suggest
+from smoe.errors import SmoeError, suggest
 from smoe.rules import RULES, Rule
 
 
-class RecipeError(Exception):
+class RecipeError(SmoeError):
     """A recipe that does not exist, or values that do not make one."""
 
 

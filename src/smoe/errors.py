@@ -9,18 +9,26 @@ from contextlib import contextmanager
 # The extra of pyproject.toml that installs a package.
 EXTRAS = {
     **dict.fromkeys(("accelerate", "tyro", "rich", "matplotlib", "xarray", "netCDF4", "zarr", "dask"), "fit"),
-    "safetensors": "fit",
+    **dict.fromkeys(("cf_xarray", "scipy", "safetensors"), "fit"),
     "meshio": "mesh",
     "cfgrib": "weather",
     "eccodes": "weather",
 }
 
 
-class DataError(ValueError):
+class SmoeError(Exception):
+    """Base of what smoe raises about a user's data, options, recipes and packages."""
+
+
+class DataError(SmoeError, ValueError):
     """Data are not what they should be: says what was found, where, what was expected, and what to do."""
 
 
-class MissingPackageError(ModuleNotFoundError):
+class OptionError(SmoeError, ValueError, TypeError):
+    """An option that does not exist, or has a value that it cannot have."""
+
+
+class MissingPackageError(SmoeError, ModuleNotFoundError):
     """An optional package is not installed: says what needs it, and how to install it."""
 
 

@@ -125,9 +125,49 @@ def test_a_list_with_the_same_variables_follows_in_time() -> None:
 
 def test_times_that_not_all_parts_have_are_noted() -> None:
     merged = open_fields([regional(6).assign(co2=("time", np.arange(6.0))), regional(2, name="u")])
-    left_out, times_note = FieldSource(merged).notes
+    times_note, left_out = FieldSource(merged).notes
     assert left_out == "variables of inputs that are left out: co2 (depends on time only)"
     assert times_note == "the parts of inputs have 6, 2 times, of which the 2 that all have are used"
+
+
+def test_variables_of_time_alone_are_channels(tmp_path: Path) -> None:
+    small = regional(6).assign(date=("time", np.arange(6)))
+    # In a file of its own, of other times, in another order, along a dimension of another name.
+    index = xr.Dataset({"nino": ("month", np.arange(4.0), {"units": "K"})}, {"month": times(4)[::-1]})
+    index.to_netcdf(tmp_path / "nino.nc")
+    source = FieldSource(open_fields([small, tmp_path / "nino.nc"]), with_series=True)
+    assert [channel.name for channel in source.channels] == ["t2m", "nino"] and source.channels[1].units == "K"
+    fields = source.read(np.asarray([2, 0]))
+    np.testing.assert_array_equal(fields[:, 0], small["t2m"].values[[2, 0]])
+    np.testing.assert_array_equal(fields[:, 1], np.broadcast_to([[[1.0]], [[3.0]]], (2, 3, 5)))
+    assert "variables of inputs of time alone are the same at all pixels: nino" in source.notes
+    named = FieldSource(small, ["date", "t2m"], with_series=True)
+    assert [channel.name for channel in named.channels] == ["t2m", "date"]
+    # Forecasts: the same at all lead times of a start.
+    starts = regional(3).expand_dims(lead_time=np.arange(2) * np.timedelta64(6, "h"), axis=1).rename(time="init_time")
+    starts = starts.assign(co2=("init_time", np.arange(3.0)))
+    source = FieldSource(starts, with_series=True)
+    np.testing.assert_array_equal(source.read(np.asarray([1, 4]))[:, 1, 0, 0], [0.0, 2.0])
+    with pytest.raises(DataError, match="date of inputs depends on time only, but inputs and targets are fields"):
+        FieldSource(small, ["date", "t2m"])
+    with pytest.raises(DataError, match="width of inputs depends on lat only"):
+        FieldSource(small.assign(width=("lat", np.arange(3.0))), ["width", "t2m"], with_series=True)
+
+
+def test_levels_are_found_by_their_values(tmp_path: Path) -> None:
+    levels = xr.concat([regional(4, seed=seed) for seed in range(3)], "plev", data_vars="all", coords="minimal")
+    levels = levels.assign_coords(plev=("plev", [500.0, 700.0, 850.0], {"units": "hPa"})).transpose("time", ...)
+    source = FieldSource(levels)
+    assert [channel.name for channel in source.channels] == ["t2m_500", "t2m_700", "t2m_850"]
+    pascals = levels.assign_coords(plev=("plev", [50000.0, 70000.0, 85000.0], {"units": "Pa"}))
+    other = FieldSource(pascals.isel(plev=[2, 0, 1]), like=source.channels[::2])
+    assert [channel.name for channel in other.channels] == ["t2m_500", "t2m_850"]
+    np.testing.assert_array_equal(other.read(np.arange(4)), source.read(np.arange(4))[:, ::2])
+    with pytest.raises(DataError, match=r"t2m of inputs has no level 700, but 850, 500"):
+        FieldSource(pascals.isel(plev=[2, 0]), like=source.channels)
+    levels.isel(time=slice(2)).to_netcdf(tmp_path / "a.nc")
+    levels.isel(time=slice(2, 4), plev=[1, 2, 0]).to_netcdf(tmp_path / "b.nc")
+    xr.testing.assert_equal(open_fields(tmp_path / "?.nc").load(), levels)
 
 
 @pytest.mark.parametrize("kind", ["variables", "each time"])

@@ -81,7 +81,8 @@ def test_pairs_follow_labels_not_positions() -> None:
 
 
 def test_forecasts_pair_with_their_valid_times() -> None:
-    starts, leads = labels(4), read_lead_times(np.array([0, 24, 48]), "hours", "lead")
+    starts = labels(4)
+    leads = read_lead_times(np.array([0, 24, 48]), "hours", "lead", starts)
     targets = labels(4, "2001-01-03")
     pairs = pair_by_time(starts, targets, Lead(), lead_times=leads)
     expected = [
@@ -181,7 +182,7 @@ def test_bad_times_are_refused() -> None:
     with pytest.raises(DataError, match="no target lies 9D after an input: inputs are from 2001-01-01 to 2001-01-04"):
         pair_by_time(labels(4), labels(4), parse_lead("9D"))
     with pytest.raises(DataError, match="lead times in 'parsecs'"):
-        read_lead_times(np.arange(3), "parsecs", "lead")
+        read_lead_times(np.arange(3), "parsecs", "lead", labels(4))
 
 
 def day(text: str) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -38,6 +40,8 @@ class Fit:
         test: Period to score at the end; the validation period, which the model has seen, if not given.
         input_variables: Variables of the inputs to use; all if not given.
         target_variables: Variables of the targets to predict; all if not given.
+        open: Arguments of `xarray.open_dataset` for the files, as KEY=VALUE, such as `group=forecast` or
+            `filter_by_keys={"typeOfLevel": "surface"}` for GRIB.
         resume: Continue a fit that was stopped.
         options: Options of the model.
     """
@@ -51,6 +55,7 @@ class Fit:
     test: str | None = None
     input_variables: tuple[str, ...] = ()
     target_variables: tuple[str, ...] = ()
+    open: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
     resume: bool = False
     options: Annotated[RegressorOptions, tyro.conf.arg(name="")] = field(default_factory=RegressorOptions)
 
@@ -77,7 +82,7 @@ def _fit(options: Fit) -> int:
     from smoe.regression import GridRegressor
     from smoe.regression._scores import write_scores
 
-    inputs = [options.inputs, *options.static]
+    inputs, open_options = [options.inputs, *options.static], read_open_options(options.open)
     model = GridRegressor(**asdict(options.options))
     try:
         model.fit(
@@ -88,6 +93,7 @@ def _fit(options: Fit) -> int:
             test=options.test,
             input_variables=options.input_variables or None,
             target_variables=options.target_variables or None,
+            open_options=open_options,
             run_dir=options.output,
             resume=options.resume,
         )
@@ -95,12 +101,26 @@ def _fit(options: Fit) -> int:
         sys.stderr.write(f"{interruption}; the state is saved, continue with the same command and --resume\n")
         return 128 + interruption.signal_number
     which = "test" if options.test is not None else "validation"
-    table = model.score(inputs, options.targets, period=model.fitted.period_of(which))
+    table = model.score(inputs, options.targets, period=model.fitted.period_of(which), open_options=open_options)
     write_scores(options.output, which, table)
     model.save(options.output)
     _remove_fields(options.output)
     sys.stdout.write(f"{table}\nmodel: {options.output}\n")
     return 0
+
+
+def read_open_options(given: Sequence[str]) -> dict[str, Any]:
+    """Arguments such as `group=forecast` and `decode_times=false`; values are JSON, or texts."""
+    options: dict[str, Any] = {}
+    for text in given:
+        key, sign, value = text.partition("=")
+        if not sign or not key.isidentifier():
+            raise UsageError(f"--open takes KEY=VALUE, such as group=forecast, got {text!r}")
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            options[key] = value
+    return options
 
 
 def _remove_fields(output: Path) -> None:
@@ -120,6 +140,7 @@ class Predict:
         model: Folder that `smoe fit` wrote, or `GridRegressor.save`.
         inputs: New inputs: variables, units and grid must be those of the fit.
         output: File that ends with .nc, or folder that ends with .zarr.
+        open: Arguments of `xarray.open_dataset` for the files, as KEY=VALUE.
         per_year: Write one file for each year.
         overwrite: Replace an output that exists.
     """
@@ -127,6 +148,7 @@ class Predict:
     model: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="MODEL")]
     inputs: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="INPUTS")]
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    open: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
     per_year: bool = False
     overwrite: bool = False
 
@@ -144,7 +166,12 @@ def run_predict(args: list[str]) -> int:
     model = GridRegressor.load(options.model)
     with warnings_as_lines():
         paths = write_predictions(
-            model, options.inputs, options.output, per_year=options.per_year, overwrite=options.overwrite
+            model,
+            options.inputs,
+            options.output,
+            per_year=options.per_year,
+            overwrite=options.overwrite,
+            open_options=read_open_options(options.open),
         )
     for path in paths:
         sys.stdout.write(f"{path}\n")

@@ -5,6 +5,7 @@ from smoe.gridded._grids import HorizontalGrid, Orientation, grid_from_plain, gr
 from smoe.gridded._open import (
     Data,
     OpenFiles,
+    OpenOptions,
     damage_as_data_error,
     import_cfgrib,
     import_xarray,
@@ -62,6 +63,7 @@ __all__ = [
     "Lead",
     "MonthTimes",
     "OpenFiles",
+    "OpenOptions",
     "Orientation",
     "Pairs",
     "Period",

@@ -2,58 +2,68 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from smoe.errors import DataError
+from smoe.errors import DataError, naming_extras
 
 if TYPE_CHECKING:
     import xarray as xr
 
 Role = Literal["time", "start", "lead", "level", "row", "column", "member"]
 
+# Roles of what cf_xarray tells apart, in the order in which its patterns of names are tried.
+_KINDS: dict[str, Role] = {
+    "latitude": "row",
+    "longitude": "column",
+    "Y": "row",
+    "X": "column",
+    "T": "time",
+    "Z": "level",
+    "vertical": "level",
+}
 _STANDARD_NAMES: dict[str, Role] = {
-    "time": "time",
     "forecast_reference_time": "start",
     "forecast_period": "lead",
-    "latitude": "row",
-    "grid_latitude": "row",
-    "projection_y_coordinate": "row",
-    "longitude": "column",
-    "grid_longitude": "column",
-    "projection_x_coordinate": "column",
     "realization": "member",
-    "air_pressure": "level",
-    "height": "level",
-    "altitude": "level",
-    "depth": "level",
-    "model_level_number": "level",
-    "atmosphere_hybrid_sigma_pressure_coordinate": "level",
-    "atmosphere_hybrid_height_coordinate": "level",
-    "atmosphere_sigma_coordinate": "level",
 }
-_AXIS_ATTRIBUTES: dict[str, Role] = {"T": "time", "Z": "level", "Y": "row", "X": "column"}
-_UNITS: dict[str, Role] = {
-    **dict.fromkeys(("degrees_north", "degree_north", "degree_N", "degrees_N", "degreeN", "degreesN"), "row"),
-    **dict.fromkeys(("degrees_east", "degree_east", "degree_E", "degrees_E", "degreeE", "degreesE"), "column"),
-    **dict.fromkeys(("Pa", "hPa", "mbar", "millibars", "millibar"), "level"),
-}
-# In lower case: files have LAT and Latitude too.
+_LEVEL_UNITS: dict[str, Role] = dict.fromkeys(("Pa", "hPa", "mbar", "millibars", "millibar"), "level")
+# Beside the patterns of cf_xarray, in lower case: files have LAT and Latitude too.
 _NAMES: dict[str, Role] = {
-    **dict.fromkeys(("time", "valid_time", "time_counter", "t"), "time"),
+    **dict.fromkeys(("valid_time", "time_counter"), "time"),
     **dict.fromkeys(("init_time", "initial_time", "reference_time", "forecast_reference_time", "init"), "start"),
     **dict.fromkeys(("lead_time", "lead", "step", "prediction_timedelta", "forecast_period", "leadtime"), "lead"),
-    **dict.fromkeys(
-        ("level", "lev", "plev", "pressure", "pressure_level", "isobaricinhpa", "height", "depth", "deptht", "z"),
-        "level",
-    ),
-    **dict.fromkeys(("lat", "latitude", "y", "rlat", "grid_latitude", "south_north", "nj", "j", "yc"), "row"),
-    **dict.fromkeys(("lon", "longitude", "x", "rlon", "grid_longitude", "west_east", "ni", "i", "xc"), "column"),
+    **dict.fromkeys(("plev", "deptht"), "level"),
+    **dict.fromkeys(("grid_latitude", "south_north", "yc"), "row"),
+    **dict.fromkeys(("grid_longitude", "west_east", "xc"), "column"),
     **dict.fromkeys(("member", "number", "ensemble", "realization"), "member"),
 }
+
+
+@functools.cache
+def _criteria() -> dict[str, dict[str, Role]]:
+    """Role by the value of each attribute that tells one."""
+    with naming_extras("reading gridded data"):
+        from cf_xarray.criteria import coordinate_criteria
+    found: dict[str, dict[str, Role]] = {"standard_name": dict(_STANDARD_NAMES), "units": dict(_LEVEL_UNITS)}
+    for kind, role in _KINDS.items():
+        for attribute, values in coordinate_criteria[kind].items():
+            found.setdefault(attribute, {}).update(dict.fromkeys(values, role))
+    return found
+
+
+@functools.cache
+def _named(name: str) -> Role | None:
+    """Role by a usual name."""
+    from cf_xarray.criteria import regex
+
+    if name.lower() in _NAMES:
+        return _NAMES[name.lower()]
+    return next((role for kind, role in _KINDS.items() if kind in regex and regex[kind].fullmatch(name.lower())), None)
 
 
 @dataclass(frozen=True)
@@ -106,8 +116,8 @@ def find_axes(array: xr.DataArray, where: str) -> Axes:
     """
     roles: dict[Role, tuple[str, str | None]] = {}
     unknown: list[str] = []
-    pixel_latitude = _pixel_coordinate(array, "latitude", "row")
-    pixel_longitude = _pixel_coordinate(array, "longitude", "column")
+    pixel_latitude = _pixel_coordinate(array, "latitude")
+    pixel_longitude = _pixel_coordinate(array, "longitude")
     if pixel_latitude is not None and pixel_longitude is not None:
         rows, columns = (str(name) for name in array[pixel_latitude].dims)
         roles["row"], roles["column"] = (rows, None), (columns, None)
@@ -177,46 +187,39 @@ def _complete(
 def scalar_level(array: xr.DataArray) -> float | None:
     """The level of a field that was selected from several, from its scalar coordinate; None if there is no such one."""
     found = [each for each in array.coords.values() if each.ndim == 0 and each.dtype.kind in "iuf"]
-    levels = [float(each.values) for each in found if _role(each) == "level"]
+    levels = [float(level_values(each)) for each in found if _role(each) == "level"]
     return levels[0] if len(levels) == 1 else None
+
+
+_LEVEL_FACTORS = {"Pa": 0.01, "kPa": 10.0, "bar": 1000.0, "km": 1000.0, "cm": 0.01}
+
+
+def level_values(coordinate: xr.DataArray) -> np.ndarray:
+    """Levels in hPa or metres where their units are known, else as they are."""
+    units = str(coordinate.attrs.get("units", "")).strip()
+    factor = _LEVEL_FACTORS.get(_KNOWN.get(units.lower(), units), 1.0)
+    return np.round(np.asarray(coordinate.values, np.float64) * factor, 9)
 
 
 def _geographic(array: xr.DataArray, coordinate: str | None, which: str) -> str | None:
     """The coordinate of rows or columns if it holds true latitudes or longitudes, not those of a rotated pole."""
-    if coordinate is None:
-        return None
-    attributes = array[coordinate].attrs
-    standard = attributes.get("standard_name")
-    if standard is not None:
-        return coordinate if standard == which else None
-    role: Role = "row" if which == "latitude" else "column"
-    if _UNITS.get(str(attributes.get("units", ""))) == role or coordinate.lower() in (which, which[:3]):
-        return coordinate
-    return None
+    return coordinate if coordinate is not None and _holds(array[coordinate], which) else None
 
 
-def _pixel_coordinate(array: xr.DataArray, which: str, role: Role) -> str | None:
-    found = [str(name) for name in array.coords if array[name].ndim == 2 and _is_named(array[name], which, role)]
+def _pixel_coordinate(array: xr.DataArray, which: str) -> str | None:
+    found = [str(name) for name in array.coords if array[name].ndim == 2 and _holds(array[name], which)]
     return found[0] if found else None
 
 
-def _is_latitude_or_longitude(array: xr.DataArray) -> bool:
-    """Whether a variable holds latitudes or longitudes of pixels, by its standard name, units or name."""
-    return _is_named(array, "latitude", "row") or _is_named(array, "longitude", "column")
+def _holds(coordinate: xr.DataArray, which: str) -> bool:
+    """Whether a coordinate holds latitudes, or longitudes, by its standard name, units or name."""
+    from cf_xarray.criteria import coordinate_criteria, regex
 
-
-def _is_named(coordinate: xr.DataArray, which: str, role: Role) -> bool:
-    standard = coordinate.attrs.get("standard_name")
-    if standard is not None:
-        return standard == which
-    return _UNITS.get(str(coordinate.attrs.get("units", ""))) == role or str(coordinate.name).lower() in (
-        which,
-        which[:3],
-        f"nav_{which[:3]}",
-        f"x{which[:3]}",
-        f"x{which[:4]}",
-        f"{which[:3]}2d",
-    )
+    if "standard_name" in coordinate.attrs:
+        return coordinate.attrs["standard_name"] == which
+    name = str(coordinate.name).lower()
+    is_named = regex[which].fullmatch(name) is not None or name == f"x{which[:3]}"
+    return str(coordinate.attrs.get("units", "")) in coordinate_criteria[which]["units"] or is_named
 
 
 def _role_of_dimension(array: xr.DataArray, dimension: str) -> tuple[Role | None, str | None]:
@@ -246,54 +249,56 @@ def _lacks_dates(array: xr.DataArray, name: str, role: Role) -> bool:
 
 
 def _role(coordinate: xr.DataArray) -> Role | None:
-    attributes = coordinate.attrs
-    standard = attributes.get("standard_name")
-    if standard in _STANDARD_NAMES:
-        return _STANDARD_NAMES[standard]
-    name = str(coordinate.name)
+    criteria, attributes, name = _criteria(), coordinate.attrs, str(coordinate.name)
+    if (standard := str(attributes.get("standard_name"))) in criteria["standard_name"]:
+        return criteria["standard_name"][standard]
     if coordinate.dtype.kind == "m":
         return "lead"
-    if attributes.get("axis") in _AXIS_ATTRIBUTES:
-        role = _AXIS_ATTRIBUTES[attributes["axis"]]
-        return "start" if role == "time" and _named(name) == "start" else role
+    for attribute in ("axis", "_CoordinateAxisType", "cartesian_axis"):
+        role = criteria[attribute].get(str(attributes.get(attribute)))
+        if role is not None:
+            return "start" if role == "time" and _named(name) == "start" else role
     if coordinate.dtype.kind == "M" or (coordinate.dtype.kind == "O" and _named(name) in ("time", "start", None)):
         return "start" if _named(name) == "start" else "time"
-    units = str(attributes.get("units", ""))
-    if units in _UNITS:
-        return _UNITS[units]
-    if "positive" in attributes:
-        return "level"
-    return _named(name)
+    role = criteria["units"].get(str(attributes.get("units", "")))
+    return role or ("level" if "positive" in attributes else _named(name))
 
 
-def _named(name: str) -> Role | None:
-    """Role by a usual name."""
-    return _NAMES.get(name.lower())
+def with_axes(dataset: xr.Dataset) -> xr.Dataset:
+    """A data set whose latitudes and longitudes are coordinates, and whose analyses have valid times.
 
-
-def with_pixel_coordinates(dataset: xr.Dataset) -> xr.Dataset:
-    """A data set whose latitudes and longitudes are coordinates.
-
-    Files may hold them as variables that no field refers to, along dimensions without coordinates, and repeat them at
-    each time, as WRF does. Those of a grid that moves with time are left as they are.
+    Files may hold latitudes and longitudes as variables that no field refers to, along dimensions without coordinates,
+    and repeat them at each time, as WRF does. Those of a grid that moves with time are left as they are. In GRIB files,
+    an analysis is a forecast with a single lead time of 0: its start times are its times.
 
     Args:
         dataset: Data set as it was opened; its fields are not read.
     """
-    names = [
-        str(name)
-        for name, array in dataset.variables.items()
-        if array.ndim in (2, 3) and array.dtype.kind == "f" and _is_latitude_or_longitude(dataset[name])
-    ]
-    for name in names:
+    for name in list(map(str, dataset.variables)):
         array = dataset[name]
+        is_field = array.ndim in (2, 3) and array.dtype.kind == "f"
+        if not is_field or not (_holds(array, "latitude") or _holds(array, "longitude")):
+            continue
         if any(dimension in dataset.coords for dimension in array.dims[-2:]):
             continue
         if array.ndim == 2:
             dataset = dataset.set_coords(name)
         elif _is_steady(array):
             dataset = dataset.drop_vars(name).assign_coords({name: array.isel({array.dims[0]: 0}, drop=True)})
-    return dataset
+    roles = {str(name): _role(each) for name, each in dataset.coords.items()}
+    leads = [name for name, role in roles.items() if role == "lead"]
+    starts = [name for name, role in roles.items() if role == "start" and dataset[name].dims in ((), (name,))]
+    if len(leads) != 1 or len(starts) != 1 or dataset[leads[0]].ndim or dataset[leads[0]].dtype.kind not in "miuf":
+        return dataset
+    lead, start = dataset[leads[0]].values, dataset[starts[0]]
+    if lead != np.zeros((), lead.dtype):
+        return dataset
+    # cfgrib has the same times again, as valid times.
+    again = [name for name, role in roles.items() if role == "time" and dataset[name].dims == start.dims]
+    if not start.ndim and again:
+        return dataset.drop_vars([leads[0], starts[0]])
+    attributes = {**start.attrs, "standard_name": "time", "long_name": "time"}
+    return dataset.drop_vars([leads[0], *again]).assign_coords({starts[0]: (start.dims, start.values, attributes)})
 
 
 def _is_steady(array: xr.DataArray) -> bool:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import glob
 import itertools
-import json
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
@@ -17,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smoe._integrity import check_grib_file, check_netcdf_file, check_zarr_array, check_zarr_coordinates
-from smoe.errors import DataError, missing_package, naming_extras
-from smoe.gridded._axes import are_same_units, with_pixel_coordinates
-from smoe.gridded._source import FieldSource, as_slice, field_names
-from smoe.gridded._times import TimeLabels, read_times
+from smoe._integrity import check_grib_file, check_netcdf_file, check_zarr_store
+from smoe.errors import DataError, SmoeError, missing_package, naming_extras
+from smoe.gridded._axes import are_same_units, with_axes
+from smoe.gridded._source import FieldSource, as_slice, field_names, left_out, series_names
+from smoe.gridded._times import TimeLabels, decode_times, read_times
 from smoe.meshes._mesh_files import MESHIO_SUFFIXES, Location
 from smoe.meshes._mesh_layouts import is_mesh
 from smoe.meshes._node_fields import as_row_of_nodes, is_row_of_nodes, with_mesh_of
@@ -29,16 +28,333 @@ from smoe.meshes._node_fields import as_row_of_nodes, is_row_of_nodes, with_mesh
 if TYPE_CHECKING:
     import xarray as xr
 
+Data = Any
+"""A `xarray.Dataset` or `DataArray`, a path or pattern of paths, or several of these, which are merged."""
 
-def merge_parts(parts: Sequence[xr.Dataset], where: str) -> xr.Dataset:
+OpenOptions = Mapping[str, Any]
+"""Arguments of `xarray.open_dataset`, such as `engine`, `group`, `decode_times`, and cfgrib's `filter_by_keys`."""
+
+_GRIB_ENDINGS = (".grib", ".grib2", ".grb", ".grb2")
+_GRIB_OPTIONS = ("filter_by_keys", "read_keys", "time_dims", "squeeze", "encode_cf", "indexpath")
+_NETCDF_ENDINGS = (".nc", ".nc4", ".cdf")
+
+
+def open_fields(
+    data: Data,
+    where: str = "inputs",
+    location: Location | None = None,
+    variables: Sequence[str] | None = None,
+    open_options: OpenOptions | None = None,
+) -> xr.Dataset:
+    """Opens data without reading more than their coordinates.
+
+    Fields on a mesh, of UGRID or HEALPix, become a grid of one row with the mesh in its coordinates.
+
+    Args:
+        data: A data set, an array with a name, a path such as `inputs.zarr` or `t2m_*.nc`, or a list of these: those
+            with the same variables follow each other in time, others are merged.
+        where: Name of the data in errors.
+        location: Whether fields on the points or on the faces of a mesh are used, where it has both.
+        variables: Variables that will be used: where there are several parts, others need not fit together.
+        open_options: Arguments of `xarray.open_dataset` for files. Those of cfgrib are given to GRIB files only, and
+            `group` to others.
+
+    Raises:
+        DataError: If a file is missing, damaged or of an unknown kind, or the parts do not fit together.
+    """
+    xr = import_xarray()
+    if isinstance(data, xr.Dataset):
+        return with_axes(_without_mesh(data, where, location))
+    if isinstance(data, xr.DataArray):
+        if data.name is None:
+            raise DataError(f"{where} is a DataArray without a name: give it one by .rename('t2m')")
+        return with_axes(data.to_dataset())
+    if isinstance(data, (str, Path)):
+        paths = [Path(data)]
+        if not paths[0].exists() and glob.has_magic(str(data)):
+            paths = [Path(found) for found in sorted(glob.glob(str(data)))]
+            if not paths:
+                raise DataError(f"no file matches {str(data)!r}, which {where} names")
+        files = {}
+        for path in paths:
+            cubes = [
+                with_axes(_without_mesh(each, str(path), location)) for each in _open_one(path, open_options or {})
+            ]
+            files[str(path)] = cubes[0] if len(cubes) == 1 else _merge_cubes(cubes, path, variables)
+        return _join(files, repr(str(data)), variables)
+    if isinstance(data, Sequence):
+        if not data:
+            raise DataError(f"{where} names no data")
+        names = [
+            str(part) if isinstance(part, (str, Path)) else f"part {n} of {where}" for n, part in enumerate(data, 1)
+        ]
+        for name in names:
+            if names.count(name) > 1:
+                raise DataError(f"{where} names {name} twice")
+        parts = [open_fields(part, where, location, variables, open_options) for part in data]
+        return _join(dict(zip(names, parts, strict=True)), where, variables)
+    raise DataError(f"{where} must be an xarray object or a path, got {type(data).__name__}")
+
+
+def _without_mesh(dataset: xr.Dataset, where: str, location: Location | None) -> xr.Dataset:
+    """Fields on a mesh as a row of nodes; other data sets as they are."""
+    if is_row_of_nodes(dataset) or not is_mesh(dataset):
+        return dataset
+    try:
+        return as_row_of_nodes(dataset, location)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+
+
+def _open_one(path: Path, options: OpenOptions) -> list[xr.Dataset]:
+    """The data set of a file or store; the data sets of a GRIB file whose fields do not make one."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    if path.suffix.lower() in MESHIO_SUFFIXES:
+        raise DataError(f"{path} holds no dates: write its series in time as UGRID NetCDF (docs/geometries.md)")
+    given: dict[str, Any] = {"chunks": {} if _has_dask() else None, "decode_timedelta": False, **options}
+    with damage_as_data_error(path):
+        kind = _kind_of(path) if "engine" not in options else "grib" if options["engine"] == "cfgrib" else "other"
+        if kind == "grib":
+            given.pop("group", None)
+            return _open_grib(path, given)
+        given = {name: value for name, value in given.items() if name not in _GRIB_OPTIONS}
+        target: Any = path
+        if kind == "netcdf":
+            check_netcdf_file(path)
+            given = {"engine": "netcdf4", "cache": False, **given}
+        elif kind == "zarr":
+            target, is_consolidated = check_zarr_store(path, str(given.get("group") or ""))
+            given = {"engine": "zarr", "consolidated": is_consolidated, **given}
+        dataset = _decoded(target, given)
+        if not dataset.variables:
+            _refuse_empty(path, target, given)
+        if kind == "zarr" and not given["consolidated"]:
+            # The library lists the arrays of a folder in the order in which their metadata happen to arrive.
+            dataset = dataset[sorted(dataset.variables, key=str)]
+        dataset.encoding.setdefault("source", str(path))
+        return [dataset]
+
+
+def _kind_of(path: Path) -> str:
+    """`zarr`, `grib` or `netcdf`, by the first bytes of a file rather than by its name."""
+    if path.is_dir():
+        if not any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zmetadata")):
+            raise DataError(f"{path} is a folder but no Zarr group: name a file, a Zarr store or a pattern of files")
+        return "zarr"
+    if not path.is_file() or path.suffix.lower() in _NETCDF_ENDINGS:
+        return "netcdf"
+    with path.open("rb") as file:
+        start = file.read(8)
+    if start[:4] == b"GRIB" or path.suffix.lower() in _GRIB_ENDINGS:
+        return "grib"
+    if start[:4] == b"PK\x03\x04":
+        return "zarr"
+    if start[:3] == b"CDF" or start[1:4] == b"HDF" or not start:
+        return "netcdf"
+    raise DataError(
+        f"{path} is neither NetCDF nor GRIB nor Zarr: it begins with {start!r}; convert it to NetCDF, or name the "
+        "engine of xarray that reads it (open_options={'engine': ...}, --open engine=...)"
+    )
+
+
+def _decoded(target: Any, options: dict[str, Any]) -> xr.Dataset:
+    """Opens a data set; times that xarray does not decode are decoded here."""
+    xr = import_xarray()
+    try:
+        return xr.open_dataset(target, **options)
+    except OSError as error:
+        if "group not found" in str(error):
+            raise DataError(f"{target} has no group {options['group']!r}") from error
+        raise
+    except (ValueError, OverflowError) as error:
+        if "decode_times" in options or "decode" not in str(error) or "time" not in str(error):
+            raise
+        return decode_times(xr.open_dataset(target, decode_times=False, **options))
+
+
+def _refuse_empty(path: Path, target: Any, options: Mapping[str, Any]) -> None:
+    """Refuses a group without variables, with the names of the groups that have some."""
+    found = import_xarray().open_groups(target, **{name: value for name, value in options.items() if name != "group"})
+    groups = [name for name, dataset in found.items() if dataset.data_vars]
+    if groups:
+        raise DataError(
+            f"{path} has its variables in the groups {', '.join(groups)}: name one of them "
+            f"(open_options={{'group': {groups[0]!r}}}, --open group={groups[0]})"
+        )
+
+
+def _open_grib(path: Path, options: dict[str, Any]) -> list[xr.Dataset]:
+    import_cfgrib()
+    import cfgrib
+
+    check_grib_file(path)
+    chunks = options.pop("chunks")
+    # No index beside the file: it would be written there, and one that is there is a pickle, which can hold code.
+    given = {"indexpath": "", "errors": "raise", **options, "engine": "cfgrib"}
+    try:
+        cubes = [import_xarray().open_dataset(path, **given)]
+    except cfgrib.DatasetBuildError:
+        own = {name: given.pop(name) for name in (*_GRIB_OPTIONS, "errors") if name in given}
+        with warnings.catch_warnings():
+            # Of the way in which cfgrib itself merges data sets.
+            warnings.simplefilter("ignore", FutureWarning)
+            cubes = cfgrib.open_datasets(str(path), backend_kwargs=own, **{**given, "decode_timedelta": False})
+    return cubes if chunks is None else [cube.chunk(chunks) for cube in cubes]
+
+
+def _merge_cubes(cubes: list[xr.Dataset], path: Path, variables: Sequence[str] | None) -> xr.Dataset:
+    """Fields of a GRIB file on several kinds of levels, or at several steps, as one data set.
+
+    Raises:
+        DataError: If they do not fit together, with the keys that choose some of them.
+    """
+    names = [f"part {number} of {path}" for number in range(1, len(cubes) + 1)]
+    parts = {
+        name: cube
+        for name, cube in zip(names, cubes, strict=True)
+        if variables is None or any(wanted in cube for wanted in variables)
+    }
+    try:
+        return _join(parts or dict(zip(names, cubes, strict=True)), str(path), variables)
+    except DataError as error:
+        kinds = {
+            f"{name} on {array.attrs.get('GRIB_typeOfLevel', '?')} ({array.attrs.get('GRIB_stepType', '?')})"
+            for cube in parts.values()
+            for name, array in cube.data_vars.items()
+        }
+        listed = ", ".join(sorted(kinds)[:12]) + (f" and {len(kinds) - 12} more" if len(kinds) > 12 else "")
+        raise DataError(
+            f"{path} holds {listed}, which do not make one data set ({error}): choose some of them, for example by "
+            "open_options={'filter_by_keys': {'typeOfLevel': 'surface'}}, "
+            """--open 'filter_by_keys={"typeOfLevel": "surface"}'"""
+        ) from error
+
+
+def _has_dask() -> bool:
+    try:
+        import dask.array  # noqa: F401
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def import_xarray() -> ModuleType:
+    """The package xarray, which is not among the core's dependencies."""
+    with naming_extras("reading gridded data"):
+        import xarray as xr
+    return xr
+
+
+def import_cfgrib() -> None:
+    """Imports cfgrib, or raises an error that names its extra."""
+    try:
+        with naming_extras("reading GRIB"):
+            import cfgrib  # noqa: F401
+    except RuntimeError as error:
+        raise missing_package("reading GRIB", "eccodes") from error
+
+
+def open_netcdf(path: Path) -> xr.Dataset:
+    """Checks and opens one NetCDF file of any format; values stay on disk until they are asked for."""
+    check_netcdf_file(path)
+    return import_xarray().open_dataset(path, engine="netcdf4", cache=False, decode_timedelta=False)
+
+
+@contextmanager
+def damage_as_data_error(path: Path, what: str = "it") -> Iterator[None]:
+    """Turns what the reading libraries raise into a DataError that names the file."""
+    try:
+        with warnings.catch_warnings():
+            # Of doubtful dates and fill values: dates are checked here by their values, and NaNs are counted.
+            warnings.simplefilter("ignore", import_xarray().SerializationWarning)
+            yield
+    except (SmoeError, ModuleNotFoundError):
+        raise
+    except PermissionError:
+        raise DataError(f"{path} may not be read by this user") from None
+    except FileNotFoundError as error:
+        raise DataError(f"{path} {'does not exist' if not path.exists() else f'lacks a part ({error})'}") from None
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, NotImplementedError) as error:
+        raise DataError(
+            f"{path}: {what} cannot be decoded ({' '.join(str(error).split())}); give other arguments of "
+            "xarray.open_dataset (open_options, --open), or correct the file"
+        ) from error
+    except Exception as error:
+        # Each codec behind NetCDF and Zarr has errors of its own, down to RuntimeError and zlib.error.
+        raise DataError(
+            f"{path}: {what} cannot be read, the file is damaged or incomplete ({' '.join(str(error).split())}); copy "
+            "or download it again"
+        ) from error
+
+
+class OpenFiles:
+    """The files used last stay open, for a year's channels come from few files.
+
+    Args:
+        open_file: Checks a file and opens it.
+        capacity: How many stay open.
+    """
+
+    def __init__(self, open_file: Callable[[Path], xr.Dataset], capacity: int = 12):
+        self._open_file = open_file
+        self._capacity = capacity
+        self._open: OrderedDict[Path, xr.Dataset] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, path: Path) -> xr.Dataset:
+        """The file's data set; nothing but its coordinates is read. Threads may call it."""
+        with self._lock:
+            if path in self._open:
+                self._open.move_to_end(path)
+                return self._open[path]
+            with damage_as_data_error(path):
+                dataset = self._open_file(path)
+            while len(self._open) >= self._capacity:
+                # Not closed here, for another thread may read it: xarray closes a file that nothing refers to.
+                self._open.popitem(last=False)
+            self._open[path] = dataset
+            return dataset
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the files that are open: another process opens its own."""
+        return {"_open_file": self._open_file, "_capacity": self._capacity}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_open_file"], state["_capacity"])
+
+    def close(self) -> None:
+        """Closes all of them."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+def _join(named: dict[str, xr.Dataset], where: str, variables: Sequence[str] | None) -> xr.Dataset:
+    """Parts with the same fields follow each other in time; others are merged."""
+    if len(named) == 1:
+        return next(iter(named.values()))
+    groups: dict[frozenset[str], dict[str, xr.Dataset]] = {}
+    for name, part in named.items():
+        if variables is not None and any(wanted in part for wanted in variables):
+            part = part.drop_vars([field for field in field_names(part) if field not in variables])
+        groups.setdefault(frozenset(field_names(part) or series_names(part)), {})[name] = part
+    for (fields, parts), (others, other_parts) in itertools.combinations(groups.items(), 2):
+        if fields & others:
+            more, fewer = (parts, other_parts) if fields - others else (other_parts, parts)
+            extra = min((fields - others) or (others - fields))
+            raise DataError(
+                f"{next(iter(more))} and {next(iter(fewer))} both have {min(fields & others)!r}, but {extra!r} is in "
+                "the first only: rename one of them, or name the variables to use (input_variables, --input-variables)"
+            )
+    return _merge([_follow(group, where) for group in groups.values()], where)
+
+
+def _merge(parts: Sequence[xr.Dataset], where: str) -> xr.Dataset:
     """Merges data sets with different variables; `encoding["notes"]` has what a user should know of it.
 
     Rows and columns get the order of the first data set. Of the times, those that all data sets have are kept. A data
-    set of one time beside others of many is static: its time is dropped.
-
-    Args:
-        parts: Data sets; variables that lie on no grid, such as bounds, are left out.
-        where: Name of the data in errors.
+    set of one time beside others of many is static: its time is dropped. Variables that lie on no grid, such as bounds,
+    are left out, but for those of time alone.
 
     Raises:
         DataError: If grids or calendars differ, or no time is common.
@@ -46,25 +362,46 @@ def merge_parts(parts: Sequence[xr.Dataset], where: str) -> xr.Dataset:
     xr = import_xarray()
     if len(parts) == 1:
         return parts[0]
-    sources = _without_single_times([FieldSource(part, where=where) for part in parts], where)
+    sources = _without_single_times([FieldSource(part, where=where) for part in parts if field_names(part)], where)
+    if not sources:
+        raise DataError(f"{where} has no variable on a grid")
     like = sources[0]
-    parts = [_fields_alone(like), *(_fields_alone(source, like) for source in sources[1:])]
-    notes = [note for source in sources for note in source.notes]
-    parts = _at_common_times(parts, sources, where, notes)
+    dated = [(_fields_alone(source, like), source.axes.time, source.labels) for source in sources]
+    for part in parts:
+        if not field_names(part) and (names := series_names(part)):
+            time = str(part[names[0]].dims[0])
+            dated.append((part[names], time, read_times(part[time].values, f"{time} of {where}")))
+    notes = [
+        note for part in parts for note in (*part.encoding.get("notes", ()), *left_out(part, where, series_names(part)))
+    ]
     try:
-        merged = xr.merge(_without_differing_scalars(parts), join="exact", combine_attrs="drop_conflicts")
+        merged = xr.merge(
+            _without_differing_scalars(_at_common_times(dated, where, notes)),
+            join="exact",
+            combine_attrs="drop_conflicts",
+        )
     except ValueError as error:
+        if isinstance(error, SmoeError):
+            raise
         raise DataError(f"the parts of {where} do not fit together ({' '.join(str(error).split())})") from error
     merged.encoding["notes"] = tuple(notes)
     return merged
 
 
-def turned(source: FieldSource, like: FieldSource) -> xr.Dataset:
-    """A data set whose rows and columns have the order and the coordinates of another one of the same grid.
+def _fields_alone(source: FieldSource, like: FieldSource) -> xr.Dataset:
+    """The variables on the grid, those of time alone, and what maps the grid."""
+    dataset = source.dataset if source is like else _turned(source, like)
+    names = [
+        *source.variable_axes,
+        *(each for each in series_names(dataset) if dataset[each].dims[0] == source.axes.time),
+    ]
+    mappings = {dataset[n].attrs.get("grid_mapping") or dataset[n].encoding.get("grid_mapping") for n in names}
+    chosen = dataset[[*names, *(name for name in mappings if name in dataset.data_vars)]]
+    return with_mesh_of(chosen, dataset)
 
-    Raises:
-        DataError: If the grids differ.
-    """
+
+def _turned(source: FieldSource, like: FieldSource) -> xr.Dataset:
+    """A data set whose rows and columns have the order and the coordinates of another one of the same grid."""
     difference = like.grid.difference(source.grid)
     if difference is not None:
         raise DataError(f"two parts of {source.where} are on different grids, {difference}: regrid one of them first")
@@ -74,29 +411,13 @@ def turned(source: FieldSource, like: FieldSource) -> xr.Dataset:
         if ours != theirs or ours not in dataset.indexes or dataset.indexes[ours].equals(like.dataset.indexes[ours]):
             continue
         order, wanted = (getattr(each.orientation, f"{role}_order") for each in (source, like))
-        dataset = dataset.isel({ours: _positions(order[np.argsort(wanted)])})
         # Files round their coordinates differently.
-        dataset = dataset.assign_coords({ours: like.dataset[ours]})
+        dataset = dataset.isel({ours: as_slice(order[np.argsort(wanted)])}).assign_coords({ours: like.dataset[ours]})
     return with_mesh_of(dataset, like.dataset)
 
 
-def _fields_alone(source: FieldSource, like: FieldSource | None = None) -> xr.Dataset:
-    """The variables on the grid and what maps it."""
-    dataset = source.dataset if like is None else turned(source, like)
-    names = list(source.variable_axes)
-    mappings = {dataset[n].attrs.get("grid_mapping") or dataset[n].encoding.get("grid_mapping") for n in names}
-    chosen = dataset[[*names, *(name for name in mappings if name in dataset.data_vars)]]
-    return with_mesh_of(chosen, dataset)
-
-
-def _positions(order: np.ndarray) -> slice | np.ndarray:
-    """An order as a slice where it is one: readers turn rows by a slice without a copy."""
-    reversed_order = np.arange(len(order))[::-1]
-    return slice(None, None, -1) if np.array_equal(order, reversed_order) else as_slice(order)
-
-
 def _without_single_times(sources: list[FieldSource], where: str) -> list[FieldSource]:
-    most = max(0 if source.labels is None else len(source.labels) for source in sources)
+    most = max((0 if source.labels is None else len(source.labels) for source in sources), default=0)
     return [
         FieldSource(source.dataset.isel({source.axes.time: 0}, drop=True), where=where)
         if source.labels is not None and source.lead_times is None and len(source.labels) == 1 < most
@@ -106,35 +427,36 @@ def _without_single_times(sources: list[FieldSource], where: str) -> list[FieldS
 
 
 def _at_common_times(
-    parts: list[xr.Dataset], sources: list[FieldSource], where: str, notes: list[str]
+    parts: Sequence[tuple[xr.Dataset, str | None, TimeLabels | None]], where: str, notes: list[str]
 ) -> list[xr.Dataset]:
-    dated = [(number, source) for number, source in enumerate(sources) if source.labels is not None]
-    labels: list[TimeLabels] = [source.labels for _, source in dated if source.labels is not None]
-    if len({each.calendar for each in labels}) > 1:
-        raise DataError(f"the parts of {where} are in the calendars {', '.join(each.calendar for each in labels)}")
-    if len(labels) < 2:
-        return parts
-    common = reduce(np.intersect1d, [each.seconds for each in labels])
+    """Data sets at the times that all of those have that have times at all."""
+    all_labels = [labels for _, _, labels in parts if labels is not None]
+    if len({each.calendar for each in all_labels}) > 1:
+        raise DataError(f"the parts of {where} are in the calendars {', '.join(each.calendar for each in all_labels)}")
+    if len(all_labels) < 2:
+        return [part for part, _, _ in parts]
+    common = reduce(np.intersect1d, [each.seconds for each in all_labels])
     if not len(common):
         spans = " and ".join(f"{each.text(int(each.seconds.min()))} to {each.text(int(each.seconds.max()))}"
-                             for each in labels)  # fmt: skip
+                             for each in all_labels)  # fmt: skip
         raise DataError(f"the parts of {where} have no time in common: they lie from {spans}")
-    if len(common) < max(map(len, labels)):
-        numbers = ", ".join(str(len(each)) for each in labels)
+    if len(common) < max(map(len, all_labels)):
+        numbers = ", ".join(str(len(each)) for each in all_labels)
         notes.append(f"the parts of {where} have {numbers} times, of which the {len(common)} that all have are used")
-    parts = list(parts)
-    first: Any = None
-    for (number, source), each in zip(dated, labels, strict=True):
-        time = source.axes.time
-        assert time is not None
-        order = np.argsort(each.seconds, kind="stable")
-        part = parts[number].isel({time: as_slice(order[np.searchsorted(each.seconds[order], common)])})
-        first = part if first is None else first
-        name = dated[0][1].axes.time
-        if time == name and time in part.indexes and not part.indexes[time].equals(first.indexes[time]):
-            part = part.assign_coords({time: first[time]})
-        parts[number] = part
-    return parts
+    chosen: list[xr.Dataset] = []
+    first: tuple[str, xr.Dataset] | None = None
+    for part, time, labels in parts:
+        if labels is not None and time is not None:
+            order = np.argsort(labels.seconds, kind="stable")
+            part = part.isel({time: as_slice(order[np.searchsorted(labels.seconds[order], common)])})
+            if first is None:
+                first = time, part
+            elif time == first[0] and time in part.indexes:
+                part = part.assign_coords({time: first[1][time]})
+            elif time != first[0] and set(part.dims) == {time}:
+                part = part.drop_vars(time).rename({time: first[0]}).assign_coords({first[0]: first[1][first[0]]})
+        chosen.append(part)
+    return chosen
 
 
 def _without_differing_scalars(parts: list[xr.Dataset]) -> list[xr.Dataset]:
@@ -148,104 +470,22 @@ def _without_differing_scalars(parts: list[xr.Dataset]) -> list[xr.Dataset]:
     return [part.drop_vars(differing, errors="ignore") for part in parts]
 
 
-Data = Any
-"""A `xarray.Dataset` or `DataArray`, a path or pattern of paths, or several of these, which are merged."""
-
-
-def open_fields(
-    data: Data, where: str = "inputs", location: Location | None = None, variables: Sequence[str] | None = None
-) -> xr.Dataset:
-    """Opens data without reading more than their coordinates.
-
-    Fields on a mesh, of UGRID or HEALPix, become a grid of one row with the mesh in its coordinates.
-
-    Args:
-        data: A data set, an array with a name, a path such as `inputs.zarr` or `t2m_*.nc`, or a list of these: those
-            with the same variables follow each other in time, others are merged.
-        where: Name of the data in errors.
-        location: Whether fields on the points or on the faces of a mesh are used, where it has both.
-        variables: Variables that will be used: where there are several parts, others need not fit together.
-
-    Raises:
-        DataError: If a file is missing, damaged or of an unknown kind, or the parts do not fit together.
-    """
-    xr = import_xarray()
-    if isinstance(data, xr.Dataset):
-        return with_pixel_coordinates(_without_mesh(data, where, location))
-    if isinstance(data, xr.DataArray):
-        if data.name is None:
-            raise DataError(f"{where} is a DataArray without a name: give it one by .rename('t2m')")
-        return with_pixel_coordinates(data.to_dataset())
-    if isinstance(data, (str, Path)):
-        return _open_path(str(data), where, location, variables)
-    if isinstance(data, Sequence):
-        if not data:
-            raise DataError(f"{where} names no data")
-        names = [
-            str(part) if isinstance(part, (str, Path)) else f"part {n} of {where}" for n, part in enumerate(data, 1)
-        ]
-        for name in names:
-            if names.count(name) > 1:
-                raise DataError(f"{where} names {name} twice")
-        parts = [open_fields(part, where, location, variables) for part in data]
-        return _join(dict(zip(names, parts, strict=True)), where, variables)
-    raise DataError(f"{where} must be an xarray object or a path, got {type(data).__name__}")
-
-
-def _open_path(text: str, where: str, location: Location | None, variables: Sequence[str] | None) -> xr.Dataset:
-    paths = [Path(text)]
-    if not paths[0].exists() and glob.has_magic(text):
-        paths = [Path(found) for found in sorted(glob.glob(text))]
-        if not paths:
-            raise DataError(f"no file matches {text!r}, which {where} names")
-    parts = {str(path): with_pixel_coordinates(_without_mesh(_open_one(path), str(path), location)) for path in paths}
-    return _join(parts, repr(text), variables)
-
-
-def _without_mesh(dataset: xr.Dataset, where: str, location: Location | None) -> xr.Dataset:
-    """Fields on a mesh as a row of nodes; other data sets as they are."""
-    if is_row_of_nodes(dataset) or not is_mesh(dataset):
-        return dataset
-    try:
-        return as_row_of_nodes(dataset, location)
-    except DataError as error:
-        raise DataError(f"{where}: {error}") from error
-
-
-def _join(named: dict[str, xr.Dataset], where: str, variables: Sequence[str] | None) -> xr.Dataset:
-    """Parts with the same fields follow each other in time; others are merged."""
-    if len(named) == 1:
-        return next(iter(named.values()))
-    groups: dict[frozenset[str], dict[str, xr.Dataset]] = {}
-    for name, part in named.items():
-        if variables is not None and any(wanted in part for wanted in variables):
-            part = part.drop_vars([field for field in field_names(part) if field not in variables])
-        groups.setdefault(frozenset(field_names(part)), {})[name] = part
-    for (fields, parts), (others, other_parts) in itertools.combinations(groups.items(), 2):
-        if fields & others:
-            more, fewer = (parts, other_parts) if fields - others else (other_parts, parts)
-            extra = min((fields - others) or (others - fields))
-            raise DataError(
-                f"{next(iter(more))} and {next(iter(fewer))} both have {min(fields & others)!r}, but {extra!r} is in "
-                "the first only: rename one of them, or name the variables to use (input_variables, --input-variables)"
-            )
-    return merge_parts([_follow(group, where) for group in groups.values()], where)
-
-
 def _follow(named: dict[str, xr.Dataset], where: str) -> xr.Dataset:
     """Data sets that follow each other in time, along a dimension or with a single time each."""
     xr = import_xarray()
     if len(named) == 1:
         return next(iter(named.values()))
-    sources = [FieldSource(part, where=where) for part in named.values()]
-    like = sources[0]
-    time = like.axes.time or _scalar_time(like.dataset)
+    first, *others = named.values()
+    like = FieldSource(first, where=where)
+    sources = [like, *(FieldSource(part, where=where, like=like.channels) for part in others)]
+    scalars = [str(name) for name, each in like.dataset.coords.items() if each.ndim == 0 and each.dtype.kind in "MO"]
+    time = like.axes.time or (scalars[0] if len(scalars) == 1 else None)
     if time is None:
         raise DataError(
             f"{len(named)} parts of {where} have the same variables but no time: name one of them, or add their times"
         )
     _check_following(dict(zip(named, sources, strict=True)), time)
-    parts = [like.dataset, *(turned(source, like) for source in sources[1:])]
+    parts = [like.dataset, *(_turned(source, like) for source in sources[1:])]
     if like.axes.time is None:
         parts = [part.expand_dims(time) for part in parts]
     try:
@@ -298,163 +538,3 @@ def _check_following(sources: dict[str, FieldSource], time: str) -> None:
                     "rename one of them, or drop the times of one"
                 )
             seen[seconds] = name
-
-
-def _scalar_time(dataset: xr.Dataset) -> str | None:
-    names = [str(name) for name, each in dataset.coords.items() if each.ndim == 0 and each.dtype.kind in "MO"]
-    return names[0] if len(names) == 1 else None
-
-
-def _open_one(path: Path) -> xr.Dataset:
-    xr = import_xarray()
-    chunks = {} if _has_dask() else None
-    if not path.exists():
-        raise DataError(f"{path} does not exist")
-    if path.suffix.lower() in MESHIO_SUFFIXES:
-        raise DataError(f"{path} holds no dates: write its series in time as UGRID NetCDF (docs/geometries.md)")
-    with damage_as_data_error(path):
-        if path.is_dir():
-            if not any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zmetadata")):
-                raise DataError(
-                    f"{path} is a folder but no Zarr group: name a file, a Zarr store or a pattern of files"
-                )
-            _check_zarr(path)
-            is_consolidated = _is_consolidated(path)
-            dataset = xr.open_zarr(path, chunks=chunks, decode_timedelta=False, consolidated=is_consolidated)
-            # The library lists the arrays of a folder in the order in which their metadata happen to arrive.
-            return dataset if is_consolidated else dataset[sorted(dataset.variables, key=str)]
-        if path.suffix in GRIB_ENDINGS:
-            return open_grib(path) if chunks is None else open_grib(path).chunk(chunks)
-        check_netcdf_file(path)
-        return xr.open_dataset(path, engine="netcdf4", chunks=chunks, cache=False, decode_timedelta=False)
-
-
-def _check_zarr(path: Path) -> None:
-    import zarr
-
-    check_zarr_coordinates(path)
-    group = zarr.open_group(path, mode="r")
-    for name, array in group.arrays():
-        if len(array.shape) >= 2:
-            check_zarr_array(path, name, may_have_mask=True)
-
-
-def _is_consolidated(path: Path) -> bool:
-    # Otherwise xarray warns that it must look for the metadata of each array.
-    if (path / ".zmetadata").exists():
-        return True
-    try:
-        return "consolidated_metadata" in json.loads((path / "zarr.json").read_text())
-    except (OSError, json.JSONDecodeError):
-        return False
-
-
-def _has_dask() -> bool:
-    try:
-        import dask.array  # noqa: F401
-    except ModuleNotFoundError:
-        return False
-    return True
-
-
-class OpenFiles:
-    """The files used last stay open, for a year's channels come from few files.
-
-    Args:
-        open_file: Checks a file and opens it.
-        capacity: How many stay open.
-    """
-
-    def __init__(self, open_file: Callable[[Path], xr.Dataset], capacity: int = 12):
-        self._open_file = open_file
-        self._capacity = capacity
-        self._open: OrderedDict[Path, xr.Dataset] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, path: Path) -> xr.Dataset:
-        """The file's data set; nothing but its coordinates is read. Threads may call it."""
-        with self._lock:
-            if path in self._open:
-                self._open.move_to_end(path)
-                return self._open[path]
-            with damage_as_data_error(path):
-                dataset = self._open_file(path)
-            while len(self._open) >= self._capacity:
-                # Not closed here, for another thread may read it: xarray closes a file that nothing refers to.
-                self._open.popitem(last=False)
-            self._open[path] = dataset
-            return dataset
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the files that are open: another process opens its own."""
-        return {"_open_file": self._open_file, "_capacity": self._capacity}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_open_file"], state["_capacity"])
-
-    def close(self) -> None:
-        """Closes all of them."""
-        while self._open:
-            self._open.popitem()[1].close()
-
-
-@contextmanager
-def damage_as_data_error(path: Path, what: str = "it") -> Iterator[None]:
-    """Turns what the reading libraries raise into a DataError that names the file."""
-    try:
-        with warnings.catch_warnings():
-            # Of doubtful dates and fill values: dates are checked here by their values, and NaNs are counted.
-            warnings.simplefilter("ignore", import_xarray().SerializationWarning)
-            yield
-    except (DataError, ModuleNotFoundError):
-        raise
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist") from None
-    except PermissionError:
-        raise DataError(f"{path} may not be read by this user") from None
-    except Exception as error:
-        # Each codec behind NetCDF and Zarr has errors of its own, down to RuntimeError and zlib.error.
-        raise DataError(
-            f"{path}: {what} cannot be read, the file is damaged or incomplete ({error}); copy or download it again"
-        ) from error
-
-
-def open_netcdf(path: Path) -> xr.Dataset:
-    """Checks and opens one NetCDF file of any format; values stay on disk until they are asked for."""
-    check_netcdf_file(path)
-    return import_xarray().open_dataset(path, engine="netcdf4", cache=False, decode_timedelta=False)
-
-
-def import_xarray() -> ModuleType:
-    """The package xarray, which is not among the core's dependencies."""
-    with naming_extras("reading gridded data"):
-        import xarray as xr
-    return xr
-
-
-GRIB_ENDINGS = (".grib", ".grib2", ".grb", ".grb2")
-
-
-def import_cfgrib() -> None:
-    """Imports cfgrib, or raises an error that names its extra."""
-    try:
-        with naming_extras("reading GRIB"):
-            import cfgrib  # noqa: F401
-    except RuntimeError as error:
-        raise missing_package("reading GRIB", "eccodes") from error
-
-
-def open_grib(path: Path) -> xr.Dataset:
-    """Opens a GRIB file; values are read when they are asked for.
-
-    Raises:
-        DataError: If the file is damaged.
-        MissingPackageError: If cfgrib is not installed.
-    """
-    import_cfgrib()
-    with damage_as_data_error(path):
-        check_grib_file(path)
-        # No index beside the file: it would be written there, and one that is there is a pickle, which can hold code.
-        return import_xarray().open_dataset(
-            path, engine="cfgrib", decode_timedelta=False, backend_kwargs={"indexpath": "", "errors": "raise"}
-        )

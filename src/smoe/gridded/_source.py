@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smoe.errors import DataError, suggest
-from smoe.gridded._axes import Axes, find_axes, scalar_level
+from smoe.gridded._axes import Axes, find_axes, level_values, scalar_level
 from smoe.gridded._grids import HorizontalGrid, Orientation, read_grid, read_node_grid, read_pole
 from smoe.gridded._regrid import Interpolation, make_regridding
 from smoe.gridded._times import TimeLabels, read_lead_times, read_times
@@ -75,7 +75,7 @@ class Channel:
     Attributes:
         variable: Name of the variable.
         units: Units as the file gives them, or an empty text.
-        level: Value of the level; None for a variable without levels.
+        level: Value of the level, pressures in hPa; None for a variable without levels.
         standard_name: CF standard name, or an empty text.
         is_static: Whether the field is the same at all times.
         selected_level: Level that a variable without levels was selected at, from a scalar coordinate.
@@ -103,9 +103,11 @@ class FieldSource:
         dataset: Data set; chunked variables are read chunk by chunk.
         variables: Variables to use; all that lie on the grid if None.
         where: Name of the data in errors, such as `inputs`.
+        with_series: Use variables of time alone too, as the last channels, with the same value at all pixels.
+        like: Channels whose levels are chosen, in their order.
 
     Attributes:
-        channels: Channels in their order: variables as in the file, levels as in the file.
+        channels: Channels in their order: variables as in the file, levels as in the file or in `like`.
         grid: Grid of all of them.
         orientation: Order of rows and columns in the file.
         labels: Times; None if nothing depends on time.
@@ -115,32 +117,67 @@ class FieldSource:
         num_invalid: Number of values read that lie outside of the valid range that a variable declares.
     """
 
-    def __init__(self, dataset: xr.Dataset, variables: Sequence[str] | None = None, where: str = "inputs") -> None:
+    def __init__(
+        self,
+        dataset: xr.Dataset,
+        variables: Sequence[str] | None = None,
+        where: str = "inputs",
+        *,
+        with_series: bool = False,
+        like: Sequence[Channel] | None = None,
+    ) -> None:
         self.dataset, self.where = dataset, where
         names = list(variables) if variables is not None else field_names(dataset)
         self.notes: tuple[str, ...] = dataset.encoding.get("notes", ())
-        if variables is not None:
-            for name in names:
-                _check_field(dataset, name, where)
-        elif not names:
+        may_be_series = [name for name in names if with_series and _is_series(dataset, name)]
+        names = [name for name in names if name not in may_be_series]
+        for name in names if variables is not None else ():
+            _check_field(dataset, name, where)
+        if not names:
             raise DataError(
                 f"{where} has no variable on a grid: it holds {', '.join(map(str, dataset.variables)) or 'nothing'}"
             )
-        else:
-            self.notes += _left_out(dataset, where)
         found = {name: self._find_axes(name, may_leave_out=variables is None and len(names) > 1) for name in names}
         self.variable_axes: dict[str, Axes] = found
         richest = max(names, key=lambda name: dataset[name].ndim)
         self.axes = found[richest]
+        if variables is None and with_series:
+            may_be_series = [name for name in series_names(dataset) if dataset[name].dims == (self.axes.time,)]
+        for name in may_be_series:
+            if dataset[name].dims != (self.axes.time,):
+                _check_field(dataset, name, where)
+        self._series = may_be_series
+        if variables is None:
+            self.notes += left_out(dataset, where, self._series)
+        if self._series:
+            self.notes += (f"variables of {where} of time alone are the same at all pixels: {', '.join(self._series)}",)
+        if like is not None:
+            self._order_levels(like)
         self.grid, self.orientation = self._one_grid(found)
         self._file_shape = self.grid.shape
         self._regridding: Interpolation | None = None
-        self.channels = tuple(channel for name in names for channel in self._channels(name))
+        channels = [channel for name in names for channel in self._channels(name)]
+        self.channels = (*channels, *(_describe(self.dataset[name], is_static=False) for name in self._series))
         self.labels, self.lead_times = self._times()
         self._static: dict[str, np.ndarray] = {}
-        ranges = {name: valid_range(dataset[name]) for name in names}
+        ranges = {name: valid_range(self.dataset[name]) for name in names}
         self.valid_ranges = {name: bounds for name, bounds in ranges.items() if bounds is not None}
         self.num_invalid: dict[str, int] = {}
+
+    def _order_levels(self, like: Sequence[Channel]) -> None:
+        """Chooses the levels that channels have, in their order, by their values in hPa or metres."""
+        for name, axes in self.variable_axes.items():
+            wanted = [channel.level for channel in like if channel.variable == name and channel.level is not None]
+            if axes.level is None or not wanted:
+                continue
+            levels = self._levels(name, axes.level).tolist()
+            for level in wanted:
+                if level not in levels:
+                    there = ", ".join(f"{each:g}" for each in levels)
+                    raise DataError(f"{name} of {self.where} has no level {level:g}, but {there}")
+            order = np.asarray([levels.index(level) for level in wanted])
+            if not np.array_equal(order, np.arange(self.dataset.sizes[axes.level])):
+                self.dataset = self.dataset.isel({axes.level: as_slice(order)})
 
     def _find_axes(self, name: str, *, may_leave_out: bool) -> Axes:
         try:
@@ -200,6 +237,11 @@ class FieldSource:
             else:
                 fields = self._as_channels(loaded.pop(name), name, axes)
                 parts.append(_in_order_of(fields, positions, num_leads, has_leads=axes.lead is not None))
+        chosen = as_slice(np.unique(positions // num_leads))
+        series = {name: self.dataset[name].isel({self.axes.time: chosen}) for name in self._series}
+        for values in load_arrays(series, self.where).values():
+            planes = np.broadcast_to(values.reshape(-1, 1, 1, 1), (len(values), 1, *self._file_shape))
+            parts.append(_in_order_of(planes, positions, num_leads, has_leads=False))
         # A copy in any case: callers may change what they get, and it may be the user's own array.
         output = np.concatenate(parts, axis=1, dtype=np.float32)
         return output if self._regridding is None else self._regridding(output)
@@ -274,20 +316,20 @@ class FieldSource:
 
     def _channels(self, name: str) -> list[Channel]:
         array, axes = self.dataset[name], self.variable_axes[name]
-        common: dict[str, Any] = {
-            "units": str(array.attrs.get("units", "")),
-            "standard_name": str(array.attrs.get("standard_name", "")),
-            "is_static": axes.time is None,
-        }
+        channel = _describe(array, is_static=axes.time is None)
         if axes.level is None:
-            return [Channel(name, **common, selected_level=scalar_level(array))]
-        has_values = axes.level in array.coords and array[axes.level].dtype.kind in "iuf"
-        levels = np.asarray(array[axes.level].values if has_values else np.arange(array.sizes[axes.level]), np.float64)
+            return [replace(channel, selected_level=scalar_level(array))]
+        levels = self._levels(name, axes.level)
         if len(np.unique(levels)) < len(levels):
             raise DataError(
                 f"{name} of {self.where} holds a level twice: {', '.join(f'{level:g}' for level in levels)}"
             )
-        return [Channel(name, level=float(level), **common) for level in levels]
+        return [replace(channel, level=float(level)) for level in levels]
+
+    def _levels(self, name: str, dimension: str) -> np.ndarray:
+        array = self.dataset[name]
+        has_values = dimension in array.coords and array[dimension].dtype.kind in "iuf"
+        return level_values(array[dimension]) if has_values else np.arange(array.sizes[dimension], dtype=np.float64)
 
     def _times(self) -> tuple[TimeLabels | None, np.ndarray | None]:
         labels: TimeLabels | None = None
@@ -305,7 +347,7 @@ class FieldSource:
             leads = None
             if axes.lead_coordinate is not None:
                 coordinate = self.dataset[name][axes.lead_coordinate]
-                leads = read_lead_times(coordinate.values, str(coordinate.attrs.get("units", "")), where)
+                leads = read_lead_times(coordinate.values, str(coordinate.attrs.get("units", "")), where, found)
             if labels is None:
                 labels, lead_times, first = found, leads, name
             elif not (
@@ -350,12 +392,37 @@ def _is_aside(name: object, array: xr.DataArray) -> bool:
     return str(name) in texts or lowered.startswith(("bounds_", "bnds_")) or lowered.endswith(("_bnds", "_bounds"))
 
 
-def _left_out(dataset: xr.Dataset, where: str) -> tuple[str, ...]:
-    """A line that names variables that are no fields; those of a single number map the grid, mostly."""
+def left_out(dataset: xr.Dataset, where: str, series: Sequence[str]) -> tuple[str, ...]:
+    """A line that names variables that are neither fields nor series; those of a single number map the grid, mostly."""
     found = {str(name): _reason(array) for name, array in dataset.data_vars.items() if array.ndim}
-    named = [f"{name} ({reason})" for name, reason in found.items() if reason and not _is_aside(name, dataset[name])]
+    named = [
+        f"{name} ({reason})"
+        for name, reason in found.items()
+        if reason and name not in series and not _is_aside(name, dataset[name])
+    ]
     more = f" and {len(named) - 8} more" if len(named) > 8 else ""
     return (f"variables of {where} that are left out: {', '.join(named[:8])}{more}",) if named else ()
+
+
+def series_names(dataset: xr.Dataset) -> list[str]:
+    """Names of the variables of time alone: floating numbers along one dimension that has dates."""
+    return [
+        str(name)
+        for name, array in dataset.data_vars.items()
+        if array.dtype.kind == "f"
+        and _is_series(dataset, str(name))
+        and not _is_aside(name, array)
+        and any(each.dims == array.dims and each.dtype.kind in "MO" for each in array.coords.values())
+    ]
+
+
+def _is_series(dataset: xr.Dataset, name: str) -> bool:
+    return name in dataset.data_vars and dataset[name].ndim == 1 and dataset[name].dtype.kind in "iufb"
+
+
+def _describe(array: xr.DataArray, *, is_static: bool) -> Channel:
+    units, standard_name = (str(array.attrs.get(each, "")) for each in ("units", "standard_name"))
+    return Channel(str(array.name), units, standard_name=standard_name, is_static=is_static)
 
 
 def _check_field(dataset: xr.Dataset, name: str, where: str) -> None:
@@ -393,6 +460,9 @@ def valid_range(array: xr.DataArray) -> tuple[float, float] | None:
 
 def as_slice(positions: np.ndarray) -> slice | np.ndarray:
     """A slice where the positions are contiguous, which all readers read fastest."""
-    if len(positions) and np.array_equal(positions, np.arange(positions[0], positions[0] + len(positions))):
+    steps = set(np.diff(positions).tolist())
+    if len(positions) and steps <= {1}:
         return slice(int(positions[0]), int(positions[-1]) + 1)
+    if steps == {-1}:
+        return slice(int(positions[0]), int(positions[-1]) - 1 if positions[-1] else None, -1)
     return positions

@@ -7,11 +7,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from smoe.errors import DataError
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 _UNITS = "seconds since 1970-01-01"
 _SAME_CALENDARS = {
@@ -87,7 +90,7 @@ def read_times(values: np.ndarray, where: str) -> TimeLabels:
     Raises:
         DataError: For numbers without a date, missing times and times that occur twice.
     """
-    values = np.atleast_1d(np.asarray(values))
+    values = _from_years(np.atleast_1d(np.asarray(values)))
     if values.dtype.kind == "M":
         if np.isnat(values).any():
             raise DataError(f"{where} has {int(np.isnat(values).sum())} missing times (NaT): drop these")
@@ -102,7 +105,9 @@ def read_times(values: np.ndarray, where: str) -> TimeLabels:
     elif values.dtype.kind == "O" and len(values) and all(hasattr(each, "calendar") for each in values):
         import cftime
 
-        calendars = {_SAME_CALENDARS.get(str(date.calendar), str(date.calendar)) for date in values}
+        # The calendar of NumPy's dates is the proleptic one; the year 0 is none of the standard calendar.
+        same = {} if min(date.year for date in values) < 1 else _SAME_CALENDARS
+        calendars = {same.get(str(date.calendar), str(date.calendar)) for date in values}
         if len(calendars) > 1:
             raise DataError(f"{where} mixes the calendars {', '.join(sorted(calendars))}: convert it to one of them")
         try:
@@ -131,6 +136,75 @@ def read_times(values: np.ndarray, where: str) -> TimeLabels:
             "example by dataset.drop_duplicates('time')"
         )
     return labels
+
+
+_YEARS = (1500, 2500)
+
+
+def _from_years(values: np.ndarray) -> np.ndarray:
+    """Dates of plain years such as 1954, in a calendar in which all years have the same length; others as they are."""
+    is_years = values.dtype.kind in "iuf" and len(values) and ((values >= _YEARS[0]) & (values <= _YEARS[1])).all()
+    if not is_years or (values != np.rint(values)).any():
+        return values
+    import cftime
+
+    return np.asarray([cftime.DatetimeNoLeap(int(year), 1, 1) for year in values])
+
+
+_SINCE = re.compile(r"\s*(\w+)\s+since\s+(.+)", re.IGNORECASE)
+
+
+def decode_times(dataset: xr.Dataset) -> xr.Dataset:
+    """Decodes times that xarray does not decode: months and years since a date, and dates in the year 0.
+
+    Args:
+        dataset: Data set that was opened with `decode_times=False`.
+
+    Raises:
+        DataError: If the units of a variable cannot be read.
+    """
+    import xarray as xr
+
+    for name, variable in dataset.variables.items():
+        since = _SINCE.fullmatch(str(variable.attrs.get("units", "")))
+        if since is None or variable.dtype.kind not in "iuf":
+            continue
+        calendar = str(variable.attrs.get("calendar", "standard")).lower()
+        try:
+            try:
+                decoded = xr.decode_cf(xr.Dataset({name: variable}), decode_timedelta=False)[name].variable.load()
+            except (ValueError, OverflowError):
+                attributes = {key: value for key, value in variable.attrs.items() if key not in ("units", "calendar")}
+                dates = _dates_since(np.asarray(variable.values), since[1].lower(), since[2], calendar)
+                decoded = xr.Variable(variable.dims, dates, attributes)
+        except (ValueError, OverflowError) as error:
+            raise DataError(
+                f"{name} has the units {variable.attrs['units']!r}, which cannot be decoded ({error}): correct them, "
+                "or open the file with decode_times=False and give it dates"
+            ) from error
+        dataset = dataset.assign_coords({name: decoded}) if name in dataset.coords else dataset.assign({name: decoded})
+    return dataset
+
+
+def _dates_since(numbers: np.ndarray, unit: str, start: str, calendar: str) -> np.ndarray:
+    import cftime
+
+    # The standard calendar of CF has no year 0.
+    calendar = _SAME_CALENDARS.get(calendar, calendar)
+    calendar = "proleptic_gregorian" if calendar == "standard" else calendar
+    months = _MONTHS.get(unit.removesuffix("s"))
+    if months is None:
+        return np.asarray(cftime.num2date(numbers, f"{unit} since {start}", calendar, only_use_cftime_datetimes=True))
+    first = cftime.num2date(0, f"days since {start}", calendar, only_use_cftime_datetimes=True)
+    whole = np.floor(numbers * months + 1e-6)
+    found = []
+    for number, share in zip(whole.ravel(), (numbers * months - whole).ravel(), strict=True):
+        begin, end = (_moved(first, int(number) + more) for more in (0, 1))
+        found.append(begin + (end - begin) * round(max(float(share), 0.0), 6))
+    dates = np.asarray(found, object).reshape(numbers.shape)
+    if calendar == "proleptic_gregorian" and all(1678 <= each.year <= 2261 for each in found):
+        return np.asarray([each.isoformat() for each in found], "datetime64[ns]").reshape(numbers.shape)
+    return dates
 
 
 @dataclass(frozen=True)
@@ -242,13 +316,19 @@ def _month_starts(months: np.ndarray, calendar: str) -> np.ndarray:
     return np.asarray(cftime.date2num(dates, _UNITS, calendar=calendar, has_year_zero=True), np.int64)
 
 
-def read_lead_times(values: np.ndarray, units: str, where: str) -> np.ndarray:
+# Calendars in which all years, or months, have the same length.
+_YEAR_DAYS = {"noleap": 365, "all_leap": 366, "360_day": 360}
+
+
+def read_lead_times(values: np.ndarray, units: str, where: str, starts: TimeLabels) -> np.ndarray:
     """Reads the lead times of forecasts.
 
     Args:
         values: Time differences, or numbers in `units`.
-        units: Units of numbers, such as `hours`.
+        units: Units of numbers, such as `hours`; years where all years of the calendar have the same length, which is
+            what numbers without units count if the forecasts start once a year.
         where: Name of the coordinate in errors.
+        starts: Start times.
 
     Returns:
         Seconds, int64.
@@ -256,10 +336,13 @@ def read_lead_times(values: np.ndarray, units: str, where: str) -> np.ndarray:
     values = np.atleast_1d(np.asarray(values))
     if values.dtype.kind == "m":
         return values.astype("timedelta64[s]").astype(np.int64)
-    unit = units.strip().lower().removesuffix("s") or "?"
-    if values.dtype.kind not in "iuf" or unit not in _SECONDS:
+    lengths, year = dict(_SECONDS), _YEAR_DAYS.get(starts.calendar, 0) * 86400
+    if year:
+        lengths |= {"year": year, "yr": year} | ({"month": year // 12} if starts.calendar == "360_day" else {})
+    unit = units.strip().lower().removesuffix("s") or ("year" if regular_step(starts.seconds) == year else "?")
+    if values.dtype.kind not in "iuf" or unit not in lengths:
         raise DataError(f"{where} has lead times in {units!r}: give them in hours, days, minutes or seconds")
-    return np.rint(values.astype(np.float64) * _SECONDS[unit]).astype(np.int64)
+    return np.rint(values.astype(np.float64) * lengths[unit]).astype(np.int64)
 
 
 def regular_step(seconds: np.ndarray) -> int | None:
@@ -323,10 +406,14 @@ def _dates(seconds: np.ndarray, calendar: str) -> np.ndarray:
 def _add_months(date: Any, count: int, *, is_last: bool = False) -> int:
     import cftime
 
+    return int(cftime.date2num(_moved(date, count, is_last=is_last), _UNITS, calendar=date.calendar))
+
+
+def _moved(date: Any, count: int, *, is_last: bool = False) -> Any:
+    """A date some months later: the same day of the month as far as there is one, or its last one."""
     year, month = divmod(date.year * 12 + date.month - 1 + count, 12)
     first = date.replace(day=1, year=year, month=month + 1)
-    moved = first.replace(day=first.daysinmonth if is_last else min(date.day, first.daysinmonth))
-    return int(cftime.date2num(moved, _UNITS, calendar=date.calendar))
+    return first.replace(day=first.daysinmonth if is_last else min(date.day, first.daysinmonth))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,16 @@ import torch
 
 from smoe.diagnostics import fixed_choices, fixed_gates
 from smoe.errors import DataError, printable, suggest
-from smoe.gridded import Channel, FieldSource, HorizontalGrid, Period, are_same_units, import_xarray, open_fields
+from smoe.gridded import (
+    Channel,
+    FieldSource,
+    HorizontalGrid,
+    OpenOptions,
+    Period,
+    are_same_units,
+    import_xarray,
+    open_fields,
+)
 from smoe.meshes import Mesh, with_mesh
 from smoe.regression._layout import OutputLayout
 from smoe.regression._nets import NetShape, Regression, count_parameters
@@ -155,14 +164,14 @@ def is_worse(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> bool:
     return ours is not None and plain is not None and ours > plain
 
 
-def open_inputs(fitted: Fitted, x: Any) -> FieldSource:
+def open_inputs(fitted: Fitted, x: Any, open_options: OpenOptions | None = None) -> FieldSource:
     """Opens new inputs and compares them with those of the training.
 
     Raises:
         DataError: If a variable, level, unit, calendar, static field or the grid differs.
     """
     variables = list(dict.fromkeys(channel.variable for channel in fitted.input_channels))
-    dataset = open_fields(x, "inputs", fitted.options.location, variables)
+    dataset = open_fields(x, "inputs", fitted.options.location, variables, open_options)
     known = [str(name) for name in dataset.data_vars]
     needed = fitted.dynamic_variables
     for name in needed:
@@ -170,8 +179,8 @@ def open_inputs(fitted: Fitted, x: Any) -> FieldSource:
             targets = {channel.variable for channel in fitted.target_channels}
             hint = "; are these the targets?" if targets & set(known) and not set(needed) & set(known) else ""
             raise DataError(f"the inputs have no variable {name!r}; {suggest(name, known)}{hint}")
-    source = FieldSource(dataset, needed, "inputs")
     expected = [channel for channel in fitted.input_channels if not channel.is_static]
+    source = FieldSource(dataset, needed, "inputs", with_series=True, like=expected)
     for ours, theirs in zip(expected, source.channels, strict=False):
         if ours.name != theirs.name:
             raise DataError(f"the inputs have {theirs.name} where the model was fitted with {ours.name}")

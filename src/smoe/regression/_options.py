@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from smoe.errors import suggest
+from smoe.errors import OptionError, suggest
 from smoe.training.plan import TRACKERS, Tracker
 
 NetName = Literal["layer", "resnet", "unet", "graph", "healpix"]
@@ -106,29 +106,29 @@ class RegressorOptions:
         ):
             value = getattr(self, name)
             if value not in known:
-                raise ValueError(
+                raise OptionError(
                     f"{name} must be one of {', '.join(known)}, got {value!r}; {suggest(str(value), known)}"
                 )
         if self.location not in (None, "node", "face"):
-            raise ValueError(f"location must be node or face, got {self.location!r}")
+            raise OptionError(f"location must be node or face, got {self.location!r}")
         if self.log_with is not None and self.log_with not in TRACKERS:
-            raise ValueError(f"log_with must be one of {', '.join(TRACKERS)}, got {self.log_with!r}")
+            raise OptionError(f"log_with must be one of {', '.join(TRACKERS)}, got {self.log_with!r}")
         for name in ("filters", "num_blocks", "batch_size", "max_epochs", "patience"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+                raise OptionError(f"{name} must be a whole number of at least 1, got {value!r}")
         if not self.num_experts >= 1.0:
-            raise ValueError(
+            raise OptionError(
                 f"num_experts is the number of experts for each filter, at least 1, got {self.num_experts}"
             )
         if not self.quantiles or not all(0.0 < q < 1.0 for q in self.quantiles):
-            raise ValueError(f"quantiles must lie between 0 and 1, got {self.quantiles}")
+            raise OptionError(f"quantiles must lie between 0 and 1, got {self.quantiles}")
         if list(self.quantiles) != sorted(set(self.quantiles)):
-            raise ValueError(f"quantiles must ascend, got {self.quantiles}")
+            raise OptionError(f"quantiles must ascend, got {self.quantiles}")
         if not 0.0 < self.validation_share < 1.0:
-            raise ValueError(f"validation_share must lie between 0 and 1, got {self.validation_share}")
+            raise OptionError(f"validation_share must lie between 0 and 1, got {self.validation_share}")
         if not self.learning_rate > 0.0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+            raise OptionError(f"learning_rate must be positive, got {self.learning_rate}")
 
     @property
     def outputs_per_target(self) -> int:

@@ -16,6 +16,7 @@ from smoe.errors import DataError, printable
 from smoe.gridded import (
     FieldSource,
     FieldTable,
+    OpenOptions,
     Pairs,
     Period,
     Progress,
@@ -133,15 +134,22 @@ def _ignore(text: str) -> None:
 
 
 def open_sources(
-    x: Any, y: Any, options: RegressorOptions, input_variables: Any = None, target_variables: Any = None
+    x: Any,
+    y: Any,
+    options: RegressorOptions,
+    input_variables: Any = None,
+    target_variables: Any = None,
+    open_options: OpenOptions | None = None,
 ) -> tuple[FieldSource, FieldSource]:
     """Opens inputs and targets and compares their grids.
 
     Raises:
         DataError: If the grids differ and `regrid` is off, or inputs and targets look swapped.
     """
-    inputs = FieldSource(open_fields(x, "inputs", options.location, input_variables), input_variables, "inputs")
-    targets = FieldSource(open_fields(y, "targets", options.location, target_variables), target_variables, "targets")
+    opened = open_fields(x, "inputs", options.location, input_variables, open_options)
+    inputs = FieldSource(opened, input_variables, "inputs", with_series=True)
+    opened = open_fields(y, "targets", options.location, target_variables, open_options)
+    targets = FieldSource(opened, target_variables, "targets")
     check_net_name(options.net, targets.grid)
     if targets.lead_times is not None:
         raise DataError(
@@ -241,6 +249,7 @@ def prepare(
     *,
     input_variables: Any = None,
     target_variables: Any = None,
+    open_options: OpenOptions | None = None,
     cache: Path,
     notify: Callable[[str], None] = _ignore,
     progress: Progress | None = None,
@@ -254,6 +263,7 @@ def prepare(
         periods: Periods by name, or None.
         input_variables: Variables to use; all on the grid if None.
         target_variables: Variables to predict; all if None.
+        open_options: Arguments of `xarray.open_dataset` for files.
         cache: Folder for data that do not fit into memory; it is made if it is needed.
         notify: Called with what is worth a line, warnings aside.
         progress: Called after each block that was read.
@@ -261,7 +271,7 @@ def prepare(
     Raises:
         DataError: If the data cannot be used, with the reason.
     """
-    inputs, targets = open_sources(x, y, options, input_variables, target_variables)
+    inputs, targets = open_sources(x, y, options, input_variables, target_variables, open_options)
     reference = find_references(inputs.channels, targets.channels, options.residual)
     pairs = pair_sources(inputs, targets, options)
     splits, found_periods = split_pairs(pairs, periods, options)

@@ -15,8 +15,18 @@ import torch
 from torch import nn
 
 from smoe._files import temporary_folder
-from smoe.errors import DataError, suggest
-from smoe.gridded import WRITING, Data, Pairs, import_xarray, parse_lead, with_provenance, write_cf, write_cf_by_year
+from smoe.errors import DataError, OptionError, suggest
+from smoe.gridded import (
+    WRITING,
+    Data,
+    OpenOptions,
+    Pairs,
+    import_xarray,
+    parse_lead,
+    with_provenance,
+    write_cf,
+    write_cf_by_year,
+)
 from smoe.meshes import Mesh
 from smoe.regression._fitted import Fitted, grid_coordinates, is_worse, open_inputs, routing_map
 from smoe.regression._layout import OutputLayout
@@ -65,9 +75,9 @@ class GridRegressor:
         known = [each.name for each in fields(RegressorOptions)]
         for name in options:
             if name not in known:
-                raise TypeError(f"GridRegressor has no option {name!r}; {suggest(name, known)}")
+                raise OptionError(f"GridRegressor has no option {name!r}; {suggest(name, known)}")
         if isinstance(net, type):
-            raise TypeError(f"net must be a name or a module, got the class {net.__name__}: give {net.__name__}(...)")
+            raise OptionError(f"net must be a name or a module, got the class {net.__name__}: give {net.__name__}(...)")
         if options.get("lead") is not None:
             # A time difference as text, which config.json keeps.
             options["lead"] = str(parse_lead(options["lead"]))
@@ -111,6 +121,7 @@ class GridRegressor:
         test: Any = None,
         input_variables: Sequence[str] | None = None,
         target_variables: Sequence[str] | None = None,
+        open_options: OpenOptions | None = None,
         run_dir: str | Path | None = None,
         resume: bool = False,
         notify: Callable[[str], None] | None = None,
@@ -125,6 +136,8 @@ class GridRegressor:
             test: Period to keep out, which `score` scores.
             input_variables: Variables of `x` to use; all on the grid if None.
             target_variables: Variables of `y` to predict; all if None.
+            open_options: Arguments of `xarray.open_dataset` for files, such as `{"group": "forecast"}`, or
+                `{"filter_by_keys": {"typeOfLevel": "surface"}}` for GRIB.
             run_dir: Folder of the record, the checkpoints and of data that do not fit into memory; a temporary one if
                 None.
             resume: Continue the training in `run_dir`.
@@ -159,6 +172,7 @@ class GridRegressor:
                     {"train": train, "validation": validation, "test": test},
                     input_variables=input_variables,
                     target_variables=target_variables,
+                    open_options=open_options,
                     cache=cache,
                     notify=notify,
                     progress=lambda done, total: bar.show(done, total, "reading times"),
@@ -240,11 +254,12 @@ class GridRegressor:
         is_forecast = prepared.inputs.lead_times is not None
         return replace(fitted, weakness=find_weakness(fitted, prepared.splits["validation"], is_forecast=is_forecast))
 
-    def predict(self, x: Data) -> Any:
+    def predict(self, x: Data, *, open_options: OpenOptions | None = None) -> Any:
         """Predicts from new inputs.
 
         Args:
             x: Inputs with the variables, units and grid of the training; further variables are not used.
+            open_options: As for `fit`.
 
         Returns:
             Predictions with the names, units, coordinates and attributes of the targets: a DataArray if `fit` was given
@@ -254,19 +269,19 @@ class GridRegressor:
             DataError: If variables, units or the grid differ, with the difference.
         """
         fitted = self.fitted
-        source = open_inputs(fitted, x)
+        source = open_inputs(fitted, x, open_options)
         dataset = predict_dataset(fitted, source)
         dataset = with_provenance(dataset, f"predicted by smoe.GridRegressor ({fitted.describe()})")
         if fitted.layout.is_array and len(dataset.data_vars) == 1:
             return dataset[next(iter(dataset.data_vars))]
         return dataset
 
-    def predict_blocks(self, x: Data) -> Iterator[xr.Dataset]:
+    def predict_blocks(self, x: Data, *, open_options: OpenOptions | None = None) -> Iterator[xr.Dataset]:
         """Predicts from new inputs that are larger than memory: one data set for each block of times."""
         fitted = self.fitted
-        yield from iterate_predictions(fitted, open_inputs(fitted, x))
+        yield from iterate_predictions(fitted, open_inputs(fitted, x, open_options))
 
-    def score(self, x: Data, y: Data, period: Any = None) -> ScoreTable:
+    def score(self, x: Data, y: Data, period: Any = None, *, open_options: OpenOptions | None = None) -> ScoreTable:
         """Scores predictions beside simple ones: persistence, climatology, the map of mean errors and a plain net.
 
         Args:
@@ -274,11 +289,12 @@ class GridRegressor:
             y: Targets.
             period: Only samples in this period, such as `"2017:2018"`. None: those in the test period of the fit, or
                 all if there are none; the table says what was scored, and whether the fit has seen it.
+            open_options: As for `fit`.
 
         Returns:
             A table that `print` shows; `table.value("model", "t2m")` is one of its numbers.
         """
-        return score_samples(self.fitted, x, y, period)
+        return score_samples(self.fitted, x, y, period, open_options)
 
     def routing_map(self, gate: str | int = 0, slot: int | None = 0) -> xr.DataArray:
         """Which expert serves which pixel.
@@ -395,7 +411,13 @@ def load(path: str | Path, *, net: nn.Module | None = None) -> GridRegressor:
 
 
 def write_predictions(
-    model: GridRegressor, inputs: Any, output: Path, *, per_year: bool = False, overwrite: bool = False
+    model: GridRegressor,
+    inputs: Any,
+    output: Path,
+    *,
+    per_year: bool = False,
+    overwrite: bool = False,
+    open_options: OpenOptions | None = None,
 ) -> list[Path]:
     """Predicts a block of times at once, so that inputs may be larger than memory, and writes what was predicted.
 
@@ -407,7 +429,7 @@ def write_predictions(
     except OSError as error:
         raise DataError(f"{output} cannot be written: {error.strerror or error}") from error
     with temporary_folder(WRITING, output.parent) as folder:
-        whole = join_blocks(model.predict_blocks(inputs), folder)
+        whole = join_blocks(model.predict_blocks(inputs, open_options=open_options), folder)
         whole = with_provenance(whole, f"predicted by smoe predict ({model.fitted.describe()})")
         if per_year:
             return write_cf_by_year(whole, output, _time_of(whole), overwrite=overwrite)

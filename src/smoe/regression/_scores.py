@@ -16,6 +16,7 @@ from smoe._files import write_atomically
 from smoe.errors import DataError, printable
 from smoe.gridded import (
     FieldSource,
+    OpenOptions,
     Pairs,
     Period,
     are_same_units,
@@ -232,14 +233,14 @@ class Scored:
     notes: tuple[str, ...]
 
 
-def open_scored(fitted: Fitted, x: Any, y: Any, period: Any = None) -> Scored:
+def open_scored(fitted: Fitted, x: Any, y: Any, period: Any = None, open_options: OpenOptions | None = None) -> Scored:
     """Opens the samples of a period; without one, those of the test period if there are any, else all.
 
     Raises:
         DataError: If inputs or targets are not those of the model, or no sample lies in the period.
     """
-    inputs = open_inputs(fitted, x)
-    targets = _check_targets(fitted, y)
+    inputs = open_inputs(fitted, x, open_options)
+    targets = _check_targets(fitted, y, open_options)
     pairs = pair_sources(inputs, targets, fitted.options)
     whole = Period(int(pairs.starts.min()), int(pairs.valid.max()) + 1, pairs.calendar)
     which = ""
@@ -306,14 +307,16 @@ def compare_batches(fitted: Fitted, scored: Scored) -> Iterator[ComparedBatch]:
         )
 
 
-def score_samples(fitted: Fitted, x: Any, y: Any, period: Any = None) -> ScoreTable:
+def score_samples(
+    fitted: Fitted, x: Any, y: Any, period: Any = None, open_options: OpenOptions | None = None
+) -> ScoreTable:
     """Scores of the samples that `open_scored` chooses.
 
     Raises:
         DataError: If inputs or targets are not those of the model, or no sample is left.
     """
     sums: dict[str, ErrorSums] = {}
-    scored = open_scored(fitted, x, y, period)
+    scored = open_scored(fitted, x, y, period, open_options)
     for batch in compare_batches(fitted, scored):
         for name, values in batch.nets.items():
             each = sums.setdefault(name, ErrorSums())
@@ -394,10 +397,10 @@ def _objective_errors(fitted: Fitted, values: np.ndarray, truth: np.ndarray) -> 
     return None
 
 
-def _check_targets(fitted: Fitted, y: Any) -> FieldSource:
+def _check_targets(fitted: Fitted, y: Any, open_options: OpenOptions | None) -> FieldSource:
     variables = list(dict.fromkeys(channel.variable for channel in fitted.target_channels))
-    dataset = open_fields(y, "targets", fitted.options.location, variables)
-    targets = FieldSource(dataset, variables, "targets")
+    dataset = open_fields(y, "targets", fitted.options.location, variables, open_options)
+    targets = FieldSource(dataset, variables, "targets", like=fitted.target_channels)
     ours = [(channel.name, channel.units) for channel in fitted.target_channels]
     theirs = [(channel.name, channel.units) for channel in targets.channels]
     if [name for name, _ in ours] != [name for name, _ in theirs] or not all(
