@@ -111,8 +111,8 @@ def test_nodes_in_space_are_seen_from_two_sides_and_those_of_a_plane_from_above(
     triangles = np.array([[0, 1, 2], [0, 3, 1], [0, 2, 3], [1, 3, 2]])
     layer = GraphMoE.from_experts(1, 2, 1, num_nodes=4)
     headings = [axes.get_title() for axes in plot_routing(layer, coords=corners, triangles=triangles).axes]
-    assert headings[:2] == ["like colours share experts, front", "like colours share experts, back"]
+    assert headings[:2] == ["the expert of each pixel, front", "the expert of each pixel, back"]
     flat = plot_routing(layer, coords=corners[:, :2], triangles=triangles[:1])
-    assert len(flat.axes) == 2 and flat.axes[0].get_title() == "like colours share experts, above"
+    assert len(flat.axes) == 2 and flat.axes[0].get_title() == "the expert of each pixel, above"
     with pytest.raises(ValueError, match="triangles need coords"):
         plot_routing(layer, triangles=triangles)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from smoe._notebook import html_table, html_text
 from smoe.diagnostics._choices import new_choices
 from smoe.diagnostics._gates import evaluation_mode, fixed_choices, layer_certainty, layer_inputs, layers_by_gate
 from smoe.diagnostics._routing_gain import Loss, RoutingGain, damped_shares, routing_gains
@@ -89,6 +90,24 @@ class RoutingReport:
         if self.gates:
             lines += [_WITHOUT_DATA] if self.gains is None else map(str, self.gains)
         return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
+
+    def _repr_html_(self) -> str:
+        heads = ("gate of", "kind", "grid", "experts", "rule", "in use", "certainty", "changed")
+        rows = [
+            (
+                ", ".join(name or "the model itself" for name in gate.layers),
+                gate.kind,
+                "any" if gate.grid is None else " x ".join(map(str, gate.grid)),
+                f"{gate.num_selected} of {gate.num_experts}",
+                gate.rule,
+                "" if gate.num_used is None else gate.num_used,
+                "" if gate.certainty is None else f"{gate.certainty:.2f}",
+                "" if gate.changed is None else f"{gate.changed:.1%}",
+            )
+            for gate in self.gates
+        ]
+        text = str(self).split("\n", len(self.gates))[len(self.gates) :] if self.gates else [str(self)]
+        return (html_table(heads, rows) if rows else "") + html_text("".join(text))
 
 
 def describe(

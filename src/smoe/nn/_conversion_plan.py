@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map
 
+from smoe._notebook import html_table
 from smoe.nn._filter_bank import FilterBank
 from smoe.nn._gate import SpatialGate
 from smoe.nn._graph_layer import GraphMoE
@@ -235,6 +236,18 @@ class ConversionPlan:
             for change in self.changes
         ]
         return "\n".join([*lines, *(f"{show_name(name)}: left, {reason}" for name, reason in self.left.items())])
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple[object, ...]] = [
+            (
+                show_name(one.name),
+                f"{one.num_selected} of {one.num_experts} experts",
+                " x ".join(map(str, one.spatial_shape)),
+            )
+            for one in self.changes
+        ]
+        rows += [(show_name(name), "stays", reason) for name, reason in self.left.items()]
+        return html_table(("module", "becomes", "grid, or why not"), rows)
 
 
 def plan_conversion(

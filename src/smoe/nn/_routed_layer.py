@@ -11,6 +11,7 @@ from typing import Self
 import torch
 from torch import nn
 
+from smoe._notebook import html_text
 from smoe.nn._gate import SpatialGate
 from smoe.nn._learner import Learner, Setting, Step, make_learner, output_under_transforms, refuse_vmap
 from smoe.nn._shared_parameters import is_freed, is_sharded, refuse_gate_apart, save_once
@@ -237,6 +238,11 @@ class RoutedLayer(nn.Module, ABC):
         if self.gate.looks_at_input or len(indices) > 1:
             return RoutingMap(indices, weights)
         return RoutingMap(indices[0], weights[0])
+
+    def _repr_html_(self) -> str:
+        text = html_text(repr(self))
+        is_fixed = not self.gate.looks_at_input and self.gate.spatial_shape is not None and not is_sharded(self.gate)
+        return text + self.routing()._repr_html_() if is_fixed else text
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, C, *grid)` to `(B, E * F, *grid)`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
+from smoe._notebook import html_routing, html_text
 from smoe.ops._operators import (
     IS_DENSE_ONLY,
     call_operator,
@@ -64,6 +67,26 @@ class RoutingMap(NamedTuple):
 
     indices: torch.Tensor
     weights: torch.Tensor
+
+    def plot(self, path: str | Path | None = None, *, num_experts: int | None = None, **options: Any) -> Any:
+        """Draw the map by `smoe.plot_routing`, whose options these are.
+
+        Args:
+            path: Picture to write; None writes nothing.
+            num_experts: Number of experts in the bank; one more than the largest number that is chosen if None.
+            **options: Such as `coords` and `title`.
+
+        Returns:
+            The figure, which a notebook shows.
+        """
+        num_experts = int(self.indices.max()) + 1 if num_experts is None else num_experts
+        # By name: pictures stand above the operators, and need matplotlib.
+        return importlib.import_module("smoe").plot_routing(self.indices, path, num_experts=num_experts, **options)
+
+    def _repr_html_(self) -> str:
+        indices = self.indices.detach().cpu().numpy()
+        shape = html_text(f"RoutingMap of {tuple(indices.shape)}: experts and their scores")
+        return shape + (html_routing(indices, int(indices.max()) + 1) if indices.ndim in (2, 3) else "")
 
 
 def weigh(selected: torch.Tensor, weights: torch.Tensor, expert_channels: int) -> torch.Tensor:

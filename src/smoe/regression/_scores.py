@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from smoe._files import write_atomically
+from smoe._notebook import html_table, html_text
 from smoe.errors import DataError, printable
 from smoe.gridded import (
     FieldSource,
@@ -107,6 +108,18 @@ class ScoreTable:
                 line = "{} {:34}{:10.4g}{:9.2g}{:10.4g}".format(mark, predictor, *errors)
                 lines.append(line + (f"{values[predictor][number]:12.4g}" if predictor in values else ""))
         return "\n".join([*lines, *(f"note: {printable(note)}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        tables: list[str] = []
+        for number, (target, units) in enumerate(zip(self.targets, self.units, strict=True)):
+            names = ranked(self.rmse, number)
+            rows = [
+                (name, *(f"{each[name][number]:.4g}" for each in (self.rmse, self.rmse_spread, self.mae)))
+                for name in names
+            ]
+            caption = f"{target} ({units or 'no units'}), {self.num_samples} times {self.period}".strip()
+            tables.append(html_table(("prediction", "RMSE", "±", "MAE"), rows, caption, bold=names.index(MODEL)))
+        return "".join(tables) + (html_text("\n".join(self.notes)) if self.notes else "")
 
     def to_plain(self) -> dict[str, object]:
         """What JSON keeps; numbers that are not finite are None."""

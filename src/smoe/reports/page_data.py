@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import colorsys
 import gzip
 import math
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from smoe._notebook import expert_colours
 from smoe.diagnostics import match_experts, selections, shared_choices
 from smoe.reports.gate_maps import ExpertFilters, GateMap, as_picture
 from smoe.reports.maps import coordinate_texts, make_views, take, thinned
@@ -24,8 +24,6 @@ from smoe.training.run_directory import Record
 _MAX_MATCHED = 512
 # Names that the page's script knows, of the types that it reads without conversion.
 _TYPES = {"uint8": "u8", "uint16": "u16", "int32": "i32"}
-# The first colours are Okabe and Ito's, which colour-blind readers can distinguish.
-_EXPERTS = bytes.fromhex("0072b2 e69f00 009e73 cc79a7 56b4e9 d55e00 f0e442 6e50a0 969696 784614 3cc8be be143c")
 _VIRIDIS = bytes.fromhex("440154 472c7a 3b518b 2c718e 21908d 27ad81 5cc863 aadc32 fde725")
 _DIVERGING = bytes.fromhex("a64608 e0823c f7c496 f5f5f5 a0c8e6 468cc8 08468c")
 _ROUTING_CHARTS = {
@@ -110,7 +108,7 @@ def page_data(reports: Sequence[RunReport], detail: Detail) -> tuple[dict[str, A
         "runs": runs,
         "places": maker.places,
         "together": together,
-        "experts": [_expert_colour(number) for number in range(num_colours)],
+        "experts": expert_colours(num_colours).tolist(),
         "palettes": {"viridis": _ramp(_VIRIDIS), "diverging": _ramp(_DIVERGING)},
     }
     return data, maker.pack.encode()
@@ -386,14 +384,6 @@ def _quantiles(values: np.ndarray, *shares: float) -> list[float]:
 def _number(value: Any) -> float | None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     return value if is_number else None
-
-
-def _expert_colour(number: int) -> list[int]:
-    if 3 * number < len(_EXPERTS):
-        return list(_EXPERTS[3 * number : 3 * number + 3])
-    # Steps of the golden angle keep neighbours in number apart.
-    colour = colorsys.hls_to_rgb(number * 137.508 / 360 % 1, 0.42 + 0.22 * (number * 0.381966 % 1), 0.62)
-    return [round(255 * part) for part in colour]
 
 
 def _ramp(stops: bytes) -> list[list[int]]:

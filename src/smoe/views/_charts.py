@@ -27,22 +27,28 @@ def save_picture(figure: Figure, path: str | Path) -> None:
     write_atomically(path, lambda file: figure.savefig(file, format=ending, dpi=160))
 
 
-def draw_expert_use(axes: Axes, use: np.ndarray, *, of: str = "pixels") -> None:
+def draw_expert_use(axes: Axes, use: np.ndarray, *, of: str = "pixels", colours: np.ndarray | None = None) -> None:
     """Draw the share of the pixels that each expert serves, the most used expert first.
 
     Args:
         axes: Empty axes.
         use: Share of the pixels of each expert, from 0 to 1, `(X,)`; see `smoe.diagnostics.expert_use`.
         of: Whole of which the shares are parts, such as `globe` if pixels are weighted by their area.
+        colours: Colour of each expert, `(X, 3)`, from 0 to 1; the bars are then named. None: one colour for all.
     """
-    ordered = np.sort(use)[::-1] * 100
-    axes.bar(np.arange(1, len(ordered) + 1), ordered, 1.0, color=COLOURS[2], linewidth=0)
+    order = np.argsort(-use, kind="stable")
+    ordered, ranks = use[order] * 100, np.arange(1, len(use) + 1)
+    axes.bar(ranks, ordered, 1.0 if colours is None else 0.8, color=COLOURS[2] if colours is None else colours[order])
     # Each pixel has as many experts, so the mean is the use if all were used alike.
     axes.axhline(ordered.mean(), color="0.35", linestyle=(0, (4, 3)), linewidth=1.2, label="if all were used alike")
     axes.set_xlim(0.5, len(ordered) + 0.5)
     axes.set_ylim(0, 103)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("rank of the expert, most used first")
+    if colours is None:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("rank of the expert, most used first")
+    else:
+        axes.set_xticks(ranks, [str(expert) for expert in order])
+        axes.set_xlabel("expert, most used first")
     axes.set_ylabel(f"of the {of}, in %")
     axes.set_title(f"use of each expert ({int((use > 0).sum())} of {len(use)} in use)", fontsize=10.5)
     axes.spines[["top", "right"]].set_visible(False)

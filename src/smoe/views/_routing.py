@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from torch import Tensor, nn
 
+from smoe._notebook import NUM_DISTINCT, expert_colours
 from smoe.diagnostics import expert_use, fixed_choices, fixed_gates
 from smoe.diagnostics._choices import Choices
 from smoe.views._charts import draw_expert_use, save_picture
@@ -28,8 +30,10 @@ def plot_routing(
 ) -> Figure:
     """Draw which experts serve which pixels, and how much each expert is used.
 
-    Pixels with like colours share experts. A line is drawn as a strip, a map as it is, a volume as the middle slices
-    along its three axes. Nodes of a mesh need `coords`: those in space are drawn from two sides.
+    If each pixel has one of at most twelve experts, every expert has a colour, which map, bars and legend share.
+    Otherwise pixels with like colours share experts: three components of their choices are the colours. A line is drawn
+    as a strip, a map as it is, a volume as the middle slices along its three axes. Nodes of a mesh need `coords`: those
+    in space are drawn from two sides.
 
     Args:
         routing: Experts chosen at each pixel, `(E, ...)`; or a layer or model, whose gates are drawn one below the
@@ -72,14 +76,21 @@ def plot_routing(
     figure.suptitle(title, fontsize=13, fontweight="bold")
     parts = np.atleast_1d(np.asarray(figure.subfigures(len(rows), 1)))
     for part, (name, (choices, size)) in zip(parts, rows.items(), strict=True):
-        colours = similarity_colours(choices, size)
+        own = expert_colours(size) / 255 if len(choices) == 1 and size <= NUM_DISTINCT else None
+        colours = similarity_colours(choices, size) if own is None else own[np.asarray(choices[0])]
         panels = _panels(colours) if places is None else [colours] * len(places.views)
         axes = part.subplots(1, len(panels) + 1, squeeze=False)[0]
         for number, image in enumerate(panels):
-            _show(axes[number], image, places, number)
+            heading = "like colours share experts" if own is None else "the expert of each pixel"
+            _show(axes[number], image, places, number, heading)
+        if own is not None:
+            marks = [Patch(color=colour, label=f"expert {expert}") for expert, colour in enumerate(own)]
+            axes[0].legend(
+                handles=marks, fontsize=8, loc="upper left", bbox_to_anchor=(0.0, -0.04), ncols=4, frameon=False
+            )
         num_selected = len(choices)
         part.suptitle(f"{name}: {num_selected} of {size} experts at each pixel".removeprefix(": "), fontsize=11)
-        draw_expert_use(axes[-1], expert_use(choices, size))
+        draw_expert_use(axes[-1], expert_use(choices, size), colours=own)
     if path is not None:
         save_picture(figure, path)
     return figure
@@ -96,8 +107,7 @@ def _panels(colours: np.ndarray) -> list[np.ndarray]:
     raise ValueError(f"pixels of shape {colours.shape[:-1]} cannot be drawn without coords")
 
 
-def _show(axes: Axes, colours: np.ndarray, places: PixelPlaces | NodePlaces | None, number: int) -> None:
-    heading = "like colours share experts"
+def _show(axes: Axes, colours: np.ndarray, places: PixelPlaces | NodePlaces | None, number: int, heading: str) -> None:
     if places is None:
         axes.imshow(colours, interpolation="nearest", aspect="auto" if len(colours) == 1 else "equal")
         axes.set_xticks([])

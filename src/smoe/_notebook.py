@@ -1,0 +1,91 @@
+"""What notebooks show of routings and tables: HTML without matplotlib; and the colours of experts."""
+
+from __future__ import annotations
+
+import base64
+import colorsys
+import html
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+# The first colours are Okabe and Ito's, which colour-blind readers can distinguish.
+_FIRST = bytes.fromhex("0072b2 e69f00 009e73 cc79a7 56b4e9 d55e00 f0e442 6e50a0 969696 784614 3cc8be be143c")
+NUM_DISTINCT = len(_FIRST) // 3
+"""So many experts have colours that can be told apart, and are named in a legend."""
+_WIDTH = 260
+
+
+def expert_colours(number: int) -> np.ndarray:
+    """Return the colours of so many experts, `(X, 3)`, uint8; the same in pictures, reports and notebooks."""
+    colours = np.frombuffer(_FIRST, np.uint8).reshape(-1, 3)[:number]
+    # Steps of the golden angle keep neighbours in number apart.
+    further = [
+        colorsys.hls_to_rgb(index * 137.508 / 360 % 1, 0.42 + 0.22 * (index * 0.381966 % 1), 0.62)
+        for index in range(NUM_DISTINCT, number)
+    ]
+    rest = np.rint(255 * np.array(further).reshape(-1, 3)).astype(np.uint8)
+    return np.concatenate([colours, rest])
+
+
+def html_table(heads: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "", *, bold: int = -1) -> str:
+    """Return a table; the text of cells is escaped, and row number `bold` stands out."""
+
+    def line(cells: Sequence[object], kind: str, number: int | None = None) -> str:
+        style = ' style="font-weight:bold"' if number == bold else ""
+        return f"<tr{style}>" + "".join(f"<{kind}>{html.escape(str(cell))}</{kind}>" for cell in cells) + "</tr>"
+
+    body = "".join(line(row, "td", number) for number, row in enumerate(rows))
+    title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+    return f"<table>{title}<thead>{line(heads, 'th')}</thead><tbody>{body}</tbody></table>"
+
+
+def html_text(text: str) -> str:
+    """Return lines as they are."""
+    return f'<pre style="white-space:pre-wrap">{html.escape(text)}</pre>'
+
+
+def html_routing(indices: np.ndarray, num_experts: int) -> str:
+    """Return the experts of each slot as a map in colours, with a legend.
+
+    Args:
+        indices: Experts `(E, H, W)`; a line `(E, W)` is a strip, a volume its middle slice.
+        num_experts: X, the number of experts.
+    """
+    colours = expert_colours(num_experts)
+    maps: list[str] = []
+    for slot, chosen in enumerate(indices[:4]):
+        flat = chosen[None] if chosen.ndim == 1 else chosen[len(chosen) // 2] if chosen.ndim == 3 else chosen
+        label = "" if len(indices) == 1 else f"<figcaption>slot {slot} of {len(indices)}</figcaption>"
+        maps.append(f'<figure style="display:inline-block;margin:4px">{_image(colours[flat])}{label}</figure>')
+    counts = np.bincount(indices.ravel(), minlength=num_experts) / max(1, indices[0].size)
+    shown = np.argsort(-counts, kind="stable")[:NUM_DISTINCT]
+    entries = [
+        f'<span style="white-space:nowrap"><span style="background:rgb{tuple(colours[expert].tolist())}">'
+        f"&emsp;</span> expert {expert}: {100 * counts[expert]:.3g} %</span>"
+        for expert in shown.tolist()
+        if counts[expert] > 0
+    ]
+    more = int((counts > 0).sum()) - len(entries)
+    return f"<div>{''.join(maps)}<div>{' &ensp; '.join(entries)}{f' and {more} more' if more else ''}</div></div>"
+
+
+def _image(pixels: np.ndarray) -> str:
+    """An element with a PNG of colours `(H, W, 3)`, uint8."""
+    height, width = pixels.shape[:2]
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1).tobytes()
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+    shown = max(24, round(_WIDTH * height / width))
+    size = f"width:{_WIDTH}px;height:{min(shown, 2 * _WIDTH)}px"
+    return f'<img alt="" style="{size};image-rendering:pixelated" src="data:image/png;base64,{_text(png)}">'
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
