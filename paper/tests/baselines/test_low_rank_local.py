@@ -34,8 +34,7 @@ def test_equals_its_definition(stride, padding_mode, combiner):
         spatial_bias=True,
         stride=stride,
         padding_mode=padding_mode,
-        dtype=torch.float64,
-    )
+    ).double()
     compare_with_definition(layer, torch.randn(2, 2, 5, 6, dtype=torch.float64))
 
 

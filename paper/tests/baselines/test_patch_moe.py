@@ -82,8 +82,7 @@ def build(case: Case) -> tuple[PatchMoE, torch.Tensor]:
         capacity_factor=case.capacity_factor,
         group_size=case.group_size,
         noise_std=case.noise_std,
-        dtype=torch.float64,
-    )
+    ).double()
     for expert in layer.experts:
         assert isinstance(expert, FeedForward)
         for linear in (expert.widen, expert.narrow):
@@ -181,8 +180,7 @@ def test_experts_on_all_their_places_equal_experts_on_their_choices(name, monkey
         capacity_factor=case.capacity_factor,
         group_size=case.group_size,
         noise_std=0.0,
-        dtype=torch.float64,
-    )
+    ).double()
     tokens = torch.randn(case.samples, case.tokens, 6, dtype=torch.float64).requires_grad_()
     leaves = (tokens, *layer.parameters())
     expected = layer(tokens)
@@ -263,7 +261,7 @@ def test_routes_in_float32_under_autocast():
 
 
 def test_half_precision_layer():
-    layer = PatchMoE(6, 5, 3, dtype=torch.bfloat16)
+    layer = PatchMoE(6, 5, 3).to(torch.bfloat16)
     output = layer(torch.randn(2, 9, 6, dtype=torch.bfloat16))
     output.sum().backward()
     assert output.dtype == torch.bfloat16

@@ -1,6 +1,7 @@
 """Modules: the SMoE layers, their gates, and layers that know where they are."""
 
 from smoe.nn._batch_norm import SharedBatchNorm2d
+from smoe.nn._classification import FrozenLearner
 from smoe.nn._conversion_plan import ConversionPlan, plan_conversion
 from smoe.nn._convert import convert
 from smoe.nn._filter_bank import LocalAffine
@@ -25,6 +26,7 @@ __all__ = [
     "DecidedGate",
     "FactorisedGate",
     "FixedGate",
+    "FrozenLearner",
     "GraphMoE",
     "GridConv2d",
     "HEALPixMoE",

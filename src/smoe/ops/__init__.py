@@ -5,6 +5,7 @@ from smoe.ops._conv_kernels import output_grid, wrap_padding
 from smoe.ops._families import family_gradient
 from smoe.ops._gather import gather_experts
 from smoe.ops._graph import edge_directions
+from smoe.ops._healpix import healpix_coordinates, pad_faces
 from smoe.ops._operators import plain_operators
 from smoe.ops._quantile import error_quantile
 from smoe.ops._routed_conv import grid_conv2d, local_conv2d, routed_conv2d
@@ -22,8 +23,10 @@ __all__ = [
     "family_members",
     "gather_experts",
     "grid_conv2d",
+    "healpix_coordinates",
     "local_conv2d",
     "output_grid",
+    "pad_faces",
     "plain_operators",
     "routed_conv2d",
     "top_experts",

@@ -9,17 +9,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from smoe.regression._model_files import is_model_folder
     from smoe.regression._options import RegressorOptions
     from smoe.regression._regressor import GridRegressor, load
     from smoe.regression._scores import ScoreTable
 
-__all__ = ["GridRegressor", "RegressorOptions", "ScoreTable", "load"]
+__all__ = ["GridRegressor", "RegressorOptions", "ScoreTable", "is_model_folder", "load"]
 
 _HOMES = {
     "GridRegressor": "_regressor",
     "load": "_regressor",
     "RegressorOptions": "_options",
     "ScoreTable": "_scores",
+    "is_model_folder": "_model_files",
 }
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import nn
 
-from smoe.nn._gate import SpatialGate
-from smoe.nn._grid_layers import GridConv2d
-from smoe.nn._routed_layer import check_spatial_shape
-from smoe.options import Normalization, Order, PaddingMode
+from smoe.nn import GridConv2d, SpatialGate
+from smoe.options import Normalization, Order
+from smoe_paper.baselines import check_spatial_shape
 from smoe_paper.baselines.layers import CoordConv2d, LocallyConnected2d
 
 
@@ -71,10 +71,9 @@ class NetworkGate(SpatialGate):
         num_experts: X, the number of experts in the bank.
         num_selected: E, the number of experts to select at each pixel.
         kernel_size: Odd size of the kernels.
-        stride: Stride of the layer.
-        padding_mode: `zeros`, `circular` or `longitude`.
         order: Order of the selected experts: `families`, `score` or `index`.
         normalization: `none`, `softmax`, `abs` or `abs_softmax`.
+        **options: `stride` and `padding_mode` of the layer.
     """
 
     looks_at_input = True
@@ -86,18 +85,15 @@ class NetworkGate(SpatialGate):
         num_selected: int,
         kernel_size: int | tuple[int, int] = 3,
         *,
-        stride: int = 1,
-        padding_mode: PaddingMode = "zeros",
         order: Order = "score",
         normalization: Normalization = "none",
+        **options: Any,
     ) -> None:
         super().__init__(num_experts, num_selected, order=order, normalization=normalization)
-        self.network = self.make_network(in_channels, kernel_size, stride, padding_mode)
+        self.network = self.make_network(in_channels, kernel_size, **options)
 
     @abstractmethod
-    def make_network(
-        self, in_channels: int, kernel_size: int | tuple[int, int], stride: int, padding_mode: PaddingMode
-    ) -> nn.Module:
+    def make_network(self, in_channels: int, kernel_size: int | tuple[int, int], **options: Any) -> nn.Module:
         """Makes the network, with `num_experts` outputs."""
 
     def raw_scores(self, input: torch.Tensor | None) -> torch.Tensor:
@@ -107,19 +103,15 @@ class NetworkGate(SpatialGate):
 class ConvGate(NetworkGate):
     """One convolution without bias; arguments as `NetworkGate`."""
 
-    def make_network(
-        self, in_channels: int, kernel_size: int | tuple[int, int], stride: int, padding_mode: PaddingMode
-    ) -> nn.Module:
-        return GridConv2d(in_channels, self.num_experts, kernel_size, stride=stride, padding_mode=padding_mode)
+    def make_network(self, in_channels: int, kernel_size: int | tuple[int, int], **options: Any) -> nn.Module:
+        return GridConv2d(in_channels, self.num_experts, kernel_size, **options)
 
 
 class CoordConvGate(NetworkGate):
     """One CoordConv without bias; arguments as `NetworkGate`."""
 
-    def make_network(
-        self, in_channels: int, kernel_size: int | tuple[int, int], stride: int, padding_mode: PaddingMode
-    ) -> nn.Module:
-        return CoordConv2d(in_channels, self.num_experts, kernel_size, stride=stride, padding_mode=padding_mode)
+    def make_network(self, in_channels: int, kernel_size: int | tuple[int, int], **options: Any) -> nn.Module:
+        return CoordConv2d(in_channels, self.num_experts, kernel_size, **options)
 
 
 class CoordConv3Gate(NetworkGate):
@@ -129,12 +121,10 @@ class CoordConv3Gate(NetworkGate):
     `NetworkGate`; the first layer takes the stride.
     """
 
-    def make_network(
-        self, in_channels: int, kernel_size: int | tuple[int, int], stride: int, padding_mode: PaddingMode
-    ) -> nn.Module:
-        X = self.num_experts
+    def make_network(self, in_channels: int, kernel_size: int | tuple[int, int], **options: Any) -> nn.Module:
+        X, padding_mode = self.num_experts, options.get("padding_mode", "zeros")
         return nn.Sequential(
-            CoordConv2d(in_channels, X, kernel_size, stride=stride, padding_mode=padding_mode),
+            CoordConv2d(in_channels, X, kernel_size, **options),
             nn.BatchNorm2d(X),
             nn.ReLU(),
             GridConv2d(X, X, kernel_size, padding_mode=padding_mode),
@@ -145,18 +135,10 @@ class CoordConv3Gate(NetworkGate):
 
 
 class LocallyConnectedGate(SpatialGate):
-    """Scores `(B, X, H, W)` from a locally connected layer without bias.
+    """Scores `(B, X, H, W)` from a locally connected layer without bias; arguments as `NetworkGate`.
 
     Args:
-        in_channels: C, the number of channels of the layer's input.
-        num_experts: X, the number of experts in the bank.
-        num_selected: E, the number of experts to select at each pixel.
         spatial_shape: Rows and columns of the layer's output grid.
-        kernel_size: Odd size of the kernels.
-        stride: Stride of the layer.
-        padding_mode: `zeros`, `circular` or `longitude`.
-        order: Order of the selected experts: `families`, `score` or `index`.
-        normalization: `none`, `softmax`, `abs` or `abs_softmax`.
     """
 
     looks_at_input = True
@@ -169,15 +151,12 @@ class LocallyConnectedGate(SpatialGate):
         spatial_shape: tuple[int, int],
         kernel_size: int = 3,
         *,
-        stride: int = 1,
-        padding_mode: PaddingMode = "zeros",
         order: Order = "score",
         normalization: Normalization = "none",
+        **options: Any,
     ) -> None:
         super().__init__(num_experts, num_selected, order=order, normalization=normalization)
-        self.local = LocallyConnected2d(
-            in_channels, num_experts, kernel_size, spatial_shape=spatial_shape, stride=stride, padding_mode=padding_mode
-        )
+        self.local = LocallyConnected2d(in_channels, num_experts, kernel_size, spatial_shape=spatial_shape, **options)
 
     @property
     def spatial_shape(self) -> tuple[int, int]:

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from smoe.nn._grid_layers import GridConv2d
-from smoe.nn._routed_layer import (
+from smoe.nn import GridConv2d
+from smoe.ops import local_conv2d, wrap_padding
+from smoe.options import PaddingMode
+from smoe_paper.baselines import (
     check_input,
     check_kernel_size,
     check_output_grid,
@@ -18,9 +20,6 @@ from smoe.nn._routed_layer import (
     check_positive,
     check_spatial_shape,
 )
-from smoe.ops._conv_kernels import wrap_padding
-from smoe.ops._routed_conv import local_conv2d
-from smoe.options import PaddingMode
 
 
 class CondConv2d(nn.Module):
@@ -37,8 +36,6 @@ class CondConv2d(nn.Module):
         num_experts: Number of kernels to mix.
         stride: Stride of both axes.
         padding_mode: `zeros`, `circular` or `longitude`.
-        device: Device of the weights.
-        dtype: Data type of the weights.
     """
 
     def __init__(
@@ -50,8 +47,6 @@ class CondConv2d(nn.Module):
         num_experts: int = 3,
         stride: int = 1,
         padding_mode: PaddingMode = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_positive(in_channels=in_channels, out_channels=out_channels, num_experts=num_experts, stride=stride)
@@ -61,11 +56,11 @@ class CondConv2d(nn.Module):
         self.num_experts = num_experts
         # Four dimensions, all filters of expert 0 first: `.to(memory_format=torch.channels_last)` refuses five.
         shape = (num_experts * out_channels, in_channels, *self.kernel_size)
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(shape))
         # Each expert starts as a convolution of its own: the fan-in is that of one expert.
         bound = math.sqrt(6.0 / (in_channels * self.kernel_size[0] * self.kernel_size[1]))
         nn.init.uniform_(self.weight, -bound, bound)
-        self.router = nn.Linear(in_channels, num_experts, device=device, dtype=dtype)
+        self.router = nn.Linear(in_channels, num_experts)
 
     def mixing_weights(self, input: torch.Tensor) -> torch.Tensor:
         """Returns the weights of the experts in each sample's kernel, `(B, num_experts)`, each in (0, 1)."""
@@ -133,8 +128,6 @@ class CoordConv2d(nn.Module):
         stride: Stride of both axes.
         padding_mode: `zeros`, `circular` or `longitude`.
         with_radius: Append the distance from the centre of the grid too.
-        device: Device of the weights.
-        dtype: Data type of the weights.
     """
 
     def __init__(
@@ -146,8 +139,6 @@ class CoordConv2d(nn.Module):
         stride: int = 1,
         padding_mode: PaddingMode = "zeros",
         with_radius: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.with_radius = with_radius
@@ -158,8 +149,6 @@ class CoordConv2d(nn.Module):
             kernel_size,
             stride=stride,
             padding_mode=padding_mode,
-            device=device,
-            dtype=dtype,
         )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -177,8 +166,6 @@ class LocallyConnected2d(nn.Module):
         spatial_shape: Rows and columns of the output grid.
         stride: Stride of both axes.
         padding_mode: `zeros`, `circular` or `longitude`.
-        device: Device of the weights.
-        dtype: Data type of the weights.
     """
 
     def __init__(
@@ -190,8 +177,6 @@ class LocallyConnected2d(nn.Module):
         spatial_shape: tuple[int, int],
         stride: int = 1,
         padding_mode: PaddingMode = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_positive(in_channels=in_channels, out_channels=out_channels, stride=stride)
@@ -201,7 +186,7 @@ class LocallyConnected2d(nn.Module):
         self.padding_mode: PaddingMode = check_padding_mode(padding_mode)
         fan_in = in_channels * self.kernel_size[0] * self.kernel_size[1]
         shape = (out_channels, *self.spatial_shape, in_channels, *self.kernel_size)
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(shape))
         # The fan-in is C kh kw, the number of values that enter an output, whatever the size of the grid.
         bound = math.sqrt(6.0 / fan_in)
         nn.init.uniform_(self.weight, -bound, bound)
@@ -224,21 +209,16 @@ class LearnedChannels(nn.Module):
     Args:
         num_channels: Number of channels to append.
         spatial_shape: Grid of the input.
-        device: Device of the numbers.
-        dtype: Dtype of the numbers.
     """
 
     def __init__(
         self,
         num_channels: int,
         spatial_shape: tuple[int, ...],
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_positive(num_channels=num_channels)
-        self.fields = nn.Parameter(torch.zeros(num_channels, *spatial_shape, device=device, dtype=dtype))
+        self.fields = nn.Parameter(torch.zeros(num_channels, *spatial_shape))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, C, *grid)` to `(B, C + num_channels, *grid)`."""

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from smoe.nn._routed_layer import (
+from smoe.ops import grid_conv2d, output_grid
+from smoe.options import COMBINER_NORMALIZATIONS, COMBINERS, Combiner, CombinerNormalization, PaddingMode
+from smoe_paper.baselines import (
     check_input,
     check_kernel_size,
     check_output_grid,
@@ -17,9 +19,6 @@ from smoe.nn._routed_layer import (
     check_positive,
     check_spatial_shape,
 )
-from smoe.ops._conv_kernels import output_grid
-from smoe.ops._routed_conv import grid_conv2d
-from smoe.options import COMBINER_NORMALIZATIONS, COMBINERS, Combiner, CombinerNormalization, PaddingMode
 
 DILATIONS = (1, 2, 4, 8)
 
@@ -41,8 +40,6 @@ class RowsAndColumns(nn.Module):
         num_maps: Number of maps.
         spatial_shape: H and W.
         start: Value of every map at the start, half of it in the rows.
-        device: Device of the parameters.
-        dtype: Data type of the parameters.
     """
 
     def __init__(
@@ -50,14 +47,11 @@ class RowsAndColumns(nn.Module):
         num_maps: int,
         spatial_shape: tuple[int, int],
         start: float,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         height, width = spatial_shape
-        self.rows = nn.Parameter(torch.full((num_maps, height), start / 2, device=device, dtype=dtype))
-        self.columns = nn.Parameter(torch.full((num_maps, width), start / 2, device=device, dtype=dtype))
+        self.rows = nn.Parameter(torch.full((num_maps, height), start / 2))
+        self.columns = nn.Parameter(torch.full((num_maps, width), start / 2))
 
     def forward(self) -> torch.Tensor:
         return self.rows[:, :, None] + self.columns[:, None, :]
@@ -71,12 +65,9 @@ class Table(nn.Module):
         num_maps: int,
         spatial_shape: tuple[int, int],
         start: float,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.full((num_maps, *spatial_shape), start, device=device, dtype=dtype))
+        self.table = nn.Parameter(torch.full((num_maps, *spatial_shape), start))
 
     def forward(self) -> torch.Tensor:
         return self.table
@@ -99,8 +90,6 @@ class InputCombiner(nn.Module):
         dilations: Dilations of the depthwise convolutions; may be empty.
         bias: Use a bias in every convolution. The authors' code has biases; the counts in the SMoE paper leave them
             out.
-        device: Device of the weights.
-        dtype: Data type of the weights.
     """
 
     def __init__(
@@ -110,8 +99,6 @@ class InputCombiner(nn.Module):
         *,
         dilations: tuple[int, ...] = DILATIONS,
         bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_positive(in_channels=in_channels, spatial_rank=spatial_rank)
@@ -121,12 +108,11 @@ class InputCombiner(nn.Module):
         K = spatial_rank
 
         def convolution(inputs: int, outputs: int) -> nn.Conv2d:
-            return nn.Conv2d(inputs, outputs, 1, bias=bias, device=device, dtype=dtype)
+            return nn.Conv2d(inputs, outputs, 1, bias=bias)
 
         self.reduce = convolution(in_channels, K)
         self.scales = nn.ModuleList(
-            nn.Conv2d(K, K, 3, dilation=dilation, groups=K, bias=bias, device=device, dtype=dtype)
-            for dilation in dilations
+            nn.Conv2d(K, K, 3, dilation=dilation, groups=K, bias=bias) for dilation in dilations
         )
         # The widths 3 K and 6 K do not follow the number of branches, as in the authors' code.
         self.squeeze = convolution((2 + len(dilations)) * K, 3 * K)
@@ -195,8 +181,6 @@ class LowRankLocal2d(nn.Module):
         combiner_bias: Use biases in the network of the combiner `input`.
         stride: Stride of both axes.
         padding_mode: `zeros`, `circular` or `longitude`.
-        device: Device of the weights.
-        dtype: Data type of the weights.
     """
 
     def __init__(
@@ -213,8 +197,6 @@ class LowRankLocal2d(nn.Module):
         combiner_bias: bool = False,
         stride: int = 1,
         padding_mode: PaddingMode = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_positive(in_channels=in_channels, out_channels=out_channels, spatial_rank=spatial_rank, stride=stride)
@@ -235,7 +217,7 @@ class LowRankLocal2d(nn.Module):
         self.spatial_rank = spatial_rank
         # Four dimensions, all filters of base 0 first: `.to(memory_format=torch.channels_last)` refuses five.
         shape = (spatial_rank * out_channels, in_channels, *self.kernel_size)
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(shape))
         # Each base starts as a convolution of its own: the fan-in is that of one base.
         bound = math.sqrt(6.0 / (in_channels * self.kernel_size[0] * self.kernel_size[1]))
         nn.init.uniform_(self.weight, -bound, bound)
@@ -245,22 +227,20 @@ class LowRankLocal2d(nn.Module):
             if self.spatial_shape is not None:
                 rows, columns = ((size - 1) * stride + 1 for size in self.spatial_shape)
                 dilations = fitting_dilations((rows, columns))
-            self.combiner = InputCombiner(
-                in_channels, spatial_rank, dilations=dilations, bias=combiner_bias, device=device, dtype=dtype
-            )
+            self.combiner = InputCombiner(in_channels, spatial_rank, dilations=dilations, bias=combiner_bias)
         elif self.spatial_shape is None:
             raise ValueError(f"combiner={combiner!r} needs spatial_shape=(rows, columns) of the output grid")
         else:
             maps = RowsAndColumns if combiner == "rows_and_columns" else Table
             start = 1.0 / math.sqrt(spatial_rank)
-            self.combiner = maps(spatial_rank, self.spatial_shape, start, device=device, dtype=dtype)
+            self.combiner = maps(spatial_rank, self.spatial_shape, start)
 
         self.spatial_bias: RowsAndColumns | Table | None = None
         if spatial_bias:
             if self.spatial_shape is None:
                 raise ValueError("spatial_bias=True needs spatial_shape=(rows, columns) of the output grid")
             maps = RowsAndColumns if combiner == "rows_and_columns" else Table
-            self.spatial_bias = maps(1, self.spatial_shape, 0.0, device=device, dtype=dtype)
+            self.spatial_bias = maps(1, self.spatial_shape, 0.0)
 
     def combining_weights(self, input: torch.Tensor | None = None) -> torch.Tensor:
         """Returns the weights a: `(K, H', W')`, or `(B, K, H', W')` for the combiner `input`.

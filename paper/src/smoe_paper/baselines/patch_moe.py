@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from smoe.losses import squared_variation
-from smoe.nn._routed_layer import check_positive
-from smoe.ops._routing import top_experts
+from smoe.ops import top_experts
+from smoe_paper.baselines import check_positive
 
 # An expert's capacity is rounded up to a multiple of this.
 _CAPACITY_STEP = 4
@@ -30,22 +30,17 @@ class FeedForward(nn.Module):
     Args:
         width: Width of the tokens.
         hidden: Width between the two linear layers.
-        device: Device of the weights.
-        dtype: Dtype of the weights.
     """
 
     def __init__(
         self,
         width: int,
         hidden: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_positive(width=width, hidden=hidden)
-        self.widen = nn.Linear(width, hidden, device=device, dtype=dtype)
-        self.narrow = nn.Linear(hidden, width, device=device, dtype=dtype)
+        self.widen = nn.Linear(width, hidden)
+        self.narrow = nn.Linear(hidden, width)
         for linear in (self.widen, self.narrow):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
@@ -93,8 +88,6 @@ class PatchMoE(nn.Module):
             does not depend on the rest of the batch. (V-MoE's own groups are eight images.)
         noise_std: Standard deviation of the normal noise on the scores in training; 1 / num_experts if None, 0 for no
             noise.
-        device: Device of the weights.
-        dtype: Data type of the weights.
     """
 
     def __init__(
@@ -107,8 +100,6 @@ class PatchMoE(nn.Module):
         capacity_factor: float = 1.05,
         group_size: int | None = None,
         noise_std: float | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_positive(width=width, hidden=hidden, num_experts=num_experts)
@@ -129,8 +120,8 @@ class PatchMoE(nn.Module):
         self.capacity_factor = capacity_factor
         self.group_size = group_size
         self.noise_std = noise_std
-        self.gate = nn.Linear(width, num_experts, bias=False, device=device, dtype=dtype)
-        self.experts = nn.ModuleList(FeedForward(width, hidden, device=device, dtype=dtype) for _ in range(num_experts))
+        self.gate = nn.Linear(width, num_experts, bias=False)
+        self.experts = nn.ModuleList(FeedForward(width, hidden) for _ in range(num_experts))
         self._last_scores: PatchScores | None = None
 
     @property

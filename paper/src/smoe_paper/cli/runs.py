@@ -104,7 +104,7 @@ def run_show(args: list[str]) -> int:
     path = Path(args[0])
 
     from smoe.cli.fit import run_show as show_fit
-    from smoe.regression._model_files import is_model_folder
+    from smoe.regression import is_model_folder
     from smoe.training.run_directory import RunDirectory
     from smoe_paper.experiments.runs import data_places, open_run, read_recipe
 
@@ -172,7 +172,7 @@ def run_report(args: list[str]) -> int:
     """Parses, reads the runs and writes the page."""
     options = parse_report(RunReports, args)
 
-    from smoe.regression._model_files import is_model_folder
+    from smoe.regression import is_model_folder
     from smoe.reports.read_fit import read_fit
     from smoe.reports.run_report import RunReport
     from smoe_paper.experiments.read_run import ReadOptions, read_run

@@ -87,7 +87,7 @@ def _resume(path: Path, args: list[str]) -> int:
 
 def _train(name: str, options: RecipeFlags, output_dir: Path) -> int:
     # torch is imported from here on only: a typo is answered at once.
-    from smoe._signals import Interrupted
+    from smoe.training import Interrupted
     from smoe.training.distribution import leave_processes
     from smoe.training.progress import BarReporter, Reporter, TrackedReporter
     from smoe_paper.experiments.runs import train

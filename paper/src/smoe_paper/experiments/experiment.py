@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from smoe._plain import RecipeError, from_plain
 from smoe.errors import suggest
+from smoe.training import RecipeError, from_plain
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import PublishedResult, ResultTable, Scale, TableSet, draw_figures

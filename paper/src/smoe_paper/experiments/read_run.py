@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from smoe.diagnostics import layers_by_gate, region_information
-from smoe.regression._model_files import is_model_folder
+from smoe.regression import is_model_folder
 from smoe.reports.gate_maps import GateMap, read_gates
 from smoe.reports.parts import ErrorMap, Places
 from smoe.reports.read_fit import (

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from smoe._plain import to_plain
 from smoe.options import BiasOwner, GateInit, Order
 from smoe.rules import Damping, RoutingClassification, Rule
+from smoe.training import to_plain
 from smoe.training.plan import TrainingPlan
 
 

@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from smoe._files import FileLock, LockedError, write_atomically
-from smoe._signals import Interrupted
+from smoe.training import FileLock, Interrupted, LockedError, write_atomically
 from smoe.training.loop import TrainingDiverged
 from smoe.training.run_directory import Record, RunDirectory, RunError
 from smoe_paper.experiments.experiment import experiment_of, recipe_from_plain

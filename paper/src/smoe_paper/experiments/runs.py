@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from smoe._plain import RecipeError, is_path, shorten, type_hints
+from smoe.training import RecipeError, is_path, shorten, type_hints
 from smoe.training.loop import Loop
 from smoe.training.plan import check_monitor, resumable_fields
 from smoe.training.progress import Reporter

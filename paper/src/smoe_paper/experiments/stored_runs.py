@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoe._files import write_atomically
+from smoe.training import write_atomically
 from smoe_paper.experiments.recipe import Recipe
 
 # Fields that hold where data are kept on somebody's machine.

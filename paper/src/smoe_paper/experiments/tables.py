@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from smoe._files import write_atomically
+from smoe.training import write_atomically
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.stored_runs import RunStore
 

@@ -14,12 +14,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from smoe import nn
-from smoe._plain import to_plain
 from smoe.losses import auxiliary_loss
-from smoe.nn import NoisyGate, RoutedLayer, track_loss_scale
-from smoe.nn._classification import FrozenLearner
+from smoe.nn import FrozenLearner, NoisyGate, RoutedLayer, track_loss_scale
 from smoe.ops import family_members
 from smoe.rules import Damping, Frozen, Rule
+from smoe.training import to_plain
 from smoe.training.distribution import make_accelerator
 from smoe.training.evaluation import evaluate, predict
 from smoe.training.plan import TrainingPlan

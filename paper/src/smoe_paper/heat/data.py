@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from smoe._files import write_atomically
-from smoe._plain import to_plain
+from smoe.training import to_plain, write_atomically
 from smoe_paper.experiments.experiment import Notify
 from smoe_paper.heat.recipes import HeatDiffusion
 

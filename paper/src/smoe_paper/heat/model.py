@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from smoe import nn
-from smoe._plain import to_plain
+from smoe.training import to_plain
 from smoe.training.task import Task
 from smoe_paper.baselines.gates import ConvGate, CoordConv3Gate, CoordConvGate, LinearGate, LocallyConnectedGate
 from smoe_paper.baselines.layers import CondConv2d, CoordConv2d, LocallyConnected2d

@@ -19,7 +19,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from smoe.diagnostics import region_agreement, regions_of_experts
 from smoe.nn import SpatialMoE2d
 from smoe.reports.parts import Places
-from smoe.views._charts import save_picture
+from smoe.views import save_picture
 from smoe_paper.experiments.experiment import Notify, ReportParts, ShowOptions
 from smoe_paper.experiments.runs import kept_run
 from smoe_paper.experiments.stored_runs import RunStore

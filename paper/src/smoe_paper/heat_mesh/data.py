@@ -73,7 +73,7 @@ def volume(size: int = 32) -> Domain:
 
 def healpix(nside: int = 32) -> Domain:
     """Pixels of a HEALPix sphere in the order of its faces, each with the four neighbours across its edges."""
-    from smoe.ops._healpix import healpix_coordinates, pad_faces
+    from smoe.ops import healpix_coordinates, pad_faces
 
     shape = (12, nside, nside)
     numbers = torch.arange(12 * nside * nside, dtype=torch.float64).view(1, 1, *shape)

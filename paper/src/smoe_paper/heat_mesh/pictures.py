@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 
 from smoe.diagnostics import regions_of_experts
 from smoe.reports.parts import Places
-from smoe.views._charts import save_picture
-from smoe.views._node_routing import draw_nodes
+from smoe.views import draw_nodes, save_picture
 from smoe_paper.experiments.experiment import Notify, ReportParts, ShowOptions
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.heat_mesh.data import Domain, make_domain, make_regions

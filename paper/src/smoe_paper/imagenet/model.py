@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from smoe import nn
 from smoe.errors import DataError
-from smoe.ops._interpolation import Interpolation
 from smoe.training.task import Metric, Task
 from smoe_paper.baselines.low_rank import LowRankLocal2d
 from smoe_paper.experiments.experiment import SPLITS, Notify
@@ -181,7 +181,7 @@ def make_task(
     )
 
 
-def for_size(model: torch.nn.Module, size: int, mode: Interpolation = "linear") -> torch.nn.Module:
+def for_size(model: torch.nn.Module, size: int, mode: Literal["linear", "nearest"] = "linear") -> torch.nn.Module:
     """Returns a copy of a network for images of another size, with interpolated gates and tables."""
     device = next(model.parameters()).device
     return nn.interpolate_grids(model, example_input=torch.zeros(1, 3, size, size, device=device), mode=mode)

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from smoe._files import temporary_folder, write_atomically
 from smoe.command_line import parse
 from smoe.errors import DataError
+from smoe.training import temporary_folder, write_atomically
 from smoe_paper.images.data import LabelledImages, find_files, read_images
 from smoe_paper.images.recipes import IMAGE_SETS, Part
 

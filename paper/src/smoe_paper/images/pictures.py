@@ -16,7 +16,7 @@ from torch import Tensor
 from smoe.errors import DataError
 from smoe.nn import RoutedLayer, SpatialGate
 from smoe.reports.parts import Classes, Places
-from smoe.views._charts import COLOURS, save_picture
+from smoe.views import COLOURS, save_picture
 from smoe_paper.experiments.experiment import Notify, ReportParts, ShowOptions
 from smoe_paper.experiments.runs import kept_run
 from smoe_paper.experiments.stored_runs import RunStore

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from smoe.nn import SharedBatchNorm2d
-from smoe.nn._routed_layer import RoutedLayer, check_input, check_positive, check_spatial_shape
+from smoe.nn import RoutedLayer, SharedBatchNorm2d
+from smoe_paper.baselines import check_input, check_positive, check_spatial_shape
 
 
 class ConvNet(nn.Module):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from smoe.nn._routed_layer import check_input, check_positive
+from smoe_paper.baselines import check_input, check_positive
 
 # Output channels of a block for each of its filters.
 _EXPANSION = 4

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from smoe.nn._routed_layer import check_positive, check_spatial_shape
+from smoe_paper.baselines import check_positive, check_spatial_shape
 from smoe_paper.baselines.patch_moe import FeedForward, PatchMoE
 
 

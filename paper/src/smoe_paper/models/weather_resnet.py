@@ -9,9 +9,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from smoe.nn import SharedBatchNorm2d
-from smoe.nn._grid_layers import GridConv2d
-from smoe.nn._routed_layer import check_input, check_positive
+from smoe.nn import GridConv2d, SharedBatchNorm2d
+from smoe_paper.baselines import check_input, check_positive
 
 MakeConv = Callable[[int, int], nn.Module]
 
