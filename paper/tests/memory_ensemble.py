@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from smoe_paper.atmosphere.grid import Grid
+from smoe_paper.atmosphere.axes import Grid
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EmosModel, EnsembleData, EnsembleRecipe
 from smoe_paper.ens10.store import EnsembleStore
 

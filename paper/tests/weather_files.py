@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from smoe_paper.atmosphere.grid import GRIDS, Grid
+from smoe_paper.atmosphere.axes import GRIDS, Grid
 from smoe_paper.atmosphere.variables import HOURLY_PRECIPITATION, LEVELS, VARIABLES
 
 DEFAULT_VARIABLES = ("z", "t", "u", "v", "q", "tisr", "t2m", "tp")

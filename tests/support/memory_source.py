@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from smoe.training.progress import ProgressBar
-from smoe_paper.atmosphere.grid import Grid
-from smoe_paper.weather.data.source import WeatherSource
+from smoe_paper.atmosphere.axes import Grid
+from smoe_paper.weather.archives import WeatherSource
 
 GRID = Grid((-60.0, -20.0, 20.0, 60.0), (0.0, 72.0, 144.0, 216.0, 288.0))
 SCALES = {"z": (5e4, 1e3), "t": (280.0, 10.0), "t2m": (285.0, 12.0), "tisr": (1e6, 4e5), "u": (5.0, 8.0)}

@@ -8,7 +8,7 @@ import pytest
 
 from ens10_files import STARTS, write_ens10
 from smoe.cli.main import main
-from smoe_paper.ens10.data import EnsembleStore
+from smoe_paper.ens10.store import EnsembleStore
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from memory_ensemble import tiny_recipe
 from memory_source import Silent
 from smoe.cli.main import main
 from smoe_paper.ens10.commands import Preparation
-from smoe_paper.ens10.data.open_ens10 import open_ens10
 from smoe_paper.ens10.pictures import draw_calibration, draw_score_maps
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.recipes import EnsembleData
 from smoe_paper.ens10.scores import NUM_PARTS, verify
+from smoe_paper.ens10.sources import open_ens10
 from smoe_paper.ens10.store import EnsembleStore
 from smoe_paper.experiments.runs import open_run, train
 

@@ -11,11 +11,11 @@ from memory_source import Silent
 from smoe.cli.main import main
 from smoe.errors import DataError
 from smoe_paper.ens10.commands import Preparation
-from smoe_paper.ens10.data.open_ens10 import open_ens10
 from smoe_paper.ens10.model import open_store
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.recipes import EnsembleData, EnsembleRecipe
 from smoe_paper.ens10.scores import store_references
+from smoe_paper.ens10.sources import open_ens10
 from smoe_paper.ens10.tables import ENS10_TABLES, store_folder
 from smoe_paper.experiments.reproduction import plan_runs, train_run
 from smoe_paper.experiments.stored_runs import RunKey, RunStore

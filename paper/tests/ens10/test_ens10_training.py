@@ -18,11 +18,11 @@ from smoe.training.loop import Loop
 from smoe.training.run_directory import RunDirectory
 from smoe.training.task import Task
 from smoe_paper.ens10.commands import Preparation
-from smoe_paper.ens10.data.open_ens10 import open_ens10
 from smoe_paper.ens10.model import build_dry_task, build_task, make_split, make_task, setting_of
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData
 from smoe_paper.ens10.scores import score_raw_ensemble
+from smoe_paper.ens10.sources import open_ens10
 from smoe_paper.experiments.recipe import Adam
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.losses import GaussianCRPSLoss

@@ -14,11 +14,13 @@ from torch.utils.data import DataLoader
 
 from ens10_files import GRID, STARTS, member_fields, truth_field, write_ens10, write_grib
 from memory_source import Silent, contents
+from smoe.errors import DataError
 from smoe_paper.ens10.commands import Preparation
-from smoe_paper.ens10.data import TASKS, DataError, EnsembleStore
-from smoe_paper.ens10.data.open_ens10 import open_ens10
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.samples import EnsembleSamples
+from smoe_paper.ens10.sources import open_ens10
+from smoe_paper.ens10.store import EnsembleStore
+from smoe_paper.ens10.variables import TASKS
 
 TRAIN = (1998, 1999)
 LEAD = np.timedelta64(2, "D")

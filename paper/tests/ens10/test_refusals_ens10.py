@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from ens10_files import GRID, STARTS, member_fields, write_ens10, write_grib
+from ens10_files import GRID, STARTS, member_fields, write_ens10, write_grib, write_members
 from memory_source import Silent
-from smoe_paper.atmosphere.grid import Grid
+from smoe.errors import DataError
+from smoe_paper.atmosphere.axes import Grid
 from smoe_paper.ens10.commands import Preparation
-from smoe_paper.ens10.data import DataError, EnsembleStore
-from smoe_paper.ens10.data.fields import ENS10_GRID, START_DAYS, check_calendar, check_global
-from smoe_paper.ens10.data.open_ens10 import is_ens10, open_ens10
-from smoe_paper.ens10.data.write_layout import write_members
+from smoe_paper.ens10.fields import ENS10_GRID, START_DAYS, check_calendar, check_global
 from smoe_paper.ens10.prepare import prepare
+from smoe_paper.ens10.sources import is_ens10, open_ens10
+from smoe_paper.ens10.store import EnsembleStore
 
 SOME = STARTS[:5]
 

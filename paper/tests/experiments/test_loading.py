@@ -18,9 +18,9 @@ from image_folders import write_folders
 from memory_source import Silent
 from smoe.training.run_directory import RunError
 from smoe_paper.ens10.commands import Preparation
-from smoe_paper.ens10.data.open_ens10 import open_ens10
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData
+from smoe_paper.ens10.sources import open_ens10
 from smoe_paper.experiments.experiment import EXPERIMENTS
 from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.runs import load, train

@@ -14,8 +14,8 @@ from simulation.perturbations import Perturbations
 from simulation.run_folder import RunFolder
 from simulation.start_dates import start_dates
 from smoe_paper.ens10.commands import Preparation
-from smoe_paper.ens10.data.open_ens10 import open_ens10
 from smoe_paper.ens10.prepare import prepare
+from smoe_paper.ens10.sources import open_ens10
 
 FIRST = np.datetime64("2001-12-20")
 STARTS = start_dates(np.datetime64("2001-11-20"), np.datetime64("2002-01-12"))

@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 
 from smoe.cli.main import main
-from smoe_paper.weather.data import GRIDS
+from smoe_paper.atmosphere.axes import GRIDS
 from smoe_paper.weather.samples import WeatherSamples
 from smoe_paper.weather.store import WeatherStore
 from weather_files import (

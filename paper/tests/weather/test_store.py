@@ -20,7 +20,7 @@ import zarr
 
 from memory_source import MemorySource, Silent, contents
 from smoe.errors import DataError
-from smoe_paper.atmosphere.grid import Grid
+from smoe_paper.atmosphere.axes import Grid
 from smoe_paper.weather.commands import Preparation
 from smoe_paper.weather.prepare import prepare
 from smoe_paper.weather.samples import WeatherSamples

@@ -19,11 +19,11 @@ from smoe.training.run_directory import load_checkpoint, save_checkpoint
 from smoe_paper.baselines.gates import ConvGate
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.experiments.task import OpenRun
-from smoe_paper.weather.data.truth import Baselines, Truth, week_of_year
 from smoe_paper.weather.pictures import layer_inputs
 from smoe_paper.weather.recipes import PUBLISHED, WEATHER_RECIPES
 from smoe_paper.weather.scores import RunScores, evaluate_run, score_baselines, score_file
 from smoe_paper.weather.store import WeatherStore
+from smoe_paper.weather.truth import Baselines, Truth, week_of_year
 from tiny_weather import GRID, SOURCE, make_store, tiny_recipe
 
 TARGETS = ("z_500", "t_850", "tp")
@@ -249,7 +249,7 @@ def test_gates_that_look_at_their_input_see_what_the_layer_sees() -> None:
         (("weather", "--file", "x.nc", "--data.store", "STORE"), "no forecasts in x.nc"),
         (("weather", "--file", "x.nc", "--data.store", "RUN"), "there is no weather store in"),
         (("RUN", "--data.store", "RUN"), "there is no weather store in"),
-        (("RUN", "--forecasts", "x.grib"), "written as .nc or .zarr, got x.grib"),
+        (("RUN", "--forecasts", "x.grib"), "x.grib must end with .nc or .zarr"),
         (("RUN", "--skip-nan"), "Unrecognized options: --skip-nan"),
         (("show", "RUN", "--init-times", "2002-01-04T01"), "no forecast starts at 2002-01-04T01; the nearest"),
         (("show", "RUN", "--init-times", "yesterday"), "write a time as 2018-01-15T00"),

@@ -1,4 +1,4 @@
-"""Axes of files of fields: time, levels, latitude and longitude."""
+"""Global grids, and the axes of files of fields: time, levels, latitude and longitude."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smoe.errors import DataError
-from smoe_paper.atmosphere.grid import GRIDS, Grid
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -18,6 +17,48 @@ TIME_NAMES = ("time", "valid_time")
 LEVEL_NAMES = ("level", "plev", "pressure_level", "isobaricInhPa", "lev")
 LATITUDE_NAMES = ("lat", "latitude")
 LONGITUDE_NAMES = ("lon", "longitude")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Points of a global grid.
+
+    Attributes:
+        latitude: Degrees north, from south to north in all weather stores; ENS-10 keeps its own north to south.
+        longitude: Degrees east, from 0 eastwards.
+    """
+
+    latitude: tuple[float, ...]
+    longitude: tuple[float, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.latitude), len(self.longitude)
+
+    @property
+    def degrees(self) -> float:
+        return abs(self.latitude[1] - self.latitude[0])
+
+    @property
+    def name(self) -> str:
+        # As WeatherBench calls it, such as 5.625deg.
+        return f"{self.degrees:g}deg"
+
+    def lat2d(self) -> np.ndarray:
+        return np.repeat(np.asarray(self.latitude, np.float32)[:, None], self.shape[1], axis=1)
+
+    def lon2d(self) -> np.ndarray:
+        return np.repeat(np.asarray(self.longitude, np.float32)[None, :], self.shape[0], axis=0)
+
+
+def _regular_grid(degrees: float) -> Grid:
+    rows, columns = round(180 / degrees), round(360 / degrees)
+    # All three spacings are multiples of 2^-5, so that these values are exact.
+    latitude = tuple(-90.0 + degrees / 2 + degrees * row for row in range(rows))
+    return Grid(latitude, tuple(degrees * column for column in range(columns)))
+
+
+GRIDS: dict[str, Grid] = {f"{degrees:g}deg": _regular_grid(degrees) for degrees in (5.625, 2.8125, 1.40625)}
 
 # Files keep coordinates in float32 or with the rounding of a regridding program.
 _TOLERANCE_DEGREES = 1e-3
@@ -31,43 +72,39 @@ class Orientation:
         grid: Grid of the fields.
         latitude: Name of the row dimension in the file.
         longitude: Name of the column dimension in the file.
-        north_first: Whether the rows run from north to south.
+        is_flipped: Whether the rows run the other way than those of the grid.
         first_column: Column of the file that lies at longitude 0.
     """
 
     grid: Grid
     latitude: str
     longitude: str
-    north_first: bool
+    is_flipped: bool
     first_column: int
 
     def turn(self, fields: np.ndarray) -> np.ndarray:
-        """Returns fields `(..., H, W)` from south to north and eastwards from longitude 0, contiguous float32."""
-        if self.north_first:
+        """Returns fields `(..., H, W)` in the order of the grid, contiguous float32."""
+        if self.is_flipped:
             fields = fields[..., ::-1, :]
         if self.first_column:
             fields = np.roll(fields, -self.first_column, axis=-1)
         return np.ascontiguousarray(fields, dtype=np.float32)
 
     def notices(self) -> list[str]:
-        """Describes the changes that `turn` makes."""
+        # The changes that `turn` makes.
         said = []
         if (self.latitude, self.longitude) != ("lat", "lon"):
             said.append(f"axes are named {self.latitude}/{self.longitude}: read as lat/lon")
-        if self.north_first:
-            said.append("latitude runs north to south: turned round")
+        if self.is_flipped:
+            north, south = ("south", "north") if self.grid.latitude[0] > self.grid.latitude[-1] else ("north", "south")
+            said.append(f"latitude runs {north} to {south}: turned round")
         if self.first_column:
             said.append("longitude does not start at 0: rolled so that it does")
         return said
 
 
 def find_orientation(array: xr.DataArray, expected: Grid | None, where: str) -> Orientation:
-    """Recognises the grid of a field.
-
-    Args:
-        array: Field with its coordinates.
-        expected: Grid that the field must have; None accepts any of WeatherBench's grids.
-        where: Name of the field in an error message.
+    """Recognises the grid of a field: the expected one, or any of WeatherBench's if that is None.
 
     Raises:
         DataError: If the grid is another one.
@@ -81,16 +118,16 @@ def find_orientation(array: xr.DataArray, expected: Grid | None, where: str) -> 
     for name, grid in grids.items():
         if (len(rows), len(columns)) != grid.shape:
             continue
-        north_first = bool(rows[0] > rows[-1])
+        is_flipped = bool(rows[0] > rows[-1]) != (grid.latitude[0] > grid.latitude[-1])
         eastwards = np.mod(columns + _TOLERANCE_DEGREES, 360.0) - _TOLERANCE_DEGREES
         first_column = int(np.argmin(np.abs(eastwards)))
-        if not _is_close(rows[::-1] if north_first else rows, grid.latitude):
+        if not _is_close(rows[::-1] if is_flipped else rows, grid.latitude):
             continue
         if not _is_close(np.roll(eastwards, -first_column), grid.longitude):
             continue
         if expected is not None and grid != expected:
             raise DataError(f"{where} is on the {name} grid, expected {expected.name}")
-        return Orientation(grid, latitude, longitude, north_first, first_column)
+        return Orientation(grid, latitude, longitude, is_flipped, first_column)
     if expected is None:
         wanted = f"WeatherBench's ({', '.join(GRIDS)}: {'; '.join(_describe_grid(grid) for grid in GRIDS.values())})"
     else:
@@ -102,7 +139,6 @@ def find_orientation(array: xr.DataArray, expected: Grid | None, where: str) -> 
 
 
 def find_axis(array: xr.DataArray, names: tuple[str, ...], where: str) -> str:
-    """Returns the dimension that has one of these names."""
     found = [name for name in names if name in array.dims]
     if len(found) != 1:
         raise DataError(f"{where} has the dimensions {tuple(array.dims)}, expected one named {' or '.join(names)}")
@@ -158,15 +194,12 @@ class TimeAxis:
 
     @property
     def last(self) -> np.datetime64:
-        """Returns the last time."""
         return self.start + np.timedelta64(self.step * (self.count - 1), "m")
 
     def values(self) -> np.ndarray:
-        """Returns all times, datetime64[m]."""
         return self.start + np.arange(self.count) * np.timedelta64(self.step, "m")
 
     def shifted(self, minutes: int) -> TimeAxis:
-        """Returns the same times, later by some minutes."""
         return replace(self, start=self.start + np.timedelta64(minutes, "m"))
 
     def find(self, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -205,7 +238,6 @@ def read_time_axis(array: xr.DataArray, where: str) -> TimeAxis:
 
 
 def describe_short_year(year: int, num_times: int, step_hours: int) -> list[str]:
-    """Reports an incomplete year."""
     whole = int((np.datetime64(f"{year + 1:04d}", "h") - np.datetime64(f"{year:04d}", "h")).astype(int)) // step_hours
     return [f"{year} has {num_times:,} of its {whole:,} times"] if num_times < whole else []
 

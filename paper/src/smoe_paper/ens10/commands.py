@@ -15,7 +15,7 @@ from smoe.command_line import parse
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from smoe_paper.ens10.data.describe import TaskDescription
+    from smoe_paper.ens10.describe import TaskDescription
     from smoe_paper.ens10.store import EnsembleStore
 
 
@@ -36,7 +36,7 @@ class Check:
 
 def recognises(path: Path) -> bool:
     """Returns whether the folder has the layout of ENS-10."""
-    from smoe_paper.ens10.data.open_ens10 import is_ens10
+    from smoe_paper.ens10.sources import is_ens10
 
     return is_ens10(path)
 
@@ -48,7 +48,7 @@ def run_check(args: list[str]) -> int:
     from rich.console import Console
 
     from smoe.training.progress import ProgressBar
-    from smoe_paper.ens10.data.describe import describe_ens10
+    from smoe_paper.ens10.describe import describe_ens10
 
     with ProgressBar() as bar:
         tasks = describe_ens10(options.path, quick=options.quick, progress=bar.show)
@@ -111,8 +111,8 @@ def run_prepare(args: list[str]) -> int:
     options = parse(PrepareEns10, args, prog="smoe data prepare ens10")
 
     from smoe.training.progress import ProgressBar
-    from smoe_paper.ens10.data.open_ens10 import open_ens10
     from smoe_paper.ens10.prepare import prepare
+    from smoe_paper.ens10.sources import open_ens10
 
     try:
         with (

@@ -13,7 +13,6 @@ from torch.utils.data import Dataset
 from smoe.errors import DataError
 from smoe.regression._nets import UNet, start_as_torch
 from smoe.training.task import Metric, Task
-from smoe_paper.ens10.data.variables import TASKS
 from smoe_paper.ens10.recipes import (
     EmosModel,
     EnsembleData,
@@ -24,6 +23,7 @@ from smoe_paper.ens10.recipes import (
 )
 from smoe_paper.ens10.samples import EnsembleSamples
 from smoe_paper.ens10.store import EnsembleStore
+from smoe_paper.ens10.variables import TASKS
 from smoe_paper.experiments.experiment import SPLITS, Notify
 from smoe_paper.experiments.task import DryTask, Learning, assemble_task, convert_net
 from smoe_paper.losses import GaussianCRPSLoss

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from smoe.reports.parts import ErrorMap, Places
 from smoe.views._charts import COLOURS, save_picture
 from smoe.views._globe import draw_globe
-from smoe_paper.ens10.data.variables import TASKS
 from smoe_paper.ens10.model import open_store
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, MEMBERS, EnsembleRecipe, paper_results
 from smoe_paper.ens10.scores import score_raw_ensemble, store_of, verify
+from smoe_paper.ens10.variables import TASKS
 from smoe_paper.experiments.experiment import Notify, ReportParts
 from smoe_paper.experiments.task import OpenRun
 

@@ -21,11 +21,9 @@ from smoe_paper.atmosphere.store import (
     write_metadata,
     written_rows,
 )
-from smoe_paper.ens10.data.fields import LEAD, DatedFields
-from smoe_paper.ens10.data.open_ens10 import open_efi, open_truth
-from smoe_paper.ens10.data.preprocessed import check_released
-from smoe_paper.ens10.data.source import EnsembleSource
 from smoe_paper.ens10.efi import climate_windows, compute_part, parts_of
+from smoe_paper.ens10.fields import LEAD, DatedFields
+from smoe_paper.ens10.sources import EnsembleSource, check_released, open_efi, open_truth
 from smoe_paper.ens10.store import (
     EFI,
     FORMAT,

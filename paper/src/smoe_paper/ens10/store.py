@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from smoe.errors import DataError
-from smoe_paper.atmosphere.grid import Grid
+from smoe_paper.atmosphere.axes import Grid
 from smoe_paper.atmosphere.store import DTYPE, Rows, checksum, read_metadata, restore
-from smoe_paper.ens10.data.variables import LEAD_DAYS, NUM_MEMBERS, TASKS, TaskName
+from smoe_paper.ens10.variables import LEAD_DAYS, NUM_MEMBERS, TASKS, TaskName
 
 if TYPE_CHECKING:
     Fields = np.ndarray | Rows

@@ -22,7 +22,7 @@ from smoe_paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, c
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from smoe_paper.weather.data.describe import Description
+    from smoe_paper.weather.describe import Description
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def run_check(args: list[str]) -> int:
     from rich.console import Console
 
     from smoe.training.progress import ProgressBar
-    from smoe_paper.weather.data.describe import describe
+    from smoe_paper.weather.describe import describe
 
     with ProgressBar() as bar:
         found = describe(
@@ -262,7 +262,7 @@ def _prepare_weather(options: PrepareWeather) -> int:
     _check_names(options)
     # torch and xarray are imported here, so that a typing error is reported at once.
     from smoe.training.progress import ProgressBar
-    from smoe_paper.weather.data.weatherbench import open_source
+    from smoe_paper.weather.archives import open_source
     from smoe_paper.weather.prepare import prepare
     from smoe_paper.weather.store import WeatherStore
 

@@ -116,7 +116,7 @@ class WeatherExperiment(Experiment):
     def prepare_evaluation(self, options: WeatherEvaluateOptions) -> None:
         """Checks the output file before a year of forecasts is made."""
         if options.forecasts is not None:
-            from smoe_paper.weather.data.forecasts import check_output
+            from smoe.gridded import check_output
 
             check_output(options.forecasts)
 

@@ -14,7 +14,7 @@ from smoe import nn
 from smoe._plain import to_plain
 from smoe.errors import DataError
 from smoe.training.task import MeanLoss, Metric, Task
-from smoe_paper.atmosphere.grid import GRIDS
+from smoe_paper.atmosphere.axes import GRIDS
 from smoe_paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS
 from smoe_paper.baselines.layers import LearnedChannels
 from smoe_paper.baselines.low_rank import LowRankLocal2d

@@ -23,11 +23,11 @@ from smoe_paper.experiments.experiment import Notify, ReportParts
 from smoe_paper.experiments.tables import PublishedResult
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.metrics import LatitudeWeightedRMSE
-from smoe_paper.weather.data.truth import Baselines, Truth
 from smoe_paper.weather.recipes import PAPER, PUBLISHED, PUBLISHED_DATA, WeatherRecipe
 from smoe_paper.weather.samples import WeatherSamples
 from smoe_paper.weather.scores import samples_of, score_baselines
 from smoe_paper.weather.store import WeatherStore
+from smoe_paper.weather.truth import Baselines, Truth
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,9 @@ from smoe_paper.weather.store import (
 
 if TYPE_CHECKING:
     from smoe.training.progress import ProgressBar
-    from smoe_paper.atmosphere.grid import Grid
+    from smoe_paper.atmosphere.axes import Grid
+    from smoe_paper.weather.archives import WeatherSource
     from smoe_paper.weather.commands import Preparation
-    from smoe_paper.weather.data.source import WeatherSource
 
 DEFAULT_STATISTICS_YEARS = (1979, 2015)
 _SMALLER = "fewer --years or --channels, or a larger --step-hours"

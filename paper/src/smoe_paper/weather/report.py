@@ -18,12 +18,12 @@ from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
 from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import ResultTable, Scale
 from smoe_paper.experiments.task import OpenRun
-from smoe_paper.weather.data.truth import BASELINES, Baselines, Truth
 from smoe_paper.weather.model import make_split, open_store
 from smoe_paper.weather.recipes import LEADS_OF_TABLES, PUBLISHED, PUBLISHED_DATA, WeatherRecipe
 from smoe_paper.weather.samples import WeatherSamples
 from smoe_paper.weather.scores import evaluate_run, score_baselines, score_file
 from smoe_paper.weather.store import WeatherStore
+from smoe_paper.weather.truth import BASELINES, Baselines, Truth
 
 Scores = Mapping[str, float]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,11 +14,11 @@ from smoe.errors import DataError
 from smoe.training.task import Metric, MetricSums
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.metrics import AnomalyCorrelation, LatitudeWeightedMAE, LatitudeWeightedRMSE, MeanOfRootsRMSE
-from smoe_paper.weather.data.forecasts import ForecastFile, ForecastWriter, open_forecast_writer
-from smoe_paper.weather.data.truth import BASELINES, BaselineName, Baselines, Progress, Truth
+from smoe_paper.weather.forecasts import ForecastFile, write_forecasts
 from smoe_paper.weather.recipes import WeatherRecipe
 from smoe_paper.weather.samples import WeatherSamples
 from smoe_paper.weather.store import WeatherStore
+from smoe_paper.weather.truth import BASELINES, BaselineName, Baselines, Progress, Truth
 
 Scores = dict[str, float]
 
@@ -133,20 +132,10 @@ def evaluate_run(
     metrics: list[Metric] = metrics_of(samples.store, samples.targets, climatology)
     names = {name for metric in metrics for name in metric.names}
     others = [metric for metric in run.task.metrics if not names & set(metric.names)]
-    writing = (
-        nullcontext()
-        if forecasts is None
-        else open_forecast_writer(
-            forecasts,
-            samples.targets,
-            init_times,
-            (lead_hours,),
-            samples.store.grid,
-            {"source": f"smoe run {run.name}, {split} split"},
-        )
-    )
-    with writing as writer:
-        scores = _predict(run, split, [*others, *metrics], writer, progress)
+    scores, fields = _predict(run, split, [*others, *metrics], forecasts is not None, progress)
+    if forecasts is not None:
+        what = f"smoe run {run.name}, {split} split"
+        write_forecasts(forecasts, fields, init_times, lead_hours, samples.store.grid, what)
     baselines = Baselines(samples.store, samples.targets, run.recipe.data.train_years, progress)
     compared = score_baselines(baselines, init_times, lead_hours, climatology, progress=progress)
     return RunScores(lead_hours, samples.years, len(samples), scores, compared)
@@ -170,22 +159,23 @@ def samples_of(run: OpenRun, split: str) -> tuple[WeatherSamples, int]:
 
 
 def _predict(
-    run: OpenRun, split: str, metrics: list[Metric], writer: ForecastWriter | None, progress: Progress | None
-) -> Scores:
-    """Makes one pass over a split, for the scores and for the file."""
+    run: OpenRun, split: str, metrics: list[Metric], keeps: bool, progress: Progress | None
+) -> tuple[Scores, dict[str, np.ndarray]]:
+    """Makes one pass over a split; returns the scores and, if they are kept, the forecasts in physical units."""
     samples, _ = samples_of(run, split)
     sums = MetricSums(metrics)
+    kept: dict[str, list[np.ndarray]] = {name: [] for name in samples.targets}
     done = 0
     for prediction, target in run.predict(split):
         sums.add(prediction, target)
-        if writer is not None:
+        if keeps:
             for number, name in enumerate(samples.targets):
                 normalised = prediction[:, number].double().cpu().numpy()
-                writer.write(name, done, 0, samples.store.to_physical(name, normalised))
+                kept[name].append(samples.store.to_physical(name, normalised).astype(np.float32))
         done += len(target)
         if progress is not None:
             progress("forecasts", done, len(samples))
-    return sums.values()
+    return sums.values(), {name: np.concatenate(fields) for name, fields in kept.items() if fields}
 
 
 _MOST_NAMED = 3

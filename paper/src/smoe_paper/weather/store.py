@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from smoe.errors import DataError, suggest
-from smoe_paper.atmosphere.grid import Grid
+from smoe_paper.atmosphere.axes import Grid
 from smoe_paper.atmosphere.store import (
     DTYPE,
     Rows,

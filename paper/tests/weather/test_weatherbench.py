@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smoe_paper.weather.data import DEFAULT_INPUTS, GRIDS, LEVELS, open_source
+from smoe_paper.atmosphere.axes import GRIDS
+from smoe_paper.atmosphere.variables import DEFAULT_INPUTS, LEVELS
+from smoe_paper.weather.archives import open_source
 from weather_files import constant_field, hourly_precipitation, times_of_year, weather_field, write_weatherbench
 
 GRID = GRIDS["5.625deg"]

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from smoe.errors import DataError
+from smoe_paper.atmosphere.axes import GRIDS
 from smoe_paper.atmosphere.variables import VARIABLES
-from smoe_paper.weather.data import GRIDS, DataError, open_source
+from smoe_paper.weather.archives import open_source
 from weather_files import times_of_year, write_netcdf
 
 SAMPLE = Path(os.environ.get("SMOE_ERA5_SAMPLE", Path(__file__).parents[4] / "data/era5-sample/era5-levels-members.nc"))

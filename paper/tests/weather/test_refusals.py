@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from smoe_paper.weather.data import DEFAULT_INPUTS, GRIDS, LEVELS, Channel, DataError, open_source, parse_channel
+from smoe.errors import DataError
+from smoe_paper.atmosphere.axes import GRIDS
+from smoe_paper.atmosphere.variables import DEFAULT_INPUTS, LEVELS, Channel, parse_channel
+from smoe_paper.weather.archives import open_source
 from weather_files import data_array, times_of_year, weather_field, write_netcdf, write_weatherbench
 
 GRID = GRIDS["5.625deg"]

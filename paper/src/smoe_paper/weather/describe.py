@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from smoe.errors import DataError
-from smoe_paper.atmosphere.axes import describe_short_year
-from smoe_paper.atmosphere.grid import Grid
+from smoe_paper.atmosphere.axes import Grid, describe_short_year
+from smoe_paper.atmosphere.store import describe_years
 from smoe_paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, Channel, parse_channel
-from smoe_paper.weather.data.series import LATE_START, FieldSeries, SeriesSource, describe_years
-from smoe_paper.weather.data.weatherbench import Kind, open_source
+from smoe_paper.weather.archives import LATE_START, Kind, WeatherSource, open_source
+from smoe_paper.weather.series import FieldSeries
 
 DEFAULT_YEARS = range(1979, 2019)
 """Years of the paper: 1979-2015 for training, 2016 for validation, 2017 and 2018 for the test."""
@@ -100,7 +100,6 @@ def describe(
         DataError: If the archive cannot be opened.
     """
     source = open_source(path, kind=kind, resolution=resolution)
-    assert isinstance(source, SeriesSource)
     with source:
         found = Description(source.path, source.kind, source.grid, source.step_hours, source.years)
         starts = _look_at_times(source, found)
@@ -112,7 +111,7 @@ def describe(
     return found
 
 
-def _look_at_times(source: SeriesSource, found: Description) -> dict[int, bool]:
+def _look_at_times(source: WeatherSource, found: Description) -> dict[int, bool]:
     """Returns for each year whether it starts after a gap."""
     step = np.timedelta64(source.step_hours, "h")
     starts, last = {}, None
@@ -131,7 +130,7 @@ def _look_at_times(source: SeriesSource, found: Description) -> dict[int, bool]:
     return starts
 
 
-def _look_at_headers(source: SeriesSource, found: Description) -> dict[str, list[int]]:
+def _look_at_headers(source: WeatherSource, found: Description) -> dict[str, list[int]]:
     """Returns the years of each channel whose files can be opened and agree with the others."""
     readable: dict[str, list[int]] = {}
     for series in source.all_series():
@@ -158,7 +157,7 @@ def _look_at_headers(source: SeriesSource, found: Description) -> dict[str, list
 
 
 def _read_everything(
-    source: SeriesSource,
+    source: WeatherSource,
     found: Description,
     readable: dict[str, list[int]],
     starts: dict[int, bool],
@@ -196,7 +195,7 @@ def _read_everything(
             found.problems.append(text)
 
 
-def _look_for_defaults(source: SeriesSource, found: Description, readable: dict[str, list[int]]) -> None:
+def _look_for_defaults(source: WeatherSource, found: Description, readable: dict[str, list[int]]) -> None:
     try:
         found.constants = source.constant_names
         for name in found.constants:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smoe_paper.atmosphere.variables import VARIABLES
-from smoe_paper.weather.data import GRIDS, LEVELS, DataError, open_source
+from smoe.errors import DataError
+from smoe_paper.atmosphere.axes import GRIDS
+from smoe_paper.atmosphere.variables import LEVELS, VARIABLES
+from smoe_paper.weather.archives import open_source
 from weather_files import (
     constant_field,
     data_array,

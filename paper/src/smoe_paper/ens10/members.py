@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,22 +13,11 @@ import numpy as np
 from smoe._integrity import check_grib_file
 from smoe.errors import DataError
 from smoe.gridded import damage_as_data_error, import_cfgrib, open_netcdf
-from smoe_paper.atmosphere.axes import as_minutes, find_levels
-from smoe_paper.atmosphere.grid import Grid
+from smoe_paper.atmosphere.axes import Grid, as_minutes
+from smoe_paper.atmosphere.files import find_variable
 from smoe_paper.atmosphere.variables import check_units
-from smoe_paper.ens10.data.fields import (
-    LEAD,
-    GlobalGrid,
-    check_calendar,
-    check_fields,
-    check_global,
-    check_order,
-    check_same_dates,
-    find_global_grid,
-    turn,
-)
-from smoe_paper.ens10.data.source import Block, EnsembleSource, Forecast
-from smoe_paper.ens10.data.variables import LEAD_DAYS, NUM_MEMBERS, EnsembleTask, EnsembleVariable
+from smoe_paper.ens10.fields import LEAD, check_fields, check_global, find_global_grid
+from smoe_paper.ens10.variables import LEAD_DAYS, NUM_MEMBERS, EnsembleTask, EnsembleVariable
 
 # output.pl.20180104 holds the hindcasts of 20 years; ensemble/output.pl.19980104.grib those of one date.
 _RAW_FILE = re.compile(r"output\.(pl|sfc)\.([0-9]{8})(?:\.grib)?")
@@ -209,7 +197,6 @@ class GribMembers(OpenMembers):
         self.grid = check_global(np.sort(latitude)[::-1], np.sort(np.mod(longitude, 360.0)), where)
 
     def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:
-        """Returns all members of a variable, with missing values as NaN."""
         offsets = self._offsets[variable.grib_short_name, start.astype("datetime64[D]")]
         members = np.empty((len(offsets), *self._shape), np.float32)
         with damage_as_data_error(self._path, f"{variable.grib_short_name} of {start}"):
@@ -241,33 +228,23 @@ class NetcdfMembers(OpenMembers):
 
     def __init__(self, file: MemberFile, task: EnsembleTask) -> None:
         self._fields: dict[str, np.ndarray] = {}
-        grid: GlobalGrid | None = None
+        grid: Grid | None = None
         with damage_as_data_error(file.path), open_netcdf(file.path) as dataset:
             self.starts = _read_start(dataset["time"].values, dataset["valid_time"].values, str(file.path))
             for variable in task.variables:
-                where = f"{file.path}: {variable.grib_name}"
-                if variable.grib_name not in dataset.data_vars:
-                    raise DataError(
-                        f"{file.path} has no {variable.grib_name}; it has {', '.join(map(str, dataset.data_vars))}"
-                    )
-                array = dataset[variable.grib_name]
-                check_units(variable.physics, array.attrs.get("units"), where)
-                grid = find_global_grid(array, where) if grid is None else grid
-                orientation = grid.orientation(array, where)
-                if task.level is not None:
-                    axis, levels, _ = find_levels(array, where)
-                    if task.level not in levels:
-                        raise DataError(f"{where} has no level {task.level} hPa; it has {', '.join(map(str, levels))}")
-                    array = array if axis is None else array.isel({axis: levels.index(task.level)})
-                numbers = [int(number) for number in np.atleast_1d(array["number"].values)]
+                name, where = variable.grib_name, f"{file.path}: {variable.grib_name}"
+                if name not in dataset.data_vars:
+                    raise DataError(f"{file.path} has no {name}; it has {', '.join(map(str, dataset.data_vars))}")
+                check_units(variable.physics, dataset[name].attrs.get("units"), where)
+                grid = find_global_grid(dataset[name], where) if grid is None else grid
+                found = find_variable(dataset, file.path, name, grid, has_levels=task.level is not None)
+                numbers = [int(number) for number in np.atleast_1d(dataset[name]["number"].values)]
                 check_numbers(numbers, where)
-                array = array.transpose("number", orientation.latitude, orientation.longitude)
-                self._fields[variable.name] = turn(array.values, orientation)[np.argsort(numbers)]
+                self._fields[variable.name] = found.read(dataset, "number", {}, task.level)[np.argsort(numbers)]
         assert grid is not None
-        self.grid = grid.grid
+        self.grid = grid
 
     def read(self, variable: EnsembleVariable, start: np.datetime64) -> np.ndarray:  # noqa: ARG002 - of one start
-        """Returns all members of a variable."""
         return self._fields[variable.name]
 
 
@@ -278,82 +255,3 @@ def _read_start(start: np.ndarray, valid: np.ndarray, where: str) -> np.ndarray:
             f"{where} holds forecasts from {starts[0]} for {valids[0]}, expected one start and a lead of 48 h"
         )
     return starts.astype("datetime64[D]")
-
-
-class MemberSource(EnsembleSource):
-    """Reads `output.pl.2018MMDD` as downloaded, or `ensemble/output.pl.<date>.grib` and `.nc`.
-
-    The constructor reads the first file. Files as downloaded must all hold the years of the first file.
-
-    Args:
-        files: Files with members, by date.
-        task: Task that selects the fields.
-        num_members: Number of members in the statistics, the lowest numbers first.
-    """
-
-    kind = "members"
-    has_members = True
-
-    def __init__(self, files: list[MemberFile], task: EnsembleTask, num_members: int) -> None:
-        self.task, self.num_members, self.notices = task, num_members, []
-        first = open_members(files[0], task)
-        self._open: tuple[MemberFile, OpenMembers] = (files[0], first)
-        self.grid = first.grid
-        self._blocks = [Block(file.path.name, _starts_of(file, first.starts)) for file in files]
-        self._files = dict(zip((block.name for block in self._blocks), files, strict=True))
-        self.starts = np.sort(np.concatenate([block.starts for block in self._blocks]))
-        check_order(self.starts, str(files[0].path.parent))
-        check_calendar(self.starts, self.grid.shape)
-
-    def blocks(self) -> list[Block]:
-        """Returns one block for each file."""
-        return self._blocks
-
-    def read(self, block: Block) -> Iterator[Forecast]:
-        """Yields the forecasts of a file."""
-        file, members = self._members_of(block)
-        for start in block.starts:
-            yield self._read_start(file, members, start)
-
-    def read_target(self, start: np.datetime64, block: Block) -> np.ndarray:
-        """Returns all members of the target variable, `(10, H, W)`."""
-        file, members = self._members_of(block)
-        return self._read_variable(file, members, self.task.target_index, start)
-
-    def close(self) -> None:
-        """Does nothing: no file stays open between two reads."""
-
-    def _members_of(self, block: Block) -> tuple[MemberFile, OpenMembers]:
-        file = self._files[block.name]
-        if self._open[0] != file:
-            self._open = (file, open_members(file, self.task))
-        members = self._open[1]
-        if members.grid != self.grid:
-            raise DataError(
-                f"{file.path} is on a grid of {members.grid.shape}, the first file on {self.grid.shape} or other points"
-            )
-        check_same_dates(members.starts, str(file.path), block.starts, "the first file and this file's name")
-        return file, members
-
-    def _read_start(self, file: MemberFile, opened: OpenMembers, start: np.datetime64) -> Forecast:
-        rows, columns = self.grid.shape
-        statistics = np.empty((2 * len(self.task.variables), rows, columns), np.float32)
-        target = None
-        for index in range(len(self.task.variables)):
-            members = self._read_variable(file, opened, index, start)
-            statistics[2 * index], statistics[2 * index + 1] = mean_and_spread(members, self.num_members)
-            if index == self.task.target_index:
-                target = members
-        return Forecast(start, statistics, target)
-
-    def _read_variable(self, file: MemberFile, opened: OpenMembers, index: int, start: np.datetime64) -> np.ndarray:
-        variable = self.task.variables[index]
-        members = opened.read(variable, start)
-        check_members(members, variable, self.task, self.grid, f"{file.path} ({start})")
-        return members
-
-
-def _starts_of(file: MemberFile, first_starts: np.ndarray) -> np.ndarray:
-    if not file.has_all_years:
-        return np.array([file.date])
-    return np.array([f"{str(start)[:4]}{str(file.date)[4:]}" for start in first_starts], "datetime64[D]")

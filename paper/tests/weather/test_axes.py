@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from smoe_paper.weather.data import GRIDS, DataError, open_source
+from smoe.errors import DataError
+from smoe_paper.atmosphere.axes import GRIDS
+from smoe_paper.weather.archives import open_source
 from weather_files import constant_field, data_array, times_of_year, weather_field, write_netcdf, write_weatherbench
 
 GRID = GRIDS["5.625deg"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,19 +9,10 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded import OpenFiles, damage_as_data_error
-from smoe_paper.atmosphere.axes import (
-    LATITUDE_NAMES,
-    LONGITUDE_NAMES,
-    TIME_NAMES,
-    Orientation,
-    as_minutes,
-    find_axis,
-    find_levels,
-    find_orientation,
-)
-from smoe_paper.atmosphere.grid import Grid
+from smoe_paper.atmosphere.axes import LATITUDE_NAMES, LONGITUDE_NAMES, TIME_NAMES, Grid, as_minutes, find_axis
+from smoe_paper.atmosphere.files import find_name, find_variable
 from smoe_paper.atmosphere.variables import Variable, check_plausible, check_units
-from smoe_paper.ens10.data.variables import LEAD_DAYS
+from smoe_paper.ens10.variables import LEAD_DAYS
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -51,7 +40,6 @@ def read_dates(array: xr.DataArray, where: str) -> tuple[str, np.ndarray]:
 
 
 def check_order(dates: np.ndarray, where: str) -> None:
-    """Refuses dates that do not ascend."""
     if not len(dates):
         raise DataError(f"{where} holds no dates")
     steps = np.diff(dates).astype(np.int64)
@@ -66,7 +54,6 @@ def check_order(dates: np.ndarray, where: str) -> None:
 
 
 def check_same_dates(dates: np.ndarray, where: str, expected: np.ndarray, expected_where: str) -> None:
-    """Refuses two files of one data set with different dates."""
     if np.array_equal(dates, expected):
         return
     lacking, extra = np.setdiff1d(expected, dates), np.setdiff1d(dates, expected)
@@ -123,35 +110,24 @@ class DatedFields:
         names: tuple[str, ...],
         level: int | None,
         physics: Variable,
-        grid: GlobalGrid | None = None,
+        grid: Grid | None = None,
         *,
         is_sea_only: bool = False,
     ) -> None:
         self._files, self._path, self._physics, self._is_sea_only = files, path, physics, is_sea_only
         dataset = files.get(path)
-        name = next((name for name in names if name in dataset.data_vars), None)
-        if name is None:
-            found = ", ".join(map(str, dataset.data_vars)) or "no variable"
-            raise DataError(f"{path} holds {found}, expected {' or '.join(names)}")
-        self._name, self.where = name, f"{path}: {name}"
+        name = find_name(dataset, path, names)
+        self.where, self._level = f"{path}: {name}", level
         array = dataset[name]
         self.attributes = dict(dataset.attrs)
         with damage_as_data_error(path, name):
             self.grid = find_global_grid(array, self.where) if grid is None else grid
-            self._orientation = self.grid.orientation(array, self.where)
             self._time, self.dates = read_dates(array, self.where)
-            self._level_axis, self._level_index = self._find_level(array, level)
+        self._variable = find_variable(dataset, path, name, self.grid, has_levels=level is not None)
+        if level is not None:
+            self._variable.level_index(level)
         check_units(physics, array.attrs.get("units"), self.where)
-        turned = not self._orientation.north_first
-        self.notices = ["latitude runs south to north: turned round"] if turned else []
-
-    def _find_level(self, array: xr.DataArray, level: int | None) -> tuple[str | None, int]:
-        if level is None:
-            return None, 0
-        axis, levels, _ = find_levels(array, self.where)
-        if level not in levels:
-            raise DataError(f"{self.where} has no level {level} hPa; it has {', '.join(map(str, levels))}")
-        return axis, levels.index(level)
+        self.notices = [notice for notice in self._variable.orientation.notices() if "turned round" in notice]
 
     def read(self, dates: np.ndarray) -> np.ndarray:
         """Returns the fields at some of `self.dates`, float32, `(T, H, W)`, from north to south.
@@ -167,21 +143,14 @@ class DatedFields:
                 f"{self.where} lacks {int((~is_there).sum())} of {len(dates)} dates, the first {first}; it has "
                 f"{self.dates[0]} to {self.dates[-1]}"
             )
-        dims = (self._time, self._orientation.latitude, self._orientation.longitude)
         first, last = int(index.min()), int(index.max()) + 1
         # A block of the file is read at once if the dates are adjacent, as in a preparation.
-        where: dict[Hashable, slice | np.ndarray | int] = {
-            self._time: slice(first, last) if last - first == len(dates) else index
-        }
-        if self._level_axis is not None:
-            where[self._level_axis] = self._level_index
-        with damage_as_data_error(self._path, self._name):
-            array = self._files.get(self._path)[self._name].isel(where)
-            array = array.squeeze([dim for dim in array.dims if dim not in dims]).transpose(*dims)
-            fields = turn(array.values, self._orientation)
-        if last - first == len(dates):
+        is_block = last - first == len(dates)
+        where = {self._time: slice(first, last) if is_block else index}
+        fields = self._variable.read(self._files.get(self._path), self._time, where, self._level)
+        if is_block:
             fields = fields[index - first]
-        check_fields(fields, self._physics, dates, self.grid.grid, self.where, is_sea_only=self._is_sea_only)
+        check_fields(fields, self._physics, dates, self.grid, self.where, is_sea_only=self._is_sea_only)
         return fields
 
 
@@ -198,19 +167,7 @@ def check_fields(
     *,
     is_sea_only: bool = False,
 ) -> None:
-    """Refuses values that are infinite, implausible, or missing.
-
-    Args:
-        fields: Fields, `(T, H, W)`.
-        physics: Unit and bounds of the values.
-        dates: Dates of the fields, `(T,)`.
-        grid: Grid of the fields.
-        where: Name of the fields in an error message.
-        is_sea_only: Whether values may be missing over land.
-
-    Raises:
-        DataError: If a value is refused; the message contains the first place and the number of such values.
-    """
+    """Refuses fields `(T, H, W)` with values that are infinite, implausible, or missing."""
     check_plausible(fields, physics, None, dates, where)
     is_missing = np.isnan(fields)
     if not is_missing.any():
@@ -232,27 +189,7 @@ ENS10_GRID = Grid(tuple(90.0 - 0.5 * row for row in range(361)), tuple(0.5 * col
 _TOLERANCE_DEGREES = 1e-3
 
 
-@dataclass(frozen=True)
-class GlobalGrid:
-    """The common grid of all files of a data set; `grid.latitude` runs from north to south."""
-
-    grid: Grid
-
-    def orientation(self, array: xr.DataArray, where: str) -> Orientation:
-        """Returns the orientation of a field of a file relative to this grid.
-
-        Raises:
-            DataError: If the grid is another one.
-        """
-        return find_orientation(array, Grid(self.grid.latitude[::-1], self.grid.longitude), where)
-
-
-def turn(fields: np.ndarray, orientation: Orientation) -> np.ndarray:
-    """Returns fields `(..., H, W)` from north to south and eastwards from longitude 0, contiguous float32."""
-    return np.ascontiguousarray(orientation.turn(fields)[..., ::-1, :])
-
-
-def find_global_grid(array: xr.DataArray, where: str) -> GlobalGrid:
+def find_global_grid(array: xr.DataArray, where: str) -> Grid:
     """Returns the grid of a data set's first field: ENS-10's, or any regular global grid.
 
     Raises:
@@ -260,7 +197,7 @@ def find_global_grid(array: xr.DataArray, where: str) -> GlobalGrid:
     """
     rows = np.sort(np.asarray(array[find_axis(array, LATITUDE_NAMES, where)].values, np.float64))[::-1]
     columns = np.sort(np.mod(np.asarray(array[find_axis(array, LONGITUDE_NAMES, where)].values, np.float64), 360.0))
-    return GlobalGrid(check_global(rows, columns, where))
+    return check_global(rows, columns, where)
 
 
 def check_global(rows: np.ndarray, columns: np.ndarray, where: str) -> Grid:

@@ -10,10 +10,10 @@ import xarray as xr
 
 from smoe.cli.main import main
 from smoe.command_line import UsageError
+from smoe.errors import DataError
 from smoe_paper.atmosphere.variables import LEVELS
 from smoe_paper.weather.commands import run_check
-from smoe_paper.weather.data import DataError
-from smoe_paper.weather.data.describe import describe
+from smoe_paper.weather.describe import describe
 from weather_files import times_of_year, write_cmip, write_netcdf, write_weatherbench
 
 
@@ -62,7 +62,7 @@ def test_a_whole_archive_can_be_used(whole, capsys):
 
 
 def test_quick_reads_headers_only(whole, monkeypatch, capsys):
-    monkeypatch.setattr("smoe_paper.weather.data.series.FieldSeries.read", None)
+    monkeypatch.setattr("smoe_paper.weather.series.FieldSeries.read", None)
     assert run_check([str(whole), "--quick"]) == 0
     out = capsys.readouterr().out
     assert "not read" in out
@@ -160,7 +160,7 @@ def test_ctrl_c_is_one_line(whole, monkeypatch, capsys):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("smoe_paper.weather.data.series.FieldSeries.read", stop)
+    monkeypatch.setattr("smoe_paper.weather.series.FieldSeries.read", stop)
     assert main(["data", "check", str(whole)]) == 130
     assert capsys.readouterr().err.endswith("stopped by SIGINT\n")
 

@@ -11,12 +11,11 @@ import numpy as np
 from smoe.errors import DataError
 from smoe_paper.atmosphere.store import describe_years
 from smoe_paper.ens10.commands import Preparation
-from smoe_paper.ens10.data.fields import LEAD, DatedFields
-from smoe_paper.ens10.data.open_ens10 import open_efi, open_ens10, open_truth
-from smoe_paper.ens10.data.source import EnsembleSource
-from smoe_paper.ens10.data.variables import NUM_MEMBERS, TASKS, EnsembleTask
+from smoe_paper.ens10.fields import LEAD, DatedFields
 from smoe_paper.ens10.prepare import check_skill, make_plan
+from smoe_paper.ens10.sources import EnsembleSource, open_efi, open_ens10, open_truth
 from smoe_paper.ens10.store import years_of
+from smoe_paper.ens10.variables import NUM_MEMBERS, TASKS, EnsembleTask
 
 Progress = Callable[[int, int, str], None]
 

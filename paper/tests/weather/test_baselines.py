@@ -5,11 +5,11 @@ import pytest
 
 from memory_source import MemorySource, Silent
 from smoe.errors import DataError
+from smoe_paper.weather import truth as truth_module
 from smoe_paper.weather.commands import Preparation
-from smoe_paper.weather.data import truth as truth_module
-from smoe_paper.weather.data.truth import NUM_WEEKS, Baselines, Truth, week_of_year
 from smoe_paper.weather.prepare import prepare
 from smoe_paper.weather.store import WeatherStore
+from smoe_paper.weather.truth import NUM_WEEKS, Baselines, Truth, week_of_year
 
 SOURCE = MemorySource(all_years=(2000, 2001, 2002))
 CHANNELS = ("z_500", "tp")

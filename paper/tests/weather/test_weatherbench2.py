@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smoe_paper.weather.data import DEFAULT_INPUTS, GRIDS, DataError, open_source
+from smoe.errors import DataError
+from smoe_paper.atmosphere.axes import GRIDS
+from smoe_paper.atmosphere.variables import DEFAULT_INPUTS
+from smoe_paper.weather.archives import open_source
 from weather_files import constant_field, times_of_year, weather_field, weatherbench2_dataset, write_weatherbench2
 
 GRID = GRIDS["5.625deg"]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from smoe.command_line import UsageError
+from smoe.errors import DataError
 from smoe_paper.cli.data import run_data as run
 from smoe_paper.weather import commands as fetch
-from smoe_paper.weather.data import DataError
 
 CONTENT = b"fields"
 

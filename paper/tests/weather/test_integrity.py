@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smoe._integrity import check_netcdf_file
-from smoe_paper.weather.data import GRIDS, DataError, open_source
+from smoe.errors import DataError
+from smoe_paper.atmosphere.axes import GRIDS
+from smoe_paper.weather.archives import open_source
 from weather_files import times_of_year, weatherbench2_dataset, write_weatherbench, write_weatherbench2
 
 CLASSIC = ("NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA")
