@@ -7,7 +7,7 @@ import xarray as xr
 from smoe.errors import DataError
 from smoe.gridded._axes import find_axes
 from smoe.gridded._grids import HorizontalGrid, Orientation, read_grid
-from smoe.gridded._regrid import make_regridding
+from smoe.gridded._regrid import Regridding
 from smoe.gridded._source import FieldSource
 
 
@@ -122,4 +122,4 @@ def test_grids_around_different_poles_are_different() -> None:
     assert "their rotated poles are at 39.25, -162 and 42.5, 83" in str(ours.difference(other))
     assert ours.hash != other.hash
     with pytest.raises(DataError, match="their rotated poles are at"):
-        make_regridding(ours, other)
+        Regridding(ours, other)

@@ -14,8 +14,8 @@ import smoe
 from gridded_files import cosines, times
 from smoe.errors import DataError
 from smoe.gridded._open import open_fields
-from smoe.gridded._regrid import on_sphere
 from smoe.gridded._source import FieldSource
+from smoe.meshes._mesh import on_sphere
 
 iris_sample_data = pytest.importorskip("iris_sample_data")
 FILES = Path(iris_sample_data.path)

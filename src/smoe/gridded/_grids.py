@@ -11,6 +11,7 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.gridded._axes import Axes
+from smoe.meshes._mesh import on_sphere
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -100,6 +101,22 @@ class HorizontalGrid:
         two = self.rows.ndim == 2
         places = (self.rows[row, column], self.columns[row, column]) if two else (self.rows[row], self.columns[column])
         return f"{names[0]} {places[0]:g}, {names[1]} {places[1]:g}"
+
+    def pixel_coordinates(self) -> tuple[np.ndarray, np.ndarray]:
+        """Latitude and longitude of each pixel in degrees, two `(H, W)`.
+
+        Raises:
+            DataError: If the grid has none.
+        """
+        if self.kind == "curvilinear":
+            return self.rows, self.columns
+        if self.kind != "latitude-longitude":
+            raise DataError(
+                f"{self.describe()} has no latitude and longitude of each pixel, which regridding needs: add them as "
+                "two-dimensional coordinates, or regrid first, for example by xesmf or cdo"
+            )
+        latitude, longitude = np.meshgrid(self.rows, self.columns, indexing="ij")
+        return latitude, longitude
 
     def area_weights(self) -> np.ndarray | None:
         """Area of each pixel, `(H, W)`, of mean 1; None for a grid that has no latitudes."""
@@ -221,8 +238,7 @@ def _pixels_close_circle(longitude: np.ndarray) -> bool:
 
 def _cell_areas(latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
     """Areas on the unit sphere, from the vectors between neighbouring pixels."""
-    phi, lam = np.deg2rad(latitude), np.deg2rad(longitude)
-    points = np.stack([np.cos(phi) * np.cos(lam), np.cos(phi) * np.sin(lam), np.sin(phi)], axis=-1)
+    points = on_sphere(latitude, longitude)
     return np.linalg.norm(np.cross(_to_neighbours(points, 0), _to_neighbours(points, 1)), axis=-1)
 
 

@@ -1,223 +1,132 @@
-"""Interpolation between grids: bilinear between latitudes and longitudes, by inverse distance between any others."""
+"""Interpolation between grids by a sparse matrix: bilinear between rows and columns, else by inverse distance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from smoe.errors import DataError
+from smoe.errors import DataError, naming_extras
 from smoe.gridded._grids import HorizontalGrid
-
-_BLOCK = 256
-
-
-def on_sphere(latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
-    """Points on the unit sphere, `(N, 3)`, from degrees of any shape."""
-    phi, lam = np.deg2rad(latitude).ravel(), np.deg2rad(longitude).ravel()
-    return np.stack([np.cos(phi) * np.cos(lam), np.cos(phi) * np.sin(lam), np.sin(phi)], axis=-1)
-
-
-def nearest_points(points: np.ndarray, wanted: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest points of each wanted one, nearest first; of several at one distance, the one with the least number.
-
-    Points are sorted by height, and a wanted point is compared with those in a band around its own height. No point
-    outside of a band is nearer than the edge of the band: where the last one found is farther than that, the band is
-    doubled.
-
-    Args:
-        points: Points on the unit sphere, `(S, 3)`, at least `count`.
-        wanted: Points on the unit sphere, `(T, 3)`.
-        count: Number of points to find for each.
-
-    Returns:
-        Numbers of the points, `(T, count)`, and the lengths of the chords to them, `(T, count)`.
-    """
-    order = np.argsort(points[:, 2], kind="stable")
-    ordered = points[order]
-    heights = ordered[:, 2]
-    numbers = np.empty((len(wanted), count), np.int64)
-    squares = np.empty((len(wanted), count))
-    first_margin = 2.0 * (heights[-1] - heights[0] + 1e-3) / np.sqrt(len(points))
-    by_height = np.argsort(wanted[:, 2])
-    for first in range(0, len(wanted), _BLOCK):
-        rows, margin = by_height[first : first + _BLOCK], first_margin
-        while len(rows):
-            of_rows = wanted[rows]
-            low = int(np.searchsorted(heights, of_rows[:, 2].min() - margin))
-            high = int(np.searchsorted(heights, of_rows[:, 2].max() + margin, side="right"))
-            is_all = low == 0 and high == len(points)
-            if high - low < count and not is_all:
-                margin *= 2.0
-                continue
-            # In the order of their numbers, so that of equal distances the least number comes first.
-            band = np.sort(order[low:high])
-            apart = np.maximum(2.0 - 2.0 * (of_rows @ points[band].T), 0.0)
-            places = np.argpartition(apart, count - 1, axis=1)[:, :count] if count < apart.shape[1] else None
-            places = np.arange(apart.shape[1])[None].repeat(len(rows), 0) if places is None else np.sort(places, axis=1)
-            found = np.take_along_axis(apart, places, axis=1)
-            by_distance = np.argsort(found, axis=1, kind="stable")
-            numbers[rows] = band[np.take_along_axis(places, by_distance, axis=1)]
-            squares[rows] = np.take_along_axis(found, by_distance, axis=1)
-            is_done = is_all | (squares[rows, -1] <= margin**2)
-            rows, margin = rows[~is_done], margin * 2.0
-    return numbers, np.sqrt(squares)
-
+from smoe.meshes._mesh import on_sphere
 
 _NEIGHBOURS = 4
 _EARTH_RADIUS_KM = 6371.0
 # A chord of this length, about 6 m on the earth, is none: the pixels coincide.
 _SAME = 1e-6
-
-
-class InverseDistance:
-    """Means of the four nearest pixels, weighted by the inverse of their squared distance.
-
-    Missing values do not count; where the nearest pixel has none, the result is missing: a coast stays where it is.
-
-    Args:
-        source: Grid of the fields: curvilinear, or of latitudes and longitudes.
-        target: Grid to interpolate to, of one of these kinds.
-
-    Raises:
-        DataError: If a grid has no latitudes and longitudes, or a target pixel lies outside of the source grid.
-    """
-
-    def __init__(self, source: HorizontalGrid, target: HorizontalGrid) -> None:
-        from_points, to_points = on_sphere(*pixel_coordinates(source)), on_sphere(*pixel_coordinates(target))
-        self.target = target
-        count = min(_NEIGHBOURS, len(from_points))
-        self._numbers, distances = nearest_points(from_points, to_points, count)
-        # Half of the longest diagonal is the farthest that a point inside of the grid can be from a pixel.
-        reach = _widest_diagonal(from_points.reshape(*source.shape, 3))
-        farthest = int(np.argmax(distances[:, 0]))
-        kilometres = _EARTH_RADIUS_KM * distances[farthest, 0]
-        if distances[farthest, 0] > reach:
-            latitude, longitude = (each.ravel()[farthest] for each in pixel_coordinates(target))
-            raise DataError(
-                f"{target.describe()} is not inside of {source.describe()}: its pixel at latitude {latitude:g}, "
-                f"longitude {longitude:g} is {kilometres:.0f} km from the nearest pixel; "
-                "cut the target, or give inputs that cover it"
-            )
-        weights = 1.0 / np.maximum(distances, _SAME) ** 2
-        weights[distances[:, 0] < _SAME, 1:] = 0.0
-        self._weights = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
-
-    def __call__(self, fields: np.ndarray) -> np.ndarray:
-        """Fields `(..., H, W)` to `(..., H', W')`, float32."""
-        flat = fields.reshape(-1, fields.shape[-2] * fields.shape[-1])
-        output = np.empty((len(flat), len(self._numbers)), np.float32)
-        for values, row in zip(flat, output, strict=True):
-            near = values[self._numbers]
-            is_there = ~np.isnan(near)
-            if is_there.all():
-                row[:] = (near * self._weights).sum(axis=1)
-                continue
-            weights = self._weights * is_there
-            with np.errstate(invalid="ignore", divide="ignore"):
-                mean = np.where(is_there, near, 0.0) * weights
-                row[:] = np.where(is_there[:, 0], mean.sum(axis=1) / weights.sum(axis=1), np.nan)
-        return output.reshape(*fields.shape[:-2], *self.target.shape)
-
-
-def pixel_coordinates(grid: HorizontalGrid) -> tuple[np.ndarray, np.ndarray]:
-    """Latitude and longitude of each pixel in degrees, two `(H, W)`.
-
-    Raises:
-        DataError: If the grid has none.
-    """
-    if grid.kind == "curvilinear":
-        return grid.rows, grid.columns
-    if grid.kind == "latitude-longitude":
-        latitude, longitude = np.meshgrid(grid.rows, grid.columns, indexing="ij")
-        return latitude, longitude
-    raise DataError(
-        f"{grid.describe()} has no latitude and longitude of each pixel, which regridding needs: add them as "
-        "two-dimensional coordinates, or regrid first, for example by xesmf or cdo"
-    )
-
-
-def _widest_diagonal(points: np.ndarray) -> float:
-    """The longest step along rows and the longest along columns, as one step along both; folds of a grid left out."""
-    squares = 0.0
-    for axis in (0, 1):
-        if points.shape[axis] > 1:
-            steps = np.linalg.norm(np.diff(points, axis=axis), axis=-1)
-            squares += float(np.quantile(steps, 0.99)) ** 2
-    return float(np.sqrt(squares))
-
-
-Interpolation = Callable[[np.ndarray], np.ndarray]
-"""Turns fields `(..., H, W)` of one grid into fields `(..., H', W')` of another."""
-
-
-def make_regridding(source: HorizontalGrid, target: HorizontalGrid) -> Interpolation:
-    """The interpolation between two grids: bilinear between rows and columns, else by inverse distance.
-
-    Raises:
-        DataError: If a grid has neither, or the target reaches beyond the source.
-    """
-    if source.kind == target.kind == "rotated" and not source.has_pole_of(target):
-        raise DataError(f"{source.difference(target)}: regrid one of them first, for example by xesmf or cdo")
-    if source.kind == target.kind and source.kind in ("latitude-longitude", "rotated"):
-        return Regridding(source, target)
-    return InverseDistance(source, target)
+# Fields that are interpolated at once, in float64.
+_BLOCK = 64
 
 
 class Regridding:
-    """Weights of the interpolation from one grid to another.
+    """Fields of one grid on another.
 
-    A pixel is interpolated along rows, then along columns. Missing values spread to the pixels that they have weight
-    in. The target grid may reach beyond the source grid by half a step; there the nearest values hold.
+    Between two grids of latitudes and longitudes, a pixel is interpolated along rows and along columns, and missing
+    values spread to the pixels that they have weight in. The target may reach beyond the outermost pixels of the source
+    by one step, as it does beyond means of its own blocks; the nearest values hold there. Between others, a pixel is
+    the mean of its four nearest ones, weighted by the inverse of the squared distance; missing values do not count, but
+    where the nearest pixel has none, the result is missing: a coast stays where it is.
 
     Args:
         source: Grid of the fields; its longitudes may close the circle.
         target: Grid to interpolate to.
 
+    Attributes:
+        beyond: Steps by which the target reaches beyond the outermost pixels of the source, 0 if it does not.
+
     Raises:
-        DataError: If a grid has no rows and columns of latitudes and longitudes, or the target reaches further.
+        DataError: If a grid has no latitudes and longitudes, or the target reaches further.
     """
 
     def __init__(self, source: HorizontalGrid, target: HorizontalGrid) -> None:
-        for grid in (source, target):
-            if grid.kind not in ("latitude-longitude", "rotated") or source.kind != target.kind:
-                raise DataError(
-                    f"regridding works between grids of latitudes and longitudes, got {source.describe()} and "
-                    f"{target.describe()}: regrid one of them first, for example by xesmf or cdo"
-                )
-        self.target = target
-        self._rows = _weights(source.rows, target.rows, f"{target.describe()} is not inside of {source.describe()}")
-        columns, self._wraps = source.columns, source.closes_circle
-        wanted = columns[0] + np.mod(target.columns - columns[0] + 1e-6, 360.0) - 1e-6
-        if self._wraps:
-            columns = np.append(columns, columns[0] + 360.0)
+        if source.kind == target.kind == "rotated" and not source.has_pole_of(target):
+            raise DataError(f"{source.difference(target)}: regrid one of them first, for example by xesmf or cdo")
+        self.target, self.beyond = target, 0.0
+        self._nearest: np.ndarray | None = None
+        with naming_extras("regridding"):
+            import scipy.sparse
+        if source.kind == target.kind and source.kind in ("latitude-longitude", "rotated"):
+            self._weights = scipy.sparse.kron(
+                self._linear(source.rows, target.rows, len(source.rows), source), self._columns(source, target), "csr"
+            )
         else:
-            # West of the first column by less than half a step, not east of the last one by nearly a turn.
-            wanted = np.where(wanted - columns[-1] > 0.5 * (360.0 - (columns[-1] - columns[0])), wanted - 360.0, wanted)
-        self._columns = _weights(columns, wanted, f"{target.describe()} is not inside of {source.describe()}")
+            self._weights = self._by_distance(source, target)
 
     def __call__(self, fields: np.ndarray) -> np.ndarray:
         """Fields `(..., H, W)` to `(..., H', W')`, float32, computed in float64."""
-        values = fields.astype(np.float64)
-        low, share = self._rows
-        values = _mix(values[..., low, :], values[..., low + 1, :], share[:, None])
-        if self._wraps:
-            values = np.concatenate([values, values[..., :1]], axis=-1)
-        low, share = self._columns
-        return _mix(values[..., low], values[..., low + 1], share).astype(np.float32)
+        flat = fields.reshape(-1, self._weights.shape[1])
+        output = np.empty((len(flat), self._weights.shape[0]), np.float32)
+        for first in range(0, len(flat), _BLOCK):
+            values = flat[first : first + _BLOCK].T.astype(np.float64)
+            is_missing = np.isnan(values)
+            if self._nearest is None or not is_missing.any():
+                found = self._weights @ values
+            else:
+                with np.errstate(invalid="ignore"):
+                    found = (self._weights @ np.where(is_missing, 0.0, values)) / (self._weights @ ~is_missing)
+                found[is_missing[self._nearest]] = np.nan
+            output[first : first + _BLOCK] = found.T
+        return output.reshape(*fields.shape[:-2], *self.target.shape)
+
+    def _columns(self, source: HorizontalGrid, target: HorizontalGrid) -> Any:
+        columns = source.columns
+        wanted = columns[0] + np.mod(target.columns - columns[0] + 1e-6, 360.0) - 1e-6
+        if source.closes_circle:
+            return self._linear(np.append(columns, columns[0] + 360.0), wanted, len(columns), source)
+        # West of the first column by less than a step, not east of the last one by nearly a turn.
+        is_west = wanted - columns[-1] > 0.5 * (360.0 - (columns[-1] - columns[0]))
+        return self._linear(columns, np.where(is_west, wanted - 360.0, wanted), len(columns), source)
+
+    def _linear(self, axis: np.ndarray, points: np.ndarray, size: int, source: HorizontalGrid) -> Any:
+        """Weights of the coordinates of an axis, `(points, size)`; the last coordinate of a circle is the first."""
+        import scipy.sparse
+
+        if len(axis) < 2:
+            raise DataError(f"a grid with {len(axis)} rows or columns cannot be interpolated")
+        beyond = max(axis[0] - points.min(), points.max() - axis[-1]) / float(np.median(np.diff(axis)))
+        if beyond > 1.0 + 1e-6:
+            raise DataError(
+                f"{self.target.describe()} is not inside of {source.describe()}: cut the target, or give inputs that "
+                "cover it"
+            )
+        self.beyond = max(self.beyond, float(beyond) if beyond > 1e-6 else 0.0)
+        low = np.clip(np.searchsorted(axis, points, side="right") - 1, 0, len(axis) - 2)
+        share = np.clip((points - axis[low]) / (axis[low + 1] - axis[low]), 0.0, 1.0)
+        numbers = np.tile(np.arange(len(points)), 2)
+        places = np.concatenate([low, (low + 1) % size])
+        weights = scipy.sparse.csr_matrix(
+            (np.concatenate([1.0 - share, share]), (numbers, places)), (len(points), size)
+        )
+        # A neighbour without weight does not count, even if it is NaN.
+        weights.eliminate_zeros()
+        return weights
+
+    def _by_distance(self, source: HorizontalGrid, target: HorizontalGrid) -> Any:
+        import scipy.sparse
+        import scipy.spatial
+
+        from_points, to_places = on_sphere(*source.pixel_coordinates()), target.pixel_coordinates()
+        count = min(_NEIGHBOURS, source.shape[0] * source.shape[1])
+        tree = scipy.spatial.cKDTree(from_points.reshape(-1, 3))
+        distances, numbers = tree.query(on_sphere(*to_places).reshape(-1, 3), k=range(1, count + 1))
+        farthest = int(np.argmax(distances[:, 0]))
+        # Half of the longest diagonal is the farthest that a point inside of the grid can be from a pixel.
+        if distances[farthest, 0] > _widest_diagonal(from_points):
+            latitude, longitude = (each.ravel()[farthest] for each in to_places)
+            raise DataError(
+                f"{target.describe()} is not inside of {source.describe()}: its pixel at latitude {latitude:g}, "
+                f"longitude {longitude:g} is {_EARTH_RADIUS_KM * distances[farthest, 0]:.0f} km from the nearest "
+                "pixel; cut the target, or give inputs that cover it"
+            )
+        weights = 1.0 / np.maximum(distances, _SAME) ** 2
+        weights[distances[:, 0] < _SAME, 1:] = 0.0
+        weights /= weights.sum(axis=1, keepdims=True)
+        self._nearest = numbers[:, 0]
+        rows = np.repeat(np.arange(len(numbers)), count)
+        return scipy.sparse.csr_matrix((weights.ravel(), (rows, numbers.ravel())), (len(numbers), tree.n))
 
 
-def _weights(axis: np.ndarray, points: np.ndarray, complaint: str) -> tuple[np.ndarray, np.ndarray]:
-    if len(axis) < 2:
-        raise DataError(f"a grid with {len(axis)} rows or columns cannot be interpolated")
-    margin = 0.5 * float(np.median(np.diff(axis))) + 1e-6
-    if points.min() < axis[0] - margin or points.max() > axis[-1] + margin:
-        raise DataError(f"{complaint}: cut the target, or give inputs that cover it")
-    low = np.clip(np.searchsorted(axis, points, side="right") - 1, 0, len(axis) - 2)
-    return low, np.clip((points - axis[low]) / (axis[low + 1] - axis[low]), 0.0, 1.0)
-
-
-def _mix(low: np.ndarray, high: np.ndarray, share: np.ndarray) -> np.ndarray:
-    # Where a point coincides with a neighbour, the other one does not count, even if it is NaN.
-    mixed = low * (1.0 - share) + high * share
-    return np.where(share == 0.0, low, np.where(share == 1.0, high, mixed))
+def _widest_diagonal(points: np.ndarray) -> float:
+    """The longest step along rows and the longest along columns, as one step along both; folds of a grid left out."""
+    steps = [np.linalg.norm(np.diff(points, axis=axis), axis=-1) for axis in (0, 1) if points.shape[axis] > 1]
+    return float(np.sqrt(sum(np.quantile(each, 0.99) ** 2 for each in steps)))

@@ -11,7 +11,7 @@ import numpy as np
 from smoe.errors import DataError, suggest
 from smoe.gridded._axes import Axes, find_axes, level_values, scalar_level
 from smoe.gridded._grids import HorizontalGrid, Orientation, read_grid, read_node_grid, read_pole
-from smoe.gridded._regrid import Interpolation, make_regridding
+from smoe.gridded._regrid import Regridding
 from smoe.gridded._times import TimeLabels, read_lead_times, read_times
 from smoe.meshes._node_fields import is_row_of_nodes
 
@@ -155,7 +155,7 @@ class FieldSource:
             self._order_levels(like)
         self.grid, self.orientation = self._one_grid(found)
         self._file_shape = self.grid.shape
-        self._regridding: Interpolation | None = None
+        self._regridding: Regridding | None = None
         channels = [channel for name in names for channel in self._channels(name)]
         self.channels = (*channels, *(_describe(self.dataset[name], is_static=False) for name in self._series))
         self.labels, self.lead_times = self._times()
@@ -252,8 +252,12 @@ class FieldSource:
         Raises:
             DataError: If that is not possible between the two grids.
         """
-        self._regridding = make_regridding(self.grid, grid)
-        self.grid = grid
+        self._regridding, self.grid = Regridding(self.grid, grid), grid
+        if self._regridding.beyond:
+            self.notes += (
+                f"the targets reach {self._regridding.beyond:.2g} steps of the {self.where} beyond their outermost "
+                "pixels, where the nearest values hold",
+            )
 
     def _select(self, name: str, axes: Axes, positions: np.ndarray, num_leads: int) -> xr.DataArray:
         """The times, and lead times, of some positions, each once, with the dimensions in the order of the fields."""
