@@ -134,3 +134,24 @@ def test_the_extras_hold_the_packages_that_name_them() -> None:
     distributions = {"PIL": "pillow"}
     lacking = {name for name, extra in EXTRAS.items() if distributions.get(name, name).lower() not in packages(extra)}
     assert lacking == set()
+
+
+def test_smoe_alone_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "smoe fit inputs.nc targets.nc" in run([], HEAVY | {"tyro", "rich"})
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "recipe.json").touch()
+    monkeypatch.chdir(tmp_path)
+    assert "smoe report runs/mine\n" in run([], HEAVY)
+
+
+def test_bash_completes_commands_and_flags(tmp_path: Path) -> None:
+    (tmp_path / "script").write_text(run(["completion", "bash"], HEAVY | {"tyro", "rich"}))
+    for words, expected in (("smoe fi", "fit"), ("smoe fit --validat", "--validate --validation-share")):
+        number = len(words.split()) - 1
+        ask = f'source {tmp_path}/script; COMP_WORDS=({words}); COMP_CWORD={number}; _smoe; echo "${{COMPREPLY[@]}}"'
+        result = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
+        assert result.stdout.strip() == expected
+    assert "__fish_use_subcommand" in run(["completion", "fish"], HEAVY) and "bashcompinit" in run(
+        ["completion", "zsh"], HEAVY
+    )
+    run(["completion"], HEAVY, 2)

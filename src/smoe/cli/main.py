@@ -1,4 +1,4 @@
-"""Finds the command, runs it, and turns what can go wrong into one line. Imports nothing heavy."""
+"""Dispatch commands; report expected errors in one line. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import NamedTuple
 
 from smoe._signals import stopped_by_signals, stopped_code
@@ -49,6 +50,11 @@ COMMANDS = {
         "write a page about one fitted model or several: scores, curves, routing, errors",
         ("smoe report runs/mine runs/other -o report.html",),
     ),
+    "completion": Command(
+        "smoe.cli.main:run_completion",
+        "print what a shell needs to complete commands and flags: bash, zsh or fish",
+        ('eval "$(smoe completion bash)"',),
+    ),
 }
 
 USAGE = """usage: smoe COMMAND ...
@@ -64,6 +70,38 @@ examples:
 `smoe COMMAND --help` explains a command.
 With SMOE_TRACEBACK=1 in the environment, errors show where they arose.
 """
+
+START = """smoe: layers that learn what to do where, for data on a grid, a sphere or a mesh.
+
+Your own NetCDF, Zarr or GRIB files:
+  smoe fit inputs.nc targets.nc --validate 2016 -o runs/mine
+  smoe report runs/mine                       a page: scores, maps, errors
+  smoe predict runs/mine new.nc -o predicted.nc
+
+In your own network, in place of a convolution:
+  smoe.SpatialMoE2d(in_channels, out_channels, kernel_size=3, spatial_shape=(H, W))
+{found}
+`smoe --help` lists all commands, `smoe COMMAND --help` explains one.
+"""
+
+_FLAGS = r'grep -oE "\-\-[a-z][a-z.-]*" | sort -u'
+_BASH = """_smoe() {{
+  local word="${{COMP_WORDS[COMP_CWORD]}}"
+  if [ "$COMP_CWORD" -eq 1 ]; then COMPREPLY=($(compgen -W "{names}" -- "$word"))
+  elif [[ "$word" == -* ]]; then
+    COMPREPLY=($(compgen -W "$(smoe "${{COMP_WORDS[1]}}" --help 2>/dev/null | {flags})" -- "$word"))
+  fi
+}}
+complete -o default -F _smoe smoe
+"""
+SHELLS = {
+    "bash": _BASH,
+    "zsh": f"autoload -U +X compinit bashcompinit && compinit && bashcompinit\n{_BASH}",
+    "fish": """complete -c smoe -n __fish_use_subcommand -f -a "{names}"
+complete -c smoe -n 'not __fish_use_subcommand; and string match -q -- "-*" (commandline -ct)' \\
+  -a '(smoe (commandline -opc)[2] --help 2>/dev/null | {flags})'
+""",
+}
 
 
 # What a disk and a path that was typed can do wrong; other errors of the system come from inside.
@@ -106,9 +144,12 @@ def _stopped(stop: KeyboardInterrupt) -> int:
 
 
 def _run(args: list[str]) -> int:
-    if not args or args[0] in ("-h", "--help", "help"):
+    if not args:
+        _print(START.format(found=_found_here()))
+        return 0
+    if args[0] in ("-h", "--help", "help"):
         _print(_usage())
-        return 0 if args else 2
+        return 0
     if args[0] == "--version":
         from smoe.version import __version__
 
@@ -139,6 +180,23 @@ def _usage() -> str:
         commands="\n".join(f"  {name:<11}{command.text}" for name, command in known.items()),
         examples="\n".join(f"  {example}" for command in known.values() for example in command.examples),
     )
+
+
+def _found_here() -> str:
+    """What can be done with the newest run below the folder `runs`."""
+    runs = [path.parent for name in ("recipe.json", "config.json") for path in Path("runs").glob(f"*/{name}")]
+    if not runs:
+        return ""
+    newest = max(runs, key=lambda path: path.stat().st_mtime)
+    return f"\nThe newest run here:\n  smoe report {newest}\n"
+
+
+def run_completion(args: list[str]) -> int:
+    """Print the completion of a shell."""
+    if len(args) != 1 or args[0] not in SHELLS:
+        raise UsageError(f'name the shell: smoe completion {"|".join(SHELLS)}; bash: eval "$(smoe completion bash)"')
+    _print(SHELLS[args[0]].format(names=" ".join(commands()), flags=_FLAGS))
+    return 0
 
 
 def _speaks_to_user(error: Exception) -> bool:

@@ -82,7 +82,7 @@ def check_output(path: Path, *, overwrite: bool = False) -> None:
     if path.suffix not in (".nc", ".nc4", ".zarr"):
         raise DataError(f"the output {path} must end with .nc or .zarr")
     if path.exists() and not overwrite:
-        raise DataError(f"{path} exists already: choose another name, or allow it to be replaced")
+        raise DataError(f"{path} exists already: choose another name, or replace it by --overwrite (overwrite=True)")
     folder = path.parent
     while not folder.exists():
         folder = folder.parent
