@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from smoe.diagnostics import expert_use, neighbour_agreement, selections
-from smoe.views import COLOURS, draw_expert_use, save_picture, similarity_colours
+from smoe.views import draw_expert_use, save_picture, similarity_colours
 
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _LINES = ("-", (0, (5, 2)), (0, (1, 1.5)))
 _NUM_CLASSES_SHOWN, _NUM_EXPERTS_SHOWN = 10, 5
 

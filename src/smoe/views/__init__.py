@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from smoe.views._charts import COLOURS, draw_expert_use, save_picture
+from smoe.views._charts import draw_expert_use, save_picture
 from smoe.views._globe import coastlines, draw_globe, draw_globe_routing
 from smoe.views._node_routing import draw_nodes, plot_mesh_routing, similarity_colours
 from smoe.views._routing import plot_routing
 
 __all__ = [
-    "COLOURS",
     "coastlines",
     "draw_expert_use",
     "draw_globe",

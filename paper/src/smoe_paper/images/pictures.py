@@ -16,7 +16,8 @@ from torch import Tensor
 from smoe.errors import DataError
 from smoe.nn import RoutedLayer, SpatialGate
 from smoe.reports.parts import Classes, Places
-from smoe.views import COLOURS, save_picture
+from smoe.views import save_picture
+from smoe_paper.charts import COLOURS, Panel, draw_grids, draw_image_routing
 from smoe_paper.experiments.experiment import Notify, ReportParts, ShowOptions
 from smoe_paper.experiments.runs import kept_run
 from smoe_paper.experiments.stored_runs import RunStore
@@ -123,8 +124,6 @@ def draw_gates(run: OpenRun, images: np.ndarray, classes: Sequence[str], stem: P
     Args:
         images: Brightness from 0 to 1 of some classes, `(N, H, W)`; they are resized to the grid of a gate.
     """
-    from smoe_paper.charts import draw_image_routing
-
     by_gate: dict[SpatialGate, dict[str, RoutedLayer]] = {}
     for name, module in run.task.model.named_modules():
         if isinstance(module, RoutedLayer):
@@ -172,8 +171,6 @@ def draw_tables(
 
 
 def _draw_errors(table_set: TableSet, table: ResultTable, name: str, store: RunStore, path: Path) -> Iterator[Path]:
-    from smoe_paper.charts import Panel, draw_grids
-
     classes = IMAGE_SETS[name].classes
     found = {row.label: outcomes(table_set, row, store) for row in table.rows}
     # Not all models were trained at the same scales: the label contains the scale.
