@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test lint types layers unit quick wheel docs docs-links headline bench simulate simulate-ensemble sanitize gpu-compile clean
+.PHONY: demo test lint types layers unit quick wheel docs docs-links bench simulate simulate-ensemble sanitize gpu-compile clean
 
 demo: $(READY)
 	$(BIN)/smoe train heat/smoe --seed 0 --output-dir runs/demo --resume
@@ -69,10 +69,6 @@ DOCS_TOOLS := import tomllib; extras = tomllib.load(open("pyproject.toml", "rb")
 .venv/docs-ready: $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt $$($(BIN)/python -c '$(DOCS_TOOLS)')
 	touch $@
-
-# The five seeds of the headline (about 15 minutes on two cores); stored in paper/results/heat.
-headline: $(READY)
-	$(BIN)/smoe bench heat-headline
 
 # The tables of paper/results/bench that compare layers (about 10 minutes); `smoe bench` lists all.
 bench: $(READY)

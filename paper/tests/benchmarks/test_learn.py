@@ -6,80 +6,99 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from smoe_paper.benchmarks.learn import LearnOptions, read_rows, run
-from smoe_paper.benchmarks.learn_students import STUDENTS
-from smoe_paper.benchmarks.learn_table import gap_closed, show
-from smoe_paper.benchmarks.learn_tasks import TASKS, LearningTask, PlantedTask, make_data, make_lesson
-from smoe_paper.benchmarks.learn_upcycling import UPCYCLING, measure_upcycling
+from smoe_paper.benchmarks import learn
+from smoe_paper.benchmarks.learn import Block, LearnOptions, best_errors, gap_closed, measure, read_rows, run, show
+from smoe_paper.benchmarks.learn_students import STUDENTS, Candidates, Course, shuffled
+from smoe_paper.benchmarks.learn_tasks import GRID, TASKS, make_lesson
 
 
 @pytest.mark.parametrize("student", STUDENTS)
-def test_every_student_has_the_output_of_the_teacher_and_learns(student: str) -> None:
-    lesson = make_lesson(TASKS["two layers"], 0)
+def test_every_student_has_the_outputs_of_the_task_and_learns(student: str) -> None:
+    lesson = make_lesson("two layers", 0, 32)
     torch.manual_seed(0)
     net = STUDENTS[student](lesson)
-    samples = torch.arange(3)
-    output = net(lesson.data.inputs[samples])
-    assert output.shape == lesson.data.targets[samples].shape
-    lesson.loss(output, samples).backward()
+    output = net(lesson.train.inputs[:3])
+    assert output.shape == lesson.train.targets[:3].shape
+    lesson.loss(output, lesson.train.targets[:3]).backward()
     assert any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in net.parameters())
 
 
-def test_the_oracle_with_the_filters_of_the_teacher_makes_no_error() -> None:
-    """One layer: the least squares of each region recover the targets."""
-    data = make_data(PlantedTask(depth=1), 3, num_samples=64, num_test=32)
-    patches = torch.nn.functional.unfold(data.inputs, 3, padding=1)
-    region = data.region_maps[0][0].flatten()
+@pytest.mark.parametrize("task", TASKS)
+def test_test_samples_do_not_depend_on_the_number_of_training_samples(task: str) -> None:
+    few, many = (make_lesson(task, 2, number) for number in (16, 40))
+    assert len(few.train.inputs) == 16
+    for one, other in zip((*few.test, *few.validation), (*many.test, *many.validation), strict=True):
+        assert torch.equal(one, other)
+    if not few.is_classification and task != "advection, raw":
+        assert float(few.test.targets.std()) == pytest.approx(1.0, rel=0.1)
+
+
+def test_the_regions_explain_one_planted_layer() -> None:
+    """The least squares of each region recover the targets."""
+    lesson = make_lesson("one layer", 3, 64)
+    assert lesson.regions is not None
+    patches = nn.functional.unfold(lesson.train.inputs, 3, padding=1)
     for kind in range(3):
-        pixels = patches[:, :, region == kind].transpose(1, 2).flatten(0, 1)
-        targets = data.targets.flatten(2)[:, :, region == kind].transpose(1, 2).flatten(0, 1)
-        solution = torch.linalg.lstsq(pixels.double(), targets.double()).solution
-        torch.testing.assert_close(pixels.double() @ solution, targets.double(), rtol=1e-3, atol=1e-3)
+        here = (lesson.regions == kind).flatten()
+        pixels = patches[:, :, here].transpose(1, 2).flatten(0, 1).double()
+        targets = lesson.train.targets.flatten(2)[:, :, here].transpose(1, 2).flatten(0, 1).double()
+        solution = torch.linalg.lstsq(pixels, targets, driver="gelsd").solution
+        torch.testing.assert_close(pixels @ solution, targets, rtol=1e-3, atol=1e-3)
 
 
-def test_scales_and_noise_are_those_of_the_task() -> None:
-    plain = make_data(PlantedTask(), 1, num_samples=64, num_test=8)
-    scaled = make_data(PlantedTask(input_scale=1e3, target_scale=1e-3), 1, num_samples=64, num_test=8)
-    torch.testing.assert_close(scaled.inputs, 1e3 * plain.inputs)
-    torch.testing.assert_close(scaled.targets, 1e-3 * plain.targets)
-    noisy = make_data(PlantedTask(noise=0.5), 1, num_samples=64, num_test=8)
-    assert float((noisy.targets - plain.targets).std()) == pytest.approx(0.5, rel=0.02)
-    assert torch.equal(noisy.test_targets, plain.test_targets)
+def test_a_choice_computes_the_chosen_copy() -> None:
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    chosen = torch.randint(3, (3, *GRID))
+    layer = Candidates(conv, chosen)
+    input = torch.randn(2, 2, *GRID)
+    torch.testing.assert_close(layer(input), conv(input))
+    with torch.no_grad():
+        layer.bias.copy_(torch.arange(3.0).repeat(3))
+    expected = nn.functional.conv2d(input, conv.weight, padding=1) + chosen
+    torch.testing.assert_close(layer(input), expected)
 
 
-def test_classes_are_the_largest_means() -> None:
-    lesson = make_lesson(LearningTask(is_classification=True), 0)
-    assert lesson.labels is not None
-    use = torch.bincount(lesson.labels[0], minlength=4)
-    assert int(use.min()) > 200
-    # An output whose means are one-hot for the class makes no error.
-    output = torch.nn.functional.one_hot(lesson.labels[1], 4).float()[:, :, None, None].expand(-1, -1, 24, 32)
-    assert lesson.error(output) == 0.0
+def test_a_shuffled_choice_keeps_the_shares() -> None:
+    lesson = make_lesson("two layers", 0, 16)
+    taught = STUDENTS["default"](lesson)
+    learn.train(taught, lesson, 0, Course(num_steps=30, rate=1e-2))
+    net = shuffled(lesson, taught)
+    for before, after in zip(taught.convs, net.convs, strict=True):  # type: ignore[arg-type]
+        chosen = before.routing().indices.flatten(1) % 2
+        assert torch.equal(chosen.sum(dim=1), after.conv.chosen.flatten(1).sum(dim=1))
 
 
-def test_rows_are_stored_and_not_measured_again(tmp_path: Path) -> None:
-    options = LearnOptions(names=("white",), output=tmp_path / "learn.md", num_seeds=1, num_steps=2)
-    said: list[str] = []
-    text = run(options, said.append)
+def test_a_converted_network_starts_as_the_trained_one() -> None:
+    lesson = make_lesson("advection", 0, 64)
+    plain, converted = (
+        measure(student, lesson, 0, Course(num_steps=2, rate=0.0), continues=True)
+        for student in ("convolution", "default")
+    )
+    assert converted["error"] == pytest.approx(plain["error"], rel=1e-3)
+
+
+def test_rows_are_stored_and_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    courses = [Course(rate=rate) for rate in learn.RATES]
+    monkeypatch.setattr(learn, "BLOCKS", (Block("Some", ("two layers",), ("convolution", "default"), courses, 1),))
+    options = LearnOptions(output=tmp_path / "learn.md", num_seeds=1, num_steps=2)
+    text = run(options)
     rows = read_rows(tmp_path / "learn.jsonl")
-    assert len(said) == len(rows) == 5
-    assert "| SMoE, default |" in text
+    assert len(rows) == 6
+    assert text.count("| default |") == 4 and "best rate on validation" in text
     assert (tmp_path / "learn.md").read_text() == text
-    assert run(options, said.append) == text
-    assert len(said) == 5
+    assert run(options) == text
+    assert len(read_rows(tmp_path / "learn.jsonl")) == 6
 
 
-def test_an_upcycled_network_computes_what_the_trained_one_computed() -> None:
-    rows = {row["student"]: row["error"] for row in measure_upcycling(next(iter(UPCYCLING)), 0, 3)}
-    assert rows["trained, then upcycled, 0"] == pytest.approx(rows["trained"], rel=1e-5)
-    assert rows["trained, then upcycled, 20"] != rows["trained, then plain, 20"]
-
-
-def test_the_gap_and_the_spread() -> None:
-    errors = {("t", "convolution"): [1.0, 0.8], ("t", "SMoE, oracle gate"): [0.1], ("t", "a"): [0.5]}
-    assert gap_closed(errors, "t", "a") == pytest.approx([0.5])
-    assert gap_closed(errors, "u", "a") == []
-    assert show([0.5]) == "0.5"
-    assert show([0.4, 0.6]) == "0.5 ± 0.1"
+def test_medians_the_best_rate_and_the_gap() -> None:
+    found = {
+        ("t", "a", "slow", 512): [{"validation": 0.5, "error": 0.6}],
+        ("t", "a", "fast", 512): [{"validation": 0.4, "error": 0.7}],
+    }
+    assert best_errors(found, "t", "a", 512) == [0.7]
+    assert gap_closed([1.0, 0.8, 0.9], [0.1], [0.5]) == pytest.approx(0.5)
+    assert gap_closed([1.0], [0.95], [0.5]) is None
+    assert show([1.0, 2.0, 3.0]) == "2 (1.5 2.5)"
     assert show([]) == "-"

@@ -1,229 +1,255 @@
-"""The students of `smoe bench learn`, and how they are trained: SMoE layers and simple baselines."""
+"""The students of `smoe bench learn`, and how they are trained: the library's layers and simple rivals.
+
+A student is the plain network of its task whose convolutions are replaced, and nothing else.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from smoe.nn import SpatialMoE2d, TensorGate
-from smoe.nn._filter_bank import LocalAffine
-from smoe.rules import Frozen, Probing, RoutingClassification
+import smoe
 from smoe_paper.baselines.layers import LocallyConnected2d
 from smoe_paper.baselines.low_rank import LowRankLocal2d
-from smoe_paper.benchmarks.learn_tasks import Lesson
+from smoe_paper.benchmarks.learn_tasks import GRID, Lesson, Samples
 
-BATCH_SIZE = 16
-LEARNING_RATES = {"adam": 1e-2, "sgd": 0.1}
-
-
-def train(net: nn.Module, lesson: Lesson, seed: int, num_steps: int) -> None:
-    """Trains a network in place, the same batches for every student of a seed."""
-    generator = torch.Generator().manual_seed(seed)
-    learning_rate = LEARNING_RATES[lesson.task.optimizer]
-    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
-    optimizer = (
-        torch.optim.Adam(parameters, lr=learning_rate)
-        if lesson.task.optimizer == "adam"
-        else torch.optim.SGD(parameters, lr=learning_rate, momentum=0.9)
-    )
-    net.train()
-    for _ in range(num_steps):
-        samples = torch.randint(len(lesson.data.inputs), (BATCH_SIZE,), generator=generator)
-        optimizer.zero_grad()
-        lesson.loss(net(lesson.data.inputs[samples]), samples).backward()
-        optimizer.step()
+NUM_CANDIDATES = 3
+RANK = 8
 
 
-def error_of(net: nn.Module, lesson: Lesson) -> float:
-    """Test error of a network, in evaluation mode."""
-    net.eval()
-    with torch.no_grad():
-        outputs: list[Tensor] = [net(inputs) for inputs in lesson.data.test_inputs.split(64)]
-    return lesson.error(torch.cat(outputs))
+class Course(NamedTuple):
+    """How a student is trained.
 
-
-MakeLayer = Callable[[int, int, int], nn.Module]
-"""Makes a layer from its place in the network and its input and output channels."""
-
-MAX_WIDTH = 64
-
-
-class WithLearnedChannels(nn.Module):
-    """A network whose input has further channels that are learned, the same for every sample.
-
-    Args:
-        net: Network for the widened input.
-        num_channels: Number of learned channels.
-        spatial_shape: Grid of the input.
+    Attributes:
+        optimizer: `adamw`, or `sgd` with momentum 0.9.
+        rate: Learning rate.
+        num_steps: Training steps.
+        batch: Samples of a step.
+        cosine: Whether the rate falls to zero along half a cosine.
+        clip: Bound of the gradient's norm.
     """
 
-    def __init__(self, net: nn.Module, num_channels: int, spatial_shape: tuple[int, int]) -> None:
+    optimizer: str = "adamw"
+    rate: float = 1e-3
+    num_steps: int = 300
+    batch: int = 8
+    cosine: bool = False
+    clip: float = math.inf
+
+    @property
+    def name(self) -> str:
+        """What differs from the others in the table."""
+        parts = [f"{'AdamW' if self.optimizer == 'adamw' else 'SGD'} {self.rate:g}", f"{self.num_steps} steps"]
+        parts += [f"batch {self.batch}"] * (self.batch != Course().batch)
+        parts += ["cosine"] * self.cosine + [f"clipped at {self.clip:g}"] * math.isfinite(self.clip)
+        return ", ".join(parts)
+
+
+def train(net: nn.Module, lesson: Lesson, seed: int, course: Course) -> None:
+    """Trains a network in place, the same batches for every student of a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    optimizer = (
+        torch.optim.AdamW(parameters, lr=course.rate)
+        if course.optimizer == "adamw"
+        else torch.optim.SGD(parameters, lr=course.rate, momentum=0.9)
+    )
+    net.train()
+    for step in range(course.num_steps):
+        if course.cosine:
+            optimizer.param_groups[0]["lr"] = course.rate * (1 + math.cos(math.pi * step / course.num_steps)) / 2
+        samples = torch.randint(len(lesson.train.inputs), (course.batch,), generator=generator)
+        optimizer.zero_grad()
+        lesson.loss(net(lesson.train.inputs[samples]), lesson.train.targets[samples]).backward()
+        if math.isfinite(course.clip):
+            nn.utils.clip_grad_norm_(parameters, course.clip)
+        optimizer.step()
+
+
+@torch.no_grad()
+def error_of(net: nn.Module, lesson: Lesson, samples: Samples) -> float:
+    """Error of a network in evaluation mode."""
+    net.eval()
+    return lesson.error(net(samples.inputs), samples.targets)
+
+
+class PlainNet(nn.Module):
+    """The network of a task: convolutions with ReLU between them, and batch normalisation if it is residual."""
+
+    def __init__(self, lesson: Lesson, width: int | None = None) -> None:
         super().__init__()
-        self.net = net
-        self.channels = nn.Parameter(0.1 * torch.randn(num_channels, *spatial_shape))
+        first, *hidden, last = lesson.channels
+        channels = (first, *(width or each for each in hidden), last)
+        self.is_residual, self.adds_input = lesson.is_residual, lesson.adds_input
+        self.convs = nn.ModuleList(nn.Conv2d(*pair, 3, padding=1) for pair in itertools.pairwise(channels))
+        self.norms = nn.ModuleList(
+            nn.BatchNorm2d(each) if lesson.is_residual else nn.Identity() for each in channels[1:-1]
+        )
 
     def forward(self, input: Tensor) -> Tensor:
-        """`(B, C, H, W)` to the output of the network."""
-        return self.net(torch.cat([input, self.channels.expand(len(input), -1, -1, -1)], dim=1))
+        """`(B, C, H, W)` to outputs of the same grid."""
+        hidden = input
+        for conv, norm in zip(self.convs, self.norms, strict=False):
+            output = norm(conv(hidden)).relu()
+            hidden = hidden + output if self.is_residual and hidden.shape == output.shape else output
+        output = self.convs[-1](hidden)
+        return input + output if self.adds_input else output
 
 
-def make_net(channels: tuple[int, ...], make_layer: MakeLayer) -> nn.Sequential:
-    """Layers with ReLU between them."""
-    layers: list[nn.Module] = []
-    for place, (fan_in, fan_out) in enumerate(itertools.pairwise(channels)):
-        layers += [make_layer(place, fan_in, fan_out), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+class LocalAffine(nn.Module):
+    """A convolution with a learned scale and offset for each channel and pixel."""
+
+    def __init__(self, conv: nn.Module, out_channels: int) -> None:
+        super().__init__()
+        self.conv = conv
+        self.scale = nn.Parameter(torch.ones(out_channels, *GRID))
+        self.offset = nn.Parameter(torch.zeros(out_channels, *GRID))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The convolution's output, scaled and shifted."""
+        return self.conv(input) * self.scale + self.offset
 
 
-def make_conv(place: int, fan_in: int, fan_out: int) -> nn.Module:
-    """A 3 x 3 convolution with bias."""
-    del place
-    return nn.Conv2d(fan_in, fan_out, 3, padding=1)
+class WithChannels(nn.Module):
+    """A convolution whose input has further channels: coordinates, or learned ones that start at zero."""
+
+    def __init__(self, conv: nn.Conv2d, channels: Tensor, *, is_learned: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(conv.in_channels + len(channels), conv.out_channels, 3, padding=1)
+        self.channels = nn.Parameter(channels, requires_grad=is_learned)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The convolution of input and channels."""
+        return self.conv(torch.cat([input, self.channels.expand(len(input), -1, -1, -1)], dim=1))
 
 
-def convolution(lesson: Lesson, width: int | None = None, num_extra: int = 0) -> nn.Sequential:
-    """The plain network, of the teacher's channels or of another width between the layers."""
-    first, *hidden, last = lesson.task.planted.channels
-    if width is not None:
-        hidden = [width] * max(1, len(hidden))
-    return make_net((first + num_extra, *hidden, last), make_conv)
+class Candidates(nn.Module):
+    """Equal copies of a convolution, and at each pixel one of them by a map, or a softmax mixture by learned scores."""
+
+    def __init__(self, conv: nn.Conv2d, chosen: Tensor | None) -> None:
+        super().__init__()
+        assert conv.bias is not None
+        self.weight = nn.Parameter(conv.weight.detach().repeat_interleave(NUM_CANDIDATES, dim=0))
+        self.bias = nn.Parameter(conv.bias.detach().repeat_interleave(NUM_CANDIDATES))
+        self.chosen = chosen
+        if chosen is None:
+            self.keys = nn.Parameter(torch.randn(conv.out_channels, NUM_CANDIDATES, RANK) / RANK**0.5)
+            self.embedding = nn.Parameter(0.01 * torch.randn(RANK, *GRID))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`(B, C, H, W)` to `(B, E, H, W)`."""
+        outputs = F.conv2d(input, self.weight, self.bias, padding=1)
+        outputs = outputs.unflatten(1, (-1, NUM_CANDIDATES))
+        if self.chosen is not None:
+            return outputs.gather(2, self.chosen[None, :, None].expand(len(input), -1, -1, -1, -1))[:, :, 0]
+        scores = 10.0 * torch.einsum("ekr,rhw->ekhw", self.keys, self.embedding)
+        return (outputs * scores.softmax(dim=1)).sum(dim=2)
 
 
-def spatial_moe(lesson: Lesson, **options: Any) -> nn.Sequential:
-    """SMoE layers with the arguments given, and otherwise the defaults of the library."""
-    planted, ratio = lesson.task.planted, lesson.task.ratio
-
-    def make_layer(place: int, fan_in: int, fan_out: int) -> nn.Module:
-        del place
-        return SpatialMoE2d.from_experts(
-            fan_in, ratio * fan_out, fan_out, spatial_shape=planted.spatial_shape, **options
-        )
-
-    return make_net(planted.channels, make_layer)
+MakeLayer = Callable[[nn.Conv2d, int], nn.Module]
+"""Makes a layer from a convolution and its number in the network."""
 
 
-def oracle(lesson: Lesson) -> nn.Sequential:
-    """SMoE layers whose gates know the regions."""
-    num_regions = lesson.task.planted.num_regions
+def replaced(make_layer: MakeLayer) -> Callable[[Lesson], PlainNet]:
+    """A student whose convolutions are replaced."""
 
-    def make_layer(place: int, fan_in: int, fan_out: int) -> nn.Module:
-        experts = num_regions * torch.arange(fan_out)[:, None, None] + lesson.data.region_maps[place]
-        gate = TensorGate(num_regions * fan_out, fan_out, lesson.task.planted.spatial_shape, order="families")
-        with torch.no_grad():
-            gate.scores.zero_().scatter_(0, experts, 1.0)
-        return SpatialMoE2d.from_experts(fan_in, num_regions * fan_out, fan_out, gate=gate, rule=Frozen(), bias=True)
-
-    return make_net(lesson.task.planted.channels, make_layer)
-
-
-def local_affine(lesson: Lesson) -> nn.Sequential:
-    """Convolutions, each with a learned scale and offset for each channel and pixel."""
-    shape = lesson.task.planted.spatial_shape
-    return make_net(
-        lesson.task.planted.channels,
-        lambda place, fan_in, fan_out: nn.Sequential(make_conv(place, fan_in, fan_out), LocalAffine(fan_out, shape)),
-    )
-
-
-def low_rank_local(lesson: Lesson) -> nn.Sequential:
-    """LRLCN with a table of combining weights and as many bases as a student has experts for each output."""
-    shape, rank = lesson.task.planted.spatial_shape, lesson.task.ratio
-
-    def make_layer(place: int, fan_in: int, fan_out: int) -> nn.Module:
-        del place
-        return LowRankLocal2d(
-            fan_in, fan_out, spatial_rank=rank, combiner="table", spatial_shape=shape, spatial_bias=True
-        )
-
-    return make_net(lesson.task.planted.channels, make_layer)
-
-
-def locally_connected(lesson: Lesson) -> nn.Sequential:
-    """Filters of its own for every pixel."""
-    shape = lesson.task.planted.spatial_shape
-
-    def make_layer(place: int, fan_in: int, fan_out: int) -> nn.Module:
-        del place
-        return LocallyConnected2d(fan_in, fan_out, spatial_shape=shape)
-
-    return make_net(lesson.task.planted.channels, make_layer)
-
-
-def equal_parameters(lesson: Lesson) -> nn.Sequential:
-    """The widest plain network without more parameters than the default SMoE, gates included, but at most 64 wide."""
-    budget = _count(spatial_moe(lesson))
-    widths = [width for width in range(4, MAX_WIDTH + 1) if _count(convolution(lesson, width)) <= budget]
-    return convolution(lesson, max(widths))
-
-
-def equal_time(lesson: Lesson) -> nn.Sequential:
-    """The narrowest plain network whose training step takes as long as that of the default SMoE."""
-    wanted = _seconds(spatial_moe(lesson), lesson)
-    for width in range(8, MAX_WIDTH, 4):
-        if _seconds(convolution(lesson, width), lesson) >= wanted:
-            return convolution(lesson, width)
-    return convolution(lesson, MAX_WIDTH)
-
-
-def _count(net: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in net.parameters())
-
-
-def _seconds(net: nn.Module, lesson: Lesson, num_steps: int = 30) -> float:
-    """Processor time of a training step."""
-    samples = torch.arange(16)
-    optimizer = torch.optim.Adam(net.parameters())
-    started = 0.0
-    for step in range(num_steps + 5):
-        if step == 5:  # the first steps allocate
-            started = time.process_time()
-        optimizer.zero_grad()
-        lesson.loss(net(lesson.data.inputs[samples]), samples).backward()
-        optimizer.step()
-    return (time.process_time() - started) / num_steps
-
-
-def _paper_layers(rule: Any) -> Callable[[Lesson], nn.Sequential]:
-    """The paper's selection: a table of scores, experts in the order of the scores."""
-
-    def make(lesson: Lesson) -> nn.Sequential:
-        shape = lesson.task.planted.spatial_shape
-
-        def make_layer(place: int, fan_in: int, fan_out: int) -> nn.Module:
-            del place
-            num_experts = lesson.task.ratio * fan_out
-            gate = TensorGate(num_experts, fan_out, shape, order="score")
-            return SpatialMoE2d.from_experts(fan_in, num_experts, fan_out, gate=gate, rule=rule, bias="slot")
-
-        return make_net(lesson.task.planted.channels, make_layer)
+    def make(lesson: Lesson) -> PlainNet:
+        net = PlainNet(lesson)
+        for number, conv in enumerate(net.convs):
+            assert isinstance(conv, nn.Conv2d)
+            net.convs[number] = make_layer(conv, number)
+        return net
 
     return make
 
 
-STUDENTS: dict[str, Callable[[Lesson], nn.Module]] = {
-    "convolution": convolution,
-    "convolution, equal parameters": equal_parameters,
-    "convolution, equal time": equal_time,
-    "convolution, 8 learned input channels": lambda lesson: WithLearnedChannels(
-        convolution(lesson, num_extra=8), 8, lesson.task.planted.spatial_shape
-    ),
-    "convolution, local affine": local_affine,
-    "LRLCN, table": low_rank_local,
-    "LCN": locally_connected,
-    "SMoE, frozen gate": lambda lesson: spatial_moe(lesson, rule=Frozen()),
-    "SMoE, RC, released settings": _paper_layers(RoutingClassification.released()),
-    "SMoE, probing": _paper_layers(Probing()),
-    "SMoE, default": spatial_moe,
-    "SMoE, default, local affine": lambda lesson: spatial_moe(lesson, local_affine=True),
-    "SMoE, oracle gate": oracle,
-}
+def _coordinates() -> Tensor:
+    axes = (torch.linspace(-1.0, 1.0, size) for size in GRID)
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"))
 
-# Trained on every task; the others only on those that are for all.
-ALWAYS = (
-    *("convolution", "convolution, local affine", "SMoE, default", "SMoE, default, local affine", "SMoE, oracle gate"),
-)
+
+def _low_rank(conv: nn.Conv2d, number: int) -> nn.Module:
+    del number
+    return LowRankLocal2d(
+        *(conv.in_channels, conv.out_channels),
+        spatial_rank=NUM_CANDIDATES,
+        combiner="table",
+        spatial_shape=GRID,
+        spatial_bias=True,
+    )
+
+
+def _at_random(conv: nn.Conv2d, number: int) -> nn.Module:
+    del number
+    chosen = torch.randint(NUM_CANDIDATES, (conv.out_channels, *GRID))
+    return LocalAffine(Candidates(conv, chosen), conv.out_channels)
+
+
+def oracle(lesson: Lesson) -> nn.Module:
+    """The true region of each pixel chooses the filter."""
+    assert lesson.regions is not None
+    regions = lesson.regions
+    return replaced(lambda conv, _: Candidates(conv, regions.expand(conv.out_channels, -1, -1)))(lesson)
+
+
+def default(lesson: Lesson, **options: Any) -> nn.Module:
+    """The plain network, converted with the library's defaults."""
+    net = PlainNet(lesson)
+    return smoe.convert(net, example_input=lesson.train.inputs[:2], **options)
+
+
+def shuffled(lesson: Lesson, taught: nn.Module) -> nn.Module:
+    """What a trained default has chosen at each pixel, at other pixels: the same shares, the wrong places."""
+    order = torch.randperm(math.prod(GRID))
+    maps = []
+    for layer in taught.convs:  # pyright: ignore[reportGeneralTypeIssues]
+        experts = layer.routing().indices.reshape(-1, math.prod(GRID)).long()
+        num_candidates = layer.num_experts // len(experts)
+        maps.append((experts % num_candidates)[:, order].view(-1, *GRID))
+    make = replaced(lambda conv, number: LocalAffine(Candidates(conv, maps[number]), conv.out_channels))
+    return make(lesson)
+
+
+def _seconds(net: nn.Module, lesson: Lesson) -> float:
+    """Processor time of some training steps."""
+    train(net, lesson, 0, Course(num_steps=5))  # the first steps allocate
+    started = time.process_time()
+    train(net, lesson, 0, Course(num_steps=40))
+    return time.process_time() - started
+
+
+_WIDTHS: dict[tuple[int, ...], int] = {}
+
+
+def equal_time(lesson: Lesson) -> nn.Module:
+    """The narrowest plain network whose training step takes as long as that of the default."""
+    if lesson.channels not in _WIDTHS:
+        with torch.random.fork_rng(devices=[]):
+            wanted = _seconds(default(lesson), lesson)
+            widths = range(lesson.channels[-2] + 4, 64, 4)
+            _WIDTHS[lesson.channels] = next((w for w in widths if _seconds(PlainNet(lesson, w), lesson) >= wanted), 64)
+    return PlainNet(lesson, _WIDTHS[lesson.channels])
+
+
+STUDENTS: dict[str, Callable[[Lesson], nn.Module]] = {
+    "convolution": PlainNet,
+    "convolution, equal time": equal_time,
+    "convolution, local affine": replaced(lambda conv, _: LocalAffine(conv, conv.out_channels)),
+    "CoordConv": replaced(lambda conv, _: WithChannels(conv, _coordinates(), is_learned=False)),
+    "learned channels": replaced(lambda conv, _: WithChannels(conv, torch.zeros(4, *GRID), is_learned=True)),
+    "LRLCN": replaced(_low_rank),
+    "LCN": replaced(lambda conv, _: LocallyConnected2d(conv.in_channels, conv.out_channels, spatial_shape=GRID)),
+    "frozen random choice": replaced(_at_random),
+    "soft mixture": replaced(lambda conv, _: Candidates(conv, None)),
+    "default": default,
+    "default, three candidates": lambda lesson: default(lesson, num_experts=3.0),
+    "default, no local affine": lambda lesson: default(lesson, local_affine=False),
+    "true regions": oracle,
+}

@@ -1,204 +1,224 @@
-"""The tasks of `smoe bench learn`: planted structure in all the forms in which a layer may meet it."""
+"""The tasks of `smoe bench learn`: the answer is known, and depends on the place in all of them but one."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from smoe.nn._gate_init import smooth_fields
+GRID = (16, 16)
+NUM_TEST = 256
+OFFSET, DEVIATION = 300.0, 15.0
 
 
-@dataclass(frozen=True)
-class PlantedTask:
-    """What is planted.
-
-    Attributes:
-        depth: Layers of the teacher.
-        has_structure: Whether the filters depend on the region.
-        map_per_channel: Whether each channel has a region map of its own.
-        has_bias: Whether the teacher's filters have a bias that depends on the region.
-        noise: Standard deviation of the noise in the training targets, relative to that of the targets.
-        input_scale: Factor of the inputs.
-        target_scale: Factor of the targets.
-        region_length: Correlation length of the region maps in pixels; 0 for white maps.
-        num_regions: Regions.
-        hidden_channels: Channels between the layers.
-        spatial_shape: Rows and columns.
-    """
-
-    depth: int = 2
-    has_structure: bool = True
-    map_per_channel: bool = False
-    has_bias: bool = False
-    noise: float = 0.0
-    input_scale: float = 1.0
-    target_scale: float = 1.0
-    region_length: float = 4.0
-    num_regions: int = 3
-    hidden_channels: int = 8
-    spatial_shape: tuple[int, int] = (24, 32)
-
-    @property
-    def channels(self) -> tuple[int, ...]:
-        """Channels of the input, between the layers, and of the output."""
-        return (4, *(self.hidden_channels,) * (self.depth - 1), 4)
-
-
-@dataclass(frozen=True)
-class PlantedData:
-    """Samples of a task.
-
-    Attributes:
-        inputs: Training inputs `(N, C, H, W)`.
-        targets: Training targets.
-        test_inputs: Test inputs.
-        test_targets: Test targets, without noise.
-        region_maps: Region of each channel and pixel of each layer, `(E, H, W)`.
-    """
+class Samples(NamedTuple):
+    """Inputs `(N, C, H, W)` and targets of the same grid, or classes `(N,)`."""
 
     inputs: Tensor
     targets: Tensor
-    test_inputs: Tensor
-    test_targets: Tensor
-    region_maps: tuple[Tensor, ...]
-
-    def relative_error(self, prediction: Tensor) -> float:
-        """Mean squared error on the test inputs over the variance of the targets."""
-        return float((prediction - self.test_targets).square().mean() / self.test_targets.var())
-
-
-def make_data(task: PlantedTask, seed: int, num_samples: int = 2048, num_test: int = 256) -> PlantedData:
-    """Draws a teacher, its region maps and samples; the random numbers of the caller are left alone.
-
-    Args:
-        task: What is planted.
-        seed: Seed of teacher, maps and samples.
-        num_samples: Training samples.
-        num_test: Test samples.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1000 + seed)
-        shared_map = _region_maps(task, 1)
-        maps: list[Tensor] = []
-        filters: list[Tensor] = []
-        biases: list[Tensor] = []
-        for fan_in, fan_out in zip(task.channels, task.channels[1:], strict=False):
-            regions = _region_maps(task, fan_out) if task.map_per_channel else shared_map.expand(fan_out, -1, -1)
-            maps.append(regions if task.has_structure else torch.zeros_like(regions))
-            size = (fan_out, task.num_regions, fan_in, 3, 3)
-            filters.append(torch.randn(size) * math.sqrt(2 / (9 * fan_in)))
-            biases.append(torch.randn(size[:2]) * (0.5 if task.has_bias else 0.0))
-        length = math.sqrt(2.0) * 3.0
-        fields = smooth_fields(((num_samples + num_test) * task.channels[0], *task.spatial_shape), length)
-        inputs = fields.unflatten(0, (-1, task.channels[0]))
-        targets = torch.cat([_teach(part, filters, biases, maps) for part in inputs.split(256)])
-        targets = targets / targets[:num_samples].std()
-        noise = task.noise * torch.randn(targets[:num_samples].shape)
-    inputs, targets = inputs * task.input_scale, targets * task.target_scale
-    return PlantedData(
-        inputs[:num_samples],
-        targets[:num_samples] + noise * task.target_scale,
-        inputs[num_samples:],
-        targets[num_samples:],
-        tuple(maps),
-    )
-
-
-def _region_maps(task: PlantedTask, number: int) -> Tensor:
-    shape = (task.num_regions * number, *task.spatial_shape)
-    fields = smooth_fields(shape, task.region_length) if task.region_length > 0.0 else torch.randn(shape)
-    return fields.unflatten(0, (task.num_regions, number)).argmax(dim=0)
-
-
-def _teach(input: Tensor, filters: list[Tensor], biases: list[Tensor], maps: list[Tensor]) -> Tensor:
-    for layer, (weight, bias, regions) in enumerate(zip(filters, biases, maps, strict=True)):
-        outputs = F.conv2d(input, weight.flatten(0, 1), bias.flatten(), padding=1).unflatten(1, weight.shape[:2])
-        chosen = regions[None, :, None].expand(len(input), -1, -1, -1, -1)
-        input = outputs.gather(2, chosen).squeeze(2)
-        if layer < len(filters) - 1:
-            input = input.relu()
-    return input
-
-
-@dataclass(frozen=True)
-class LearningTask:
-    """A planted task and how students are trained on it.
-
-    Attributes:
-        planted: What is planted.
-        ratio: Experts for each output channel of a student; the teacher has one for each region.
-        optimizer: `adam`, or `sgd` with momentum.
-        is_classification: Whether the largest of the teacher's spatial means is to be predicted, and not its output.
-        for_all: Whether every student is trained on it, or the most important ones only.
-    """
-
-    planted: PlantedTask = field(default_factory=PlantedTask)
-    ratio: int = 3
-    optimizer: Literal["adam", "sgd"] = "adam"
-    is_classification: bool = False
-    for_all: bool = False
-
-
-TASKS = {
-    "one layer": LearningTask(PlantedTask(depth=1), for_all=True),
-    "two layers": LearningTask(for_all=True),
-    "three layers": LearningTask(PlantedTask(depth=3), for_all=True),
-    "no structure": LearningTask(PlantedTask(has_structure=False, noise=0.5), for_all=True),
-    "map per channel": LearningTask(PlantedTask(map_per_channel=True)),
-    "biases": LearningTask(PlantedTask(has_bias=True)),
-    "noise 0.5": LearningTask(PlantedTask(noise=0.5)),
-    "all x 1e-3": LearningTask(PlantedTask(input_scale=1e-3, target_scale=1e-3)),
-    "all x 1e3": LearningTask(PlantedTask(input_scale=1e3, target_scale=1e3)),
-    "white regions": LearningTask(PlantedTask(region_length=0.0)),
-    "X = 2 E": LearningTask(ratio=2),
-    "X = 6 E": LearningTask(ratio=6),
-    "classification": LearningTask(is_classification=True),
-    "SGD": LearningTask(optimizer="sgd"),
-}
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """Samples of a task, and what is to be learned from them.
+    """Samples of a task, and the network for them.
 
     Attributes:
-        task: The task.
-        data: Samples; `targets` are replaced by `labels` in a classification.
-        labels: Classes of training and test samples; None in a regression.
+        train: Training samples.
+        validation: Samples by which a learning rate is chosen.
+        test: Samples of the error, without noise.
+        channels: Channels of the input, between the layers, and of the output of the network.
+        is_residual: Whether the network has batch normalisation and residual connections, or ReLU alone.
+        adds_input: Whether the network's output is added to its input.
+        regions: Region of each pixel, where filters depend on one.
     """
 
-    task: LearningTask
-    data: PlantedData
-    labels: tuple[Tensor, Tensor] | None = None
+    train: Samples
+    validation: Samples
+    test: Samples
+    channels: tuple[int, ...]
+    is_residual: bool = True
+    adds_input: bool = False
+    regions: Tensor | None = None
 
-    def loss(self, output: Tensor, samples: Tensor) -> Tensor:
-        """Training loss of the outputs for training samples with these numbers."""
-        if self.labels is None:
-            return F.mse_loss(output, self.data.targets[samples])
-        return F.cross_entropy(output.mean(dim=(2, 3)), self.labels[0][samples])
+    @property
+    def is_classification(self) -> bool:
+        """Whether the targets are classes, to be predicted by the spatial means of the output."""
+        return self.test.targets.dim() == 1
 
-    def error(self, output: Tensor) -> float:
-        """Test error: relative mean squared error, or share of wrong classes."""
-        if self.labels is None:
-            return self.data.relative_error(output)
-        return float((output.mean(dim=(2, 3)).argmax(dim=1) != self.labels[1]).float().mean())
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Training loss."""
+        if self.is_classification:
+            return F.cross_entropy(output.mean(dim=(2, 3)), targets)
+        return F.mse_loss(output, targets)
+
+    def error(self, output: Tensor, targets: Tensor) -> float:
+        """Mean squared error over the variance of the targets, or share of wrong classes."""
+        if self.is_classification:
+            return float((output.mean(dim=(2, 3)).argmax(dim=1) != targets).float().mean())
+        return float((output - targets).square().mean() / targets.var())
 
 
-def make_lesson(task: LearningTask, seed: int) -> Lesson:
-    """Draws the samples of a task.
+def smooth_fields(shape: tuple[int, ...], length: float) -> Tensor:
+    """Periodic Gaussian random fields with unit variance and a correlation length in pixels."""
+    rows, columns = torch.fft.fftfreq(shape[-2])[:, None], torch.fft.rfftfreq(shape[-1])
+    filter = torch.exp(-2 * (math.pi * length) ** 2 * (rows.square() + columns.square()))
+    fields = torch.fft.irfft2(torch.fft.rfft2(torch.randn(shape)) * filter, s=shape[-2:])
+    return fields / fields.std()
+
+
+def make_lesson(name: str, seed: int, num_samples: int = 512) -> Lesson:
+    """Draws the samples of a task; the random numbers of the caller are left alone.
 
     Args:
-        task: The task.
+        name: Key of `TASKS`.
         seed: Seed of teacher, maps and samples.
+        num_samples: Training samples; the others do not depend on it.
     """
-    data = make_data(task.planted, seed)
-    if not task.is_classification:
-        return Lesson(task, data)
-    means = torch.cat([data.targets, data.test_targets]).mean(dim=(2, 3))
-    classes = ((means - means.mean(dim=0)) / means.std(dim=0)).argmax(dim=1)
-    return Lesson(task, data, (classes[: len(data.targets)], classes[len(data.targets) :]))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1000 + seed)
+        return TASKS[name](num_samples)
+
+
+def _region_map(num_regions: int = 3) -> Tensor:
+    return smooth_fields((num_regions, *GRID), 3.0).argmax(dim=0)
+
+
+def _planted(depth: int, *, structure: bool = True, equal_norms: bool = False, classes: bool = False) -> Callable:
+    """A teacher of conv-ReLU layers whose filters depend on the region; no bias, so that no offset depends on it."""
+
+    def make(num_samples: int) -> Lesson:
+        channels = (4, *(8,) * (depth - 1), 4)
+        regions = _region_map() if structure else torch.zeros(GRID, dtype=torch.long)
+        teacher = [
+            torch.randn(3, fan_out, fan_in, 3, 3) * math.sqrt(2 / (9 * fan_in))
+            for fan_in, fan_out in itertools.pairwise(channels)
+        ]
+        if equal_norms:
+            teacher = [F.normalize(weight.flatten(2), dim=2).view_as(weight) for weight in teacher]
+
+        def teach(input: Tensor) -> Tensor:
+            for number, weight in enumerate(teacher):
+                outputs = torch.stack([F.conv2d(input, each, padding=1) for each in weight])
+                input = outputs.gather(0, regions.expand(1, *outputs.shape[1:]))[0]
+                input = input.relu() if number < depth - 1 else input
+            return input
+
+        def draw(number: int) -> Samples:
+            inputs = smooth_fields((number, channels[0], *GRID), 1.5)
+            return Samples(inputs, teach(inputs))
+
+        parts = [draw(number) for number in (NUM_TEST, NUM_TEST, num_samples)]
+        if classes:
+            means = torch.cat([part.targets.mean(dim=(2, 3)) for part in parts])
+            means = (means - means[: 2 * NUM_TEST].mean(dim=0)) / means[: 2 * NUM_TEST].std(dim=0)
+            classes_of = means.argmax(dim=1).split([len(part.targets) for part in parts])
+            parts = [Samples(part.inputs, labels) for part, labels in zip(parts, classes_of, strict=True)]
+        else:
+            unit = parts[0].targets.std()
+            parts = [Samples(part.inputs, part.targets / unit) for part in parts]
+        test, validation, train = parts
+        if not structure:
+            train = train._replace(targets=train.targets + 0.5 * torch.randn(train.targets.shape))
+        known = regions if structure else None
+        return Lesson(train, validation, test, channels, is_residual=False, regions=known)
+
+    return make
+
+
+def _field_task(draw_law: Callable[[], Callable[[int], Samples]], *, raw: bool = False) -> Callable:
+    """A network of three layers with batch normalisation learns a law from fields to fields."""
+
+    def make(num_samples: int) -> Lesson:
+        draw = draw_law()
+        test, validation, train = (draw(number) for number in (NUM_TEST, NUM_TEST, num_samples))
+        unit = test.targets.std()
+        test, validation, train = (part._replace(targets=part.targets / unit) for part in (test, validation, train))
+        if raw:
+            test, validation, train = (
+                Samples(*(OFFSET + DEVIATION * each for each in part)) for part in (test, validation, train)
+            )
+        channels = (test.inputs.shape[1], 10, 10, test.targets.shape[1])
+        return Lesson(train, validation, test, channels, adds_input=raw)
+
+    return make
+
+
+def _advection() -> Callable[[int], Samples]:
+    """Fields move with a flow that depends on the place, by two pixels where it is fastest."""
+    stream = smooth_fields(GRID, 3.5)
+    flow = torch.stack([-(stream.roll(-1, 0) - stream.roll(1, 0)), stream.roll(-1, 1) - stream.roll(1, 1)], dim=-1)
+    flow = 2.0 * flow / flow.norm(dim=-1).max()
+    rows, columns = torch.meshgrid(torch.arange(GRID[0]), torch.arange(GRID[1]), indexing="ij")
+    places = (torch.stack([columns, rows], dim=-1) - flow) * 2 / (torch.tensor(GRID).flip(0) - 1) - 1
+
+    def draw(number: int) -> Samples:
+        inputs = smooth_fields((number, 1, *GRID), 1.2)
+        grid = places.expand(number, -1, -1, -1)
+        return Samples(inputs, F.grid_sample(inputs, grid, align_corners=True, padding_mode="border"))
+
+    return draw
+
+
+def _automaton() -> Callable[[int], Samples]:
+    """A cellular automaton: life, majority or parity by region."""
+    regions = _region_map()
+    cross = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])[None, None]
+
+    def draw(number: int) -> Samples:
+        cells = (torch.rand(number, 1, *GRID) < 0.4).float()
+        around = F.conv2d(cells, torch.ones(1, 1, 3, 3), padding=1)
+        lives = (around == 3.0) | ((around == 4.0) & (cells > 0))
+        parity = F.conv2d(cells, cross, padding=1) % 2
+        after = torch.where(regions == 0, lives.float(), torch.where(regions == 1, (around > 4.0).float(), parity))
+        return Samples((cells - 0.4) / 0.49, after - after.mean())
+
+    return draw
+
+
+def _shallow_water() -> Callable[[int], Samples]:
+    """Height and flow after six steps of the linear shallow-water equations over a topography."""
+    depth = 0.02 + 0.2 * torch.sigmoid(2.0 * smooth_fields(GRID, 3.0))
+
+    def draw(number: int) -> Samples:
+        height, east, north = start = smooth_fields((3, number, *GRID), 1.5)
+        for _ in range(6):
+            east = east - (height.roll(-1, 2) - height)
+            north = north - (height.roll(-1, 1) - height)
+            across, along = depth * east, depth * north
+            height = height - (across - across.roll(1, 2)) - (along - along.roll(1, 1))
+            east, north = 0.95 * east, 0.95 * north
+        after = torch.stack([part / part.std() for part in (height, east, north)], dim=1)
+        return Samples(start.transpose(0, 1), after)
+
+    return draw
+
+
+def _denoising() -> Callable[[int], Samples]:
+    """Fields with white noise; nothing depends on the place."""
+
+    def draw(number: int) -> Samples:
+        fields = smooth_fields((number, 1, *GRID), 1.2)
+        return Samples(fields + 0.7 * torch.randn(fields.shape), fields)
+
+    return draw
+
+
+TASKS: dict[str, Callable[[int], Lesson]] = {
+    "one layer": _planted(1),
+    "two layers": _planted(2),
+    "three layers": _planted(3),
+    "filters only": _planted(2, equal_norms=True),
+    "classification": _planted(2, classes=True),
+    "advection": _field_task(_advection),
+    "automaton": _field_task(_automaton),
+    "shallow water": _field_task(_shallow_water),
+    "advection, raw": _field_task(_advection, raw=True),
+    "no structure": _planted(2, structure=False),
+    "denoising": _field_task(_denoising),
+}

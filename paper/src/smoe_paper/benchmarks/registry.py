@@ -24,9 +24,7 @@ BENCHMARKS = {
     "device": Benchmark("device", "layers on a GPU beside F.conv2d: times, peak memory, the kernels chosen"),
     "step": Benchmark("step", "a training step of recipes, on a GPU or a CPU: time, peak memory, the kernels chosen"),
     "gpu-model": Benchmark("gpu_model", "predicted times of layers on GPUs, from a roofline model"),
-    "latency": Benchmark("latency", "one sample in inference: layers as trained, frozen, exported, compiled"),
-    "learn": Benchmark("learn", "what layers learn on planted structure, where the answer is known"),
+    "learn": Benchmark("learn", "what layers learn where the answer is known, beside simple rivals"),
     "memory": Benchmark("memory", "peak memory of a training step on a 361 x 720 grid beside F.conv2d's"),
     "mesh": Benchmark("mesh", "layers on graphs, volumes and spheres beside SAGEConv, F.conv3d and F.conv2d (= 1.0)"),
-    "heat-headline": Benchmark("heat_headline", "heat/smoe at paper scale for several seeds"),
 }
