@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from smoe_paper.weather.report import print_published, print_scores
+from smoe_paper.weather.scores import print_published, print_scores
 
 
 def narrow_console() -> tuple[Console, io.StringIO]:

@@ -21,7 +21,7 @@ from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.weather.pictures import layer_inputs
 from smoe_paper.weather.recipes import PUBLISHED, WEATHER_RECIPES
-from smoe_paper.weather.scores import RunScores, evaluate_run, score_baselines, score_file
+from smoe_paper.weather.scores import LeadScores, evaluate_run, score_baselines, score_file
 from smoe_paper.weather.store import WeatherStore
 from smoe_paper.weather.truth import Baselines, Truth, week_of_year
 from tiny_weather import GRID, SOURCE, make_store, tiny_recipe
@@ -56,7 +56,7 @@ def store(run: OpenRun) -> WeatherStore:
 
 
 @pytest.fixture(scope="module")
-def evaluated(run: OpenRun) -> tuple[RunScores, Path]:
+def evaluated(run: OpenRun) -> tuple[LeadScores, Path]:
     path = run.directory.path.parent / "forecasts.nc"
     return evaluate_run(run, "test", path), path
 
@@ -94,18 +94,18 @@ def test_baselines_have_the_scores_that_other_packages_give(store: WeatherStore)
             assert ours[kind][f"mae_{name}"] == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_run_is_scored_as_in_training_and_beside_baselines(run: OpenRun, evaluated: tuple[RunScores, Path]) -> None:
+def test_a_run_is_scored_as_in_training_and_beside_baselines(run: OpenRun, evaluated: tuple[LeadScores, Path]) -> None:
     result, _ = evaluated
     expected = run.evaluate("test")
     assert {name: result.scores[name] for name in expected} == pytest.approx(expected, rel=1e-6)
     assert set(result.scores) - set(expected) == {f"{kind}_{name}" for kind in ("mean_rmse", "acc") for name in TARGETS}
     assert list(result.baselines) == ["persistence", "climatology", "weekly climatology"]
-    assert (result.lead_hours, result.num_forecasts, result.years) == (72, len(run.task.splits["test"]), (2002, 2002))  # type: ignore[arg-type]
+    assert (result.lead_hours, result.num_forecasts) == (72, len(run.task.splits["test"]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("ending", ["nc", "zarr"])
 def test_the_file_of_a_run_has_the_scores_of_the_run(
-    run: OpenRun, store: WeatherStore, evaluated: tuple[RunScores, Path], ending: str, tmp_path: Path
+    run: OpenRun, store: WeatherStore, evaluated: tuple[LeadScores, Path], ending: str, tmp_path: Path
 ) -> None:
     result, path = evaluated
     if ending == "zarr":
@@ -133,7 +133,7 @@ def change(path: Path, output: Path, **shift: Any) -> Path:
 
 
 def test_times_that_are_not_in_the_store_are_counted_and_named(
-    store: WeatherStore, evaluated: tuple[RunScores, Path], tmp_path: Path
+    store: WeatherStore, evaluated: tuple[LeadScores, Path], tmp_path: Path
 ) -> None:
     result, path = evaluated
     later = change(path, tmp_path / "later.nc", hours=24)
@@ -153,7 +153,7 @@ def test_times_that_are_not_in_the_store_are_counted_and_named(
 
 
 def test_nan_is_refused_or_left_out_but_never_scored(
-    store: WeatherStore, evaluated: tuple[RunScores, Path], tmp_path: Path
+    store: WeatherStore, evaluated: tuple[LeadScores, Path], tmp_path: Path
 ) -> None:
     result, path = evaluated
     broken = change(path, tmp_path / "broken.nc", nan=[3, 7])
@@ -180,7 +180,7 @@ def test_a_run_that_forecasts_nan_says_so(run: OpenRun, tmp_path: Path, capsys: 
     assert "hold NaN or infinite values: loss, rmse_t_850" in said and "rmse_z_500" not in said
 
 
-def test_channels_that_cannot_be_scored_are_named(store: WeatherStore, evaluated: tuple[RunScores, Path]) -> None:
+def test_channels_that_cannot_be_scored_are_named(store: WeatherStore, evaluated: tuple[LeadScores, Path]) -> None:
     notices, (found,) = score_file(evaluated[1], store, ("z_500", "t2m", "u_500"), (2000, 2000))
     assert "t2m is not scored: it is not in" in notices[0] and notices[1] == (
         "u_500 is not scored: it is not in the store"

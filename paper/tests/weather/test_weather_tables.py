@@ -13,7 +13,7 @@ from smoe_paper.experiments.reproduction import plan_runs
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
 from smoe_paper.experiments.tables import Row, Scale, draw_figures, markdown
 from smoe_paper.weather.model import make_task, usual_setting
-from smoe_paper.weather.report import store_references
+from smoe_paper.weather.scores import store_references
 from smoe_paper.weather.tables import WEATHER_TABLES
 from tiny_weather import make_store, tiny_recipe
 

@@ -104,11 +104,7 @@ class Orientation:
 
 
 def find_orientation(array: xr.DataArray, expected: Grid | None, where: str) -> Orientation:
-    """Recognises the grid of a field: the expected one, or any of WeatherBench's if that is None.
-
-    Raises:
-        DataError: If the grid is another one.
-    """
+    """Recognises the grid of a field: the expected one, or any of WeatherBench's if that is None."""
     latitude = find_axis(array, LATITUDE_NAMES, where)
     longitude = find_axis(array, LONGITUDE_NAMES, where)
     rows = np.asarray(array[latitude].values, np.float64)
@@ -212,11 +208,7 @@ class TimeAxis:
 
 
 def read_time_axis(array: xr.DataArray, where: str) -> TimeAxis:
-    """Returns the times of a field.
-
-    Raises:
-        DataError: If there are no times, or they have another calendar, are out of order, repeated or have a gap.
-    """
+    """Returns the times of a field."""
     name = find_axis(array, TIME_NAMES, where)
     times = as_minutes(array[name].values, where)
     if times.size == 0:
@@ -243,11 +235,7 @@ def describe_short_year(year: int, num_times: int, step_hours: int) -> list[str]
 
 
 def as_minutes(values: np.ndarray, where: str) -> np.ndarray:
-    """Returns the values of a time coordinate as datetime64[m], `(T,)`, in the order of the file.
-
-    Raises:
-        DataError: If the calendar is another one, or a time has no units or no value.
-    """
+    """Returns the values of a time coordinate as datetime64[m], `(T,)`, in the order of the file."""
     values = np.atleast_1d(values)
     if np.issubdtype(values.dtype, np.datetime64):
         if np.isnat(values).any():

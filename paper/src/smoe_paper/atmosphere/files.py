@@ -53,24 +53,13 @@ class FileVariable:
     has_pascals: bool = False
 
     def level_index(self, level: int) -> int:
-        """Returns the index of a level in hPa.
-
-        Raises:
-            DataError: If the file does not have it.
-        """
+        """Returns the index of a level in hPa."""
         if level not in self.levels:
             raise DataError(f"{self.path} has no level {level} hPa; it has {', '.join(map(str, self.levels))}")
         return self.levels.index(level)
 
     def read(self, dataset: xr.Dataset, dim: str, where: Mapping[Any, Any], level: int | None = None) -> np.ndarray:
-        """Returns fields `(dim, H, W)` in the order of the grid, float32; other dimensions have one entry.
-
-        Args:
-            dataset: The open file.
-            dim: Dimension of the fields.
-            where: Positions along dimensions, for `isel`.
-            level: Pressure level in hPa.
-        """
+        """Returns fields `(dim, H, W)` in the order of the grid, float32; other dimensions have one entry."""
         if self.level_axis is not None and level is not None:
             where = {**where, self.level_axis: self.level_index(level)}
         dims = (dim, self.orientation.latitude, self.orientation.longitude)
@@ -81,11 +70,7 @@ class FileVariable:
 
 
 def find_name(dataset: xr.Dataset, path: Path, names: Sequence[str]) -> str:
-    """Returns the first of some names that a file has.
-
-    Raises:
-        DataError: If it has none of them.
-    """
+    """Returns the first of some names that a file has."""
     name = next((name for name in names if name in dataset.data_vars), None)
     if name is None:
         found = ", ".join(map(str, dataset.data_vars)) or "no variable"
@@ -94,18 +79,7 @@ def find_name(dataset: xr.Dataset, path: Path, names: Sequence[str]) -> str:
 
 
 def find_variable(dataset: xr.Dataset, path: Path, name: str, grid: Grid | None, *, has_levels: bool) -> FileVariable:
-    """Returns the place of a variable.
-
-    Args:
-        dataset: The open file.
-        path: Path of the file.
-        name: Name of the variable.
-        grid: Required grid; None accepts any of WeatherBench's.
-        has_levels: Whether the variable has pressure levels.
-
-    Raises:
-        DataError: If the grid is another one, or there are no levels.
-    """
+    """Returns the place of a variable."""
     array, where = dataset[name], f"{path}: {name}"
     with damage_as_data_error(path, name):
         orientation = find_orientation(array, grid, where)

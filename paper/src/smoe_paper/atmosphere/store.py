@@ -129,11 +129,7 @@ class Rows:
         return [_stored_crc32c(file) for file in self._files]
 
     def verify(self) -> None:
-        """Reads all chunks and compares them with their checksums.
-
-        Raises:
-            DataError: If the bytes of a chunk have changed.
-        """
+        """Reads all chunks and compares them with their checksums."""
         for file in self._files:
             if _crc32c(file, file.stat().st_size - _CRC_BYTES) != _stored_crc32c(file):
                 raise DataError(f"{file} is not as it was written: {_REMEDY}")
@@ -225,11 +221,7 @@ def write_metadata(path: Path, format: str, **parts: Any) -> None:
 
 
 def read_metadata(path: Path, format: str) -> dict[str, Any]:
-    """Reads what `write_metadata` wrote; an empty dictionary if there is no store.
-
-    Raises:
-        DataError: If it is of another format or version, damaged or edited.
-    """
+    """Reads what `write_metadata` wrote; an empty dictionary if there is no store."""
     import zarr
 
     if not (path / "zarr.json").is_file():
@@ -257,11 +249,7 @@ def restore(kind: type[Metadata], plain: dict[str, Any], path: Path) -> Metadata
 
 @contextmanager
 def only_writer(output: Path, our_files: Iterable[str]) -> Iterator[None]:
-    """Makes the folder of a store and keeps other processes out of it.
-
-    Raises:
-        DataError: For a file in the folder's place, for other files in it, or if another process writes it.
-    """
+    """Makes the folder of a store and keeps other processes out of it."""
     from filelock import FileLock, Timeout
 
     if output.exists() and not output.is_dir():
@@ -279,11 +267,7 @@ def only_writer(output: Path, our_files: Iterable[str]) -> Iterator[None]:
 
 
 def check_disk(output: Path, num_bytes: int, remedy: str) -> str:
-    """Checks that a store fits on its disk, and returns its size in words.
-
-    Raises:
-        DataError: If the disk has less than is not written yet.
-    """
+    """Checks that a store fits on its disk, and returns its size in words."""
     present = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     free = shutil.disk_usage(output).free
     size, room = describe_size(num_bytes), describe_size(free)

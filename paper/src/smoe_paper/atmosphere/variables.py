@@ -45,15 +45,7 @@ def check_units(variable: Variable, found: str | None, where: str) -> None:
 
 
 def check_plausible(fields: np.ndarray, variable: Variable, level: int | None, times: np.ndarray, where: str) -> None:
-    """Refuses values outside the bounds of a variable and fields that are constant in space; NaNs pass.
-
-    Args:
-        fields: `(T, H, W)`.
-        variable: Variable of the fields.
-        level: Pressure level in hPa.
-        times: Times of the fields, `(T,)`.
-        where: Name of the fields in an error message.
-    """
+    """Refuses values outside the bounds of a variable and fields that are constant in space; NaNs pass."""
     import numpy as np  # here, because help texts name variables and import no numpy
 
     flat = fields.reshape(len(fields), -1)
@@ -194,11 +186,7 @@ class Channel:
 
 
 def parse_channel(name: str) -> Channel:
-    """Returns the channel with a name such as `z_500` or `t2m`.
-
-    Raises:
-        DataError: If there is no such channel; the message suggests the nearest name.
-    """
+    """Returns the channel with a name such as `z_500` or `t2m`."""
     match = re.fullmatch(r"([a-z]+)_([1-9][0-9]{0,3})", name)
     short_name, level = (match[1], int(match[2])) if match else (name, None)
     variable = VARIABLES.get(short_name)

@@ -38,13 +38,7 @@ class TaskDescription:
 
 
 def describe_ens10(path: Path, *, quick: bool = False, progress: Progress | None = None) -> list[TaskDescription]:
-    """Checks the files of each task separately, so that a problem of one does not hide the others.
-
-    Args:
-        path: Folder of the data set.
-        quick: Read only headers; of members, only those of the first file.
-        progress: Called with the number of forecasts read, the number of all forecasts, and the next step.
-    """
+    """Checks the files of each task separately, so that a problem of one does not hide the others."""
     found = []
     for task in TASKS.values():
         description = TaskDescription(task.name)

@@ -38,10 +38,6 @@ def quantiles(sorted_values: np.ndarray) -> np.ndarray:
 def extreme_forecast_index(climate: np.ndarray, ensemble: np.ndarray) -> np.ndarray:
     """Returns the index at each point.
 
-    Args:
-        climate: All values of the climate at each point, `(P, N)`; sorted in place.
-        ensemble: Members, `(P, M)`.
-
     Returns:
         Index, float32, `(P,)`.
     """
@@ -89,13 +85,7 @@ def parts_of(windows: dict[int, np.ndarray], shape: tuple[int, ...], num_bytes: 
 
 
 def compute_part(windows: dict[int, np.ndarray], rows: slice, members: Fields) -> dict[int, np.ndarray]:
-    """Returns the index of each forecast of a year in some rows of the grid, float32, `(rows, W)`.
-
-    Args:
-        windows: Climate of each forecast, as `climate_windows` returns it.
-        rows: Rows of the grid.
-        members: Members `(10, H, W)` of each forecast.
-    """
+    """Returns the index of each forecast of a year in some rows of the grid, float32, `(rows, W)`."""
     used = _used(windows)
     # Points first: the values of a point are adjacent and are sorted in cache.
     values = np.stack([members[index][:, rows].reshape(members.shape[1], -1).T for index in used], axis=1)

@@ -29,9 +29,6 @@ def read_dates(array: xr.DataArray, where: str) -> tuple[str, np.ndarray]:
     """Returns the name of the time axis of a file, and its dates, datetime64[D], `(T,)`, ascending.
 
     The hour is ignored: the programs that made the files assign a day's statistics to any hour of the day.
-
-    Raises:
-        DataError: If there are no dates, a date occurs twice, or dates are not in order.
     """
     name = find_axis(array, TIME_NAMES, where)
     dates = as_minutes(array[name].values, where).astype("datetime64[D]")
@@ -69,10 +66,6 @@ def check_calendar(starts: np.ndarray, shape: tuple[int, int]) -> None:
     """Refuses start dates on ENS-10's grid that are not among ENS-10's days.
 
     This finds files with other times than those for which the forecasts are valid. Other grids are not checked.
-
-    Args:
-        starts: Start dates of the forecasts, datetime64[D].
-        shape: Rows and columns of the grid.
     """
     if shape != (361, 720):
         return
@@ -130,11 +123,7 @@ class DatedFields:
         self.notices = [notice for notice in self._variable.orientation.notices() if "turned round" in notice]
 
     def read(self, dates: np.ndarray) -> np.ndarray:
-        """Returns the fields at some of `self.dates`, float32, `(T, H, W)`, from north to south.
-
-        Raises:
-            DataError: If a date is missing, values are missing or implausible, or the file is damaged.
-        """
+        """Returns the fields at some of `self.dates`, float32, `(T, H, W)`, from north to south."""
         index = np.searchsorted(self.dates, dates)
         is_there = self.dates[np.minimum(index, len(self.dates) - 1)] == dates
         if not is_there.all():
@@ -190,11 +179,7 @@ _TOLERANCE_DEGREES = 1e-3
 
 
 def find_global_grid(array: xr.DataArray, where: str) -> Grid:
-    """Returns the grid of a data set's first field: ENS-10's, or any regular global grid.
-
-    Raises:
-        DataError: If the rows are not symmetric about the equator, or the columns are not evenly spaced on the circle.
-    """
+    """Returns the grid of a data set's first field: ENS-10's, or any regular global grid."""
     rows = np.sort(np.asarray(array[find_axis(array, LATITUDE_NAMES, where)].values, np.float64))[::-1]
     columns = np.sort(np.mod(np.asarray(array[find_axis(array, LONGITUDE_NAMES, where)].values, np.float64), 360.0))
     return check_global(rows, columns, where)

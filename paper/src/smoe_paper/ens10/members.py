@@ -59,11 +59,7 @@ class OpenMembers(ABC):
 
 
 def find_member_files(root: Path, task: EnsembleTask) -> list[MemberFile]:
-    """Returns the files of a data set with the members of a task's fields, by date.
-
-    Raises:
-        DataError: If there are two files of one date.
-    """
+    """Returns the files of a data set with the members of a task's fields, by date."""
     found: dict[np.datetime64, MemberFile] = {}
     ensemble = root / "ensemble"
     for folder, pattern, has_all_years in ((ensemble, _DATE_FILE, False), (root, _RAW_FILE, True)):
@@ -84,11 +80,7 @@ def find_member_files(root: Path, task: EnsembleTask) -> list[MemberFile]:
 
 
 def open_members(file: MemberFile, task: EnsembleTask) -> OpenMembers:
-    """Opens a file and checks that each of its forecasts has ten members of every variable of the task.
-
-    Raises:
-        DataError: If something is missing, repeated, truncated, on another grid, or misdated.
-    """
+    """Opens a file and checks that each of its forecasts has ten members of every variable of the task."""
     if file.path.suffix == ".nc":
         opened: OpenMembers = NetcdfMembers(file, task)
     else:

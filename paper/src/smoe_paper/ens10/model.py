@@ -47,11 +47,7 @@ class EnsembleSetting:
 
 
 def open_store(data: EnsembleData) -> EnsembleStore:
-    """Opens the store of a recipe.
-
-    Raises:
-        DataError: If the recipe names no store, an unusable one, or one of another task or number of members.
-    """
+    """Opens the store of a recipe."""
     if data.store is None:
         raise DataError(
             "no ensemble data are named: make a store with `smoe data prepare ens10` and give its folder as "
@@ -103,13 +99,7 @@ class EnsembleShape:
 
 
 def build_model(model: EnsembleModel, learning: Learning, shape: EnsembleShape) -> torch.nn.Module:
-    """Returns the model of a recipe, from `(B, C, H, W)`, or the members for EMOS, to `(B, 2, H, W)`.
-
-    Args:
-        model: Options of the model.
-        learning: How the routing of SMoE layers learns.
-        shape: Shape of the inputs.
-    """
+    """Returns the model of a recipe, from `(B, C, H, W)`, or the members for EMOS, to `(B, 2, H, W)`."""
     match model:
         case EmosModel():
             if shape.task not in VALUE_RANGES:
@@ -185,13 +175,7 @@ Samples = EnsembleSamples | ScoredSamples
 
 
 def build_task(recipe: EnsembleRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
-    """Makes everything that the training loop needs.
-
-    Args:
-        recipe: Recipe to train.
-        splits: Data to open.
-        notify: Receives messages about missing years.
-    """
+    """Makes everything that the training loop needs."""
     store = open_store(recipe.data)
     samples = {split: make_split(recipe, store, split, notify) for split in splits}
     return make_task(recipe, setting_of(store), samples)
@@ -202,13 +186,7 @@ def make_task(
     setting: EnsembleSetting,
     samples: Mapping[str, Dataset[tuple[torch.Tensor, torch.Tensor]]] | None = None,
 ) -> Task:
-    """Returns the task of a recipe in a setting.
-
-    Args:
-        recipe: Recipe to train.
-        setting: Properties of the data on which the model depends.
-        samples: Samples of each split.
-    """
+    """Returns the task of a recipe in a setting."""
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), setting.shape)
     loss = GaussianCRPSLoss(setting.latitude if recipe.weighs_latitudes else None)

@@ -17,7 +17,7 @@ from smoe_paper.ens10.model import open_store
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, MEMBERS, EnsembleRecipe, paper_results
 from smoe_paper.ens10.scores import score_raw_ensemble, store_of, verify
 from smoe_paper.ens10.variables import TASKS
-from smoe_paper.experiments.experiment import Notify, ReportParts
+from smoe_paper.experiments.experiment import Notify, ReportParts, ShowOptions
 from smoe_paper.experiments.task import OpenRun
 
 
@@ -29,18 +29,7 @@ def draw_calibration(
     title: str,
     units: str,
 ) -> None:
-    """Draw three panels, with a colour for each forecast.
-
-    Args:
-        parts: Share of the truths in equally probable parts of the distributions, for each forecast.
-        spread_and_error: Spread and error of classes of pixels, for each forecast.
-        path: Picture to write.
-        title: Title of the picture.
-        units: Units of spread and error.
-
-    Raises:
-        ValueError: If the forecasts of both differ, or shares do not add up to 1.
-    """
+    """Draw three panels, with a colour for each forecast."""
     if not parts or set(parts) != set(spread_and_error):
         raise ValueError(f"the panels are of different forecasts: {sorted(parts)} and {sorted(spread_and_error)}")
     for name, shares in parts.items():
@@ -87,21 +76,7 @@ def draw_score_maps(
     score: str,
     title: str,
 ) -> None:
-    """Draw both scores with the same colours, and the relative change in per cent; blue is better, red is worse.
-
-    Args:
-        before: Score at each pixel, `(H, W)`, smaller is better.
-        after: Score of the other forecast, `(H, W)`.
-        latitude: Latitudes of the rows, in degrees, `(H,)`.
-        longitude: Longitudes of the columns, in degrees, `(W,)`.
-        path: Picture to write.
-        names: Names of both forecasts.
-        score: Name and units of the score, such as `CRPS, in K`.
-        title: Title of the picture.
-
-    Raises:
-        ValueError: If a value is not finite.
-    """
+    """Draw both scores with the same colours, and the relative change in per cent; blue is better, red is worse."""
     if not (np.isfinite(before).all() and np.isfinite(after).all()):
         raise ValueError(f"the maps of {score} hold values that are not finite")
     change = 100.0 * (after - before) / np.where(before > 0, before, np.inf)
@@ -128,16 +103,12 @@ def draw_score_maps(
 RAW = "raw ensemble"
 
 
-def draw_run(run: OpenRun, split: str) -> list[Path]:
-    """Writes the pictures into the run's folder and returns their paths.
-
-    Args:
-        run: Run, opened with the split.
-        split: Split whose forecasts are drawn.
-    """
+def draw_run(run: OpenRun, options: ShowOptions) -> list[Path]:
+    """Writes the pictures into the run's folder and returns their paths."""
     from smoe_paper.charts import draw_scores
 
-    store, folder = store_of(run, split), run.directory.pictures
+    split, folder = options.split, run.directory.pictures
+    store = store_of(run, split)
     task = next(task for name, task in TASKS.items() if name == store.task)
     units = task.target_variable.physics.units
     raw, corrected = verify(run, split)
@@ -170,13 +141,7 @@ def draw_run(run: OpenRun, split: str) -> list[Path]:
 
 
 def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:
-    """Returns the globe of the store, and the CRPS of the raw ensemble and of the run at each pixel.
-
-    Args:
-        run: Run, opened with the split.
-        split: Split that is scored; None for a report without forecasts.
-        notify: Receives messages about what is being measured.
-    """
+    """Returns the globe of the store, and the CRPS of the raw ensemble and of the run at each pixel."""
     assert isinstance(run.recipe, EnsembleRecipe)
     data = run.recipe.data
     store = open_store(data)

@@ -59,9 +59,6 @@ def make_plan(
 
     Returns:
         The plan, and messages about it.
-
-    Raises:
-        DataError: If something is missing; the message contains the remedy.
     """
     starts, notices = _with_truth(source, truth)
     first, last = wanted.train_years
@@ -144,17 +141,6 @@ def prepare(
 
     The forecasts are read once. One of them, with the members of one variable, is in memory at a time; preprocessed
     files are read four dates at a time.
-
-    Args:
-        source: Source of the forecasts.
-        root: Folder with `efi_*.nc` and `ENS10_*_normalized.nc`, if these exist.
-        output: Folder of the store.
-        wanted: Options of the preparation.
-        reporter: Receives progress and messages.
-        truth_root: Folder with `ERA5_*.nc`; None uses the root.
-
-    Raises:
-        DataError: If the data cannot be used.
     """
     truth = open_truth(truth_root or root, source.task, source.grid)
     efi_file = open_efi(root, source.task, source.grid)
@@ -279,14 +265,6 @@ def check_skill(mean: np.ndarray | Rows, truth: np.ndarray | Rows, dates: np.nda
     """Refuses forecasts that are mostly nearer to the truth of the date before or after.
 
     This finds shuffled or shifted times in files whose dates look right.
-
-    Args:
-        mean: Mean of the ensemble, `(T, H, W)`.
-        truth: Truth at the same dates.
-        dates: Dates for which the forecasts are valid.
-
-    Raises:
-        DataError: If too many forecasts are nearer to another date; the message contains their number.
     """
     if len(dates) < 3:
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,9 +20,9 @@ from smoe_paper.ens10.tables import reference_name, store_folder
 from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import ResultTable, Scale
 from smoe_paper.experiments.task import OpenRun
-from smoe_paper.losses import corrected_crps, gaussian_correction
+from smoe_paper.losses import corrected_crps, gaussian_correction, gaussian_head
 from smoe_paper.probabilistic_metrics import EnsembleCRPS, EnsembleSpreadSkill, PitHistogram, RankHistogram
-from smoe_paper.weather.report import print_scores
+from smoe_paper.weather.scores import print_scores
 
 
 def score_raw_ensemble(store: EnsembleStore, years: tuple[int, int], batch_size: int = 8) -> dict[str, float]:
@@ -30,11 +30,6 @@ def score_raw_ensemble(store: EnsembleStore, years: tuple[int, int], batch_size:
 
     The scores of the distribution have the names of the models' scores (`crps`, `eecrps`, ...), which correct it; those
     of the members (`ensemble_crps`, `fair_ensemble_crps`, `rank_0`, ...) are left out if the store has no members.
-
-    Args:
-        store: Store of the ensemble.
-        years: First and last year, by the dates for which the forecasts are valid.
-        batch_size: Number of forecasts in memory at once.
     """
     setting = setting_of(store)
     has_members = store.members is not None
@@ -108,12 +103,7 @@ class _Sums:
 
 
 def verify(run: OpenRun, split: str) -> tuple[Verification, Verification]:
-    """Verifies the raw ensemble and the run's correction in one pass over a split.
-
-    Args:
-        run: Run, opened with the split.
-        split: Split to verify, such as `test`.
-    """
+    """Verifies the raw ensemble and the run's correction in one pass over a split."""
     store = store_of(run, split)
     edges = torch.from_numpy(_spread_edges(store))
     raw, corrected = _Sums(store.grid.shape, edges), _Sums(store.grid.shape, edges)
@@ -122,6 +112,12 @@ def verify(run: OpenRun, split: str) -> tuple[Verification, Verification]:
         corrected.add(output, target)
         raw.add(torch.zeros_like(output), target)
     return raw.result(), corrected.result()
+
+
+def physical_predictions(run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields mean and standard deviation `(B, 2, H, W)` and the truth `(B, H, W)`, in physical units."""
+    for output, target in run.predict(split):
+        yield torch.stack(gaussian_head(output, target[:, 1], target[:, 2]), dim=1), target[:, 0]
 
 
 def store_of(run: OpenRun, split: str) -> EnsembleStore:
@@ -144,13 +140,6 @@ def store_references(
     """Scores the ensemble of each store in the rows of the tables, on the rows' test years, unless it is stored.
 
     A missing store is reported and skipped; its rows cannot be trained.
-
-    Args:
-        tables: Tables whose rows give the stores.
-        scale: Scale of the data.
-        folder: Folder of the stores.
-        store: Store of the scores.
-        notify: Receives progress messages.
     """
     wanted: dict[str, EnsembleData] = {}
     for table in tables:
@@ -195,12 +184,7 @@ def print_run_scores(run: OpenRun, split: str) -> None:
 
 
 def print_store_scores(path: Path, years: tuple[int, int] | None) -> None:
-    """Scores the ensemble of a store and prints its table.
-
-    Args:
-        path: Folder of the store.
-        years: First and last year; None for all years after training.
-    """
+    """Scores the ensemble of a store and prints its table."""
     store = EnsembleStore.open(path)
     after = store.train_years[1] + 1
     years = years or (after, max(after, store.years()[-1]))
@@ -216,16 +200,7 @@ def print_ensemble_scores(
     scores: Mapping[str, float] | None = None,
     console: Console | None = None,
 ) -> None:
-    """Prints the scores of a correction, if there is one, of the raw ensemble, and of the paper.
-
-    Args:
-        title: Title of the table.
-        store: Store of the ensemble.
-        raw: Scores of the raw ensemble.
-        name: Name of the correction.
-        scores: Scores of the correction.
-        console: Console to print to; None for standard output.
-    """
+    """Prints the scores of a correction, if there is one, of the raw ensemble, and of the paper."""
     columns: dict[str, Mapping[str, float]] = {} if name is None or scores is None else {name: scores}
     columns["raw ensemble"] = raw
     if store.num_members in MEMBERS:

@@ -78,11 +78,7 @@ class EnsembleSource(ABC):
 
     @abstractmethod
     def read(self, block: Block) -> Iterator[Forecast]:
-        """Yields the forecasts of a block.
-
-        Raises:
-            DataError: If something is missing, truncated, damaged, misdated, or implausible.
-        """
+        """Yields the forecasts of a block."""
 
     def close(self) -> None:  # noqa: B027 - members stay open in no file
         """Closes the files."""
@@ -282,17 +278,8 @@ def open_normalised(root: Path, plan: Plan) -> dict[str, DatedFields]:
 def check_released(root: Path, plan: Plan, statistics: Rows, maps: np.ndarray) -> list[str]:
     """Compares three dates with the release's normalised files, if these exist.
 
-    Args:
-        root: Folder of the files.
-        plan: Plan of the store.
-        statistics: Statistics in physical units, `(T, C, H, W)`.
-        maps: Mean and standard deviation at each point, `(2, C, H, W)`.
-
     Returns:
         Messages about the comparison.
-
-    Raises:
-        DataError: If the values differ.
     """
     channels = open_normalised(root, plan) if plan.num_members == NUM_MEMBERS else {}
     if not channels:
@@ -326,14 +313,6 @@ def open_ens10(root: Path, task_name: TaskName, num_members: Literal[5, 10]) -> 
     """Opens the forecasts of a task.
 
     The preprocessed statistics have ten members; statistics of five need the members themselves.
-
-    Args:
-        root: Folder with the preprocessed files, with `ensemble/`, or with the files as downloaded.
-        task_name: `z500`, `t850` or `t2m`.
-        num_members: 5 or 10.
-
-    Raises:
-        DataError: If something is missing or inconsistent; the message contains the remedy.
     """
     if task_name not in TASKS:
         raise DataError(f"no task is named {task_name!r}; there are {', '.join(TASKS)}")
@@ -365,11 +344,7 @@ def open_ens10(root: Path, task_name: TaskName, num_members: Literal[5, 10]) -> 
 
 
 def open_truth(root: Path, task: EnsembleTask, grid: Grid, files: OpenFiles | None = None) -> DatedFields:
-    """Opens ERA5 at the dates for which the forecasts are valid.
-
-    Raises:
-        DataError: If it is missing or on another grid.
-    """
+    """Opens ERA5 at the dates for which the forecasts are valid."""
     path = root / task.truth_file
     if not path.is_file():
         raise DataError(f"{root} has no {task.truth_file}, the truth of {task.name}: put it there, or name its --truth")

@@ -80,10 +80,6 @@ def point_statistics(open_fields: Callable[[int], np.ndarray], rows: np.ndarray)
     """Returns mean and population standard deviation over time at each point, float32, `(H, W)` each.
 
     Missing values are ignored; a point without values gets the mean 0 and the standard deviation 0.
-
-    Args:
-        open_fields: Returns the field `(H, W)` of a row.
-        rows: Indices of the fields, at least one.
     """
     shape = open_fields(int(rows[0])).shape
     count, mean, squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
@@ -165,11 +161,7 @@ class EnsembleStore:
 
     @classmethod
     def open(cls, path: str | Path) -> EnsembleStore:
-        """Opens a store after checking its metadata and the sizes of its arrays.
-
-        Raises:
-            DataError: If it is missing, unfinished, of another format or version, or damaged.
-        """
+        """Opens a store after checking its metadata and the sizes of its arrays."""
         path = Path(path)
         content = read_metadata(path, FORMAT)
         if not content:

@@ -1,13 +1,11 @@
-"""The paper's table of ensemble post-processing, and an additional one on the training of its gates.
-
-Imports no torch.
-"""
+"""Post-processing of ensembles (paper section 3.3): its tables, options and commands. Imports no torch."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from smoe.rules import Frozen, Probing, RoutingClassification, Rule
 from smoe_paper.ens10.recipes import (
@@ -20,7 +18,14 @@ from smoe_paper.ens10.recipes import (
     SpatialMoEUNetModel,
     paper_results,
 )
+from smoe_paper.experiments.experiment import DataCommand, EvaluateOptions, Experiment, Notify
+from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import ResultTable, Row, Scale, ShownMetric, TableSet
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from smoe_paper.experiments.task import OpenRun
 
 Task = Literal["z500", "t850", "t2m"]
 
@@ -125,6 +130,21 @@ def _same(recipe: EnsembleRecipe) -> EnsembleRecipe:
     return recipe
 
 
+@dataclass(frozen=True)
+class EnsembleScoreOptions:
+    """Scores the raw ensemble of a store.
+
+    smoe evaluate ens10 --ensemble stores/t850-10 --years 2016 2017
+
+    Attributes:
+        ensemble: Folder that `smoe data prepare ens10` made.
+        years: First and last year, by the dates for which forecasts are valid; the default is all years after training.
+    """
+
+    ensemble: Path
+    years: tuple[int, int] | None = None
+
+
 ENS10_TABLES = TableSet(
     name="ens10",
     metrics=_metrics("t850"),
@@ -136,7 +156,7 @@ ENS10_TABLES = TableSet(
     ),
     tables=(_variable("z500"), _variable("t850"), _variable("t2m"), _routing()),
     scales=(
-        Scale("paper", "ENS-10 at 0.5 degrees, trained on 1998-2014, tested on 2016-2017", _same),
+        Scale("paper", "ENS-10 at 0.5 degrees, trained on 1998-2014, tested on 2016-2017"),
         Scale(
             "small",
             "simulated ensemble at 5.625 degrees, a year each to train, to choose the best weights and to test; U-Nets "
@@ -148,3 +168,36 @@ ENS10_TABLES = TableSet(
     data_field="store",
     data_folder=store_folder,
 )
+
+
+class EnsembleExperiment(Experiment):
+    """Post-processing of ensemble forecasts, on ENS-10 or a simulated ensemble."""
+
+    name: ClassVar[str] = "ens10"
+    recipe_type = EnsembleRecipe
+    recipes = ENSEMBLE_RECIPES
+    score_options = EnsembleScoreOptions
+    data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
+        ("check", "ens10"): DataCommand("smoe_paper.ens10.commands:run_check", "ENS-10, preprocessed or as downloaded"),
+        ("prepare", "ens10"): DataCommand(
+            "smoe_paper.ens10.commands:run_prepare", "--root DATA --output STORE --task z500 [--members 10]"
+        ),
+    }
+    tables = ENS10_TABLES
+
+    def evaluate(self, run: OpenRun, options: EvaluateOptions) -> None:
+        self._call("scores", "print_run_scores", run, options.split)
+
+    def predict(self, run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._call("scores", "physical_predictions", run, split)
+
+    def score(self, options: EnsembleScoreOptions) -> None:
+        self._call("scores", "print_store_scores", options.ensemble, options.years)
+
+    def store_references(
+        self, tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Notify
+    ) -> None:
+        self._call("scores", "store_references", tables, scale, data, store, notify)
+
+
+ENS10 = EnsembleExperiment()

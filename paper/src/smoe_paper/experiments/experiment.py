@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 EXPERIMENTS = {
     "heat": "smoe_paper.heat.tables:HEAT",
-    "weather": "smoe_paper.weather.experiment:WEATHER",
-    "ens10": "smoe_paper.ens10.experiment:ENS10",
+    "weather": "smoe_paper.weather.tables:WEATHER",
+    "ens10": "smoe_paper.ens10.tables:ENS10",
     "images": "smoe_paper.images.tables:IMAGES",
     "imagenet": "smoe_paper.imagenet.recipes:IMAGENET",
     "heat-mesh": "smoe_paper.heat_mesh.recipes:HEAT_MESH",

@@ -121,11 +121,7 @@ class WeatherSource:
         return tuple(names)
 
     def times(self, year: int) -> np.ndarray:
-        """Returns the times of a year, datetime64[h], `(T,)`: regular, possibly incomplete.
-
-        Raises:
-            DataError: If the year is missing, or its times have a gap, repeat or are not sorted.
-        """
+        """Returns the times of a year, datetime64[h], `(T,)`: regular, possibly incomplete."""
         reference = self._reference_of(year)
         if year not in reference.years:
             raise self._missing_year(reference, year)
@@ -149,9 +145,6 @@ class WeatherSource:
 
         NaNs of the files stay. `tp` is the total of the six hours before each time. It is NaN where the archive does
         not reach back six hours, and before the first hour of accumulated variables.
-
-        Raises:
-            DataError: If something is missing, truncated, damaged or in another unit.
         """
         series, level = self._find(channel, year)
         times = self.times(year)
@@ -191,11 +184,7 @@ class WeatherSource:
         return tuple(name for name in CONSTANTS if name in _COORDINATES or self._has_constant(name))
 
     def read_constant(self, name: str) -> np.ndarray:
-        """Returns a field without time, float32, `(H, W)`: `lsm` in [0, 1], `orography` in m, coordinates in degrees.
-
-        Raises:
-            DataError: If it is missing, not finite, or not plausible.
-        """
+        """Returns a field without time, float32, `(H, W)`: `lsm` in [0, 1], `orography` in m."""
         check_constant_name(name)
         if name in _COORDINATES:
             return self.grid.lat2d() if name == "lat2d" else self.grid.lon2d()
@@ -507,17 +496,7 @@ _ZARR_FILES = ("zarr.json", ".zgroup", ".zmetadata")
 
 
 def open_source(path: Path, *, kind: Kind = "auto", resolution: str | None = None) -> WeatherSource:
-    """Opens weather data as downloaded.
-
-    Args:
-        path: A WeatherBench root, its folder of one resolution, a similar folder of the CMIP archive, or a Zarr store
-            with WeatherBench-2's names.
-        kind: Layout of the data; `auto` recognises it.
-        resolution: One of `GRIDS`, if the root holds several.
-
-    Raises:
-        DataError: If it is none of these; the message describes the contents.
-    """
+    """Opens weather data as downloaded."""
     path = Path(path)
     if resolution is not None and resolution not in _FOLDERS:
         raise DataError(f"no resolution is named {resolution!r}; there are {', '.join(GRIDS)}")

@@ -160,9 +160,6 @@ def fetch_era5_sample(output_dir: Path) -> Path:
     """Downloads the package and extracts the file; both must have the checksums that are known here.
 
     An existing file is kept.
-
-    Raises:
-        DataError: If there is no network, or the package or the file is another one.
     """
     path = output_dir / Path(MEMBER).name
     if not path.exists():

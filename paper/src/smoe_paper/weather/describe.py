@@ -87,18 +87,7 @@ def describe(
     quick: bool = False,
     progress: Progress | None = None,
 ) -> Description:
-    """Checks every file of an archive; a problem of one file does not hide those of others.
-
-    Args:
-        path: Folder, as for `open_source`.
-        kind: Layout, as for `open_source`.
-        resolution: Grid, as for `open_source`.
-        quick: Read only headers; then there are no NaN shares, and damage inside files is not found.
-        progress: Called with the number of yearly fields read, the number of all, and the next step.
-
-    Raises:
-        DataError: If the archive cannot be opened.
-    """
+    """Checks every file of an archive; a problem of one file does not hide those of others."""
     source = open_source(path, kind=kind, resolution=resolution)
     with source:
         found = Description(source.path, source.kind, source.grid, source.step_hours, source.years)

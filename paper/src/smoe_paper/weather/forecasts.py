@@ -156,19 +156,7 @@ class ForecastFile:
 def write_forecasts(
     path: Path, forecasts: Mapping[str, np.ndarray], init_times: np.ndarray, lead_hours: int, grid: Grid, what: str
 ) -> None:
-    """Writes forecasts of one lead as `(init_time, lead_time, lat, lon)`, whole or not at all.
-
-    Args:
-        path: Path that ends in `.nc` or `.zarr`.
-        forecasts: Fields of each channel in physical units, south to north and 0 eastwards, `(N, H, W)`.
-        init_times: Initial times, datetime64, ascending.
-        lead_hours: Lead of the forecasts.
-        grid: Grid of the fields.
-        what: Origin of the forecasts, for the history of the file.
-
-    Raises:
-        DataError: If a value is not finite, or the path has another ending, exists, or cannot be written.
-    """
+    """Writes forecasts of one lead as `(init_time, lead_time, lat, lon)`, whole or not at all."""
     xr = import_xarray()
     coordinates = {
         "init_time": ("init_time", init_times.astype("datetime64[ns]"), {"long_name": "start"}),

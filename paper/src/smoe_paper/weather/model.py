@@ -55,11 +55,7 @@ class Setting:
 
 
 def open_store(data: WeatherData) -> WeatherStore:
-    """Opens the store of a recipe.
-
-    Raises:
-        DataError: If the recipe names no store, or an unusable one.
-    """
+    """Opens the store of a recipe."""
     if data.store is None:
         raise DataError(
             "no weather data are named: make a store with `smoe data prepare weather` and give its folder as "
@@ -113,14 +109,7 @@ class Shape:
 def build_model(
     model: WeatherModel, learning: Learning, shape: Shape, land: torch.Tensor | None = None
 ) -> torch.nn.Module:
-    """Returns the network of a recipe.
-
-    Args:
-        model: Options of the network.
-        learning: How the routing of SMoE layers learns.
-        shape: Shape of the inputs and outputs.
-        land: Fraction of land `(H, W)`, for the land-sea prior.
-    """
+    """Returns the network of a recipe."""
     match model:
         case WeatherViTModel():
             return VisionTransformer(shape.in_channels, shape.out_channels, shape.grid, **to_plain(model))
@@ -235,13 +224,7 @@ def _prior(model: _Gated, land: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def build_task(recipe: WeatherRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
-    """Makes everything that the training loop needs.
-
-    Args:
-        recipe: Recipe to train.
-        splits: Data to open.
-        notify: Receives messages about missing years.
-    """
+    """Makes everything that the training loop needs."""
     store = open_store(recipe.data)
     samples = {split: make_split(recipe, store, split, notify) for split in splits}
     return make_task(recipe, setting_of(recipe.data, store), samples, make_scores(recipe.data.targets, store))
@@ -253,14 +236,7 @@ def make_task(
     samples: Mapping[str, WeatherSamples] | None = None,
     scores: Sequence[Metric] = (),
 ) -> Task:
-    """Returns the task of a recipe in a setting.
-
-    Args:
-        recipe: Recipe to train.
-        setting: Properties of the data on which the network depends.
-        samples: Samples of each split.
-        scores: Further metrics; the loss is always one.
-    """
+    """Returns the task of a recipe in a setting."""
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), setting.shape, setting.land)
     loss = LatitudeWeightedMSE(setting.latitude)

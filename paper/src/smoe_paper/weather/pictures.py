@@ -12,6 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from smoe.command_line import UsageError
 from smoe.errors import DataError
 from smoe.nn import RoutedLayer, SpatialGate
 from smoe.reports.parts import Places
@@ -25,8 +26,9 @@ from smoe_paper.experiments.task import OpenRun
 from smoe_paper.metrics import LatitudeWeightedRMSE
 from smoe_paper.weather.recipes import PAPER, PUBLISHED, PUBLISHED_DATA, WeatherRecipe
 from smoe_paper.weather.samples import WeatherSamples
-from smoe_paper.weather.scores import samples_of, score_baselines
+from smoe_paper.weather.scores import channel_label, samples_of, score_baselines
 from smoe_paper.weather.store import WeatherStore
+from smoe_paper.weather.tables import WeatherShowOptions
 from smoe_paper.weather.truth import Baselines, Truth
 
 
@@ -59,18 +61,7 @@ def draw_forecast(
     *,
     title: str,
 ) -> None:
-    """Draw a row of truth, forecast and error for each variable; truth and forecast have the colours of the truth.
-
-    Args:
-        maps: Variables to draw, at least one.
-        latitude: Latitudes of the rows, in degrees, `(H,)`.
-        longitude: Longitudes of the columns, in degrees, `(W,)`.
-        path: Picture to write.
-        title: Title of the picture, such as the times of the forecast.
-
-    Raises:
-        ValueError: If there is no map, or one holds values that are not finite.
-    """
+    """Draw a row of truth, forecast and error for each variable; truth and forecast have the colours of the truth."""
     if not maps:
         raise ValueError("there must be at least one map")
     figure = Figure(figsize=(14.5, 0.7 + 2.35 * len(maps)), layout="constrained")
@@ -128,41 +119,29 @@ def _digits(value: float) -> str:
 _PALETTES = {"z": "viridis", "t": "magma", "t2m": "magma", "tp": "YlGnBu"}
 
 
-def draw_run(run: OpenRun, split: str, init_times: Sequence[np.datetime64] = (), layers: str = "") -> list[Path]:
-    """Writes the pictures into the run's folder and returns their paths.
-
-    Args:
-        run: Run, opened with the split.
-        split: Split whose forecasts are drawn.
-        init_times: Initial times of the forecasts to draw; if empty, one from the middle of the split.
-        layers: Draw only the routing of layers with this text in their name; all of them if empty.
-
-    Raises:
-        DataError: If the split has no forecast from one of the times, or no layer has such a name.
-    """
-    samples, lead_hours = samples_of(run, split)
-    numbers = find_samples(samples, init_times)
-    routed = _find_layers(run, layers)
+def draw_run(run: OpenRun, options: WeatherShowOptions) -> list[Path]:
+    """Draws scores by epoch, forecasts and the routing into the run's folder; returns the paths."""
+    try:
+        times = [np.datetime64(text, "h") for text in options.init_times]
+    except ValueError as error:
+        raise UsageError(f"--init-times: {error}; write a time as 2018-01-15T00") from None
+    samples, lead_hours = samples_of(run, options.split)
+    numbers = find_samples(samples, times)
+    routed = _find_layers(run, options.layers)
     pictures = _draw_curves(run, samples.targets)
     device = make_accelerator(run.recipe.training).device
     model = run.task.model.to(device).eval()
-    for number in numbers:
-        input = samples[number][0][None].to(device)
+    inputs = [samples[number][0][None].to(device) for number in numbers]
+    for number, input in zip(numbers, inputs, strict=True):
         pictures.append(_draw_forecast(run, model, samples, number, lead_hours, input))
-    first_input = samples[numbers[0]][0][None].to(device)
-    return pictures + _draw_routing(run, model, samples, first_input, routed)
+    return pictures + _draw_routing(run, model, samples, inputs[0], routed)
 
 
 def find_samples(samples: WeatherSamples, init_times: Sequence[np.datetime64]) -> list[int]:
-    """Returns the indices of the samples that start at given times, or that of the middle one without times.
-
-    Raises:
-        DataError: If there is no such sample; the message contains the nearest time.
-    """
+    """Returns the indices of the samples that start at given times, or that of the middle one without times."""
     if not init_times:
         return [len(samples) // 2]
-    starts = np.array([samples.init_time(number) for number in range(len(samples))])
-    numbers = []
+    starts, numbers = samples.init_times, []
     for time in init_times:
         nearest = int(np.abs(starts - time).argmin())
         if starts[nearest] != time:
@@ -174,7 +153,9 @@ def find_samples(samples: WeatherSamples, init_times: Sequence[np.datetime64]) -
 def _draw_curves(run: OpenRun, targets: Sequence[str]) -> list[Path]:
     from smoe_paper.charts import draw_scores
 
-    keys = {f"validation/rmse_{name}": f"{_label(name)} RMSE on validation, in {_units(name)}" for name in targets}
+    keys = {
+        f"validation/rmse_{name}": f"{channel_label(name)} RMSE on validation, in {_units(name)}" for name in targets
+    }
     history = run.directory.read_history()
     known = {key: title for key, title in keys.items() if any(record.get(key) is not None for record in history)}
     if not known:
@@ -199,7 +180,7 @@ def _draw_forecast(
         pair = (torch.from_numpy(fields)[None, None] for fields in (forecast, truth[channel]))
         rmse = metric.values(metric.totals(*pair))[metric.names[0]]
         palette = _PALETTES.get(parse_channel(name).variable, "viridis")
-        maps.append(ForecastMap(_label(name), _units(name), forecast, truth[channel], rmse, palette))
+        maps.append(ForecastMap(channel_label(name), _units(name), forecast, truth[channel], rmse, palette))
     path = run.directory.pictures / f"forecast-{str(init_time).replace(':', '')}-{lead_hours}h.png"
     draw_forecast(
         maps,
@@ -280,10 +261,6 @@ def layer_inputs(model: nn.Module, layers: dict[str, RoutedLayer], input: Tensor
     return found
 
 
-def _label(channel: str) -> str:
-    return channel.replace("_", "").upper()
-
-
 def _units(channel: str) -> str:
     units = VARIABLES[parse_channel(channel).variable].units
     return units.replace("-2", "⁻²").replace("-1", "⁻¹").replace("m2", "m²")
@@ -294,35 +271,28 @@ def _clock(time: np.datetime64) -> str:
 
 
 def report_parts(run: OpenRun, split: str | None, notify: Notify) -> ReportParts:
-    """Returns the globe of the store, persistence and climatologies on the split, and the published rows of its lead.
-
-    Args:
-        run: Run, opened with the split.
-        split: Split that is scored; None for a report without forecasts.
-        notify: Receives messages about what is being measured.
-    """
+    """Returns the globe of the store, persistence and climatologies on the split, and what is published."""
     assert isinstance(run.recipe, WeatherRecipe)
     data = run.recipe.data
     assert data.store is not None
     store = WeatherStore.open(data.store)
     parts = ReportParts(
         places=Places.globe(store.grid.latitude, store.grid.longitude),
-        targets=tuple((_target_label(name), VARIABLES[parse_channel(name).variable].units) for name in data.targets),
+        targets=tuple((channel_label(name), VARIABLES[parse_channel(name).variable].units) for name in data.targets),
         data={"store": store.path.name, "checksum of the store": store.checksum},
     )
     if split is None:
         return parts
     samples, lead_hours = samples_of(run, split)
     notify(f"{run.name}: scoring persistence and climatologies")
-    init_times = np.array([samples.init_time(index) for index in range(len(samples))])
-    climatology = Truth(store, samples.targets).mean(samples.years, None)
-    baselines = Baselines(store, samples.targets, data.train_years, None)
+    climatology = Truth(store, samples.targets).mean(samples.years)
+    baselines = Baselines(store, samples.targets, data.train_years)
     first, last = samples.years
     return ReportParts(
         places=parts.places,
         targets=parts.targets,
         data=parts.data,
-        baselines=score_baselines(baselines, init_times, lead_hours, climatology),
+        baselines=score_baselines(baselines, samples.init_times, lead_hours, climatology),
         published=_published(lead_hours, run.name),
         remarks=(
             f"{len(samples):,} forecasts of {lead_hours} h in {first} to {last}. Published rows are of "
@@ -343,7 +313,3 @@ def _published(lead_hours: int, own: str) -> dict[str, tuple[PublishedResult, ..
         for row in PUBLISHED
         for source in (f"Table 3, {lead_hours} h" if row.source == PAPER else row.source,)
     }
-
-
-def _target_label(channel: str) -> str:
-    return channel.replace("_", "").upper()

@@ -63,17 +63,6 @@ def prepare(
 
     The training years are read twice: once for the statistics, once to be written. At most one channel of one year is
     in memory.
-
-    Args:
-        source: Source of the fields.
-        output: Folder of the store.
-        wanted: Options of the preparation.
-        reporter: Receives progress and messages.
-        statistics_from: A store whose mean and standard deviation are used, for pretraining data that are normalised
-            like those of the fine-tuning.
-
-    Raises:
-        DataError: If the data cannot be used; a finished store is then unchanged.
     """
     with only_writer(output, (FIELDS, CONSTANTS)):
         content = read_metadata(output, FORMAT)
@@ -220,11 +209,7 @@ def _gives_the_same(old: NaNPolicy, new: NaNPolicy) -> bool:
 def make_plan(
     source: WeatherSource, wanted: Preparation, existing: WeatherStore | None, statistics_from: WeatherStore | None
 ) -> Plan:
-    """Checks the options against the data and against the finished store to which years are added.
-
-    Raises:
-        DataError: If something is missing or inconsistent; the message contains the remedy.
-    """
+    """Checks the options against the data and against the finished store to which years are added."""
     channels, constants = wanted.channels, wanted.constants
     step_hours = source.step_hours if wanted.step_hours is None else wanted.step_hours
     if step_hours % source.step_hours or 24 % step_hours:

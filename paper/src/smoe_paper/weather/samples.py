@@ -122,6 +122,11 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
         self.epoch = epoch
         self.__dict__.pop("_drawn_leads", None)
 
+    @property
+    def init_times(self) -> np.ndarray:
+        """Times `t` of all samples, datetime64[h]."""
+        return self._starts.astype("datetime64[h]")
+
     def init_time(self, index: int) -> np.datetime64:
         """Returns the time `t` of a sample's forecast, datetime64[h]."""
         return np.datetime64(int(self._starts[self._checked([index])[0]]), "h")

@@ -1,38 +1,42 @@
-"""Scores of forecasts: of runs, and of files of other origin."""
+"""Scores of forecasts, of runs and of files, beside persistence and climatologies."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
 
 from smoe.errors import DataError
+from smoe.training.progress import ProgressBar
 from smoe.training.task import Metric, MetricSums
+from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
+from smoe_paper.experiments.stored_runs import RunStore
+from smoe_paper.experiments.tables import ResultTable, Scale
 from smoe_paper.experiments.task import OpenRun
 from smoe_paper.metrics import AnomalyCorrelation, LatitudeWeightedMAE, LatitudeWeightedRMSE, MeanOfRootsRMSE
 from smoe_paper.weather.forecasts import ForecastFile, write_forecasts
-from smoe_paper.weather.recipes import WeatherRecipe
+from smoe_paper.weather.model import make_split, open_store
+from smoe_paper.weather.recipes import LEADS_OF_TABLES, PUBLISHED, PUBLISHED_DATA, WeatherRecipe
 from smoe_paper.weather.samples import WeatherSamples
 from smoe_paper.weather.store import WeatherStore
-from smoe_paper.weather.truth import BASELINES, BaselineName, Baselines, Progress, Truth
-
-Scores = dict[str, float]
+from smoe_paper.weather.tables import WeatherScoreOptions
+from smoe_paper.weather.truth import BASELINES, BaselineName, Baselines, Progress, Scores, Truth, silently
 
 _FORECASTS_PER_PIECE = 64
 
 
 def metrics_of(store: WeatherStore, channels: Sequence[str], climatology: np.ndarray) -> list[Metric]:
-    """Returns all scores of normalised forecasts.
-
-    Args:
-        store: Store that gives the normalisation.
-        channels: Channels of the forecasts.
-        climatology: Climatology of the ACC, in physical units, `(C, H, W)`.
-    """
+    """Returns all scores of normalised forecasts."""
     indices = store.channel_indices(channels)
     scales, offsets = store.std[indices], store.mean[indices]
     # The network forecasts the logarithm of precipitation.
@@ -62,21 +66,9 @@ def score_baselines(
     lead_hours: int,
     climatology: np.ndarray,
     names: Sequence[BaselineName] = BASELINES,
-    progress: Progress | None = None,
+    progress: Progress = silently,
 ) -> dict[str, Scores]:
-    """Returns the scores of the baselines on given forecasts.
-
-    Args:
-        baselines: Baselines from the training years.
-        init_times: Initial times of the forecasts, datetime64.
-        lead_hours: Lead of the forecasts.
-        climatology: Climatology of the ACC, in physical units, `(C, H, W)`.
-        names: Names of the baselines to score.
-        progress: Called with the progress.
-
-    Raises:
-        DataError: If the store lacks a time.
-    """
+    """Returns the scores of the baselines on given forecasts."""
     truth = baselines.truth
     metrics = physical_metrics(truth.store.grid.latitude, truth.channels, climatology)
     sums: dict[BaselineName, MetricSums] = {name: MetricSums(metrics) for name in names}
@@ -86,47 +78,26 @@ def score_baselines(
         target = torch.from_numpy(truth.read(valid))
         for name, total in sums.items():
             total.add(torch.from_numpy(np.ascontiguousarray(baselines.forecast(name, inits, valid))), target)
-        if progress is not None:
-            progress("scores of the baselines", min(first + _FORECASTS_PER_PIECE, len(init_times)), len(init_times))
+        progress("scores of the baselines", min(first + _FORECASTS_PER_PIECE, len(init_times)), len(init_times))
     return {name: total.values() for name, total in sums.items()}
 
 
 @dataclass(frozen=True)
-class RunScores:
-    """Scores of a run on a split.
-
-    Attributes:
-        lead_hours: Lead of the forecasts.
-        years: First and last year of the split.
-        num_forecasts: Number of scored forecasts.
-        scores: Scores of the run.
-        baselines: Scores of persistence and the climatologies on the same forecasts.
-    """
+class LeadScores:
+    """Scores of all forecasts of one lead, and of persistence and the climatologies on the same forecasts."""
 
     lead_hours: int
-    years: tuple[int, int]
     num_forecasts: int
     scores: Scores
-    baselines: dict[str, Scores]
+    baselines: Mapping[str, Scores]
+    notices: tuple[str, ...] = ()
 
 
-def evaluate_run(
-    run: OpenRun, split: str, forecasts: Path | None = None, progress: Progress | None = None
-) -> RunScores:
-    """Scores a run and the baselines.
-
-    Args:
-        run: Run, opened with the split.
-        split: Split to score, such as `test`.
-        forecasts: File to write the forecasts to, `.nc` or `.zarr`.
-        progress: Called with the progress.
-
-    Raises:
-        DataError: If the split has samples of several leads, like the training data of a continuous lead.
-    """
+def evaluate_run(run: OpenRun, split: str, forecasts: Path | None = None, progress: Progress = silently) -> LeadScores:
+    """Scores a run and the baselines."""
     assert isinstance(run.recipe, WeatherRecipe)
     samples, lead_hours = samples_of(run, split)
-    init_times = np.array([samples.init_time(index) for index in range(len(samples))])
+    init_times = samples.init_times
     truth = Truth(samples.store, samples.targets)
     climatology = truth.mean(samples.years, progress)
     metrics: list[Metric] = metrics_of(samples.store, samples.targets, climatology)
@@ -138,15 +109,11 @@ def evaluate_run(
         write_forecasts(forecasts, fields, init_times, lead_hours, samples.store.grid, what)
     baselines = Baselines(samples.store, samples.targets, run.recipe.data.train_years, progress)
     compared = score_baselines(baselines, init_times, lead_hours, climatology, progress=progress)
-    return RunScores(lead_hours, samples.years, len(samples), scores, compared)
+    return LeadScores(lead_hours, len(samples), scores, compared)
 
 
 def samples_of(run: OpenRun, split: str) -> tuple[WeatherSamples, int]:
-    """Returns the samples of a split and their lead.
-
-    Raises:
-        DataError: If they have several leads.
-    """
+    """Returns the samples of a split and their lead."""
     samples = run.task.splits[split]
     assert isinstance(samples, WeatherSamples)
     leads = samples.leads
@@ -158,8 +125,21 @@ def samples_of(run: OpenRun, split: str) -> tuple[WeatherSamples, int]:
     return samples, leads[0]
 
 
+def physical_predictions(run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields forecasts and truths of a split in physical units."""
+    samples, _ = samples_of(run, split)
+    for batch in run.predict(split):
+        prediction, truth = (
+            torch.stack(
+                [samples.store.to_physical(name, part[:, number]) for number, name in enumerate(samples.targets)], dim=1
+            )
+            for part in batch
+        )
+        yield prediction, truth
+
+
 def _predict(
-    run: OpenRun, split: str, metrics: list[Metric], keeps: bool, progress: Progress | None
+    run: OpenRun, split: str, metrics: list[Metric], keeps: bool, progress: Progress
 ) -> tuple[Scores, dict[str, np.ndarray]]:
     """Makes one pass over a split; returns the scores and, if they are kept, the forecasts in physical units."""
     samples, _ = samples_of(run, split)
@@ -173,31 +153,11 @@ def _predict(
                 normalised = prediction[:, number].double().cpu().numpy()
                 kept[name].append(samples.store.to_physical(name, normalised).astype(np.float32))
         done += len(target)
-        if progress is not None:
-            progress("forecasts", done, len(samples))
+        progress("forecasts", done, len(samples))
     return sums.values(), {name: np.concatenate(fields) for name, fields in kept.items() if fields}
 
 
 _MOST_NAMED = 3
-
-
-@dataclass(frozen=True)
-class LeadScores:
-    """Scores of all forecasts of one lead.
-
-    Attributes:
-        lead_hours: Lead of the forecasts.
-        num_forecasts: Number of scored forecasts.
-        scores: Scores of the file.
-        baselines: Scores of persistence and the climatologies on the same forecasts.
-        notices: Forecasts that were left out, with reasons.
-    """
-
-    lead_hours: int
-    num_forecasts: int
-    scores: Scores
-    baselines: dict[str, Scores]
-    notices: tuple[str, ...]
 
 
 def score_file(
@@ -207,23 +167,12 @@ def score_file(
     train_years: tuple[int, int] | None = None,
     *,
     skips_nan: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = silently,
 ) -> tuple[list[str], list[LeadScores]]:
     """Scores each lead of a file.
 
-    Args:
-        path: NetCDF file or Zarr folder, see `ForecastFile`.
-        store: Store of the true fields.
-        channels: Channels to score; those that the file or the store lacks are left out with a notice.
-        train_years: Years of the climatologies; None for those of the store's statistics.
-        skips_nan: Leave out forecasts with NaN instead of refusing the file.
-        progress: Called with the progress.
-
     Returns:
         Notices about the whole file, and the scores of each lead with at least one comparable forecast.
-
-    Raises:
-        DataError: If the file cannot be used, or none of it can be compared with the store.
     """
     in_store = [name for name in channels if name in store.channels]
     file = ForecastFile(path, in_store or channels, store.grid)
@@ -271,7 +220,7 @@ def _score_lead(
     baselines: Baselines,
     said: list[str],
     skips_nan: bool,
-    progress: Progress | None,
+    progress: Progress,
 ) -> LeadScores:
     truth, lead_hours = baselines.truth, file.lead_hours[lead]
     hours = np.timedelta64(lead_hours, "h")
@@ -297,8 +246,7 @@ def _score_lead(
             target = torch.from_numpy(truth.read(inits + hours))
             total.add(torch.from_numpy(fields[is_whole]).double(), target)
             scored.append(inits)
-        if progress is not None:
-            progress(text, min(piece.stop, len(file.init_times)), len(file.init_times))
+        progress(text, min(piece.stop, len(file.init_times)), len(file.init_times))
     if broken:
         what = (
             f"{num_nan} values of {len(broken)} of {len(found)} forecasts for {lead_hours} h are NaN or infinite: "
@@ -319,3 +267,184 @@ def _score_lead(
 def _name_times(times: np.ndarray) -> str:
     named = ", ".join(str(time) for time in times[:_MOST_NAMED])
     return named if len(times) <= _MOST_NAMED else f"{named}, ..., {times[-1]}"
+
+
+_PUBLISHED_CHANNELS = ("z_500", "t_850", "t2m")
+_PREFIXES = ("rmse", "mean_rmse", "mae", "acc")
+_LEGEND = (
+    "rmse: root of the mean over times and area; mean_rmse: mean over times of the roots; mae: mean absolute error; "
+    "acc: anomaly correlation. All weighted by latitude."
+)
+
+
+def print_run_scores(run: OpenRun, split: str, forecasts: Path | None) -> None:
+    """Scores a run, prints its table, and writes its forecasts if a file is given."""
+    with ProgressBar() as bar:
+        result = evaluate_run(run, split, forecasts, lambda text, done, total: bar.show(done, total, text))
+    first, last = samples_of(run, split)[0].years
+    broken = [name for name, value in result.scores.items() if not math.isfinite(value)]
+    if broken:
+        path = run.directory.path
+        _warn(f"the forecasts of {path} hold NaN or infinite values: {', '.join(broken)} cannot be computed")
+    title = f"{run.name}, {split} split ({first}-{last}): {result.num_forecasts} forecasts of {result.lead_hours} h"
+    print_scores(title, run.name, result.scores, result.baselines)
+    print_published(run.name, result.lead_hours, result.scores, result.baselines, run.name)
+    if forecasts is not None:
+        _warn(f"forecasts: {forecasts}")
+
+
+def print_file_scores(options: WeatherScoreOptions) -> None:
+    """Scores a file of forecasts and prints a table for each lead."""
+    file, data = options.file, options.data
+    assert data.store is not None
+    store = WeatherStore.open(data.store)
+    with ProgressBar() as bar:
+        notices, results = score_file(
+            file,
+            store,
+            data.targets,
+            data.train_years,
+            skips_nan=options.skip_nan,
+            progress=lambda text, done, total: bar.show(done, total, text),
+        )
+    for notice in notices:
+        _warn(f"{file.name}: {notice}")
+    for result in results:
+        for notice in result.notices:
+            _warn(f"{file.name}, {result.lead_hours} h: {notice}")
+        title = f"{file.name}: {result.num_forecasts} forecasts of {result.lead_hours} h"
+        print_scores(title, file.name, result.scores, result.baselines)
+        print_published(file.name, result.lead_hours, result.scores, result.baselines)
+
+
+def _warn(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def print_scores(
+    title: str,
+    name: str,
+    scores: Scores,
+    baselines: Mapping[str, Scores],
+    console: Console | None = None,
+    legend: str = _LEGEND,
+) -> None:
+    """Prints all scores of some forecasts in one column, beside those of baselines on the same forecasts."""
+    console = console or Console(highlight=False)
+    # Few lines and folded names, so that nothing is cut off in a file or a terminal of 80 columns.
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
+    table.add_column("score", no_wrap=True)
+    for header in (name, *baselines):
+        table.add_column(header, justify="right", overflow="fold")
+    columns = [scores, *baselines.values()]
+    # Each once, those of the forecasts first.
+    for metric in _ordered(dict.fromkeys(name for column in columns for name in column)):
+        values = [column.get(metric) for column in columns]
+        table.add_row(_describe(metric), *("" if value is None else format_score(value) for value in values))
+    console.print(table)
+    console.print(legend, soft_wrap=True)
+
+
+def print_published(
+    name: str,
+    lead_hours: int,
+    scores: Scores,
+    baselines: Mapping[str, Scores],
+    recipe: str | None = None,
+    console: Console | None = None,
+) -> None:
+    """Prints the RMSE of some forecasts above the published ones for the same lead."""
+    console = console or Console(highlight=False)
+    channels = [
+        channel
+        for channel in _PUBLISHED_CHANNELS
+        if f"rmse_{channel}" in scores and any((channel, lead_hours) in row.rmse for row in PUBLISHED)
+    ]
+    if not channels:
+        scored = ", ".join(name.removeprefix("rmse_") for name in scores if name.startswith("rmse_"))
+        leads = " and ".join(f"{lead} h" for lead in LEADS_OF_TABLES)
+        console.print(
+            f"nothing was published for {scored} at {lead_hours} h; the tables have {', '.join(_PUBLISHED_CHANNELS)} "
+            f"at {leads}",
+            soft_wrap=True,
+        )
+        return
+    table = Table(title=f"RMSE at {lead_hours} h; published rows: {PUBLISHED_DATA}", title_justify="left")
+    for header in ("model", "source"):
+        table.add_column(header)
+    for channel in channels:
+        table.add_column(f"{channel_label(channel)}, {_units(channel)}", justify="right")
+    for label, row in ((name, scores), *baselines.items()):
+        cells = [row.get(f"rmse_{channel}") for channel in channels]
+        table.add_row(label, "here", *("" if cell is None else format_score(cell) for cell in cells))
+    source = ""
+    for published in PUBLISHED:
+        if published.source != source:
+            table.add_section()
+            source = published.source
+        cells = []
+        for channel in channels:
+            key = (channel, lead_hours)
+            decimals = 0 if channel == "z_500" else 2
+            spread = f" ± {published.spread[key]:g}" if key in published.spread else ""
+            cells.append(f"{published.rmse[key]:.{decimals}f}{spread}" if key in published.rmse else "")
+        is_same = recipe is not None and published.recipe == recipe.removesuffix("-rasp")
+        label = f"{published.model} (this recipe)" if is_same else published.model
+        table.add_row(label, published.source, *cells, style="bold" if is_same else None)
+    console.print(table)
+    console.print(
+        f"Published rows are of {PUBLISHED_DATA}, at 5.625 degrees where nothing else is said. They can be compared "
+        "with the rows above them only if the store holds the same years of ERA5: a simulated atmosphere is another "
+        "task, to be judged by its own persistence and climatology.",
+        soft_wrap=True,
+    )
+
+
+def format_score(value: float) -> str:
+    """Returns a number with four significant digits."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _ordered(scores: Mapping[str, object]) -> Sequence[str]:
+    """Orders scores by kind; other values, such as the loss, come last."""
+    known = [name for prefix in _PREFIXES for name in scores if name.startswith(f"{prefix}_")]
+    return [*known, *(name for name in scores if name not in known)]
+
+
+def _describe(metric: str) -> str:
+    prefix = next((prefix for prefix in _PREFIXES if metric.startswith(f"{prefix}_")), None)
+    if prefix is None:
+        return metric
+    channel = metric.removeprefix(f"{prefix}_")
+    return metric if prefix == "acc" else f"{metric}, {_units(channel)}"
+
+
+def channel_label(channel: str) -> str:
+    return channel.replace("_", "").upper()
+
+
+def _units(channel: str) -> str:
+    return VARIABLES[parse_channel(channel).variable].units
+
+
+def store_references(
+    tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Callable[[str], None]
+) -> None:
+    """Scores the references of the tables on the test forecasts of their rows, unless the scores are stored."""
+    for table in tables:
+        recipe = scale.recipe(table.rows[0], seed=0)
+        assert isinstance(recipe, WeatherRecipe)
+        lead_hours = recipe.data.lead_hours
+        names = {f"{name.replace(' ', '-')}-{lead_hours}h": name for name in BASELINES}
+        if not set(table.references) <= set(names):
+            raise ValueError(f"{table.name} refers to {', '.join(table.references)}, which are not {', '.join(names)}")
+        if all(store.read_reference(reference) for reference in table.references):
+            continue
+        notify(f"scoring {', '.join(BASELINES)} at {lead_hours} hours")
+        weather = open_store(replace(recipe.data, store=data))
+        samples = make_split(recipe, weather, "test", notify)
+        climatology = Truth(weather, samples.targets).mean(samples.years)
+        baselines = Baselines(weather, samples.targets, recipe.data.train_years)
+        scores = score_baselines(baselines, samples.init_times, lead_hours, climatology)
+        for reference, name in names.items():
+            store.write_reference(reference, {"label": name.capitalize(), "test": scores[name]})

@@ -148,11 +148,7 @@ class WeatherStore:
 
     @classmethod
     def open(cls, path: str | Path) -> WeatherStore:
-        """Opens a store after checking its metadata, the sizes of its arrays, and the constants.
-
-        Raises:
-            DataError: If it is missing, unfinished, of another format or version, or damaged.
-        """
+        """Opens a store after checking its metadata, the sizes of its arrays, and the constants."""
         path = Path(path)
         content = read_metadata(path, FORMAT)
         if not content:
@@ -196,19 +192,11 @@ class WeatherStore:
         return self.raw_constants[self.constant_indices([name])[0]]
 
     def channel_indices(self, names: Sequence[str]) -> list[int]:
-        """Returns the indices of channels in the channel dimension.
-
-        Raises:
-            DataError: If a channel is not in the store.
-        """
+        """Returns the indices of channels in the channel dimension."""
         return [self._find(name, self.channels, "channel") for name in names]
 
     def constant_indices(self, names: Sequence[str]) -> list[int]:
-        """Returns the indices of constants.
-
-        Raises:
-            DataError: If a constant is not in the store.
-        """
+        """Returns the indices of constants."""
         return [self._find(name, self.constant_names, "constant") for name in names]
 
     def to_physical(self, channel: str, values: Values) -> Values:

@@ -1,12 +1,17 @@
-"""The WeatherBench table of the paper, and additional ones on gates of deep networks. Imports no torch."""
+"""Medium-range weather (paper section 3.2): its tables, options and commands. Imports no torch."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from smoe.command_line import UsageError
 from smoe.rules import Frozen, Probing, RoutingClassification, Rule, StraightThrough
 from smoe.training.plan import TrainingPlan
+from smoe_paper.experiments.experiment import DataCommand, EvaluateOptions, Experiment, Notify, ShowOptions
+from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import PublishedResult, ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe_paper.weather.recipes import (
     PUBLISHED,
@@ -19,6 +24,11 @@ from smoe_paper.weather.recipes import (
     WeatherRecipe,
     WeatherViTModel,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from smoe_paper.experiments.task import OpenRun
 
 _Z, _T = "rmse_z_500", "rmse_t_850"
 
@@ -182,6 +192,63 @@ def _same(recipe: WeatherRecipe) -> WeatherRecipe:
     return recipe
 
 
+@dataclass(frozen=True)
+class WeatherEvaluateOptions(EvaluateOptions):
+    """Scores a trained run beside persistence, climatologies and published results.
+
+    Attributes:
+        forecasts: File to write the forecasts to, .nc or .zarr.
+    """
+
+    forecasts: Path | None = None
+
+
+@dataclass(frozen=True)
+class WeatherShowOptions(ShowOptions):
+    """Draws scores by epoch, forecasts beside the truth, and the routing on the globe, a picture for each gate.
+
+    Attributes:
+        init_times: Start times of the forecasts to draw, such as 2018-01-15T00; the default is one from the
+            middle of the split.
+        layers: Draw only the routing of layers with this text in their name.
+    """
+
+    init_times: tuple[str, ...] = ()
+    layers: str = ""
+
+
+@dataclass(frozen=True)
+class TruthOptions:
+    """Fields with which a file of forecasts is compared.
+
+    Attributes:
+        store: Folder that `smoe data prepare weather` made.
+        targets: Channels to score, of those in the file.
+        train_years: First and last year of the climatologies; the default is the years of the store's statistics.
+    """
+
+    store: Path | None = None
+    targets: tuple[str, ...] = ("z_500", "t_850", "t2m", "tp")
+    train_years: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class WeatherScoreOptions:
+    """Scores any forecasts in WeatherBench's layout (init_time, lead_time, lat, lon).
+
+    smoe evaluate weather --file forecasts.nc --data.store stores/era5
+
+    Attributes:
+        file: Forecasts of any model to score, NetCDF or Zarr.
+        skip_nan: Leave out forecasts with NaN instead of refusing the file.
+        data: Fields with which the forecasts are compared.
+    """
+
+    file: Path
+    skip_nan: bool = False
+    data: TruthOptions = field(default_factory=TruthOptions)
+
+
 WEATHER_TABLES = TableSet(
     name="weather",
     metrics=(ShownMetric(_Z, "Z500", decimals=0), ShownMetric(_T, "T850", decimals=2)),
@@ -191,7 +258,7 @@ WEATHER_TABLES = TableSet(
     ),
     tables=(_models(3), _models(5), _routing(), _defaults()),
     scales=(
-        Scale("paper", "WeatherBench at 5.625 degrees, trained on 1979-2015, tested on 2017-2018", _same),
+        Scale("paper", "WeatherBench at 5.625 degrees, trained on 1979-2015, tested on 2017-2018"),
         Scale(
             "small",
             "simulated atmosphere, trained on six years and tested on one; nets of 16 filters (2x wide: 32) and 3 "
@@ -202,3 +269,50 @@ WEATHER_TABLES = TableSet(
     ),
     data_field="store",
 )
+
+
+class WeatherExperiment(Experiment):
+    """Forecasts of some days on the globe, on WeatherBench or a simulated atmosphere."""
+
+    name: ClassVar[str] = "weather"
+    recipe_type = WeatherRecipe
+    recipes = WEATHER_RECIPES
+    evaluate_options = WeatherEvaluateOptions
+    show_options = WeatherShowOptions
+    score_options = WeatherScoreOptions
+    data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {
+        ("check", "weather"): DataCommand(
+            "smoe_paper.weather.commands:run_check", "WeatherBench, CMIP, WeatherBench-2"
+        ),
+        ("prepare", "weather"): DataCommand("smoe_paper.weather.commands:run_prepare", "--root DATA --output STORE"),
+        ("fetch", "era5-sample"): DataCommand("smoe_paper.weather.commands:run_fetch", "a few fields of ERA5, 10 MB"),
+    }
+    tables = WEATHER_TABLES
+
+    def published(self, recipe_name: str) -> tuple[PublishedResult, ...]:
+        return published_results(recipe_name, 72)
+
+    def prepare_evaluation(self, options: WeatherEvaluateOptions) -> None:
+        if options.forecasts is not None:
+            from smoe.gridded import check_output
+
+            check_output(options.forecasts)
+
+    def evaluate(self, run: OpenRun, options: WeatherEvaluateOptions) -> None:
+        self._call("scores", "print_run_scores", run, options.split, options.forecasts)
+
+    def predict(self, run: OpenRun, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._call("scores", "physical_predictions", run, split)
+
+    def score(self, options: WeatherScoreOptions) -> None:
+        if options.data.store is None:
+            raise UsageError("--file needs --data.store FOLDER, the weather store to compare the forecasts with")
+        self._call("scores", "print_file_scores", options)
+
+    def store_references(
+        self, tables: Iterable[ResultTable], scale: Scale, data: Path, store: RunStore, notify: Notify
+    ) -> None:
+        self._call("scores", "store_references", tables, scale, data, store, notify)
+
+
+WEATHER = WeatherExperiment()

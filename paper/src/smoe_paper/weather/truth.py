@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,22 +10,20 @@ import numpy as np
 from smoe.errors import DataError
 from smoe_paper.weather.store import WeatherStore
 
+Scores = Mapping[str, float]
 # Called with a description, the number of steps done, and the number of all steps.
 Progress = Callable[[str, int, int], None]
+
+
+def silently(text: str, done: int, total: int) -> None:
+    pass
+
 
 _TIMES_PER_PIECE = 128
 
 
 class Truth:
-    """Some channels of a store.
-
-    Args:
-        store: Store of the fields.
-        channels: Names of the channels, in the order of the result.
-
-    Raises:
-        DataError: If the store lacks a channel.
-    """
+    """Some channels of a store, in physical units."""
 
     def __init__(self, store: WeatherStore, channels: Sequence[str]) -> None:
         self.store = store
@@ -37,22 +35,19 @@ class Truth:
         return np.isin(times.astype("datetime64[h]"), self.store.times)
 
     def read(self, times: np.ndarray) -> np.ndarray:
-        """Returns the fields at some times, float64, `(len(times), C, H, W)`.
-
-        Raises:
-            DataError: If a time is not in the store.
-        """
+        """Returns the fields at some times, float64, `(len(times), C, H, W)`."""
         missing = times[~self.has(times)]
         if len(missing):
             raise DataError(f"{missing[0]} is not among the times of the store {self.store.path}")
-        return self._read_rows(np.searchsorted(self.store.times, times.astype("datetime64[h]")))
+        fields = np.empty((len(times), len(self.channels), *self.store.grid.shape))
+        for number, row in enumerate(np.searchsorted(self.store.times, times.astype("datetime64[h]"))):
+            fields[number] = self.store.fields[row][self._indices]
+        for number, name in enumerate(self.channels):
+            fields[:, number] = self.store.to_physical(name, fields[:, number])
+        return fields
 
     def times_of(self, years: tuple[int, int]) -> np.ndarray:
-        """Returns the times of the store in the years from the first to the last.
-
-        Raises:
-            DataError: If there are none.
-        """
+        """Returns the times of the store in the years from the first to the last."""
         times = self.store.times
         found = times[
             (times >= np.datetime64(f"{years[0]:04d}", "h")) & (times < np.datetime64(f"{years[1] + 1:04d}", "h"))
@@ -66,30 +61,21 @@ class Truth:
         return found
 
     def pieces(
-        self, times: np.ndarray, text: str, progress: Progress | None = None
+        self, times: np.ndarray, text: str, progress: Progress = silently
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields times and their fields in pieces, so that memory does not grow with their number."""
         for first in range(0, len(times), _TIMES_PER_PIECE):
             piece = times[first : first + _TIMES_PER_PIECE]
             yield piece, self.read(piece)
-            if progress is not None:
-                progress(text, min(first + _TIMES_PER_PIECE, len(times)), len(times))
+            progress(text, min(first + _TIMES_PER_PIECE, len(times)), len(times))
 
-    def mean(self, years: tuple[int, int], progress: Progress | None = None) -> np.ndarray:
+    def mean(self, years: tuple[int, int], progress: Progress = silently) -> np.ndarray:
         """Returns the mean over all times of the years, `(C, H, W)`, which WeatherBench's ACC uses."""
         times = self.times_of(years)
         total = np.zeros((len(self.channels), *self.store.grid.shape))
         for _, fields in self.pieces(times, f"mean of {years[0]}-{years[1]}", progress):
             total += fields.sum(0)
         return total / len(times)
-
-    def _read_rows(self, rows: np.ndarray) -> np.ndarray:
-        fields = np.empty((len(rows), len(self.channels), *self.store.grid.shape))
-        for number, row in enumerate(rows):
-            fields[number] = self.store.fields[row][self._indices]
-        for number, name in enumerate(self.channels):
-            fields[:, number] = self.store.to_physical(name, fields[:, number])
-        return fields
 
 
 NUM_WEEKS = 52
@@ -103,35 +89,20 @@ def week_of_year(times: np.ndarray) -> np.ndarray:
 
     Week 0 begins on the first of January. Each week has seven days but the last one, which has the remaining eight or
     nine. (ISO weeks would put the first days of January into the last week of some years.)
-
-    Args:
-        times: Times, datetime64.
     """
     day_of_year = (times.astype("datetime64[D]") - times.astype("datetime64[Y]").astype("datetime64[D]")).astype(int)
     return np.minimum(day_of_year // 7, NUM_WEEKS - 1)
 
 
 class Baselines:
-    """Forecasts from the training years alone, in physical units.
-
-    The constructor makes one pass over the channels of the training years; memory holds 53 fields for each channel.
-
-    Args:
-        store: Store with the training years.
-        channels: Channels to forecast.
-        train_years: First and last year of the means.
-        progress: Called with the progress of the pass.
-
-    Raises:
-        DataError: If the store has none of the years or lacks a channel.
-    """
+    """Forecasts from the training years alone, in physical units; memory holds 53 fields for each channel."""
 
     def __init__(
         self,
         store: WeatherStore,
         channels: Sequence[str],
         train_years: tuple[int, int],
-        progress: Progress | None = None,
+        progress: Progress = silently,
     ) -> None:
         self.truth = Truth(store, channels)
         self.train_years = train_years
@@ -151,12 +122,6 @@ class Baselines:
 
     def forecast(self, name: BaselineName, init_times: np.ndarray, valid_times: np.ndarray) -> np.ndarray:
         """Returns the forecasts made at some times for others.
-
-        Args:
-            name: `persistence` is the state at the initial time, `climatology` the mean of the training years,
-                `weekly climatology` their mean in the week of the valid time.
-            init_times: Initial times, datetime64, `(B,)`.
-            valid_times: Valid times, datetime64, `(B,)`.
 
         Returns:
             Forecasts, float64, `(B, C, H, W)`.
