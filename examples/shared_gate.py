@@ -20,13 +20,7 @@ def smoe_layer(in_channels: int) -> smoe.SpatialMoE2d:
 
 
 layer = smoe_layer(3)
-net = torch.nn.Sequential(
-    layer,
-    torch.nn.BatchNorm2d(8),
-    torch.nn.LeakyReLU(),
-    smoe_layer(8),
-    torch.nn.Conv2d(8, 1, kernel_size=1),
-)
+net = torch.nn.Sequential(layer, torch.nn.BatchNorm2d(8), torch.nn.ReLU(), smoe_layer(8), torch.nn.Conv2d(8, 1, 1))
 before = gate.scores.detach().clone()
 optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
 loss = torch.tensor(torch.inf)
