@@ -11,7 +11,6 @@ import xarray as xr
 from zarr.codecs import BloscCodec
 
 from gridded_files import regional, times
-from smoe._integrity import read_checked_json
 from smoe.errors import DataError
 from smoe.gridded._open import open_fields
 from smoe.gridded._output import check_output, with_provenance, write_cf, write_cf_by_year
@@ -343,13 +342,6 @@ def test_an_output_that_cannot_be_written_is_refused_first(tmp_path: Path) -> No
     unwritable = Path("/proc/smoe") if os.access(folder, os.W_OK) else folder
     with pytest.raises(DataError, match=r"out\.nc cannot be written"):
         write_cf(regional(2), unwritable / "out.nc")
-
-
-def test_a_journal_of_fields_names_the_command_that_writes_it(tmp_path: Path) -> None:
-    (tmp_path / "fields.json").write_text("[1]")
-    with pytest.raises(DataError, match=r"fields\.json was not written by smoe fit") as caught:
-        read_checked_json(tmp_path / "fields.json", "smoe field table", 1, writer="smoe fit")
-    assert "data prepare" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("rows_that_fit", "expected"), [(25, 20), (10, 10), (3, 10), (2, 2), (1, 1)])

@@ -140,7 +140,7 @@ def test_a_curvilinear_ocean_is_regridded_to_latitudes_and_longitudes_on_request
     # The mean of the training at a pixel is that of the pixels around it, by hand.
     place = on_sphere(np.array([0.0]), np.array([-31.0]))
     pixels = on_sphere(ocean["nav_lat"].values, ocean["nav_lon"].values)
-    distances = np.linalg.norm(pixels - place, axis=1)
+    distances = np.linalg.norm(pixels - place, axis=-1).ravel()
     nearest = np.argsort(distances)[:4]
     train = ocean["votemper"].isel(time=slice(0, 19)).mean("time").values.ravel()[nearest]
     expected = np.average(train, weights=distances[nearest] ** -2)

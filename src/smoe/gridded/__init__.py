@@ -4,7 +4,6 @@ from smoe.gridded._axes import are_same_units
 from smoe.gridded._grids import HorizontalGrid, Orientation, grid_from_plain, grid_to_plain
 from smoe.gridded._open import (
     Data,
-    OpenFiles,
     OpenOptions,
     damage_as_data_error,
     import_cfgrib,
@@ -14,10 +13,7 @@ from smoe.gridded._open import (
 )
 from smoe.gridded._output import (
     WRITING,
-    check_disk,
     check_output,
-    describe_size,
-    explain_library_error,
     with_provenance,
     write_cf,
     write_cf_by_year,
@@ -62,7 +58,6 @@ __all__ = [
     "HorizontalGrid",
     "Lead",
     "MonthTimes",
-    "OpenFiles",
     "OpenOptions",
     "Orientation",
     "Pairs",
@@ -72,7 +67,6 @@ __all__ = [
     "are_same_units",
     "block_rows",
     "check_apart",
-    "check_disk",
     "check_gaps",
     "check_output",
     "collect_fields",
@@ -80,8 +74,6 @@ __all__ = [
     "describe_invalid",
     "describe_lost",
     "describe_position",
-    "describe_size",
-    "explain_library_error",
     "find_month_times",
     "find_outlier",
     "grid_from_plain",

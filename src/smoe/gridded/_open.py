@@ -5,12 +5,10 @@ from __future__ import annotations
 import glob
 import itertools
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
-from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +111,7 @@ def _open_one(path: Path, options: OpenOptions) -> list[xr.Dataset]:
     if path.suffix.lower() in MESHIO_SUFFIXES:
         raise DataError(f"{path} holds no dates: write its series in time as UGRID NetCDF (docs/geometries.md)")
     given: dict[str, Any] = {"chunks": {} if _has_dask() else None, "decode_timedelta": False, **options}
-    with damage_as_data_error(path):
+    with damage_as_data_error(path, is_opening=True):
         kind = _kind_of(path) if "engine" not in options else "grib" if options["engine"] == "cfgrib" else "other"
         if kind == "grib":
             given.pop("group", None)
@@ -262,8 +260,14 @@ def open_netcdf(path: Path) -> xr.Dataset:
 
 
 @contextmanager
-def damage_as_data_error(path: Path, what: str = "it") -> Iterator[None]:
-    """Turns what the reading libraries raise into a DataError that names the file."""
+def damage_as_data_error(path: Path, what: str = "it", *, is_opening: bool = False) -> Iterator[None]:
+    """Turns what the reading libraries raise into a DataError that names the file.
+
+    Args:
+        path: File.
+        what: What is read of it.
+        is_opening: A wrong value is one of metadata, which may be as they were written: no sign of damage.
+    """
     try:
         with warnings.catch_warnings():
             # Of doubtful dates and fill values: dates are checked here by their values, and NaNs are counted.
@@ -276,57 +280,23 @@ def damage_as_data_error(path: Path, what: str = "it") -> Iterator[None]:
     except FileNotFoundError as error:
         raise DataError(f"{path} {'does not exist' if not path.exists() else f'lacks a part ({error})'}") from None
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, NotImplementedError) as error:
+        if not is_opening:
+            # Values that were cut off, in the words of a codec.
+            raise _damage(path, what, error) from error
         raise DataError(
             f"{path}: {what} cannot be decoded ({' '.join(str(error).split())}); give other arguments of "
             "xarray.open_dataset (open_options, --open), or correct the file"
         ) from error
     except Exception as error:
         # Each codec behind NetCDF and Zarr has errors of its own, down to RuntimeError and zlib.error.
-        raise DataError(
-            f"{path}: {what} cannot be read, the file is damaged or incomplete ({' '.join(str(error).split())}); copy "
-            "or download it again"
-        ) from error
+        raise _damage(path, what, error) from error
 
 
-class OpenFiles:
-    """The files used last stay open, for a year's channels come from few files.
-
-    Args:
-        open_file: Checks a file and opens it.
-        capacity: How many stay open.
-    """
-
-    def __init__(self, open_file: Callable[[Path], xr.Dataset], capacity: int = 12):
-        self._open_file = open_file
-        self._capacity = capacity
-        self._open: OrderedDict[Path, xr.Dataset] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, path: Path) -> xr.Dataset:
-        """The file's data set; nothing but its coordinates is read. Threads may call it."""
-        with self._lock:
-            if path in self._open:
-                self._open.move_to_end(path)
-                return self._open[path]
-            with damage_as_data_error(path):
-                dataset = self._open_file(path)
-            while len(self._open) >= self._capacity:
-                # Not closed here, for another thread may read it: xarray closes a file that nothing refers to.
-                self._open.popitem(last=False)
-            self._open[path] = dataset
-            return dataset
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the files that are open: another process opens its own."""
-        return {"_open_file": self._open_file, "_capacity": self._capacity}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_open_file"], state["_capacity"])
-
-    def close(self) -> None:
-        """Closes all of them."""
-        while self._open:
-            self._open.popitem()[1].close()
+def _damage(path: Path, what: str, error: Exception) -> DataError:
+    return DataError(
+        f"{path}: {what} cannot be read, the file is damaged or incomplete ({' '.join(str(error).split())}); copy or "
+        "download it again"
+    )
 
 
 def _join(named: dict[str, xr.Dataset], where: str, variables: Sequence[str] | None) -> xr.Dataset:

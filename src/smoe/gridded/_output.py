@@ -17,47 +17,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-def check_disk(
-    output: Path,
-    num_bytes: int,
-    files: tuple[str, ...],
-    remedy: str,
-) -> str:
-    """Checks that a store fits on its disk, and returns what it takes, in words.
-
-    Args:
-        output: Folder of the store.
-        num_bytes: Bytes of its files when they are whole.
-        files: Names of the files; the bytes they take already are not needed again.
-        remedy: What makes the store smaller.
-
-    Raises:
-        DataError: If the disk has less.
-    """
-    paths = [output / name for name in files if (output / name).is_file()]
-    # What is allocated, and not the size: a file can have a size without the room.
-    present = min(sum(path.stat().st_blocks * 512 for path in paths), num_bytes)
-    needed = num_bytes - present
-    free = shutil.disk_usage(output).free
-    size, room = describe_size(num_bytes), describe_size(free)
-    if needed > free:
-        raise DataError(
-            f"the store takes {size}, of which {describe_size(needed)} are not there yet, and the disk of {output} has "
-            f"{room} free: choose another disk, {remedy}"
-        )
-    return f"the store takes {size} ({room} are free)"
-
-
-def free_space(folder: Path) -> str:
-    """What is free on the disk of a folder, in words."""
-    return describe_size(shutil.disk_usage(folder).free)
-
-
-def describe_size(num_bytes: int) -> str:
-    """A number of bytes in GB, or in MB where that would be a small fraction."""
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
-
-
 CONVENTIONS = "CF-1.11"
 # Begin of the names of folders in which outputs are written.
 WRITING = ".smoe-writing-"
@@ -118,23 +77,17 @@ def write_cf(dataset: xr.Dataset, path: Path, *, overwrite: bool = False) -> Non
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
     except RuntimeError as error:
-        raise explain_library_error(path, error) from error
+        raise _explain(path, error) from error
 
 
-def explain_library_error(path: Path, error: RuntimeError) -> Exception:
-    """The error of the NetCDF library for a file that it could not write, in words that name the likely cause.
-
-    Args:
-        path: Output.
-        error: What was raised; an error of another origin is returned as it is.
-    """
+def _explain(path: Path, error: RuntimeError) -> Exception:
+    """The error of the NetCDF library in words that name the likely cause; an error of another origin as it is."""
     if not str(error).startswith("NetCDF: "):
         return error
     if "illegal characters" in str(error):
         return DataError(f"{path} cannot be written: {error}; rename the variable, or write a .zarr")
-    return DataError(
-        f"{path} cannot be written: {error}; perhaps the disk is full, {free_space(path.parent)} are free there"
-    )
+    free = shutil.disk_usage(path.parent).free / 1e9
+    return DataError(f"{path} cannot be written: {error}; perhaps the disk is full, {free:.1f} GB are free there")
 
 
 def _write(dataset: xr.Dataset, path: Path) -> None:

@@ -43,6 +43,7 @@ class Regridding:
             raise DataError(f"{source.difference(target)}: regrid one of them first, for example by xesmf or cdo")
         self.target, self.beyond = target, 0.0
         self._nearest: np.ndarray | None = None
+        self._weights: Any
         with naming_extras("regridding"):
             import scipy.sparse
         if source.kind == target.kind and source.kind in ("latitude-longitude", "rotated"):
@@ -103,12 +104,13 @@ class Regridding:
 
     def _by_distance(self, source: HorizontalGrid, target: HorizontalGrid) -> Any:
         import scipy.sparse
-        import scipy.spatial
+        from scipy.spatial import KDTree
 
         from_points, to_places = on_sphere(*source.pixel_coordinates()), target.pixel_coordinates()
         count = min(_NEIGHBOURS, source.shape[0] * source.shape[1])
-        tree = scipy.spatial.cKDTree(from_points.reshape(-1, 3))
-        distances, numbers = tree.query(on_sphere(*to_places).reshape(-1, 3), k=range(1, count + 1))
+        tree = KDTree(from_points.reshape(-1, 3))
+        found: Any = tree.query(on_sphere(*to_places).reshape(-1, 3), k=np.arange(1, count + 1))  # type: ignore[arg-type]
+        distances, numbers = found
         farthest = int(np.argmax(distances[:, 0]))
         # Half of the longest diagonal is the farthest that a point inside of the grid can be from a pixel.
         if distances[farthest, 0] > _widest_diagonal(from_points):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from smoe._integrity import read_checked_json, write_checked_json
+from smoe._files import write_atomically
 from smoe.errors import DataError
 from smoe.gridded._source import Channel, FieldSource
 
@@ -40,7 +41,6 @@ def read_ahead(read: Callable[[Item], Block], items: Iterable[Item]) -> Iterator
             yield waiting[0], waiting[1].result()
 
 
-_FORMAT, _VERSION = "smoe field table", 1
 # Bytes after which the rows are brought to the disk and journalled: what a lost machine costs at most.
 _BYTES_BETWEEN_SYNCS = 1 << 28
 
@@ -111,18 +111,17 @@ class FieldStream:
             return
         self._file.flush()
         os.fsync(self._file.fileno())
-        write_checked_json(self._journal, {"plan": self._plan, "done": self._written}, _FORMAT, _VERSION)
+        text = json.dumps({"plan": self._plan, "done": self._written}) + "\n"
+        write_atomically(self._journal, lambda file: file.write(text.encode()))
         self._num_unsynced = 0
 
     def _find_done(self, num_bytes: int) -> int:
-        if not self._journal.is_file() or not self._data.is_file() or self._data.stat().st_size != num_bytes:
-            return 0
-        try:
-            content = read_checked_json(self._journal, _FORMAT, _VERSION, writer="smoe fit")
-        except DataError:
-            # A damaged journal says nothing: the rows are read again.
-            return 0
-        return int(content["done"]) if content["plan"] == self._plan else 0
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            # A journal that is damaged, or of other fields, says nothing: the rows are read again.
+            content = json.loads(self._journal.read_text())
+            if content["plan"] == self._plan and self._data.stat().st_size == num_bytes:
+                return int(content["done"])
+        return 0
 
 
 # Those that programs write: CMIP, the NetCDF library, GrADS, and usual ones by hand. Not 9999, a usual largest value.

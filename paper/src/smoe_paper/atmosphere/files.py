@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from smoe_paper.atmosphere.axes import Grid, Orientation, find_levels, find_orie
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["FileVariable", "check_zarr_array", "find_name", "find_variable", "open_zarr"]
+__all__ = ["FileVariable", "OpenFiles", "check_zarr_array", "find_name", "find_variable", "open_zarr"]
 
 
 def open_zarr(path: Path) -> xr.Dataset:
@@ -30,6 +32,47 @@ def open_zarr(path: Path) -> xr.Dataset:
     return import_xarray().open_dataset(
         path, engine="zarr", chunks=None, cache=False, consolidated=is_consolidated, decode_timedelta=False
     )
+
+
+class OpenFiles:
+    """The files used last stay open, for a year's channels come from few files.
+
+    Args:
+        open_file: Checks a file and opens it.
+        capacity: How many stay open.
+    """
+
+    def __init__(self, open_file: Callable[[Path], xr.Dataset], capacity: int = 12):
+        self._open_file = open_file
+        self._capacity = capacity
+        self._open: OrderedDict[Path, xr.Dataset] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, path: Path) -> xr.Dataset:
+        """The file's data set; nothing but its coordinates is read. Threads may call it."""
+        with self._lock:
+            if path in self._open:
+                self._open.move_to_end(path)
+                return self._open[path]
+            with damage_as_data_error(path):
+                dataset = self._open_file(path)
+            while len(self._open) >= self._capacity:
+                # Not closed here, for another thread may read it: xarray closes a file that nothing refers to.
+                self._open.popitem(last=False)
+            self._open[path] = dataset
+            return dataset
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the files that are open: another process opens its own."""
+        return {"_open_file": self._open_file, "_capacity": self._capacity}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_open_file"], state["_capacity"])
+
+    def close(self) -> None:
+        """Closes all of them."""
+        while self._open:
+            self._open.popitem()[1].close()
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded import OpenFiles, damage_as_data_error
+from smoe.gridded import damage_as_data_error
 from smoe_paper.atmosphere.axes import LATITUDE_NAMES, LONGITUDE_NAMES, TIME_NAMES, Grid, as_minutes, find_axis
-from smoe_paper.atmosphere.files import find_name, find_variable
+from smoe_paper.atmosphere.files import OpenFiles, find_name, find_variable
 from smoe_paper.atmosphere.variables import Variable, check_plausible, check_units
 from smoe_paper.ens10.variables import LEAD_DAYS
 

@@ -11,8 +11,9 @@ from typing import Literal
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded import OpenFiles, open_netcdf
+from smoe.gridded import open_netcdf
 from smoe_paper.atmosphere.axes import Grid
+from smoe_paper.atmosphere.files import OpenFiles
 from smoe_paper.atmosphere.store import Rows
 from smoe_paper.atmosphere.variables import Variable
 from smoe_paper.ens10.fields import LEAD, DatedFields, check_calendar, check_order, check_same_dates

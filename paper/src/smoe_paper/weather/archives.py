@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded import OpenFiles, damage_as_data_error, open_netcdf
+from smoe.gridded import damage_as_data_error, open_netcdf
 from smoe_paper.atmosphere.axes import GRIDS, Grid, find_orientation, read_time_axis
-from smoe_paper.atmosphere.files import check_zarr_array, open_zarr
+from smoe_paper.atmosphere.files import OpenFiles, check_zarr_array, open_zarr
 from smoe_paper.atmosphere.store import describe_years
 from smoe_paper.atmosphere.variables import (
     CONSTANTS,

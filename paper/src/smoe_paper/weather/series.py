@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded import OpenFiles, damage_as_data_error
+from smoe.gridded import damage_as_data_error
 from smoe_paper.atmosphere.axes import Grid, TimeAxis, read_time_axis
-from smoe_paper.atmosphere.files import FileVariable, find_variable
+from smoe_paper.atmosphere.files import FileVariable, OpenFiles, find_variable
 from smoe_paper.atmosphere.store import describe_years
 from smoe_paper.atmosphere.variables import (
     STANDARD_GRAVITY,
