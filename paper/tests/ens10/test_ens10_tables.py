@@ -43,7 +43,7 @@ def tiny_scale(name: str = "small") -> Scale:
         data = replace(recipe.data, **YEARS)
         return replace(tiny, data=data, rule=recipe.rule)
 
-    return Scale(name, "tiny", shrink, is_comparable=False)
+    return Scale(name, "tiny", shrink, kind="simulated")
 
 
 def test_rows_are_distinct_and_say_what_the_paper_says() -> None:

@@ -68,9 +68,11 @@ def test_every_row_takes_a_step(name: str) -> None:
     {
         "heat/smoe": (27, 12288),
         "heat/smoe-probe": (27, 12288),
-        "heat/conv": (160, 0),
+        "heat/conv": (146, 0),
         "heat/coordconv": (56, 0),
-        "heat/condconv": (186, 0),
+        "heat/condconv": (200, 0),
+        "heat/conv-plain": (160, 0),
+        "heat/condconv-plain": (186, 0),
         "heat/lrlcn": (516, 0),
         "heat/lrlcn-nd": (12315, 0),
         "heat/lcn": (36864, 0),
@@ -90,9 +92,10 @@ def test_the_sample_names_rows() -> None:
 def test_every_row_of_the_paper_has_its_number() -> None:
     ours = {"heat/quantile-damping", "heat/tolerances", "heat/rules", "heat/default", "heat/units", "heat/losses"}
     for table in HEAT.tables.tables:
-        assert all((not row.paper) == (table.name in ours) for row in table.rows), table.name
+        for row in table.rows:
+            assert (not row.paper) == (table.name in ours or "not residual" in row.label), (table.name, row.label)
     numbers = {table.name: len(table.rows) for table in HEAT.tables.tables}
-    assert numbers["heat/main"] == 10 and numbers["heat/gates"] == 6 and numbers["heat/starts"] == 6
+    assert numbers["heat/main"] == 13 and numbers["heat/gates"] == 6 and numbers["heat/starts"] == 6
     assert numbers["heat/auxiliary"] == numbers["heat/auxiliary-end-to-end"] == 11
 
 

@@ -97,7 +97,7 @@ def test_a_table_from_nothing(tmp_path):
         data = replace(recipe.data, verify=False)
         return replace(recipe, model=replace(recipe.model, filters=4), data=data, training=training)
 
-    experiment = replace(IMAGES.tables, scales=(Scale("tiny", "a test", shrink, is_comparable=False),))
+    experiment = replace(IMAGES.tables, scales=(Scale("tiny", "a test", shrink, kind="simulated"),))
     (table,) = experiment.select("images/mnist")
     store, runs_dir = RunStore(tmp_path / "runs.jsonl"), tmp_path / "runs"
     planned = plan_runs(experiment, [table], experiment.scales[0], 1, data=root, only="smoe")

@@ -19,6 +19,16 @@ def test_normalisation_and_activation_stand_between_layers_only() -> None:
     assert net(torch.randn(3, 2, 7, 6)).shape == (3, 1, 7, 6)
 
 
+def test_residual_layers_add_their_input() -> None:
+    net = ConvNet(GridConv2d, (1, 6, 6, 1), residual=True).eval()
+    first, _, second, _, last = net.layers
+    x = torch.randn(2, 1, 5, 4)
+    hidden = (first.layers(x) + first.skip(x)).relu()
+    hidden = (second.layers(hidden) + hidden).relu()
+    assert [type(module) for module in last.skip] == [nn.Conv2d, nn.BatchNorm2d] and not len(second.skip)
+    torch.testing.assert_close(net(x), last.layers(hidden) + last.skip(hidden))
+
+
 def test_one_layer_is_just_that() -> None:
     net = ConvNet(GridConv2d, (2, 3))
     assert len(net.layers) == 1

@@ -82,7 +82,7 @@ def test_tables_show_untrained_forecasts_from_the_same_data(tmp_path: Path) -> N
     def shrink(recipe: Any) -> Any:
         return replace(recipe, data=replace(tiny.data, lead_hours=recipe.data.lead_hours))
 
-    scale = Scale("tiny", "a toy", shrink, is_comparable=False)
+    scale = Scale("tiny", "a toy", shrink, kind="simulated")
     store, table = RunStore(tmp_path / "runs.jsonl"), WEATHER_TABLES.tables[0]
     said: list[str] = []
     store_references([table], scale, data, store, said.append)

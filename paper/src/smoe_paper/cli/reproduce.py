@@ -22,6 +22,9 @@ Trains every run that a table needs and that is not stored yet, and writes the t
 --output-dir, with figures. Runs are resumable: each is stored when it ends, and the same command continues after a
 stop. --dry-run trains and writes nothing: it prints the tables of what is stored and lists the runs that are missing.
 
+`smoe reproduce page` writes all tables of what is stored again, and paper/results/tables.md, which shows every table of
+the paper beside ours.
+
 tables:
 {tables}
 
@@ -41,16 +44,20 @@ examples:
 """
 
 
+RESULTS = Path("paper/results")
+
+
 @dataclass(frozen=True)
 class Reproduce:
     """Trains what tables of the paper need, for example: smoe reproduce heat/gates --seeds 3 --jobs 2.
 
     Attributes:
         seeds: Number of runs of each row; the seeds are 0, 1, ...
-        scale: `paper` is the paper's size; `small` is one for two cores, which the tables describe.
+        scale: Size of the runs, which the tables describe: the largest, mostly `paper`, if not given; `small` is one
+            for two cores.
         jobs: Number of runs that train at the same time, each in a process of its own.
         threads: Threads of each process; more jobs use cores better than more threads do.
-        rows: Train only rows whose label contains this text; the tables show all.
+        rows: Train only rows with this label, or with a cell of this text; the tables show all.
         output_dir: Folder of the tables, the figures and the results of the runs; paper/results/EXPERIMENT if not
             given.
         runs_dir: Folder of unfinished runs and of simulated data.
@@ -59,7 +66,7 @@ class Reproduce:
     """
 
     seeds: int = 3
-    scale: str = "paper"
+    scale: str = ""
     jobs: int = 1
     threads: int = 1
     rows: str = ""
@@ -84,11 +91,29 @@ def run(args: list[str]) -> int:
         raise UsageError(
             f"name a table first, or {' or '.join(EXPERIMENTS)} for all of them (see smoe reproduce --help)"
         )
+    if names == ["page"]:
+        return _write_page()
     chosen = [_select(name) for name in names]
     options = parse(Reproduce, args[len(names) :], prog="smoe reproduce TABLE")
     if len({experiment.name for experiment, _ in chosen}) > 1 and options.output_dir is not None:
         raise UsageError("--output-dir is the folder of one experiment: give tables of one experiment")
     return max(_reproduce(experiment, tables, options) for experiment, tables in chosen)
+
+
+def _write_page() -> int:
+    """Writes every table of what is stored again, and the page that shows those of the paper."""
+    from smoe_paper.experiments.tables import page, read_notes, write_report
+
+    stores = {experiment: RunStore(RESULTS / experiment.name / "runs.jsonl") for experiment in all_experiments()}
+    for experiment, store in stores.items():
+        folder = store.path.parent
+        for table in experiment.tables.tables:
+            if _report_path(folder, table).exists():
+                write_report(experiment.tables, table, store, read_notes(folder, table), _report_path(folder, table))
+    text = page((experiment.tables, store) for experiment, store in stores.items())
+    (RESULTS / "tables.md").write_text(text)
+    _print_paths([RESULTS / "tables.md"])
+    return 0
 
 
 def _list(experiment: Experiment) -> str:
@@ -121,10 +146,10 @@ def _select(name: str) -> tuple[Experiment, list[ResultTable]]:
 
 def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Reproduce) -> int:
     try:
-        scale = experiment.tables.scale(options.scale)
+        scale = experiment.tables.scale(options.scale or experiment.tables.scales[0].name)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    output_dir = options.output_dir or Path("paper/results") / experiment.name
+    output_dir = options.output_dir or RESULTS / experiment.name
     data = options.store or experiment.default_data(options.runs_dir)
     if data is None and not options.dry_run:
         raise UsageError(f"--store: where are the data of {experiment.name}? {experiment.data_remedy}")

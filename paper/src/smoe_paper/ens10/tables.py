@@ -162,7 +162,7 @@ ENS10_TABLES = TableSet(
             "simulated ensemble at 5.625 degrees, a year each to train, to choose the best weights and to test; U-Nets "
             f"of 16 filters; {_SIMULATED_EPOCHS} epochs at a learning rate of {_SIMULATED_LR:g} (EMOS: {_EMOS_LR:g})",
             _small,
-            is_comparable=False,
+            kind="simulated",
         ),
     ),
     data_field="store",

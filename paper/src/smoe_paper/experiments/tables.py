@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from smoe.training import write_atomically
 from smoe_paper.experiments.recipe import Recipe
@@ -125,14 +125,14 @@ class Scale:
         name: Name on the command line.
         text: Description for the reader of a table.
         apply: Turns a recipe at paper scale into the same at this one.
-        is_comparable: Whether the paper's numbers come from the same data, so that a difference matters.
+        kind: `paper` for the paper's data and size; `smaller`; or `simulated`, with other data.
     """
 
     name: str
     text: str
     # Takes recipes of its own experiment.
     apply: Callable[[Any], Recipe] = same_recipe
-    is_comparable: bool = True
+    kind: Literal["paper", "smaller", "simulated"] = "paper"
 
     def recipe(self, row: Row, seed: int) -> Recipe:
         """The recipe to train for a row with a seed."""
@@ -224,6 +224,20 @@ class Outcome:
         return text + (f" ({num_diverged} diverged)" if num_diverged else "")
 
 
+def verdict(row: Row, outcome: Outcome | None) -> str:
+    """What a row is beside the paper's: not run, simulated, smaller, differs or reproduced; ours if it has no such row.
+
+    A row is reproduced if the means are no further apart than both standard deviations together.
+    """
+    if not row.paper:
+        return "ours"
+    if outcome is None:
+        return "not run"
+    if outcome.scale.kind != "paper":
+        return outcome.scale.kind
+    return "differs" if any(outcome.differs_from(result) for result in row.paper) else "reproduced"
+
+
 def outcomes(tables: TableSet, row: Row, store: RunStore) -> list[Outcome]:
     """What is stored of a row, the largest scale first."""
     found = ((scale, store.read_all_seeds(scale.recipe(row, seed=0))) for scale in tables.scales)
@@ -256,8 +270,6 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore, notes: str =
             circumstances.add(f"{run['processor']}, torch {run['torch']}, commit {run['commit']}, {run['date']}")
         if row.label in about_rows:
             remarks.append(about_rows[row.label])
-        elif found and found[0].scale.is_comparable and any(found[0].differs_from(result) for result in row.paper):
-            remarks.append(f"- {row.label}: differs from the paper by more than the spread of both.")
     source = f" Paper: {table.source}." if table.source else ""
     scales = "; ".join(f"{scale.name}: {scale.text}" for scale in tables.scales)
     legend = f"{tables.metric_text} *Epochs* are those until the best weights. Scales: {scales}."
@@ -272,6 +284,44 @@ def markdown(tables: TableSet, table: ResultTable, store: RunStore, notes: str =
         ["Made with:", *(f"- {line}" for line in sorted(circumstances))] if circumstances else [],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def page(experiments: Iterable[tuple[TableSet, RunStore]]) -> str:
+    """Every table of the paper beside ours, a line for each row: the largest scale that was run, and what it is."""
+    parts = ["# The paper's tables beside ours", PAGE_TEXT]
+    for tables, store in experiments:
+        for table in tables.tables:
+            layout = _Layout(tables, table)
+            metrics = [metric for metric in layout.metrics if metric.name in layout.of_paper]
+            if not metrics:
+                continue
+            columns = [metric.column(kind) for metric in metrics for kind in ("paper", "here")]
+            headings = [*table.columns, *columns, "is", "seeds", "scale"]
+            lines = [_line(headings), "|" + "---|" * len(headings)]
+            for row in table.rows:
+                outcome = next(iter(outcomes(tables, row, store)), None)
+                cells = [
+                    cell
+                    for metric in metrics
+                    for cell in (_paper(row, metric), "" if outcome is None else outcome.cell(metric))
+                ]
+                size = ["0", ""] if outcome is None else [str(len(outcome.results)), outcome.scale.name]
+                lines.append(_line([*row.labels, *cells, verdict(row, outcome), *size]))
+            more = f"{tables.name}/{table.short_name}.md"
+            name = f"[{table.name}]({more})" if (store.path.parents[1] / more).exists() else table.name
+            title = f"## {table.source[0].upper()}{table.source[1:]}: {table.title}"
+            parts += [title, f"{name}. {tables.metric_text}", "\n".join(lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+PAGE_TEXT = """Made by `smoe reproduce page` from the stored runs. A row *is*
+
+- reproduced: at the paper's size on its data, the means are no further apart than both standard deviations together;
+- differs: at the paper's size on its data, they are;
+- smaller: run on the paper's data, but with fewer of them, or with smaller networks or fewer steps;
+- simulated: run on simulated data, with smaller networks, which says nothing of the paper's numbers;
+- not run: no run is stored;
+- ours: a row that the paper does not have."""
 
 
 def read_notes(folder: Path, table: ResultTable) -> str:
@@ -313,7 +363,8 @@ class _Layout:
             if kind == "here" or metric.name in self.of_paper
         ]
         epochs = ["epochs: paper", "here"] if self.has_paper_epochs else ["epochs"]
-        return [*self.table.columns, "parameters", *numbers, "seeds", "scale", *epochs, "s per run"]
+        verdict = ["is"] if self.of_paper else []
+        return [*self.table.columns, "parameters", *numbers, *verdict, "seeds", "scale", *epochs, "s per run"]
 
     def result_line(self, row: Row, outcome: Outcome | None) -> str:
         """The line of a row at a scale; without an outcome, with the paper's numbers only."""
@@ -323,6 +374,8 @@ class _Layout:
             numbers.append("" if outcome is None else outcome.cell(metric))
         paper_epochs = next((str(result.epochs) for result in row.paper if result.epochs is not None), "")
         epochs = [paper_epochs] if self.has_paper_epochs else []
+        if self.of_paper:
+            numbers.append(verdict(row, outcome))
         if outcome is None:
             return _line([*row.labels, "", *numbers, "0", "", *epochs, "", ""])
         first = outcome.results[0]

@@ -402,12 +402,13 @@ class OpenRun:
 
 
 def count_parameters(model: torch.nn.Module) -> tuple[int, int]:
-    """Numbers of parameters outside the gates and in them, frozen ones included."""
-    gates = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, nn.SpatialGate)
-        for parameter in module.parameters()
+    """Numbers of parameters outside the gates and in them, frozen ones included; a gate of one expert has none."""
+    has_choice = {
+        id(parameter): gate.num_experts > 1
+        for gate in model.modules()
+        if isinstance(gate, nn.SpatialGate)
+        for parameter in gate.parameters()
     }
-    sizes = [(id(parameter) in gates, parameter.numel()) for parameter in model.parameters()]
-    return sum(size for is_gate, size in sizes if not is_gate), sum(size for is_gate, size in sizes if is_gate)
+    sizes = {id(parameter): parameter.numel() for parameter in model.parameters()}
+    others = sum(size for key, size in sizes.items() if key not in has_choice)
+    return others, sum(size for key, size in sizes.items() if has_choice.get(key))

@@ -49,7 +49,7 @@ def build_model(
         case SpatialMoEModel():
             return build_spatial_moe(model, learning, region_map, diffusivities)
         case ConvNetModel():
-            net = ConvNet(_layer_maker(model), (1, *model.hidden, 1))
+            net = ConvNet(_layer_maker(model), (1, *model.hidden, 1), model.residual)
             return net.to(**channels_last) if model.layer == "condconv" else net
         case LowRankLocalModel():
             layer = LowRankLocal2d(

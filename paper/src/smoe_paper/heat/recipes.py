@@ -73,12 +73,14 @@ class ConvNetModel:
         hidden: Number of filters of each layer before the last; the last layer has one.
         kernel_size: Rows and columns of the kernels of all layers.
         num_experts: Number of kernels that a CondConv mixes for each sample.
+        residual: Add the input of each layer to its output.
     """
 
     layer: Literal["conv", "coordconv", "condconv"] = "conv"
     hidden: tuple[int, ...] = (8,)
     kernel_size: int = 3
     num_experts: int = 3
+    residual: bool = False
 
 
 @dataclass(frozen=True)
@@ -226,11 +228,13 @@ HEAT_RECIPES = {
     # One thread: a second one saves a fifth of a step of one millisecond, and costs tenfold while others use its core.
     "heat/smoe": HeatRecipe(training=replace(HEAT_TRAINING, num_threads=1)),
     "heat/smoe-probe": HeatRecipe(rule=Probing(), training=replace(HEAT_TRAINING, num_threads=1)),
-    # 160 parameters: 1 -> 8 -> 1 filters with batch normalisation. The paper's 146 fit a residual net of 6 filters.
-    "heat/conv": HeatRecipe(model=ConvNetModel("conv", hidden=(8,))),
-    "heat/coordconv": HeatRecipe(model=ConvNetModel("coordconv", hidden=(1,))),
-    # 186 parameters: two layers with three kernels. The paper's 200 fit a residual net of 3 hidden filters.
-    "heat/condconv": HeatRecipe(model=ConvNetModel("condconv", hidden=(3,))),
+    # The paper's 146, 56 and 200 parameters: residual nets of the released code with 6, 1 and 3 hidden filters.
+    "heat/conv": HeatRecipe(model=ConvNetModel("conv", hidden=(6,), residual=True)),
+    "heat/coordconv": HeatRecipe(model=ConvNetModel("coordconv", hidden=(1,), residual=True)),
+    "heat/condconv": HeatRecipe(model=ConvNetModel("condconv", hidden=(3,), residual=True)),
+    "heat/conv-plain": HeatRecipe(model=ConvNetModel("conv", hidden=(8,))),
+    "heat/coordconv-plain": HeatRecipe(model=ConvNetModel("coordconv", hidden=(1,))),
+    "heat/condconv-plain": HeatRecipe(model=ConvNetModel("condconv", hidden=(3,))),
     "heat/lrlcn": HeatRecipe(model=LowRankLocalModel("input")),
     "heat/lrlcn-nd": HeatRecipe(model=LowRankLocalModel("table")),
     "heat/lcn": HeatRecipe(model=LocallyConnectedModel()),

@@ -65,6 +65,8 @@ _MODELS = {
     "smoe": "SMoE",
 }
 
+_CONVOLUTIONS = ("conv", "coordconv", "condconv")
+
 # Importance, load, spatial agreement, noise; the paper's result with the RC loss and damping, and without.
 _AUXILIARY = (
     ("no; no; no; no", (100.0, 0.0), (91.5, 0.4)),
@@ -143,8 +145,8 @@ def _in_unit(unit: float) -> dict[str, Any]:
 
 _LOSS_MODELS: dict[str, HeatRecipe] = {
     "one 3 x 3 convolution": HeatRecipe(model=ConvNetModel("conv", hidden=())),
-    "Convolution": HeatRecipe(model=ConvNetModel("conv", hidden=(8,))),
-    "CoordConv": HeatRecipe(model=ConvNetModel("coordconv", hidden=(1,))),
+    "Convolution": HEAT_RECIPES["heat/conv-plain"],
+    "CoordConv": HEAT_RECIPES["heat/coordconv-plain"],
     "SMoE, no RC loss, no damping": _recipe(_END_TO_END),
     "SMoE, RC loss and damping": _recipe(RULES["RC, released settings"]),
     "SMoE, probing": _recipe(RULES["probing"]),
@@ -154,7 +156,8 @@ _LOSS_MODELS: dict[str, HeatRecipe] = {
 # standard deviation and epochs, if it has any.
 _TABLES: dict[tuple[str, str, str, str], Iterable[tuple[Any, ...]]] = {
     ("main", "Figure 3, left", "Heat diffusion: all models", "model"): [
-        (label, HEAT_RECIPES[f"heat/{name}"], PUBLISHED[f"heat/{name}"]) for name, label in _MODELS.items()
+        *((label, HEAT_RECIPES[f"heat/{name}"], PUBLISHED[f"heat/{name}"]) for name, label in _MODELS.items()),
+        *((f"{_MODELS[name]}, not residual", HEAT_RECIPES[f"heat/{name}-plain"]) for name in _CONVOLUTIONS),
     ],
     ("training", "Table 1", "RC loss and expert error damping", "RC loss; damping"): [
         ("no; no", _END_TO_END, 91.5, 0.4, 14),
@@ -282,8 +285,8 @@ class HeatExperiment(Experiment):
         tables=tuple(_table(*head, rows) for head, rows in _TABLES.items()),
         scales=(
             Scale("paper", "1000 training runs of 100 steps"),
-            Scale("small", "250 of them", _small),
-            Scale("short", f"250 of them, stopped after {SHORT_EPOCHS} epochs", _short),
+            Scale("small", "250 of them", _small, "smaller"),
+            Scale("short", f"250 of them, stopped after {SHORT_EPOCHS} epochs", _short, "smaller"),
         ),
         data_field="cache_dir",
     )

@@ -191,8 +191,8 @@ class MeshExperiment(Experiment):
             ),
         ),
         scales=(
-            Scale("paper", "50 training runs of 40 steps", is_comparable=False),
-            Scale("small", "4 training runs of 8 steps, two epochs", _small, is_comparable=False),
+            Scale("full", "50 training runs of 40 steps"),
+            Scale("small", "4 training runs of 8 steps, two epochs", _small, kind="smaller"),
         ),
         data_field="cache_dir",
     )

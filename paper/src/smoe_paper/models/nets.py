@@ -18,20 +18,41 @@ class ConvNet(nn.Module):
     Args:
         make_layer: Makes a layer from the numbers of its input and output channels.
         channels: Numbers of channels of the input, of each hidden layer and of the output; at least two numbers.
+        residual: Add the input of each layer to its output before the ReLU, as `--residuals` of the released code:
+            where the number of channels changes, through a 1x1 convolution with batch normalisation.
     """
 
-    def __init__(self, make_layer: Callable[[int, int], nn.Module], channels: Sequence[int]) -> None:
+    def __init__(
+        self, make_layer: Callable[[int, int], nn.Module], channels: Sequence[int], residual: bool = False
+    ) -> None:
         super().__init__()
         if len(channels) < 2:
             raise ValueError(f"channels must name the input's and the output's at least, got {tuple(channels)}")
         layers: list[nn.Module] = []
-        for in_channels, out_channels in itertools.pairwise(channels[:-1]):
-            layers += [make_layer(in_channels, out_channels), nn.BatchNorm2d(out_channels), nn.ReLU()]
-        self.layers = nn.Sequential(*layers, make_layer(channels[-2], channels[-1]))
+        for number, (inputs, outputs) in enumerate(itertools.pairwise(channels), start=2):
+            is_last = number == len(channels)
+            block = [make_layer(inputs, outputs), *([] if is_last else [nn.BatchNorm2d(outputs)])]
+            layers += [ResidualConv(block, inputs, outputs)] if residual else block
+            layers += [] if is_last else [nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, channels[0], H, W)` to `(B, channels[-1], H, W)`."""
         return self.layers(input)
+
+
+class ResidualConv(nn.Module):
+    """Layers whose input is added to their output."""
+
+    def __init__(self, layers: Sequence[nn.Module], in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+        self.skip = nn.Sequential()
+        if in_channels != out_channels:
+            self.skip.append(nn.Conv2d(in_channels, out_channels, 1, bias=False)).append(nn.BatchNorm2d(out_channels))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.layers(input) + self.skip(input)
 
 
 class FullyConnectedNet(nn.Module):

@@ -264,7 +264,7 @@ WEATHER_TABLES = TableSet(
             "simulated atmosphere, trained on six years and tested on one; nets of 16 filters (2x wide: 32) and 3 "
             "blocks without dropout, ViT of width 64 and depth 2; 8 fields at two times; 8 epochs of 136 batches of 32",
             _small,
-            is_comparable=False,
+            kind="simulated",
         ),
     ),
     data_field="store",

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from smoe.cli.main import main
-from smoe_paper.experiments.experiment import find_experiment, recipe_from_plain
+from smoe_paper.experiments.experiment import EXPERIMENTS, find_experiment, recipe_from_plain
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
-from smoe_paper.experiments.tables import outcomes
+from smoe_paper.experiments.tables import outcomes, page
 
 RESULTS = Path(__file__).parents[3] / "results"
 NAMES = ("heat", "weather", "ens10", "images", "heat-mesh")
@@ -43,6 +43,13 @@ def test_no_table_is_stale(name: str, monkeypatch: pytest.MonkeyPatch, capsys: p
             assert not any(outcomes(tables, row, store) for row in table.rows), f"smoe reproduce {table.name}"
             continue
         assert path.read_text() in printed, f"make it again: smoe reproduce {table.name}"
+
+
+def test_the_page_of_the_papers_tables_is_not_stale() -> None:
+    stores = [(find_experiment(name).tables, RunStore(RESULTS / name / "runs.jsonl")) for name in EXPERIMENTS]
+    text = page(stores)
+    assert (RESULTS / "tables.md").read_text() == text, "make it again: smoe reproduce page"
+    assert "| yes | yes | 100.0 ± 0 | 100.0 ± 0 | reproduced | 3 | paper |" in text
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if (RESULTS / name / "notes.md").exists()])

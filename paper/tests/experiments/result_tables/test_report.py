@@ -39,7 +39,7 @@ TOY = TableSet(
     (ShownMetric("within_1_percent", is_percentage=True),),
     "Percent.",
     (TABLE,),
-    (Scale("paper", "all", lambda x: x), Scale("small", "few", small)),
+    (Scale("paper", "all", lambda x: x), Scale("small", "few", small, "smaller")),
     "cache_dir",
 )
 
@@ -73,32 +73,30 @@ def test_means_and_spreads_stand_beside_the_papers(tmp_path: Path) -> None:
     store_run(store, small(CONV.recipe), 80.0, best_epoch=9)
     lines = markdown(TOY, TABLE, store).splitlines()
     # The mean of 91.0, 91.2, 91.7 is 91.3; the squares of the deviations sum to 0.26, halved 0.13, the root is 0.36.
-    assert "| conv | no | 27+12 | 91.3 ± 0.2 | 91.3 ± 0.4 | 3 | paper | 102 | 4 | 10 |" in lines
-    assert "| conv | no | 27+12 | 91.3 ± 0.2 | 80.0 | 1 | small | 102 | 9 | 10 |" in lines
-    assert "| other | yes |  | 90.0 ± 0.1 |  | 0 |  |  |  |  |" in lines
+    assert "| conv | no | 27+12 | 91.3 ± 0.2 | 91.3 ± 0.4 | reproduced | 3 | paper | 102 | 4 | 10 |" in lines
+    assert "| conv | no | 27+12 | 91.3 ± 0.2 | 80.0 | smaller | 1 | small | 102 | 9 | 10 |" in lines
+    assert "| other | yes |  | 90.0 ± 0.1 |  | not run | 0 |  |  |  |  |" in lines
     assert "- one, torch 2, commit abc, today" in lines and "All of it." in lines
-    assert not any("differs from" in line for line in lines)
 
 
-def test_a_difference_without_a_sentence_is_named(tmp_path: Path) -> None:
+def test_a_difference_is_named_and_notes_follow(tmp_path: Path) -> None:
     store = RunStore(tmp_path / "runs.jsonl")
     store_run(store, OTHER.recipe, 90.4)
-    text = markdown(TOY, TABLE, store)
-    assert "- other, yes: differs from the paper by more than the spread of both.\n" in text
+    assert "| 90.0 ± 0.1 | 90.4 | differs | 1 | paper |" in markdown(TOY, TABLE, store)
     notes = "# toy/none\n\nElsewhere.\n\n# toy/first\n\n- other, yes: because\n\nOne.\n\n- Two.\n"
     (tmp_path / "notes.md").write_text(notes)
     text = markdown(TOY, TABLE, store, read_notes(tmp_path, TABLE))
     assert "\n- other, yes: because\n\nAll of it.\n\nOne.\n\n- Two.\n" in text
-    assert "differs" not in text and "Elsewhere" not in text
+    assert "Elsewhere" not in text
     assert read_notes(tmp_path / "none", TABLE) == ""
 
 
 def test_diverged_runs_are_counted(tmp_path: Path) -> None:
     store = RunStore(tmp_path / "runs.jsonl")
     store_run(store, CONV.recipe, None)
-    assert "| diverged | 1 |" in markdown(TOY, TABLE, store)
+    assert "| diverged | differs | 1 |" in markdown(TOY, TABLE, store)
     store_run(store, replace(CONV.recipe, seed=1), 91.0)
-    assert "| 91.0 (1 diverged) | 2 |" in markdown(TOY, TABLE, store)
+    assert "| 91.0 (1 diverged) | differs | 2 |" in markdown(TOY, TABLE, store)
     assert outcomes(TOY, CONV, store)[0].values("within_1_percent") == [91.0]
 
 
@@ -125,6 +123,7 @@ def test_runs_are_planned_once_and_by_seed(tmp_path: Path) -> None:
         assert isinstance(run.recipe, HeatRecipe)
         assert run.recipe.data.num_train_runs == 3 and run.recipe.data.cache_dir == tmp_path
     assert len(plan_runs(TOY, twice, TOY.scales[1], 2, data=tmp_path, only="OTHER")) == 2
+    assert not plan_runs(TOY, twice, TOY.scales[1], 2, data=tmp_path, only="oth")
 
 
 def test_tables_are_selected_by_name() -> None:
@@ -180,16 +179,15 @@ def test_several_metrics_and_forecasts_that_are_not_trained(tmp_path: Path) -> N
     row = Row(("net",), HeatRecipe(), (PublishedResult("rmse_z", 316.0, 0.0, None, "Table 3"),))
     table = ResultTable("toy/weather", "A toy", ("model",), (row,), references=("persistence", "climatology"))
     metrics = (ShownMetric("rmse_z", "Z500", decimals=0), ShownMetric("rmse_t", "T850", decimals=2))
-    scale = Scale("small", "few", lambda x: x, is_comparable=False)
+    scale = Scale("small", "few", lambda x: x, kind="simulated")
     tables = TableSet("toy", metrics, "RMSE.", (table,), (scale,), "cache_dir")
     store.write_reference("persistence", {"label": "Persistence", "test": {"rmse_z": 936.4, "rmse_t": 4.294}})
     for seed in range(2):
         test = {"rmse_z": 300.0 + 10 * seed, "rmse_t": 1.5}
         store_run(store, replace(row.recipe, seed=seed), None, test=test)
     lines = markdown(tables, table, store).splitlines()
-    head = "| model | parameters | Z500: paper | Z500: here | T850: here | seeds | scale | epochs | s per run |"
+    head = "| model | parameters | Z500: paper | Z500: here | T850: here | is | seeds | scale | epochs | s per run |"
     assert lines[4] == head
-    assert "| Persistence | 0 |  | 936 | 4.29 |  |  |  |  |" in lines
+    assert "| Persistence | 0 |  | 936 | 4.29 |  |  |  |  |  |" in lines
     # Two values 5 above and below their mean: the standard deviation is the root of 50, 7.07.
-    assert "| net | 27+12 | 316 | 305 ± 7 | 1.50 ± 0.00 | 2 | small | 4 | 10 |" in lines
-    assert not any("differs from" in line for line in lines)
+    assert "| net | 27+12 | 316 | 305 ± 7 | 1.50 ± 0.00 | simulated | 2 | small | 4 | 10 |" in lines
