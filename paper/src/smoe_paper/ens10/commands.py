@@ -13,9 +13,6 @@ from smoe._signals import stopped_code
 from smoe.command_line import parse
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from smoe_paper.ens10.describe import TaskDescription
     from smoe_paper.ens10.store import EnsembleStore
 
 
@@ -35,37 +32,22 @@ class Check:
 
 
 def recognises(path: Path) -> bool:
-    """Returns whether the folder has the layout of ENS-10."""
     from smoe_paper.ens10.sources import is_ens10
 
     return is_ens10(path)
 
 
 def run_check(args: list[str]) -> int:
-    """Checks a folder, prints the result, and returns 0 for usable data and 1 otherwise."""
     options = parse(Check, args, prog="smoe data check")
 
     from rich.console import Console
 
     from smoe.training.progress import ProgressBar
-    from smoe_paper.ens10.describe import describe_ens10
+    from smoe_paper.ens10.check import check_ens10
 
     with ProgressBar() as bar:
-        tasks = describe_ens10(options.path, quick=options.quick, progress=bar.show)
-    return print_tasks(options.path, tasks, options.quick, Console(highlight=False, soft_wrap=True, markup=False))
-
-
-def print_tasks(path: Path, tasks: list[TaskDescription], quick: bool, console: Console) -> int:
-    """Prints the tasks of ENS-10 and the verdict; returns 0 if one of them can be used."""
-    for task in tasks:
-        for fact in task.facts:
-            console.print(f"{task.name}: {fact}")
-        if task.problem is not None:
-            console.print(f"{task.name}: problem: {task.problem}")
-    usable = [task.name for task in tasks if task.problem is None]
-    verdict = f"can be used for {', '.join(usable)}" if usable else "cannot be used"
-    console.print(f"{path}: ENS-10, {verdict}" + (", as far as the headers tell" if quick else ""))
-    return 0 if usable else 1
+        console = Console(highlight=False, soft_wrap=True, markup=False)
+        return check_ens10(options.path, options.quick, bar.show, console)
 
 
 @dataclass(frozen=True)
@@ -107,7 +89,6 @@ class PrepareEns10(Preparation):
 
 
 def run_prepare(args: list[str]) -> int:
-    """Prepares a store and prints its contents."""
     options = parse(PrepareEns10, args, prog="smoe data prepare ens10")
 
     from smoe.training.progress import ProgressBar
@@ -128,7 +109,6 @@ def run_prepare(args: list[str]) -> int:
 
 
 def describe_store(store: EnsembleStore) -> str:
-    """Describes the store in a few lines."""
     plan = store.plan
     rows, columns = store.grid.shape
     first, last = store.train_years

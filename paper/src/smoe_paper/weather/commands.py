@@ -9,7 +9,7 @@ import tarfile
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import tyro
 
@@ -18,11 +18,6 @@ from smoe._signals import stopped_code
 from smoe.command_line import UsageError, parse
 from smoe.errors import DataError
 from smoe_paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, check_constant_name, parse_channel
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from smoe_paper.weather.describe import Description
 
 
 @dataclass(frozen=True)
@@ -46,14 +41,13 @@ class Check:
 
 
 def recognises(path: Path) -> bool:
-    """Returns whether the folder is a prepared store; other weather data are recognised when they are opened."""
+    # A prepared store; other weather data are recognised when they are opened.
     from smoe_paper.weather.store import CONSTANTS, FIELDS
 
     return all((path / name).exists() for name in ("zarr.json", FIELDS, CONSTANTS))
 
 
 def run_check(args: list[str]) -> int:
-    """Checks a folder, prints the result, and returns 0 for usable data and 1 otherwise."""
     options = parse(Check, args, prog="smoe data check")
     if recognises(options.path):
         return _check_store(options.path, options.quick)
@@ -61,7 +55,7 @@ def run_check(args: list[str]) -> int:
     from rich.console import Console
 
     from smoe.training.progress import ProgressBar
-    from smoe_paper.weather.describe import describe
+    from smoe_paper.weather.check import describe, print_description
 
     with ProgressBar() as bar:
         found = describe(
@@ -86,40 +80,6 @@ def _check_store(path: Path, quick: bool) -> int:
         pass
     sys.stdout.write("every byte is as it was written\n")
     return 0
-
-
-def print_description(found: Description, quick: bool, console: Console) -> None:
-    """Prints a description: facts, a table of variables, problems, and the verdict."""
-    from rich.table import Table
-
-    from smoe_paper.atmosphere.store import describe_years
-
-    rows, columns = found.grid.shape
-    console.print(f"{found.path}: {found.kind}, {found.grid.name} ({rows} x {columns}), every {found.step_hours} h")
-    console.print(f"years {describe_years(found.years)}, {found.num_times} times")
-    table = Table()
-    for header in ("variable", "name", "levels (hPa)", "years", "NaN"):
-        table.add_column(header, no_wrap=header == "variable")
-    for variable in found.variables:
-        share = "not read" if variable.nan_share is None else _percent(variable.nan_share)
-        levels = " ".join(map(str, variable.levels)) or "-"
-        table.add_row(variable.name, variable.short_name, levels, describe_years(variable.years), share)
-    console.print(table, soft_wrap=False)
-    console.print(f"constants: {', '.join(found.constants) or 'none'}")
-    for title, lines in (
-        ("put right", found.notices), ("gap in time", found.gaps), ("remark", found.remarks),
-        ("problem", found.problems),
-    ):  # fmt: skip
-        for line in lines:
-            console.print(f"{title}: {line}")
-    if found.missing:
-        console.print(f"missing for the weather recipes: {', '.join(found.missing)}")
-    verdict = "can be used" if found.is_usable else "cannot be used"
-    console.print(f"{verdict} for the weather recipes" + (", as far as the headers tell" if quick else ""))
-
-
-def _percent(share: float) -> str:
-    return "0" if share == 0 else f"{100 * share:.2g} %"
 
 
 # The source package of cfgrib contains ERA5 fields for its own tests; later releases may not. It is downloaded as a
@@ -150,7 +110,6 @@ class FetchSample:
 
 
 def run_fetch(args: list[str]) -> int:
-    """Fetches the file and prints its path."""
     options = parse(FetchSample, args, prog="smoe data fetch era5-sample")
     sys.stdout.write(f"{fetch_era5_sample(options.output_dir)}\n")
     return 0
@@ -240,11 +199,7 @@ class PrepareWeather(Preparation):
 
 
 def run_prepare(args: list[str]) -> int:
-    """Prepares a store and describes it."""
-    return _prepare_weather(parse(PrepareWeather, args, prog="smoe data prepare weather"))
-
-
-def _check_names(options: PrepareWeather) -> None:
+    options = parse(PrepareWeather, args, prog="smoe data prepare weather")
     # Impossible values are typing errors and refused at once; what the data lack is found when they are opened.
     try:
         for name in options.channels:
@@ -253,10 +208,6 @@ def _check_names(options: PrepareWeather) -> None:
             check_constant_name(name)
     except DataError as error:
         raise UsageError(str(error)) from None
-
-
-def _prepare_weather(options: PrepareWeather) -> int:
-    _check_names(options)
     # torch and xarray are imported here, so that a typing error is reported at once.
     from smoe.training.progress import ProgressBar
     from smoe_paper.weather.archives import open_source

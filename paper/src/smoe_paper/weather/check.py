@@ -1,0 +1,209 @@
+"""`smoe data check` of weather: describes an archive, and whether the recipes can be trained on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smoe.errors import DataError
+from smoe_paper.atmosphere.axes import describe_short_year
+from smoe_paper.atmosphere.store import describe_years
+from smoe_paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, Channel, parse_channel
+from smoe_paper.weather.archives import LATE_START, Kind, WeatherSource, open_source
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Years of the paper: 1979-2015 for training, 2016 for validation, 2017 and 2018 for the test.
+_DEFAULT_YEARS = range(1979, 2019)
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class Description:
+    """Contents of an archive.
+
+    Attributes:
+        facts: Lines about grid, years and times.
+        variables: Name, short name, levels, years and share of NaNs of each variable.
+        constants: Names of the constants.
+        missing: Channels and constants that the recipes use and the archive lacks.
+        problems: Reasons why files cannot be used.
+        remarks: Information that does not affect the use, such as gaps and corrections.
+    """
+
+    facts: list[str] = field(default_factory=list)
+    variables: list[tuple[str, str, str, str, str]] = field(default_factory=list)
+    constants: tuple[str, ...] = ()
+    missing: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def is_usable(self) -> bool:
+        return not self.missing and not self.problems
+
+    def complain(self, text: str, short_name: str | None = None) -> None:
+        # Variables that the recipes do not read cause no problem.
+        needed = {parse_channel(channel).variable for channel in DEFAULT_INPUTS}
+        lines = self.problems if short_name is None or short_name in needed else self.remarks
+        if text not in lines:
+            lines.append(text)
+
+
+def describe(
+    path: Path,
+    *,
+    kind: Kind = "auto",
+    resolution: str | None = None,
+    quick: bool = False,
+    progress: Progress = lambda *_: None,
+) -> Description:
+    """Checks every file of an archive; a problem of one file does not hide those of others."""
+    found = Description()
+    with open_source(path, kind=kind, resolution=resolution) as source:
+        rows, columns = source.grid.shape
+        grid = f"{source.grid.name} ({rows} x {columns})"
+        found.facts = [f"{source.path}: {source.kind}, {grid}, every {source.step_hours} h"]
+        after_gap = _check_times(source, found)
+        readable = _check_headers(source, found)
+        nan_shares = {} if quick else _read_everything(source, found, readable, after_gap, progress)
+        for series in source.all_series():
+            variable = series.variable
+            try:
+                levels = " ".join(map(str, sorted(series.levels))) or "-"
+            except DataError:
+                levels = "?"
+            share = nan_shares.get(variable.short_name)
+            percent = "not read" if share is None else "0" if share == 0 else f"{100 * share:.2g} %"
+            found.variables.append(
+                (variable.folder, variable.short_name, levels, describe_years(series.years), percent)
+            )
+        _check_defaults(source, found, readable)
+        found.remarks = [*(f"put right: {notice}" for notice in source.notices), *found.remarks]
+    return found
+
+
+def _check_times(source: WeatherSource, found: Description) -> dict[int, bool]:
+    """Returns for each year whether it starts after a gap."""
+    step = np.timedelta64(source.step_hours, "h")
+    after_gap, last, num_times = {}, None, 0
+    for year in source.years:
+        try:
+            times = source.times(year)
+        except DataError as error:
+            found.complain(str(error))
+            continue
+        after_gap[year] = last is None or times[0] != last + step
+        if last is not None and after_gap[year]:
+            found.remarks.append(f"gap in time: {last} to {times[0]}")
+        last = times[-1]
+        num_times += len(times)
+        found.remarks += describe_short_year(year, len(times), source.step_hours)
+    found.facts.append(f"years {describe_years(source.years)}, {num_times} times")
+    return after_gap
+
+
+def _check_headers(source: WeatherSource, found: Description) -> dict[str, list[int]]:
+    """Returns the years of each channel whose files can be opened and agree with the others."""
+    readable: dict[str, list[int]] = {}
+    for series in source.all_series():
+        variable = series.variable
+        absent = sorted(set(source.years) - set(series.years))
+        if absent:
+            found.complain(f"{variable.folder} lacks {describe_years(absent)}", variable.short_name)
+        try:
+            levels = sorted(series.levels)
+        except DataError as error:
+            found.complain(str(error), variable.short_name)
+            continue
+        for channel in [str(Channel(variable.short_name, level)) for level in levels or [None]]:
+            years = readable.setdefault(channel, [])
+            for year in sorted(set(series.years) - set(years)):
+                try:
+                    source.check([channel], [year])
+                    years.append(year)
+                except DataError as error:
+                    found.complain(str(error), variable.short_name)
+    return {channel: years for channel, years in readable.items() if years}
+
+
+def _read_everything(
+    source: WeatherSource,
+    found: Description,
+    readable: dict[str, list[int]],
+    after_gap: dict[int, bool],
+    progress: Progress,
+) -> dict[str, float]:
+    """Returns the share of NaNs by short name."""
+    tasks = [(channel, year) for channel, years in readable.items() for year in years]
+    counts: dict[str, np.ndarray] = {}
+    unexpected: dict[str, tuple[int, np.datetime64]] = {}
+    for done, (channel, year) in enumerate(tasks):
+        progress(done, len(tasks), f"{channel} {year}")
+        short_name = parse_channel(channel).variable
+        try:
+            is_nan = np.isnan(source.read(channel, year))
+        except DataError as error:
+            found.complain(str(error), short_name)
+            continue
+        counts[short_name] = counts.get(short_name, np.zeros(2)) + np.array([is_nan.sum(), is_nan.size])
+        times = source.times(year)
+        if short_name in ("tp", "tisr") and after_gap.get(year):
+            is_nan = is_nan[times >= times[0] + LATE_START]
+        if is_nan.any():
+            first = times[len(times) - len(is_nan) + int(np.argmax(is_nan.any(axis=(1, 2))))]
+            count, earlier = unexpected.get(channel, (0, first))
+            unexpected[channel] = (count + int(is_nan.sum()), earlier)
+    progress(len(tasks), len(tasks), "done")
+    for name, (count, first) in unexpected.items():
+        text = f"{name}: {count:,} values are NaN, the first at {first}; to prepare them, choose --on-nan"
+        # WeatherBench as downloaded has some of radiation; Rasp & Thuerey replace them by 0.
+        found.remarks.append(f"{text} zero-tisr") if name == "tisr" else found.problems.append(text)
+    return {name: float(num_nan / size) for name, (num_nan, size) in counts.items()}
+
+
+def _check_defaults(source: WeatherSource, found: Description, readable: dict[str, list[int]]) -> None:
+    try:
+        found.constants = source.constant_names
+        for name in found.constants:
+            source.read_constant(name)
+    except DataError as error:
+        found.complain(str(error))
+    found.missing = [name for name in DEFAULT_INPUTS if name not in readable]
+    found.missing += [name for name in DEFAULT_CONSTANTS if name not in found.constants]
+    years = describe_years(source.years)
+    if len(source.years) < 3:
+        found.complain(f"years {years}: recipes need three or more, for training, validation and test")
+    outside = [year for year in _DEFAULT_YEARS if year not in source.years]
+    if outside:
+        found.remarks.append(
+            f"the default years are {_DEFAULT_YEARS[0]}-{_DEFAULT_YEARS[-1]}, {describe_years(outside)} are not there: "
+            "give --data.train-years, --data.validation-years and --data.test-years"
+        )
+
+
+def print_description(found: Description, quick: bool, console: Console) -> None:
+    """Prints the facts, a table of variables, remarks, problems, and the verdict."""
+    from rich.table import Table
+
+    for fact in found.facts:
+        console.print(fact)
+    table = Table()
+    for header in ("variable", "name", "levels (hPa)", "years", "NaN"):
+        table.add_column(header, no_wrap=header == "variable")
+    for row in found.variables:
+        table.add_row(*row)
+    console.print(table, soft_wrap=False)
+    console.print(f"constants: {', '.join(found.constants) or 'none'}")
+    for line in (*(f"remark: {text}" for text in found.remarks), *(f"problem: {text}" for text in found.problems)):
+        console.print(line)
+    if found.missing:
+        console.print(f"missing for the weather recipes: {', '.join(found.missing)}")
+    verdict = "can be used" if found.is_usable else "cannot be used"
+    console.print(f"{verdict} for the weather recipes" + (", as far as the headers tell" if quick else ""))
