@@ -7,7 +7,7 @@ import torch
 
 from smoe import SpatialMoE2d
 from smoe.rules import Damping, RoutingClassification
-from smoe_paper.ens10.model import EnsembleShape, build_model, trunk
+from smoe_paper.ens10.model import EnsembleSetting, build_model, trunk
 from smoe_paper.ens10.recipes import (
     ENSEMBLE_RECIPES,
     EmosModel,
@@ -22,7 +22,7 @@ from smoe_paper.experiments.task import Learning, count_parameters
 from smoe_paper.models import Emos
 
 LEARNING = Learning(RoutingClassification.released(), None)
-SMALL_SHAPE = EnsembleShape("t850", 5, 14, (9, 8))
+SMALL_SHAPE = EnsembleSetting("t850", 5, 14, (9, 8))
 
 
 def build_small(model: EnsembleModel, learning: Learning = LEARNING) -> torch.nn.Module:
@@ -103,10 +103,10 @@ def test_longitude_padding_reaches_the_experts() -> None:
 
 def test_emos_scales_by_the_range_of_its_task() -> None:
     for task, low in {"z500": 48_200.0, "t850": 240.0, "t2m": 218.0}.items():
-        model = build_model(EmosModel(), LEARNING, EnsembleShape(task, 10, 14, (9, 8)))
+        model = build_model(EmosModel(), LEARNING, EnsembleSetting(task, 10, 14, (9, 8)))
         assert isinstance(model, Emos) and (model.num_members, model.low) == (10, low)
     with pytest.raises(ValueError, match="EMOS knows the range of z500, t850, t2m, not of 'tp'"):
-        build_model(EmosModel(), LEARNING, EnsembleShape("tp", 10, 14, (9, 8)))
+        build_model(EmosModel(), LEARNING, EnsembleSetting("tp", 10, 14, (9, 8)))
 
 
 def test_the_training_is_the_papers() -> None:

@@ -192,17 +192,20 @@ def test_samples(store: EnsembleStore) -> None:
     assert all(str(samples.valid_date(index))[:4] in ("1998", "1999") for index in range(len(samples)))
     input, target = samples[3]
     np.testing.assert_array_equal(input, store.inputs[3])
-    np.testing.assert_array_equal(target, np.stack([store.truth[3], store.target_mean[3], store.target_std[3]]))
+    assert store.efi is not None
+    for number, fields in enumerate((store.truth, store.target_mean, store.target_std, store.efi)):
+        np.testing.assert_array_equal(target[number], fields[3])
     batches = list(DataLoader(samples, batch_size=4, collate_fn=EnsembleSamples.collate))
-    assert [len(batch[0]) for batch in batches] == [4, 4, 3] and batches[0][1].shape == (4, 3, *GRID.shape)
+    assert [len(batch[0]) for batch in batches] == [4, 4, 3] and batches[0][1].shape == (4, 4, *GRID.shape)
     torch.testing.assert_close(batches[0][0][3], input)
     # A worker gets no fields along.
     assert len(pickle.dumps(samples)) < 20_000
     members, _ = EnsembleSamples(store, TRAIN, inputs="members")[0]
     assert store.members is not None
     np.testing.assert_array_equal(members, store.members[0])
-    with_efi = EnsembleSamples(store, (2000, 2001), with_efi=True)
-    assert len(with_efi) == 5 and with_efi[0][1].shape[0] == 4 and not with_efi[0][1].isnan().any()
+    with_efi = EnsembleSamples(store, (2000, 2001))
+    known = [not target[3].isnan().any() for _, target in (with_efi[index] for index in range(len(with_efi)))]
+    assert sum(known) == 5 == len(known) - with_efi.num_without_efi
     with pytest.raises(IndexError, match=r"index must be in \[0, 10\], got 11"):
         samples[11]
     with pytest.raises(DataError, match="the years 2010 to 2011 hold no forecast"):

@@ -11,7 +11,7 @@ from smoe.nn import RoutedLayer
 from smoe.rules import Damping, RoutingClassification
 from smoe_paper.experiments.recipe import Adam
 from smoe_paper.experiments.task import Learning, adam_groups, count_parameters
-from smoe_paper.weather.model import Shape, build_dry_task, build_model
+from smoe_paper.weather.model import Setting, build_dry_task, build_model
 from smoe_paper.weather.recipes import (
     WEATHER_RECIPES,
     AddedSpatialMoEModel,
@@ -22,12 +22,12 @@ from smoe_paper.weather.recipes import (
 from tiny_weather import tiny_recipe
 
 LEARNING = Learning(RoutingClassification.released(), None)
-PAPER_SHAPE = Shape(117, 3, (32, 64))
-SMALL_SHAPE = Shape(6, 3, (4, 6))
+PAPER_SHAPE = Setting(117, 3, (32, 64))
+SMALL_SHAPE = Setting(6, 3, (4, 6))
 
 
 def build_small(model: WeatherModel, land: torch.Tensor | None = None) -> torch.nn.Module:
-    return build_model(model, LEARNING, SMALL_SHAPE, land)
+    return build_model(model, LEARNING, replace(SMALL_SHAPE, land=land))
 
 
 def moe_layers(model: torch.nn.Module) -> list[SpatialMoE2d]:

@@ -12,14 +12,16 @@ from smoe_paper.experiments.recipe import Recipe
 from smoe_paper.experiments.reproduction import plan_runs
 from smoe_paper.experiments.stored_runs import RunKey, RunStore
 from smoe_paper.experiments.tables import Row, Scale, draw_figures, markdown
-from smoe_paper.weather.model import make_task, usual_setting
+from smoe_paper.weather.model import make_task, setting_of
 from smoe_paper.weather.scores import store_references
 from smoe_paper.weather.tables import WEATHER_TABLES
 from tiny_weather import make_store, tiny_recipe
 
 SMALL = WEATHER_TABLES.scale("small")
 ROWS = [
-    pytest.param(row, id=f"{table.name}: {row.label}")
+    pytest.param(
+        row, id=f"{table.name}: {row.label}", marks=[pytest.mark.slow] if table.name != "weather/3-days" else []
+    )
     for table in WEATHER_TABLES.tables
     if table.name != "weather/5-days"
     for row in table.rows
@@ -32,11 +34,11 @@ def test_every_row_takes_a_training_step_at_the_small_scale(row: Row) -> None:
     # Of the grid of the data, but with a batch and a network that take no time.
     size = {"width": 16, "depth": 1} if "ViT" in row.label else {"filters": 4, "num_blocks": 1}
     recipe = replace(recipe, model=replace(recipe.model, **size))  # type: ignore[arg-type]
-    setting = usual_setting(recipe.data)  # type: ignore[arg-type]
+    setting = setting_of(recipe.data, None)  # type: ignore[arg-type]
     task = make_task(recipe, setting)  # type: ignore[arg-type]
     before = [parameter.detach().clone() for parameter in task.model.parameters()]
-    input = torch.randn(2, setting.shape.in_channels, *setting.shape.grid)
-    loss = task.loss(task.model(input), torch.randn(2, setting.shape.out_channels, *setting.shape.grid))
+    input = torch.randn(2, setting.in_channels, *setting.grid)
+    loss = task.loss(task.model(input), torch.randn(2, setting.out_channels, *setting.grid))
     loss.backward()
     task.optimizer.step()
     assert any(not torch.equal(old, new) for old, new in zip(before, task.model.parameters(), strict=True))

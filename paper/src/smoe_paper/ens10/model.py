@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from smoe.errors import DataError
@@ -33,21 +32,17 @@ from smoe_paper.probabilistic_metrics import EECRPS, EfiDates, GaussianCRPS, Gau
 
 @dataclass(frozen=True)
 class EnsembleSetting:
-    """Properties of the data.
+    """Properties of the data on which a model depends; `in_channels` is the number of ensemble statistics."""
 
-    Attributes:
-        shape: Shape of the model's inputs.
-        latitude: Latitudes of the rows, in degrees.
-        has_efi: Whether the extreme forecast index is known for at least some dates.
-    """
-
-    shape: EnsembleShape
-    latitude: tuple[float, ...]
-    has_efi: bool
+    task: str
+    num_members: int
+    in_channels: int
+    grid: tuple[int, int]
+    latitude: tuple[float, ...] = ()
+    has_efi: bool = False
 
 
 def open_store(data: EnsembleData) -> EnsembleStore:
-    """Opens the store of a recipe."""
     if data.store is None:
         raise DataError(
             "no ensemble data are named: make a store with `smoe data prepare ens10` and give its folder as "
@@ -64,51 +59,32 @@ def open_store(data: EnsembleData) -> EnsembleStore:
 
 
 def setting_of(store: EnsembleStore) -> EnsembleSetting:
-    """Returns the setting of a store."""
-    rows, columns = store.grid.shape
-    shape = EnsembleShape(store.task, store.num_members, len(store.channels), (rows, columns))
-    return EnsembleSetting(shape, tuple(store.grid.latitude), store.efi is not None)
+    has_efi = store.efi is not None
+    num_channels = len(store.channels)
+    return EnsembleSetting(store.task, store.num_members, num_channels, store.grid.shape, store.grid.latitude, has_efi)
 
 
 def usual_setting() -> EnsembleSetting:
     """Returns the setting of ENS-10's geopotential with ten members, for models without data."""
-    grid = (361, 720)
-    latitude = tuple(np.linspace(90.0, -90.0, grid[0]).tolist())
-    return EnsembleSetting(EnsembleShape("z500", 10, len(TASKS["z500"].channels), grid), latitude, has_efi=True)
+    latitude = tuple(np.linspace(90.0, -90.0, 361).tolist())
+    return EnsembleSetting("z500", 10, len(TASKS["z500"].channels), (361, 720), latitude, has_efi=True)
 
 
 # Ranges by which ENS-10 scales the members for EMOS, in m2 s-2 and K.
 VALUE_RANGES = {"z500": (48_200.0, 58_000.0), "t850": (240.0, 299.0), "t2m": (218.0, 304.0)}
 
 
-@dataclass(frozen=True)
-class EnsembleShape:
-    """Shape of a model's inputs.
-
-    Attributes:
-        task: `z500`, `t850` or `t2m`.
-        num_members: Number of members of the ensemble.
-        in_channels: Number of ensemble statistics in the input of a U-Net.
-        grid: Rows and columns of the fields.
-    """
-
-    task: str
-    num_members: int
-    in_channels: int
-    grid: tuple[int, int]
-
-
-def build_model(model: EnsembleModel, learning: Learning, shape: EnsembleShape) -> torch.nn.Module:
+def build_model(model: EnsembleModel, learning: Learning, setting: EnsembleSetting) -> torch.nn.Module:
     """Returns the model of a recipe, from `(B, C, H, W)`, or the members for EMOS, to `(B, 2, H, W)`."""
     match model:
         case EmosModel():
-            if shape.task not in VALUE_RANGES:
-                raise ValueError(f"EMOS knows the range of {', '.join(VALUE_RANGES)}, not of {shape.task!r}")
-            return Emos(shape.num_members, VALUE_RANGES[shape.task])
+            if setting.task not in VALUE_RANGES:
+                raise ValueError(f"EMOS knows the range of {', '.join(VALUE_RANGES)}, not of {setting.task!r}")
+            return Emos(setting.num_members, VALUE_RANGES[setting.task])
         case UNetModel():
-            return _make_unet(model, shape)
+            return _make_unet(model, setting)
         case SpatialMoEUNetModel():
-            return _convert(_make_unet(model, shape), model, learning, shape)
+            return _convert(_make_unet(model, setting), model, learning, setting)
 
 
 def trunk(name: str) -> str:
@@ -116,62 +92,22 @@ def trunk(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _make_unet(model: UNetModel | SpatialMoEUNetModel, shape: EnsembleShape) -> UNet:
-    return UNet(shape.in_channels, filters=model.filters, padding_mode=model.padding_mode)
+def _make_unet(model: UNetModel | SpatialMoEUNetModel, setting: EnsembleSetting) -> UNet:
+    return UNet(setting.in_channels, filters=model.filters, padding_mode=model.padding_mode)
 
 
-def _convert(net: UNet, model: SpatialMoEUNetModel, learning: Learning, shape: EnsembleShape) -> torch.nn.Module:
+def _convert(net: UNet, model: SpatialMoEUNetModel, learning: Learning, setting: EnsembleSetting) -> torch.nn.Module:
     """Replaces the 3x3 convolutions by SMoE layers with the same biases and initialisation."""
     return convert_net(
         net,
         model,
         learning,
         lambda layer: start_as_torch(layer.weight, layer.bias),
-        example_input=torch.zeros(1, shape.in_channels, *shape.grid),
+        example_input=torch.zeros(1, setting.in_channels, *setting.grid),
         share_gates=model.share_gates,
         predicate=lambda name, _: model.converts_head or trunk(name) != "head",
         gate_group=trunk,
     )
-
-
-class ScoredSamples(Dataset[tuple[Tensor, Tensor]]):
-    """Samples with the EFI as a fourth channel of the target, NaN for dates that have none.
-
-    All dates are kept, so that the CRPS does not depend on the dates with an EFI.
-
-    Args:
-        samples: Samples with a target of truth, mean and spread; their store has an EFI.
-    """
-
-    def __init__(self, samples: EnsembleSamples) -> None:
-        efi = samples.store.efi
-        if efi is None:
-            raise ValueError(f"{samples.store.path} has no Extreme Forecast Index")
-        self.samples, self.efi = samples, efi
-        dates = np.array([samples.date(index) for index in range(len(samples))])
-        self._rows = np.searchsorted(samples.store.dates, dates)
-
-    @property
-    def num_unknown(self) -> int:
-        """Number of samples without an EFI."""
-        return sum(bool(np.isnan(self.efi[row]).all()) for row in self._rows)
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Returns the input `(C, H, W)` and the target `(4, H, W)`: truth, ensemble mean, ensemble std, EFI."""
-        input, target = self.__getitems__([index])
-        return input[0], target[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Returns the inputs `(B, C, H, W)` and the targets `(B, 4, H, W)`."""
-        input, target = self.samples.__getitems__(indices)
-        efi = np.stack([self.efi[self._rows[index]] for index in indices])
-        return input, torch.cat([target, torch.from_numpy(efi)[:, None]], dim=1)
-
-
-Samples = EnsembleSamples | ScoredSamples
 
 
 def build_task(recipe: EnsembleRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
@@ -188,12 +124,12 @@ def make_task(
 ) -> Task:
     """Returns the task of a recipe in a setting."""
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe.model, Learning.of(recipe), setting.shape)
+    model = build_model(recipe.model, Learning.of(recipe), setting)
     loss = GaussianCRPSLoss(setting.latitude if recipe.weighs_latitudes else None)
     return assemble_task(recipe, model, loss, make_scores(setting), samples, EnsembleSamples.collate)
 
 
-def make_split(recipe: EnsembleRecipe, store: EnsembleStore, split: str, notify: Notify = print) -> Samples:
+def make_split(recipe: EnsembleRecipe, store: EnsembleStore, split: str, notify: Notify = print) -> EnsembleSamples:
     """Returns the samples of a split: members for EMOS, otherwise statistics; with the EFI if the store has one."""
     data = recipe.data
     years = {"train": data.train_years, "validation": data.validation_years, "test": data.test_years}[split]
@@ -205,15 +141,12 @@ def make_split(recipe: EnsembleRecipe, store: EnsembleStore, split: str, notify:
             f"{split}: of the years {years[0]} to {years[1]}, {len(missing)} are not in {store.path}: "
             f"{', '.join(map(str, missing))}"
         )
-    if store.efi is None:
-        return samples
-    scored = ScoredSamples(samples)
-    if split != "train" and scored.num_unknown:
+    if split != "train" and samples.num_without_efi:
         notify(
-            f"{split}: {scored.num_unknown} of {len(scored)} forecasts have no extreme forecast index, and the EECRPS "
-            "leaves them out"
+            f"{split}: {samples.num_without_efi} of {len(samples)} forecasts have no extreme forecast index, and the "
+            "EECRPS leaves them out"
         )
-    return scored
+    return samples
 
 
 def make_scores(setting: EnsembleSetting) -> list[Metric]:
@@ -225,8 +158,7 @@ def make_scores(setting: EnsembleSetting) -> list[Metric]:
 def build_dry_task(recipe: EnsembleRecipe) -> DryTask:
     """Makes the task without reading fields; without a store, for ENS-10's grid."""
     setting = usual_setting() if recipe.data.store is None else setting_of(open_store(recipe.data))
-    shape = setting.shape
-    num_channels = shape.num_members if isinstance(recipe.model, EmosModel) else shape.in_channels
+    num_channels = setting.num_members if isinstance(recipe.model, EmosModel) else setting.in_channels
     # Truth, mean and spread of the ensemble, and the EFI.
     num_targets = 3 + setting.has_efi
-    return DryTask(make_task(recipe, setting), (num_channels, *shape.grid), (num_targets, *shape.grid))
+    return DryTask(make_task(recipe, setting), (num_channels, *setting.grid), (num_targets, *setting.grid))

@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import Tensor
 
 from smoe.training.task import Metric, MetricSums, OrderedBatches, load_batches
-from smoe_paper.ens10.model import ScoredSamples, make_scores, open_store, setting_of
+from smoe_paper.ens10.model import make_scores, open_store, setting_of
 from smoe_paper.ens10.recipes import MEMBERS, EnsembleData, EnsembleRecipe, paper_results
 from smoe_paper.ens10.samples import EnsembleSamples
 from smoe_paper.ens10.store import EnsembleStore
@@ -33,8 +33,7 @@ def score_raw_ensemble(store: EnsembleStore, years: tuple[int, int], batch_size:
     """
     setting = setting_of(store)
     has_members = store.members is not None
-    plain = EnsembleSamples(store, years, inputs="members" if has_members else "statistics")
-    samples = plain if store.efi is None else ScoredSamples(plain)
+    samples = EnsembleSamples(store, years, inputs="members" if has_members else "statistics")
     of_members: list[Metric] = []
     if has_members:
         of_members = [
@@ -123,8 +122,8 @@ def physical_predictions(run: OpenRun, split: str) -> Iterator[tuple[Tensor, Ten
 def store_of(run: OpenRun, split: str) -> EnsembleStore:
     """Returns the store of a split of a run."""
     samples = run.task.splits[split]
-    inner = samples.samples if isinstance(samples, ScoredSamples) else samples
-    return inner.store  # type: ignore[attr-defined]
+    assert isinstance(samples, EnsembleSamples)
+    return samples.store
 
 
 def _spread_edges(store: EnsembleStore) -> np.ndarray:

@@ -41,21 +41,24 @@ from smoe_paper.weather.store import WeatherStore
 
 @dataclass(frozen=True)
 class Setting:
-    """Properties of the data.
+    """Properties of the data on which a network depends.
 
     Attributes:
-        shape: Channels and grid.
+        in_channels: Number of input fields.
+        out_channels: Number of forecast fields.
+        grid: Rows and columns of the fields.
         latitude: Latitudes of the rows, in degrees.
         land: Fraction of land `(H, W)`; None if unknown.
     """
 
-    shape: Shape
-    latitude: tuple[float, ...]
-    land: torch.Tensor | None
+    in_channels: int
+    out_channels: int
+    grid: tuple[int, int]
+    latitude: tuple[float, ...] = ()
+    land: torch.Tensor | None = None
 
 
 def open_store(data: WeatherData) -> WeatherStore:
-    """Opens the store of a recipe."""
     if data.store is None:
         raise DataError(
             "no weather data are named: make a store with `smoe data prepare weather` and give its folder as "
@@ -64,71 +67,45 @@ def open_store(data: WeatherData) -> WeatherStore:
     return WeatherStore.open(data.store)
 
 
-def setting_of(data: WeatherData, store: WeatherStore) -> Setting:
-    """Returns the setting of a store."""
-    inputs = store.channels if data.inputs is None else data.inputs
-    constants = store.constant_names if data.constants is None else data.constants
-    land = torch.from_numpy(np.array(store.raw_constant("lsm"))) if "lsm" in store.constant_names else None
-    shape = Shape(_num_inputs(data, len(inputs), len(constants)), len(data.targets), store.grid.shape)
-    return Setting(shape, store.grid.latitude, land)
-
-
-def usual_setting(data: WeatherData) -> Setting:
-    """Returns the setting of the paper's data, for models without data; land is one half everywhere."""
-    usual = GRIDS["5.625deg"]
-    num_fields = len(DEFAULT_INPUTS) if data.inputs is None else len(data.inputs)
-    num_constants = len(DEFAULT_CONSTANTS) if data.constants is None else len(data.constants)
-    shape = Shape(_num_inputs(data, num_fields, num_constants), len(data.targets), usual.shape)
-    return Setting(shape, usual.latitude, torch.full(usual.shape, 0.5))
-
-
-def _num_inputs(data: WeatherData, num_fields: int, num_constants: int) -> int:
-    is_continuous = data.continuous_lead_hours is not None
-    return len(data.context_hours) * num_fields + num_constants + is_continuous
+def setting_of(data: WeatherData, store: WeatherStore | None) -> Setting:
+    """Returns the setting of a store, or without one of the paper's data, with land one half everywhere."""
+    if store is None:
+        grid, channels, constants = GRIDS["5.625deg"], DEFAULT_INPUTS, DEFAULT_CONSTANTS
+        land = torch.full(grid.shape, 0.5)
+    else:
+        grid, channels, constants = store.grid, store.channels, store.constant_names
+        land = torch.from_numpy(np.array(store.raw_constant("lsm"))) if "lsm" in constants else None
+    num_fields = len(data.context_hours) * len(data.inputs or channels)
+    num_constants = len(constants if data.constants is None else data.constants)
+    num_inputs = num_fields + num_constants + (data.continuous_lead_hours is not None)
+    return Setting(num_inputs, len(data.targets), grid.shape, grid.latitude, land)
 
 
 _Gated = AddedSpatialMoEModel | SpatialMoEResNetModel
 _AnyResNet = ResNetModel | LocatedResNetModel | LowRankLocalResNetModel | _Gated
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Shape of a network's inputs and outputs.
-
-    Attributes:
-        in_channels: Number of input fields.
-        out_channels: Number of forecast fields.
-        grid: Rows and columns of the fields.
-    """
-
-    in_channels: int
-    out_channels: int
-    grid: tuple[int, int]
-
-
-def build_model(
-    model: WeatherModel, learning: Learning, shape: Shape, land: torch.Tensor | None = None
-) -> torch.nn.Module:
+def build_model(model: WeatherModel, learning: Learning, setting: Setting) -> torch.nn.Module:
     """Returns the network of a recipe."""
     match model:
         case WeatherViTModel():
-            return VisionTransformer(shape.in_channels, shape.out_channels, shape.grid, **to_plain(model))
+            return VisionTransformer(setting.in_channels, setting.out_channels, setting.grid, **to_plain(model))
         case ResNetModel():
-            return _make_resnet(model, shape)
+            return _make_resnet(model, setting)
         case LocatedResNetModel():
-            return _make_located(model, shape)
+            return _make_located(model, setting)
         case LowRankLocalResNetModel():
-            return _make_resnet(model, shape, make_conv=partial(_make_low_rank_local, model=model, grid=shape.grid))
+            return _make_resnet(model, setting, make_conv=partial(_make_low_rank_local, model=model, grid=setting.grid))
         case AddedSpatialMoEModel():
-            return _add_spatial_moe(_make_resnet(model, shape), model, learning, shape, land)
+            return _add_spatial_moe(_make_resnet(model, setting), model, learning, setting)
         case SpatialMoEResNetModel():
-            return _convert(_make_resnet(model, shape), model, learning, shape, land)
+            return _convert(_make_resnet(model, setting), model, learning, setting)
 
 
-def _make_resnet(model: _AnyResNet, shape: Shape, **options: Any) -> WeatherResNet:
+def _make_resnet(model: _AnyResNet, setting: Setting, **options: Any) -> WeatherResNet:
     return WeatherResNet(
-        shape.in_channels,
-        shape.out_channels,
+        setting.in_channels,
+        setting.out_channels,
         filters=model.filters,
         num_blocks=model.num_blocks,
         dropout=model.dropout,
@@ -137,15 +114,15 @@ def _make_resnet(model: _AnyResNet, shape: Shape, **options: Any) -> WeatherResN
     )
 
 
-def _make_located(model: LocatedResNetModel, shape: Shape) -> torch.nn.Module:
+def _make_located(model: LocatedResNetModel, setting: Setting) -> torch.nn.Module:
     def make_conv(in_channels: int, out_channels: int) -> torch.nn.Module:
         conv = globe_conv(in_channels, out_channels)
-        return torch.nn.Sequential(conv, nn.LocalAffine(out_channels, shape.grid)) if model.local_affine else conv
+        return torch.nn.Sequential(conv, nn.LocalAffine(out_channels, setting.grid)) if model.local_affine else conv
 
     if not model.learned_channels:
-        return _make_resnet(model, shape, make_conv=make_conv)
-    seen = replace(shape, in_channels=shape.in_channels + model.learned_channels)
-    appended = LearnedChannels(model.learned_channels, shape.grid)
+        return _make_resnet(model, setting, make_conv=make_conv)
+    seen = replace(setting, in_channels=setting.in_channels + model.learned_channels)
+    appended = LearnedChannels(model.learned_channels, setting.grid)
     return torch.nn.Sequential(appended, _make_resnet(model, seen, make_conv=make_conv))
 
 
@@ -166,29 +143,27 @@ def _make_low_rank_local(
     return layer
 
 
-def _convert(
-    net: WeatherResNet, model: SpatialMoEResNetModel, learning: Learning, shape: Shape, land: torch.Tensor | None
-) -> torch.nn.Module:
+def _convert(net: WeatherResNet, model: SpatialMoEResNetModel, learning: Learning, setting: Setting) -> torch.nn.Module:
     """Replaces all 3x3 convolutions but the output's by SMoE layers with biases."""
     return convert_net(
         net,
         model,
         learning,
         _start,
-        example_input=torch.zeros(1, shape.in_channels, *shape.grid),
+        example_input=torch.zeros(1, setting.in_channels, *setting.grid),
         share_gates=model.share_gates,
         names="blocks.*",
-        prior=_prior(model, land),
+        prior=_prior(model, setting.land),
         prior_strength=model.prior_strength,
     )
 
 
 def _add_spatial_moe(
-    net: WeatherResNet, model: AddedSpatialMoEModel, learning: Learning, shape: Shape, land: torch.Tensor | None
+    net: WeatherResNet, model: AddedSpatialMoEModel, learning: Learning, setting: Setting
 ) -> torch.nn.Module:
-    channels = shape.out_channels if model.position == "output" else model.filters
+    channels = setting.out_channels if model.position == "output" else model.filters
     num_experts = round(model.expert_ratio * channels)
-    gate = make_gate(model, num_experts, channels, shape.grid, _prior(model, land), model.prior_strength)
+    gate = make_gate(model, num_experts, channels, setting.grid, _prior(model, setting.land), model.prior_strength)
     layer = nn.SpatialMoE2d.from_experts(
         channels,
         num_experts,
@@ -238,7 +213,7 @@ def make_task(
 ) -> Task:
     """Returns the task of a recipe in a setting."""
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe.model, Learning.of(recipe), setting.shape, setting.land)
+    model = build_model(recipe.model, Learning.of(recipe), setting)
     loss = LatitudeWeightedMSE(setting.latitude)
     regions = None if setting.land is None else (setting.land > 0.5).int()
     metrics = [MeanLoss(loss), *scores]
@@ -286,6 +261,6 @@ def make_scores(targets: tuple[str, ...], store: WeatherStore) -> list[Metric]:
 def build_dry_task(recipe: WeatherRecipe) -> DryTask:
     """Makes the task without reading fields; without a store, for the paper's grid."""
     data = recipe.data
-    setting = usual_setting(data) if data.store is None else setting_of(data, open_store(data))
-    shape = setting.shape
-    return DryTask(make_task(recipe, setting), (shape.in_channels, *shape.grid), (shape.out_channels, *shape.grid))
+    setting = setting_of(data, None if data.store is None else open_store(data))
+    shapes = ((channels, *setting.grid) for channels in (setting.in_channels, setting.out_channels))
+    return DryTask(make_task(recipe, setting), *shapes)
