@@ -24,6 +24,7 @@ class UNet(nn.Module):
 def train(net: nn.Module) -> float:
     """Any loop and optimiser; the gate learns in the same backward pass."""
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    loss = torch.tensor(torch.inf)
     for _ in range(200):
         x = torch.randn(8, 2, 32, 48)
         target = torch.where(torch.arange(48) < 24, x[:, :1] * x[:, 1:], x[:, :1].abs())  # a law for each half
