@@ -148,20 +148,33 @@ def test_keys_choose_a_bar(browser: Browser, tmp_path: Path) -> None:
 
 def test_the_gain_over_the_plain_net_is_beside_the_error(browser: Browser, tmp_path: Path) -> None:
     report = sample_report()
-    without = replace(report.error_maps[0], name="humidity, RMSE", plain=None)
+    without = replace(report.error_maps[0], name="humidity, RMSE", plain=None, baseline=None)
     open_page(browser, tmp_path, replace(report, error_maps=(*report.error_maps, without)))
     shown = "[...document.querySelectorAll('#run-0-errors figure')].filter((one) => !one.hidden).length"
-    assert browser.evaluate(shown) == 2
+    assert browser.evaluate(shown) == 3
     lines = point_at(browser, "#run-0-errors figure:nth-child(2) canvas", 0.5 / GRID[1], 0.5 / GRID[0])
     error = float(report.error_maps[0].values[0, 0])
     assert lines[0] == "row 0, column 0"
     assert float(lines[1].removeprefix("temperature, RMSE: ").removesuffix(" K")) == pytest.approx(error, rel=1e-3)
     # The error of the plain net is twice as large at every pixel.
-    assert lines[2] == "gain over conv: 50 %"
+    assert lines[2:] == ["gain over conv: 50 %", "gain over persistence: 75 %"]
     captions = browser.evaluate("document.querySelector('#run-0-errors figure:nth-child(2) figcaption').textContent")
     assert "better at 100 % of the pixels; the median gain is 50 %" in captions
     set_value(browser, "#run-0-errors select", "1", "change")
     assert browser.evaluate(shown) == 1
+
+
+def test_examples_show_input_truth_and_prediction(browser: Browser, tmp_path: Path) -> None:
+    report = sample_report()
+    open_page(browser, tmp_path, report)
+    heads = "[...document.querySelectorAll('#run-0-examples figure strong')].map((one) => one.textContent)"
+    assert browser.evaluate(heads) == ["Input: temperature", "Truth", "Prediction", "Prediction minus truth"]
+    lines = point_at(browser, "#run-0-examples figure:nth-child(3) canvas", 0.5 / GRID[1], 0.5 / GRID[0])
+    assert float(lines[3].removeprefix("prediction: ").removesuffix(" K")) == pytest.approx(
+        3.0 * float(report.error_maps[0].values[0, 0]), rel=1e-3
+    )
+    set_value(browser, "#run-0-examples select", "1", "change")
+    assert browser.evaluate(heads)[0] == "Input: wind"
 
 
 def test_pointing_at_a_curve_shows_its_values(browser: Browser, tmp_path: Path) -> None:

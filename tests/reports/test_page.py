@@ -21,7 +21,7 @@ from smoe.reports import page
 from smoe.reports.maps import make_views, take, thinned
 from smoe.reports.page_data import DETAILS, ArrayPack, Detail, page_data
 from smoe.reports.parts import Axis, ErrorMap, Places
-from smoe.reports.run_report import RunReport, show_number
+from smoe.reports.run_report import Monitor, RunReport, ScoreRow, ScoreSheet, headline, show_number
 from smoe.reports.sections import script_json, tag
 
 WRITTEN = datetime(2026, 1, 2, tzinfo=UTC)
@@ -72,8 +72,8 @@ def read(block: bytes, reference: dict[str, Any]) -> np.ndarray:
 def test_a_page_of_one_run_has_every_part() -> None:
     outline = Outline(page.make_page([sample_report(classes=class_sample())], WRITTEN))
     assert outline.headings == [
-        "heat/smoe", "Scores", "Curves", "Routing", "Expert use", "Filters of chosen experts", "Routing by epoch",
-        "Errors", "Classes", "How it was made",
+        "heat/smoe", "Scores", "Examples", "Curves", "Routing", "Expert use", "Filters of chosen experts",
+        "Routing by epoch", "Errors", "Classes", "How it was made",
     ]  # fmt: skip
     # Nothing but places on the page itself, and an empty icon, which keeps browsers from asking for one.
     assert [address for address in outline.addresses if not address.startswith("#")] == ["data:,"]
@@ -91,6 +91,31 @@ def test_the_routing_is_compared_with_convolutions_in_words() -> None:
     )
     assert "loss removed" not in text
     assert verdict in page.make_page([sample_report("a"), sample_report("b")], WRITTEN)
+
+
+def test_the_page_opens_with_a_sentence() -> None:
+    text = page.make_page([sample_report()], WRITTEN)
+    best = "the best other prediction of the table, input unchanged (4)."
+    assert f'<p class="headline">mse on the test split: 1, 75 % less than {best}</p>' in text
+    report = sample_report()
+    rows = (replace(report.scores.rows[0], spreads={"mse": 2.0}), report.scores.rows[1])
+    doubtful = headline(replace(report, scores=replace(report.scores, rows=rows, units={"mse": "K2"})))
+    assert doubtful.startswith("mse on the test split: 1 ± 2 K2, 75 % less") and doubtful.endswith("of the scores.")
+    assert headline(replace(report, scores=replace(report.scores, rows=rows[1:]))) == ""
+    high = ScoreRow("a", "this run", {"accuracy": 90.0}, is_own=True), ScoreRow("b", "here", {"accuracy": 80.0})
+    monitor = Monitor("validation/accuracy", is_best_high=True)
+    found = headline(replace(report, scores=ScoreSheet("test", high), monitor=monitor))
+    assert found == "accuracy on the test split: 90, 10 more than the best other prediction of the table, b (80)."
+
+
+def test_a_routing_without_regions_is_said_to_have_none() -> None:
+    places = Places("grid", (40, 40))
+    noise = random_gate(places, 4, 1)
+    halves = replace(noise, choices=(np.arange(1600) % 40 // 20).astype(np.int32)[None], use=np.array([0.5, 0.5, 0, 0]))
+    plain, _ = data_of(page.make_page([sample_report(gates=(noise, halves), regions=None)], WRITTEN))
+    captions = [" ".join(gate["caption"]) for gate in plain["runs"][0]["gates"]]
+    assert "there are no regions" in captions[0]
+    assert "share 98.7 % of their experts, 50 % by chance" in captions[1] and "no regions" not in captions[1]
 
 
 def test_known_regions_have_the_colours_of_the_experts_that_found_them() -> None:
@@ -143,10 +168,18 @@ def test_the_arrays_hold_the_routing_and_the_errors() -> None:
         bits = bits.reshape(gate.num_experts, -1)
         for pixel in range(bits.shape[1]):
             assert set(np.flatnonzero(bits[:, pixel])) == set(gate.choices[:, pixel])
-    error, gain = plain["runs"][0]["errors"][0]["maps"]
+    error, gain, skill = plain["runs"][0]["errors"][0]["maps"]
     np.testing.assert_allclose(read(block, error["values"]), report.error_maps[0].values.ravel(), rtol=0, atol=2e-5)
     # The plain net has twice the error everywhere: half of it is removed.
     np.testing.assert_allclose(read(block, gain["values"]), 50.0, rtol=0, atol=1e-3)
+    np.testing.assert_allclose(read(block, skill["values"]), 75.0, rtol=0, atol=1e-3)
+    assert skill["head"] == "Gain over persistence"
+    given, truth, predicted, wrong = plain["runs"][0]["examples"][0]["maps"]
+    # An input in other units has colours of its own.
+    assert (given["low"], given["high"]) == (truth["low"], truth["high"]) == (predicted["low"], predicted["high"])
+    other = plain["runs"][0]["examples"][1]["maps"]
+    assert other[0]["units"] == "m/s" and other[0]["head"] == "Input: wind"
+    np.testing.assert_allclose(read(block, wrong["values"]), report.error_maps[0].values.ravel(), rtol=0, atol=2e-5)
 
 
 def test_experts_of_another_run_are_paired_with_those_of_the_first() -> None:

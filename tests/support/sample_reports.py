@@ -14,7 +14,7 @@ from smoe import SpatialMoE2d
 from smoe.diagnostics import RoutingGain
 from smoe.nn import TensorGate
 from smoe.reports.gate_maps import GateMap, read_gates
-from smoe.reports.parts import Axis, Classes, ErrorMap, Places
+from smoe.reports.parts import Axis, Classes, ErrorMap, Example, Places
 from smoe.reports.run_report import Monitor, RunReport, ScoreRow, ScoreSheet
 
 GRID = (5, 7)
@@ -76,14 +76,19 @@ def sample_report(label: str = "first", seed: int = 0, **changes: Any) -> RunRep
         places=Places("grid", GRID),
         gates=read_gates(model, Places("grid", GRID)),
         regions=np.arange(GRID[0] * GRID[1]) % 3,
-        error_maps=(ErrorMap("temperature, RMSE", "K", errors, 2.0 * errors, "conv"),),
+        error_maps=(ErrorMap("temperature, RMSE", "K", errors, 2.0 * errors, "conv", 4.0 * errors, "persistence"),),
         classes=None,
         filters={"diffusivity 0.1": np.eye(3)},
+        examples=(
+            Example("temperature, day 1", "K", ("temperature", "K", errors), 2.0 * errors, 3.0 * errors),
+            Example("temperature, day 2", "K", ("wind", "m/s", errors), errors, errors),
+        ),
         command="smoe train heat/smoe --seed 0",
         recipe={"data": {"num_steps": 3}, "seed": seed},
         facts={"torch": "2.13", "SHA-256 of the test split": "abc"},
     )
-    return replace(report, **changes)
+    # The examples lie on the grid of the sample.
+    return replace(report, **({"examples": ()} if "places" in changes else {}), **changes)
 
 
 def random_gate(places: Places, num_experts: int = 5, num_selected: int = 2, seed: int = 0) -> GateMap:

@@ -220,11 +220,15 @@ class ComparedBatch:
         nets: Predictions `(N, K, n, H, W)` of the `model`, and of the net that was fitted beside it, if there is one:
             the plain net, or the SMoE net where the plain net is the model.
         simple: Simple predictions by their names, `(N, K, H, W)`.
+        inputs: Inputs in their own units, `(N, C, H, W)`.
+        valid: Times of the targets in seconds, `(N,)`.
     """
 
     truth: np.ndarray
     nets: dict[str, np.ndarray]
     simple: dict[str, np.ndarray]
+    inputs: np.ndarray
+    valid: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -317,6 +321,8 @@ def compare_batches(fitted: Fitted, scored: Scored) -> Iterator[ComparedBatch]:
             truth,
             {name: predict_values(fitted, net, before, lead) for name, net in nets.items()},
             _simple_predictions(fitted, before, valid, is_forecast=inputs.lead_times is not None),
+            before,
+            valid,
         )
 
 

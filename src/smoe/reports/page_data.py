@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from smoe._notebook import expert_colours
-from smoe.diagnostics import match_experts, selections, shared_choices
+from smoe.diagnostics import match_experts, neighbour_agreement, selections, shared_choices
 from smoe.reports.gate_maps import ExpertFilters, GateMap, as_picture
 from smoe.reports.maps import coordinate_texts, make_views, take, thinned
-from smoe.reports.parts import Classes, ErrorMap, Places
+from smoe.reports.parts import Classes, ErrorMap, Example, Places
 from smoe.reports.run_report import RunReport, epochs_of, show_number
 from smoe.training.run_directory import Record
 
@@ -161,6 +161,7 @@ class _Maker:
             },
             "gates": [self._gate_data(gate, index, report) for index, gate in enumerate(gates)],
             "errors": [self._error_data(error, report.places) for error in report.error_maps],
+            "examples": [self._example_data(example, report.places) for example in report.examples],
             "classes": None if report.classes is None else self._class_data(report.classes),
             "knownFilters": [
                 {"name": name, "pictures": [_picture(values)], "labels": [""]}
@@ -232,6 +233,15 @@ class _Maker:
             partners = match_experts(gate.choices, other.choices, gate.num_experts).tolist()
             shared = shared_choices(gate.choices, other.choices, gate.num_experts)
             caption.append(f"{100 * shared:.3g} % of the choices as in {self.first.label}")
+        if len(gate.places.shape) == 2 and min(gate.places.shape) > 1 and gate.places.kind != "mesh":
+            on_grid = gate.choices.reshape(gate.num_selected, *gate.places.shape)
+            agreement = float(neighbour_agreement(on_grid, gate.num_experts).mean())
+            chance = float(np.square(gate.use).sum()) / gate.num_selected
+            is_noise = agreement < chance + 0.1 * (1.0 - chance)
+            caption.append(
+                f"neighbouring pixels share {100 * agreement:.3g} % of their experts, {100 * chance:.3g} % by chance"
+                + (": there are no regions" if is_noise else "")
+            )
         if gate.is_of_sample:
             caption.append("the gate depends on its input: choices for the first sample")
         if step > 1:
@@ -271,19 +281,43 @@ class _Maker:
         words = f"Error at each pixel over all samples of the split; the median is {show_number(median)}{units}, "
         maps = [self._map(error.name, error.name, values, (low, high, error.units, "viridis"))]
         maps[0]["words"] = f"{words}the largest {largest}{units}."
-        if error.plain is not None:
-            plain, name = take(error.plain.reshape(1, -1), where.shape, step)[0], error.plain_name
+        for other, name in ((error.plain, error.plain_name), (error.baseline, error.baseline_name)):
+            if other is None:
+                continue
+            plain = take(other.reshape(1, -1), where.shape, step)[0]
             with np.errstate(invalid="ignore", divide="ignore"):
                 # One pixel where the plain net is nearly perfect must not take the precision of all others.
                 gain = np.maximum(100.0 * (1.0 - values / plain), -100.0)
             low, median, high = _quantiles(gain, 0.02, 0.5, 0.98)
             reach, better = max(abs(low), abs(high), 1e-12), (gain > 0).sum() / max(1, np.isfinite(gain).sum())
             maps.append(self._map(f"Gain over {name}", f"gain over {name}", gain, (-reach, reach, "%", "diverging")))
-            maps[1]["words"] = (
+            maps[-1]["words"] = (
                 f"Share of the error of {name} that this run removes at each pixel, at least -100 %; blue is better. "
                 f"It is better at {100 * better:.3g} % of the pixels; the median gain is {median:.3g} %."
             )
         return {"name": error.name, "places": place, "maps": maps}
+
+    def _example_data(self, example: Example, places: Places | None) -> dict[str, Any]:
+        """Input, truth and prediction of a sample in the colours of the truth, and the error."""
+        where = places if places is not None else Places("grid", example.truth.shape)
+        place, step = self._place_data(where)
+        input_name, input_units, given = example.input
+        fields = [
+            take(each.reshape(1, -1), where.shape, step)[0] for each in (given, example.truth, example.prediction)
+        ]
+        wrong = fields[2] - fields[1]
+        low, high = _quantiles(fields[1], 0.005, 0.995)
+        # An input in the units of the target is of the same kind.
+        own = (low, high) if input_units == example.units else tuple(_quantiles(fields[0], 0.005, 0.995))
+        reach = max(*map(abs, _quantiles(wrong, 0.01, 0.99)), 1e-12)
+        shown = [
+            (f"Input: {input_name}", fields[0], (*own, input_units, "viridis")),
+            ("Truth", fields[1], (low, high, example.units, "viridis")),
+            ("Prediction", fields[2], (low, high, example.units, "viridis")),
+            ("Prediction minus truth", wrong, (-reach, reach, example.units, "diverging")),
+        ]
+        maps = [self._map(head, head.lower(), values, colours) | {"words": ""} for head, values, colours in shown]
+        return {"name": example.name, "places": place, "maps": maps}
 
     def _map(self, head: str, name: str, values: np.ndarray, colours: tuple[float, float, str, str]) -> dict[str, Any]:
         keys = ("low", "high", "units", "palette")

@@ -139,6 +139,8 @@ class ErrorMap:
         values: Error at each pixel, `(P,)` or in the shape of the grid; NaN where there is none.
         plain: The same error of a plain prediction, such as that of a net without experts; None if there is none.
         plain_name: Name of the plain prediction.
+        baseline: The same error of the best simple prediction, such as persistence; None if there is none.
+        baseline_name: Its name.
     """
 
     name: str
@@ -146,3 +148,24 @@ class ErrorMap:
     values: np.ndarray
     plain: np.ndarray | None = None
     plain_name: str = ""
+    baseline: np.ndarray | None = None
+    baseline_name: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One sample.
+
+    Attributes:
+        name: Such as its time.
+        units: Units of truth and prediction.
+        input: Name and units of an input, and its values.
+        truth: Truth at each pixel, in the shape of the grid; NaN where there is none.
+        prediction: What is predicted.
+    """
+
+    name: str
+    units: str
+    input: tuple[str, str, np.ndarray]
+    truth: np.ndarray
+    prediction: np.ndarray

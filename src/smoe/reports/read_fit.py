@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from smoe.errors import DataError
+from smoe.gridded._times import show_time
 from smoe.regression._fitted import Fitted
 from smoe.regression._model_files import load_model
 from smoe.regression._nets import count_parameters
 from smoe.regression._prediction import central
-from smoe.regression._scores import PLAIN, SCORES, compare_batches, open_scored, ranked
+from smoe.regression._scores import PLAIN, SCORES, ComparedBatch, compare_batches, open_scored, ranked
 from smoe.reports.gate_maps import read_gates
-from smoe.reports.parts import Axis, ErrorMap, Places
+from smoe.reports.parts import Axis, ErrorMap, Example, Places
 from smoe.reports.run_report import Monitor, RunReport, ScoreRow, ScoreSheet
 from smoe.training.run_directory import RunDirectory, RunError
 
@@ -47,10 +48,10 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Callable[[str
     environment = read_environment(RunDirectory(path / "training"))
     which, sheet = _read_scores(path, fitted)
     places = places_of(fitted)
-    maps, digest = (), ""
+    maps, examples, digest = (), (), ""
     if data is not None:
         notify(f"{label}: measuring errors in the {which} period {fitted.periods[which]}")
-        maps, digest = _measure(fitted, data, which)
+        maps, examples, digest = _measure(fitted, data, which)
     facts = environment_facts(environment)
     facts |= {"grid": f"{fitted.grid.describe()} (hash {fitted.grid.hash})"}
     facts |= {f"{name} period": period for name, period in fitted.periods.items()}
@@ -75,6 +76,7 @@ def read_fit(path: Path, label: str, data: FitData | None, notify: Callable[[str
         gates=read_gates(fitted.net, places, shown_shape=fitted.grid.shape),
         regions=None,
         error_maps=maps,
+        examples=examples,
         classes=None,
         filters={},
         command=repeating_command(environment),
@@ -159,25 +161,42 @@ def _score_row(name: str, stored: dict[str, Any], targets: list[str]) -> ScoreRo
     return ScoreRow(name, "this run" if is_own else "here, same data", values, spreads, is_own)
 
 
-def _measure(fitted: Fitted, data: FitData, which: str) -> tuple[tuple[ErrorMap, ...], str]:
-    """Root mean squared errors of the model and of the net beside it at each pixel, and the hash of the truths."""
+# So many samples are shown as they are.
+_NUM_EXAMPLES = 4
+
+
+def _measure(fitted: Fitted, data: FitData, which: str) -> tuple[tuple[ErrorMap, ...], tuple[Example, ...], str]:
+    """Root mean squared errors of all predictions at each pixel, some samples, and the hash of the truths."""
     squared: dict[str, np.ndarray] = {}
     counts = np.zeros((len(fitted.target_channels), *fitted.grid.shape))
     digest = hashlib.sha256()
     scored = open_scored(fitted, list(data.inputs), data.targets, fitted.period_of(which))
+    examples: list[Example] = []
+    simple_names: set[str] = set()
+    num_seen, shown = 0, set(np.linspace(0, len(scored.pairs) - 1, _NUM_EXAMPLES).round().astype(int).tolist())
     for batch in compare_batches(fitted, scored):
         digest.update(np.ascontiguousarray(batch.truth, dtype="<f4").tobytes())
         counts += (~np.isnan(batch.truth)).sum(axis=0)
+        predictions = dict(batch.simple)
+        simple_names |= batch.simple.keys()
         for name, values in batch.nets.items():
-            error = np.square(central(fitted, values).astype(np.float64) - batch.truth)
+            predictions[name] = central(fitted, values)
+        for name, values in predictions.items():
+            error = np.square(values.astype(np.float64) - batch.truth)
             squared[name] = squared.get(name, 0.0) + np.nan_to_num(error).sum(axis=0)
+        numbers = [number for number in range(len(batch.truth)) if num_seen + number in shown]
+        examples += [_example(fitted, batch, predictions["model"], number) for number in numbers]
+        num_seen += len(batch.truth)
     if not squared:
         raise DataError("every sample has missing values, which the model was fitted to drop")
+    simple = [name for name in squared if name in simple_names]
     with np.errstate(invalid="ignore", divide="ignore"):
         roots = {name: np.sqrt(total / counts) for name, total in squared.items()}
     # The net that was fitted beside the model: a plain one, or the SMoE net where the plain one was better.
-    other = next((name for name in roots if name != "model"), "")
+    other = next((name for name in roots if name != "model" and name not in simple), "")
     plain = roots.get(other)
+    # The simple prediction with the lowest error of all pixels together.
+    best = min(simple, key=lambda name: float(np.nansum(squared[name])), default="")
     return (
         tuple(
             ErrorMap(
@@ -186,11 +205,24 @@ def _measure(fitted: Fitted, data: FitData, which: str) -> tuple[tuple[ErrorMap,
                 roots["model"][number],
                 None if plain is None else plain[number],
                 other,
+                roots[best][number] if best else None,
+                best,
             )
             for number, channel in enumerate(fitted.target_channels)
         ),
+        tuple(examples),
         digest.hexdigest(),
     )
+
+
+def _example(fitted: Fitted, batch: ComparedBatch, predicted: np.ndarray, number: int) -> Example:
+    """The first target of a sample, beside the input of the same name, or the first one."""
+    target, names = fitted.target_channels[0], [channel.name for channel in fitted.input_channels]
+    which = names.index(target.name) if target.name in names else 0
+    source = fitted.input_channels[which]
+    input = (source.name, source.units, batch.inputs[number, which])
+    time = show_time(int(batch.valid[number]), fitted.calendar)
+    return Example(f"{target.name}, {time}", target.units, input, batch.truth[number, 0], predicted[number, 0])
 
 
 def read_environment(directory: RunDirectory) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from smoe.diagnostics import RoutingGain
 from smoe.errors import DataError
 from smoe.reports.gate_maps import GateMap
-from smoe.reports.parts import Classes, ErrorMap, Places
+from smoe.reports.parts import Classes, ErrorMap, Example, Places
 from smoe.training.run_directory import Record
 
 
@@ -113,6 +113,7 @@ class RunReport:
         gates: Routing of each gate.
         regions: Number of the known region of each pixel, `(P,)`; None if there are none.
         error_maps: Errors at each pixel.
+        examples: Samples with what is predicted for them.
         classes: Classes of images.
         filters: Filters that the experts should find.
         command: Command that makes the run again; empty if it is not known.
@@ -143,6 +144,7 @@ class RunReport:
     facts: Mapping[str, str]
     remarks: tuple[str, ...] = ()
     plain_history: Sequence[Record] = ()
+    examples: tuple[Example, ...] = ()
     identity: str = field(default="", repr=False)
 
     @property
@@ -169,6 +171,37 @@ class RunReport:
             return [RoutingGain.from_record(record) for record in found]
         except (TypeError, KeyError) as error:
             raise DataError(f"{self.path}: its record of routing_gains is damaged ({error})") from error
+
+
+def headline(report: RunReport) -> str:
+    """Return what the run is worth in a sentence: its first score, beside the best simple prediction of the table."""
+    own = next((row for row in report.scores.rows if row.is_own), None)
+    metric = next(iter(report.scores.metrics), None) if own is not None else None
+    if own is None or metric is None or metric not in own.values:
+        return ""
+    unit = report.scores.units.get(metric, "")
+
+    def shown(row: ScoreRow) -> str:
+        spread = row.spreads.get(metric)
+        number = show_number(row.values[metric]) + (f" ± {show_number(spread)}" if spread else "")
+        return f"{number} {unit}".strip()
+
+    text = f"{metric} on the {report.scores.split.partition(', ')[0]} split: {shown(own)}"
+    is_high = report.monitor.is_best_high and report.monitor.key.rpartition("/")[2] == metric
+    is_error = not is_high and any(word in metric.lower() for word in ("rmse", "mae", "mse", "loss", "crps", "error"))
+    others = [row for row in report.scores.rows if not row.is_own and not row.is_published and metric in row.values]
+    if not others or not (is_high or is_error):
+        return f"{text}."
+    best = (max if is_high else min)(others, key=lambda row: row.values[metric])
+    ours, theirs = own.values[metric], best.values[metric]
+    if is_high:
+        verdict = f"{show_number(abs(ours - theirs))} {'more' if ours >= theirs else 'less'} than"
+    else:
+        gain = 100.0 * (1.0 - ours / theirs) if theirs else 0.0
+        verdict = f"{abs(gain):.3g} % {'less' if gain >= 0 else 'more'} than"
+    spread = max(own.spreads.get(metric, 0.0), best.spreads.get(metric, 0.0))
+    doubt = " The difference is within the uncertainty of the scores." if abs(ours - theirs) < 2 * spread else ""
+    return f"{text}, {verdict} the best other prediction of the table, {best.name} ({shown(best)}).{doubt}"
 
 
 def epochs_of(history: Sequence[Record]) -> list[Record]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from smoe.reports.parts import Classes
-from smoe.reports.run_report import RunReport, ScoreRow, ScoreSheet, epochs_of, seconds_of, show_number
+from smoe.reports.run_report import RunReport, ScoreRow, ScoreSheet, epochs_of, headline, seconds_of, show_number
 
 _ROUTING_WORDS = (
     "Which experts serve which pixel. Point at a pixel, or move over the picture with the arrow keys, to read its "
@@ -56,6 +56,8 @@ def run_sections(report: RunReport, number: int, level: int) -> list[tuple[str, 
         return tag("div", data_part=part, data_run=number)
 
     found: list[tuple[str, str, list[object]]] = [("scores", "Scores", _scores(report))]
+    if report.examples:
+        found.append(("examples", "Examples", [place("examples")]))
     if report.epochs:
         found.append(("curves", "Curves", [place("curves")]))
     if report.gates:
@@ -174,7 +176,8 @@ def _confusion_table(classes: Classes, confusion: np.ndarray) -> Markup:
 
 
 def _scores(report: RunReport) -> list[object]:
-    content: list[object] = [figures_list(report)]
+    words = headline(report)
+    content: list[object] = [*([tag("p", words, class_="headline")] if words else []), figures_list(report)]
     sheet = report.scores
     others = [row for row in sheet.rows if row.is_published and not row.is_same_recipe]
     first = [row for row in sheet.rows if row not in others]

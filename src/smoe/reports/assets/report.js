@@ -564,22 +564,22 @@ function filterPicture(picture, label, title, largest) {
   return element("figure", { class: "filter" }, svg, label ? element("figcaption", {}, label) : null);
 }
 
-// Errors at each pixel, and beside them the gain over a plain net where there is one.
-function showErrors(parent, run) {
-  const state = { error: 0, view: null };
-  const names = run.errors.map(({ name }, number) => [number, name]);
-  const select = choice(names, (error) => change({ error: Number(error) }));
+// Errors at each pixel, and beside them the gains over other predictions; or samples, with input, truth and prediction.
+function showMaps(parent, run, entries) {
+  const state = { entry: 0, view: null };
+  const names = entries.map(({ name }, number) => [number, name]);
+  const select = choice(names, (entry) => change({ entry: Number(entry) }));
   const view = slider("View", (number) => change({ view: number }));
-  const labels = ["Errors", "Gain"].slice(0, Math.max(...run.errors.map(({ maps }) => maps.length)));
-  const pictures = labels.map((label) => new Picture(`${label} of ${run.label}`));
+  const count = Math.max(...entries.map(({ maps }) => maps.length));
+  const pictures = Array.from({ length: count }, () => new Picture(`Map of ${run.label}`));
   const figures = pictures.map((picture) => picture.figure);
   parent.append(
-    element("div", { class: "controls" }, run.errors.length > 1 ? labelled("Show", select) : null, view.control),
+    element("div", { class: "controls" }, entries.length > 1 ? labelled("Show", select) : null, view.control),
     element("div", { class: figures.length > 1 ? "side-by-side" : "" }, figures),
   );
   const change = (changes) => {
     Object.assign(state, changes);
-    const { places: number, maps } = run.errors[state.error];
+    const { places: number, maps } = entries[state.entry];
     const places = PAGE.places[number];
     view.set((state.view ??= places.start), places.views.map(({ name }) => name));
     figures.forEach((figure, index) => (figure.hidden = index >= maps.length));
@@ -593,7 +593,7 @@ function showErrors(parent, run) {
         legend: [format(low, 3), element("span", { class: "strip", style: strip }), `${format(high, 3)} ${units}`],
         caption: [words],
         viewNumber: state.view,
-        ...{ places, head, words },
+        ...{ places, head, words: `${head}. ${words}` },
       });
     });
   };
@@ -630,7 +630,8 @@ function makeSortable({ tHead, tBodies: [body] }) {
 const FILL = {
   curves: (box, run) => showCharts(box, run.charts.curves, `Curves of ${run.label}`),
   "routing-epochs": (box, run) => showCharts(box, run.charts["routing-epochs"], `Routing of ${run.label} by epoch`),
-  errors: showErrors,
+  errors: (box, run) => showMaps(box, run, run.errors),
+  examples: (box, run) => showMaps(box, run, run.examples),
   routing: (box, run) => {
     const part = (name) => box.closest("[data-scope]").querySelector(`[data-part="${name}"]`);
     new RoutingPanel(box, [run], part("use"), part("filters"));
