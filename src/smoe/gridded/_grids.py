@@ -12,6 +12,7 @@ import numpy as np
 from smoe.errors import DataError
 from smoe.gridded._axes import Axes
 from smoe.meshes._mesh import on_sphere
+from smoe.meshes._mesh_layouts import DESCRIPTION, PLACES
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -369,8 +370,6 @@ class NodeGrid(HorizontalGrid):
 
 def read_node_grid(array: xr.DataArray) -> tuple[NodeGrid, Orientation]:
     """Reads the nodes of a field on a row of nodes, as `smoe.meshes` makes them of files with meshes."""
-    from smoe.meshes._node_fields import DESCRIPTION, PLACES
-
     places = np.concatenate([np.asarray(array[name].values, np.float64) for name in PLACES]).T
     grid = NodeGrid.of(np.ascontiguousarray(places), str(array[DESCRIPTION].attrs["description"]))
     return grid, Orientation(np.arange(1), np.arange(len(places)))

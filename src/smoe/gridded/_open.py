@@ -20,8 +20,8 @@ from smoe.gridded._axes import are_same_units, with_axes
 from smoe.gridded._source import FieldSource, as_slice, field_names, left_out, series_names
 from smoe.gridded._times import TimeLabels, decode_times, read_times
 from smoe.meshes._mesh_files import MESHIO_SUFFIXES, Location
-from smoe.meshes._mesh_layouts import is_mesh
-from smoe.meshes._node_fields import as_row_of_nodes, is_row_of_nodes, with_mesh_of
+from smoe.meshes._mesh_layouts import is_mesh, is_row_of_nodes
+from smoe.meshes._node_fields import as_row_of_nodes, with_mesh_of
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -13,7 +13,7 @@ from smoe.gridded._axes import Axes, find_axes, level_values, scalar_level
 from smoe.gridded._grids import HorizontalGrid, Orientation, read_grid, read_node_grid, read_pole
 from smoe.gridded._regrid import Regridding
 from smoe.gridded._times import TimeLabels, read_lead_times, read_times
-from smoe.meshes._node_fields import is_row_of_nodes
+from smoe.meshes._mesh_layouts import is_row_of_nodes
 
 if TYPE_CHECKING:
     import xarray as xr

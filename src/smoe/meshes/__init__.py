@@ -2,11 +2,9 @@
 
 from smoe.meshes._mesh import Mesh, mesh_arrays, mesh_from_files, mesh_words
 from smoe.meshes._mesh_files import read_mesh
+from smoe.meshes._mesh_layouts import DESCRIPTION, ROW_COORDINATES, is_row_of_nodes
 from smoe.meshes._mesh_net import MeshLayers, MeshNet, SummedMeshLayer
 from smoe.meshes._node_fields import (
-    DESCRIPTION,
-    ROW_COORDINATES,
-    is_row_of_nodes,
     mesh_of_row,
     open_mesh_fields,
     restored_variables,

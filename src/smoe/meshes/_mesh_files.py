@@ -12,26 +12,18 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from smoe._integrity import check_netcdf_file, check_zarr_coordinates
+from smoe._integrity import check_netcdf_file, check_zarr_store
 from smoe.errors import DataError, naming_extras
 from smoe.meshes._mesh import Mesh, edges_of_neighbours, edges_of_sides, sides_of_faces
-from smoe.meshes._mesh_layouts import (
-    HealpixSphere,
-    UgridTopology,
-    fields_on,
-    find_healpix,
-    find_topology,
-    read_healpix,
-    read_topology,
-)
+from smoe.meshes._mesh_layouts import HealpixSphere, UgridTopology, fields_on, read_nodes
 
-# Corners of the sides of a cell, by meshio's name of it.
 Location = Literal["node", "face"]
 FIELD_SUFFIXES = (".nc", ".nc4", ".zarr")
 # Formats of meshio that are one file, and whose readers come to an end: Abaqus, tetgen, XDMF and others open files that
 # they name, and that of off waits for what was cut off.
 MESHIO_SUFFIXES = (".vtu", ".vtk", ".msh", ".ply", ".stl", ".obj")
 
+# Corners of the sides of a cell, by meshio's name of it.
 _SOLID_SIDES = {
     "tetra": [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)],
     "pyramid": [(0, 1), (1, 2), (2, 3), (3, 0), (0, 4), (1, 4), (2, 4), (3, 4)],
@@ -65,8 +57,7 @@ def _read(path: Path) -> Any:
             raise DataError(f"meshio cannot read it, the file is damaged or incomplete ({reason})") from error
 
 
-def read_meshio_file(path: Path, location: str | None) -> Mesh:
-    """Reads a mesh by meshio."""
+def _read_meshio_file(path: Path, location: str | None) -> Mesh:
     mesh = _read(path)
     points = np.asarray(mesh.points, dtype=np.float64)
     if points.ndim != 2 or points.shape[1] > 3:
@@ -142,66 +133,30 @@ def _kinds(mesh: Any) -> str:
     return ", ".join(sorted({block.type for block in mesh.cells})) or "none"
 
 
-def read_field_file(path: Path, location: str | None) -> Mesh:
-    """Reads a UGRID mesh or a HEALPix sphere with its fields."""
+def open_mesh_dataset(path: Path, **options: Any) -> Any:
+    """Opens a NetCDF file or Zarr store that is whole; errors do not name the file."""
     with naming_extras("reading a mesh from NetCDF or Zarr"):
         import xarray
-    check_field_file(path)
-    # Connectivity is decoded by hand: xarray would turn integers with a fill value into floats.
-    options: dict[str, Any] = {}
-    if path.suffix.lower() == ".zarr":
-        options = {"engine": "zarr", "consolidated": (path / ".zmetadata").exists() or None}
-        if options["consolidated"] is None and (path / ".zgroup").exists():
-            options["consolidated"] = False
-    try:
-        raw = xarray.open_dataset(path, decode_cf=False, **options)
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"cannot be opened as NetCDF or Zarr ({' '.join(str(error).split())})") from error
-    with raw:
-        fields = xarray.decode_cf(raw, decode_coords=False, decode_times=False)
-        nodes = read_nodes(raw, fields, location)
-        return make_mesh(nodes, _read_fields(fields, nodes.dimension))
-
-
-def check_field_file(path: Path) -> None:
-    """Refuses a NetCDF file or Zarr store that is damaged or incomplete.
-
-    Raises:
-        DataError: With the reason.
-    """
     try:
         if path.is_dir():
-            check_zarr_coordinates(path)
-        else:
-            check_netcdf_file(path)
+            store, is_consolidated = check_zarr_store(path)
+            return xarray.open_dataset(store, engine="zarr", consolidated=is_consolidated, **options)
+        check_netcdf_file(path)
+        return xarray.open_dataset(path, engine="netcdf4", **options)
     except DataError as error:
-        # Callers begin their messages with the path.
         raise DataError(str(error).removeprefix(str(path)).lstrip(": ")) from error
     except Exception as error:  # each library has errors of its own
         raise DataError(f"cannot be opened as NetCDF or Zarr ({' '.join(str(error).split())})") from error
 
 
-def read_nodes(raw: Any, fields: Any, location: str | None) -> UgridTopology | HealpixSphere:
-    """Finds the mesh of a data set and reads where its nodes are.
-
-    Args:
-        raw: Data set with the connectivity, decoded or not.
-        fields: Decoded data set.
-        location: `node` or `face` of a UGRID mesh; None for where the fields are.
-
-    Raises:
-        DataError: If there is no mesh, or it is incomplete.
-    """
-    topology = find_topology(raw)
-    if topology is not None:
-        return read_topology(raw, fields, topology, location)
-    mapping = find_healpix(raw)
-    if mapping is not None:
-        return read_healpix(fields, mapping)
-    raise DataError(
-        "has neither a UGRID topology (a variable with cf_role='mesh_topology') nor a HEALPix grid mapping "
-        "(grid_mapping_name='healpix'): a mesh without connectivity cannot be read"
-    )
+def _read_field_file(path: Path, location: str | None) -> Mesh:
+    with open_mesh_dataset(path, decode_times=False) as dataset:
+        nodes = read_nodes(dataset, location)
+        fields = {
+            name: np.ascontiguousarray(dataset[name].transpose(..., nodes.dimension).values, dtype=np.float32)
+            for name in fields_on(dataset, nodes.dimension)
+        }
+        return make_mesh(nodes, {name: torch.from_numpy(values) for name, values in fields.items()})
 
 
 def make_mesh(nodes: UgridTopology | HealpixSphere, fields: dict[str, torch.Tensor] | None = None) -> Mesh:
@@ -217,13 +172,6 @@ def make_mesh(nodes: UgridTopology | HealpixSphere, fields: dict[str, torch.Tens
         pixel_order=nodes.order if is_sphere else None,
         dimension=nodes.dimension,
     )
-
-
-def _read_fields(fields: Any, dimension: str) -> dict[str, torch.Tensor]:
-    return {
-        name: torch.from_numpy(np.ascontiguousarray(fields[name].transpose(..., dimension).values, dtype=np.float32))
-        for name in fields_on(fields, dimension)
-    }
 
 
 def read_mesh(path: str | Path, *, location: Location | None = None) -> Mesh:
@@ -252,12 +200,11 @@ def read_mesh(path: str | Path, *, location: Location | None = None) -> Mesh:
         raise FileNotFoundError(f"there is no mesh file {path}")
     try:
         if path.suffix.lower() in FIELD_SUFFIXES:
-            return read_field_file(path, location)
+            return _read_field_file(path, location)
         if path.suffix.lower() not in MESHIO_SUFFIXES:
             known = ", ".join((*FIELD_SUFFIXES, *MESHIO_SUFFIXES))
             raise DataError(f"meshes are read from {known}, got {path.suffix!r}: convert it to .vtu")
-
-        return read_meshio_file(path, location)
+        return _read_meshio_file(path, location)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     except (ValueError, IndexError) as error:

@@ -12,6 +12,16 @@ from smoe.errors import DataError
 from smoe.meshes._mesh import edges_of_neighbours, edges_of_sides, on_sphere, sides_of_faces
 from smoe.ops._healpix import HEALPixOrder, face_pixels, healpix_coordinates, pad_faces
 
+# A row of nodes (`smoe.meshes._node_fields`): places of the nodes, and a number whose attributes describe the mesh.
+PLACES = ("node_x", "node_y", "node_z")
+DESCRIPTION = "mesh_description"
+ROW_COORDINATES = (*PLACES, DESCRIPTION)
+
+
+def is_row_of_nodes(dataset: Any) -> bool:
+    """Whether a data set is what `as_row_of_nodes` makes."""
+    return DESCRIPTION in dataset.coords
+
 
 def fields_on(dataset: Any, dimension: str | None) -> list[str]:
     """Names of the floating variables whose last axis can be the nodes, without coordinates and connectivity."""
@@ -67,12 +77,35 @@ class UgridTopology:
         return self.faces
 
 
-def find_topology(dataset: Any) -> str | None:
-    """Name of the first UGRID topology of a data set; None if it has none."""
-    for name, variable in dataset.variables.items():
-        if variable.attrs.get("cf_role") == "mesh_topology":
-            return str(name)
-    return None
+def is_mesh(dataset: Any) -> bool:
+    """Whether a data set has a UGRID topology or a HEALPix grid mapping."""
+    return _find_topology(dataset) is not None or _find_healpix(dataset) is not None
+
+
+def read_nodes(dataset: Any, location: str | None) -> UgridTopology | HealpixSphere:
+    """Finds the mesh of a data set and reads where its nodes are.
+
+    Args:
+        dataset: Decoded data set.
+        location: `node` or `face` of a UGRID mesh; None for where the fields are.
+
+    Raises:
+        DataError: If there is no mesh, or a part of it is missing or wrong.
+    """
+    topology, mapping = _find_topology(dataset), _find_healpix(dataset)
+    if topology is not None:
+        return _read_topology(dataset, topology, location)
+    if mapping is not None:
+        return _read_healpix(dataset, mapping)
+    raise DataError(
+        "has neither a UGRID topology (a variable with cf_role='mesh_topology') nor a HEALPix grid mapping "
+        "(grid_mapping_name='healpix'): a mesh without connectivity cannot be read"
+    )
+
+
+def _find_topology(dataset: Any) -> str | None:
+    found = (str(name) for name, each in dataset.variables.items() if each.attrs.get("cf_role") == "mesh_topology")
+    return next(found, None)
 
 
 def topology_variables(dataset: Any, name: str) -> list[str]:
@@ -86,19 +119,8 @@ def topology_variables(dataset: Any, name: str) -> list[str]:
     return [name, *(part for part in dict.fromkeys(named) if part in dataset.variables)]
 
 
-def read_topology(raw: Any, fields: Any, name: str, location: str | None) -> UgridTopology:
-    """Reads a topology.
-
-    Args:
-        raw: Data set with the connectivity, decoded or not: integers, or numbers with NaN.
-        fields: Decoded data set with coordinates and fields.
-        name: Name of the topology.
-        location: `node` or `face`; None for where the fields are.
-
-    Raises:
-        DataError: If a part of the topology is missing or wrong.
-    """
-    topology = raw[name].attrs
+def _read_topology(fields: Any, name: str, location: str | None) -> UgridTopology:
+    topology = fields[name].attrs
     places = _coordinates(fields, topology, "node_coordinates", name)
     assert places is not None
     connectivity = topology.get("face_node_connectivity")
@@ -107,9 +129,9 @@ def read_topology(raw: Any, fields: Any, name: str, location: str | None) -> Ugr
         raise DataError(f"the topology {name} has no face_node_connectivity and no edge_node_connectivity")
     face_dimension, faces, sides = None, None, None
     if connectivity is not None:
-        faces, face_dimension = _corners(raw, str(connectivity), len(places), topology.get("face_dimension"))
+        faces, face_dimension = _corners(fields, str(connectivity), len(places), topology.get("face_dimension"))
     else:
-        sides = _corners(raw, str(edges_name), len(places), topology.get("edge_dimension"))[0]
+        sides = _corners(fields, str(edges_name), len(places), topology.get("edge_dimension"))[0]
     node_dimension = _node_dimension(fields, topology)
     if location is None:
         location = _location_of_fields(fields, node_dimension, face_dimension)
@@ -168,11 +190,11 @@ def _coordinates(fields: Any, topology: Any, key: str, name: str) -> np.ndarray 
     return np.pad(np.stack(parts, axis=1), ((0, 0), (0, 3 - len(parts))))
 
 
-def _corners(raw: Any, name: str, num_points: int, first_dimension: str | None) -> tuple[np.ndarray, str]:
+def _corners(fields: Any, name: str, num_points: int, first_dimension: str | None) -> tuple[np.ndarray, str]:
     """A table of point numbers from 0, `(F, most)`, with -1 for corners that do not exist; and its long dimension."""
-    if name not in raw.variables:
+    if name not in fields.variables:
         raise DataError(f"the connectivity {name}, which the topology names, is not in the file")
-    variable = raw[name]
+    variable = fields[name]
     if variable.ndim != 2 or variable.dtype.kind not in "iuf":
         raise DataError(
             f"the connectivity {name} must be a table of point numbers, got {variable.dtype} of the shape "
@@ -248,9 +270,9 @@ class HealpixSphere:
         return healpix_edges(self.nside, self.order)
 
 
-def find_healpix(raw: Any) -> dict[str, Any] | None:
+def _find_healpix(dataset: Any) -> dict[str, Any] | None:
     """Attributes of the HEALPix grid mapping of a data set; None if it has none."""
-    return next((dict(each.attrs) for each in (raw, *raw.variables.values()) if has_healpix(each)), None)
+    return next((dict(each.attrs) for each in (dataset, *dataset.variables.values()) if has_healpix(each)), None)
 
 
 def has_healpix(variable: Any) -> bool:
@@ -258,12 +280,7 @@ def has_healpix(variable: Any) -> bool:
     return variable.attrs.get("grid_mapping_name") == "healpix" or "healpix_nside" in variable.attrs
 
 
-def read_healpix(fields: Any, mapping: dict[str, Any]) -> HealpixSphere:
-    """Reads the sphere that the attributes of a grid mapping describe.
-
-    Raises:
-        DataError: If the mapping is incomplete, no dimension has its pixels, or they are in another order.
-    """
+def _read_healpix(fields: Any, mapping: dict[str, Any]) -> HealpixSphere:
     nside, order = _read_nside(mapping), _read_order(mapping)
     if order == "nested" and nside & (nside - 1):
         raise DataError(f"healpix_nside must be a power of two in nested order, got {nside}")
@@ -355,8 +372,3 @@ def healpix_edges(nside: int, order: HEALPixOrder) -> np.ndarray:
             chosen = is_pixel[window].flatten()
             sides.append(torch.stack([padded[window].flatten()[chosen].long(), pixels[chosen]], dim=1))
     return edges_of_sides(torch.cat(sides).numpy())
-
-
-def is_mesh(dataset: Any) -> bool:
-    """Whether a data set has a UGRID topology or a HEALPix grid mapping."""
-    return find_topology(dataset) is not None or find_healpix(dataset) is not None

@@ -14,17 +14,24 @@ import numpy as np
 
 from smoe.errors import DataError
 from smoe.meshes._mesh import Mesh
-from smoe.meshes._mesh_files import FIELD_SUFFIXES, Location, check_field_file, make_mesh, read_nodes
-from smoe.meshes._mesh_layouts import HealpixSphere, UgridTopology, fields_on, has_healpix, topology_variables
+from smoe.meshes._mesh_files import FIELD_SUFFIXES, Location, make_mesh, open_mesh_dataset
+from smoe.meshes._mesh_layouts import (
+    DESCRIPTION,
+    PLACES,
+    ROW_COORDINATES,
+    HealpixSphere,
+    UgridTopology,
+    fields_on,
+    has_healpix,
+    is_row_of_nodes,
+    read_nodes,
+    topology_variables,
+)
 from smoe.ops._healpix import HEALPixOrder
 
 if TYPE_CHECKING:
     import xarray as xr
 
-PLACES = ("node_x", "node_y", "node_z")
-# A number of no meaning whose attributes describe the mesh.
-DESCRIPTION = "mesh_description"
-ROW_COORDINATES = (*PLACES, DESCRIPTION)
 _PREFIX = "mesh_"
 
 
@@ -53,12 +60,8 @@ def open_mesh_fields(path: str | Path, *, location: Location | None = None) -> t
         raise FileNotFoundError(f"there is no mesh file {path}")
     if path.suffix.lower() not in FIELD_SUFFIXES:
         raise DataError(f"{path}: fields in time are read from {', '.join(FIELD_SUFFIXES)}, got {path.suffix!r}")
-    import xarray
-
     try:
-        check_field_file(path)
-        dataset = xarray.open_dataset(path, engine="zarr" if path.suffix.lower() == ".zarr" else "netcdf4")
-        fields = as_row_of_nodes(dataset, location)
+        fields = as_row_of_nodes(open_mesh_dataset(path), location)
     except (DataError, OSError, ValueError) as error:
         raise DataError(f"{path}: {error}") from error
     mesh = mesh_of_row(fields)
@@ -76,7 +79,7 @@ def as_row_of_nodes(dataset: xr.Dataset, location: Location | None = None) -> xr
     Raises:
         DataError: If the mesh is incomplete, or there are no fields on its nodes.
     """
-    nodes = read_nodes(dataset, dataset, location)
+    nodes = read_nodes(dataset, location)
     names = fields_on(dataset, nodes.dimension)
     if not names:
         raise DataError(f"no floating variable has the dimension {nodes.dimension!r} of the nodes")
@@ -90,11 +93,6 @@ def as_row_of_nodes(dataset: xr.Dataset, location: Location | None = None) -> xr
     coordinates |= {name: (("nj", "ni"), part[None]) for name, part in zip(PLACES, nodes.places.T, strict=True)}
     coordinates[DESCRIPTION] = ((), 0, _describe(nodes) | {"variables": " ".join(kept)})
     return row.drop_vars(set(coordinates) & set(map(str, row.coords))).assign_coords(coordinates)
-
-
-def is_row_of_nodes(dataset: Any) -> bool:
-    """Whether a data set is what `as_row_of_nodes` makes."""
-    return DESCRIPTION in dataset.coords
 
 
 def mesh_of_row(row: Any) -> Mesh | None:
@@ -115,8 +113,7 @@ def mesh_of_row(row: Any) -> Mesh | None:
     variables = restored_variables(row)
     if set(variables) != set(description["variables"].split()):
         return None
-    alone = xarray.Dataset(variables)
-    return make_mesh(read_nodes(alone, alone, description["location"]))
+    return make_mesh(read_nodes(xarray.Dataset(variables), description["location"]))
 
 
 def restored_variables(row: Any) -> dict[str, Any]:
