@@ -15,7 +15,7 @@ from smoe_paper.atmosphere.variables import VARIABLES
 from smoe_paper.weather.archives import open_source
 from weather_files import times_of_year, write_netcdf
 
-SAMPLE = Path(os.environ.get("SMOE_ERA5_SAMPLE", Path(__file__).parents[4] / "data/era5-sample/era5-levels-members.nc"))
+SAMPLE = Path(os.environ.get("SMOE_ERA5_SAMPLE", Path(__file__).parents[3] / "data/era5-sample/era5-levels-members.nc"))
 
 pytestmark = [
     pytest.mark.dataset,

@@ -9,12 +9,9 @@ import netCDF4
 import numpy as np
 import pytest
 import xarray as xr
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from smoe._integrity import check_netcdf_file
 from smoe.errors import DataError
-from smoe_paper.atmosphere.axes import GRIDS
 from smoe_paper.weather.archives import open_source
 from weather_files import times_of_year, weatherbench2_dataset, write_weatherbench, write_weatherbench2
 
@@ -65,20 +62,6 @@ def test_declared_length_is_exact(tmp_path, format, unlimited):
             check_netcdf_file(path)
 
 
-@pytest.mark.parametrize("format", CLASSIC)
-@pytest.mark.parametrize("kind", ["i1", "i2", "f4"])
-def test_a_single_record_variable_is_not_padded(tmp_path, format, kind):
-    path = tmp_path / "file.nc"
-    with netCDF4.Dataset(path, "w", format=format) as file:
-        file.createDimension("time", None)
-        file.createDimension("three", 3)
-        file.createVariable("a", kind, ("time", "three"))[:] = np.ones((9, 3))
-    check_netcdf_file(path)
-    cut(path, path.stat().st_size - 4)
-    with pytest.raises(DataError, match="truncated"):
-        check_netcdf_file(path)
-
-
 def test_number_of_records_counts(tmp_path):
     path = tmp_path / "file.nc"
     with netCDF4.Dataset(path, "w", format="NETCDF3_CLASSIC") as file:
@@ -95,29 +78,7 @@ def test_number_of_records_counts(tmp_path):
         check_netcdf_file(path)
 
 
-@pytest.fixture(scope="module")
-def classic_file(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("classic")
-    return only_file(write_weatherbench(folder, years=(1979,), steps=2, variables=("t2m",), constants=False,
-                                        format="NETCDF3_CLASSIC"))  # fmt: skip
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(place=st.integers(0, 600), value=st.integers(0, 255))
-def test_any_byte_of_the_header_gives_an_answer_or_a_data_error(classic_file, tmp_path, place, value):
-    data = bytearray(classic_file.read_bytes())
-    data[place] = value
-    path = tmp_path / "file.nc"
-    path.write_bytes(data)
-    message = str(path)
-    try:
-        check_netcdf_file(path)
-    except DataError as error:
-        message = str(error)
-    assert str(path) in message
-
-
-@pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
 def test_truncated_netcdf4_is_a_data_error(tmp_path, share):
     path = only_file(write_weatherbench(tmp_path, years=(1979,), variables=("t2m",), constants=False))
     cut(path, int(path.stat().st_size * share))
@@ -198,26 +159,10 @@ def test_missing_chunk_is_refused_though_the_library_reads_it_as_nan(store):
             source.read("t2m", 1959)
 
 
-def test_empty_chunk_is_refused(store):
-    path, chunk = store
-    cut(chunk, 0)
-    with open_source(path) as source, pytest.raises(DataError, match="lacks 1 chunks"):
-        source.read("t2m", 1959)
-
-
 def test_truncated_chunk_is_refused(store):
     path, chunk = store
     cut(chunk, chunk.stat().st_size // 2)
     with open_source(path) as source, pytest.raises(DataError, match=r"truncated|cannot be read|lacks"):
-        source.read("t2m", 1959)
-
-
-def test_truncated_chunk_without_compression_is_refused(tmp_path):
-    dataset = weatherbench2_dataset(TIMES, ("t2m", "t"), (500,))
-    path = tmp_path / "era5.zarr"
-    dataset.to_zarr(path, zarr_format=2, encoding={"2m_temperature": {"chunks": (5, 64, 32), "compressors": ()}})
-    cut(path / "2m_temperature" / "1.0.0", 1000)
-    with open_source(path) as source, pytest.raises(DataError, match="cannot be read, the file is damaged"):
         source.read("t2m", 1959)
 
 
@@ -254,9 +199,3 @@ def test_lost_chunk_of_a_coordinate_is_refused(tmp_path):
         (lost / name / "c" / "0").unlink()
         with pytest.raises(DataError, match=f"the coordinate {name} lacks the chunk {name}/c/0; copy it again"):
             open_source(lost)
-
-
-def test_whole_store_on_the_right_grid_passes(store):
-    with open_source(store[0]) as source:
-        assert source.grid == GRIDS["5.625deg"]
-        assert np.isfinite(source.read("t2m", 1959)).all()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,42 +33,19 @@ def open_zarr(path: Path) -> xr.Dataset:
 
 
 class OpenFiles:
-    """The files used last stay open, for a year's channels come from few files.
+    """Files that stay open as data sets; xarray itself closes those that were not used for long."""
 
-    Args:
-        open_file: Checks a file and opens it.
-        capacity: How many stay open.
-    """
-
-    def __init__(self, open_file: Callable[[Path], xr.Dataset], capacity: int = 12):
+    def __init__(self, open_file: Callable[[Path], xr.Dataset]) -> None:
         self._open_file = open_file
-        self._capacity = capacity
-        self._open: OrderedDict[Path, xr.Dataset] = OrderedDict()
-        self._lock = Lock()
+        self._open: dict[Path, xr.Dataset] = {}
 
     def get(self, path: Path) -> xr.Dataset:
-        """The file's data set; nothing but its coordinates is read. Threads may call it."""
-        with self._lock:
-            if path in self._open:
-                self._open.move_to_end(path)
-                return self._open[path]
+        if path not in self._open:
             with damage_as_data_error(path):
-                dataset = self._open_file(path)
-            while len(self._open) >= self._capacity:
-                # Not closed here, for another thread may read it: xarray closes a file that nothing refers to.
-                self._open.popitem(last=False)
-            self._open[path] = dataset
-            return dataset
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the files that are open: another process opens its own."""
-        return {"_open_file": self._open_file, "_capacity": self._capacity}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_open_file"], state["_capacity"])
+                self._open[path] = self._open_file(path)
+        return self._open[path]
 
     def close(self) -> None:
-        """Closes all of them."""
         while self._open:
             self._open.popitem()[1].close()
 

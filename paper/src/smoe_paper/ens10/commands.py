@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from smoe._signals import stopped_code
 from smoe.command_line import parse
+from smoe.training import stopped_code
 
 if TYPE_CHECKING:
     from smoe_paper.ens10.store import EnsembleStore

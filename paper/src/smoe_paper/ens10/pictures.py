@@ -11,8 +11,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from smoe.reports.parts import ErrorMap, Places
-from smoe.views._charts import COLOURS, save_picture
-from smoe.views._globe import draw_globe
+from smoe.views import draw_globe, save_picture
+from smoe_paper.charts import COLOURS
 from smoe_paper.ens10.model import open_store
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, MEMBERS, EnsembleRecipe, paper_results
 from smoe_paper.ens10.scores import score_raw_ensemble, store_of, verify

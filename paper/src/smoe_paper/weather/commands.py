@@ -13,10 +13,9 @@ from typing import Literal
 
 import tyro
 
-from smoe._files import write_atomically
-from smoe._signals import stopped_code
 from smoe.command_line import UsageError, parse
 from smoe.errors import DataError
+from smoe.training import stopped_code, write_atomically
 from smoe_paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, check_constant_name, parse_channel
 
 

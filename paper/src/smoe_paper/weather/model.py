@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from smoe import nn
-from smoe._plain import to_plain
 from smoe.errors import DataError
+from smoe.training import to_plain
 from smoe.training.task import MeanLoss, Metric, Task
 from smoe_paper.atmosphere.axes import GRIDS
 from smoe_paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS

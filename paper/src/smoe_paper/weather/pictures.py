@@ -17,8 +17,7 @@ from smoe.errors import DataError
 from smoe.nn import RoutedLayer, SpatialGate
 from smoe.reports.parts import Places
 from smoe.training.distribution import make_accelerator
-from smoe.views._charts import save_picture
-from smoe.views._globe import draw_globe
+from smoe.views import draw_globe, save_picture
 from smoe_paper.atmosphere.variables import VARIABLES, parse_channel
 from smoe_paper.experiments.experiment import Notify, ReportParts
 from smoe_paper.experiments.tables import PublishedResult
