@@ -40,16 +40,13 @@ def loop_depthwise(maps: torch.Tensor, convolution: nn.Module, dilation: int) ->
             top, left = i * dilation, j * dilation
             taps = convolution.weight[:, 0, i, j, None, None]
             total = total + taps * maps[:, :, top : top + height, left : left + width]
-    return total if convolution.bias is None else total + convolution.bias[:, None, None]
+    return total
 
 
 def loop_pointwise(maps: torch.Tensor, convolution: nn.Conv2d) -> torch.Tensor:
     """Each output is a sum of the maps, with a number for each."""
-    outputs = []
-    for o, row in enumerate(convolution.weight[:, :, 0, 0]):
-        total = (row[None, :, None, None] * maps).sum(dim=1)
-        outputs.append(total if convolution.bias is None else total + convolution.bias[o])
-    return torch.stack(outputs, dim=1)
+    rows = convolution.weight[:, :, 0, 0]
+    return torch.stack([(row[None, :, None, None] * maps).sum(dim=1) for row in rows], dim=1)
 
 
 def define_input_combiner(combiner: InputCombiner, input: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
@@ -91,12 +88,7 @@ def define_low_rank_local(layer: LowRankLocal2d, input: torch.Tensor) -> torch.T
                     logits = logits_of_input[b, :, h, w]
                 else:
                     logits = define_maps(layer.combiner, h, w)
-                if layer.normalization == "softmax":
-                    weights = torch.exp(logits) / torch.exp(logits).sum()
-                elif layer.normalization == "norm":
-                    weights = logits / torch.sqrt((logits**2).sum())
-                else:
-                    weights = logits
+                weights = torch.exp(logits) / torch.exp(logits).sum()
                 for k, base in enumerate(bases):
                     output[b, :, h, w] += weights[k] * base[b, :, h, w]
                 if layer.spatial_bias is not None:

@@ -22,5 +22,3 @@ GATE_INITS: tuple[GateInit, ...] = get_args(GateInit)
 Combiner = Literal["rows_and_columns", "table", "input"]
 COMBINERS: tuple[Combiner, ...] = get_args(Combiner)
 
-CombinerNormalization = Literal["softmax", "norm", "none"]
-COMBINER_NORMALIZATIONS: tuple[CombinerNormalization, ...] = get_args(CombinerNormalization)

