@@ -21,4 +21,3 @@ GATE_INITS: tuple[GateInit, ...] = get_args(GateInit)
 
 Combiner = Literal["rows_and_columns", "table", "input"]
 COMBINERS: tuple[Combiner, ...] = get_args(Combiner)
-
