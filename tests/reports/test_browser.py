@@ -212,7 +212,7 @@ def test_several_runs_stand_side_by_side(browser: Browser, tmp_path: Path) -> No
     # A run is filled when it is opened.
     assert browser.evaluate("document.querySelectorAll('#run-1 canvas').length") == 0
     browser.evaluate("document.querySelector('#run-1 details').open = true")
-    browser.wait("document.querySelectorAll('#run-1 canvas').length === 3")
+    browser.wait("document.querySelectorAll('#run-1 canvas').length === 8")
 
 
 @pytest.mark.parametrize("kind", place_samples())
@@ -345,7 +345,7 @@ def test_all_runs_are_printed(browser: Browser, tmp_path: Path) -> None:
     open_page(browser, tmp_path, sample_report("a"), sample_report("b", 1))
     browser.evaluate("dispatchEvent(new Event('beforeprint'))")
     for number in (0, 1):
-        assert browser.evaluate(f"document.querySelectorAll('#run-{number} canvas').length") == 3
+        assert browser.evaluate(f"document.querySelectorAll('#run-{number} canvas').length") == 8
 
 
 @pytest.mark.parametrize("kind", ["points", "flat mesh"])
@@ -366,7 +366,7 @@ def test_points_are_not_cut_off(browser: Browser, tmp_path: Path, kind: str) -> 
 def test_everything_that_acts_has_a_name(browser: Browser, tmp_path: Path) -> None:
     open_page(browser, tmp_path, sample_report(), sample_report("second", 1))
     browser.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
-    browser.wait("document.querySelectorAll('#run-1 canvas').length === 3")
+    browser.wait("document.querySelectorAll('#run-1 canvas').length === 8")
     unnamed = browser.evaluate(
         """[...document.querySelectorAll("button, select, input, canvas, svg[tabindex], a")].filter((one) => {
           const label = one.getAttribute("aria-label") || one.textContent.trim() || (one.labels && one.labels.length);
