@@ -37,7 +37,7 @@ def test_the_papers_layer_is_equal(num_experts: int, num_selected: int) -> None:
 
 
 @pytest.mark.parametrize("num_candidates", [2, 3])
-def test_the_default_layer_is_equal(num_candidates: int) -> None:
+def test_the_default_layer_takes_the_same_steps(num_candidates: int) -> None:
     torch.manual_seed(0)
     page = FamilyMoE2d(2, 4, num_candidates, (7, 5))
     torch.nn.init.normal_(page.weight)
@@ -53,20 +53,20 @@ def test_the_default_layer_is_equal(num_candidates: int) -> None:
         },
         strict=False,
     )
-    x, target = torch.randn(4, 2, 7, 5), torch.randn(4, 4, 7, 5)
-    output, input_gradient = _gradients(page, x, target)
-    found, found_gradient = _gradients(layer, x, target)
-    torch.testing.assert_close(found, output)
-    torch.testing.assert_close(found_gradient, input_gradient)
-    assert page.weight.grad is not None
-    assert page.bias.grad is not None
-    assert layer.bias is not None
-    torch.testing.assert_close(layer.weight.grad, page.weight.grad.flatten(0, 1))
-    torch.testing.assert_close(layer.bias.grad, page.bias.grad.flatten())
-    # The gate of the library has units of its own for the size of its gradients.
-    for name, parameter in (("keys", page.keys), ("embedding.values", page.embedding)):
-        gradient = layer.gate.get_parameter(name).grad
-        assert gradient is not None
-        assert parameter.grad is not None
-        similarity = F.cosine_similarity(gradient.flatten(), parameter.grad.flatten(), dim=0)
-        assert similarity > 1.0 - 1e-5
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (page, layer)]
+    for _ in range(3):
+        x, target = torch.randn(4, 2, 7, 5), torch.randn(4, 4, 7, 5)
+        for each in optimizers:
+            each.zero_grad()
+        output, input_gradient = _gradients(page, x, target)
+        found, found_gradient = _gradients(layer, x, target)
+        torch.testing.assert_close(found, output)
+        torch.testing.assert_close(found_gradient, input_gradient)
+        for each in optimizers:
+            each.step()
+        page.step_gate()
+    state = layer.state_dict()
+    torch.testing.assert_close(state["weight"], page.weight.detach().flatten(0, 1))
+    torch.testing.assert_close(state["bias"], page.bias.detach().flatten())
+    torch.testing.assert_close(state["gate.keys"], page.get_buffer("keys").detach().flatten(0, 1))
+    torch.testing.assert_close(state["gate.embedding.values"], page.get_buffer("embedding").detach())

@@ -142,9 +142,10 @@ def auxiliary_loss(
         raise ValueError(f"{type(model).__name__} holds no SMoE layer")
     routings: dict[int, tuple[SpatialGate, Routing]] = {}
     for layer in layers:
-        if layer.last_routing is None:
+        routing = layer._scored_routing()
+        if routing is None:
             raise ValueError("no forward pass in training mode yet: call the model before its auxiliary loss")
-        routings[id(layer) if layer.gate.looks_at_input else id(layer.gate)] = (layer.gate, layer.last_routing)
+        routings[id(layer) if layer.gate.looks_at_input else id(layer.gate)] = (layer.gate, routing)
     losses: list[torch.Tensor] = []
     for gate, routing in routings.values():
         takes_absolute = gate.normalization in ("abs", "abs_softmax")

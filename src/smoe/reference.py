@@ -89,6 +89,8 @@ class FamilyMoE2d(nn.Module):
 
     The score of a candidate is the product of its key and the pixel's embedding. In training, noise is added, so that
     candidates that are nearly as good take part. The candidates of a family start equal: the layer is a convolution.
+    Keys and embedding are buffers, which no optimiser of the user changes. They learn by steps of their own, of 0.1 in
+    units of the scores: call `step_gate` after the optimiser's step. (The layer of the library needs no call.)
 
     Args:
         in_channels: C.
@@ -114,11 +116,19 @@ class FamilyMoE2d(nn.Module):
         filters = nn.init.kaiming_uniform_(torch.empty(out_channels, in_channels, 3, 3), nonlinearity="relu")
         self.weight = nn.Parameter(filters[:, None].repeat(1, num_candidates, 1, 1, 1))
         self.bias = nn.Parameter(torch.zeros(out_channels, num_candidates))
-        self.keys = nn.Parameter(torch.randn(out_channels, num_candidates, rank) / rank**0.5)
-        self.embedding = nn.Parameter(torch.randn(rank, *spatial_shape) * 0.1 / scale)
+        keys = torch.randn(out_channels, num_candidates, rank) / rank**0.5
+        embedding = torch.randn(rank, *spatial_shape) * 0.1 / scale
+        self.register_buffer("keys", keys.requires_grad_())
+        self.register_buffer("embedding", embedding.requires_grad_())
+        self.own_optimizer = torch.optim.Adam([keys, embedding], lr=0.1 / scale, eps=1e-12)
+
+    def step_gate(self) -> None:
+        """One step of the gate, by the gradients of all backward passes since the last one."""
+        self.own_optimizer.step()
+        self.own_optimizer.zero_grad()
 
     def forward(self, input: torch.Tensor, noise: torch.Tensor | float = 0.0) -> torch.Tensor:
-        """`(B, C, H, W)` to `(B, E, H, W)`; `noise` is added to the scores `(E, K, H, W)`."""
+        """`(B, C, H, W)` to `(B, E, H, W)`; `noise` is added to the scores `(E, K, H, W)`, the same between steps."""
         scores = self.scale * torch.einsum("ekr,rhw->ekhw", self.keys, self.embedding)
         outputs = F.conv2d(input, self.weight.flatten(0, 1), self.bias.flatten(), padding=1)
         outputs = outputs.unflatten(1, scores.shape[:2])
@@ -141,8 +151,5 @@ class _StraightThrough(torch.autograd.Function):
         scores, outputs = ctx.saved_tensors
         # To first order, candidate k in place of the selected one changes the loss by its product with the error.
         products = (error[:, :, None] * outputs).sum(dim=0)
-        products = products - products.mean(dim=1, keepdim=True)
-        # In units of its own RMS, so that the scale of loss and data has no effect.
-        products = products / products.square().mean().sqrt()
         share = scores.softmax(dim=1)
         return error, share * (products - (share * products).sum(dim=1, keepdim=True)), None

@@ -78,13 +78,13 @@ def test_what_a_convolution_can_do_is_found_on_every_geometry(geometry: str) -> 
     layer = next(module for module in model.modules() if isinstance(module, (FilterBank, smoe.SpatialMoE)))
     with torch.no_grad():
         if isinstance(layer, FilterBank):
-            if layer.affine is not None:
-                layer.affine.scale.uniform_(0.5, 2.0)
-                layer.affine.offset.normal_()
+            if layer._affine is not None:
+                layer._affine.scale.uniform_(0.5, 2.0)
+                layer._affine.offset.normal_()
             # What the layer computes with equal experts is a convolution.
             truth = copy.deepcopy(model).eval()
             like = next(module for module in truth.modules() if isinstance(module, FilterBank))
-            like.weighted = False
+            like._weighted = False
             filters = like.weight.unflatten(0, (4, -1))
             filters.copy_(torch.randn_like(filters[:1]).expand_as(filters))
             layer.weight.normal_()

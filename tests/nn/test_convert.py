@@ -84,7 +84,7 @@ def test_everything_but_the_experts_is_kept(net: Net) -> None:
     assert found["second"].padding_mode == "circular" and found["globe"].padding_mode == "longitude"
     assert found["down"].stride == (2, 2) and not found["first"].training and found["second"].training
     assert found["first"].rule == RoutingClassification.paper()
-    assert found["first"].active_damping == Damping(factor=0.1, error_quantile=0.7)
+    assert found["first"]._active_damping == Damping(factor=0.1, error_quantile=0.7)
     assert found["first"].gate is found["second"].gate and found["down"].gate is found["globe"].gate
     assert converted(X).shape == net(X).shape
     apart = layers(smoe.convert(net, example_input=X, share_gates=False, rule=RC, order="score"))
@@ -105,8 +105,8 @@ def test_a_start_from_the_filters_computes_the_same(net: Net, num_experts: float
     torch.testing.assert_close(converted(other), net(other), rtol=1e-5, atol=1e-5)
     for layer in layers(converted).values():
         chosen = layer.routing().indices
-        assert len(chosen.unique()) > layer.num_selected
-    assert all(layer.order == order for layer in layers(converted).values())
+        assert len(chosen.unique()) > layer.gate.num_selected
+    assert all(layer.gate.order == order for layer in layers(converted).values())
 
 
 def test_filters_keep_their_channels_unless_the_rule_needs_another_order(net: Net) -> None:
@@ -116,7 +116,7 @@ def test_filters_keep_their_channels_unless_the_rule_needs_another_order(net: Ne
         ("straight_through", "families"),
     ):
         converted = smoe.convert(net, example_input=X, start="filters", rule=rule)
-        assert {layer.order for layer in layers(converted).values()} == {order}, rule
+        assert {layer.gate.order for layer in layers(converted).values()} == {order}, rule
 
 
 @pytest.mark.parametrize("rule", [RC, "rc", "probe", "straight_through", "end_to_end", "frozen"], ids=str)
@@ -162,7 +162,7 @@ def test_a_lone_convolution_is_converted() -> None:
     converted = smoe.convert(
         nn.Conv2d(2, 3, 3, padding=1), example_input=torch.randn(1, 2, 5, 4), rule=RC, order="score"
     )
-    assert isinstance(converted, smoe.SpatialMoE2d) and converted.num_experts == 6
+    assert isinstance(converted, smoe.SpatialMoE2d) and converted.gate.num_experts == 6
 
 
 def test_a_prior_starts_the_gates_on_every_grid(net: Net) -> None:
@@ -306,8 +306,8 @@ def test_both_networks_are_compared_and_nothing_else_changes() -> None:
     for each in (net, converted):
         assert torch.equal(each.norm.running_mean, before["norm.running_mean"])  # type: ignore[arg-type]
         assert (each.training, each.norm.training) == (True, False)  # type: ignore[union-attr]
-    assert all(layer.last_routing is None for layer in layers(converted).values())
-    assert all(not any(layer.learner.counters.values()) for layer in layers(converted).values())
+    assert all(layer._scored_routing() is None for layer in layers(converted).values())
+    assert all(not any(layer._learner.counters.values()) for layer in layers(converted).values())
 
 
 @pytest.mark.parametrize("train_only", [False, True])
@@ -319,8 +319,8 @@ def test_a_layer_that_computes_something_else_is_named(monkeypatch: pytest.Monke
         if change.name == "down":
             with torch.no_grad():
                 if train_only:  # experts that no pixel selects, but for the noise
-                    new.gate.get_parameter("keys")[1::2] = 0.0
-                    new.gate.get_parameter("keys")[::2] = 0.0
+                    new.gate.get_buffer("keys")[1::2] = 0.0
+                    new.gate.get_buffer("keys")[::2] = 0.0
                     new.weight[1::2] *= 1.01
                 else:
                     new.weight.mul_(1.01)

@@ -239,7 +239,7 @@ def test_a_network_without_layers_and_bad_indices_are_refused() -> None:
         smoe.DecidedGate(torch.zeros(1, 3), num_experts=3)
     layer = smoe.SpatialMoE2d.from_experts(1, 3, 1, spatial_shape=GRID)
     with pytest.raises(ValueError, match="the layer needs"):
-        layer.replace_gate(smoe.TensorGate(3, 1, (2, 2)))
+        layer._replace_gate(smoe.TensorGate(3, 1, (2, 2)))
 
 
 @pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")

@@ -189,15 +189,15 @@ def test_factorised_gates_share_their_embedding_on_the_new_grid() -> None:
 
 def test_local_affine_maps_are_interpolated() -> None:
     layer = layer_with(torch.randn(4, 3, 3), local_affine=True)
-    assert layer.affine is not None
+    assert layer._affine is not None
     with torch.no_grad():
-        layer.affine.scale.normal_()
-        layer.affine.offset.normal_()
+        layer._affine.scale.normal_()
+        layer._affine.offset.normal_()
     new = smoe.interpolate_grids(layer, example_input=torch.zeros(1, 3, 6, 5))
-    assert new.affine is not None
-    for name, field in layer.affine.named_parameters():
+    assert new._affine is not None
+    for name, field in layer._affine.named_parameters():
         expected = F.interpolate(field[None], (6, 5), mode="bilinear", align_corners=False)[0]
-        torch.testing.assert_close(new.affine.get_parameter(name), expected)
+        torch.testing.assert_close(new._affine.get_parameter(name), expected)
     assert new(torch.randn(2, 3, 6, 5)).shape[2:] == (6, 5)
 
 

@@ -126,7 +126,7 @@ def test_an_overflow_at_the_scale_skips_the_step_and_is_counted():
     scaler.scale(smoe.nn.track_loss_scale(F.mse_loss(output.float(), TARGET), layer)).backward()
     scaler.step(optimizer)
     scaler.update()
-    assert layer.num_nonfinite_errors == 1
+    assert layer._signal.num_nonfinite == 1
     assert scaler.get_scale() < 2.0**40
     for name, value in layer.state_dict().items():
         assert torch.equal(value, before[name])

@@ -29,7 +29,7 @@ def test_shapes():
     routing = layer.routing()
     assert routing.indices.shape == routing.weights.shape == (2, 6, 7)
     assert layer.routing(torch.randn(2, 3, 6, 7)).indices.shape == (2, 6, 7)
-    assert (layer.weighted, layer.order, layer.stride, layer.padding_mode) == (False, "score", (1, 1), "zeros")
+    assert (layer._weighted, layer.gate.order, layer.stride, layer.padding_mode) == (False, "score", (1, 1), "zeros")
 
 
 def test_routing_of_a_gate_that_looks_at_its_input():
@@ -222,7 +222,12 @@ def test_the_layer_is_called_like_a_convolution():
     layer, conv = smoe.SpatialMoE2d(5, 6, 3, spatial_shape=(4, 5)), nn.Conv2d(5, 6, 3, padding=1)
     x = torch.randn(2, 5, 4, 5)
     assert layer(x).shape == conv(x).shape
-    assert (layer.num_experts, layer.num_selected, layer.expert_channels, layer.order) == (12, 6, 1, "families")
+    assert (layer.gate.num_experts, layer.gate.num_selected, layer._expert_channels, layer.gate.order) == (
+        12,
+        6,
+        1,
+        "families",
+    )
     assert layer.bias is not None and len(layer.bias) == 12
     for name in ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "transposed"):
         assert getattr(layer, name) == getattr(conv, name)
@@ -244,7 +249,7 @@ def test_both_ways_to_make_a_layer_agree():
         assert layer.rule == bank.rule and type(layer.gate) is type(bank.gate)
         assert torch.equal(layer(x), bank(x))
     # Other rules keep the channels' candidates apart too.
-    assert smoe.SpatialMoE2d(1, 4, spatial_shape=(4, 5), rule="rc").order == "families"
+    assert smoe.SpatialMoE2d(1, 4, spatial_shape=(4, 5), rule="rc").gate.order == "families"
 
 
 def test_copies_of_both_ways_compute_the_same():
@@ -277,7 +282,7 @@ def test_from_conv_computes_what_the_convolution_computes(outputs, stride, bias,
     conv = nn.Conv2d(3, outputs, (3, 5), stride, (1, 2), bias=bias, padding_mode=mode, dtype=torch.float64).eval()
     grid = output_grid(6, 7, stride)
     layer = smoe.SpatialMoE2d.from_conv(conv, spatial_shape=grid, num_candidates=3)
-    assert layer.num_experts == 3 * outputs and not layer.training and (layer.bias is not None) == bias
+    assert layer.gate.num_experts == 3 * outputs and not layer.training and (layer.bias is not None) == bias
     x = torch.randn(2, 3, 6, 7, dtype=torch.float64)
     for is_training in (True, False):
         torch.testing.assert_close(layer.train(is_training)(x), conv(x))

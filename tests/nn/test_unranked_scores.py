@@ -9,7 +9,7 @@ import torch
 
 import smoe
 from smoe.nn import _gate as banded
-from smoe.ops import _families as families
+from smoe.nn import _gates as gates
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
@@ -32,7 +32,7 @@ def make(name: str, value: float) -> smoe.SpatialMoE2d:
     gate = GATES[name]()
     layer = smoe.SpatialMoE2d.from_experts(3, gate.num_experts, gate.num_selected, gate=gate).eval()
     with torch.no_grad():
-        values = next(parameter for parameter in gate.parameters() if parameter.shape[1:] == GRID)
+        values = next(each for each in (*gate.parameters(), *gate.numbers()) if each.shape[1:] == GRID)
         values[1, 1, 2] = value
     return layer
 
@@ -61,11 +61,11 @@ def test_a_draw_in_bands_marks_the_pixel_where_the_device_cannot_raise(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(banded, "_MAX_SCORES", 1)
-    monkeypatch.setattr(smoe.FactorisedGate, "_has_kernel", False)
+    monkeypatch.setattr(gates, "has_library", lambda: False)
     monkeypatch.setattr(banded, "refuses_nonfinite", lambda device: False)
-    monkeypatch.setattr(families, "refuse_nonfinite", lambda scores: None)
+    monkeypatch.setattr("smoe.ops._routing.refuse_nonfinite", lambda scores: None)
     layer, input = make(name, torch.nan), torch.randn(2, 3, *GRID)
-    assert len(layer.gate.bands()) > 1  # type: ignore[union-attr]
+    assert len(layer.gate.bands(24)) > 1
     is_marked = layer(input).isnan()
     assert is_marked[:, :, 1, 2].all()
     assert is_marked.sum() == is_marked[:, :, 1, 2].numel()

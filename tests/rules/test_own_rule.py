@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import smoe
-from smoe.nn import Learner, Setting, Step
+from smoe.nn import Learner, RoutedLayer, Step
 from smoe.rules import Rule
 
 GRID = (4, 6)
@@ -28,18 +28,18 @@ class TakeTurnsLearner(Learner):
     rule: TakeTurns
     errors: torch.Tensor
 
-    def __init__(self, rule: TakeTurns, setting: Setting) -> None:
-        super().__init__(rule, setting, "num_passes")
-        gate = setting.gate
+    def __init__(self, rule: TakeTurns, layer: RoutedLayer) -> None:
+        super().__init__(rule, layer, "num_passes")
+        gate = layer.gate
         if gate.num_selected != 1 or gate.spatial_shape is None:
             raise ValueError("taking turns needs a gate for a grid that selects one expert")
         self.register_buffer("errors", torch.zeros(1, gate.num_experts, gate.spatial_shape[0] * gate.spatial_shape[1]))
 
     def output(self, step: Step) -> torch.Tensor:
         """The output of the expert whose turn it is."""
-        turn = self.counters["num_passes"] % step.gate.num_experts
+        turn = self.counters["num_passes"] % step.layer.gate.num_experts
         experts = torch.full_like(step.routing.indices, turn)
-        return _Turn.apply(step.select(step.source, experts), step.routing.scores, self, turn)  # type: ignore[return-value]
+        return _Turn.apply(step.select(experts), step.routing.scores, self, turn)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def test_it_trains_a_layer() -> None:
     layer = make_layer()
     routing = train(layer, 40)
     assert (routing[:, :3] == 0).all() and (routing[:, 3:] == 1).all()
-    assert layer.learner.counters["num_passes"] == 40
+    assert layer._learner.counters["num_passes"] == 40
 
 
 def test_it_is_a_rule_like_the_others() -> None:
@@ -104,15 +104,15 @@ def test_it_is_a_rule_like_the_others() -> None:
     train(layer, 3)
     assert "rule='take_turns'" in repr(layer)
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert twin.rule == TakeTurns() and twin.learner.counters == {"num_passes": 3}
+        assert twin.rule == TakeTurns() and twin._learner.counters == {"num_passes": 3}
     resumed = make_layer()
     resumed.load_state_dict(layer.state_dict())
-    assert resumed.learner.counters == {"num_passes": 3}
-    for rule in ("rc", "probe", "straight_through", "end_to_end", "frozen"):
+    assert resumed._learner.counters == {"num_passes": 3}
+    for rule in ("rc", "probe", "end_to_end", "frozen"):
         layer.rule = rule
         other = copy.deepcopy(layer)
         layer.rule = TakeTurns(0.5)
-        assert layer.learner.counters == {"num_passes": 0}
+        assert layer._learner.counters == {"num_passes": 0}
         other.load_state_dict(layer.state_dict())
         layer.load_state_dict(other.state_dict())
         train(layer, 1)
@@ -120,10 +120,10 @@ def test_it_is_a_rule_like_the_others() -> None:
 
 def test_what_it_cannot_train_is_refused_and_the_old_rule_goes_on() -> None:
     layer = smoe.SpatialMoE2d.from_experts(1, 4, 2, spatial_shape=GRID, order="score", rule="probe")
-    learner, memory = layer.learner, layer.gate.memory
+    learner, memory = layer._learner, layer.gate.memory
     with pytest.raises(ValueError, match="selects one expert"):
         layer.rule = TakeTurns()
-    assert layer.learner is learner and layer.gate.memory is memory is not None
+    assert layer._learner is learner and layer.gate.memory is memory is not None
 
 
 def test_a_rule_without_a_learner_is_refused() -> None:

@@ -140,18 +140,18 @@ def define_layer_gradients(layer: SpatialMoE2d, input: torch.Tensor, target: tor
     The rules are routing classification, end to end, and frozen, each with or without damping. The gate must not depend
     on its input, or depend on it by a single parameter tensor.
     """
-    rule, damping = layer.rule, layer.active_damping
+    rule, damping = layer.rule, layer._active_damping
     x = input.detach().clone().requires_grad_()
     scores = layer.gate(x).scores
     per_sample = scores.expand(x.shape[0], -1, -1)
-    indices = loop_top_experts(per_sample, layer.num_selected, layer.order)
-    F_ = layer.expert_channels
+    indices = loop_top_experts(per_sample, layer.gate.num_selected, layer.gate.order)
+    F_ = layer._expert_channels
     selected = reference_routed_conv2d(
         x, layer.weight, indices, expert_channels=F_, stride=layer.stride[0], padding_mode=layer.padding_mode
     )
     chosen = per_sample.gather(1, indices.long()).repeat_interleave(F_, dim=1)
     weights = chosen.unflatten(2, selected.shape[2:])
-    output = selected * weights if layer.weighted else selected
+    output = selected * weights if layer._weighted else selected
     leaf = output.detach().requires_grad_()
     (error,) = torch.autograd.grad(F.mse_loss(leaf, target), leaf)
     size = float(output.detach().square().mean().sqrt())
@@ -165,11 +165,11 @@ def define_layer_gradients(layer: SpatialMoE2d, input: torch.Tensor, target: tor
             "damping_quantile": damping.error_quantile,
             "damping_tolerance": damping.tolerance * units[damping.tolerance_unit],
         }
-    definition = define_routing(error.flatten(2), indices, layer.num_experts, F_, **options)
+    definition = define_routing(error.flatten(2), indices, layer.gate.num_experts, F_, **options)
     into_experts = definition.damped.unflatten(2, error.shape[2:])
-    into_experts = into_experts * weights.detach() if layer.weighted else into_experts
+    into_experts = into_experts * weights.detach() if layer._weighted else into_experts
     gate_loss = torch.zeros((), dtype=scores.dtype)
-    if isinstance(rule, RoutingClassification) and layer.num_selected < layer.num_experts:
+    if isinstance(rule, RoutingClassification) and layer.gate.num_selected < layer.gate.num_experts:
         for b, expert, p in torch.cartesian_prod(*(torch.arange(size) for size in per_sample.shape)).tolist():
             score, label = per_sample[b, expert, p], definition.labels[b, expert, p]
             right, wrong = F.logsigmoid(score), F.logsigmoid(-score)
@@ -177,7 +177,7 @@ def define_layer_gradients(layer: SpatialMoE2d, input: torch.Tensor, target: tor
         gate_loss = rule.weight * gate_loss / per_sample.numel()
     elif isinstance(rule, EndToEnd):
         # A loss whose gradient at a selected score is the error, times the output if the layer is weighted.
-        at_scores = error * selected.detach() if layer.weighted else error
+        at_scores = error * selected.detach() if layer._weighted else error
         gate_loss = (weights * at_scores).sum()
     total = (selected * into_experts).sum() + gate_loss
     parameters = {"input": x, "weight": layer.weight}

@@ -152,4 +152,4 @@ def train_share(rank: int, num_processes: int, directory: Path) -> None:
     (parallel(torch.ones(2, 1, 4, 4)) * factor).sum().backward()
     with torch.no_grad():
         parallel(torch.ones(2, 1, 4, 4))
-    assert layer.num_nonfinite_errors == (1 if rank == 1 else 0)
+    assert layer._signal.num_nonfinite == (1 if rank == 1 else 0)

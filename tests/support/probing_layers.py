@@ -49,8 +49,8 @@ def memory_of(layer: smoe.SpatialMoE2d) -> ProbingMemory:
 
 
 def curvature_of(layer: smoe.SpatialMoE2d) -> torch.Tensor:
-    assert isinstance(layer.learner, ProbingLearner)
-    return layer.learner.curvature
+    assert isinstance(layer._learner, ProbingLearner)
+    return layer._learner.curvature
 
 
 def challenge_of(layer: smoe.SpatialMoE2d) -> Challenge:

@@ -258,7 +258,7 @@ def check_access(share: slice) -> None:
     x, target = (values[0][share] for values in make_data())
     loss = F.mse_loss(net(x), target)
     with pytest.raises(RuntimeError, match="reshard_after_forward=False"):
-        _ = layer.last_routing
+        _ = layer._scored_routing()
     loss.backward()
 
     # A loss of the routing: with parameters that stay between forward and backward.

@@ -56,10 +56,11 @@ def test_gates_are_shared_by_grid_and_bank_but_not_across_the_trunks() -> None:
     layers = moe_layers(build_small(SpatialMoEUNetModel(filters=4)))
     assert len(layers) == 12
     assert {trunk(name) for name in layers} == {"encoder", "decoder"}
-    assert all(layer.num_experts == 4 * layer.num_selected and layer.bias is not None for layer in layers.values())
+    assert all(layer.gate.num_experts == 4 * layer.gate.num_selected for layer in layers.values())
+    assert all(layer.bias is not None for layer in layers.values())
     gates: dict[int, set[tuple[str, tuple[int, ...] | None, int]]] = {}
     for name, layer in layers.items():
-        gates.setdefault(id(layer.gate), set()).add((trunk(name), layer.gate.spatial_shape, layer.num_experts))
+        gates.setdefault(id(layer.gate), set()).add((trunk(name), layer.gate.spatial_shape, layer.gate.num_experts))
     # Each gate has one trunk, grid and bank, and each of these one gate: three in the encoder, five in the decoder.
     assert all(len(users) == 1 for users in gates.values())
     assert sorted(next(iter(users)) for users in gates.values()) == [
@@ -87,7 +88,7 @@ def test_all_layers_hold_the_rule_of_the_recipe() -> None:
     learning = Learning(RoutingClassification(error_quantile=0.6, tolerance_unit="output"), Damping(factor=0.3))
     layers = moe_layers(build_small(SpatialMoEUNetModel(filters=4, converts_head=True, order="index"), learning))
     assert len(layers) == 13
-    assert all((layer.rule, layer.damping) == learning and layer.order == "index" for layer in layers.values())
+    assert all((layer.rule, layer.damping) == learning and layer.gate.order == "index" for layer in layers.values())
 
 
 def test_a_random_gate_does_not_learn() -> None:

@@ -89,7 +89,7 @@ def test_a_paused_layer_still_counts_errors_that_are_not_finite() -> None:
     net = make_net()
     RoutingWarmup(net, num_epochs=1).begin_epoch(1)
     (net(torch.randn(1, 1, 5, 6)) * torch.inf).sum().backward()
-    assert int(layer(net, 4).num_nonfinite_errors) == 1
+    assert int(layer(net, 4)._signal.num_nonfinite) == 1
 
 
 def warm_task(rule: str) -> Task:
@@ -99,7 +99,7 @@ def warm_task(rule: str) -> Task:
 
 
 @pytest.mark.parametrize("num_steps", [2, 3, 5, 6, 8])
-@pytest.mark.parametrize("rule", ["rc", "straight_through"])
+@pytest.mark.parametrize("rule", ["rc", "end_to_end"])
 def test_a_run_is_resumed_within_the_warm_up_and_after_it(tmp_path: Path, num_steps: int, rule: str) -> None:
     plan = replace(PLAN, monitor="loss", monitor_mode="min")
     whole, stopped = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "stopped")

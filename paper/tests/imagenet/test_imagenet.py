@@ -197,7 +197,7 @@ def test_experts_start_as_the_filters_did() -> None:
     layers = [layer for layer in model.modules() if isinstance(layer, smoe.SpatialMoE2d)]
     assert len(layers) == 4
     for layer in layers:
-        assert layer.weight.std().item() == pytest.approx((2.0 / (9 * layer.num_selected)) ** 0.5, rel=0.1)
+        assert layer.weight.std().item() == pytest.approx((2.0 / (9 * layer.gate.num_selected)) ** 0.5, rel=0.1)
 
 
 def test_groups_of_the_optimizer() -> None:

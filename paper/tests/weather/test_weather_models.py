@@ -57,7 +57,8 @@ def test_only_3x3_convolutions_of_blocks_are_converted_and_one_gate_serves_all()
     layers = moe_layers(model)
     assert len(layers) == 6
     assert all(layer.gate is layers[0].gate for layer in layers)
-    assert {(layer.num_experts, layer.num_selected, layer.padding_mode) for layer in layers} == {(8, 4, "longitude")}
+    assert {(layer.gate.num_experts, layer.gate.num_selected) for layer in layers} == {(8, 4)}
+    assert {layer.padding_mode for layer in layers} == {"longitude"}
     assert all(layer.bias is not None for layer in layers)
     unshared = moe_layers(build_small(SpatialMoEResNetModel(filters=4, num_blocks=3, share_gates=False)))
     assert len({id(layer.gate) for layer in unshared}) == 6
@@ -94,9 +95,9 @@ def test_one_layer_is_added(position: Any, numbers: tuple[int, int]) -> None:
     plain = sum(parameter.numel() for parameter in build_small(tiny_recipe("weather/rt", None).model).parameters())
     model = build_small(AddedSpatialMoEModel(filters=4, num_blocks=1, position=position))
     (layer,) = moe_layers(model)
-    assert (layer.num_experts, layer.num_selected) == numbers
+    assert (layer.gate.num_experts, layer.gate.num_selected) == numbers
     assert model(torch.randn(2, 6, 4, 6)).shape == (2, 3, 4, 6)
-    added = layer.weight.numel() + layer.num_selected + layer.num_experts * 24
+    added = layer.weight.numel() + layer.gate.num_selected + layer.gate.num_experts * 24
     norm = 0 if position == "output" else 2 * 4
     assert sum(parameter.numel() for parameter in model.parameters()) == plain + added + norm
 

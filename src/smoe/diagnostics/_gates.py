@@ -131,4 +131,4 @@ def layer_certainty(layer: RoutedLayer, input: Tensor | None = None) -> float:
     temperature = layer.rule.temperature if isinstance(layer.rule, StraightThrough) else 1.0
     with torch.no_grad():
         routing = layer.gate(input)
-    return routing_certainty(routing, families=layer.order == "families", temperature=temperature)
+    return routing_certainty(routing, families=layer.gate.order == "families", temperature=temperature)

@@ -140,7 +140,7 @@ def routing_gains(model: nn.Module, loss_fn: Loss, input: Tensor, target: Tensor
         target: Target of the loss.
     """
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, RoutedLayer)]
-    layers = [(name, layer) for name, layer in layers if layer.num_experts > 1]
+    layers = [(name, layer) for name, layer in layers if layer.gate.num_experts > 1]
     if not layers:
         return []
     # A compiled model would not see the convolution.
@@ -202,27 +202,27 @@ class _SingleConvolution:
 
     @contextmanager
     def _in_place(self, respond: Callable[[Tensor, Routing], Tensor]) -> Iterator[None]:
-        vars(self._layer)["respond"] = respond
+        vars(self._layer)["_respond"] = respond
         try:
             yield
         finally:
-            del vars(self._layer)["respond"]
+            del vars(self._layer)["_respond"]
 
     def _apply(self, source: Tensor, filters: Tensor) -> Tensor:
         """Filters `(O, K)` everywhere; with any module as experts, combinations of what all of them return."""
         filters = filters.to(source.dtype)
         if isinstance(self._layer, FilterBank):
-            return self._layer.apply_filters(source, filters.unflatten(1, self._layer.weight.shape[1:]))
+            return self._layer._apply_filters(source, filters.unflatten(1, self._layer.weight.shape[1:]))
         return torch.einsum("ok,bk...->bo...", filters, source)
 
     @contextmanager
     def imitating(self) -> Iterator[None]:
         """While active, passes of the network are read; then the filters are those that imitate the layer best."""
-        respond, read = self._layer.respond, list[tuple[Tensor, Tensor]]()
+        respond, read = self._layer._respond, list[tuple[Tensor, Tensor]]()
 
         def read_pass(input: Tensor, routing: Routing) -> Tensor:
             output = respond(input, routing)
-            read.append(self._columns(self._layer.prepare(input), output))
+            read.append(self._columns(self._layer._prepare(input), output))
             return output
 
         with self._in_place(read_pass):
@@ -266,7 +266,7 @@ class _SingleConvolution:
 
         def respond(input: Tensor, routing: Routing) -> Tensor:
             del routing
-            output = self._apply(self._layer.prepare(input), filters[:, :-1])
+            output = self._apply(self._layer._prepare(input), filters[:, :-1])
             return output + filters[:, -1].to(output.dtype).view(-1, *(1,) * (output.ndim - 2))
 
         with self._in_place(respond):
@@ -330,7 +330,7 @@ def damped_shares(model: nn.Module, loss_fn: Loss, input: Tensor, target: Tensor
     damped = {
         name: layer
         for name, layer in model.named_modules()
-        if isinstance(layer, RoutedLayer) and layer.active_damping is not None
+        if isinstance(layer, RoutedLayer) and layer._active_damping is not None
     }
     if not damped:
         return {}
@@ -357,8 +357,8 @@ def damped_shares(model: nn.Module, loss_fn: Loss, input: Tensor, target: Tensor
     shares: dict[str, float] = {}
     for (name, output), error in zip(known.items(), errors, strict=True):
         layer = damped[name]
-        if error is not None and layer.active_damping is not None:
-            shares[name] = _share(error, output, layer.active_damping, layer.expert_channels)
+        if error is not None and layer._active_damping is not None:
+            shares[name] = _share(error, output, layer._active_damping, layer._expert_channels)
     return shares
 
 

@@ -7,18 +7,19 @@ from smoe.nn._convert import convert
 from smoe.nn._filter_bank import LocalAffine
 from smoe.nn._fixed_gates import DecidedGate, FixedGate, NoisyGate
 from smoe.nn._freeze import freeze
-from smoe.nn._gate import Memory, SpatialGate
+from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import CoarseGate, FactorisedGate, PixelEmbedding, TensorGate
 from smoe.nn._graph_layer import GraphMoE
 from smoe.nn._grid_layers import GridConv2d, SpatialMoE1d, SpatialMoE2d, SpatialMoE3d
 from smoe.nn._grids import interpolate_grids, transfer_gate
 from smoe.nn._healpix_layer import HEALPixMoE
-from smoe.nn._learner import Learner, Setting, Step
+from smoe.nn._learner import Learner, Step
 from smoe.nn._loss_scale import track_loss_scale
 from smoe.nn._module_layer import SpatialMoE
 from smoe.nn._nodes import node_gate
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.nn._sharding import shard, unsharded
+from smoe.nn._shared_parameters import Memory
 
 __all__ = [
     "CoarseGate",
@@ -36,7 +37,6 @@ __all__ = [
     "NoisyGate",
     "PixelEmbedding",
     "RoutedLayer",
-    "Setting",
     "SharedBatchNorm2d",
     "SpatialGate",
     "SpatialMoE",

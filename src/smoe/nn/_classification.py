@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
-from smoe.nn._gate import SpatialGate
+import torch
+
 from smoe.nn._learner import Learner, Step
 from smoe.ops._classification import end_to_end_gradient, have_one_threshold, train_routing
 from smoe.ops._routing import Routing
 from smoe.rules import RoutingClassification
+
+if TYPE_CHECKING:
+    from smoe.nn._routed_layer import RoutedLayer
 
 
 class EndToEndLearner(Learner):
@@ -17,17 +20,13 @@ class EndToEndLearner(Learner):
 
     def output(self, step: Step) -> torch.Tensor:
         """The selected experts' outputs; in backward, the selected scores receive the error."""
-        step.gate.refuse_memory(self.rule)
-        selected = step.select(step.source, step.routing.indices)
-        output = train_routing(
-            *(step.weighed(selected), step.routing),
-            expert_channels=step.expert_channels,
-            signal=step.signal,
-            damping=step.damping,
-        )
-        outputs = selected.detach() if step.weighted else None
+        layer, routing = step.layer, step.routing
+        layer.gate.refuse_memory(self.rule)
+        selected = step.select(routing.indices)
+        outputs = selected.detach() if layer._weighted else None
         return _EndToEnd.apply(
-            output, step.routing.scores, step.routing.indices, outputs, step.signal.num_nonfinite, step.expert_channels
+            *(step.damped(step.weighed(selected)), routing.scores, routing.indices, outputs),
+            *(layer._signal.num_nonfinite, layer._expert_channels),
         )  # type: ignore[return-value]
 
 
@@ -67,21 +66,18 @@ class FrozenLearner(Learner):
 
     trains_scores = False
 
-    def route(self, gate: SpatialGate, input: torch.Tensor, layer: nn.Module, *, needs_scores: bool) -> Routing:
+    def route(self, layer: RoutedLayer, input: torch.Tensor) -> Routing:
         """What the gate decides, without scores if nobody needs them."""
-        needs_scores = needs_scores or any(parameter.requires_grad for parameter in gate.parameters())
-        return gate.route(input, layer) if needs_scores else gate.decide(input, layer)
+        gate = layer.gate
+        needs_scores = layer._needs_scores or any(parameter.requires_grad for parameter in gate.parameters())
+        return gate.route(input) if needs_scores else gate.decide(input)
 
     def output(self, step: Step) -> torch.Tensor:
         """The selected experts' outputs."""
-        output = train_routing(
-            *(step.weighed(step.select(step.source, step.routing.indices)), step.routing),
-            expert_channels=step.expert_channels,
-            signal=step.signal,
-            damping=step.damping,
-        )
+        layer = step.layer
+        output = step.damped(step.weighed(step.select(step.routing.indices)))
         # Damping counts errors that are not finite by itself.
-        counter = step.signal.num_nonfinite if step.damping is None else None
+        counter = layer._signal.num_nonfinite if layer._active_damping is None else None
         return _FrozenOutput.apply(output, step.routing.scores, counter)  # type: ignore[return-value]
 
 
@@ -109,19 +105,17 @@ class RoutingClassificationLearner(Learner):
 
     def output(self, step: Step) -> torch.Tensor:
         """The selected experts' outputs; in backward, the gate learns and the experts receive the damped error."""
-        step.gate.refuse_memory(self.rule)
-        output = step.weighed(step.select(step.source, step.routing.indices))
-        damping = step.damping
+        layer = step.layer
+        layer.gate.refuse_memory(self.rule)
+        output = step.weighed(step.select(step.routing.indices))
+        damping = layer._active_damping
         if damping is not None and not have_one_threshold(self.rule, damping):
             # Two thresholds take two passes; the gate is to see the whole error, so the damping comes last in backward.
-            output = train_routing(
-                output, step.routing, expert_channels=step.expert_channels, signal=step.signal, damping=damping
-            )
-            damping = None
+            output, damping = step.damped(output), None
         return train_routing(
             *(output, step.routing),
-            expert_channels=step.expert_channels,
-            signal=step.signal,
+            expert_channels=layer._expert_channels,
+            signal=layer._signal,
             rule=self.rule,
             damping=damping,
         )

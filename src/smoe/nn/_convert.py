@@ -255,7 +255,7 @@ def _copy_filters(new: FilterBank, old: nn.Module, change: Change) -> None:
             new.weight[share] = weight[number]
             if new.bias is not None:
                 assert bias is not None
-                new.bias[share if new.bias_owner == "expert" else number] = bias[number]
+                new.bias[share if new._bias_owner == "expert" else number] = bias[number]
 
 
 def _replace(model: nn.Module, name: str, new: nn.Module) -> nn.Module:

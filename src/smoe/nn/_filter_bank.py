@@ -37,7 +37,7 @@ from smoe.nn._gates import FactorisedGate, TensorGate
 from smoe.nn._routed_layer import RoutedLayer, check_positive
 from smoe.nn._shared_parameters import change_parameter
 from smoe.ops._conv_kernels import HeldPlan, hold_plan
-from smoe.ops._families import ALL_FAMILIES, experts_of, slot_products
+from smoe.ops._families import slot_products
 from smoe.ops._gather import routed_bias
 from smoe.ops._operators import has_transforms
 from smoe.ops._routing import family_members
@@ -246,8 +246,8 @@ def as_bank(
 class FilterBank(RoutedLayer):
     """A bank of filters `(X * F, C, *kernel)`, of which a gate selects some at every pixel.
 
-    A geometry derives from this class and defines `apply_bank`, `apply_filters` and `output_grid`, and the two ways to
-    make a layer: its constructor, which is that of the layer it replaces, and `from_experts`.
+    A geometry derives from this class and defines `_apply_bank`, `_apply_filters` and `_output_grid`, and the two ways
+    to make a layer: its constructor, which is that of the layer it replaces, and `from_experts`.
     """
 
     stride: tuple[int, ...] = (1,)
@@ -306,27 +306,22 @@ class FilterBank(RoutedLayer):
         bias = default_bias(gate, is_default_rule=is_default_rule) if bias is None else bias
         if bias not in (True, False, *BIAS_OWNERS):
             raise ValueError(f"bias must be True, False, {' or '.join(map(repr, BIAS_OWNERS))}, got {bias!r}")
-        self.bias_owner: BiasOwner | None = "expert" if bias is True else bias or None
-        num_biases = (num_selected if self.bias_owner == "slot" else num_experts) * expert_channels
-        self.bias = nn.Parameter(torch.zeros(num_biases, device=device, dtype=dtype)) if self.bias_owner else None
-        self.affine = None
+        self._bias_owner: BiasOwner | None = "expert" if bias is True else bias or None
+        num_biases = (num_selected if self._bias_owner == "slot" else num_experts) * expert_channels
+        self.bias = nn.Parameter(torch.zeros(num_biases, device=device, dtype=dtype)) if self._bias_owner else None
+        self._affine = None
         if local_affine:
             if gate.spatial_shape is None:
                 raise ValueError(f"local_affine needs a gate that was made for a grid, got {type(gate).__name__}")
-            self.affine = LocalAffine(self.out_channels, gate.spatial_shape, device=device, dtype=dtype)
-        if self.weight.device != self.signal.num_nonfinite.device:
-            self.signal.to(self.weight.device)
+            self._affine = LocalAffine(self.out_channels, gate.spatial_shape, device=device, dtype=dtype)
+        if self.weight.device != self._signal.num_nonfinite.device:
+            self._signal.to(self.weight.device)
         self.reset_parameters()
 
     @property
     def out_channels(self) -> int:
         """E * F, the number of output channels."""
-        return self.num_selected * self.expert_channels
-
-    @property
-    def fan_in(self) -> int:
-        """Numbers of a filter."""
-        return self.weight.shape[1:].numel()
+        return self.gate.num_selected * self._expert_channels
 
     def reset_parameters(self) -> None:
         """Draws the experts anew (Kaiming uniform) and zeroes the bias; the gate may be shared, so it is left alone.
@@ -335,27 +330,27 @@ class FilterBank(RoutedLayer):
         experts part because each learns from its own pixels. Those of a single family start at random.
         """
         nn.init.kaiming_uniform_(self.weight, nonlinearity="relu")
-        if self.gate.order == "families" and self.num_selected > 1:
-            members = family_members(self.num_experts, self.num_selected, device=self.weight.device)
-            experts = self.weight.data.unflatten(0, (-1, self.expert_channels))
+        if self.gate.order == "families" and self.gate.num_selected > 1:
+            members = family_members(self.gate.num_experts, self.gate.num_selected, device=self.weight.device)
+            experts = self.weight.data.unflatten(0, (-1, self._expert_channels))
             for place in range(1, members.shape[1]):
                 experts.index_copy_(0, members[:, place], experts[members[:, 0]])
         if self.bias is not None:
             nn.init.zeros_(self.bias)
-        if self.affine is not None:
-            self.affine.reset_parameters()
+        if self._affine is not None:
+            self._affine.reset_parameters()
 
-    def planned_grid(self) -> tuple[int, ...]:
+    def _planned_grid(self) -> tuple[int, ...]:
         """The output grid as the kernels see it, of a layer whose gate was made for one."""
         assert self.gate.spatial_shape is not None
         return self.gate.spatial_shape
 
-    def plan_routing(self) -> None:
+    def _plan_routing(self) -> None:
         """Makes what the kernels derive from a decided routing, and keeps it as long as the layer lives."""
         plan = None
         if isinstance(self.gate, DecidedGate):
-            options = {"expert_channels": self.expert_channels, "stride": self.stride[0]}
-            plan = hold_plan(self.weight, self.gate.indices, self.planned_grid(), **options)
+            options = {"expert_channels": self._expert_channels, "stride": self.stride[0]}
+            plan = hold_plan(self.weight, self.gate.indices, self._planned_grid(), **options)
         self._plan = plan
 
     def __getstate__(self) -> dict[str, object]:
@@ -364,21 +359,22 @@ class FilterBank(RoutedLayer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.plan_routing()
+        self._plan_routing()
 
-    def finish(self, output: torch.Tensor) -> torch.Tensor:
+    def _finish(self, output: torch.Tensor, pixels: torch.Tensor | None) -> torch.Tensor:
         """Adds the bias of the slots to `(B, E * F, *grid)` and applies the local affine map."""
-        if self.bias is not None and self.bias_owner == "slot":
+        if self.bias is not None and self._bias_owner == "slot":
             output = output + self.bias.to(output.dtype).view(-1, *(1,) * (output.ndim - 2))
-        return output if self.affine is None else self.affine(output)
+        if self._affine is None:
+            return output
+        if pixels is None:
+            return self._affine(output)
+        scale, offset = (part[:, pixels].to(output.dtype) for part in (self._affine.scale, self._affine.offset))
+        return torch.addcmul(offset, output, scale)
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`(B, C, *grid)` to `(B, E * F, *grid)`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
-        return self.finish(super().forward(input))
-
-    def check_input(self, input: torch.Tensor) -> None:
+    def _check_input(self, input: torch.Tensor) -> None:
         """As its base says; refuses an input of another dtype than the weights, unless autocast converts both."""
-        super().check_input(input)
+        super()._check_input(input)
         if input.dtype != self.weight.dtype and not torch.is_autocast_enabled(input.device.type):
             raise ValueError(
                 f"the layer's weights are {self.weight.dtype}, got an input of {input.dtype}: convert one of them, as "
@@ -387,78 +383,93 @@ class FilterBank(RoutedLayer):
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows behind those of the geometry, and only those that are not the default."""
-        if self.order == "families" and self.expert_channels == 1 and self.num_experts % self.num_selected == 0:
-            parts = [f"candidates={self.num_experts // self.num_selected}"]
+        if (
+            self.gate.order == "families"
+            and self._expert_channels == 1
+            and self.gate.num_experts % self.gate.num_selected == 0
+        ):
+            parts = [f"candidates={self.gate.num_experts // self.gate.num_selected}"]
         else:
-            parts = [f"num_experts={self.num_experts}", f"num_selected={self.num_selected}"]
-            parts += [f"expert_channels={self.expert_channels}", f"order={self.order!r}"]
-        if self.bias_owner != "expert":
-            parts.append(f"bias={self.bias_owner or False!r}")
+            parts = [f"num_experts={self.gate.num_experts}", f"num_selected={self.gate.num_selected}"]
+            parts += [f"expert_channels={self._expert_channels}", f"order={self.gate.order!r}"]
+        if self._bias_owner != "expert":
+            parts.append(f"bias={self._bias_owner or False!r}")
         return ", ".join([*parts, super().extra_repr()])
 
     @abstractmethod
-    def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Filters `(B, C, ...)` with the experts `(1 or B, E', P)` of each pixel; returns `(B, E' * F, *grid)`."""
 
     @abstractmethod
-    def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
+    def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Filters `(B, C, ...)` with each of `(O, C, *kernel)` everywhere; returns `(B, O, *grid)`."""
 
-    def select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def _select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Filters each pixel with its experts, and adds their bias."""
-        output = self.apply_bank(source, indices)
-        if self.bias is None or self.bias_owner == "slot":
+        output = self._apply_bank(source, indices)
+        if self.bias is None or self._bias_owner == "slot":
             return output
-        bias = routed_bias(self.bias, indices, self.expert_channels)
+        bias = routed_bias(self.bias, indices, self._expert_channels)
         if bias.dtype != output.dtype:
             bias = bias.to(output.dtype)
         bias = bias.unflatten(2, output.shape[2:])
         # The biases are as large as the output of one sample: nothing else needs them, so the sum takes their place.
         return bias.add_(output) if bias.shape == output.shape and not has_transforms() else output + bias
 
+    def _trained_parameter(self) -> nn.Parameter | None:
+        weight = self._parameters.get("weight")
+        return weight if weight is not None and weight.requires_grad else super()._trained_parameter()
+
+    def _compared(self) -> tuple[torch.Tensor, ...]:
+        weight = self.weight.detach()
+        return (weight,) if self.bias is None or self._bias_owner == "slot" else (weight, self.bias.detach())
+
     @torch.no_grad()
-    def candidate_products(
-        self, source: torch.Tensor, error: torch.Tensor, families: slice = ALL_FAMILIES
+    def _candidate_products(
+        self,
+        source: torch.Tensor,
+        error: torch.Tensor,
+        families: slice,
+        experts: slice,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As its base says, by one pass over the input for each candidate of a family but the first.
 
         Only differences within a family matter, so the filters are those of a candidate less those of the first.
         """
-        members = family_members(self.num_experts, self.num_selected, device=self.weight.device)[families]
-        experts = self.weight.unflatten(0, (-1, self.expert_channels))
-        first = torch.zeros_like(experts[:1]) if self.weighted else experts[members[:, 0]]
-        biases = None if self.bias is None or self.bias_owner == "slot" else self.bias.view(-1, self.expert_channels)
-        flat_error = error.flatten(2).unflatten(1, (-1, self.expert_channels))[:, families].flatten(1, 2)
-        compared = experts_of(self.num_experts, self.num_selected, families)
-        products = flat_error.new_zeros(
-            compared.stop - compared.start,
-            flat_error.shape[2],
-            dtype=torch.promote_types(error.dtype, torch.float32),
-        )
-        for place in range(0 if self.weighted else 1, members.shape[1]):
-            filters = (experts[members[:, place]] - first).flatten(0, 1).to(source.dtype)
-            outputs = self.apply_filters(source, filters)
-            found = slot_products(flat_error, outputs.flatten(2), self.expert_channels)
-            if biases is not None:
-                offset = biases[members[:, place]] - (0.0 if self.weighted else biases[members[:, 0]])
-                total = flat_error.to(found.dtype).sum(dim=0).unflatten(0, (-1, self.expert_channels))
+        X, E, F = self.gate.num_experts, self.gate.num_selected, self._expert_channels
+        members = family_members(X, E, device=weight.device)[families]
+        filters_of = weight.unflatten(0, (-1, F))
+        first = torch.zeros_like(filters_of[:1]) if self._weighted else filters_of[members[:, 0]]
+        flat_error = error.flatten(2).unflatten(1, (-1, F))[:, families].flatten(1, 2)
+        dtype = torch.promote_types(error.dtype, torch.float32)
+        products = flat_error.new_zeros(experts.stop - experts.start, flat_error.shape[2], dtype=dtype)
+        for place in range(0 if self._weighted else 1, members.shape[1]):
+            filters = (filters_of[members[:, place]] - first).flatten(0, 1).to(source.dtype)
+            outputs = self._apply_filters(source, filters)
+            found = slot_products(flat_error, outputs.flatten(2), F)
+            if bias is not None:
+                biases = bias.view(-1, F)
+                offset = biases[members[:, place]] - (0.0 if self._weighted else biases[members[:, 0]])
+                total = flat_error.to(found.dtype).sum(dim=0).unflatten(0, (-1, F))
                 found += (total * offset[:, :, None]).sum(dim=1)
             # Families that are smaller repeat their first expert, whose product is 0, or its own once more.
-            products.index_copy_(0, members[:, place] - compared.start, found)
+            products.index_copy_(0, members[:, place] - experts.start, found)
         return products[None]
 
-    def restart_experts(self, sources: torch.Tensor, generator: torch.Generator) -> None:
+    def _restart_experts(self, sources: torch.Tensor, generator: torch.Generator) -> None:
         """Makes experts copies of others with 2 % of noise; the optimiser's state does not change."""
-        is_copy = sources != torch.arange(self.num_experts, device=sources.device)
+        is_copy = sources != torch.arange(self.gate.num_experts, device=sources.device)
 
         def copy_rows(whole: torch.Tensor, *, is_changed: bool = False) -> None:
             # `.data`: another graph may wait for its backward pass with these weights, and hardly used these experts.
-            experts = whole.data.unflatten(0, (-1, self.expert_channels))
+            experts = whole.data.unflatten(0, (-1, self._expert_channels))
             new = experts[sources]
             if is_changed:
                 new = new * (1.0 + _RESTART_NOISE * host_normal(new.shape, generator, new))
             experts.copy_(torch.where(is_copy.view(-1, *(1,) * (experts.ndim - 1)), new, experts))
 
         change_parameter(self, "weight", lambda weight: copy_rows(weight, is_changed=True))
-        if self.bias is not None and self.bias_owner == "expert":
+        if self.bias is not None and self._bias_owner == "expert":
             change_parameter(self, "bias", copy_rows)

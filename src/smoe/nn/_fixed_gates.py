@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import torch
-from torch import nn
 
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gate_init import expert_membership
@@ -127,9 +126,9 @@ class DecidedGate(SpatialGate):
         scores = self.raw_scores(input).flatten(1)[None]
         return Routing(self.indices, scores, scores, scores)
 
-    def route(self, input: torch.Tensor | None, reader: nn.Module | None, select: Any = None) -> Routing:
+    def route(self, input: torch.Tensor | None) -> Routing:
         """The experts given, with empty scores."""
-        del input, reader, select
+        del input
         nothing = self.no_scores
         return Routing(self.indices, nothing, nothing, nothing)
 
@@ -138,6 +137,10 @@ class DecidedGate(SpatialGate):
         del input
         scores = torch.zeros(self.num_experts, self.indices.shape[2], device=self.indices.device)
         return scores.scatter_(0, self.indices[0].long(), 1.0).unflatten(1, self._grid)
+
+    def decide(self, input: torch.Tensor | None) -> Routing:
+        """The experts given, with empty scores."""
+        return self.route(input)
 
     @property
     def _num_candidates(self) -> list[int]:
@@ -261,13 +264,13 @@ class NoisyGate(SpatialGate):
         """Grid of the gate that receives the noise."""
         return self.gate.spatial_shape
 
+    def decide(self, input: torch.Tensor | None) -> Routing:
+        """What the gate decides with its noise."""
+        return self.route(input)
+
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
         """Scores of the gate before the noise."""
         return self.gate.raw_scores(input)
-
-    def score_sources(self) -> tuple[torch.Tensor, ...] | None:
-        """Parameters of the gate that receives the noise."""
-        return self.gate.score_sources()
 
     def add_noise(self, clean: torch.Tensor, input: torch.Tensor | None) -> tuple[torch.Tensor, float]:
         """The scores with independent noise for each sample of the input."""

@@ -56,12 +56,12 @@ def freeze(model: Model) -> Model:
         layer.freeze()
     for layer in layers:
         gate = layer.gate
-        needs_scores = layer.weighted or layer.active_damping is not None or gate.looks_at_input
+        needs_scores = layer._weighted or layer._active_damping is not None or gate.looks_at_input
         if needs_scores or gate.spatial_shape is None or isinstance(gate, DecidedGate):
             continue
         if id(gate) not in decided:
             decided[id(gate)] = _decide(gate)
-        layer.replace_gate(decided[id(gate)])
+        layer._replace_gate(decided[id(gate)])
     return frozen
 
 

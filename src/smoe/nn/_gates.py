@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import nn
 
-from smoe.nn._gate import BandedGate
+from smoe.nn._gate import SpatialGate
 from smoe.nn._gate_init import (
     START_STD,
     check_scale,
@@ -21,42 +20,14 @@ from smoe.nn._gate_init import (
     host_normal,
     smooth_fields,
 )
+from smoe.nn._own_steps import SelfTaught
 from smoe.nn._routed_layer import check_grid, check_positive
-from smoe.nn._shared_parameters import SharedModule, change_parameter, gather, is_sharded, save_once
+from smoe.nn._shared_parameters import save_once
 from smoe.ops._families import sample_factorised
 from smoe.ops._interpolation import interpolate_grid
-from smoe.ops._operators import has_library, has_transforms
+from smoe.ops._operators import has_library
 from smoe.ops._routing import Routing, nan_where_nonfinite, refuses_nonfinite
 from smoe.options import GATE_INITS, GateInit, Normalization, Order
-
-
-def scale_gradient(values: torch.Tensor, factor: float) -> torch.Tensor:
-    """Returns the values; in backward, multiplies the gradient by a factor.
-
-    A step along the gradient then changes the scores alike, whatever the scale of the scores and the number of pixels
-    that share a value. It is for optimisers such as SGD; those that divide by the size of the gradient, as Adam does,
-    are not affected.
-
-    Args:
-        values: Parameter of a gate.
-        factor: Factor of its gradient.
-    """
-    if has_transforms():
-        # The same by plain operations: the difference is 0, and has the derivative.
-        scaled = values * factor
-        return values.detach() + (scaled - scaled.detach())
-    return _ScaledGradient.apply(values, factor)  # type: ignore[return-value]
-
-
-class _ScaledGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, values, factor):
-        ctx.factor = factor
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        return grad_outputs[0] * ctx.factor, None
 
 
 def kaiming_bound(num_experts: int, num_selected: int, expert_channels: int = 1) -> float:
@@ -64,7 +35,7 @@ def kaiming_bound(num_experts: int, num_selected: int, expert_channels: int = 1)
     return math.sqrt(3.0 * num_experts / (num_selected * expert_channels))
 
 
-class TensorGate(BandedGate):
+class TensorGate(SpatialGate):
     """A learned tensor of scores `(X, *grid)`, shared by all samples.
 
     Args:
@@ -82,6 +53,8 @@ class TensorGate(BandedGate):
         device: Device of the scores.
         dtype: Dtype of the scores.
     """
+
+    step_size = 0.1
 
     def __init__(
         self,
@@ -161,15 +134,6 @@ class TensorGate(BandedGate):
                 bound = self.bound if self.init == "kaiming" else self.bound**2
                 self.scores.uniform_(-bound, bound)
 
-    def row_parameters(self) -> tuple[nn.Parameter, ...]:
-        """The learned tensor."""
-        return (self.scores,)
-
-    def scores_of(self, rows: tuple[torch.Tensor, ...], common: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Rows of the learned tensor."""
-        del common
-        return rows[0].flatten(1)
-
     def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
         """The learned tensor."""
         del input
@@ -184,7 +148,7 @@ class TensorGate(BandedGate):
 _KEY_CHANGE = 0.3
 
 
-class PixelEmbedding(SharedModule):
+class PixelEmbedding(SelfTaught):
     """A few learned numbers for each pixel; gates of one grid may share them.
 
     Args:
@@ -228,7 +192,7 @@ class PixelEmbedding(SharedModule):
         return f"rank={len(self.values)}, spatial_shape={self.spatial_shape}"
 
 
-class FactorisedGate(BandedGate):
+class FactorisedGate(SpatialGate):
     """Scores `scale * keys . embedding`, shared by all samples.
 
     Args:
@@ -284,6 +248,8 @@ class FactorisedGate(BandedGate):
         self.embedding = embedding
         save_once(self, "embedding")
         self.keys = nn.Parameter(torch.empty(num_experts, len(embedding.values), device=device, dtype=dtype))
+        no_seed = torch.zeros((), dtype=torch.int64, device=device)
+        self.register_buffer("_no_seed", no_seed, persistent=False)
         self.reset_keys()
 
     @classmethod
@@ -322,11 +288,6 @@ class FactorisedGate(BandedGate):
         """Sizes of the grid the gate was made for."""
         return self.embedding.spatial_shape
 
-    @property
-    def gradient_gain(self) -> float:
-        """That of the embedding, with keys of their size at the start."""
-        return 1.0 / self.scale
-
     def reset_keys(self) -> None:
         """Draws the keys anew."""
         nn.init.normal_(self.keys, std=1.0 / math.sqrt(self.keys.shape[1]))
@@ -339,64 +300,29 @@ class FactorisedGate(BandedGate):
             sources: For each expert the one whose key it takes, `(X,)`; its own number leaves it as it is.
             generator: Generator of the change, on the CPU.
         """
+        keys = self.keys.data
+        copied = keys[sources]
+        change = host_normal(keys.shape, generator, keys) * copied.square().mean(dim=1, keepdim=True).sqrt()
+        is_copy = (sources != torch.arange(len(keys), device=keys.device))[:, None]
+        keys.copy_(torch.where(is_copy, copied + _KEY_CHANGE * change, keys))
 
-        def copy_rows(whole: torch.Tensor) -> None:
-            # `.data`: another graph may wait for its backward pass with these keys.
-            keys = whole.data
-            copied = keys[sources]
-            change = host_normal(keys.shape, generator, keys) * copied.square().mean(dim=1, keepdim=True).sqrt()
-            is_copy = (sources != torch.arange(len(keys), device=keys.device))[:, None]
-            keys.copy_(torch.where(is_copy, copied + _KEY_CHANGE * change, keys))
-
-        change_parameter(self, "keys", copy_rows)
-
-    def row_parameters(self) -> tuple[nn.Parameter, ...]:
-        """The keys."""
-        return (self.keys,)
-
-    def common_parameters(self) -> tuple[torch.Tensor, ...]:
-        """The embedding."""
-        return (gather(self.embedding.values).to(self.keys.dtype),)
-
-    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
-        """Without an embedding that FSDP has sharded with another layer, to whose unit it belongs."""
-        for name, child in super().named_children():
-            if child is not self.embedding or is_sharded(self) or not is_sharded(child):
-                yield name, child
-
-    def scores_of(self, rows: tuple[torch.Tensor, ...], common: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def scores_of(self, experts: slice) -> torch.Tensor:
         """The products of keys and embedding."""
-        (keys,), (values,) = rows, common
-        keys = scale_gradient(keys, 1.0 / (self.scale**2 * self.num_pixels))
-        values = scale_gradient(values, 1.0 / self.scale**2)
-        return (self.scale * keys) @ values.flatten(1)
+        return (self.scale * self.keys[experts]) @ self.embedding.values.to(self.keys.dtype).flatten(1)
 
-    @property
-    def can_draw(self) -> bool:
-        """Whether `draw` is better than ranking the scores: in bands, or where a kernel does both at once."""
-        return self._has_kernel or self.works_in_bands
+    def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
+        """The products of all keys and the embedding."""
+        del input
+        return self.scores_of(slice(None)).unflatten(1, self.spatial_shape)
 
-    @property
-    def _has_kernel(self) -> bool:
-        is_plain_float = self.keys.device.type == "cpu" and self.keys.dtype == torch.float32
-        return self.selects_families and is_plain_float and has_library()
-
-    def draw(self, seed: torch.Tensor, noise: float) -> Routing:
-        """Selects an expert of each family by the scores with noise, without storing the scores.
-
-        Args:
-            seed: Seed of the noise, an int64 scalar.
-            noise: Standard deviation of the noise, in units of the scores.
-
-        Returns:
-            A routing with empty scores.
-        """
-        if not self._has_kernel:
+    def draw(self, seed: torch.Tensor | None, noise: float) -> Routing:
+        """Selects an expert of each family by the scores with noise, by one kernel where there is one."""
+        keys = self.keys.detach()
+        if keys.device.type != "cpu" or keys.dtype != torch.float32 or not has_library():
             return super().draw(seed, noise)
-        # Detached, and not under `no_grad`: after an error, an exported program would leave gradients switched off.
-        keys, embedding = self.scale * self.keys.detach(), self.common_parameters()[0].detach().flatten(1)
-        indices = sample_factorised(keys, embedding, self.num_selected, seed, noise)
-        nothing = embedding.new_empty(1, 0, embedding.shape[1])
+        keys, embedding = self.scale * keys, self.embedding.values.detach().flatten(1)
+        indices = sample_factorised(keys, embedding, self.num_selected, self._no_seed if seed is None else seed, noise)
+        nothing = embedding[None, :0]
         unranked = None
         if not refuses_nonfinite(keys.device):
             unranked = nan_where_nonfinite(embedding[None]) + nan_where_nonfinite(keys.view(1, -1, 1))
@@ -407,7 +333,7 @@ class FactorisedGate(BandedGate):
         return f"{super().extra_repr()}, rank={self.keys.shape[1]}, scale={self.scale:g}"
 
 
-class CoarseGate(BandedGate):
+class CoarseGate(SpatialGate):
     """Scores of a coarse grid, interpolated linearly between the centres of its cells, shared by all samples.
 
     Args:
@@ -513,7 +439,7 @@ class CoarseGate(BandedGate):
         if len(grid) != len(self.grid):
             raise ValueError(f"the gate has {len(self.grid)} axes, but the new grid is {grid}")
         self.grid = grid
-        self.restart_memory(self.num_pixels)
+        self.restart_memory(torch.Size(grid).numel())
 
     def reset_parameters(self) -> None:
         """Draws the scores anew."""
@@ -521,21 +447,14 @@ class CoarseGate(BandedGate):
         with torch.no_grad():
             self.values.mul_(START_STD / self.scale)
 
-    @property
-    def gradient_gain(self) -> float:
-        """A cell has the mean gradient of its pixels."""
-        return math.sqrt(torch.Size(self.coarse_shape).numel() / self.num_pixels) / self.scale
-
-    def row_parameters(self) -> tuple[nn.Parameter, ...]:
-        """The scores of the coarse grid."""
-        return (self.values,)
-
-    def scores_of(self, rows: tuple[torch.Tensor, ...], common: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def scores_of(self, experts: slice) -> torch.Tensor:
         """The scores of the coarse grid, interpolated."""
-        del common
-        num_cells = torch.Size(self.coarse_shape).numel()
-        values = scale_gradient(rows[0], num_cells / (self.scale**2 * self.num_pixels))
-        return interpolate_grid(self.scale * values, self.grid, wraps=self.wraps).flatten(1)
+        return interpolate_grid(self.scale * self.values[experts], self.grid, wraps=self.wraps).flatten(1)
+
+    def raw_scores(self, input: torch.Tensor | None = None) -> torch.Tensor:
+        """The scores of all experts."""
+        del input
+        return self.scores_of(slice(None)).unflatten(1, self.grid)
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""

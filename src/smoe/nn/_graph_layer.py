@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 from smoe.nn._filter_bank import BankOptions, FilterBank, LayerOptions, as_bank
-from smoe.nn._gate import BandedGate
 from smoe.nn._nodes import node_order_of
 from smoe.nn._routed_layer import check_positive
 from smoe.nn._shared_parameters import is_sharded
@@ -28,7 +27,6 @@ from smoe.ops._graph import (
 )
 from smoe.ops._operators import has_transforms
 from smoe.ops._routed_conv import routed_conv
-from smoe.ops._routing import Routing
 
 
 class KeptGraph:
@@ -361,13 +359,7 @@ class GraphMoE(FilterBank):
         if node_id is None and self.fixed_graph and not (torch.compiler.is_compiling() or has_transforms()):
             self._note_edges(edge_index, x.shape[-2])
         features = self.neighbourhood.features(samples, edge_index, edge_weight, edge_attr, x.shape[-2])
-        # Where the scores of all nodes are computed in bands, the rule would learn about all nodes.
-        is_banded = isinstance(self.gate, BandedGate) and self.gate.works_in_bands
-        routing = self.route(features, needs_scores=is_banded and node_id is not None)
-        if node_id is None:
-            output = self.finish(self.respond(features, routing))
-        else:
-            output = self._finish_nodes(self.respond(features, _at_nodes(routing, node_id)), node_id)
+        output = self._run(features, node_id)
         output = output.transpose(1, 2).reshape(*x.shape[:-1], output.shape[1])
         # Written to in place, a view would lose the hook by which FSDP gathers parameters for the backward pass.
         return output.clone() if is_sharded(self) else output
@@ -415,30 +407,21 @@ class GraphMoE(FilterBank):
         for fingerprint in fingerprints.unique().tolist():
             node_order_of(self.gate).note_edges(fingerprint)
 
-    def _finish_nodes(self, output: torch.Tensor, node_id: torch.Tensor) -> torch.Tensor:
-        """As `finish`, for some of the nodes."""
-        if self.affine is None:
-            return self.finish(output)
-        if self.bias is not None and self.bias_owner == "slot":
-            output = output + self.bias.to(output.dtype)[:, None]
-        scale, offset = (part[:, node_id].to(output.dtype) for part in (self.affine.scale, self.affine.offset))
-        return torch.addcmul(offset, output, scale)
-
-    def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Applies the linear maps of each node's experts to the features of its neighbourhood."""
         rows, columns = _fold(source.shape[2])
         grid = source.unflatten(2, (rows, columns))
-        return routed_conv(grid, self.weight[:, :, None, None], indices, self.expert_channels, 1, "zeros").flatten(2)
+        return routed_conv(grid, self.weight[:, :, None, None], indices, self._expert_channels, 1, "zeros").flatten(2)
 
-    def planned_grid(self) -> tuple[int, ...]:
+    def _planned_grid(self) -> tuple[int, ...]:
         """The nodes as rows and columns."""
         return _fold(self.num_nodes)
 
-    def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
+    def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Applies linear maps `(O, C')` to the features of all neighbourhoods."""
         return filters @ source
 
-    def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
+    def _output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
         """The number of nodes."""
         del input
         return (self.num_nodes,)
@@ -450,13 +433,6 @@ class GraphMoE(FilterBank):
             f"{self.in_channels}, {self.out_channels}, num_nodes={self.num_nodes}, aggregation={hood.aggregation!r}, "
             f"edge_dim={hood.edge_dim}, {super().extra_repr()}"
         )
-
-
-def _at_nodes(routing: Routing, node_id: torch.Tensor) -> Routing:
-    """The routing of some of the nodes."""
-    indices, scores, clean, noisy = (part.index_select(2, node_id) for part in routing[:4])
-    unranked = None if routing.unranked is None else routing.unranked.index_select(2, node_id)
-    return Routing(indices, scores, clean, noisy, routing.noise_std, unranked)
 
 
 def _fold(num_nodes: int) -> tuple[int, int]:

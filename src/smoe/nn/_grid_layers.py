@@ -272,6 +272,12 @@ class GridMoE(FilterBank):
         self.dilation = (1,) * num_axes
         self.output_padding = (0,) * num_axes
         self.padding_mode: PaddingMode = padding_mode
+        # Channels, grid and dtype of an input that was accepted.
+        self._seen_input: tuple[torch.Size, torch.dtype] | None = None
+
+    def _plan_routing(self) -> None:
+        super()._plan_routing()
+        self._seen_input = None
 
     def _sizes(self, name: str, value: object) -> tuple[int, ...]:
         """A number for each axis; one number is that of all axes."""
@@ -287,13 +293,18 @@ class GridMoE(FilterBank):
 
         Channels `[s * F, (s + 1) * F)` are each pixel's s-th expert.
         """
-        if isinstance(input, torch.Tensor) and input.ndim == len(self._axes) + 1:
-            return super().forward(input.unsqueeze(0)).squeeze(0)
-        return super().forward(input)
+        # As a rule, an input is like that of the pass before.
+        if type(input) is not torch.Tensor or (input.shape[1:], input.dtype) != self._seen_input:
+            if isinstance(input, torch.Tensor) and input.ndim == len(self._axes) + 1:
+                return self(input.unsqueeze(0)).squeeze(0)
+            self._check_input(input)
+            if not torch.compiler.is_compiling() and input.dtype == self.weight.dtype:
+                self._seen_input = (input.shape[1:], input.dtype)
+        return self._run(input)
 
-    def check_input(self, input: torch.Tensor) -> None:
+    def _check_input(self, input: torch.Tensor) -> None:
         """As its base says; refuses other channels, and an output grid that is not that of the gate."""
-        super().check_input(input)
+        super()._check_input(input)
         if input.ndim != len(self._axes) + 2 or input.shape[1] != self.in_channels:
             expected = ", ".join(["B", str(self.in_channels), *self._axes])
             raise ValueError(
@@ -304,14 +315,14 @@ class GridMoE(FilterBank):
             return
         if len(made_for) == 2:
             check_output_grid(input, self.stride[0], made_for)
-        elif self.output_grid(input) != made_for:
+        elif self._output_grid(input) != made_for:
             wanted = tuple(size * self.stride[0] for size in made_for)
             raise ValueError(
                 f"the layer was made for an output grid of {made_for}, that of inputs of {wanted}, got an input of "
                 f"{tuple(input.shape[2:])}: resize it, or make a layer for its grid"
             )
 
-    def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
+    def _output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
         """Sizes of the output for an input."""
         if input is None:
             raise ValueError("give the input: the gate was made for no grid")
@@ -363,11 +374,11 @@ class SpatialMoE2d(GridMoE):
     _axes = ("rows", "columns")
     _padding_modes = PADDING_MODES
 
-    def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""
-        return routed_conv(source, self.weight, indices, self.expert_channels, self.stride[0], self.padding_mode)
+        return routed_conv(source, self.weight, indices, self._expert_channels, self.stride[0], self.padding_mode)
 
-    def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
+    def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Convolves with filters `(O, C, kh, kw)` everywhere."""
         return grid_conv2d(source, filters, stride=self.stride[0], padding_mode=self.padding_mode)
 
@@ -386,12 +397,12 @@ class SpatialMoE1d(GridMoE):
 
     _axes = ("length",)
 
-    def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""
-        options = (self.expert_channels, self.stride[0], self.padding_mode)
+        options = (self._expert_channels, self.stride[0], self.padding_mode)
         return routed_conv(source.unsqueeze(2), self.weight.unsqueeze(2), indices, *options).squeeze(2)
 
-    def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
+    def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Convolves with filters `(O, C, k)` everywhere."""
         stride, mode = self.stride[0], self.padding_mode
         return grid_conv2d(source.unsqueeze(2), filters.unsqueeze(2), stride=stride, padding_mode=mode).squeeze(2)
@@ -411,11 +422,11 @@ class SpatialMoE3d(GridMoE):
 
     _axes = ("depth", "rows", "columns")
 
-    def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each voxel with the filters of its experts."""
-        return routed_conv(source, self.weight, indices, self.expert_channels, self.stride[0], self.padding_mode)
+        return routed_conv(source, self.weight, indices, self._expert_channels, self.stride[0], self.padding_mode)
 
-    def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
+    def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Convolves with filters `(O, C, kd, kh, kw)` everywhere."""
         return convolve(source, filters, stride=self.stride[0], padding_mode=self.padding_mode)
 

@@ -124,9 +124,10 @@ def _resize(layer: Any, grid: tuple[int, int], mode: Interpolation, name: str) -
             layer.resize_grid(grid, resize)
         return
     _resize_gate(layer.gate, grid, mode, wraps, name)
-    if isinstance(layer, SpatialMoE2d) and layer.affine is not None:
-        layer.affine.scale = _interpolated(layer.affine.scale, grid, mode, wraps, name)
-        layer.affine.offset = _interpolated(layer.affine.offset, grid, mode, wraps, name)
+    layer._plan_routing()
+    if isinstance(layer, SpatialMoE2d) and layer._affine is not None:
+        layer._affine.scale = _interpolated(layer._affine.scale, grid, mode, wraps, name)
+        layer._affine.offset = _interpolated(layer._affine.offset, grid, mode, wraps, name)
 
 
 def _resize_gate(
@@ -138,11 +139,11 @@ def _resize_gate(
         # A layer that the gate holds is met for itself.
         return
     elif isinstance(gate, TensorGate):
-        gate.scores = _interpolated(gate.scores, grid, mode, wraps, name)
+        gate.replace_numbers("scores", _interpolated(gate.scores, grid, mode, wraps, name))
         gate.restart_memory(grid[0] * grid[1])
     elif isinstance(gate, FactorisedGate):
         # Gates may share the embedding; the first one resizes it.
-        gate.embedding.values = _interpolated(gate.embedding.values, grid, mode, wraps, name)
+        gate.embedding.replace_numbers("values", _interpolated(gate.embedding.values, grid, mode, wraps, name))
     elif isinstance(gate, CoarseGate):
         gate.change_grid(grid)
     elif isinstance(gate, FixedGate):
@@ -264,12 +265,11 @@ def _transfer(gate: SpatialGate, near: torch.Tensor, weight: torch.Tensor, grid:
     if isinstance(gate, NoisyGate):
         _transfer(gate.gate, near, weight, grid)
     elif isinstance(gate, TensorGate):
-        gate.scores = nn.Parameter(moved(gate.scores), gate.scores.requires_grad)
+        gate.replace_numbers("scores", moved(gate.scores))
     elif isinstance(gate, FixedGate):
         gate.scores = moved(gate.scores)
     elif isinstance(gate, FactorisedGate):
-        values = gate.embedding.values
-        gate.embedding.values = nn.Parameter(moved(values), values.requires_grad)
+        gate.embedding.replace_numbers("values", moved(gate.embedding.values))
     else:
         raise ValueError(f"a {type(gate).__name__} has no field of scores that could be transferred")
 

@@ -153,20 +153,20 @@ class HEALPixMoE(FilterBank):
         indices, weights = (part.flatten(-3).index_select(-1, self.inverse) for part in found)
         return RoutingMap(indices, weights)
 
-    def prepare(self, input: torch.Tensor) -> torch.Tensor:
+    def _prepare(self, input: torch.Tensor) -> torch.Tensor:
         """The padded faces."""
         return pad_faces(input, self.width, self.border_sources)
 
-    def apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Convolves each pixel with the filters of its experts."""
         # The faces have their borders.
-        return routed_conv(source, self.weight.unsqueeze(2), indices, self.expert_channels, 1, "none")
+        return routed_conv(source, self.weight.unsqueeze(2), indices, self._expert_channels, 1, "none")
 
-    def apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
+    def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         """Convolves with filters `(O, C, k, k)` everywhere."""
         return convolve(source, filters.unsqueeze(2), padding_mode="none")
 
-    def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
+    def _output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
         """Faces, rows and columns."""
         del input
         return (12, self.nside, self.nside)

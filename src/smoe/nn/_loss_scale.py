@@ -33,8 +33,8 @@ def track_loss_scale(loss: torch.Tensor, model: nn.Module) -> torch.Tensor:
         )
     layers = [module for module in model.modules() if isinstance(module, RoutedLayer)]
     for layer in layers:
-        layer.notice_tracked_loss()
-    return _TrackLossScale.apply(loss, [layer.signal for layer in layers]) if layers else loss  # type: ignore[return-value]
+        layer._notice_tracked_loss()
+    return _TrackLossScale.apply(loss, [layer._signal for layer in layers]) if layers else loss  # type: ignore[return-value]
 
 
 class _TrackLossScale(torch.autograd.Function):

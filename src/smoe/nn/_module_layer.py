@@ -10,7 +10,7 @@ from torch import nn
 from smoe.nn._filter_bank import resolve_default_rule, resolve_gate
 from smoe.nn._gate import SpatialGate
 from smoe.nn._routed_layer import RoutedLayer
-from smoe.ops._families import ALL_FAMILIES, experts_of, slot_products
+from smoe.ops._families import slot_products
 from smoe.ops._gather import gather_experts
 from smoe.ops._routing import family_members
 from smoe.options import Order
@@ -65,48 +65,48 @@ class SpatialMoE(RoutedLayer):
         super().__init__(gate, expert_channels, weighted, rule, damping)
         self.experts = experts
 
-    def check_input(self, input: torch.Tensor) -> None:
+    def _check_input(self, input: torch.Tensor) -> None:
         """Accepts what the experts accept; a gate that looks at the input needs floating-point numbers."""
         if self.gate.looks_at_input:
-            super().check_input(input)
+            super()._check_input(input)
 
-    def prepare(self, input: torch.Tensor) -> torch.Tensor:
+    def _prepare(self, input: torch.Tensor) -> torch.Tensor:
         """Runs all experts."""
         outputs = self.experts(input)
-        expected = self.num_experts * self.expert_channels
+        expected = self.gate.num_experts * self._expert_channels
         if outputs.ndim < 3 or outputs.shape[1] != expected:
             raise ValueError(
-                f"the experts must return (B, {expected}, *grid) for {self.num_experts} experts with "
-                f"{self.expert_channels} outputs each, got shape {tuple(outputs.shape)}"
+                f"the experts must return (B, {expected}, *grid) for {self.gate.num_experts} experts with "
+                f"{self._expert_channels} outputs each, got shape {tuple(outputs.shape)}"
             )
         return outputs
 
-    def select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def _select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Keeps the outputs of the selected experts."""
-        return gather_experts(source, indices, self.expert_channels)
+        return gather_experts(source, indices, self._expert_channels)
 
     @torch.no_grad()
-    def candidate_products(
-        self, source: torch.Tensor, error: torch.Tensor, families: slice = ALL_FAMILIES
+    def _candidate_products(
+        self, source: torch.Tensor, error: torch.Tensor, families: slice, experts: slice, *compared: torch.Tensor
     ) -> torch.Tensor:
         """See `RoutedLayer`; computed from the outputs of all experts."""
-        members = family_members(self.num_experts, self.num_selected, device=source.device)[families]
-        outputs = source.flatten(2).unflatten(1, (-1, self.expert_channels))
-        flat_error = error.flatten(2).unflatten(1, (-1, self.expert_channels))[:, families].flatten(1, 2)
-        compared = experts_of(self.num_experts, self.num_selected, families)
+        members = family_members(self.gate.num_experts, self.gate.num_selected, device=source.device)[families]
+        outputs = source.flatten(2).unflatten(1, (-1, self._expert_channels))
+        flat_error = error.flatten(2).unflatten(1, (-1, self._expert_channels))[:, families].flatten(1, 2)
+        del compared
         products = flat_error.new_zeros(
-            compared.stop - compared.start,
+            experts.stop - experts.start,
             flat_error.shape[2],
             dtype=torch.promote_types(error.dtype, torch.float32),
         )
         for place in range(members.shape[1]):
             chosen = outputs[:, members[:, place]].flatten(1, 2)
             products.index_copy_(
-                0, members[:, place] - compared.start, slot_products(flat_error, chosen, self.expert_channels)
+                0, members[:, place] - experts.start, slot_products(flat_error, chosen, self._expert_channels)
             )
         return products[None]
 
-    def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
+    def _output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
         """Grid of the experts' outputs for an input."""
         if input is None:
             raise ValueError("give the input: the gate was made for no grid")

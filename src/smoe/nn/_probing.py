@@ -10,16 +10,15 @@ ratios decide, so the unit of the data has no effect.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from smoe.nn._gate import Memory, SpatialGate
+from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import TensorGate
-from smoe.nn._learner import Learner, Setting, Step
-from smoe.nn._shared_parameters import change_parameter, is_sharded
-from smoe.ops._classification import train_routing
+from smoe.nn._learner import Learner, Step
+from smoe.nn._shared_parameters import Memory, change_parameter, is_sharded
 from smoe.ops._probing import (
     Challenge,
     Disturbance,
@@ -32,7 +31,10 @@ from smoe.ops._probing import (
     observe,
 )
 from smoe.ops._routing import Routing
-from smoe.rules import Probing, Rule
+from smoe.rules import Probing
+
+if TYPE_CHECKING:
+    from smoe.nn._routed_layer import RoutedLayer
 
 # An expert that serves less than this share of what an equal division would give it starts anew.
 _DEAD_SHARE = 0.03
@@ -42,22 +44,6 @@ _RESTART_WINDOWS = 16
 _COST_DECAY = 0.9
 # Share of the past that a measurement leaves in the curvature: some fifty measurements count.
 _CURVATURE_DECAY = 0.98
-
-
-def check_exchangeable(rule: Rule, setting: Setting, needs_order: str = "score") -> None:
-    """Raises a ValueError unless one expert can take another's place, score and channel at a pixel."""
-    if setting.weighted:
-        raise ValueError(f"the rule {rule.name!r} compares experts, so it cannot learn weights: leave weighted=False")
-    if setting.gate.order != needs_order:
-        raise ValueError(
-            f"the rule {rule.name!r} gives a new expert its predecessor's channel, which needs "
-            f"order={needs_order!r}, got {setting.gate.order!r}"
-        )
-    if setting.gate.looks_at_input:
-        raise ValueError(
-            f"the rule {rule.name!r} compares one choice for all samples: it needs a gate that does not look at its "
-            f"input, got {type(setting.gate).__name__}"
-        )
 
 
 class ProbingLearner(Learner):
@@ -72,17 +58,25 @@ class ProbingLearner(Learner):
     rule: Probing
     curvature: torch.Tensor
 
-    def __init__(self, rule: Probing, setting: Setting) -> None:
-        super().__init__(rule, setting)
-        check_exchangeable(rule, setting)
-        gate = setting.gate
+    def __init__(self, rule: Probing, layer: RoutedLayer) -> None:
+        super().__init__(rule, layer)
+        gate = layer.gate
+        if layer._weighted:
+            raise ValueError(
+                f"the rule {rule.name!r} compares experts, so it cannot learn weights: leave weighted=False"
+            )
+        if gate.order != "score":
+            raise ValueError(
+                f"the rule {rule.name!r} gives a new expert its predecessor's channel, which needs order='score', got "
+                f"{gate.order!r}"
+            )
         if not isinstance(gate, TensorGate):
             raise ValueError(
                 f"the rule {rule.name!r} learns one choice for each pixel: it needs a TensorGate, got "
                 f"{type(gate).__name__}"
             )
         # Numerator and denominator of the curvature of the loss.
-        self.register_buffer("curvature", torch.zeros(2, device=setting.device))
+        self.register_buffer("curvature", torch.zeros(2, device=layer._signal.num_nonfinite.device))
 
     def make_memory(self, gate: SpatialGate) -> ProbingMemory:
         """Makes the memory of the gate."""
@@ -92,23 +86,28 @@ class ProbingLearner(Learner):
     @torch.compiler.disable  # what it does depends on counters, and it changes the gate from within backward
     def output(self, step: Step) -> torch.Tensor:  # type: ignore[override]
         """The selected experts' outputs; in backward, the gate learns what the challengers would have done."""
-        gate = step.gate
+        layer, routing = step.layer, step.routing
+        gate = layer.gate
         if gate.num_selected == gate.num_experts:
-            return step.select(step.source, step.routing.indices)
+            return step.select(routing.indices)
         assert isinstance(gate, TensorGate)
         memory = gate.memory_of(self)
         assert isinstance(memory, ProbingMemory)
-        challenge = memory.challenge(gate, step.routing)
-        selected, others = step.select_with(challenge.experts)
-        selected = train_routing(
-            selected, step.routing, expert_channels=step.expert_channels, signal=step.signal, damping=step.damping
-        )
-        return _ProbedOutput.apply(selected, others, challenge.slots, self, memory, step)  # type: ignore[return-value]
+        challenge = memory.challenge(gate, routing)
+        if step.source.device.type == "cpu":
+            selected = step.select(routing.indices)
+            with torch.no_grad():
+                others = step.select(challenge.experts)
+        else:  # all experts may be computed to select some: once
+            together = step.select(torch.cat((routing.indices, challenge.experts), dim=1))
+            num_selected = gate.num_selected * layer._expert_channels
+            selected, others = together[:, :num_selected], together[:, num_selected:].detach()
+        return _ProbedOutput.apply(step.damped(selected), others, challenge.slots, self, memory, layer)  # type: ignore[return-value]
 
     def learn(
         self,
         memory: ProbingMemory,
-        step: Step,
+        layer: RoutedLayer,
         error: torch.Tensor,
         difference: torch.Tensor,
         slots: torch.Tensor,
@@ -118,24 +117,24 @@ class ProbingLearner(Learner):
 
         Args:
             memory: Memory of the gate.
-            step: The forward pass.
+            layer: The layer.
             error: Error signal `(B, E * F, P)`.
             difference: Challenger's minus incumbent's output, `(B, F, P)`.
             slots: Slots of the incumbents, `(P,)`.
             disturbance: Disturbance of the output, if any.
         """
         # An empty batch takes part too: the other processes wait for it.
-        seen = observe(error, difference, slots, disturbance, step.signal.loss_scale)
+        seen = observe(error, difference, slots, disturbance, layer._signal.loss_scale)
         # Once in a window is enough to find the experts that carry the most error.
         parts = [*seen]
         if memory.is_last_pass:
-            parts.append(memory.costs_of(error, step.expert_channels) / step.signal.loss_scale**2)
+            parts.append(memory.costs_of(error, layer._expert_channels) / layer._signal.loss_scale**2)
         everything = torch.cat([part.flatten() for part in parts])
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             # As DistributedDataParallel does with gradients: every process decides by what all have seen.
             dist.all_reduce(everything)
         is_finite = everything.isfinite().all()
-        step.signal.num_nonfinite.add_(is_finite.logical_not())
+        layer._signal.num_nonfinite.add_(is_finite.logical_not())
         everything = torch.where(is_finite, everything, torch.zeros_like(everything))
         found = [
             part.view_as(like)
@@ -148,33 +147,33 @@ class ProbingLearner(Learner):
         rise, size = self.curvature
         # A negative one would favour whoever differs most: without a bottom to it, the loss is taken as straight.
         curvature = torch.where(size > 0.0, rise / size, 0.0).clamp(min=0.0)
-        memory.add(step.restart_experts, seen, found[4] if len(found) > 4 else None, curvature)
+        memory.add(layer._restart_experts, seen, found[4] if len(found) > 4 else None, curvature)
 
 
 class _ProbedOutput(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, selected, others, slots, learner, memory, step):
+    def forward(ctx, selected, others, slots, learner, memory, layer):
         output = selected.detach()
-        difference = others.flatten(2) - at_slots(output.flatten(2), slots, step.expert_channels)
+        difference = others.flatten(2) - at_slots(output.flatten(2), slots, layer._expert_channels)
         disturbance = None
         if memory.counters["num_passes"] == 0:
             disturbance = draw_disturbance(len(selected), len(slots), memory.counters["num_windows"], selected.device)
             output = output.contiguous()
             disturb(output.flatten(2), difference, slots, disturbance)
         ctx.save_for_backward(difference, slots)
-        ctx.learner, ctx.memory, ctx.step, ctx.disturbance = learner, memory, step, disturbance
+        ctx.learner, ctx.memory, ctx.layer, ctx.disturbance = learner, memory, layer, disturbance
         return output
 
     @staticmethod
     def backward(ctx, *grad_outputs):
         (error,) = grad_outputs
         difference, slots = ctx.saved_tensors
-        memory, step, disturbance = ctx.memory, ctx.step, ctx.disturbance
+        memory, layer, disturbance = ctx.memory, ctx.layer, ctx.disturbance
         # Derivatives that a loss is made of (`create_graph`) are no errors of a prediction: nothing is learned of them.
         if not torch.is_grad_enabled():
-            ctx.learner.learn(memory, step, error.flatten(2), difference, slots, disturbance)
+            ctx.learner.learn(memory, layer, error.flatten(2), difference, slots, disturbance)
             # A window ends when all layers that share the gate have seen this pass.
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: memory.end_pass(step.gate))
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: memory.end_pass(layer.gate))
         if disturbance is not None:
             error = error.clone(memory_format=torch.contiguous_format)
             error.flatten(2)[:, :, disturbance.pixels] = 0.0
@@ -205,7 +204,8 @@ class ProbingMemory(Memory):
         self, rule: Probing, num_experts: int, num_pixels: int, device: torch.device | str | None = None
     ) -> None:
         # Decisions so far, and backward passes in this window.
-        super().__init__(rule, "num_windows", "num_passes")
+        super().__init__("num_windows", "num_passes")
+        self.rule = rule
         self.num_experts = num_experts
         # The estimated change of the loss by each pixel's exchange, and the squares that show how uncertain it is.
         self.register_buffer("evidence", torch.zeros(num_pixels, device=device))

@@ -1,4 +1,4 @@
-"""Checks of the arguments and inputs of layers on a grid."""
+"""What the layers of every geometry are: a bank of experts and a gate that learns by the layer's rule."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from numbers import Integral
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from smoe._notebook import html_text
 from smoe.nn._gate import SpatialGate
-from smoe.nn._learner import Learner, Setting, Step, make_learner, output_under_transforms, refuse_vmap
-from smoe.nn._shared_parameters import is_freed, is_sharded, refuse_gate_apart, save_once
+from smoe.nn._learner import Learner, Step, make_learner
+from smoe.nn._shared_parameters import is_sharded, save_once
 from smoe.ops._classification import ErrorSignal
 from smoe.ops._conv_kernels import output_grid
-from smoe.ops._families import ALL_FAMILIES
 from smoe.ops._operators import has_transforms
-from smoe.ops._routing import Routing, RoutingMap, mark_unranked, weigh
-from smoe.options import PADDING_MODES, Order, PaddingMode
+from smoe.ops._routing import Routing, RoutingMap, weigh
+from smoe.options import PADDING_MODES, PaddingMode
 from smoe.rules import Damping, Frozen, Rule, resolve_damping, resolve_rule
 
 
@@ -91,8 +90,7 @@ class RoutedLayer(nn.Module, ABC):
     gradients are those of the function that is computed.
 
     Args:
-        gate: Gate that selects the experts. A gate given to several layers is shared by them and receives the sum of
-            their gradients.
+        gate: Gate that selects the experts. A gate given to several layers is shared by them and learns from all.
         expert_channels: F, the number of outputs per expert.
         weighted: Multiply the experts' outputs by their scores.
         rule: How the gate learns: a rule of `smoe.rules` or its short form.
@@ -113,22 +111,24 @@ class RoutedLayer(nn.Module, ABC):
         super().__init__()
         check_positive(expert_channels=expert_channels)
         self.gate = gate
-        self.expert_channels = expert_channels
-        self.weighted = weighted
-        self.damping = resolve_damping(damping)
+        self._expert_channels = expert_channels
+        self._weighted = weighted
         # The number of non-finite errors is no buffer: each process counts its own, and DistributedDataParallel would
         # overwrite a buffer by that of process 0.
-        self.signal = ErrorSignal(device)
+        self._signal = ErrorSignal(device)
         self._is_loss_tracked = False
         self._last_routing: Routing | None = None
         rule = resolve_rule(rule)
-        if gate.memory is not None and rule.learner == gate.memory.rule.learner and rule != gate.memory.rule:
+        known = getattr(gate.memory, "rule", None)
+        if known is not None and rule.learner == known.learner and rule != known:
             raise ValueError(
-                f"layers that share a gate decide together: this one is to have the rule {rule}, another has "
-                f"{gate.memory.rule}; give all of them the same"
+                f"layers that share a gate decide together: this one is to have the rule {rule}, another has {known}; "
+                "give all of them the same"
             )
-        self.learner: Learner = make_learner(rule, Setting(gate, weighted, device))
-        self._let_learn(self.learner)
+        self._damping = resolve_damping(damping)
+        self._learner: Learner = make_learner(rule, self)
+        self._settle_damping()
+        gate.join(self, self._learner)
         save_once(self, "gate")
         self.register_load_state_dict_post_hook(_leave_meta_device)
         self.register_load_state_dict_post_hook(_plan_routing)
@@ -137,23 +137,38 @@ class RoutedLayer(nn.Module, ABC):
     def rule(self) -> Rule:
         """How the gate learns. Assigning another rule takes effect with the next forward pass; its state starts anew.
 
-        The straight-through rule goes on counting its passes if only its numbers change, as in a schedule:
-        `layer.rule = dataclasses.replace(layer.rule, temperature=0.5)`. Layers that share a gate need the same rule, or
-        `Frozen`, when they run.
+        The straight-through rule goes on if only its numbers change, as in a schedule:
+        `layer.rule = dataclasses.replace(layer.rule, temperature=0.5)`. Once it has made the numbers of a gate buffers,
+        only `Frozen` can follow it. Layers that share a gate need the same rule, or `Frozen`, when they run.
         """
-        return self.learner.rule
+        return self._learner.rule
 
     @rule.setter
     def rule(self, rule: Rule | str) -> None:
         rule = resolve_rule(rule)
-        if rule == self.learner.rule:
+        if rule == self._learner.rule:
             return
         # The new learner first: if it refuses the layer, the old one goes on with all it has learned.
-        new = make_learner(rule, Setting(self.gate, self.weighted, self.signal.loss_scale.device))
-        new.continue_from(self.learner)
-        old, self.learner = self.learner, new.train(self.training)
-        self._let_learn(new)
-        self.gate.leave(old)
+        new = make_learner(rule, self)
+        new.continue_from(self._learner)
+        self.gate.join(self, new)
+        self._learner = new.train(self.training)
+        self._settle_damping()
+
+    @property
+    def damping(self) -> Damping | None:
+        """Damping of the error of wrongly selected experts; None for that of the rule."""
+        return self._damping
+
+    @damping.setter
+    def damping(self, damping: Damping | str | float | None) -> None:
+        self._damping = resolve_damping(damping)
+        self._settle_damping()
+
+    def _settle_damping(self) -> None:
+        """Notes the damping in force, and whether a pass needs the scores of the experts."""
+        self._active_damping = self.rule.carried_damping if self._damping is None else self._damping
+        self._needs_scores = self._weighted or self._active_damping is not None
 
     def freeze(self) -> Self:
         """Ends the learning of the gate; the experts go on learning. The same as `layer.rule = "frozen"`.
@@ -163,64 +178,33 @@ class RoutedLayer(nn.Module, ABC):
         self.rule = Frozen()
         return self
 
-    def replace_gate(self, gate: SpatialGate) -> None:
-        """Gives the layer another gate of the same numbers of experts and the same order; the rule starts anew.
-
-        Args:
-            gate: The new gate.
-        """
+    def _replace_gate(self, gate: SpatialGate) -> None:
+        """Gives the layer another gate of the same numbers of experts and the same order; the rule starts anew."""
         numbers = ("num_experts", "num_selected", "order", "spatial_shape")
         old, new = ({name: getattr(each, name) for name in numbers} for each in (self.gate, gate))
         if old != new:
             raise ValueError(f"the new gate has {new}, but the layer needs {old}")
-        learner = make_learner(self.rule, Setting(gate, self.weighted, self.signal.loss_scale.device))
-        self.gate.leave(self.learner)
-        self.gate, self.learner = gate, learner.train(self.training)
-        self._let_learn(learner)
-        self.plan_routing()
+        self.gate.leave(self)
+        self.gate = gate
+        self._learner = make_learner(self.rule, self).train(self.training)
+        gate.join(self, self._learner)
+        self._plan_routing()
 
-    def plan_routing(self) -> None:
+    def _plan_routing(self) -> None:
         """Called when a decided routing, or the place of the layer, may be another: after loading, moving, copying."""
 
-    def _let_learn(self, learner: Learner) -> None:
-        self.gate.join(learner, trains_scores=learner.trains_scores, make_memory=lambda: learner.make_memory(self.gate))
-
-    @property
-    def active_damping(self) -> Damping | None:
-        """The damping in force: the layer's own, or that of its rule."""
-        return self.rule.carried_damping if self.damping is None else self.damping
-
-    @property
-    def order(self) -> Order:
-        """Order of the selected experts: `families`, `score` or `index`."""
-        return self.gate.order
-
-    @property
-    def num_experts(self) -> int:
-        """X, the number of experts in the bank."""
-        return self.gate.num_experts
-
-    @property
-    def num_selected(self) -> int:
-        """E, the number of experts selected at each pixel."""
-        return self.gate.num_selected
-
-    @property
-    def num_nonfinite_errors(self) -> torch.Tensor:
-        """Number of backward passes whose error was not finite; the gate's gradient was zero in these."""
-        return self.signal.num_nonfinite
-
-    @property
-    def last_routing(self) -> Routing | None:
-        """Routing of the last forward pass in training mode; the auxiliary losses are made of it."""
+    def _scored_routing(self) -> Routing | None:
+        """Routing of the last forward pass in training mode, with scores; the auxiliary losses are made of it."""
         routing = self._last_routing
-        if routing is not None and is_sharded(self.gate) and is_freed(routing.scores):
+        if routing is None:
+            return None
+        if not routing.has_scores:
+            routing = self._last_routing = self.gate(None)._replace(indices=routing.indices)
+        elif is_sharded(self.gate) and routing.scores.untyped_storage().size() == 0:
             raise RuntimeError(
                 "the scores of the last routing were freed, because FSDP has sharded the gate again; read them between "
                 "the forward and the backward pass, and shard with reshard_after_forward=False"
             )
-        if routing is not None and not routing.has_scores:
-            routing = self._last_routing = self.gate(None)._replace(indices=routing.indices)
         return routing
 
     def routing(self, input: torch.Tensor | None = None) -> RoutingMap:
@@ -232,8 +216,9 @@ class RoutedLayer(nn.Module, ABC):
         Returns:
             `indices` and `weights`, `(E, *grid)`, or `(B, E, *grid)` for a gate that looks at its input.
         """
+        self._begin_pass()
         routing = self.gate(input)
-        grid = self.gate.spatial_shape or self.output_grid(input)
+        grid = self.gate.spatial_shape or self._output_grid(input)
         indices, weights = (part.unflatten(2, grid) for part in (routing.indices.long(), routing.weights))
         if self.gate.looks_at_input or len(indices) > 1:
             return RoutingMap(indices, weights)
@@ -246,40 +231,67 @@ class RoutedLayer(nn.Module, ABC):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(B, C, *grid)` to `(B, E * F, *grid)`; channels `[s * F, (s + 1) * F)` are each pixel's s-th expert."""
-        self.check_input(input)
-        return self.respond(input, self.route(input))
+        self._check_input(input)
+        return self._run(input)
 
-    def route(self, input: torch.Tensor, *, needs_scores: bool = False) -> Routing:
-        """The routing of a pass; in training mode, the rule may select other experts than the gate.
+    def _run(self, input: torch.Tensor, pixels: torch.Tensor | None = None) -> torch.Tensor:
+        """The output for an input that was checked.
 
         Args:
-            input: `(B, C, *grid)`.
-            needs_scores: Whether the rule needs the scores of all experts, however many they are.
+            input: `(B, C, *grid)`, or `(B, C, P')` for some of the pixels.
+            pixels: Numbers of these pixels, `(P',)`; None for all.
         """
-        if not torch.compiler.is_compiling():
-            refuse_gate_apart(self, self.gate)
+        if self.training:
+            # The rule may select other experts than the gate.
+            routing = self._learner.route(self, input)
+        else:
+            routing = self.gate.route(input) if self._weighted else self.gate.decide(input)
+        if pixels is not None:
+            routing = routing.at(pixels)
+        return self._finish(self._respond(input, routing), pixels)
+
+    def _respond(self, input: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """The outputs of the selected experts; in training mode their backward pass trains the gate."""
+        source = self._prepare(input)
         if self.training and torch.is_grad_enabled():
-            needs_scores = needs_scores or self.weighted or self.active_damping is not None
             if has_transforms():
-                refuse_vmap(self.learner)
-                needs_scores = True
-            return self.learner.route(self.gate, input, self, needs_scores=needs_scores)
-        return self.gate.route(input, self) if self.weighted else self.gate.decide(input, self)
-
-    def respond(self, input: torch.Tensor, routing: Routing) -> torch.Tensor:
-        """The output for a routing; in training mode its backward pass trains the gate.
-
-        Args:
-            input: `(B, C, *grid)`.
-            routing: Routing of the pixels of the input.
-        """
-        is_training_step = self.training and torch.is_grad_enabled()
-        output = self._train(input, routing) if is_training_step else self._compute(input, routing)
+                output = self._output_under_transforms(source, routing)
+            else:
+                output = self._learner.output(Step(self, source, routing))
+            if output.dtype == torch.float16:
+                self._warn_of_untracked_loss()
+        else:
+            output = self._select(source, routing.indices)
+            if self._weighted:
+                output = weigh(output, routing.weights, self._expert_channels)
         if self.training:
             self._last_routing = routing
-        return mark_unranked(output, routing)
+        if routing.unranked is None:
+            return output
+        # A score that is not finite ranks last, and is seen where the loss is read.
+        return output + routing.unranked.to(output.dtype).unflatten(2, output.shape[2:])
 
-    def check_input(self, input: torch.Tensor) -> None:
+    def _finish(self, output: torch.Tensor, pixels: torch.Tensor | None) -> torch.Tensor:
+        """What is done with the outputs of experts `(B, E * F, *grid)`, or of some pixels: nothing by default."""
+        del pixels
+        return output
+
+    def _output_under_transforms(self, source: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """The function that the layer computes, which torch.func differentiates; the gate does not learn from it."""
+        if self._learner.trains_scores and self.gate.num_selected < self.gate.num_experts:
+            raise RuntimeError(
+                f"the scores of a layer with the rule {self.rule} learn in backward passes, which torch.func and "
+                "forward-mode differentiation do not make: call layer.eval(), or use loss.backward()"
+            )
+        if self._active_damping is not None:
+            raise RuntimeError(
+                "the damping of errors is no derivative, and torch.func and forward-mode differentiation know no "
+                "other: call layer.eval(), or use loss.backward()"
+            )
+        selected = self._select(source, routing.indices)
+        return weigh(selected, routing.weights.detach(), self._expert_channels) if self._weighted else selected
+
+    def _check_input(self, input: torch.Tensor) -> None:
         """Refuses an input that the layer cannot work on.
 
         Raises:
@@ -294,82 +306,52 @@ class RoutedLayer(nn.Module, ABC):
         if not input.is_floating_point():
             raise ValueError(f"{type(self).__name__} needs a floating-point input, got {input.dtype}")
 
-    def _compute(self, input: torch.Tensor, routing: Routing) -> torch.Tensor:
-        selected = self.select(self.prepare(input), routing.indices)
-        return weigh(selected, routing.weights, self.expert_channels) if self.weighted else selected
+    def _trained_parameter(self) -> nn.Parameter | None:
+        """A parameter beside those of the gate that requires gradients: without one, the gate does not learn."""
+        of_gate = {id(parameter) for parameter in self.gate.parameters()}
+        mine = (each for each in self.parameters() if each.requires_grad and id(each) not in of_gate)
+        return next(mine, None)
 
-    def _train(self, input: torch.Tensor, routing: Routing) -> torch.Tensor:
-        step = self._step(self.prepare(input), routing)
-        if has_transforms():
-            output = output_under_transforms(
-                self.learner,
-                step,
-                {name: value for name, value in self._parameters.items() if value is not None},
-                # A function has no side effects: experts stay as they are.
-                lambda *parts, **parameters: self._step(*parts, **parameters)._replace(restart_experts=None),
-            )
-        else:
-            output = self.learner.output(step)
-        if output.dtype == torch.float16:
-            self._warn_of_untracked_loss()
-        return output
+    def _begin_pass(self) -> None:
+        """Takes a step of the gate that is due, or forgets gradients that the user has dropped."""
+        if self.gate.steps is not None:
+            self.gate.begin_pass()
 
-    def _step(self, source: torch.Tensor, routing: Routing, **parameters: torch.Tensor) -> Step:
-        """A forward pass, which keeps its parameters: `functional_call` takes them away before the backward pass."""
-        bank = self
-        if not torch.compiler.is_compiling():
-            bank = object.__new__(type(self))
-            kept = {**self._parameters, **parameters}
-            # Without the last routing, whose scores would live on with it.
-            vars(bank).update(self.__dict__, _parameters=kept, _last_routing=None)
-        return Step(
-            gate=self.gate,
-            routing=routing,
-            source=source,
-            select=bank.select,
-            candidate_products=bank.candidate_products,
-            restart_experts=self.restart_experts,
-            expert_channels=self.expert_channels,
-            fan_in=self.fan_in,
-            weighted=self.weighted,
-            signal=self.signal,
-            damping=self.active_damping,
-        )
-
-    @property
-    def fan_in(self) -> int:
-        """Numbers of what `prepare` returns that an output is made of: one of the outputs of all experts."""
-        return 1
-
-    def prepare(self, input: torch.Tensor) -> torch.Tensor:
+    def _prepare(self, input: torch.Tensor) -> torch.Tensor:
         """What the experts work on, `(B, ...)`: the input itself, if single experts can be computed."""
         return input
 
     @abstractmethod
-    def select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Computes the outputs `(B, E' * F, *grid)` of experts `(1 or B, E', P)` from what `prepare` returned."""
+    def _select(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Computes the outputs `(B, E' * F, *grid)` of experts `(1 or B, E', P)` from what `_prepare` returned."""
+
+    def _compared(self) -> tuple[torch.Tensor, ...]:
+        """Tensors that `_candidate_products` needs, as they are in this pass."""
+        return ()
 
     @abstractmethod
-    def candidate_products(
-        self, source: torch.Tensor, error: torch.Tensor, families: slice = ALL_FAMILIES
+    def _candidate_products(
+        self, source: torch.Tensor, error: torch.Tensor, families: slice, experts: slice, *compared: torch.Tensor
     ) -> torch.Tensor:
         """The product of error and output of each expert, summed over samples and outputs.
 
         Args:
-            source: What `prepare` returned, of some samples `(B', ...)`.
+            source: What `_prepare` returned, of some samples `(B', ...)`.
             error: Error signal of these samples, `(B', E * F, *grid)`; slot s compares the experts of family s.
-            families: Families to compare; all of them, or some, where the products of all would be large.
+            families: Families to compare.
+            experts: Numbers of their experts.
+            *compared: What `_compared` returned in the forward pass.
 
         Returns:
-            `(1, X, P)`, or `(1, X', P)` for the experts of these families. Where the layer is not weighted, a number
-            for each family and pixel may be missing.
+            `(1, X', P)` for the experts of these families. Where the layer is not weighted, a number for each family
+            and pixel may be missing.
         """
 
     @abstractmethod
-    def output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
+    def _output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
         """Grid of the output for an input."""
 
-    def restart_experts(self, sources: torch.Tensor, generator: torch.Generator) -> None:
+    def _restart_experts(self, sources: torch.Tensor, generator: torch.Generator) -> None:
         """Makes experts slightly changed copies of others, if single experts of the layer can be told apart.
 
         Args:
@@ -377,14 +359,15 @@ class RoutedLayer(nn.Module, ABC):
             generator: Generator of the change, on the CPU.
         """
 
-    def notice_tracked_loss(self) -> None:
+    def _notice_tracked_loss(self) -> None:
         """Records that `track_loss_scale` is in use."""
         if not self._is_loss_tracked:  # an assignment to a module is slow
             self._is_loss_tracked = True
 
     def _warn_of_untracked_loss(self) -> None:
         # In the first pass the loss does not exist yet.
-        if self._last_routing is not None and not self._is_loss_tracked and not torch.compiler.is_compiling():
+        is_known = self._is_loss_tracked or self._learner.trains_alone or torch.compiler.is_compiling()
+        if self._last_routing is not None and not is_known:
             self._is_loss_tracked = True
             warnings.warn(
                 "an SMoE layer trains in float16 without knowing the loss scale: its gate would learn from a scaled "
@@ -395,23 +378,27 @@ class RoutedLayer(nn.Module, ABC):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         # The device only: `.half()` must not round the loss scale.
-        self._move_signal(fn(self.signal.num_nonfinite).device)
-        self.plan_routing()
+        self._move_signal(fn(self._signal.num_nonfinite).device)
+        self._plan_routing()
         return self
 
     def _move_signal(self, device: torch.device) -> None:
-        if self.signal.num_nonfinite.is_meta and device.type != "meta":
-            self.signal = ErrorSignal(device)
+        if self._signal.num_nonfinite.is_meta and device.type != "meta":
+            self._signal = ErrorSignal(device)
         else:
-            self.signal.to(device)
+            self._signal.to(device)
 
     def __getstate__(self) -> dict[str, object]:
         # The last routing belongs to a graph of the past, which can be neither copied nor pickled.
         return {**self.__dict__, "_last_routing": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.gate.join(self, self._learner)
+
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""
-        weighted = "weighted=True, " if self.weighted else ""
+        weighted = "weighted=True, " if self._weighted else ""
         damping = "" if self.damping is None else f", damping={str(self.damping)!r}"
         return f"{weighted}rule={str(self.rule)!r}{damping}"
 
@@ -427,4 +414,4 @@ def _leave_meta_device(layer: RoutedLayer, incompatible_keys: object) -> None:
 def _plan_routing(layer: RoutedLayer, incompatible_keys: object) -> None:
     """Load hook: the routing may be another."""
     del incompatible_keys
-    layer.plan_routing()
+    layer._plan_routing()

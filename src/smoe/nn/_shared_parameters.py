@@ -1,11 +1,11 @@
-"""Modules that several others hold, such as a gate of several layers: each stands once in a state_dict."""
+"""State that modules share or keep beside parameters: in state_dicts, and among processes."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -86,6 +86,71 @@ def _find_repeated(
         state_dict.update({prefix + name: value for name, value in module.state_dict(keep_vars=True).items()})
 
 
+class Memory(nn.Module):
+    """Buffers on the device of the layer and counters on the host.
+
+    Counters decide what is computed, so they are Python integers: reading them never waits for a device. They are saved
+    with the buffers. Loading takes the state as a whole, or starts anew if it has other names or shapes, as the state
+    of another rule does; neither is an error.
+
+    Args:
+        *counters: Names of the counters, which start at 0.
+    """
+
+    def __init__(self, *counters: str) -> None:
+        super().__init__()
+        self.counters = dict.fromkeys(counters, 0)
+
+    def restart(self) -> None:
+        """Forgets everything."""
+        for buffer in self.buffers(recurse=False):
+            buffer.zero_()
+        self.start_from(dict.fromkeys(self.counters, 0))
+
+    def start_from(self, counters: dict[str, int]) -> None:
+        """Sets the counters; state that is not saved ends."""
+        self.counters = counters
+
+    def on_grid_of(self, num_pixels: int) -> Self:
+        """A new memory for another number of pixels; this one, if its buffers do not depend on it."""
+        del num_pixels
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.counters:
+            destination[f"{prefix}counters"] = torch.tensor(list(self.counters.values()))
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        del strict, missing_keys, unexpected_keys, error_msgs
+        given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+        own = dict(self.named_buffers(recurse=False))
+        expected = {name: buffer.shape for name, buffer in own.items()}
+        if self.counters:
+            expected["counters"] = torch.Size([len(self.counters)])
+        if {name: value.shape for name, value in given.items()} != expected:
+            self.restart()
+            return
+        counters = given.pop("counters").tolist() if self.counters else []
+        self.start_from(dict(zip(self.counters, counters, strict=True)))
+        is_assigned = local_metadata.get("assign_to_params_buffers", False)
+        with torch.no_grad():
+            for name, buffer in own.items():
+                if is_assigned:
+                    setattr(self, name, given[name])
+                else:
+                    buffer.copy_(given[name])
+
+
 def is_sharded(module: nn.Module) -> bool:
     """Whether FSDP divides the parameters of a module among processes."""
     return getattr(module, "_is_fsdp_managed_module", False)
@@ -100,61 +165,11 @@ def local_part(values: torch.Tensor) -> torch.Tensor:
 
 def refuse_shards(module: nn.Module) -> None:
     """Raises a RuntimeError if this process holds only shards of the parameters of a module at the moment."""
-    if _holds_shards(module):
+    if is_sharded(module) and any(hasattr(parameter, "to_local") for parameter in module.parameters()):
         raise RuntimeError(
             f"the parameters of {type(module).__name__} are sharded among processes; use it inside "
             "`with smoe.nn.unsharded(model):`, in all processes"
         )
-
-
-def refuse_gate_apart(layer: nn.Module, gate: nn.Module) -> None:
-    """Raises a RuntimeError if a layer computes while its gate is sharded: FSDP gathers what is in the layer's unit."""
-    if _holds_shards(gate, alone=True):
-        raise RuntimeError(
-            f"the parameters of {type(gate).__name__} are sharded while {type(layer).__name__} computes, because the "
-            "gate is a unit of its own; call fully_shard on its layer, not on the gate, or use smoe.nn.shard(model)"
-        )
-
-
-def _holds_shards(module: nn.Module, *, alone: bool = False) -> bool:
-    """Whether this process holds shards of parameters of a module, or, `alone`, of all of them."""
-    if not is_sharded(module):
-        return False
-    from torch.distributed.tensor import DTensor
-
-    found = [isinstance(parameter, DTensor) for parameter in module.parameters()]
-    return any(found) and (all(found) or not alone)
-
-
-def gather(parameter: nn.Parameter) -> torch.Tensor:
-    """The whole of a parameter, also where the unit of another layer has sharded it.
-
-    Its gradient is then averaged over the processes, as FSDP does it, and added to that of the unit.
-    """
-    if type(parameter) is nn.Parameter:
-        return parameter
-    from torch.distributed.tensor import DTensor, Partial
-
-    if not isinstance(parameter, DTensor):
-        return parameter
-    mesh = parameter.device_mesh
-    return _Averaged.apply(parameter.full_tensor(grad_placements=[Partial()] * mesh.ndim), mesh.size())  # type: ignore[return-value]
-
-
-class _Averaged(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, values, num_processes):
-        ctx.num_processes = num_processes
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        return grad_outputs[0] / ctx.num_processes, None
-
-
-def is_freed(values: torch.Tensor) -> bool:
-    """Whether FSDP has freed the memory of values that are a view of a parameter."""
-    return values.untyped_storage().size() == 0 and values.numel() > 0
 
 
 @torch.no_grad()

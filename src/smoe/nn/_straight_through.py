@@ -1,412 +1,239 @@
-"""The straight-through gradient of families on large grids, some families at a time.
-
-What a family's scores receive follows from its own scores and products, but for one number: the spread of the products
-of all families, in whose units the gradient is given. Each band of families is therefore computed in units of its own
-spread, which is smaller or larger by a factor that is known when the last band is done. Neither the scores nor the
-products of all experts are stored.
-"""
+"""The default rule: the scores of all candidates of a family receive the gradient of a softmax mixture of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
-from smoe.nn._classification import count_nonfinite
-from smoe.nn._gate import Band, BandedGate, SpatialGate, full_precision, without_autocast
+from smoe.nn._fixed_gates import NoisyGate
+from smoe.nn._gate import SpatialGate, without_autocast
 from smoe.nn._gates import FactorisedGate
-from smoe.nn._learner import Learner, Setting, Step
-from smoe.nn._probing import check_exchangeable
-from smoe.nn._shared_parameters import has_process_group
-from smoe.ops._classification import train_routing
-from smoe.ops._families import ALL_FAMILIES, family_gradient, relative_family_gradient, sample_families
-from smoe.ops._probing import at_slots, draw_challenge, observe
+from smoe.nn._learner import Learner, Step
+from smoe.ops._families import experts_of, family_gradient, relative_family_gradient, sample_families
 from smoe.ops._routing import Routing, family_members
 from smoe.rules import StraightThrough
 
-
-class BandedLearner(Protocol):
-    """What learning in bands needs of the learner of a layer."""
-
-    @property
-    def rule(self) -> StraightThrough:
-        """The rule."""
-        ...
-
-    def is_due(self, gate: BandedGate, batch: int) -> bool:
-        """Whether the gate learns in the next backward pass."""
-        ...
-
-    def samples(self, gate: BandedGate, batch: int) -> slice:
-        """The samples that the gate learns from."""
-        ...
-
-    def count_pass(self, step: Step, indices: torch.Tensor, *, has_learned: bool) -> None:
-        """Counts a backward pass."""
-        ...
-
-
-def learn_in_bands(selected: torch.Tensor, step: Step, learner: BandedLearner) -> torch.Tensor:
-    """Returns the selected experts' outputs; in backward, the parameters of the gate receive their gradient.
-
-    Args:
-        selected: Outputs of the selected experts, `(B, E * F, *grid)`.
-        step: The forward pass, of a layer that is not weighted.
-        learner: Learner of the layer.
-    """
-    gate = step.gate
-    assert isinstance(gate, BandedGate)
-    return _FamiliesInBands.apply(selected, step.source, step, learner, *gate.score_sources())  # type: ignore[return-value]
-
-
-class _FamiliesInBands(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, selected, source, step, learner, *parameters):
-        ctx.is_due = learner.is_due(step.gate, len(source))
-        ctx.part = learner.samples(step.gate, len(source))
-        ctx.save_for_backward(step.routing.indices, source[ctx.part], *parameters)
-        ctx.step, ctx.learner = step._replace(source=None, routing=None), learner
-        return selected.detach()
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        (error,) = grad_outputs
-        indices, source, *parameters = ctx.saved_tensors
-        ctx.learner.count_pass(ctx.step, indices, has_learned=ctx.is_due)
-        if not ctx.is_due:
-            # Several processes expect a gradient of every parameter.
-            nothing = [torch.zeros_like(parameter) if has_process_group() else None for parameter in parameters]
-            return error, None, None, None, *nothing
-        step, needed = ctx.step, ctx.needs_input_grad[4:]
-        total = _Total(step.gate, parameters, needed)
-        part = error[ctx.part]
-        unit = step.gradient_unit(source, part, len(error))
-        for band in step.gate.bands():
-            products = step.candidate_products(source, part, band.families)
-            total.add(band, products, ctx.learner.rule.temperature, unit)
-        spread = total.finish()
-        # The gradient is 0 where the spread is not finite.
-        step.signal.num_nonfinite.add_(spread.isfinite().logical_not())
-        return error, None, None, None, *total.gradients
-
-
-class _Part(NamedTuple):
-    """A band whose gradient is in units of its own spread."""
-
-    band: Band
-    spread: torch.Tensor
-
-
-class _Total:
-    """Adds up the gradients of bands."""
-
-    def __init__(self, gate: BandedGate, parameters: list[torch.Tensor], needed: tuple[bool, ...]) -> None:
-        self.gate = gate
-        self.parameters = parameters
-        self.num_rows = len(gate.row_parameters())
-        self.gradients = [
-            torch.zeros_like(parameter) if is_needed else None
-            for parameter, is_needed in zip(parameters, needed, strict=True)
-        ]
-        self.parts: list[_Part] = []
-        # Unit of the gradients of parameters that belong to all experts: the largest spread so far.
-        self.unit = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
-
-    def add(self, band: Band, products: torch.Tensor, temperature: float, factor: torch.Tensor) -> None:
-        """Adds a band: `products` are those of its experts, `(1, X', P)`, and `factor` that of the gradient."""
-        leaves = [
-            (parameter[band.experts] if number < self.num_rows else parameter).detach().requires_grad_()
-            for number, parameter in enumerate(self.parameters)
-        ]
-        with torch.enable_grad(), without_autocast(products.device):
-            scores = full_precision(self.gate.scores_of(tuple(leaves[: self.num_rows]), tuple(leaves[self.num_rows :])))
-        gradient, spread = relative_family_gradient(
-            scores.detach()[None], products, band.num_families, temperature, factor
-        )
-        spread = spread.double()
-        self.parts.append(_Part(band, spread))
-        wanted = [leaf for leaf, total in zip(leaves, self.gradients, strict=True) if total is not None]
-        found = iter(torch.autograd.grad(scores, wanted, gradient[0].to(scores.dtype)))
-        unit = torch.maximum(self.unit, spread.nan_to_num(nan=torch.inf))
-        for number, total in enumerate(self.gradients):
-            if total is None:
-                continue
-            if number < self.num_rows:
-                total[band.experts] = next(found)
-            else:
-                total.mul_(_ratio(self.unit, unit).to(total.dtype))
-                total.add_(next(found) * _ratio(spread, unit).to(total.dtype))
-        self.unit = unit
-
-    def finish(self) -> torch.Tensor:
-        """Brings all gradients to the unit of all bands, which is returned: the spread of all products."""
-        num_experts = self.gate.num_experts
-        squares = [part.spread**2 * (part.band.experts.stop - part.band.experts.start) for part in self.parts]
-        spread = (torch.stack(squares).sum() / num_experts).sqrt()
-        for number, total in enumerate(self.gradients):
-            if total is None:
-                continue
-            if number < self.num_rows:
-                for part in self.parts:
-                    total[part.band.experts] *= _ratio(part.spread, spread).to(total.dtype)
-            else:
-                total.mul_(_ratio(self.unit, spread).to(total.dtype))
-        return spread
-
-
-def _ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
-    """A quotient of spreads; 0 where one is not finite or the denominator is 0."""
-    is_usable = numerator.isfinite() & denominator.isfinite() & (denominator > 0.0)
-    return torch.where(is_usable, numerator, 0.0) / torch.where(is_usable, denominator, 1.0)
-
+if TYPE_CHECKING:
+    from smoe.nn._routed_layer import RoutedLayer
 
 # Share of the pixels below which an expert is unused.
 _UNUSED = 0.01
 
 
 class StraightThroughLearner(Learner):
-    """Compares all candidates of each family, or one challenger with one selected expert at each pixel."""
+    """Compares all candidates of each family on a share of the samples; the gate takes steps of its own."""
+
+    trains_scores = False
+    trains_alone = True
 
     rule: StraightThrough
+    seed: torch.Tensor
 
-    def __init__(self, rule: StraightThrough, setting: Setting) -> None:
-        # The number of backward passes decides which experts are tried, or, with families, whether the gate learns.
-        is_pairwise = setting.gate.order != "families"
-        super().__init__(rule, setting, *(("num_trials",) if is_pairwise else ("num_passes", "num_waited")))
-        if is_pairwise:
-            check_exchangeable(rule, setting, needs_order="score")
-        elif setting.gate.looks_at_input:
+    def __init__(self, rule: StraightThrough, layer: RoutedLayer) -> None:
+        gate = layer.gate
+        # Backward passes since the gate learned decide when it learns again, its steps how large the noise is.
+        super().__init__(rule, layer, "num_waited", "num_steps")
+        if gate.order != "families" or gate.looks_at_input or isinstance(gate, NoisyGate):
             raise ValueError(
-                f"the rule {rule.name!r} compares one choice for all samples: it needs a gate that does not look at "
-                f"its input, got {type(setting.gate).__name__}"
+                f"the rule {rule.name!r} compares the experts of each family, one choice for all samples: it needs a "
+                f"gate with order='families' that neither looks at its input nor adds noise, got a "
+                f"{type(gate).__name__} with order={gate.order!r}"
             )
+        device = layer._signal.num_nonfinite.device
+        self.register_buffer("seed", torch.randint(2**31 - 1, (), device=device))
+        # For compiled passes, which have no counters: whether the gate learns in the next pass, and how often.
+        self._is_due, self._period, self._is_counted = True, 1, False
 
-    def route(self, gate: SpatialGate, input: torch.Tensor, layer: nn.Module, *, needs_scores: bool) -> Routing:
-        """With families, an expert of each drawn by the scores with noise."""
-        if gate.order != "families" or not _can_learn(gate):
-            return gate.route(input, layer)
-        noise, num_selected, device = self._noise(), gate.num_selected, next(gate.parameters()).device
-        # From the generator of the device, so that a pass that is computed again draws the same.
-        seed = torch.randint(2**31 - 1 if noise > 0.0 else 1, (), device=device)
-        waits = not (needs_scores or has_process_group() or self.is_due(gate, len(input)))
-        if isinstance(gate, BandedGate) and ((waits and gate.can_draw) or (not needs_scores and gate.works_in_bands)):
-            return gate.draw(seed, noise)
+    def route(self, layer: RoutedLayer, input: torch.Tensor) -> Routing:
+        """An expert of each family drawn by the scores with noise, the same until the gate takes its next step."""
+        gate, trained, is_compiling = layer.gate, layer._trained_parameter(), torch.compiler.is_compiling()
+        if trained is None or not gate._learns or gate.num_selected == gate.num_experts:
+            return gate.route(input) if layer._needs_scores else gate.decide(input)
+        assert gate.steps is not None
+        noise = self.rule.noise
+        if not is_compiling:  # a compiled pass has no counters
+            gate.begin_pass()
+            if self.rule.warm_up > 0:
+                noise *= min(1.0, self.counters["num_steps"] / self.rule.warm_up)
+        seed = self.seed + gate.steps.num_steps
+        if not layer._needs_scores and not is_compiling and gate.can_draw:
+            return gate.draw(seed if noise > 0.0 else None, noise)
+        routing = gate.route(input)
         if noise == 0.0:
-            return gate.route(input, layer)
-        return gate.route(input, layer, lambda scores: sample_families(scores, num_selected, seed, noise))
+            return routing
+        return routing._replace(indices=sample_families(routing.scores, gate.num_selected, seed, noise))
 
     def output(self, step: Step) -> torch.Tensor:
-        """The selected experts' outputs; in backward, the scores receive the gradient of other choices."""
-        step.gate.refuse_memory(self.rule)
-        is_family, has_scores = step.gate.order == "families", step.routing.has_scores
-        has_choice = _can_learn(step.gate) and (step.routing.scores.requires_grad or not has_scores)
-        if has_choice and not is_family:
-            return self._exchange(step)  # type: ignore[call-arg]
-        selected = _damped(step, step.weighed(step.select(step.source, step.routing.indices)))
-        if not has_choice:
+        """The selected experts' outputs; in backward, the gate receives the gradient of other choices."""
+        layer, source, routing = step
+        gate = layer.gate
+        selected = layer._select(source, routing.indices)
+        if layer._needs_scores:
+            selected = step.damped(step.weighed(selected))
+        trained = layer._trained_parameter()
+        if trained is None or not gate._learns or gate.num_selected == gate.num_experts:
             return selected
-        if not has_scores:
-            is_banded = isinstance(step.gate, BandedGate) and step.gate.works_in_bands
-            if is_banded:
-                return learn_in_bands(selected, step, self)
-            return _Waiting.apply(selected, step, self)  # type: ignore[return-value]
-        return _Families.apply(selected, step.routing.scores, step.source, step, self)  # type: ignore[return-value]
+        part = self._samples(gate, len(source))
+        compared = layer._compared()
+        if not torch.compiler.is_compiling():
+            return _Families.apply(selected, source, step, self, part, len(compared), *compared, *gate.numbers())  # type: ignore[return-value]
+        if part is None:
+            return selected
+        scores, indices = routing.scores, routing.indices
+        return _FamiliesWithScores.apply(selected, scores, source, indices, layer, self, part, *compared)  # type: ignore[return-value]
 
-    def _noise(self) -> float:
-        """Standard deviation of the noise in this pass."""
-        rule = self.rule
-        # A compiled pass has no counters.
-        if rule.warm_up == 0 or rule.noise == 0.0 or torch.compiler.is_compiling():
-            return rule.noise
-        return rule.noise * min(1.0, self.counters["num_passes"] / rule.warm_up)
-
-    def num_samples(self, gate: SpatialGate, batch: int) -> float:
-        """Number of samples that the gate learns from in each pass; less than 1 if it learns in some passes only.
-
-        Args:
-            gate: Gate of the layer.
-            batch: Samples of the batch.
-        """
-        share = self.rule.share
-        if share is None:
-            num_others = -(-gate.num_experts // gate.num_selected) - 1
-            share = min(0.25, 0.5 / max(1, num_others))
-        return share * max(1, batch)
-
-    def samples(self, gate: SpatialGate, batch: int) -> slice:
-        """The samples that the gate learns from, at equal distances.
+    def _samples(self, gate: SpatialGate, batch: int) -> slice | None:
+        """The samples that the gate learns from in this pass, at equal distances; None if it does not learn.
 
         The layer's input is saved by the experts too, so that a slice of it takes no memory.
         """
-        count = max(1, int(self.num_samples(gate, batch)))
+        share = self.rule.share
+        if share is None:
+            share = min(0.25, 0.5 / max(1, -(-gate.num_experts // gate.num_selected) - 1))
+        number = share * max(1, batch)
+        if number < 1.0:
+            period = round(1.0 / number)
+            if torch.compiler.is_compiling():
+                self._period, is_due = period, self._is_due
+            else:
+                is_due = not 0 < self.counters["num_waited"] < period
+            if not is_due:
+                return None
+        count = max(1, int(number))
         every = max(1, batch // count)
         return slice(0, count * every, every)
 
     def continue_from(self, previous: Learner) -> None:
         """Goes on counting, so that a schedule can change the temperature or the noise in the course of a training."""
-        if isinstance(previous, StraightThroughLearner) and previous.counters.keys() == self.counters.keys():
+        if isinstance(previous, StraightThroughLearner):
             self.counters = dict(previous.counters)
+            self.seed.copy_(previous.seed)
 
-    def is_due(self, gate: SpatialGate, batch: int) -> bool:
-        """Whether the gate learns in the next backward pass: in each, unless its share is less than one sample."""
-        # A compiled pass has no counters: there the gate learns always, and no expert restarts.
-        if torch.compiler.is_compiling():
-            return True
-        waited = self.counters["num_waited"]
-        return waited == 0 or waited >= round(1.0 / self.num_samples(gate, batch))
-
-    def count_pass(self, step: Step, indices: torch.Tensor, *, has_learned: bool) -> None:
-        """Counts a backward pass; when it is complete, experts that are not used may start anew.
-
-        Args:
-            step: The forward pass.
-            indices: Experts that were selected.
-            has_learned: Whether the gate learned.
-        """
-        if torch.compiler.is_compiling():
+    @torch.no_grad()
+    def after_step(self, layer: RoutedLayer, *, is_taken: bool) -> None:
+        """Counts; experts that are not used may start anew."""
+        counters, gate, routing = self.counters, layer.gate, layer._last_routing
+        if not self._is_counted:
+            counters["num_waited"] = 1 if self._is_due else counters["num_waited"] + 1
+        self._is_counted = False
+        self._is_due = not 0 < counters["num_waited"] < self._period
+        if not is_taken:
             return
-        self.counters["num_passes"] += 1
-        self.counters["num_waited"] = 1 if has_learned else self.counters["num_waited"] + 1
-        num_passes, patience = self.counters["num_passes"], self.rule.patience
-        is_due = patience > 0 and num_passes % patience == 0
-        if is_due and step.restart_experts is not None and isinstance(step.gate, FactorisedGate):
-            restart = partial(_restart_unused, step.gate, step.restart_experts, indices, num_passes)
-            torch.autograd.Variable._execution_engine.queue_callback(restart)
-
-    @torch.compiler.disable  # what it tries depends on a counter
-    def _exchange(self, step: Step) -> torch.Tensor:
-        routing = step.routing
-        challenge = draw_challenge(routing.indices, step.gate.num_experts, self.counters["num_trials"])
-        selected, others = step.select_with(challenge.experts)
-        selected = _damped(step, step.weighed(selected))
-        return _Exchange.apply(
-            selected, routing.scores, others, routing.indices, *challenge, step.signal.num_nonfinite, self
-        )  # type: ignore[return-value]
-
-
-def _damped(step: Step, selected: torch.Tensor) -> torch.Tensor:
-    """The selected experts' outputs, whose error is damped in the backward pass."""
-    return train_routing(
-        selected, step.routing, expert_channels=step.expert_channels, signal=step.signal, damping=step.damping
-    )
+        counters["num_steps"] += 1
+        is_due = self.rule.patience > 0 and counters["num_steps"] % self.rule.patience == 0
+        if is_due and routing is not None and isinstance(gate, FactorisedGate):
+            _restart_unused(layer, gate, routing.indices, counters["num_steps"])
 
 
 class _Families(torch.autograd.Function):
+    """Returns the outputs; in backward, the numbers of the gate receive their gradient, some families at a time.
+
+    Neither the scores nor the products of all experts are stored.
+    """
+
     @staticmethod
-    def forward(ctx, selected, scores, source, step, learner):
-        ctx.is_due = learner.is_due(step.gate, len(source))
-        ctx.part = learner.samples(step.gate, len(source))
-        ctx.save_for_backward(scores, step.routing.indices, source[ctx.part])
-        ctx.step, ctx.learner = step._replace(source=None, routing=None), learner
+    def forward(ctx, selected, source, step, learner, part, num_compared, *tensors):
+        ctx.save_for_backward(*() if part is None else (source[part], *tensors[:num_compared]))
+        nothing = step.routing.indices if step.layer._weighted else None
+        ctx.layer, ctx.pixels, ctx.indices = step.layer, step.routing.pixels, nothing
+        ctx.learner, ctx.part, ctx.num_pixels = learner, part, step.routing.indices.shape[2]
+        ctx.num_others = len(tensors) + 5
         return selected.detach()
 
     @staticmethod
     def backward(ctx, *grad_outputs):
         (error,) = grad_outputs
-        scores, indices, source = ctx.saved_tensors
-        ctx.learner.count_pass(ctx.step, indices, has_learned=ctx.is_due)
-        if not ctx.is_due:
-            # Several processes expect a gradient of every parameter; one does without the passes over zeros.
-            return error, torch.zeros_like(scores) if has_process_group() else None, None, None, None
-        step, temperature, part = ctx.step, ctx.learner.rule.temperature, error[ctx.part]
-        products = step.candidate_products(source, part, ALL_FAMILIES)
-        if step.weighted:
-            # An estimate from some of the samples, in the size of one from all of them.
-            gradient = _weighted_gradient(scores.detach(), indices, products, temperature)
-            gradient = gradient * (len(error) / max(1, len(part)))
-            gradient = count_nonfinite(gradient, step.signal.num_nonfinite)
-        else:
-            unit = step.gradient_unit(source, part, len(error))
-            gradient, spread = relative_family_gradient(scores, products, indices.shape[1], temperature, unit)
-            # The gradient is 0 where the spread is not finite.
-            step.signal.num_nonfinite.add_(spread.isfinite().logical_not())
-        return error, gradient.to(scores.dtype), None, None, None
+        layer, learner, gate = ctx.layer, ctx.learner, ctx.layer.gate
+        learner.counters["num_waited"] = 1 if ctx.part is not None else learner.counters["num_waited"] + 1
+        learner._is_counted = True
+        gate.note_pass(layer)
+        # Derivatives that a loss is made of (`create_graph`) are no errors of a prediction: nothing is learned of them.
+        if ctx.part is None or torch.is_grad_enabled():
+            return error, *(None,) * ctx.num_others
+        source, *compared = ctx.saved_tensors
+        numbers, part = gate.numbers(), error[ctx.part]
+        total: list[Any] = [None] * len(numbers)
+        for families in gate.bands(ctx.num_pixels):
+            experts = experts_of(gate.num_experts, gate.num_selected, families)
+            products = layer._candidate_products(source, part, families, experts, *compared)
+            with torch.enable_grad(), without_autocast(products.device):
+                scores = gate.ranked_scores(experts)
+                scores = scores if ctx.pixels is None else scores.index_select(1, ctx.pixels)
+            indices = None if ctx.indices is None else ctx.indices[:, families].long() - experts.start
+            gradient, size = _gradient(
+                scores.detach()[None], products, indices, learner.rule.temperature, layer, families
+            )
+            found = torch.autograd.grad(scores, numbers, gradient[0].to(scores.dtype), allow_unused=True)
+            for place, values in enumerate(found):
+                if values is not None:
+                    values = values * size
+                    total[place] = values if total[place] is None else total[place].add_(values)
+        return error, *(None,) * (ctx.num_others - len(total)), *total
 
 
-class _Waiting(torch.autograd.Function):
-    """A pass in which the gate does not learn."""
+class _FamiliesWithScores(torch.autograd.Function):
+    """The same for compiled passes: the scores were computed in the forward pass and receive the gradient."""
 
     @staticmethod
-    def forward(ctx, selected, step, learner):
-        ctx.save_for_backward(step.routing.indices)
-        ctx.step, ctx.learner = step._replace(source=None, routing=None), learner
+    def forward(ctx, selected, scores, source, indices, layer, learner, part, *compared):
+        ctx.save_for_backward(scores, indices, source[part], *compared)
+        ctx.layer, ctx.part, ctx.temperature, ctx.num_compared = layer, part, learner.rule.temperature, len(compared)
         return selected.detach()
 
     @staticmethod
     def backward(ctx, *grad_outputs):
-        ctx.learner.count_pass(ctx.step, *ctx.saved_tensors, has_learned=False)
-        return grad_outputs[0], None, None
+        (error,) = grad_outputs
+        scores, indices, source, *compared = ctx.saved_tensors
+        X, E = ctx.layer.gate.num_experts, ctx.layer.gate.num_selected
+        products = ctx.layer._candidate_products(source, error[ctx.part], slice(0, E), slice(0, X), *compared)
+        gradient, size = _gradient(scores, products, indices.long(), ctx.temperature, ctx.layer, slice(0, E))
+        return error, (gradient * size).to(scores.dtype), *(None,) * (5 + ctx.num_compared)
 
 
-@torch.no_grad()
-def _restart_unused(
-    gate: FactorisedGate,
-    restart_experts: Callable[[torch.Tensor, torch.Generator], None],
-    indices: torch.Tensor,
-    num_passes: int,
-) -> None:
+def _gradient(
+    scores: torch.Tensor,
+    products: torch.Tensor,
+    indices: torch.Tensor | None,
+    temperature: float,
+    layer: RoutedLayer,
+    families: slice,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradient at the scores `(1, X', P)` of some families, and a scalar factor that it lacks."""
+    num_families = families.stop - families.start
+    if not layer._weighted:
+        gradient, size = relative_family_gradient(scores, products, num_families, temperature)
+    else:
+        # A score is a factor of the output too.
+        assert indices is not None
+        gradient = family_gradient(scores, products * scores, num_families, temperature)
+        gradient = gradient.scatter_add(1, indices, products.to(scores.dtype).gather(1, indices))
+        size = torch.linalg.vector_norm(gradient)
+        gradient = torch.where(size.isfinite(), gradient, 0.0) / torch.where(size > 0.0, size, 1.0)
+    # The gradient is 0 where its size is not finite.
+    layer._signal.num_nonfinite.add_(size.isfinite().logical_not())
+    return gradient, torch.where(size.isfinite(), size, 0.0)
+
+
+def _restart_unused(layer: RoutedLayer, gate: FactorisedGate, indices: torch.Tensor, number: int) -> None:
     """Makes experts that serve hardly a pixel copies of the one of their family that serves most.
 
-    All processes decide alike: by the pixels of all of them, and with the same random numbers.
+    All processes decide alike: the noise of the selection is that of all of them.
 
     Args:
-        gate: Gate of the layer.
-        restart_experts: Makes experts of the layer copies of others.
+        layer: The layer.
+        gate: Its gate.
         indices: Selected experts `(1, E, P)`.
-        num_passes: Number of backward passes, which decides the random numbers.
+        number: Decides the random numbers.
     """
     members = family_members(gate.num_experts, gate.num_selected, device=indices.device)
     use = torch.zeros(gate.num_experts, device=indices.device)
     use.scatter_add_(0, indices.flatten().long(), torch.ones(indices.numel(), device=indices.device))
     use /= indices.shape[2]
-    if has_process_group():
-        # Each process has drawn experts with noise of its own.
-        torch.distributed.all_reduce(use)
-        use /= torch.distributed.get_world_size()
     busiest = members.gather(1, use[members].argmax(dim=1, keepdim=True)).expand_as(members)
     sources = torch.arange(gate.num_experts, device=indices.device)
     copied = torch.empty_like(sources).scatter_(0, members.flatten(), busiest.flatten())
     sources = torch.where(use < _UNUSED, copied, sources)
-    generator = torch.Generator().manual_seed(num_passes)
-    restart_experts(sources, generator)
+    generator = torch.Generator().manual_seed(number)
+    layer._restart_experts(sources, generator)
     gate.copy_keys(sources, generator)
-
-
-def _can_learn(gate: SpatialGate) -> bool:
-    has_choice = gate.num_selected < gate.num_experts
-    return has_choice and any(parameter.requires_grad for parameter in gate.parameters())
-
-
-def _weighted_gradient(
-    scores: torch.Tensor, indices: torch.Tensor, products: torch.Tensor, temperature: float
-) -> torch.Tensor:
-    """The gradient where a score is a factor of the output too: of the choice, and of the factor."""
-    of_choice = family_gradient(scores, products * scores, indices.shape[1], temperature)
-    chosen = indices.long()
-    return of_choice.scatter_add(1, chosen, products.to(scores.dtype).gather(1, chosen))
-
-
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, selected, scores, others, indices, challengers, slots, num_nonfinite, learner):
-        difference = others.flatten(2) - at_slots(selected.flatten(2), slots, others.shape[1])
-        ctx.save_for_backward(scores, difference, indices, challengers, slots)
-        ctx.num_nonfinite, ctx.learner = num_nonfinite, learner
-        return selected.detach()
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        (error,) = grad_outputs
-        scores, difference, indices, challengers, slots = ctx.saved_tensors
-        # The loss scale stays: this is a gradient like that of every other parameter.
-        slopes = observe(error.detach().flatten(2), difference, slots, None).slopes.to(scores.dtype)[None, None]
-        slopes = count_nonfinite(slopes, ctx.num_nonfinite)
-        gradient = torch.zeros_like(scores)
-        # A larger score of the challenger makes more of the exchange, a larger one of the incumbent less.
-        gradient.scatter_(1, challengers.long(), slopes)
-        gradient.scatter_(1, indices.long().gather(1, slots[None, None]), -slopes)
-        ctx.learner.counters["num_trials"] += 1
-        return error, gradient, None, None, None, None, None, None

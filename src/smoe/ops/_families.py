@@ -10,9 +10,6 @@ import torch
 from smoe.ops._operators import call_operator, has_transforms, library_for, num_threads, register_operator
 from smoe.ops._routing import family_members, refuse_nonfinite
 
-ALL_FAMILIES = slice(None)
-"""Where work can be done on some families at a time."""
-
 # Numbers of 32 bits, held in int64.
 _MASK = 0xFFFFFFFF
 # Factor of a place in the hash of the noise, and the factors of the bijection that makes it pass as random, with their
@@ -32,9 +29,9 @@ def family_sizes(num_experts: int, num_families: int) -> list[int]:
 
 def experts_of(num_experts: int, num_families: int, families: slice) -> slice:
     """The experts of consecutive families, which are consecutive too."""
-    sizes = family_sizes(num_experts, num_families)
-    first = sum(sizes[: families.indices(num_families)[0]])
-    return slice(first, first + sum(sizes[families]))
+    size, larger = divmod(num_experts, num_families)
+    first, end, _ = families.indices(num_families)
+    return slice(first * size + min(first, larger), end * size + min(end, larger))
 
 
 def sample_families(scores: torch.Tensor, num_selected: int, seed: torch.Tensor, noise: float) -> torch.Tensor:

@@ -35,8 +35,9 @@ class Routing(NamedTuple):
         clean: Scores before noise and normalisation, `(1 or B, X, P)`.
         noisy: Scores before normalisation, `(1 or B, X, P)`.
         noise_std: Standard deviation of the noise in `noisy`; 0 without noise.
-        unranked: NaN at pixels where a score is not finite and 0 elsewhere, `(1, 1, P)`, where the scores are empty and
-            such a score could not be refused; None otherwise.
+        unranked: NaN at pixels where a score is not finite and 0 elsewhere, `(1 or B, 1, P)`, where such a score could
+            not be refused; layers add it to their outputs. None otherwise.
+        pixels: Numbers of the pixels among those of the gate, `(P,)`, where the routing has some of them only.
     """
 
     indices: torch.Tensor
@@ -45,11 +46,18 @@ class Routing(NamedTuple):
     noisy: torch.Tensor
     noise_std: float = 0.0
     unranked: torch.Tensor | None = None
+    pixels: torch.Tensor | None = None
 
     @property
     def has_scores(self) -> bool:
         """Whether the scores of all experts are at hand."""
         return self.scores.shape[1] > 0
+
+    def at(self, pixels: torch.Tensor) -> Routing:
+        """The routing of some pixels `(P',)`."""
+        parts = (None if part is None else part.index_select(2, pixels) for part in (*self[:4], self.unranked))
+        indices, scores, clean, noisy, unranked = parts
+        return Routing(indices, scores, clean, noisy, self.noise_std, unranked, pixels)  # type: ignore[arg-type]
 
     @property
     def weights(self) -> torch.Tensor:
@@ -118,23 +126,6 @@ def nan_where_nonfinite(values: torch.Tensor) -> torch.Tensor:
     return (values - values).sum(dim=1, keepdim=True)
 
 
-def mark_unranked(output: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Makes the outputs NaN at pixels where a score is not finite and could not be refused when it was ranked.
-
-    Such a score ranks last, and is seen where the loss is read; layers count the error that comes back.
-
-    Args:
-        output: Output of a layer, `(B, E * F, *grid)`.
-        routing: Its routing.
-    """
-    mark = routing.unranked
-    if mark is None:
-        if not routing.has_scores or refuses_nonfinite(routing.scores.device):
-            return output
-        mark = nan_where_nonfinite(routing.scores)
-    return output + mark.to(output.dtype).unflatten(2, output.shape[2:])
-
-
 # Up to this number, picking the best expert repeatedly is faster than sorting all of them (measured at 256 experts).
 _MAX_REPEATED = 16
 
@@ -157,7 +148,7 @@ def top_experts(scores: torch.Tensor, num_selected: int, order: Order = "score")
 
     Raises:
         ValueError: If a score is not finite. Off the CPU this is not checked, because the host would have to wait for
-            the device: the outputs of layers are NaN there (`mark_unranked`).
+            the device: the outputs of layers are NaN there.
     """
     if scores.ndim != 3:
         raise ValueError(f"scores must be (S, X, P) with flat pixels, got shape {tuple(scores.shape)}")

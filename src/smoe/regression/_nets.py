@@ -249,7 +249,7 @@ class SummedExperts(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """`(B, in_channels, H, W)` to `(B, out_channels, H, W)`."""
-        return self.layer(input).unflatten(1, (self.layer.num_selected, -1)).sum(dim=1)
+        return self.layer(input).unflatten(1, (self.layer.gate.num_selected, -1)).sum(dim=1)
 
 
 class ResNet(nn.Module):

@@ -41,8 +41,8 @@ def read_filters(layer: RoutedLayer, use: np.ndarray) -> ExpertFilters | None:
     if not isinstance(layer, FilterBank):
         return None
     weight = layer.weight.detach().float().cpu().numpy()
-    num_outputs, channels, kernel = layer.expert_channels, weight.shape[1], weight.shape[2:]
-    banks = weight.reshape(layer.num_experts, num_outputs, channels, *kernel)
+    num_outputs, channels, kernel = layer._expert_channels, weight.shape[1], weight.shape[2:]
+    banks = weight.reshape(layer.gate.num_experts, num_outputs, channels, *kernel)
     in_use = [int(expert) for expert in np.argsort(-use, kind="stable")[:NUM_EXPERTS] if use[expert] > 0]
     if not kernel:
         # A linear map of features: one row for each output.
@@ -138,7 +138,7 @@ def read_gates(
             # In the order of the gate.
             routing = gate(inputs.get(name))
             choices, scores = ranked(routing.indices[0].cpu(), routing.weights[0].cpu())
-        grid = tuple(gate.spatial_shape or layer.output_grid(inputs.get(name)))
+        grid = tuple(gate.spatial_shape or layer._output_grid(inputs.get(name)))
         if isinstance(layer, HEALPixMoE) and places is not None and len(places.shape) == 1:
             # The data have pixels in the order of their file, the gate has faces.
             choices, scores = (part[:, layer.inverse.cpu().numpy()] for part in (choices, scores))

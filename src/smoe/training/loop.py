@@ -297,7 +297,7 @@ class Loop:
             **validation,
             **routing,
             "learning_rate": learning_rate,
-            "nonfinite_errors": sum(int(layer.num_nonfinite_errors) for layer in layers),
+            "nonfinite_errors": sum(int(layer._signal.num_nonfinite) for layer in layers),
             "seconds": round(state.seconds, 3),
         }
         state.history.append(self._with_warnings(record))

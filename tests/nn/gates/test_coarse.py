@@ -55,9 +55,7 @@ def test_scores_and_gradients_are_those_of_a_plain_definition(grid, options, coa
     found.backward(error)
     expected.flatten(1)[None].backward(error)
     assert values.grad is not None
-    # A step along the gradient is that of one table of scores, on average over the pixels of a cell.
-    cells_per_pixel = math.prod(coarse) / math.prod(grid)
-    torch.testing.assert_close(gate.values.grad, values.grad * cells_per_pixel / 16.0)
+    torch.testing.assert_close(gate.values.grad, values.grad)
 
 
 def test_starts() -> None:
@@ -80,8 +78,10 @@ def test_a_prior_decides_the_start() -> None:
         assert torch.equal(indices[slot], 2 * slot + groups)
 
 
-@pytest.mark.parametrize("rule", [None, "straight_through", "rc", "end_to_end", "frozen"])
-@pytest.mark.parametrize("order", ["families", "score"])
+@pytest.mark.parametrize(
+    ("order", "rule"),
+    [("families", None), ("families", "rc"), ("score", None), ("score", "end_to_end"), ("families", "frozen")],
+)
 def test_layers_learn_with_a_coarse_gate(rule: str | None, order) -> None:
     torch.manual_seed(0)
     gate = CoarseGate(6, 2, GRID, order=order)
@@ -136,7 +136,7 @@ def test_it_is_saved_copied_compiled_exported_and_frozen() -> None:
     assert torch.equal(torch.export.export(layer, (input,)).module()(input), expected)
     compiled = torch.compile(layer.train(), backend="aot_eager")
     compiled(input).sum().backward()
-    assert layer.gate.get_parameter("values").grad is not None
+    assert layer.gate.get_buffer("values").grad is not None
     assert "coarse_shape=(2, 3)" in repr(layer)
     assert smoe.describe(layer) is not None
 
@@ -145,7 +145,7 @@ def test_another_grid_takes_the_same_scores() -> None:
     torch.manual_seed(0)
     layer = smoe.SpatialMoE2d.from_experts(3, 6, 2, gate=CoarseGate(6, 2, (8, 12)))
     larger = smoe.interpolate_grids(layer, example_input=torch.randn(1, 3, 16, 24))
-    assert torch.equal(larger.gate.get_parameter("values"), layer.gate.get_parameter("values"))
+    assert torch.equal(larger.gate.get_buffer("values"), layer.gate.get_buffer("values"))
     assert larger(torch.randn(1, 3, 16, 24)).shape == (1, 2, 16, 24)
     new = larger.routing().indices[:, 1::2, 1::2]
     assert (new == layer.routing().indices).float().mean() > 0.8

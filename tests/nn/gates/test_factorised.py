@@ -21,19 +21,6 @@ def test_scores_are_products_of_keys_and_embedding() -> None:
             torch.testing.assert_close(found[expert, pixel], 4.0 * expected)
 
 
-def test_gradients_are_scaled_for_optimisers_that_follow_their_size() -> None:
-    torch.manual_seed(0)
-    gate = FactorisedGate(4, 2, GRID, rank=3, scale=5.0)
-    error = torch.randn(1, 4, 42)
-    gate(None).scores.backward(error)
-    keys, values = (parameter.detach().clone().requires_grad_() for parameter in (gate.keys, gate.embedding.values))
-    (5.0 * keys @ values.flatten(1)).backward(error[0])
-    assert keys.grad is not None
-    assert values.grad is not None
-    torch.testing.assert_close(gate.keys.grad, keys.grad / (25.0 * 42))
-    torch.testing.assert_close(gate.embedding.values.grad, values.grad / 25.0)
-
-
 def test_a_uniform_start_selects_the_first_expert_of_each_family() -> None:
     gate = FactorisedGate(7, 3, GRID, init="uniform")
     assert torch.equal(gate(None).indices[0], torch.tensor([0, 3, 5]).int()[:, None].expand(3, 42))
@@ -51,7 +38,7 @@ def test_a_smooth_start_selects_alike_at_neighbours() -> None:
     torch.manual_seed(0)
 
     def changes(init) -> float:
-        indices = FactorisedGate(12, 4, (32, 32), init=init).route(None, None).indices.view(4, 32, 32)
+        indices = FactorisedGate(12, 4, (32, 32), init=init).route(None).indices.view(4, 32, 32)
         return float((indices[:, 1:] != indices[:, :-1]).float().mean())
 
     assert changes("smooth") < 0.5 * changes("kaiming")
@@ -119,12 +106,12 @@ def test_passes_that_need_no_scores_select_the_same_without_them(rule: str, monk
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     input, indices = torch.randn(2, 3, 5, 7), layer.routing().indices
-    expected = layer.select(input, indices.flatten(1)[None].to(torch.int32))
+    expected = layer._select(input, indices.flatten(1)[None].to(torch.int32))
 
     def refuse(self: FactorisedGate, input: torch.Tensor | None = None) -> torch.Tensor:
         raise AssertionError("scores were computed")
 
-    monkeypatch.setattr(FactorisedGate, "raw_scores", refuse)
+    monkeypatch.setattr(FactorisedGate, "scores_of", refuse)
     assert torch.equal(layer.eval()(input), expected)
     if rule == "frozen":
         assert torch.equal(layer.train()(input), expected)

@@ -78,8 +78,8 @@ def test_a_batch_in_a_row_is_a_batch():
 
 def test_some_nodes_are_served_by_their_own_experts():
     layer = make_layer(rule="frozen", local_affine=True, bias="slot")
-    assert layer.affine is not None
-    torch.nn.init.normal_(layer.affine.scale)
+    assert layer._affine is not None
+    torch.nn.init.normal_(layer._affine.scale)
     x = torch.randn(NUM_NODES, C, dtype=torch.float64)
     # All sources of the edges into the kept nodes are there.
     order = torch.randperm(NUM_NODES)
@@ -270,5 +270,5 @@ def test_called_like_a_graph_convolution():
     edges = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
     layer = GraphMoE(5, 6, num_nodes=4, num_candidates=3)
     assert layer(torch.randn(4, 5), edges).shape == (4, 6)
-    assert (layer.num_experts, layer.out_channels, layer.order) == (18, 6, "families")
+    assert (layer.gate.num_experts, layer.out_channels, layer.gate.order) == (18, 6, "families")
     assert layer.bias is not None and len(layer.bias) == 18

@@ -123,6 +123,11 @@ def test_bad_input():
 def test_called_like_a_convolution():
     layer = HEALPixMoE(2, 5, nside=4)
     assert layer(torch.randn(1, 2, 192)).shape == (1, 5, 192)
-    assert (layer.num_experts, layer.out_channels, layer.order, layer.kernel_size) == (10, 5, "families", (3, 3))
+    assert (layer.gate.num_experts, layer.out_channels, layer.gate.order, layer.kernel_size) == (
+        10,
+        5,
+        "families",
+        (3, 3),
+    )
     with pytest.raises(TypeError, match="weighted"):
         HEALPixMoE(2, 5, nside=4, weighted=True)  # pyright: ignore[reportCallIssue]

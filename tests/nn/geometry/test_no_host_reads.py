@@ -14,11 +14,10 @@ RULES: list[dict[str, Any]] = [
     {},
     {"rule": "rc", "damping": 0.1},
     {"rule": "probe(window=2)", "order": "score"},
-    {"rule": "straight_through", "order": "score"},
     {"rule": "straight_through(patience=1)"},
     {"rule": "end_to_end", "order": "score"},
 ]
-IDS = ["default", "rc", "probe", "pairs", "restarts", "end_to_end"]
+IDS = ["default", "rc", "probe", "restarts", "end_to_end"]
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -20,11 +20,9 @@ from smoe.rules import Damping, Probing, RoutingClassification, Rule, resolve_ru
 GRID = (5, 6)
 RULES: list[Rule] = [
     RoutingClassification.released(),
-    *map(resolve_rule, ("rc", "probe(window=2)", "probe(window=3)", "straight_through", "end_to_end", "frozen")),
+    *map(resolve_rule, ("rc", "probe(window=2)", "probe(window=3)", "end_to_end", "frozen")),
 ]
-PAIRS = list(itertools.permutations(RULES, 2))
-pair_ids = [f"{first}->{second}" for first, second in PAIRS]
-IN_FAMILIES = list(itertools.permutations(("rc", "straight_through", "end_to_end", "frozen"), 2))
+PAIRS = list(itertools.pairwise([*RULES, *RULES[::2]]))
 
 
 def make_net(rule: Rule | str, *, is_shared: bool = True, order: Order = "score", seed: int = 0) -> nn.Sequential:
@@ -89,20 +87,6 @@ def test_a_state_dict_loads_into_a_layer_with_another_rule(first: Rule, second: 
     assert_same_state(other, fresh)
 
 
-@pytest.mark.parametrize(("first", "second"), IN_FAMILIES)
-def test_rules_of_families_follow_each_other(first: str, second: str) -> None:
-    net = make_net(first, order="families")
-    train(net)
-    other = make_net(second, order="families", seed=5)
-    other.load_state_dict(net.state_dict())
-    set_rule(net, second)
-    for each in (net, other):
-        # Straight-through draws experts of a family at random.
-        torch.manual_seed(3)
-        train(each)
-    assert_same_state(other, net)
-
-
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("assign", [False, True])
 def test_a_state_dict_of_the_same_rule_resumes_exactly(rule: Rule, assign: bool) -> None:
@@ -123,14 +107,14 @@ def test_a_state_dict_loads_into_a_net_without_memory_of_its_own(rule: Rule) -> 
         other = make_net(rule)
     other.load_state_dict(copy.deepcopy(net.state_dict()), assign=True)
     assert not any(tensor.is_meta for tensor in other.state_dict().values())
-    assert not any(layer.num_nonfinite_errors.is_meta for layer in layers_of(other))
+    assert not any(layer._signal.num_nonfinite.is_meta for layer in layers_of(other))
     for each in (net, other):
         train(each, 5, seed=2)
     assert_same_state(other, net)
 
 
 @pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "apart"])
-@pytest.mark.parametrize(("first", "second"), PAIRS, ids=pair_ids)
+@pytest.mark.parametrize(("first", "second"), PAIRS, ids=str)
 def test_a_rule_can_be_changed_between_epochs(first: Rule, second: Rule, is_shared: bool) -> None:
     net = make_net(first, is_shared=is_shared)
     train(net)
@@ -194,15 +178,17 @@ def test_accumulated_gradients_are_those_of_the_same_passes(rule: Rule) -> None:
         torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("saved", ["score", "index", "families"])
-@pytest.mark.parametrize("wanted", ["score", "index", "families"])
-def test_the_order_is_saved_and_another_is_refused(saved: Order, wanted: Order) -> None:
-    net, other = make_net("frozen", order=saved), make_net("frozen", order=wanted)
-    if saved == wanted:
+def test_the_order_is_saved_and_another_is_refused() -> None:
+    net, other = make_net("frozen", order="index"), make_net("frozen", order="families")
+    with pytest.raises(RuntimeError, match="order is 'families', but the gate was saved with 'index'"):
         other.load_state_dict(net.state_dict())
-        return
-    with pytest.raises(RuntimeError, match=f"order is '{wanted}', but the gate was saved with '{saved}'"):
-        other.load_state_dict(net.state_dict())
+
+
+def test_a_layer_does_not_follow_an_optimiser_beside_one_that_learns_alone() -> None:
+    net = make_net("rc", order="families")
+    layers_of(net)[0].rule = "straight_through"
+    with pytest.raises(ValueError, match="learns beside the optimiser, in another layer that shares it"):
+        train(net, 1)
 
 
 def test_the_order_of_a_converted_net_is_saved() -> None:
@@ -217,15 +203,15 @@ def test_the_order_of_a_converted_net_is_saved() -> None:
 def test_damping_is_separate_and_off_by_default() -> None:
     for rule in RULES[1:]:
         net = make_net(rule)
-        assert {layer.active_damping for layer in layers_of(net)} == {None}, rule
+        assert {layer._active_damping for layer in layers_of(net)} == {None}, rule
     first, second = layers_of(make_net(RULES[0]))
-    assert first.damping is None and first.active_damping == Damping(0.0, 0.3)
+    assert first.damping is None and first._active_damping == Damping(0.0, 0.3)
     first.rule = "rc"
-    assert first.active_damping is None
+    assert first._active_damping is None
     second.damping = Damping(0.5)
-    assert second.active_damping == Damping(0.5)
+    assert second._active_damping == Damping(0.5)
     second.rule = "frozen"
-    assert second.active_damping == Damping(0.5)
+    assert second._active_damping == Damping(0.5)
 
 
 def test_frozen_damps_nothing() -> None:

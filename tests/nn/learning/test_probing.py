@@ -179,7 +179,7 @@ def test_compiled_it_learns_the_same() -> None:
         ({"weighted": True}, "weighted=False"),
         ({"order": "index"}, "order='score', got 'index'"),
         ({"gate": smoe.FixedGate.random(4, 2, GRID)}, "needs a TensorGate, got FixedGate"),
-        ({"gate": ConvGate(1, 4, 2)}, "a gate that does not look at its input, got ConvGate"),
+        ({"gate": ConvGate(1, 4, 2)}, "it needs a TensorGate, got ConvGate"),
     ],
 )
 def test_what_probing_cannot_do_is_refused(options, message: str) -> None:

@@ -65,7 +65,7 @@ def test_an_error_that_is_not_finite_is_counted_and_adds_nothing() -> None:
     step(layer, x, target)
     before = memory_of(layer).evidence.clone()
     step(layer, x, torch.full_like(target, torch.nan))
-    assert int(layer.num_nonfinite_errors) == 1
+    assert int(layer._signal.num_nonfinite) == 1
     assert torch.equal(memory_of(layer).evidence, before)
     # It is counted as a pass of the window, too: whether it was finite is not read on the host.
     assert memory_of(layer).counters["num_passes"] == 2

@@ -211,7 +211,7 @@ def shuffled(lesson: Lesson, taught: nn.Module) -> nn.Module:
     maps = []
     for layer in taught.convs:  # pyright: ignore[reportGeneralTypeIssues]
         experts = layer.routing().indices.reshape(-1, math.prod(GRID)).long()
-        num_candidates = layer.num_experts // len(experts)
+        num_candidates = layer.gate.num_experts // len(experts)
         maps.append((experts % num_candidates)[:, order].view(-1, *GRID))
     make = replaced(lambda conv, number: LocalAffine(Candidates(conv, maps[number]), conv.out_channels))
     return make(lesson)

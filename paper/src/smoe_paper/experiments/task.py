@@ -119,7 +119,7 @@ def start_layer(layer: nn.SpatialMoE2d, gates: GateOptions, start: Start) -> Non
     """Draws the weights of a layer, equal within a family of experts; a random gate stays as it starts."""
     start(layer)
     if layer.gate.order == "families":
-        members = family_members(layer.num_experts, layer.num_selected)
+        members = family_members(layer.gate.num_experts, layer.gate.num_selected)
         with torch.no_grad():
             for place in range(1, members.shape[1]):
                 layer.weight.index_copy_(0, members[:, place], layer.weight[members[:, 0]])

@@ -81,7 +81,7 @@ def learned_regions(run: OpenRun) -> tuple[np.ndarray, np.ndarray]:
     with torch.no_grad():
         # In the order of the gate, which is that of the domain.
         chosen = layer.gate(None).indices[0].long().cpu().numpy()
-    return regions, regions_of_experts(chosen, regions, layer.num_experts)[chosen[0]]
+    return regions, regions_of_experts(chosen, regions, layer.gate.num_experts)[chosen[0]]
 
 
 def draw_run(run: OpenRun, options: ShowOptions) -> list[Path]:

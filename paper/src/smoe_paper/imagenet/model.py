@@ -118,7 +118,7 @@ def _shape_after(net: ResNet, place: torch.nn.Module, size: int) -> tuple[int, t
 
 def _start(layer: nn.SpatialMoE2d) -> None:
     # The output channels, and so the fan-out, are those of the replaced convolution.
-    start_as_torchvision(layer.weight, layer.num_selected)
+    start_as_torchvision(layer.weight, layer.gate.num_selected)
 
 
 NUM_CLASSES = 1000

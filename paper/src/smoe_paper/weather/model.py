@@ -187,7 +187,7 @@ def _add_spatial_moe(
 
 def _start(layer: nn.SpatialMoE2d) -> None:
     # The output channels, and so the fan-out, are those of the replaced convolution.
-    glorot_uniform_(layer.weight, layer.num_selected)
+    glorot_uniform_(layer.weight, layer.gate.num_selected)
 
 
 def _prior(model: _Gated, land: torch.Tensor | None) -> torch.Tensor | None:

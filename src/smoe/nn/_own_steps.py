@@ -1,0 +1,330 @@
+"""The steps by which gates learn beside the user's optimiser, as batch normalisation keeps statistics beside it.
+
+The numbers of a gate that learns so are buffers: no optimiser, learning rate, weight decay or clipping touches them,
+and wrappers for several processes treat them as statistics. Backward passes add up their gradients as those of
+parameters, in `.grad`. When an optimiser steps that holds a parameter of the gate's layers, the sum of all processes
+becomes one step of Adam with a size of its own. Gradients that the user sets to None are forgotten with those of the
+layer: only what belongs to the step counts, with a loss scaler that skips steps, a line search, or two passes for a
+step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from smoe.nn._shared_parameters import Memory, SharedModule, has_process_group, is_sharded
+
+if TYPE_CHECKING:
+    from smoe.nn._routed_layer import RoutedLayer
+
+# Decay of the mean gradient and of its mean square, and what is added to the root of the latter.
+_BETAS = (0.9, 0.999)
+_EPSILON = 1e-8
+_HALF = (torch.float16, torch.bfloat16)
+
+_numbering = itertools.count()
+_modules: weakref.WeakValueDictionary[int, SelfTaught] = weakref.WeakValueDictionary()
+
+
+class Steps(Memory):
+    """State of the steps of some tensors: Adam in units of the first gradient, so that no scale has an effect.
+
+    Args:
+        numbers: The tensors.
+    """
+
+    units: torch.Tensor
+    num_steps: torch.Tensor
+
+    def __init__(self, numbers: list[torch.Tensor]) -> None:
+        super().__init__()
+        for place, values in enumerate(numbers):
+            self.register_buffer(f"mean_{place}", torch.zeros_like(values, requires_grad=False))
+            self.register_buffer(f"square_{place}", torch.zeros_like(values, requires_grad=False))
+        device = numbers[0].device if numbers else None
+        self.register_buffer("units", torch.zeros(len(numbers), device=device))
+        self.register_buffer("num_steps", torch.zeros((), dtype=torch.int64, device=device))
+
+    @torch.no_grad()
+    def take(self, numbers: list[torch.Tensor], size: float, is_due: torch.Tensor | None = None) -> None:
+        """Moves the tensors against their gradients.
+
+        Args:
+            numbers: The tensors.
+            size: Size of a step.
+            is_due: Whether there is a step at all, a scalar that is not read on the host; None if there is.
+        """
+        self.num_steps += 1 if is_due is None else is_due
+        mean_rate, square_rate = ((1.0 - beta) * (1 if is_due is None else is_due) for beta in _BETAS)
+        corrections = [1.0 - beta ** self.num_steps.clamp(min=1) for beta in _BETAS]
+        for place, values in enumerate(numbers):
+            gradient = torch.zeros_like(values) if values.grad is None else values.grad
+            mean, square, unit = getattr(self, f"mean_{place}"), getattr(self, f"square_{place}"), self.units[place]
+            size_now = torch.linalg.vector_norm(gradient) / math.sqrt(max(1, gradient.numel()))
+            is_usable = size_now.isfinite()
+            unit.copy_(torch.where((unit == 0.0) & is_usable, size_now, unit))
+            gradient = torch.where(is_usable, gradient, 0.0) / torch.where(unit == 0.0, 1.0, unit)
+            mean.add_((gradient - mean) * mean_rate)
+            square.add_((gradient.square() - square) * square_rate)
+            step = (mean / corrections[0]) / ((square / corrections[1]).sqrt() + _EPSILON)
+            values.sub_(step if is_due is None else step * is_due, alpha=size)
+
+
+class SelfTaught(SharedModule):
+    """A module whose numbers can take steps of their own; `learn_alone` makes buffers of its parameters.
+
+    Modules of this class inside it look after their own numbers.
+    """
+
+    step_size: float = 1e-2
+    """Change of a number in one step."""
+
+    steps: Steps | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_module("steps", None)
+        # Modules and names of the tensors that take steps, and those of modules inside beside them.
+        self._numbers: list[tuple[nn.Module, str]] = []
+        self._all_numbers: list[tuple[nn.Module, str]] = []
+        # This module and those inside.
+        self._taught: list[SelfTaught] = []
+        self._learns = True
+        # Whether an optimiser is known that holds parameters of the layers.
+        self._is_led = False
+        self._layers: weakref.WeakSet[RoutedLayer] = weakref.WeakSet()
+        # Version of a parameter of each layer in its last backward pass, of those that gave gradients.
+        self._versions: weakref.WeakKeyDictionary[RoutedLayer, int] = weakref.WeakKeyDictionary()
+        self.register_load_state_dict_post_hook(_mark_leaves)
+
+    def learn_alone(self, layer: RoutedLayer) -> None:
+        """Makes buffers of the parameters, which take their own steps when an optimiser steps that holds the layer's.
+
+        Args:
+            layer: A layer that the module serves.
+        """
+        for child in self._self_taught():
+            child._layers.add(layer)
+            if child.steps is None:
+                child._become_buffers()
+        self._taught = list(self._self_taught())
+        self._all_numbers = [place for child in self._taught for place in child._numbers]
+
+    def _become_buffers(self) -> None:
+        inner = [child for child in self._self_taught() if child is not self]
+        apart = {id(parameter) for child in inner for parameter in child.parameters()}
+        for name, parameter in list(self.named_parameters()):
+            if id(parameter) in apart:
+                continue
+            owner, _, leaf = name.rpartition(".")
+            module, values = self.get_submodule(owner), parameter.detach()
+            delattr(module, leaf)
+            module.register_buffer(leaf, values.float() if values.dtype in _HALF else values)
+            self._numbers.append((module, leaf))
+            self._learns = self._learns and parameter.requires_grad
+            parameter.grad = None
+        self._mark()
+        self.steps = Steps(self._own())
+        self._register()
+
+    def _register(self) -> None:
+        if not _hooks:
+            _hooks.append(register_optimizer_step_pre_hook(_before_step))
+            _hooks.append(register_optimizer_step_post_hook(_after_step))
+        _modules[next(_numbering)] = self
+
+    def _self_taught(self) -> Iterator[SelfTaught]:
+        return (module for module in self.modules() if isinstance(module, SelfTaught))
+
+    def _own(self) -> list[torch.Tensor]:
+        """The tensors that this module itself looks after."""
+        return [getattr(module, name) for module, name in self._numbers]
+
+    def numbers(self) -> list[torch.Tensor]:
+        """The tensors that take their own steps, those of modules inside too."""
+        found: list[torch.Tensor] = []
+        for module, name in self._all_numbers:
+            values = getattr(module, name)
+            if values.requires_grad:
+                found.append(values)
+        return found
+
+    def _mark(self) -> None:
+        """Lets the numbers collect gradients, as leaves."""
+        for module, name in self._numbers:
+            module._buffers[name] = getattr(module, name).detach().requires_grad_(self._learns)
+
+    def replace_numbers(self, name: str, values: torch.Tensor) -> None:
+        """Gives a number tensor, parameter or buffer, other values and perhaps another shape; steps start anew."""
+        if (self, name) not in self._numbers:
+            setattr(self, name, nn.Parameter(values, getattr(self, name).requires_grad))
+            return
+        self._buffers[name] = values.detach()
+        self._mark()
+        self.steps = Steps(self._own())
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Whether the module learns, by its own steps or by gradients."""
+        super().requires_grad_(requires_grad)
+        for child in self._self_taught():
+            child._learns = requires_grad
+            child._mark()
+        return self
+
+    def note_pass(self, layer: RoutedLayer) -> None:
+        """Called in a backward pass of a layer."""
+        trained = layer._trained_parameter()
+        for child in self._taught:
+            child._versions[layer] = -1 if trained is None else trained._version
+
+    def begin_pass(self) -> None:
+        """Forgets gradients that the user has dropped, and takes the step that follows an update by hand."""
+        for module, name in self._all_numbers:
+            if getattr(module, name).grad is not None:
+                break
+        else:
+            return
+        if torch._C._current_graph_task_id() != -1:  # activations are computed again within a backward pass
+            return
+        for child in self._taught:
+            if not child._has_gradient():
+                continue
+            if not child._is_led and child._is_updated():
+                _take_steps([child])
+                child.after_step(is_taken=True)
+            elif all(map(_has_no_gradient, child._layers)):
+                child._forget()
+
+    def _is_updated(self) -> bool:
+        """Whether parameters of the layers have changed since their backward passes."""
+        trained = ((layer._trained_parameter(), version) for layer, version in self._versions.items())
+        return any(parameter is not None and parameter._version != version for parameter, version in trained)
+
+    def _forget(self) -> None:
+        self._versions.clear()
+        for values in self._own():
+            values.grad = None
+
+    def after_step(self, *, is_taken: bool) -> None:
+        """Called after each step of an optimiser that holds parameters of the layers.
+
+        Args:
+            is_taken: Whether the module has taken a step too.
+        """
+
+    def _has_gradient(self) -> bool:
+        return any(values.grad is not None for values in self._own())
+
+    def _is_in(self, parameters: set[int]) -> bool:
+        return any(id(parameter) in parameters for layer in self._layers for parameter in layer.parameters())
+
+    def _may_learn(self) -> bool:
+        return self._learns and any(
+            layer.training and any(parameter.requires_grad for parameter in layer.parameters())
+            for layer in self._layers
+        )
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        for layer in list(self._layers):
+            layer._begin_pass()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        if self.steps is None:
+            return super()._apply(fn, recurse)
+
+        def keep_digits(values: torch.Tensor) -> torch.Tensor:
+            # A step would be lost in half precision.
+            new = fn(values)
+            return values.to(new.device) if new.dtype in _HALF and values.dtype not in _HALF else new
+
+        super()._apply(keep_digits, recurse)
+        self._mark()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_layers": None, "_versions": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_layers": weakref.WeakSet(), "_versions": weakref.WeakKeyDictionary()})
+        if self.steps is not None:
+            self._register()
+
+
+def _mark_leaves(module: SelfTaught, incompatible_keys: object) -> None:
+    """Load hook: tensors that were assigned collect no gradients yet."""
+    del incompatible_keys
+    module._mark()
+
+
+_hooks: list[RemovableHandle] = []
+
+
+def _held(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+    del args, kwargs
+    new = [module for module in _modules.values() if not module._is_led]
+    if new:
+        held = _held(optimizer)
+        for module in new:
+            module._is_led = module._is_in(held)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+    del args, kwargs
+    if not _modules:
+        return
+    held = _held(optimizer)
+    modules = [module for _, module in sorted(_modules.items()) if module._is_in(held)]
+    # Alike in all processes, also if one of them has seen nothing.
+    is_due = [module._may_learn() if has_process_group() else module._has_gradient() for module in modules]
+    _take_steps([module for module, is_taken in zip(modules, is_due, strict=True) if is_taken])
+    for module, is_taken in zip(modules, is_due, strict=True):
+        module.after_step(is_taken=is_taken)
+
+
+def _has_no_gradient(layer: RoutedLayer) -> bool:
+    """Whether the user has dropped the gradients of a layer; not known of a sharded one."""
+    parameter = layer._trained_parameter()
+    return parameter is None or (parameter.grad is None and parameter.is_leaf and not is_sharded(layer))
+
+
+@torch.no_grad()
+def _take_steps(modules: list[SelfTaught]) -> None:
+    if not has_process_group():
+        for module in modules:
+            assert module.steps is not None
+            module.steps.take(module._own(), module.step_size)
+            module._forget()
+        return
+    if not modules:
+        return
+    parts: list[torch.Tensor] = []
+    for module in modules:
+        numbers = module._own()
+        gradients = [torch.zeros_like(values) if values.grad is None else values.grad for values in numbers]
+        parts.append(torch.full((1,), float(module._has_gradient()), device=numbers[0].device))
+        parts += [gradient.flatten().float() for gradient in gradients]
+    everything = torch.cat(parts)
+    torch.distributed.all_reduce(everything)
+    found = iter(everything.split([len(part) for part in parts]))
+    for module in modules:
+        assert module.steps is not None
+        is_due = (next(found)[0] > 0.0).to(torch.int64)
+        numbers = module._own()
+        for values in numbers:
+            values.grad = next(found).view_as(values).to(values.dtype)
+        module.steps.take(numbers, module.step_size, is_due)
+        module._forget()

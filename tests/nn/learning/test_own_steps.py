@@ -1,0 +1,348 @@
+"""The gate's own step: what a loop does with parameters does not reach it, and it does not disturb the loop."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import smoe
+from smoe.nn._own_steps import _modules
+
+GRID = (6, 8)
+
+
+def make_net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    first = smoe.SpatialMoE2d(2, 4, spatial_shape=GRID)
+    assert isinstance(first.gate, smoe.FactorisedGate)
+    gate = smoe.FactorisedGate(6, 3, embedding=first.gate.embedding)
+    net = nn.Sequential(first, nn.Tanh(), smoe.SpatialMoE2d(4, 3, spatial_shape=GRID, gate=gate))
+    with torch.no_grad():  # candidates that differ, so that gates learn from the first step on
+        for layer in (net[0], net[2]):
+            layer.weight.add_(0.1 * torch.randn_like(layer.weight))
+    return net
+
+
+def data(seed: int = 0, batch: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, 2, *GRID, generator=generator), torch.randn(batch, 3, *GRID, generator=generator)
+
+
+def loss_of(net: nn.Module, seed: int = 0) -> torch.Tensor:
+    x, y = data(seed)
+    return (net(x) - y).square().mean()
+
+
+def numbers(net: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in net.named_buffers() if "gate" in name}
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], **tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], msg=name, **tolerance)
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3, first: int = 0) -> None:
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        loss_of(net, step).backward()
+        optimizer.step()
+
+
+def test_numbers_of_the_gate_are_buffers_that_move_by_a_hundredth_in_each_step() -> None:
+    net = make_net()
+    assert {name.rpartition(".")[2] for name, _ in net.named_parameters()} == {"weight", "bias"}
+    before = numbers(net)
+    train(net, torch.optim.SGD(net.parameters(), 1e-9), steps=1)
+    moved = (numbers(net)["0.gate.keys"] - before["0.gate.keys"]).abs()
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.01), rtol=1e-3, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, 0.0),
+        lambda p: torch.optim.AdamW(p, 0.0, weight_decay=0.3),
+        lambda p: torch.optim.AdamW(p, 0.0, fused=True),
+        lambda p: torch.optim.Adafactor(p, 0.0),
+    ],
+)
+def test_path_of_the_gate_does_not_depend_on_the_optimiser(make: Callable[..., torch.optim.Optimizer]) -> None:
+    # With a rate of 0, all optimisers leave the same errors.
+    expected = make_net()
+    train(expected, torch.optim.SGD(expected.parameters(), 0.0))
+    net = make_net()
+    train(net, make(net.parameters()))
+    assert int(net[0].gate.steps.num_steps) == 3
+    assert_same(numbers(net), numbers(expected))
+
+
+@pytest.mark.parametrize("factor", [1e-12, 1e9])
+def test_scale_of_the_loss_does_not_matter(factor: float) -> None:
+    paths = []
+    for scale in (1.0, factor):
+        net = make_net()
+        optimizer = torch.optim.SGD(net.parameters(), 0.0)
+        for step in range(4):
+            optimizer.zero_grad()
+            (scale * loss_of(net, step)).backward()
+            optimizer.step()
+        paths.append({name: value for name, value in numbers(net).items() if "steps" not in name})
+    assert_same(*paths, rtol=1e-3, atol=1e-5)
+
+
+def test_clipping_does_not_see_the_gate() -> None:
+    net = make_net()
+    loss_of(net).backward()
+    norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+    own = torch.stack([p.grad.square().sum() for p in net.parameters()]).sum().sqrt()  # type: ignore[union-attr]
+    assert own == pytest.approx(1e-3, rel=1e-2) and norm < 10.0
+    torch.optim.SGD(net.parameters(), 0.0).step()
+    expected = make_net()
+    train(expected, torch.optim.SGD(expected.parameters(), 0.0), steps=1)
+    assert_same(numbers(net), numbers(expected))
+
+
+def test_accumulation_is_one_large_batch() -> None:
+    whole, parts = make_net(), make_net()
+    for net, pieces in ((whole, 1), (parts, 2)):
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+        for step in range(4):
+            optimizer.zero_grad()
+            x, y = data(step)
+            for piece, target in zip(x.chunk(pieces), y.chunk(pieces), strict=True):
+                ((net(piece) - target).square().mean() / pieces).backward()
+            optimizer.step()
+    assert_same(numbers(parts), numbers(whole), rtol=1e-3, atol=1e-5)
+    assert_same(dict(parts.named_parameters()), dict(whole.named_parameters()), rtol=1e-3, atol=1e-5)
+
+
+def test_several_losses_add_up() -> None:
+    net, together = make_net(), make_net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    loss_of(net, 0).backward()
+    loss_of(net, 1).backward()
+    optimizer.step()
+    (loss_of(together, 0) + loss_of(together, 1)).backward()
+    torch.optim.SGD(together.parameters(), 0.0).step()
+    assert_same(numbers(net), numbers(together), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputed_activations_change_nothing(reentrant: bool) -> None:
+    plain, saved = make_net(), make_net()
+    for net in (plain, saved):
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        for step in range(3):
+            optimizer.zero_grad()
+            x, y = data(step)
+            x.requires_grad_()
+            output = net(x) if net is plain else checkpoint(net, x, use_reentrant=reentrant)
+            (output - y).square().mean().backward()  # type: ignore[union-attr]
+            optimizer.step()
+    assert_same(numbers(saved), numbers(plain))
+    assert_same(dict(saved.named_parameters()), dict(plain.named_parameters()))
+
+
+def test_a_skipped_step_leaves_nothing_behind() -> None:
+    net, other = make_net(), make_net()
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    net[2].weight.register_hook(lambda gradient: gradient * torch.inf)
+    scaler.scale(loss_of(net, 5)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert int(net[0].gate.steps.num_steps) == 0
+    net[2].weight._backward_hooks.clear()
+    optimizer.zero_grad()
+    scaler.scale(loss_of(net, 1)).backward()
+    scaler.step(optimizer)
+    assert int(net[0].gate.steps.num_steps) == 1
+    train(other, torch.optim.SGD(other.parameters(), 1e-3), steps=1, first=1)
+    keys = [each[0].gate.keys.detach() for each in (net, other)]
+    torch.testing.assert_close(*keys)
+
+
+def test_one_function_during_a_line_search() -> None:
+    net = make_net()
+    train(net, torch.optim.SGD(net.parameters(), 1e-3), steps=120)  # noise is at its full size
+    optimizer = torch.optim.LBFGS(net.parameters(), line_search_fn="strong_wolfe", max_iter=10)
+    losses: list[list[float]] = []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(net)
+        loss.backward()
+        losses[-1].append(loss.item())
+        return loss
+
+    before = int(net[0].gate.steps.num_steps)
+    for _ in range(5):
+        losses.append([])
+        optimizer.step(closure)  # type: ignore[arg-type]
+        # Until the gate steps, each pass computes one function.
+        assert loss_of(net).item() == loss_of(net).item()
+    assert int(net[0].gate.steps.num_steps) == before + 5
+    assert all(min(each) < each[0] for each in losses) and losses[-1][-1] < 0.8 * losses[0][0]
+
+
+def test_two_passes_of_sam_are_one_step() -> None:
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+    for step in range(4):
+        loss_of(net, step).backward()
+        moves = [0.05 * p.grad / (1e-12 + p.grad.norm()) for p in net.parameters()]  # type: ignore[union-attr,operator]
+        with torch.no_grad():
+            for parameter, move in zip(net.parameters(), moves, strict=True):
+                parameter += move
+        optimizer.zero_grad()
+        loss_of(net, step).backward()
+        with torch.no_grad():
+            for parameter, move in zip(net.parameters(), moves, strict=True):
+                parameter -= move
+        optimizer.step()
+        optimizer.zero_grad()
+    # In the first step no optimiser was known: the move looked like an update by hand.
+    assert int(net[0].gate.steps.num_steps) in (4, 5)
+
+
+def test_updates_by_hand() -> None:
+    net, expected = make_net(), make_net()
+    for step in range(3):
+        loss_of(net, step).backward()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter -= 0.1 * parameter.grad  # type: ignore[operator]
+                parameter.grad = None
+    net.state_dict()  # what is due is done before it is saved
+    train(expected, torch.optim.SGD(expected.parameters(), 0.1), steps=3)
+    assert_same(numbers(net), numbers(expected))
+
+
+def test_an_optimiser_of_other_layers_does_not_move_the_gate() -> None:
+    net = make_net()
+    other = nn.Linear(2, 2)
+    loss_of(net).backward()
+    other(torch.ones(2)).sum().backward()
+    torch.optim.SGD(other.parameters(), 0.1).step()
+    assert int(net[0].gate.steps.num_steps) == 0
+    torch.optim.SGD(net[2].parameters(), 0.1).step()
+    # The embedding belongs to both layers, the keys to one.
+    assert [int(m.num_steps) for m in (net[0].gate.steps, net[2].gate.steps)] == [0, 1]
+
+
+@pytest.mark.parametrize("freeze", ["eval", "weights", "gate", "rule"])
+def test_a_gate_that_is_not_to_learn(freeze: str) -> None:
+    net = make_net()
+    if freeze == "eval":
+        net[0].eval()
+    elif freeze == "weights":
+        net[0].requires_grad_(False)
+    elif freeze == "gate":
+        net[0].gate.requires_grad_(False)
+    else:
+        net[0].freeze()
+    before = numbers(net)
+    train(net, torch.optim.SGD(net.parameters(), 0.1), steps=2)
+    after = numbers(net)
+    assert torch.equal(after["0.gate.keys"], before["0.gate.keys"])
+    assert not torch.equal(after["2.gate.keys"], before["2.gate.keys"])
+    assert loss_of(net).item() == loss_of(net).item()
+
+
+@pytest.mark.parametrize("copied", ["state_dict", "deepcopy", "pickle"])
+def test_a_copy_goes_on_exactly(copied: str) -> None:
+    net = make_net()
+    train(net, torch.optim.SGD(net.parameters(), 0.1), steps=7)
+    if copied == "deepcopy":
+        twin = copy.deepcopy(net)
+    elif copied == "pickle":
+        file = io.BytesIO()
+        torch.save(net, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    else:
+        twin = make_net(seed=1)
+        twin.load_state_dict(copy.deepcopy(net.state_dict()))
+    train(net, torch.optim.SGD(net.parameters(), 0.1), steps=3, first=7)
+    train(twin, torch.optim.SGD(twin.parameters(), 0.1), steps=3, first=7)
+    assert_same(dict(twin.state_dict()), dict(net.state_dict()), rtol=0.0, atol=0.0)
+    # Gates end with their networks.
+    num_registered = len(_modules)
+    del twin
+    gc.collect()
+    assert len(_modules) <= num_registered - 3
+
+
+def test_state_dict_holds_no_number_twice_and_no_gradient(tmp_path: object) -> None:
+    net = make_net()
+    loss_of(net).backward()
+    state = net.state_dict()
+    assert not any(value.requires_grad for value in state.values())
+    assert "0.gate.embedding.values" in state and "2.gate.embedding.values" not in state
+    fresh = make_net(seed=3)
+    fresh.load_state_dict(state, assign=True)
+    train(fresh, torch.optim.SGD(fresh.parameters(), 0.1), steps=1)
+    assert int(fresh[0].gate.steps.num_steps) == 1
+
+
+def test_half_precision_keeps_the_digits_of_the_gate() -> None:
+    net = make_net().bfloat16()
+    assert net[0].weight.dtype == torch.bfloat16 and net[0].gate.keys.dtype == torch.float32
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    x, y = data()
+    (net(x.bfloat16()) - y).square().mean().backward()
+    optimizer.step()
+    assert int(net[0].gate.steps.num_steps) == 1
+    assert net.double()[0].gate.keys.dtype == torch.float64 and net[0].gate.keys.is_leaf
+
+
+def test_small_batches_learn_in_some_passes() -> None:
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+    steps = []
+    for step in range(8):
+        optimizer.zero_grad()
+        x, y = data(step, batch=1)
+        (net(x) - y).square().mean().backward()
+        optimizer.step()
+        steps.append(int(net[0].gate.steps.num_steps))
+    assert steps == [1, 1, 1, 1, 2, 2, 2, 2]
+
+
+def test_rules_that_an_optimiser_follows_are_refused_afterwards() -> None:
+    layer = smoe.SpatialMoE2d(2, 4, spatial_shape=GRID)
+    with pytest.raises(ValueError, match=r"learns beside the optimiser.*make a new layer with rule='rc'"):
+        layer.rule = "rc"
+    layer.rule = "frozen"
+    layer.rule = "straight_through"
+    table = smoe.TensorGate(8, 4, GRID, order="families")
+    layer = smoe.SpatialMoE2d(2, 4, spatial_shape=GRID, gate=table, rule="rc")
+    assert "gate.scores" in dict(layer.named_parameters())
+    layer.rule = "straight_through"
+    assert "gate.scores" not in dict(layer.named_parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+def test_a_compiled_layer_takes_the_same_steps() -> None:
+    plain = make_net()
+    for layer in (plain[0], plain[2]):  # a compiled pass has no counters, and so no warm-up of the noise
+        layer.rule = smoe.rules.StraightThrough(warm_up=0)
+    twin = copy.deepcopy(plain)
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    for net, parts in ((plain, plain), (compiled, twin)):
+        optimizer = torch.optim.AdamW(parts.parameters(), 1e-2)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(net, step).backward()  # type: ignore[arg-type]
+            optimizer.step()
+    assert_same(numbers(twin), numbers(plain), rtol=1e-3, atol=1e-5)
