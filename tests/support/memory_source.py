@@ -13,6 +13,7 @@ from smoe.training.progress import ProgressBar
 from smoe_paper.atmosphere.axes import Grid
 from smoe_paper.weather.archives import WeatherSource
 
+CONSTANTS = ("lsm", "orography", "lat2d")
 GRID = Grid((-60.0, -20.0, 20.0, 60.0), (0.0, 72.0, 144.0, 216.0, 288.0))
 SCALES = {"z": (5e4, 1e3), "t": (280.0, 10.0), "t2m": (285.0, 12.0), "tisr": (1e6, 4e5), "u": (5.0, 8.0)}
 
@@ -44,7 +45,7 @@ class MemorySource(WeatherSource):
 
     @property
     def constant_names(self) -> tuple[str, ...]:
-        return ("lsm", "orography", "lat2d")
+        return CONSTANTS
 
     def times(self, year: int) -> np.ndarray:
         first = np.datetime64(f"{year}-01-01", "h")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memory_source import MemorySource, Silent
+from memory_source import CONSTANTS, MemorySource, Silent
 from smoe_paper.atmosphere.axes import Grid
 from smoe_paper.weather.commands import Preparation
 from smoe_paper.weather.prepare import prepare
@@ -19,14 +19,22 @@ SOURCE = MemorySource(all_years=(2000, 2001, 2002), grid=GRID)
 
 def make_store(path: Path) -> Path:
     """Three years of 5 channels and 3 constants every six hours; 10 days of the last."""
-    prepare(SOURCE, path, Preparation((2000, 2002), (2000, 2000), SOURCE.names), Silent())
+    prepare(SOURCE, path, Preparation((2000, 2002), (2000, 2000), SOURCE.names, CONSTANTS), Silent())
     return path
 
 
 def tiny_recipe(name: str, store: Path | None, **changes: Any) -> WeatherRecipe:
     """A recipe with a network of a few filters, one day of starts in eight, and one epoch."""
     recipe = WEATHER_RECIPES[name]
-    data = WeatherData(store, (2000, 2000), (2001, 2001), (2002, 2002), start_every_hours=192, test_every_hours=24)
+    data = WeatherData(
+        store,
+        (2000, 2000),
+        (2001, 2001),
+        (2002, 2002),
+        targets=("z_500", "t_850", "t2m"),
+        start_every_hours=192,
+        test_every_hours=24,
+    )
     size = (
         {"width": 8, "num_heads": 2, "depth": 1, "hidden": 8}
         if isinstance(recipe.model, WeatherViTModel)

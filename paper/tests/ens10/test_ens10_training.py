@@ -21,7 +21,7 @@ from smoe_paper.ens10.commands import Preparation
 from smoe_paper.ens10.model import build_dry_task, build_task, make_split, make_task, setting_of
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.recipes import ENSEMBLE_RECIPES, EnsembleData
-from smoe_paper.ens10.scores import score_raw_ensemble
+from smoe_paper.ens10.scores import score_map, score_raw_ensemble
 from smoe_paper.ens10.sources import open_ens10
 from smoe_paper.experiments.recipe import Adam
 from smoe_paper.experiments.runs import open_run, train
@@ -156,6 +156,27 @@ def test_the_raw_ensemble() -> None:
     ranks = [values[f"rank_{rank}"] for rank in range(6)]
     # Too cold and too narrow: the truth is above all members more often than not.
     assert sum(ranks) == pytest.approx(1.0) and ranks[5] > 0.5 and values["ensemble_spread_skill"] < 0.6
+
+
+def test_corrections_in_closed_form() -> None:
+    store = make_ensemble()
+    truth, mean, spread = (
+        np.asarray(fields, np.float64) for fields in (store.truth, store.target_mean, store.target_std)
+    )
+    train, test = slice(0, 24), slice(24, 36)
+    shifted = mean[test] + (truth - mean)[train].mean(axis=0)
+    expected = scoringrules.crps_normal(truth[test], shifted, spread[test]).mean()
+    found = score_map(store, "mean-errors", (2000, 2001), (2002, 2002))
+    assert found["crps"] == pytest.approx(expected, rel=1e-5)
+    assert found["crps"] < score_raw_ensemble(store, (2002, 2002))["crps"]
+    corrected, residual = np.empty_like(shifted), np.empty(GRID.shape)
+    for place in np.ndindex(*GRID.shape):
+        slope, offset = np.polyfit(mean[(train, *place)], truth[(train, *place)], 1)
+        corrected[(slice(None), *place)] = offset + slope * mean[(test, *place)]
+        error = truth[(train, *place)] - offset - slope * mean[(train, *place)]
+        residual[place] = np.sqrt(np.square(error).sum() / 22)
+    expected = scoringrules.crps_normal(truth[test], corrected, np.broadcast_to(residual, corrected.shape)).mean()
+    assert score_map(store, "point-emos", (2000, 2001), (2002, 2002))["crps"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_raw_ensemble_without_members_and_index() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memory_source import MemorySource, Silent
+from memory_source import CONSTANTS, MemorySource, Silent
 from smoe.errors import DataError
 from smoe_paper.weather import truth as truth_module
 from smoe_paper.weather.commands import Preparation
@@ -18,7 +18,7 @@ CHANNELS = ("z_500", "tp")
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> WeatherStore:
     path = tmp_path_factory.mktemp("baselines") / "store"
-    return prepare(SOURCE, path, Preparation((2000, 2002), (2000, 2001), SOURCE.names), Silent())
+    return prepare(SOURCE, path, Preparation((2000, 2002), (2000, 2001), SOURCE.names, CONSTANTS), Silent())
 
 
 def source_fields(years: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

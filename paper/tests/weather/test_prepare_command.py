@@ -71,7 +71,7 @@ def test_samples_equal_a_direct_computation(root: Path, tmp_path: Path, capsys: 
         training = values[: 72 - 12]
         normalised[channel] = (values - (0.0 if channel == "tp" else training.mean())) / training.std()
     constants = []
-    for name in ("lsm", "orography", "lat2d"):
+    for name in ("lsm", "orography", "lat2d", "lon2d"):
         values = constant_field(name, GRID).astype(np.float64)
         constants.append((values - values.mean()) / values.std())
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from memory_source import MemorySource, Silent
+from memory_source import CONSTANTS, MemorySource, Silent
 from smoe.errors import DataError
 from smoe_paper.weather.commands import Preparation
 from smoe_paper.weather.prepare import prepare
@@ -20,8 +20,8 @@ SOURCE = MemorySource(all_years=(2000, 2001, 2003), step_hours=3)
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> WeatherStore:
     path = tmp_path_factory.mktemp("samples") / "store"
-    prepare(SOURCE, path, Preparation((2000, 2001), (2000, 2001), SOURCE.names), Silent())
-    return prepare(SOURCE, path, Preparation((2003, 2003), None, SOURCE.names), Silent())
+    prepare(SOURCE, path, Preparation((2000, 2001), (2000, 2001), SOURCE.names, CONSTANTS), Silent())
+    return prepare(SOURCE, path, Preparation((2003, 2003), None, SOURCE.names, CONSTANTS), Silent())
 
 
 def field(store: WeatherStore, channel: str, time: np.datetime64) -> np.ndarray:

@@ -18,7 +18,7 @@ import pytest
 import torch
 import zarr
 
-from memory_source import MemorySource, Silent, contents
+from memory_source import CONSTANTS, MemorySource, Silent, contents
 from smoe.errors import DataError
 from smoe_paper.atmosphere.axes import Grid
 from smoe_paper.weather.commands import Preparation
@@ -27,7 +27,7 @@ from smoe_paper.weather.samples import WeatherSamples
 from smoe_paper.weather.store import NaNPolicy, WeatherStore
 
 SOURCE = MemorySource()
-WANTED = Preparation((2000, 2002), (2000, 2001), SOURCE.names)
+WANTED = Preparation((2000, 2002), (2000, 2001), SOURCE.names, CONSTANTS)
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +331,7 @@ def test_every_sixth_hour_of_hourly_data(tmp_path: Path) -> None:
     # The record begins at 7 h: 7 hours without a value, as in WeatherBench's 1979.
     source.changes["tisr", 2000] = np.full((7, 4, 5), np.nan)
     source.changes["tp", 2000] = np.full((12, 4, 5), np.nan)
-    wanted = Preparation((2000, 2000), (2000, 2000), source.names)
+    wanted = Preparation((2000, 2000), (2000, 2000), source.names, CONSTANTS)
     hourly = prepare(source, tmp_path / "hourly", wanted, Silent())
     assert hourly.times[0] == np.datetime64("2000-01-01T12") and hourly.stored_years[0].num_dropped == 12
     assert np.isfinite(np.asarray(hourly.fields)).all()
@@ -368,7 +368,7 @@ def test_statistics_from_another_store(tmp_path: Path, whole: Path) -> None:
     assert store.years() == (1850, 1851, 1852) and store.mean[0] == reference.mean[2]
     other = MemorySource(all_years=(1850,), names=("u_500",))
     with pytest.raises(DataError, match="has no channel 'u_500'"):
-        prepare(other, tmp_path / "other", Preparation((1850, 1850), None, other.names), Silent(), reference)
+        prepare(other, tmp_path / "other", Preparation((1850, 1850), None, other.names, CONSTANTS), Silent(), reference)
 
 
 def test_memory_stays_at_one_channel_of_one_year(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_memory_stays_at_one_channel_of_one_year(tmp_path: Path) -> None:
     import zarr.codecs  # noqa: F401
 
     tracemalloc.start()
-    prepare(source, tmp_path, Preparation((2000, 2000), (2000, 2000), source.names), Silent())
+    prepare(source, tmp_path, Preparation((2000, 2000), (2000, 2000), source.names, CONSTANTS), Silent())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     # The made-up fields take five times their size (noise in float64, scaled, and rounded): nothing is held besides.

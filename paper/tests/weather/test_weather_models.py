@@ -145,6 +145,6 @@ def test_all_layers_hold_the_rule_of_the_recipe() -> None:
 def test_a_model_needs_no_store() -> None:
     recipe = WEATHER_RECIPES["weather/rt"]
     small = replace(recipe.model, filters=2, num_blocks=1)  # type: ignore[call-arg]
-    assert build_dry_task(replace(recipe, model=small)).input_shape == (117, 32, 64)
+    assert build_dry_task(replace(recipe, model=small)).input_shape == (118, 32, 64)
     continuous = replace(recipe, model=small, data=WeatherData(continuous_lead_hours=(6, 120)))
-    assert build_dry_task(continuous).input_shape == (118, 32, 64)
+    assert build_dry_task(continuous).input_shape == (119, 32, 64)

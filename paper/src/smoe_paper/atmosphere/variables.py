@@ -215,4 +215,4 @@ DEFAULT_INPUTS: tuple[str, ...] = (
     "t2m",
     "tp",
 )
-DEFAULT_CONSTANTS: tuple[str, ...] = ("lsm", "orography", "lat2d")
+DEFAULT_CONSTANTS: tuple[str, ...] = ("lsm", "orography", "lat2d", "lon2d")

@@ -16,7 +16,7 @@ from smoe_paper.ens10.model import make_scores, open_store, setting_of
 from smoe_paper.ens10.recipes import MEMBERS, EnsembleData, EnsembleRecipe, paper_results
 from smoe_paper.ens10.samples import EnsembleSamples
 from smoe_paper.ens10.store import EnsembleStore
-from smoe_paper.ens10.tables import reference_name, store_folder
+from smoe_paper.ens10.tables import MAPS, reference_name, store_folder
 from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import ResultTable, Scale
 from smoe_paper.experiments.task import OpenRun
@@ -51,6 +51,59 @@ def score_raw_ensemble(store: EnsembleStore, years: tuple[int, int], batch_size:
         of_normal.add(torch.zeros(len(target), 2, *target.shape[2:]), target)
         of_ensemble.add(members, target)
     return of_normal.values() | of_ensemble.values()
+
+
+class MeanErrorMap:
+    """The mean error of the ensemble mean at each point, over the training years; the spread stays."""
+
+    def __init__(self, store: EnsembleStore, years: tuple[int, int]) -> None:
+        total, count = 0.0, 0
+        for target in _targets(store, years):
+            total, count = total + (target[0] - target[1]), count + 1
+        self._shift = total / count
+
+    def __call__(self, target: Tensor) -> Tensor:
+        """Returns the output whose head is the correction of targets `(B, 3 or more, H, W)`."""
+        return _as_output(self._shift - 0.0 * target[:, 1], target[:, 2], target[:, 2])
+
+
+class PointEmos:
+    """Least squares of the truth on the ensemble mean at each point; the spread is that of the residuals."""
+
+    def __init__(self, store: EnsembleStore, years: tuple[int, int]) -> None:
+        pairs = torch.stack([target[:2] for target in _targets(store, years)], dim=1)
+        self._centre = pairs.mean(dim=1)
+        truth, mean = pairs - self._centre[:, None]
+        self._slope = (truth * mean).sum(dim=0) / mean.square().sum(dim=0).clamp_min(1e-12)
+        residual = truth - self._slope * mean
+        self._std = (residual.square().sum(dim=0) / max(1, len(truth) - 2)).sqrt()
+
+    def __call__(self, target: Tensor) -> Tensor:
+        mean = target[:, 1].double()
+        corrected = self._centre[0] + self._slope * (mean - self._centre[1])
+        return _as_output(corrected - mean, self._std.expand_as(mean), target[:, 2])
+
+
+def _targets(store: EnsembleStore, years: tuple[int, int]) -> Iterator[Tensor]:
+    samples = EnsembleSamples(store, years)
+    return (samples[index][1].double() for index in range(len(samples)))
+
+
+def _as_output(shift: Tensor, std: Tensor, spread: Tensor) -> Tensor:
+    # Inverts `gaussian_correction`; a point without spread cannot be moved.
+    spread = spread.double().clamp_min(1e-12)
+    return torch.stack([shift / spread, (std.double().clamp_min(1e-12) / spread).log()], dim=1).float()
+
+
+def score_map(
+    store: EnsembleStore, kind: str, train_years: tuple[int, int], years: tuple[int, int]
+) -> dict[str, float]:
+    """Scores a correction that is fitted to the training years in closed form, as the models' are."""
+    correct = {"mean-errors": MeanErrorMap, "point-emos": PointEmos}[kind](store, train_years)
+    sums = MetricSums(make_scores(setting_of(store)))
+    for target in _targets(store, years):
+        sums.add(correct(target[None]), target[None].float())
+    return sums.values()
 
 
 NUM_PARTS = 20
@@ -140,26 +193,31 @@ def store_references(
 
     A missing store is reported and skipped; its rows cannot be trained.
     """
-    wanted: dict[str, EnsembleData] = {}
+    wanted: dict[tuple[str, int], EnsembleData] = {}
     for table in tables:
         for row in table.rows:
             recipe = scale.recipe(row, seed=0)
             assert isinstance(recipe, EnsembleRecipe)
             assert recipe.data.task is not None
             assert recipe.data.members is not None
-            wanted[reference_name(recipe.data.task, recipe.data.members, scale.name)] = recipe.data
-    for name, data in wanted.items():
+            wanted[recipe.data.task, recipe.data.members] = recipe.data
+    for (task, members), data in wanted.items():
         path = store_folder(data, folder)
-        if store.read_reference(name) is not None:
-            continue
-        if not path.exists():
+        names = {kind: reference_name(task, members, scale.name, kind) for kind in MAPS}
+        missing = [kind for kind, name in names.items() if store.read_reference(name) is None]
+        if missing and not path.exists():
             command = f"smoe data prepare ens10 --output {path} --task {data.task} --members {data.members}"
             notify(f"there is no store {path}: {command} makes it")
             continue
-        notify(f"scoring the raw ensemble of {path.name}")
-        scores = score_raw_ensemble(open_store(replace(data, store=path)), data.test_years)
-        label = f"raw ensemble, {data.members} members, {scale.name}"
-        store.write_reference(name, {"label": label, "test": scores})
+        for kind in missing:
+            notify(f"scoring the {MAPS[kind]} of {path.name}")
+            opened = open_store(replace(data, store=path))
+            if kind == "raw":
+                scores = score_raw_ensemble(opened, data.test_years)
+            else:
+                scores = score_map(opened, kind, data.train_years, data.test_years)
+            label = f"{MAPS[kind]}, {members} members, {scale.name}"
+            store.write_reference(names[kind], {"label": label, "test": scores})
 
 
 _MODELS = {"ens10/emos": "EMOS", "ens10/unet": "U-Net", "ens10/smoe": "SMoE"}

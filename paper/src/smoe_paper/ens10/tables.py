@@ -39,9 +39,13 @@ def store_folder(data: EnsembleData, folder: Path) -> Path:
     return folder / f"{data.task}-{data.members}"
 
 
-def reference_name(task: str, members: int, scale: str) -> str:
+# Corrections without training, by their label: see `fit_maps`.
+MAPS = {"raw": "raw ensemble", "mean-errors": "map of mean errors", "point-emos": "EMOS at each point, closed form"}
+
+
+def reference_name(task: str, members: int, scale: str, kind: str = "raw") -> str:
     """Returns the key of the stored scores of a raw ensemble."""
-    return f"raw-{task}-{members}-{scale}"
+    return f"{kind}-{task}-{members}-{scale}"
 
 
 def _metrics(task: Task) -> tuple[ShownMetric, ...]:
@@ -64,7 +68,9 @@ def _variable(task: Task) -> ResultTable:
         for members in MEMBERS
         for recipe_name, label in _LABELS.items()
     ]
-    references = tuple(reference_name(task, members, scale) for scale in _SCALES for members in MEMBERS)
+    references = tuple(
+        reference_name(task, members, scale, kind) for scale in _SCALES for kind in MAPS for members in MEMBERS
+    )
     title = f"Correcting an ensemble's {_TITLES[task]}"
     return ResultTable(
         name, title, ("model", "ensemble"), tuple(rows), "Table 5", references=references, metrics=_metrics(task)
@@ -99,7 +105,8 @@ def _routing() -> ResultTable:
     columns = ("gate starts as", "routing learns by", "order")
     return ResultTable(
         name, "How the gates of a U-Net learn: T850 from ten members", columns, tuple(rows),
-        references=tuple(reference_name("t850", 10, scale) for scale in _SCALES), metrics=_metrics("t850"),
+        references=tuple(reference_name("t850", 10, scale, kind) for scale in _SCALES for kind in MAPS),
+        metrics=_metrics("t850"),
     )  # fmt: skip
 
 

@@ -15,6 +15,8 @@ from smoe_paper.experiments.stored_runs import RunStore
 from smoe_paper.experiments.tables import PublishedResult, ResultTable, Row, Scale, ShownMetric, TableSet
 from smoe_paper.weather.recipes import (
     PUBLISHED,
+    RASP_CONSTANTS,
+    RASP_TARGETS,
     WEATHER_RECIPES,
     LocatedResNetModel,
     LowRankLocalResNetModel,
@@ -155,11 +157,14 @@ def _defaults() -> ResultTable:
     return ResultTable("weather/default", title, ("model",), tuple(rows), references=reference_names(72))
 
 
-# Few fields, filters and blocks, so that a run takes minutes on one core; years of the simulated atmosphere.
+# Few fields, filters and blocks, so that a run takes minutes on one core; years of the simulated atmosphere. Targets
+# and constants are those of Rasp and Thuerey, with which the stored runs were made.
 SIMULATED = WeatherData(
     train_years=(2001, 2006),
     validation_years=(2007, 2007),
     test_years=(2008, 2008),
+    targets=RASP_TARGETS,
+    constants=RASP_CONSTANTS,
     inputs=("z_500", "z_850", "t_850", "u_500", "u_850", "v_500", "v_850", "t2m"),
     context_hours=(6, 0),
     start_every_hours=12,
