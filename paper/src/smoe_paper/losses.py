@@ -26,7 +26,7 @@ class LatitudeWeightedMSE(nn.Module):
         self.register_buffer("weights", latitude_weights(latitude)[:, None], persistent=False)
 
     def forward(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Returns the loss of two tensors `(B, C, H, W)`, a scalar in at least float32."""
+        """The loss of two tensors `(B, C, H, W)`, a scalar in at least float32."""
         if prediction.shape != target.shape or prediction.ndim != 4 or prediction.shape[2] != len(self.weights):
             raise ValueError(
                 f"prediction and target must be (B, C, {len(self.weights)}, W), got {tuple(prediction.shape)} and "
@@ -125,7 +125,7 @@ class GaussianCRPSLoss(nn.Module):
         self.register_buffer("weights", weights, persistent=False)
 
     def forward(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Returns the loss, a scalar.
+        """The loss, a scalar.
 
         Args:
             prediction: `(B, 2, H, W)`.
@@ -175,7 +175,7 @@ class CrossEntropy(nn.Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Returns the loss, a scalar.
+        """The loss, a scalar.
 
         Args:
             prediction: Logits `(B, N)`.

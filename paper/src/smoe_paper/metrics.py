@@ -42,7 +42,7 @@ class MeanSquaredError(Metric):
     names = ("mse",)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the sum of squared differences and the number of pixels, `(1, 2)`."""
+        """The sum of squared differences and the number of pixels, `(1, 2)`."""
         prediction, target = check_pair(prediction, target)
         return _sum_and_count((prediction - target).square_())
 
@@ -53,7 +53,7 @@ class MeanAbsoluteError(Metric):
     names = ("mae",)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the sum of absolute differences and the number of pixels, `(1, 2)`."""
+        """The sum of absolute differences and the number of pixels, `(1, 2)`."""
         prediction, target = check_pair(prediction, target)
         return _sum_and_count((prediction - target).abs_())
 
@@ -97,7 +97,7 @@ class PercentWithin(Metric):
             self.names += tuple(f"{overall}/region_{kind}" for kind in range(len(self._region_sizes)))
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the number of pixels within the tolerance and of all pixels, overall and then for each region type.
+        """The number of pixels within the tolerance and of all pixels, overall and then for each region type.
 
         Args:
             prediction: `(B, ..., H, W)`; with a region map, H and W are those of the map.
@@ -216,7 +216,7 @@ class LatitudeWeightedScore(Metric):
         return differences
 
     def weighted_sums(self, fields: Tensor) -> Tensor:
-        """Return the sum of `w * fields` of each sample and channel, float64, `(B, C)`."""
+        """The sum of `w * fields` of each sample and channel, float64, `(B, C)`."""
         return fields.sum(-1, dtype=torch.float64) @ self.weights.to(fields.device)
 
 
@@ -229,7 +229,7 @@ class LatitudeWeightedRMSE(LatitudeWeightedScore):
     prefix = "rmse"
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the weighted sum of squared differences and the number of pixels, `(C, 2)`."""
+        """The weighted sum of squared differences and the number of pixels, `(C, 2)`."""
         differences = self.differences(prediction, target)
         return _with_count(self.weighted_sums(differences.square_()).sum(0), _num_pixels(differences))
 
@@ -246,7 +246,7 @@ class MeanOfRootsRMSE(LatitudeWeightedScore):
     prefix = "mean_rmse"
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the sum of the roots and the number of forecasts, `(C, 2)`."""
+        """The sum of the roots and the number of forecasts, `(C, 2)`."""
         differences = self.differences(prediction, target)
         num_pixels = differences.shape[2] * differences.shape[3]
         roots = (self.weighted_sums(differences.square_()) / num_pixels).sqrt_()
@@ -259,7 +259,7 @@ class LatitudeWeightedMAE(LatitudeWeightedScore):
     prefix = "mae"
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the weighted sum of absolute differences and the number of pixels, `(C, 2)`."""
+        """The weighted sum of absolute differences and the number of pixels, `(C, 2)`."""
         differences = self.differences(prediction, target)
         return _with_count(self.weighted_sums(differences.abs_()).sum(0), _num_pixels(differences))
 
@@ -323,7 +323,6 @@ class AnomalyCorrelation(LatitudeWeightedScore):
                 self.climatology[channel] = (self.climatology[channel] - float(offsets[channel])) / self.scales[channel]
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the sums that the means and the three products need, and the number of pixels, `(C, 8)`."""
         prediction, target = self.check(prediction, target)
         if prediction.shape[3] != self.climatology.shape[2]:
             raise ValueError(
@@ -379,7 +378,7 @@ class Accuracy(Metric):
         self.names = tuple("accuracy" if number == 1 else f"top{number}_accuracy" for number in self.top)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the right samples and all samples, for each number.
+        """The right samples and all samples, for each number.
 
         Args:
             prediction: Logits `(B, N)`.
@@ -408,7 +407,6 @@ class ClassErrors(Metric):
         self.names = tuple(f"error/class_{number}" for number in range(num_classes))
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the wrong samples and all samples, for each class."""
         if prediction.ndim != 2 or prediction.shape[1] != len(self.names):
             raise ValueError(f"prediction must be (B, {len(self.names)}), got {tuple(prediction.shape)}")
         is_wrong = class_ranks(prediction, target) > 0
@@ -420,7 +418,6 @@ class ClassErrors(Metric):
         return 100.0 * sums[0] / count
 
     def values(self, totals: Tensor) -> dict[str, float]:
-        """Return the errors of the classes that occur."""
         if totals.shape != (len(self.names), 2):
             raise ValueError(f"totals must have shape {(len(self.names), 2)}, got {tuple(totals.shape)}")
         return {
@@ -472,7 +469,7 @@ class MeanCrossEntropy(Metric):
     names = ("cross_entropy",)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the sum over the samples, and their number.
+        """The sum over the samples, and their number.
 
         Args:
             prediction: Logits `(B, N)`.

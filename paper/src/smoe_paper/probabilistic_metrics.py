@@ -54,7 +54,7 @@ class ProbabilisticScore(Metric):
         return promote_pair(prediction, target)
 
     def sum_maps(self, maps: Tensor) -> Tensor:
-        """Return the sum over the pixels of each map, times the weights, float64: `(..., H, W)` to `(...)`.
+        """The sum over the pixels of each map, times the weights, float64: `(..., H, W)` to `(...)`.
 
         The weights have mean 1, so the mean is this sum over the number of pixels, with and without them.
         """
@@ -62,7 +62,7 @@ class ProbabilisticScore(Metric):
         return rows.sum(-1) if self.weights is None else rows @ self.weights.to(maps.device)
 
     def mean_totals(self, *maps: Tensor) -> Tensor:
-        """Return the sums of maps `(B, H, W)` and the number of pixels: `(1, len(maps) + 1)`."""
+        """The sums of maps `(B, H, W)` and the number of pixels: `(1, len(maps) + 1)`."""
         sums = [self.sum_maps(each).sum() for each in maps]
         return torch.stack([*sums, sums[0].new_tensor(float(maps[0].numel()))])[None]
 
@@ -73,7 +73,7 @@ class GaussianCRPS(ProbabilisticScore):
     score_names = ("crps",)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the sum of the scores and the number of pixels, `(1, 2)`."""
+        """The sum of the scores and the number of pixels, `(1, 2)`."""
         prediction, target = self.check(prediction, target, num_target_channels=3, num_channels=2)
         return self.mean_totals(corrected_crps(prediction, target))
 
@@ -88,13 +88,12 @@ class EECRPS(ProbabilisticScore):
     score_names = ("eecrps",)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the sum of the weighted scores and the number of pixels of the dates that have an EFI, `(1, 2)`."""
+        """The sum of the weighted scores and the number of pixels of the dates that have an EFI, `(1, 2)`."""
         prediction, target = self.check(prediction, target, num_target_channels=4, num_channels=2)
         weighted = target[:, 3].abs() * corrected_crps(prediction, target)
         return self.mean_totals(weighted[has_efi(target)])
 
     def values(self, totals: Tensor) -> dict[str, float]:
-        """Return the score, NaN if no date has an EFI."""
         return dict.fromkeys(self.names, math.nan) if float(totals[0, -1]) == 0.0 else super().values(totals)
 
 
@@ -104,7 +103,7 @@ class EfiDates(ProbabilisticScore):
     score_names = ("efi_dates",)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the number of dates that have an EFI, and of all, `(1, 2)`."""
+        """The number of dates that have an EFI, and of all, `(1, 2)`."""
         _, target = self.check(prediction, target, num_target_channels=4)
         return torch.stack([has_efi(target).sum().double(), target.new_tensor(len(target), dtype=torch.float64)])[None]
 
@@ -123,7 +122,7 @@ class GaussianSpreadSkill(ProbabilisticScore):
     num_totals = 3
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the sums of the variances and of the squared errors, and the number of pixels, `(1, 3)`."""
+        """The sums of the variances and of the squared errors, and the number of pixels, `(1, 3)`."""
         prediction, target = self.check(prediction, target, num_target_channels=3, num_channels=2)
         shift, std = gaussian_correction(prediction, target[:, 2])
         return self.mean_totals(std.square(), (target[:, 0] - target[:, 1] - shift).square())
@@ -151,7 +150,7 @@ class PitHistogram(ProbabilisticScore):
         super().__init__(latitude)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the number of pixels in each part and of all, `(num_bins, 2)`."""
+        """The number of pixels in each part and of all, `(num_bins, 2)`."""
         prediction, target = self.check(prediction, target, num_target_channels=3, num_channels=2)
         shift, std = gaussian_correction(prediction, target[:, 2])
         probability = torch.special.ndtr(standardise(target[:, 0] - target[:, 1] - shift, std))
@@ -164,13 +163,13 @@ class PitHistogram(ProbabilisticScore):
 
 
 def has_efi(target: Tensor) -> Tensor:
-    """Return whether each sample of a target `(B, 4, H, W)` has an EFI at one pixel at least, `(B,)`."""
+    """Whether each sample of a target `(B, 4, H, W)` has an EFI at one pixel at least, `(B,)`."""
     efi = target[:, 3]
     return ~efi.isnan().all(dim=(1, 2)) if efi.numel() else torch.zeros(len(efi), dtype=torch.bool)
 
 
 def spread_skill_ratio(variance: float, squared_error: float) -> float:
-    """Return the root of `variance / squared_error`; infinite without error."""
+    """The root of `variance / squared_error`; infinite without error."""
     if squared_error == 0.0:
         return math.inf
     return math.sqrt(variance / squared_error)
@@ -190,7 +189,7 @@ class EnsembleCRPS(ProbabilisticScore):
         super().__init__(latitude)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the sum of the scores and the number of pixels, `(1, 2)`."""
+        """The sum of the scores and the number of pixels, `(1, 2)`."""
         members, target = self.check(prediction, target, num_target_channels=1)
         return self.mean_totals(ensemble_crps(members, target[:, 0], fair=self.fair))
 
@@ -206,7 +205,7 @@ class EnsembleSpreadSkill(ProbabilisticScore):
     num_totals = 3
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the sums of the variances and of the squared errors, and the number of pixels, `(1, 3)`."""
+        """The sums of the variances and of the squared errors, and the number of pixels, `(1, 3)`."""
         members, target = self.check(prediction, target, num_target_channels=1)
         num_members = members.shape[1]
         if num_members < 2:
@@ -240,7 +239,7 @@ class RankHistogram(ProbabilisticScore):
         super().__init__(latitude)
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the number of pixels of each rank and of all, `(M + 1, 2)`."""
+        """The number of pixels of each rank and of all, `(M + 1, 2)`."""
         members, target = self.check(prediction, target, num_target_channels=1, num_channels=self.num_members)
         truth = target[:, :1]
         lowest, num_equal = (members < truth).sum(dim=1), (members == truth).sum(dim=1)

@@ -9,6 +9,7 @@ import torch
 
 from smoe.rules import RoutingClassification
 from smoe.training.run_directory import CheckpointError, RunDirectory, RunError, load_checkpoint
+from smoe_paper.experiments.experiment import ShowOptions
 from smoe_paper.experiments.runs import open_run, train
 from smoe_paper.experiments.task import Learning
 from smoe_paper.heat.model import build_gate, build_model, build_task, make_region_map, make_split
@@ -51,7 +52,7 @@ def test_several_processes_do_not_predict_a_split(small_run: Path, monkeypatch: 
 
 
 def test_pictures_are_drawn(small_run: Path) -> None:
-    pictures = draw_run(open_run(small_run, "last"))
+    pictures = draw_run(open_run(small_run, "last"), ShowOptions())
     assert [picture.name for picture in pictures] == ["accuracy.png", "routing.png"]
     assert all(picture.stat().st_size > 10_000 for picture in pictures)
 
@@ -59,7 +60,7 @@ def test_pictures_are_drawn(small_run: Path) -> None:
 def test_a_baseline_has_a_curve_but_no_routing(tmp_path: Path) -> None:
     train("heat/conv", replace(SMALL, model=ConvNetModel()), tmp_path, notify=quietly)
     run = open_run(tmp_path)
-    assert [picture.name for picture in draw_run(run)] == ["accuracy.png"]
+    assert [picture.name for picture in draw_run(run, ShowOptions())] == ["accuracy.png"]
     with pytest.raises(ValueError, match="this run has ConvNet"):
         learned(run)
 

@@ -278,5 +278,5 @@ def test_the_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "top5_accuracy" in capsys.readouterr().out
     assert main(["show", str(tmp_path / "run"), "--data.root", str(root)]) == 0
     names = [Path(line).name for line in capsys.readouterr().out.splitlines()]
-    assert names == ["accuracy.png", "routing-relu.1.png"]
+    assert names == ["accuracy.png", "routing.png"]
     assert all((tmp_path / "run" / "pictures" / name).stat().st_size > 1000 for name in names)

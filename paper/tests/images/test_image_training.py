@@ -52,7 +52,7 @@ def test_learns_where_the_row_is(mnist, tmp_path):
     errors = [last[f"test/error/class_{number}"] for number in range(10)]
     # Five images of each class.
     assert sum(errors) / 10 == pytest.approx(100.0 - last["test/accuracy"])
-    confusion = confusion_of(opened, opened.task.splits["test"], 10)  # type: ignore[arg-type]
+    confusion = confusion_of(opened, "test", 10)
     assert confusion.sum(1).tolist() == [5] * 10
     assert 100.0 * float(confusion.trace()) / 50 == pytest.approx(last["test/accuracy"])
 

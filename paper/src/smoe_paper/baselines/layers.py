@@ -64,7 +64,7 @@ class CondConv2d(nn.Module):
         self.router = nn.Linear(in_channels, num_experts)
 
     def mixing_weights(self, input: torch.Tensor) -> torch.Tensor:
-        """Returns the weights of the experts in each sample's kernel, `(B, num_experts)`, each in (0, 1)."""
+        """The weights of the experts in each sample's kernel, `(B, num_experts)`, each in (0, 1)."""
         return torch.sigmoid(self.router(input.mean(dim=(2, 3))))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -95,7 +95,7 @@ class InputCombiner(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
 
     def forward(self, input: torch.Tensor, grid: tuple[int, int] | None = None) -> torch.Tensor:
-        """Returns the logits of the combination.
+        """The logits of the combination.
 
         Args:
             input: Input of the layer, `(B, C, H, W)`.
@@ -117,7 +117,7 @@ class InputCombiner(nn.Module):
 
 
 def fitting_dilations(spatial_shape: tuple[int, int]) -> tuple[int, ...]:
-    """Returns the dilations out of 1, 2, 4 and 8 whose 3x3 kernel fits in an input grid of rows and columns."""
+    """The dilations out of 1, 2, 4 and 8 whose 3x3 kernel fits in an input grid of rows and columns."""
     return tuple(dilation for dilation in DILATIONS if 2 * dilation + 1 <= min(spatial_shape))
 
 
@@ -202,7 +202,7 @@ class LowRankLocal2d(nn.Module):
             self.spatial_bias = maps(1, self.spatial_shape, 0.0)
 
     def combining_weights(self, input: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns the weights a: `(K, H', W')`, or `(B, K, H', W')` for the combiner `input`.
+        """The weights a: `(K, H', W')`, or `(B, K, H', W')` for the combiner `input`.
 
         Args:
             input: `(B, C, H, W)`; needed only by the combiner `input`.

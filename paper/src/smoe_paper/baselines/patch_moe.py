@@ -125,7 +125,7 @@ class PatchMoE(nn.Module):
         return self._last_scores
 
     def capacity(self, group_size: int) -> int:
-        """Returns the number of tokens of a group that one expert can serve.
+        """The number of tokens of a group that one expert can serve.
 
         `ceil(group_size * num_selected * capacity_factor / num_experts)`, rounded up to a multiple of 4.
         """

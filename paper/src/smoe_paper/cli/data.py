@@ -43,7 +43,6 @@ examples:
 
 
 def run_data(args: list[str]) -> int:
-    """Runs the subcommand that was named, for the data that were named."""
     if not args or args[0] in ("-h", "--help", "help"):
         sys.stdout.write(
             DATA_HELP.format(commands="\n".join(_describe(name, text) for name, text in SUBCOMMANDS.items()))
@@ -104,7 +103,6 @@ RECIPES_HELP = "usage: smoe recipes\n\nLists the recipes with the paper's result
 
 
 def run_recipes(args: list[str]) -> int:
-    """Prints a line for each recipe."""
     if args and args[0] in ("-h", "--help"):
         sys.stdout.write(RECIPES_HELP)
         return 0
@@ -140,7 +138,6 @@ examples:
 
 
 def run_bench(args: list[str]) -> int:
-    """Runs the benchmark that was named."""
     if not args or args[0] in ("-h", "--help"):
         names = "\n".join(f"  {name:<20}{benchmark.text}" for name, benchmark in BENCHMARKS.items())
         sys.stdout.write(BENCH_HELP.format(names=names))

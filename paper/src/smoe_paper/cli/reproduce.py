@@ -82,7 +82,6 @@ class Reproduce:
 
 
 def run(args: list[str]) -> int:
-    """Parses, trains what is missing, and writes the tables."""
     if args and args[0] in ("-h", "--help"):
         sys.stdout.write(HELP.format(tables="\n".join(_list(experiment) for experiment in all_experiments())))
         return 0

@@ -34,7 +34,6 @@ examples:
 
 
 def run_evaluate(args: list[str]) -> int:
-    """Parses, evaluates, and prints a table."""
     if not args or args[0] in ("-h", "--help"):
         scored = ", ".join(experiment.name for experiment in all_experiments() if experiment.score_options is not None)
         sys.stdout.write(EVALUATE_HELP.format(scored=scored))
@@ -95,7 +94,6 @@ examples:
 
 
 def run_show(args: list[str]) -> int:
-    """Parses, draws, and prints the pictures' paths."""
     if not args or args[0] in ("-h", "--help"):
         sys.stdout.write(SHOW_HELP)
         return 0 if args else 2
@@ -169,7 +167,6 @@ class RunReports(Report):
 
 
 def run_report(args: list[str]) -> int:
-    """Parses, reads the runs and writes the page."""
     options = parse_report(RunReports, args)
 
     from smoe.regression import is_model_folder

@@ -47,7 +47,6 @@ examples:
 
 
 def run(args: list[str]) -> int:
-    """Parses, trains, and prints the result beside the paper's."""
     if args and args[0] in ("-h", "--help"):
         sys.stdout.write(HELP.format(recipes=", ".join(all_recipes())))
         return 0
@@ -173,7 +172,6 @@ class RecipeFlags:
 
 
 def parse_recipe(recipe: Recipe, args: list[str], *, prog: str, is_run: bool = True) -> RecipeFlags:
-    """The recipe with the fields that the flags set."""
     fields: list[Any] = [("recipe", Annotated[type(recipe), tyro.conf.arg(name=""), tyro.conf.FlagConversionOff])]
     attributes = ["recipe: What to train."]
     if is_run:

@@ -222,7 +222,6 @@ class Experiment:
 
 @functools.cache
 def find_experiment(name: str) -> Experiment:
-    """The experiment of that name."""
     if name not in EXPERIMENTS:
         raise RecipeError(f"there is no experiment named {name!r}; {suggest(name, EXPERIMENTS)}")
     module, _, attribute = EXPERIMENTS[name].partition(":")
@@ -230,7 +229,6 @@ def find_experiment(name: str) -> Experiment:
 
 
 def experiment_of(recipe: Recipe) -> Experiment:
-    """The experiment that a recipe belongs to."""
     return find_experiment(recipe.experiment)
 
 

@@ -152,7 +152,7 @@ def read_split(run: OpenRun, split: str) -> tuple[dict[str, float] | None, str, 
 def measure_errors(
     batches: Iterable[tuple[Tensor, Tensor]], places: Places | None, targets: Sequence[tuple[str, str]]
 ) -> tuple[ErrorMap, ...]:
-    """Returns the root mean squared error of each target at each pixel over all samples.
+    """The root mean squared error of each target at each pixel over all samples.
 
     Args:
         batches: Predictions and truths, `(B, K, *grid)`. A truth that is NaN does not count.
@@ -212,7 +212,7 @@ def _score_sheet(
 
 
 def _run_scores(history: Sequence[Record]) -> tuple[str, dict[str, float]]:
-    """Returns what the record of a run states: its scores on the test split, or its last ones on validation.
+    """What the record of a run states: its scores on the test split, or its last ones on validation.
 
     Returns:
         The split in words and the scores; no scores if no epoch has ended.
@@ -237,7 +237,7 @@ def _scores_of(record: Record, prefix: str) -> dict[str, float]:
 
 
 def _published_rows(published: Mapping[str, Sequence[PublishedResult]], own: str) -> list[ScoreRow]:
-    """Returns a row for each model that a publication has results of."""
+    """A row for each model that a publication has results of."""
     rows = [
         ScoreRow(
             f"{name} (this recipe)" if name == own else name,

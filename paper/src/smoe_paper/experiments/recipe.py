@@ -87,7 +87,6 @@ class AuxiliaryLosses:
 
     @property
     def is_any(self) -> bool:
-        """Whether one of them is on."""
         return self.importance or self.load or self.spatial_agreement
 
 

@@ -48,7 +48,6 @@ class PlannedRun:
 
     @property
     def key(self) -> RunKey:
-        """Key under which it is stored."""
         return RunKey.of(self.recipe)
 
 

@@ -233,7 +233,6 @@ def _parse_stored(stored: dict[str, Any], place: str) -> tuple[str, Recipe]:
 
 
 def set_num_threads(recipe: Recipe) -> None:
-    """Gives torch the threads that the recipe asks for."""
     if recipe.training.num_threads is not None:
         torch.set_num_threads(recipe.training.num_threads)
 

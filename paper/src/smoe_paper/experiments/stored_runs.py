@@ -51,17 +51,14 @@ class RunKey:
 
     @classmethod
     def of(cls, recipe: Recipe) -> RunKey:
-        """The key of a recipe."""
         return cls(identity_of(recipe.plain()), recipe.seed)
 
     @property
     def digest(self) -> str:
-        """A short name of the recipe."""
         return hashlib.sha256(self.identity.encode()).hexdigest()[:12]
 
     @property
     def name(self) -> str:
-        """Name of the run folder."""
         return f"{self.digest}-{self.seed}"
 
 
@@ -81,7 +78,6 @@ class RunStore:
         self._read_at: tuple[int, int] | None = None
 
     def runs(self) -> dict[RunKey, Plain]:
-        """All stored results."""
         self._read()
         return self._runs
 
@@ -92,7 +88,6 @@ class RunStore:
         return [of_recipe[seed] for seed in sorted(of_recipe)]
 
     def has(self, key: RunKey) -> bool:
-        """Whether the result of a run is stored."""
         return key in self.runs()
 
     def read(self, key: RunKey) -> Plain | None:
@@ -100,7 +95,6 @@ class RunStore:
         return self.runs().get(key)
 
     def write(self, key: RunKey, result: Plain) -> None:
-        """Stores a result, whole or not at all."""
         self.runs()[key] = result
         self._write()
 
@@ -110,7 +104,6 @@ class RunStore:
         return self._references.get(name)
 
     def write_reference(self, name: str, result: Plain) -> None:
-        """Stores the result of a forecast that is not trained."""
         self._read()
         self._references[name] = result
         self._write()

@@ -69,11 +69,9 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The cells as one line."""
         return ", ".join(self.labels)
 
     def paper_result(self, metric: str) -> PublishedResult | None:
-        """The result that the paper prints for a metric."""
         return next((result for result in self.paper if result.metric == metric), None)
 
 
@@ -113,7 +111,6 @@ class ResultTable:
 
 
 def same_recipe(recipe: Any) -> Any:
-    """The scale of the recipes themselves."""
     return recipe
 
 
@@ -135,7 +132,6 @@ class Scale:
     kind: Literal["paper", "smaller", "simulated"] = "paper"
 
     def recipe(self, row: Row, seed: int) -> Recipe:
-        """The recipe to train for a row with a seed."""
         return replace(self.apply(row.recipe), seed=seed)
 
 
@@ -162,7 +158,6 @@ class TableSet:
     data_folder: Callable[[Any, Path], Path] | None = None
 
     def with_data(self, recipe: Recipe, path: Path) -> Recipe:
-        """The recipe with the place of its data."""
         path = path if self.data_folder is None else self.data_folder(recipe.data, path)
         return replace(recipe, data=replace(recipe.data, **{self.data_field: path}))
 
@@ -175,7 +170,6 @@ class TableSet:
         return chosen
 
     def scale(self, name: str) -> Scale:
-        """The scale of that name."""
         for scale in self.scales:
             if scale.name == name:
                 return scale
@@ -194,7 +188,6 @@ class Outcome:
         return [run["test"][metric] for run in self.results if metric in run["test"]]
 
     def mean(self, metric: str) -> float | None:
-        """Mean over the seeds."""
         values = self.values(metric)
         return statistics.fmean(values) if values else None
 
@@ -205,7 +198,6 @@ class Outcome:
 
     @property
     def best_epoch(self) -> float | None:
-        """Mean epoch of the best weights."""
         epochs = [result["best_epoch"] for result in self.results if result["best_epoch"] is not None]
         return statistics.fmean(epochs) if epochs else None
 
@@ -215,7 +207,6 @@ class Outcome:
         return mean is None or abs(mean - paper.mean) > self.spread(paper.metric) + paper.spread + 0.05
 
     def cell(self, metric: ShownMetric) -> str:
-        """Mean and standard deviation as they are printed."""
         mean, values = self.mean(metric.name), self.values(metric.name)
         if mean is None:
             return "diverged"
@@ -245,7 +236,6 @@ def outcomes(tables: TableSet, row: Row, store: RunStore) -> list[Outcome]:
 
 
 def write_report(tables: TableSet, table: ResultTable, store: RunStore, notes: str, path: Path) -> None:
-    """Writes a table of what is stored so far as Markdown."""
     text = markdown(tables, table, store, notes)
     write_atomically(path, lambda file: file.write(text.encode()))
 
@@ -389,7 +379,6 @@ class _Layout:
         )
 
     def reference_line(self, reference: dict[str, Any]) -> str:
-        """The line of a forecast that was not trained."""
         labels = [reference["label"], *[""] * (len(self.table.columns) - 1)]
         numbers: list[str] = []
         for metric in self.metrics:

@@ -43,7 +43,6 @@ class Learning(NamedTuple):
 
     @classmethod
     def of(cls, recipe: Recipe) -> Learning:
-        """Rule and damping of a recipe."""
         return cls(recipe.rule, recipe.damping)
 
 
@@ -56,7 +55,6 @@ def make_gate(
     prior_strength: float = 2.0,
     embedding: nn.PixelEmbedding | None = None,
 ) -> nn.TensorGate | nn.FactorisedGate | nn.CoarseGate:
-    """The gate that the options describe."""
     kinds = {"factorised": nn.FactorisedGate, "coarse": nn.CoarseGate}
     kind = kinds.get(options.gate, nn.TensorGate)
     start: dict[str, Any] = {
@@ -185,7 +183,6 @@ _WITH_KERNELS = (nn.GridConv2d, nn.SpatialMoE2d, LowRankLocal2d)
 def build_optimizer(
     model: torch.nn.Module, options: Adam | SgdMomentum, *, is_fused: bool = False
 ) -> torch.optim.Optimizer:
-    """The optimiser that the options describe."""
     if isinstance(options, SgdMomentum):
         groups = sgd_groups(model, options)
         return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, weight_decay=0.0)
@@ -236,7 +233,6 @@ def _groups(
 
 
 def _identities_in(model: torch.nn.Module, kinds: tuple[type[torch.nn.Module], ...]) -> set[int]:
-    """Identities of the parameters of modules of these kinds."""
     modules = (module for module in model.modules() if isinstance(module, kinds))
     return _identities(parameter for module in modules for parameter in module.parameters())
 
@@ -313,7 +309,6 @@ class DryTraining:
         self.model, self.optimizer = self.accelerator.prepare(dry.task.model, dry.task.optimizer)
 
     def batch(self, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Random inputs and targets on the device."""
         device, dry = self.accelerator.device, self.dry
         input = torch.randn(batch_size, *dry.input_shape, device=device)
         if dry.num_classes is not None:
@@ -327,11 +322,9 @@ class DryTraining:
         return loss if task.auxiliary_loss is None else loss + task.auxiliary_loss(self.model)
 
     def compute_gradients(self, input: torch.Tensor, target: torch.Tensor) -> None:
-        """Forward and backward passes of a batch."""
         self.accelerator.backward(track_loss_scale(self.loss(input, target), self.model))
 
     def update(self) -> None:
-        """The optimiser's step."""
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -354,7 +347,6 @@ class OpenRun:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The trained network."""
         return self.task.model
 
     def evaluate(self, split: str) -> dict[str, float]:

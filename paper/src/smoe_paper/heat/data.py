@@ -147,7 +147,7 @@ MAX_DIFFUSIVITY = 0.25
 
 
 def diffusion_stencil(diffusivity: float) -> np.ndarray:
-    """Return the 3x3 stencil of one explicit step: centre 1 - 4d, the four nearest neighbours d, corners 0.
+    """The 3x3 stencil of one explicit step: centre 1 - 4d, the four nearest neighbours d, corners 0.
 
     Returns:
         Weights, float64, `(3, 3)`.

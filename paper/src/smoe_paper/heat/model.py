@@ -37,7 +37,7 @@ from smoe_paper.models import ConvNet, FullyConnectedNet, SpatialMoENet, VisionT
 def build_model(
     model: HeatModel, learning: Learning, region_map: np.ndarray, diffusivities: Sequence[float]
 ) -> torch.nn.Module:
-    """Returns the network of a recipe; it maps one field to one field.
+    """The network of a recipe; it maps one field to one field.
 
     Args:
         region_map: Map of regions, `(H, W)`. It gives the grid of networks that need one, and the true routing.
@@ -68,7 +68,7 @@ def build_model(
 def build_spatial_moe(
     model: SpatialMoEModel, learning: Learning, region_map: np.ndarray, diffusivities: Sequence[float]
 ) -> SpatialMoENet:
-    """Returns the one-layer SMoE network, started at random or at the truth."""
+    """The one-layer SMoE network, started at random or at the truth."""
     options: dict[str, Any] = {
         "gate": build_gate(model, region_map),
         "weighted": model.weighted,
@@ -92,7 +92,6 @@ def build_spatial_moe(
 
 
 def build_gate(model: SpatialMoEModel, region_map: np.ndarray) -> nn.SpatialGate:
-    """Returns the gate of a recipe."""
     num_experts, num_selected = model.num_experts, model.num_selected
     grid = (region_map.shape[0], region_map.shape[1])
     common: dict[str, Any] = {"normalization": model.normalization, "order": model.order}
@@ -142,7 +141,6 @@ def _set_true_experts(layer: nn.SpatialMoE2d, diffusivities: Sequence[float]) ->
 
 
 def build_task(recipe: HeatRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
-    """Makes everything that the training loop needs."""
     region_map = make_region_map(recipe.data)
     data = {split: make_split(recipe.data, region_map, split, notify) for split in splits}
     torch.manual_seed(recipe.seed)
@@ -163,7 +161,6 @@ def build_task(recipe: HeatRecipe, splits: tuple[str, ...] = SPLITS, notify: Not
 
 
 def build_dry_task(recipe: HeatRecipe) -> DryTask:
-    """Makes the task without simulating or reading fields."""
     rows, columns = make_region_map(recipe.data).shape
     field = (1, int(rows), int(columns))
     return DryTask(build_task(recipe, ()), field, field)

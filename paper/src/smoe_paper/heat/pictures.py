@@ -32,7 +32,7 @@ from smoe_paper.models import SpatialMoENet
 
 
 def largest_deviation(stencils: np.ndarray, experts: np.ndarray, regions: np.ndarray) -> float:
-    """Returns the largest difference between a weight of an expert and of the stencil of its region.
+    """The largest difference between a weight of an expert and of the stencil of its region.
 
     The smaller kernel of the two is surrounded by zeros. Experts without a region are left out.
 
@@ -151,7 +151,7 @@ def _colours_of_regions(num_regions: int) -> list[RGB]:
 def _colours_of_experts(
     routing_map: np.ndarray, regions: np.ndarray, region_colours: Sequence[RGB]
 ) -> tuple[list[RGB], list[int]]:
-    """Return the colour of each expert, and the experts in the order in which they are listed."""
+    """The colour of each expert, and the experts in the order in which they are listed."""
     num_pixels = np.bincount(routing_map.ravel(), minlength=len(regions))
     colours = [_UNUSED_COLOUR] * len(regions)
     order: list[int] = []
@@ -229,7 +229,7 @@ def _check_kernels(name: str, kernels: np.ndarray) -> None:
 
 
 def learned(run: OpenRun) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns region map `(H, W)`, stencils `(R, 3, 3)`, routing map `(H, W)` and experts `(X, k, k)` of a run."""
+    """Region map `(H, W)`, stencils `(R, 3, 3)`, routing map `(H, W)` and experts `(X, k, k)` of a run."""
     model = run.task.model
     layer = model.layer if isinstance(model, SpatialMoENet) else None
     if not isinstance(layer, SpatialMoE2d) or layer.gate.looks_at_input:

@@ -246,7 +246,6 @@ HEAT_RECIPES = {
 
 
 def heat_result(mean: float, spread: float = 0.0, epochs: int | None = None, source: str = "") -> PublishedResult:
-    """A published percentage of pixels within 1 %."""
     return PublishedResult("within_1_percent", mean, spread, epochs, source)
 
 

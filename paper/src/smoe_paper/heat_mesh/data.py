@@ -38,7 +38,6 @@ class Domain:
 
     @property
     def num_nodes(self) -> int:
-        """N."""
         return len(self.coordinates)
 
     def degrees(self) -> np.ndarray:

@@ -89,7 +89,6 @@ def _adjacency(edges: torch.Tensor, num_nodes: int) -> torch.Tensor:
 
 
 def build_model(options: MeshModel, learning: Learning, domain: Domain) -> nn.Module:
-    """The network that a recipe describes."""
     edges = torch.from_numpy(domain.edges)
     if isinstance(options, SageModel):
         if len(domain.spatial_shape) != 1 or domain.full_degree is not None:
@@ -124,7 +123,6 @@ def _make_layer(domain: Domain, num_experts: int, options: dict[str, Any]) -> Ro
 
 
 def build_task(recipe: MeshRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
-    """Makes everything that the training loop needs."""
     regions = make_regions(recipe.data)
     data = {split: make_split(recipe.data, regions, split, notify) for split in splits}
     domain = make_domain(recipe.data.domain)
@@ -141,6 +139,5 @@ def build_task(recipe: MeshRecipe, splits: tuple[str, ...] = SPLITS, notify: Not
 
 
 def build_dry_task(recipe: MeshRecipe) -> DryTask:
-    """Makes the task without simulating."""
     field = (1, *make_domain(recipe.data.domain).spatial_shape)
     return DryTask(build_task(recipe, ()), field, field)

@@ -186,6 +186,6 @@ def draw_operation(rng: np.random.Generator) -> tuple[str, float]:
 
 
 def trivial_augment(rng: np.random.Generator, image: Image.Image) -> Image.Image:
-    """Returns the RGB image changed by one random operation."""
+    """The RGB image changed by one random operation."""
     name, strength = draw_operation(rng)
     return OPERATIONS[name][0](image, strength)

@@ -42,12 +42,11 @@ class FolderDescription:
 
     @property
     def is_usable(self) -> bool:
-        """Returns whether the recipes can train on the folders."""
         return not self.problems
 
 
 def is_class_folders(root: Path) -> bool:
-    """Returns whether a folder has the layout of ImageNet: `train` with folders in it, and `val`."""
+    """Whether a folder has the layout of ImageNet: `train` with folders in it, and `val`."""
     train = root / "train"
     return train.is_dir() and (root / "val").is_dir() and any(entry.is_dir() for entry in train.iterdir())
 
@@ -118,12 +117,10 @@ class Check:
 
 
 def recognises(path: Path) -> bool:
-    """Returns whether the folder holds class folders."""
     return is_class_folders(path)
 
 
 def run_check(args: list[str]) -> int:
-    """Checks a folder, prints the result, and returns 0 for usable data and 1 otherwise."""
     options = parse(Check, args, prog="smoe data check")
 
     from rich.console import Console

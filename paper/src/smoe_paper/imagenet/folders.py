@@ -25,7 +25,7 @@ STD = (0.229, 0.224, 0.225)
 
 
 def training_view(rng: np.random.Generator, image: Image.Image, size: int, options: Augmentation) -> torch.Tensor:
-    """Returns a random, augmented part of the image, `(3, size, size)`."""
+    """A random, augmented part of the image, `(3, size, size)`."""
     top, left, rows, columns = draw_crop(rng, image.height, image.width, options.crop_scale, options.crop_ratio)
     # Cropped first: with Pillow's `box`, pixels outside the crop would enter the filter.
     part = image.crop((left, top, left + columns, top + rows)).resize((size, size), Image.Resampling.BILINEAR)
@@ -40,7 +40,7 @@ def training_view(rng: np.random.Generator, image: Image.Image, size: int, optio
 
 
 def evaluation_view(image: Image.Image, resize: int, crop: int) -> torch.Tensor:
-    """Returns the centre of the image, `(3, crop, crop)`."""
+    """The centre of the image, `(3, crop, crop)`."""
     short = min(image.size)
     width, height = (resize if side == short else int(resize * side / short) for side in image.size)
     resized = image if (width, height) == image.size else image.resize((width, height), Image.Resampling.BILINEAR)
@@ -49,7 +49,7 @@ def evaluation_view(image: Image.Image, resize: int, crop: int) -> torch.Tensor:
 
 
 def normalised(image: Image.Image) -> torch.Tensor:
-    """Returns an RGB image as float32, `(3, H, W)`, each channel normalised by its mean and standard deviation."""
+    """An RGB image as float32, `(3, H, W)`, each channel normalised by its mean and standard deviation."""
     # np.array and not asarray: torch warns about read-only memory.
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).to(torch.float32, memory_format=torch.contiguous_format)
     return pixels.div_(255.0).sub_(torch.tensor(MEAN)[:, None, None]).div_(torch.tensor(STD)[:, None, None])
@@ -65,7 +65,7 @@ _HARMLESS = r"(Corrupt EXIF data|Truncated File Read|Metadata Warning|Palette im
 
 
 def read_image(path: Path) -> Image.Image:
-    """Returns the image as RGB with 8 bits a channel.
+    """The image as RGB with 8 bits a channel.
 
     Grey, palette and CMYK images are converted, transparency is dropped, and an orientation in the EXIF data is
     ignored, all as in torchvision's `ImageFolder`. The format is found from the content, not from the name, and must be
@@ -131,16 +131,14 @@ class ClassFolders:
         return len(self.labels)
 
     def path(self, index: int) -> Path:
-        """Returns the file of an image."""
         return self.folder / self.classes[self.labels[index]] / os.fsdecode(self.names[index])
 
     def part(self, indices: np.ndarray) -> ClassFolders:
-        """Returns a subset of the images with the same classes."""
         return ClassFolders(self.folder, self.classes, self.names[indices], self.labels[indices])
 
 
 def find_classes(folder: Path) -> tuple[str, ...]:
-    """Returns the class folders of a split, sorted."""
+    """The class folders of a split, sorted."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}: {_LAYOUT}")
     entries = _list(folder)
@@ -210,7 +208,7 @@ def _list_images(folder: Path) -> list[str]:
 
 
 def _list(folder: Path) -> list[os.DirEntry[str]]:
-    """Returns the entries of a folder that are not hidden."""
+    """The entries of a folder that are not hidden."""
     with os.scandir(folder) as entries:
         return [entry for entry in entries if not entry.name.startswith(".")]
 
@@ -226,7 +224,7 @@ def _differences(expected: Sequence[str], found: Sequence[str]) -> str:
 
 
 def _some(names: Sequence[str], what: str) -> str:
-    """Returns text such as `3 images (a, b, ...)`."""
+    """Text such as `3 images (a, b, ...)`."""
     shown = ", ".join([*names[:_NUM_NAMED], *(["..."] if len(names) > _NUM_NAMED else [])])
     plural = what if len(names) == 1 else f"{what}es" if what.endswith("s") else f"{what}s"
     return f"{len(names)} {plural} ({shown})"
@@ -260,7 +258,7 @@ class FolderImages(Dataset[tuple[Tensor, Tensor]]):
         return images[0], labels[0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Returns the images `(B, 3, crop, crop)`, float32, and their classes `(B,)`, int64."""
+        """The images `(B, 3, crop, crop)`, float32, and their classes `(B,)`, int64."""
         images = [evaluation_view(read_image(self.images.path(index)), self.resize, self.crop) for index in indices]
         return torch.stack(images), _labels(self.images, indices)
 
@@ -286,7 +284,6 @@ class AugmentedFolderImages(Dataset[tuple[Tensor, Tensor]]):
         self.epoch = 0
 
     def start_epoch(self, epoch: int) -> None:
-        """Sets the epoch whose views are drawn."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -296,7 +293,7 @@ class AugmentedFolderImages(Dataset[tuple[Tensor, Tensor]]):
         return self._view(index), _labels(self.images, [index % len(self)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Returns the views `(B, 3, size, size)`, float32.
+        """The views `(B, 3, size, size)`, float32.
 
         The targets are the shares of the classes `(B, N)`; or the classes `(B,)`, int64, if nothing is mixed.
         """

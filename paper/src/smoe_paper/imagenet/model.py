@@ -33,7 +33,7 @@ from smoe_paper.models.resnet import start_as_torchvision
 
 
 def build_model(model: ImageNetModel, learning: Learning, size: int, num_classes: int) -> torch.nn.Module:
-    """Returns the network of a recipe.
+    """The network of a recipe.
 
     Experts and bases start like the filters of the convolutions that they replace, with the same spread of the outputs.
     """
@@ -103,7 +103,7 @@ def _add_spatial_moe(
 
 
 def _shape_after(net: ResNet, place: torch.nn.Module, size: int) -> tuple[int, tuple[int, int]]:
-    """Returns the channels and the grid of a module's output."""
+    """The channels and the grid of a module's output."""
     shapes: list[torch.Size] = []
     hook = place.register_forward_hook(lambda *args: shapes.append(args[-1].shape))
     try:
@@ -127,7 +127,6 @@ Samples = FolderImages | AugmentedFolderImages
 
 
 def build_task(recipe: ImageNetRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
-    """Makes everything that the training loop needs."""
     root = check_root(recipe.data)
     classes = find_classes(root / "train")
     samples = make_splits(recipe, classes, splits)
@@ -137,14 +136,13 @@ def build_task(recipe: ImageNetRecipe, splits: tuple[str, ...] = SPLITS, notify:
 
 
 def check_root(data: ImageNetData) -> Path:
-    """Returns the folder of the images."""
     if data.root is None:
         raise DataError("no images are named: give the folder that holds train and val as --data.root FOLDER")
     return data.root
 
 
 def make_splits(recipe: ImageNetRecipe, classes: tuple[str, ...], splits: tuple[str, ...]) -> dict[str, Samples]:
-    """Returns the samples of each split: `val` is the test split, and the validation split is a part of `train`."""
+    """The samples of each split: `val` is the test split, and the validation split is a part of `train`."""
     data, root = recipe.data, check_root(recipe.data)
     num_held = data.held_out_per_class
     made: dict[str, Samples] = {}
@@ -162,7 +160,6 @@ def make_splits(recipe: ImageNetRecipe, classes: tuple[str, ...], splits: tuple[
 def make_task(
     recipe: ImageNetRecipe, num_classes: int = NUM_CLASSES, samples: Mapping[str, Samples] | None = None
 ) -> Task:
-    """Returns the task of a recipe."""
     data = recipe.data
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), data.train_size, num_classes)
@@ -182,7 +179,7 @@ def make_task(
 
 
 def for_size(model: torch.nn.Module, size: int, mode: Literal["linear", "nearest"] = "linear") -> torch.nn.Module:
-    """Returns a copy of a network for images of another size, with interpolated gates and tables."""
+    """A copy of a network for images of another size, with interpolated gates and tables."""
     device = next(model.parameters()).device
     return nn.interpolate_grids(model, example_input=torch.zeros(1, 3, size, size, device=device), mode=mode)
 

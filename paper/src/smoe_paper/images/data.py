@@ -26,7 +26,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_content(path: Path) -> bytes:
-    """Returns the content of a file, decompressed if it is compressed by gzip, whatever its name."""
+    """The content of a file, decompressed if it is compressed by gzip, whatever its name."""
     try:
         # A pipe would be waited for, and a device may never end.
         if not stat.S_ISREG(path.stat().st_mode):
@@ -50,7 +50,6 @@ def check_published(
     verify: bool,
     notify: Callable[[str], None],
 ) -> None:
-    """Compares a file with the published one."""
     expected = checksums[title].get(name)
     if expected is None:
         return
@@ -67,7 +66,7 @@ def check_published(
 
 
 def _digest(content: bytes, like: str) -> str:
-    """Returns a checksum of the same kind as another: MD5 has 32 digits, SHA-256 has 64."""
+    """A checksum of the same kind as another: MD5 has 32 digits, SHA-256 has 64."""
     algorithm = "md5" if len(like) == 32 else "sha256"
     return hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
 
@@ -77,7 +76,7 @@ _TYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "floa
 
 
 def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
-    """Returns the values of an idx file of unsigned bytes, compressed by gzip or not.
+    """The values of an idx file of unsigned bytes, compressed by gzip or not.
 
     Args:
         num_dimensions: Required number of dimensions: 3 for images `(N, H, W)`, 1 for labels `(N,)`.
@@ -86,7 +85,7 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
 
 
 def parse_idx(content: bytes, path: Path, num_dimensions: int) -> np.ndarray:
-    """Returns the values of the content of a file; `path` appears in error messages."""
+    """The values of the content of a file; `path` appears in error messages."""
     if len(content) < 4 or content[0] or content[1] or content[2] not in _TYPES:
         raise DataError(
             f"{path} is not an idx file: it begins with {content[:4].hex(' ') or 'nothing'}, not with 00 00 08 "
@@ -121,12 +120,12 @@ RECORD_BYTES = 1 + 3 * 32 * 32
 
 
 def read_cifar10(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images `(N, 3, 32, 32)` and labels `(N,)`, uint8, of one file such as `data_batch_1.bin`."""
+    """Images `(N, 3, 32, 32)` and labels `(N,)`, uint8, of one file such as `data_batch_1.bin`."""
     return parse_cifar10(read_content(path), path)
 
 
 def parse_cifar10(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images and labels of the content of a file; `path` appears in error messages."""
+    """Images and labels of the content of a file; `path` appears in error messages."""
     num_records, rest = divmod(len(content), RECORD_BYTES)
     if rest or not num_records:
         raise DataError(
@@ -142,7 +141,7 @@ def parse_cifar10(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_archive(path: Path, names: tuple[str, ...]) -> list[bytes]:
-    """Returns the contents of files of the archive, found by name in any of its folders."""
+    """The contents of files of the archive, found by name in any of its folders."""
     found: dict[str, bytes] = {}
     content = io.BytesIO(read_content(path))
     try:
@@ -177,14 +176,13 @@ class LabelledImages:
 
 
 def find_image_set(name: str) -> ImageSet:
-    """Returns the set with a name."""
     if name not in IMAGE_SETS:
         raise DataError(f"no image set is named {name!r}; {suggest(name, IMAGE_SETS)}")
     return IMAGE_SETS[name]
 
 
 def find_files(name: str, root: Path, part: Part) -> list[Path]:
-    """Returns the files of a part of a set, compressed or not, in a root or in the folders that tools create there.
+    """The files of a part of a set, compressed or not, in a root or in the folders that tools create there.
 
     An archive of CIFAR-10 replaces all its files.
     """
@@ -210,7 +208,6 @@ def find_files(name: str, root: Path, part: Part) -> list[Path]:
 def read_images(
     name: str, root: Path, part: Part, *, verify: bool = True, notify: Callable[[str], None] = print
 ) -> LabelledImages:
-    """Returns the images of a part of a set."""
     image_set = find_image_set(name)
     paths = find_files(name, root, part)
     if name == "cifar10":
@@ -316,7 +313,6 @@ class ImageSamples(Dataset[tuple[Tensor, Tensor]]):
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Channels, rows and columns of an image."""
         channels, rows, columns = self.images.shape[1:]
         return channels, rows, columns
 
@@ -328,7 +324,7 @@ class ImageSamples(Dataset[tuple[Tensor, Tensor]]):
         return image[0], label[0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Returns the images `(B, C, H, W)`, float32, and their classes `(B,)`, int64."""
+        """The images `(B, C, H, W)`, float32, and their classes `(B,)`, int64."""
         which = torch.as_tensor(indices, dtype=torch.int64)
         if which.numel() and not 0 <= int(which.min()) <= int(which.max()) < len(self):
             raise IndexError(f"index must be in [0, {len(self) - 1}], got {int(which.min())} to {int(which.max())}")
@@ -367,7 +363,7 @@ class DrawnImages(Dataset[tuple[Tensor, Tensor]]):
         return self.samples[int(self._drawn[index])]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Returns images `(B, C, H, W)` and their classes `(B,)`."""
+        """Images `(B, C, H, W)` and their classes `(B,)`."""
         return self.samples.__getitems__(self._drawn[np.asarray(indices)].tolist())
 
 

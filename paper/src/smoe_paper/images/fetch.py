@@ -41,12 +41,10 @@ class ImageSetDescription:
 
     @property
     def is_published(self) -> bool:
-        """Returns whether these are the published files."""
         return not self.problems
 
 
 def has_images(root: Path) -> bool:
-    """Returns whether a folder holds files with the names of a known set."""
     return bool(_names_in(root))
 
 
@@ -185,12 +183,10 @@ def _unpack_deb(folder: Path) -> Path:
 
 
 def _installed_folder() -> Path:
-    """Returns the folder of the files after an installation of the package."""
     return Path("/") / _DEB_FOLDER
 
 
 def _run(command: list[str], folder: Path, client: str) -> None:
-    """Runs a client in a folder."""
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -232,12 +228,10 @@ class Check:
 
 
 def recognises(path: Path) -> bool:
-    """Returns whether the folder holds files of a known set."""
     return has_images(path)
 
 
 def run_check(args: list[str]) -> int:
-    """Checks a folder, prints the result, and returns 0 for usable data and 1 otherwise."""
     path = parse(Check, args, prog="smoe data check").path
     found = describe_images(path)
     if not found:
@@ -268,12 +262,10 @@ class FetchImages:
 
 
 def run_mnist(args: list[str]) -> int:
-    """Fetches MNIST."""
     return _fetch("mnist", args)
 
 
 def run_fashion_mnist(args: list[str]) -> int:
-    """Fetches Fashion-MNIST."""
     return _fetch("fashion-mnist", args)
 
 

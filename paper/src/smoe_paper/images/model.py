@@ -36,7 +36,6 @@ from smoe_paper.models import ImageClassifier
 def build_model(
     model: ImageModel, learning: Learning, image_shape: tuple[int, int, int], num_classes: int
 ) -> ImageClassifier:
-    """Returns the network of a recipe."""
     in_channels, *sides = image_shape
     grid = (sides[0], sides[1])
     widths = (model.filters,) * model.num_layers
@@ -94,7 +93,6 @@ def _spatial_moe_layers(
 
 
 def build_task(recipe: ImageRecipe, splits: tuple[str, ...] = SPLITS, notify: Notify = print) -> Task:
-    """Makes everything that the training loop needs."""
     images = make_splits(recipe.data, splits, notify)
     shape = next((split.image_shape for split in images.values()), None)
     samples: dict[str, ImageSamples | DrawnImages] = {**images}
@@ -108,7 +106,6 @@ def make_task(
     image_shape: tuple[int, int, int] | None = None,
     samples: Mapping[str, Dataset[tuple[torch.Tensor, torch.Tensor]]] | None = None,
 ) -> Task:
-    """Returns the task of a recipe."""
     image_set = IMAGE_SETS[recipe.data.name]
     num_classes = len(image_set.classes)
     metrics: list[Metric] = [Accuracy(), MeanCrossEntropy(), ClassErrors(num_classes)]
@@ -118,7 +115,7 @@ def make_task(
 
 
 def make_splits(data: ImageData, splits: tuple[str, ...], notify: Notify = print) -> dict[str, ImageSamples]:
-    """Returns the samples of each split; the first training images are the validation split."""
+    """The samples of each split; the first training images are the validation split."""
     image_set = IMAGE_SETS[data.name]
     if not splits:
         return {}
@@ -140,6 +137,5 @@ def make_splits(data: ImageData, splits: tuple[str, ...], notify: Notify = print
 
 
 def build_dry_task(recipe: ImageRecipe) -> DryTask:
-    """Makes the task without reading images."""
     image_set = IMAGE_SETS[recipe.data.name]
     return DryTask(make_task(recipe), image_set.image_shape, (), len(image_set.classes))

@@ -108,7 +108,7 @@ def confusion_of(run: OpenRun, split: str, num_classes: int) -> Tensor:
 
 
 def mean_images(samples: ImageSamples, num_classes: int) -> np.ndarray:
-    """Returns the mean image of each class, as brightness from 0 to 1, `(N, H, W)`; black for an empty class."""
+    """The mean image of each class, as brightness from 0 to 1, `(N, H, W)`; black for an empty class."""
     means = torch.zeros(num_classes, *samples.image_shape[1:], dtype=torch.float64)
     for number in range(num_classes):
         images = samples.images[samples.labels == number]
@@ -146,7 +146,6 @@ def draw_gates(run: OpenRun, images: np.ndarray, classes: Sequence[str], stem: P
 
 
 def _images_of(run: OpenRun, split: str) -> tuple[ImageSamples, tuple[str, ...]]:
-    """Returns the samples of a split and the names of their classes."""
     samples = run.task.splits[split]
     assert isinstance(samples, ImageSamples)
     return samples, IMAGE_SETS[run.recipe.data.name].classes

@@ -166,7 +166,7 @@ class WideClassifierModel(_Size):
     matched_rank: int = 4
 
     def widths(self, in_channels: int) -> tuple[int, ...]:
-        """Returns the number of filters of each layer for images with some number of channels."""
+        """The number of filters of each layer for images with some number of channels."""
         rank, filters = self.matched_rank, self.filters
         inputs = (in_channels, *(filters,) * (self.num_layers - 1))
         inner = (int((rank * number + filters) / (number + filters) * filters) for number in inputs[:-1])
@@ -303,7 +303,6 @@ IMAGE_RECIPES = {
 
 
 def accuracy_result(mean: float, spread: float, source: str) -> PublishedResult:
-    """A published accuracy in percent."""
     return PublishedResult("accuracy", mean, spread, None, source)
 
 

@@ -121,7 +121,6 @@ class ResNet(nn.Module):
 
 
 def resnet50(num_classes: int = 1000) -> ResNet:
-    """ResNet-50."""
     return ResNet(num_classes=num_classes)
 
 
