@@ -141,6 +141,18 @@ def test_hindcasts_that_start_in_plain_years() -> None:
         FieldSource(truth.assign_coords(time=np.arange(20)))
 
 
+def test_single_forecasts_follow_each_other(tmp_path: Path) -> None:
+    leads = ("step", np.arange(1, 4) * np.timedelta64(6, "h"), {"standard_name": "forecast_period"})
+    for day in (1, 2):
+        run = regional(3, seed=day).rename(time="step").assign_coords(step=leads)
+        start = ((), times(1, f"2001-01-0{day}")[0], {"standard_name": "forecast_reference_time"})
+        run.assign_coords(time=start).to_netcdf(tmp_path / f"run{day}.nc")
+    one, both = (FieldSource(open_fields(str(tmp_path / name))) for name in ("run1.nc", "run*.nc"))
+    assert one.lead_times is not None and one.lead_times.tolist() == [21600, 43200, 64800]
+    assert (one.num_positions, both.num_positions) == (3, 6)
+    np.testing.assert_array_equal(both.read(np.asarray([4]))[0, 0], regional(3, seed=2)["t2m"].values[1])
+
+
 def test_options_reach_all_parts_of_the_regressor(tmp_path: Path) -> None:
     path = tmp_path / "data.nc"
     fields = regional(20).assign_coords(time=times(20))

@@ -269,7 +269,8 @@ def with_axes(dataset: xr.Dataset) -> xr.Dataset:
 
     Files may hold latitudes and longitudes as variables that no field refers to, along dimensions without coordinates,
     and repeat them at each time, as WRF does. Those of a grid that moves with time are left as they are. In GRIB files,
-    an analysis is a forecast with a single lead time of 0: its start times are its times.
+    an analysis is a forecast with a single lead time of 0: its start times are its times. The start of a single
+    forecast becomes a dimension.
 
     Args:
         dataset: Data set as it was opened; its fields are not read.
@@ -285,13 +286,23 @@ def with_axes(dataset: xr.Dataset) -> xr.Dataset:
             dataset = dataset.set_coords(name)
         elif _is_steady(array):
             dataset = dataset.drop_vars(name).assign_coords({name: array.isel({array.dims[0]: 0}, drop=True)})
+    return _with_starts(dataset)
+
+
+def _with_starts(dataset: xr.Dataset) -> xr.Dataset:
+    """Start times as times where the lead time is 0, and along a dimension where there are many lead times of one."""
     roles = {str(name): _role(each) for name, each in dataset.coords.items()}
     leads = [name for name, role in roles.items() if role == "lead"]
     starts = [name for name, role in roles.items() if role == "start" and dataset[name].dims in ((), (name,))]
-    if len(leads) != 1 or len(starts) != 1 or dataset[leads[0]].ndim or dataset[leads[0]].dtype.kind not in "miuf":
+    if len(leads) != 1 or len(starts) != 1 or dataset[leads[0]].dtype.kind not in "miuf":
         return dataset
-    lead, start = dataset[leads[0]].values, dataset[starts[0]]
-    if lead != np.zeros((), lead.dtype):
+    lead, start = dataset[leads[0]], dataset[starts[0]]
+    if lead.dims == (lead.name,) and not start.ndim:
+        along = {name: array for name, array in dataset.data_vars.items() if lead.name in array.dims}
+        return dataset.drop_vars([*along, start.name]).assign(
+            {name: array.expand_dims(str(start.name)) for name, array in along.items()}
+        )
+    if lead.ndim or lead.values != np.zeros((), lead.dtype):
         return dataset
     # cfgrib has the same times again, as valid times.
     again = [name for name, role in roles.items() if role == "time" and dataset[name].dims == start.dims]

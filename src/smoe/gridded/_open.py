@@ -259,6 +259,9 @@ def open_netcdf(path: Path) -> xr.Dataset:
     return import_xarray().open_dataset(path, engine="netcdf4", cache=False, decode_timedelta=False)
 
 
+_OF_METADATA = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, NotImplementedError)
+
+
 @contextmanager
 def damage_as_data_error(path: Path, what: str = "it", *, is_opening: bool = False) -> Iterator[None]:
     """Turns what the reading libraries raise into a DataError that names the file.
@@ -279,24 +282,17 @@ def damage_as_data_error(path: Path, what: str = "it", *, is_opening: bool = Fal
         raise DataError(f"{path} may not be read by this user") from None
     except FileNotFoundError as error:
         raise DataError(f"{path} {'does not exist' if not path.exists() else f'lacks a part ({error})'}") from None
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, NotImplementedError) as error:
-        if not is_opening:
-            # Values that were cut off, in the words of a codec.
-            raise _damage(path, what, error) from error
+    except Exception as error:
+        # Each codec behind NetCDF and Zarr has errors of its own, down to RuntimeError and zlib.error.
+        if not is_opening or not (isinstance(error, _OF_METADATA) or type(error).__module__.startswith("gribapi")):
+            raise DataError(
+                f"{path}: {what} cannot be read, the file is damaged or incomplete ({' '.join(str(error).split())}); "
+                "copy or download it again"
+            ) from error
         raise DataError(
             f"{path}: {what} cannot be decoded ({' '.join(str(error).split())}); give other arguments of "
             "xarray.open_dataset (open_options, --open), or correct the file"
         ) from error
-    except Exception as error:
-        # Each codec behind NetCDF and Zarr has errors of its own, down to RuntimeError and zlib.error.
-        raise _damage(path, what, error) from error
-
-
-def _damage(path: Path, what: str, error: Exception) -> DataError:
-    return DataError(
-        f"{path}: {what} cannot be read, the file is damaged or incomplete ({' '.join(str(error).split())}); copy or "
-        "download it again"
-    )
 
 
 def _join(named: dict[str, xr.Dataset], where: str, variables: Sequence[str] | None) -> xr.Dataset:
