@@ -15,7 +15,16 @@ from smoe.errors import DataError
 from smoe.gridded._open import open_fields
 from smoe.gridded._output import check_output, with_provenance, write_cf, write_cf_by_year
 from smoe.gridded._source import FieldSource
-from smoe.gridded._tables import FieldMoments, block_rows, check_gaps, collect_fields, find_mark, find_outlier, has_gap
+from smoe.gridded._tables import (
+    FieldMoments,
+    block_rows,
+    check_gaps,
+    collect_fields,
+    find_mark,
+    find_outlier,
+    free_memory,
+    has_gap,
+)
 
 
 def forecasts() -> xr.Dataset:
@@ -375,3 +384,20 @@ def test_values_that_happen_to_be_marks() -> None:
     assert find_mark(fields) is None
     fields[0, 1, 0, 1:3] = 3.0, 4.0
     assert find_mark(fields) == (1, -9999.0)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_free_memory_is_that_of_the_control_group(tmp_path: Path, version: int) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 4000000 kB\n")
+    assert free_memory(tmp_path) == 4_096_000_000
+    (tmp_path / "proc/self/cgroup").write_text("0::/job\n" if version == 2 else "3:memory:/job\n")
+    group = tmp_path / "sys/fs/cgroup" / ("job" if version == 2 else "memory/job")
+    group.mkdir(parents=True)
+    limit, used = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
+    (group / f"memory.{limit}").write_text("1000000000\n")
+    (group / f"memory.{used}").write_text("700000000\n")
+    (group / "memory.stat").write_text("anon 1\ninactive_file 200000000\n")
+    assert free_memory(tmp_path) == 500_000_000
+    (group / f"memory.{limit}").write_text("max\n")
+    assert free_memory(tmp_path) == 4_096_000_000

@@ -11,6 +11,8 @@ import xarray as xr
 
 import smoe
 from gridded_files import regional, times
+from smoe.cli.fit import read_open_options
+from smoe.command_line import UsageError
 from smoe.errors import DataError
 from smoe.gridded._open import open_fields
 from smoe.gridded._source import FieldSource
@@ -164,3 +166,11 @@ def test_options_reach_all_parts_of_the_regressor(tmp_path: Path) -> None:
     xr.testing.assert_equal(model.predict(path, open_options=options), model.predict(fields))
     table = model.score(path, path, open_options=options)
     assert table.value("model") == pytest.approx(model.score(fields, fields).value("model"), rel=1e-6)
+
+
+def test_options_of_the_command_line() -> None:
+    given = ("group=run", "decode_times=false", 'filter_by_keys={"level": 500}', "engine=h5netcdf")
+    expected = {"group": "run", "decode_times": False, "filter_by_keys": {"level": 500}, "engine": "h5netcdf"}
+    assert read_open_options(given) == expected
+    with pytest.raises(UsageError, match="--open takes KEY=VALUE, such as group=forecast, got 'run'"):
+        read_open_options(("run",))

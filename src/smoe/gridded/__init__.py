@@ -29,6 +29,7 @@ from smoe.gridded._tables import (
     describe_invalid,
     describe_position,
     find_outlier,
+    free_memory,
     has_gap,
 )
 from smoe.gridded._times import (
@@ -76,6 +77,7 @@ __all__ = [
     "describe_position",
     "find_month_times",
     "find_outlier",
+    "free_memory",
     "grid_from_plain",
     "grid_to_plain",
     "has_gap",

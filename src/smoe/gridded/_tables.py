@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -265,6 +266,31 @@ def block_rows(source: FieldSource, block_bytes: int) -> int:
     per_start = 1 if source.lead_times is None else len(source.lead_times)
     chunk = source.time_chunk * per_start
     return rows // chunk * chunk if rows >= chunk else chunk if chunk <= 4 * rows else rows
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes of memory that are free: of the machine, or of what the control group of this process may take.
+
+    Args:
+        root: Where `/proc` and `/sys` are.
+    """
+    free = 8 << 30
+    with suppress(OSError, StopIteration, ValueError):
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    groups = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/memory"]
+    with suppress(OSError):
+        own = [line.split(":", 2)[2].lstrip("/") for line in (root / "proc/self/cgroup").read_text().splitlines()]
+        groups = [group / path for group in groups for path in ("", *own)]
+    names = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for group, (limit, used) in itertools.product(groups, names):
+        # Without a limit, the text is `max`.
+        with suppress(OSError, ValueError):
+            rest = int((group / limit).read_text()) - int((group / used).read_text())
+            # What was read from files is given back when it is needed.
+            cached = [line.split() for line in (group / "memory.stat").read_text().splitlines()]
+            free = min(free, max(0, rest) + sum(int(size) for name, size in cached if name == "inactive_file"))
+    return free
 
 
 class _Gaps:

@@ -26,6 +26,7 @@ from smoe.gridded import (
     describe_invalid,
     describe_lost,
     find_outlier,
+    free_memory,
     has_gap,
     open_fields,
     pair_by_time,
@@ -352,12 +353,7 @@ def memory_limit(options: RegressorOptions) -> int:
     """Bytes that data may take in memory."""
     if options.max_memory_gb is not None:
         return int(options.max_memory_gb * 1e9)
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration, ValueError):
-        available = 8 << 30
-    return available // 2
+    return free_memory() // 2
 
 
 def _folders(
