@@ -10,7 +10,7 @@ from smoe.nn._freeze import freeze
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import CoarseGate, FactorisedGate, PixelEmbedding, TensorGate
 from smoe.nn._graph_layer import GraphMoE
-from smoe.nn._grid_layers import GridConv2d, SpatialMoE1d, SpatialMoE2d, SpatialMoE3d
+from smoe.nn._grid_layers import GridConv2d, SpatialMoE1d, SpatialMoE2d, SpatialMoE3d, TokenMoE
 from smoe.nn._grids import interpolate_grids, transfer_gate
 from smoe.nn._healpix_layer import HEALPixMoE
 from smoe.nn._learner import Learner, Step
@@ -45,6 +45,7 @@ __all__ = [
     "SpatialMoE3d",
     "Step",
     "TensorGate",
+    "TokenMoE",
     "convert",
     "freeze",
     "interpolate_grids",

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map
@@ -23,12 +24,25 @@ from smoe._notebook import html_table
 from smoe.nn._filter_bank import FilterBank
 from smoe.nn._gate import SpatialGate
 from smoe.nn._graph_layer import GraphMoE
-from smoe.nn._grid_layers import GridConv2d, GridMoE, SpatialMoE1d, SpatialMoE2d, SpatialMoE3d
+from smoe.nn._grid_layers import (
+    GridConv2d,
+    SpatialMoE1d,
+    SpatialMoE2d,
+    SpatialMoE3d,
+    TokenMoE,
+    conv_arguments,
+    conv_channels,
+    conv_filters,
+)
 from smoe.nn._routed_layer import RoutedLayer
 
-GRID_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, GridConv2d)
-_NOT_REACHED = "no batch (B, C, *grid) of the example input reached it"
+GRID_CONVOLUTIONS = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    GridConv2d,
+)
 GRAPH_CONVOLUTIONS = ("GCNConv", "SAGEConv", "GraphConv")
+_NOT_REACHED = "no batch (B, C, *grid) of the example input reached it"
 
 
 def is_graph_convolution(module: nn.Module) -> bool:
@@ -39,11 +53,11 @@ def is_graph_convolution(module: nn.Module) -> bool:
 
 def is_convertible(module: nn.Module) -> bool:
     """Whether a module is of a kind that has an SMoE counterpart."""
-    return isinstance(module, GRID_CONVOLUTIONS) or is_graph_convolution(module)
+    return isinstance(module, (*GRID_CONVOLUTIONS, nn.Linear)) or is_graph_convolution(module)
 
 
 def kernel_of(module: nn.Module) -> tuple[int, ...] | None:
-    """Sizes of the kernel; None for a graph convolution."""
+    """Sizes of the kernel; None for what has none."""
     return tuple(module.kernel_size) if isinstance(module, GRID_CONVOLUTIONS) else None
 
 
@@ -52,7 +66,11 @@ def grid_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ou
     if not isinstance(output, torch.Tensor):
         return f"it returns a {type(output).__name__}"
     kernel = kernel_of(module)
-    if kernel is None:
+    if isinstance(module, nn.Linear):
+        if output.ndim < 3:
+            return "its input has no positions: it is not (B, *positions, C)"
+        grid = (output.shape[1:-1].numel(),)
+    elif kernel is None:
         names = ("x", "edge_index", "size" if type(module).__name__ == "SAGEConv" else "edge_weight", "size")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         x, edges = given["x"], given["edge_index"]
@@ -62,6 +80,8 @@ def grid_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ou
         if given.get("size") is not None or "size" in kwargs:
             return "it is given a size"
         grid = (output.shape[-2],)
+    elif len(args) + len(kwargs) > 1:
+        return "it is given an output size"
     elif output.ndim != len(kernel) + 2:
         return _NOT_REACHED
     else:
@@ -70,10 +90,12 @@ def grid_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ou
 
 
 def filters_of(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Filters `(O, C, *kernel)`, or `(O, C')` of the neighbourhood of a node, and the bias `(O,)`."""
+    """Filters `(O, C / groups, *kernel)`, or `(O, C')` of a position or a node's neighbourhood, and the bias `(O,)`."""
     if isinstance(module, GRID_CONVOLUTIONS):
-        return module.weight, module.bias
+        return conv_filters(module), module.bias
     part = cast(Any, module)
+    if isinstance(module, nn.Linear):
+        return module.weight[:, :, None], module.bias
     if type(module).__name__ == "GCNConv":
         return part.lin.weight, part.bias
     if type(module).__name__ == "SAGEConv":
@@ -101,38 +123,27 @@ def why_not_possible(module: nn.Module) -> str | None:
     """Why a module cannot become an SMoE layer; None if it can."""
     if any(is_lazy(parameter) for parameter in module.parameters()):
         return "its parameters are not initialised"
-    reason = None
-    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-        reason = _why_no_grid_layer(module)
-    elif is_graph_convolution(module):
-        reason = _why_no_graph_layer(module)
-    return reason or _why_no_bank(filters_of(module)[0])
-
-
-def _why_no_bank(weight: torch.Tensor) -> str | None:
-    if type(weight) not in (torch.Tensor, nn.Parameter):
+    reason = _why_no_graph_layer(module) if is_graph_convolution(module) else None
+    if reason is not None:
+        return reason
+    weight = module.weight if isinstance(module, (*GRID_CONVOLUTIONS, nn.Linear)) else filters_of(module)[0]
+    if not is_weight_normed(module) and type(weight) not in (torch.Tensor, nn.Parameter):
         return f"its filters are a {type(weight).__name__}"
     if not weight.is_floating_point():
         return f"its filters are {weight.dtype}, not floating-point"
     return None if weight.numel() > 0 else f"its filters are empty, {tuple(weight.shape)}"
 
 
-def _why_no_grid_layer(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> str | None:
-    if module.groups != 1:
-        return f"it has {module.groups} groups"
-    if any(step != 1 for step in module.dilation):
-        return f"its dilation is {tuple(module.dilation)}"
-    if any(size % 2 == 0 for size in module.kernel_size):
-        return f"its kernel {tuple(module.kernel_size)} has no centre"
-    if len(set(module.stride)) > 1:
-        return f"its strides {tuple(module.stride)} differ"
-    if module.padding_mode not in ("zeros", "circular"):
-        return f"there is no padding mode {module.padding_mode!r}"
-    kept = tuple((size - 1) // 2 for size in module.kernel_size)
-    padding = (0,) * len(kept) if module.padding == "valid" else module.padding
-    if padding not in ("same", kept):
-        return f"its padding {module.padding} is not {kept}, which keeps the grid"
-    return None
+def is_weight_normed(module: nn.Module) -> bool:
+    """Whether `torch.nn.utils.parametrizations.weight_norm`, of each filter, is all that parametrises a module."""
+    if not parametrize.is_parametrized(module):
+        return False
+    found = cast(Any, module).parametrizations
+    return (
+        set(found) == {"weight"}
+        and [type(part).__name__ for part in found["weight"]] == ["_WeightNorm"]
+        and (found["weight"][0].dim == 0 and not isinstance(module, _ConvTransposeNd))
+    )
 
 
 # What a graph convolution must be made with, by its name; other values compute something else.
@@ -176,11 +187,12 @@ def make_layer(
         options["bias"] = False
     numbers = (num_experts, num_selected)
     layer: FilterBank
-    if isinstance(module, GRID_CONVOLUTIONS):
-        grid_options = {**options, "padding_mode": module.padding_mode, "stride": module.stride}
-        kinds: dict[type[nn.Module], type[GridMoE]] = {nn.Conv1d: SpatialMoE1d, nn.Conv3d: SpatialMoE3d}
-        kind = kinds.get(type(module), SpatialMoE2d)
-        layer = kind.from_experts(weight.shape[1], *numbers, module.kernel_size, **grid_options)
+    if isinstance(module, nn.Linear):
+        layer = TokenMoE.from_experts(module.in_features, *numbers, 1, **options)
+    elif isinstance(module, GRID_CONVOLUTIONS):
+        kind = (SpatialMoE1d, SpatialMoE2d, SpatialMoE3d)[weight.ndim - 3]
+        grid_options = {**conv_arguments(module), **options}
+        layer = kind.from_experts(conv_channels(module), *numbers, module.kernel_size, **grid_options)
     else:
         part, name = cast(Any, module), type(module).__name__
         root = name == "GraphConv" or (name == "SAGEConv" and part.root_weight)
@@ -205,16 +217,20 @@ class Change:
     """A convolution that becomes an SMoE layer.
 
     Attributes:
-        name: Name of the module in the network.
-        spatial_shape: Sizes of its output grid, or the number of nodes.
+        name: Name of the module in the network; the first one, if it has several.
+        spatial_shape: Sizes of its output grid, or the number of nodes or positions.
         num_experts: X, the number of experts of the new layer.
         num_selected: E, the number of filters of the convolution.
+        num_weights: Weights before; there will be X / E times as many, and those of the gate.
+        multiply_adds: Multiply-adds of a pass of the example, before and after.
     """
 
     name: str
     spatial_shape: tuple[int, ...]
     num_experts: int
     num_selected: int
+    num_weights: int = 0
+    multiply_adds: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -224,18 +240,43 @@ class ConversionPlan:
     Attributes:
         changes: Changes in the order of the network's modules.
         left: For each convolution that stays, by name, the reason.
+        num_parameters: Parameters of the network before.
+        multiply_adds: Multiply-adds of all its convolutions and linear layers in a pass of the example, before.
     """
 
     changes: tuple[Change, ...] = ()
     left: dict[str, str] = field(default_factory=dict)
+    num_parameters: int = 0
+    multiply_adds: int = 0
+
+    @property
+    def share(self) -> float:
+        """The share of the multiply-adds that belongs to layers that are converted, in [0, 1]."""
+        return sum(change.multiply_adds[0] for change in self.changes) / max(self.multiply_adds, 1)
+
+    @property
+    def reasons(self) -> str:
+        """A line for each convolution that is left."""
+        return "\n".join(f"{show_name(name)}: left, {reason}" for name, reason in self.left.items())
+
+    @property
+    def summary(self) -> str:
+        """How much is converted, and what it costs."""
+        new = sum(round(change.num_weights * (change.num_experts / change.num_selected - 1)) for change in self.changes)
+        after = self.multiply_adds + sum(change.multiply_adds[1] - change.multiply_adds[0] for change in self.changes)
+        return (
+            f"{len(self.changes)} of {len(self.changes) + len(self.left)} layers, with {self.share:.0%} of the "
+            f"multiply-adds; parameters {self.num_parameters:,} -> {self.num_parameters + new:,} without gates, "
+            f"multiply-adds of a forward pass {self.multiply_adds:,} -> {after:,}"
+        )
 
     def __str__(self) -> str:
-        """A line for each convolution."""
+        """A line for each convolution, and a summary."""
         lines = [
             f"{show_name(change.name)}: {change.num_selected} of {change.num_experts} experts on {change.spatial_shape}"
             for change in self.changes
         ]
-        return "\n".join([*lines, *(f"{show_name(name)}: left, {reason}" for name, reason in self.left.items())])
+        return "\n".join([*lines, *filter(None, [self.reasons]), *([self.summary] if self.changes else [])])
 
     def _repr_html_(self) -> str:
         rows: list[tuple[object, ...]] = [
@@ -258,6 +299,7 @@ def plan_conversion(
     num_experts: float = 2.0,
     names: str | None = None,
     predicate: Callable[[str, nn.Module], bool] | None = None,
+    linear: bool = False,
 ) -> ConversionPlan:
     """Finds what `convert` would change, without changing anything.
 
@@ -265,47 +307,53 @@ def plan_conversion(
         model: Network to convert. It is run once on the example, in evaluation mode, to find the grids.
         example_input: Input of the size the network is made for. A tuple holds several positional arguments of its
             forward, a dictionary keyword arguments.
-        kernel_size: Size of the convolutions to convert, along all axes or for each of them; None for any odd size.
-            Graph convolutions have none and are always converted.
+        kernel_size: Size of the convolutions to convert, along all axes or for each of them; None for any size. Graph
+            convolutions have none and are always converted.
         num_experts: A fraction (2.0) is the ratio of experts to filters, an integer the number of experts.
         names: Pattern of the names of modules to convert, such as `blocks.*.conv2`.
         predicate: Condition on the name and the module.
+        linear: Also convert linear layers over positions `(B, *positions, C)`, such as those of a transformer, whose
+            sequences must then be as long as the example's.
 
     Raises:
         TypeError: If the model is no network, or the example is a shape.
-        ValueError: If the kernel size is even, or `num_experts` is neither a ratio nor a number of experts, or 1.0.
+        ValueError: If `num_experts` is neither a ratio nor a number of experts, or 1.0.
     """
     _check_model(model)
     _check_example(example_input)
-    _check_kernel_size(kernel_size)
     _check_num_experts(num_experts)
-    grids = _find_grids(model, example_input)
+    calls = _find_calls(model, example_input)
     ties, parts = _find_ties(model), _find_parts_of_layers(model)
     changes: list[Change] = []
     left: dict[str, str] = {}
     for name, module in model.named_modules():
-        if not is_convertible(module):
-            if isinstance(module, _WITHOUT_COUNTERPART) or _is_other_graph_convolution(module):
+        if not is_convertible(module) or (isinstance(module, nn.Linear) and not linear):
+            if _is_other_graph_convolution(module):
                 left[name] = f"{type(module).__name__} has no SMoE counterpart"
             elif isinstance(module, torch.jit.ScriptModule) and module.original_name.startswith("Conv"):
                 left[name] = "torch.jit has compiled it; convert the network before"
             continue
         num_filters = len(filters_of(module)[0]) if why_not_possible(module) is None else 1
         num_wanted = int(num_experts) if isinstance(num_experts, Integral) else round(num_experts * num_filters)
+        call = calls[module]
         reason = (
             _why_not_asked(name, module, kernel_size, names, predicate)
             or parts.get(module)
             or _why_not_plain(module)
             or why_not_possible(module)
             or ties.get(module)
-            or why_not_reached(grids[module])
-            or _why_no_choice(num_wanted, num_filters)
+            or why_not_reached(call.grids)
+            or _why_no_choice(num_wanted, num_filters, getattr(module, "groups", 1))
         )
         if reason is None:
-            changes.append(Change(name, cast(tuple[int, ...], grids[module][0]), num_wanted, num_filters))
+            factor = 1.0 if is_by_kernels(module) else num_wanted / num_filters
+            costs = (call.multiply_adds, round(factor * call.multiply_adds))
+            weights = filters_of(module)[0].numel()
+            changes.append(Change(name, cast(Any, call.grids[0]), num_wanted, num_filters, weights, costs))
         else:
             left[name] = reason
-    return ConversionPlan(tuple(changes), left)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return ConversionPlan(tuple(changes), left, num_parameters, sum(call.multiply_adds for call in calls.values()))
 
 
 def show_name(name: str) -> str:
@@ -313,25 +361,53 @@ def show_name(name: str) -> str:
     return name or "the model itself"
 
 
-_WITHOUT_COUNTERPART = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
-
 def _is_other_graph_convolution(module: nn.Module) -> bool:
     kinds = type(module).__mro__
     return any(kind.__module__.startswith("torch_geometric.") and kind.__name__ == "MessagePassing" for kind in kinds)
 
 
-def _find_grids(model: nn.Module, example_input: ExampleInput) -> dict[nn.Module, list[tuple[int, ...] | str]]:
-    """Output grids of the convertible modules that the example reaches, each once, or why a call has none."""
-    grids: dict[nn.Module, list[tuple[int, ...] | str]] = defaultdict(list)
+@dataclass
+class _Calls:
+    """Output grids of a module, each once, or why a call has none; and the multiply-adds of all calls."""
+
+    grids: list[tuple[int, ...] | str] = field(default_factory=list)
+    multiply_adds: int = 0
+
+
+def _find_calls(model: nn.Module, example_input: ExampleInput) -> dict[nn.Module, _Calls]:
+    calls: dict[nn.Module, _Calls] = defaultdict(_Calls)
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
-        grid = grid_of(module, args, kwargs, output)
-        if grid not in grids[module]:
-            grids[module].append(grid)
+        grid, call = grid_of(module, args, kwargs, output), calls[module]
+        if grid not in call.grids:
+            call.grids.append(grid)
+        if isinstance(output, torch.Tensor) and why_not_possible(module) is None:
+            weight, _ = filters_of(module)
+            # A tap of a transposed convolution belongs to a pixel of the input.
+            is_transposed = isinstance(module, _ConvTransposeNd)
+            pixels = output.numel() // len(weight)
+            if is_transposed and args:
+                pixels = args[0].numel() // args[0].shape[1]
+            call.multiply_adds += pixels * weight.numel()
 
     run_example(model, example_input, {module: note for module in model.modules() if is_convertible(module)})
-    return grids
+    return calls
+
+
+def is_by_kernels(module: nn.Module) -> bool:
+    """Whether the C++ kernels, whose cost follows the selected experts, serve the layer in place of a module."""
+    if not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        return not isinstance(module, _ConvTransposeNd)
+    kept = tuple(size // 2 for size in module.kernel_size)
+    padding = (0,) * len(kept) if module.padding == "valid" else module.padding
+    return (
+        all(size % 2 == 1 for size in module.kernel_size)
+        and module.groups == 1
+        and len(set(module.stride)) == 1
+        and set(module.dilation) == {1}
+        and padding in ("same", kept)
+        and module.padding_mode in ("zeros", "circular")
+    )
 
 
 def run_example(
@@ -384,12 +460,6 @@ def _check_example(example_input: object) -> None:
         raise TypeError(f"example_input must be what the network takes, got the shape {shape}: give torch.zeros{shape}")
 
 
-def _check_kernel_size(kernel_size: int | tuple[int, ...] | None) -> None:
-    sizes = () if kernel_size is None else (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
-    if any(size < 1 or size % 2 == 0 for size in sizes):
-        raise ValueError(f"kernel_size must be odd, so that padding keeps the grid, got {kernel_size}")
-
-
 def _check_num_experts(num_experts: float) -> None:
     is_number = isinstance(num_experts, Real) and not isinstance(num_experts, bool)
     if not is_number or not 0 < num_experts < math.inf:
@@ -399,16 +469,16 @@ def _check_num_experts(num_experts: float) -> None:
 
 
 def _find_ties(model: nn.Module) -> dict[nn.Module, str]:
-    """Modules that stand in several places of the network, or whose parameters do, with the reason to leave them."""
-    holders: dict[int, list[str]] = defaultdict(list)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        holders[_place(parameter)].append(name)
-    ties: dict[nn.Module, str] = {}
+    """Modules whose parameters other modules have too, with the reason to leave them."""
+    holders: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
     for name, module in model.named_modules():
-        if not is_convertible(module):
-            continue
-        own = {f"{name}.{key}".removeprefix("."): parameter for key, parameter in module.named_parameters()}
-        others = [holder for parameter in own.values() for holder in holders[_place(parameter)] if holder not in own]
+        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            holders[_place(parameter)].append((module, f"{name}.{key}".removeprefix(".")))
+    ties: dict[nn.Module, str] = {}
+    for module in filter(is_convertible, model.modules()):
+        own = set(module.modules())
+        places = [_place(parameter) for parameter in module.parameters()]
+        others = [name for place in places for holder, name in holders[place] if holder not in own]
         if others:
             ties[module] = f"it is tied to {', '.join(others)}"
     return ties
@@ -454,17 +524,22 @@ def _why_not_asked(
     return None
 
 
+# What a subclass may override.
+_METHODS = ("forward", "_conv_forward", "_output_padding", "__call__")
+
+
 def _why_not_plain(module: nn.Module) -> str | None:
     """What a convolution may do besides, which the layer in its place would not."""
-    if any(map(parametrize.is_parametrized, module.modules())):
-        return "its parameters are parametrised"
-    if type(module) not in GRID_CONVOLUTIONS and not is_graph_convolution(module):
-        return f"{type(module).__name__} may do more than a convolution"
+    if any(map(parametrize.is_parametrized, module.modules())) and not is_weight_normed(module):
+        return "its parameters are parametrised; torch.nn.utils.parametrize.remove_parametrizations makes them plain"
+    kinds = [kind for kind in (*GRID_CONVOLUTIONS, nn.Linear) if isinstance(module, kind)]
+    if any(getattr(type(module), name, None) is not getattr(kinds[0], name, None) for name in _METHODS if kinds):
+        return f"{type(module).__name__} has a forward of its own and may do more than a {kinds[0].__name__}"
     if "forward" in vars(module):
         return "its forward was replaced"
     # Weight normalisation and pruning of the older kind are hooks too.
     if any(map(_has_hooks, module.modules())):
-        return "it has hooks"
+        return "it has hooks, as weight normalisation and pruning of the older kind have; remove them before"
     return None
 
 
@@ -473,7 +548,9 @@ def _has_hooks(module: nn.Module) -> bool:
     return any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks") and "state_dict" not in name)
 
 
-def _why_no_choice(num_experts: int, num_filters: int) -> str | None:
+def _why_no_choice(num_experts: int, num_filters: int, groups: int) -> str | None:
+    if groups > 1 and num_experts % num_filters:
+        return f"it has {groups} groups, which need as many experts for each filter: give an integer ratio, as 2.0"
     if num_experts > num_filters:
         return None
     if num_experts < num_filters:

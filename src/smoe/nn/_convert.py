@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, TypeGuard, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrizations
 from torch.utils._pytree import tree_leaves
 
 from smoe.nn._conversion_plan import (
     Change,
+    ConversionPlan,
     ExampleInput,
     filters_of,
+    is_weight_normed,
     make_layer,
     plan_conversion,
     requires_grad,
@@ -30,6 +35,8 @@ from smoe.options import BiasOwner, GateInit, Order
 from smoe.rules import Damping, Rule
 
 Start = Literal["random", "filters"]
+# Less than this share of the multiply-adds is hardly a conversion.
+_SMALL_SHARE = 0.05
 MakeGate = Callable[[int, int, tuple[int, ...]], SpatialGate]
 
 
@@ -54,6 +61,7 @@ def convert(
     local_affine: bool = False,
     rule: Rule | str | None = None,
     damping: Damping | str | float | None = None,
+    linear: bool = False,
     notify: Callable[[str], None] | None = None,
     check: bool = True,
 ) -> nn.Module:
@@ -66,7 +74,7 @@ def convert(
     Args:
         model: Network to convert; it is not changed.
         example_input: Input of the size the network is made for, as for `plan_conversion`.
-        kernel_size: Size of the convolutions to convert; None for any odd size.
+        kernel_size: Size of the convolutions to convert; None for any size.
         num_experts: Ratio of experts to filters (2.0), or the number of experts (an integer).
         names: Pattern of the names of modules to convert, such as `blocks.*.conv2`.
         predicate: Further condition on the name and the module.
@@ -93,6 +101,7 @@ def convert(
         local_affine: Give each layer a learned factor and offset at each pixel and channel, as for `SpatialMoE2d`.
         rule: How the gates learn, as for `SpatialMoE2d`; None for the default rule.
         damping: Damping of the experts' error, as for `SpatialMoE2d`.
+        linear: Also convert linear layers over positions, as for `plan_conversion`.
         notify: Called with a report of what was changed and what was left.
         check: With `start="filters"`, run both networks on the example, in evaluation mode and with the same random
             numbers of PyTorch, and refuse a difference beyond rounding. False for a network that is random in other
@@ -117,13 +126,16 @@ def convert(
         num_experts=num_experts,
         names=names,
         predicate=predicate,
+        linear=linear,
     )
     if not plan.changes:
         num_layers = sum(isinstance(module, RoutedLayer) for module in model.modules())
         found = f"the model has none, but {num_layers} SMoE layers" if num_layers else "the model has none"
-        raise ValueError(f"no convolution can be converted: {str(plan) or found}")
+        raise ValueError(f"no convolution can be converted: {plan.reasons or found}")
     rule = resolve_default_rule(rule, None, order, num_selected=2)  # one rule for all layers
     order = order or _order_for(rule, start)
+    if order != "families" or make_gate is not None:
+        plan = _without_groups(plan, model)
     if start is None:
         start = "filters" if order == "families" and prior is None and make_gate is None else "random"
     is_factorised = order == "families" and default_order(rule) == "families"
@@ -165,11 +177,19 @@ def convert(
         new = make_layer(old, change.num_experts, change.num_selected, gates[key], layer_options)
         if start == "filters":
             _copy_filters(new, old, change)
-        converted = _replace(converted, change.name, new.train(old.training))
+        if is_weight_normed(old):
+            parametrizations.weight_norm(new, "weight")
+        converted = _replace(converted, old, new.train(old.training))
     # An embedding may be shared by layers that learn and layers that do not.
     for key in learning:
         gates[key].requires_grad_(True)
     _check_result(model, converted, example_input, plan.changes, is_same=check and start == "filters")
+    if plan.multiply_adds and plan.share < _SMALL_SHARE and names is None and predicate is None:
+        warnings.warn(
+            f"only {plan.share:.1%} of the network's multiply-adds are in layers that were converted; "
+            "smoe.plan_conversion says what was left and why, and kernel_size=None converts kernels of any size",
+            stacklevel=2,
+        )
     if notify is not None:
         notify(f"{len(plan.changes)} layers with {len(gates)} gates\n{plan}")
     return converted
@@ -258,12 +278,24 @@ def _copy_filters(new: FilterBank, old: nn.Module, change: Change) -> None:
                 new.bias[share if new._bias_owner == "expert" else number] = bias[number]
 
 
-def _replace(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
-    """The model with one module replaced; it is that module itself if it has no name."""
-    if not name:
+def _without_groups(plan: ConversionPlan, model: nn.Module) -> ConversionPlan:
+    """The plan without convolutions of several groups, whose channels only families keep in their groups."""
+    grouped = {change for change in plan.changes if getattr(model.get_submodule(change.name), "groups", 1) > 1}
+    reasons = {change.name: "its groups need the order 'families'" for change in grouped}
+    changes = tuple(change for change in plan.changes if change not in grouped)
+    return dataclasses.replace(plan, changes=changes, left={**plan.left, **reasons})
+
+
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """The model with one module replaced, under all its names; it is that module itself if it has no name."""
+    if model is old:
         return new
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, new)
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is old:
+                setattr(parent, name, new)
+                if isinstance(parent, nn.TransformerEncoderLayer):
+                    parent.activation_relu_or_gelu = 0  # its fused pass would read the weights and call no layer
     return model
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any, ClassVar, Self, Unpack, cast
+from typing import Any, ClassVar, Literal, Self, Unpack, cast
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from smoe.nn._filter_bank import BankOptions, FilterBank, as_bank
 from smoe.nn._gate import SpatialGate
@@ -16,10 +17,13 @@ from smoe.nn._routed_layer import (
     check_padding_mode,
     check_positive,
 )
+from smoe.ops._any_conv import ConvOptions, any_conv, conv_sizes, routed_any_conv
 from smoe.ops._conv_kernels import convolve
 from smoe.ops._routed_conv import grid_conv2d, routed_conv
 from smoe.options import PADDING_MODES, PaddingMode
 from smoe.rules import Rule, StraightThrough, resolve_rule
+
+ConvPadding = Literal["zeros", "circular", "longitude", "reflect", "replicate"]
 
 
 class GridConv2d(nn.Module):
@@ -74,14 +78,35 @@ class GridConv2d(nn.Module):
         )
 
 
+def conv_filters(conv: _ConvNd | GridConv2d) -> torch.Tensor:
+    """Filters `(O, C / groups, *kernel)` of a convolution, also of a transposed one."""
+    if not isinstance(conv, _ConvTransposeNd):
+        return conv.weight
+    return conv.weight.unflatten(0, (conv.groups, -1)).transpose(1, 2).flatten(0, 1)
+
+
+def conv_channels(conv: _ConvNd | GridConv2d) -> int:
+    """Number of input channels of a convolution."""
+    return conv.in_channels if isinstance(conv, _ConvNd) else conv.weight.shape[1]
+
+
+def conv_arguments(conv: _ConvNd | GridConv2d) -> dict[str, Any]:
+    """Arguments of `from_experts` by which a layer filters as a convolution does."""
+    if isinstance(conv, GridConv2d):
+        return {"stride": conv.stride, "padding_mode": conv.padding_mode}
+    arguments = {name: getattr(conv, name) for name in ("stride", "padding", "dilation", "groups", "padding_mode")}
+    if isinstance(conv, _ConvTransposeNd):
+        arguments |= {"transposed": True, "output_padding": conv.output_padding}
+    return arguments
+
+
 class GridMoE(FilterBank):
     """What `SpatialMoE1d`, `SpatialMoE2d` and `SpatialMoE3d` have in common: all but the kernels."""
 
     _axes: ClassVar[tuple[str, ...]]
     _padding_modes: ClassVar[tuple[PaddingMode, ...]] = ("zeros", "circular")
-    # As attributes of a convolution, for networks that read them; no other values are supported.
-    groups = 1
-    transposed = False
+    # What the kernels do not do; None if they do all.
+    _conv: ConvOptions | None = None
 
     def __init__(
         self,
@@ -96,7 +121,7 @@ class GridMoE(FilterBank):
         dilation: int | tuple[int, ...] = 1,
         groups: int = 1,
         bias: bool = True,
-        padding_mode: PaddingMode = "zeros",
+        padding_mode: ConvPadding = "zeros",
         gate: SpatialGate | None = None,
         rule: Rule | str | None = None,
         local_affine: bool = False,
@@ -113,7 +138,7 @@ class GridMoE(FilterBank):
             device=device,
             dtype=dtype,
         )
-        geometry = (kernel_size, spatial_shape, stride, padding, dilation, groups, padding_mode)
+        geometry = (kernel_size, spatial_shape, stride, padding, dilation, groups, padding_mode, False, 0)
         self._init_grid(in_channels, num_experts, num_selected, *geometry, **options)
 
     @classmethod
@@ -129,7 +154,9 @@ class GridMoE(FilterBank):
         padding: int | tuple[int, ...] | str | None = None,
         dilation: int | tuple[int, ...] = 1,
         groups: int = 1,
-        padding_mode: PaddingMode = "zeros",
+        padding_mode: ConvPadding = "zeros",
+        transposed: bool = False,
+        output_padding: int | tuple[int, ...] = 0,
         **options: Unpack[BankOptions],
     ) -> Self:
         """The layer in the paper's terms: a bank of X experts with F outputs each, of which E are selected.
@@ -140,11 +167,13 @@ class GridMoE(FilterBank):
             num_selected: E, the number of experts selected at each pixel; there are E * F output channels.
             kernel_size: As for the layer, like all arguments that are not described here.
             spatial_shape: Sizes of the output grid.
-            stride: Stride of all axes.
-            padding: None.
-            dilation: 1.
-            groups: 1.
+            stride: Stride.
+            padding: Padding.
+            dilation: Dilation.
+            groups: Number of groups of channels; the gate then has families, as many in each group.
             padding_mode: What is beyond the borders.
+            transposed: The transpose of a convolution, as `nn.ConvTranspose2d`: the gate still has the output grid.
+            output_padding: Pixels that a transposed one adds after each axis.
             **options: `expert_channels`: F, the number of outputs per expert (1).
                 `weighted`: Multiply the experts' outputs by their scores (False).
                 `order`: Order of the output channels: `families`, `score`, or `index` for ascending expert numbers;
@@ -157,14 +186,17 @@ class GridMoE(FilterBank):
                 `gate`, `rule`, `local_affine`, `device`, `dtype`: As for the layer.
         """
         layer = cls.__new__(cls)
-        geometry = (kernel_size, spatial_shape, stride, padding, dilation, groups, padding_mode)
-        layer._init_grid(in_channels, num_experts, num_selected, *geometry, **options)
+        layer._init_grid(
+            *(in_channels, num_experts, num_selected, kernel_size, spatial_shape, stride, padding, dilation, groups),
+            *(padding_mode, transposed, output_padding),
+            **options,
+        )
         return layer
 
     @classmethod
     def from_conv(
         cls,
-        conv: nn.Conv1d | nn.Conv2d | nn.Conv3d | GridConv2d,
+        conv: _ConvNd | GridConv2d,
         *,
         spatial_shape: int | tuple[int, ...] | None = None,
         num_candidates: int = 2,
@@ -177,7 +209,7 @@ class GridMoE(FilterBank):
         Device, dtype, mode and `requires_grad` are those of the convolution. See `smoe.convert` for a network.
 
         Args:
-            conv: Convolution; it is not changed.
+            conv: Convolution, transposed or not; it is not changed.
             spatial_shape: Sizes of its output grid.
             num_candidates: As for the layer, like all arguments below.
             gate: Gate with families of candidates.
@@ -185,38 +217,36 @@ class GridMoE(FilterBank):
             local_affine: A learned scale and offset for each output channel and pixel.
         """
         num_axes = len(cls._axes)
-        if not isinstance(conv, (nn.Conv1d, nn.Conv2d, nn.Conv3d, GridConv2d)) or conv.weight.ndim != num_axes + 2:
+        if not isinstance(conv, (_ConvNd, GridConv2d)) or conv.weight.ndim != num_axes + 2:
             raise TypeError(f"{cls.__name__}.from_conv takes an nn.Conv{num_axes}d, got a {type(conv).__name__}")
         if gate is None and rule is None:
             rule = StraightThrough()  # the default of a single channel, probing, needs candidates that differ
         orders = resolve_rule(rule).orders if gate is None and rule is not None else (gate and gate.order,)
-        if len(conv.weight) > 1 and "families" not in orders:
+        filters = conv_filters(conv)
+        if len(filters) > 1 and "families" not in orders:
             culprit = f"the rule {rule}" if gate is None else f"the {type(gate).__name__}"
             raise ValueError(
                 f"from_conv keeps the channels of a convolution by families of candidates, but {culprit} has the "
                 f"order {orders[0]!r}: give a rule that works with families, or a gate with order='families'"
             )
-        rest: dict[str, Any] = {}
-        if not isinstance(conv, GridConv2d):
-            rest = {"padding": conv.padding, "dilation": conv.dilation, "groups": conv.groups}
-        layer = cls(
-            conv.weight.shape[1],
-            conv.weight.shape[0],
-            conv.kernel_size,
-            spatial_shape=spatial_shape,
+        num_experts, num_selected, options = as_bank(
+            len(filters),
             num_candidates=num_candidates,
-            stride=conv.stride,
             bias=conv.bias is not None,
-            padding_mode=cast(PaddingMode, conv.padding_mode),
             gate=gate,
             rule=rule,
             local_affine=local_affine,
-            device=conv.weight.device,
-            dtype=conv.weight.dtype,
-            **rest,
+            device=filters.device,
+            dtype=filters.dtype,
+        )
+        layer = cls.from_experts(
+            *(conv_channels(conv), num_experts, num_selected, conv.kernel_size),
+            spatial_shape=spatial_shape,
+            **conv_arguments(conv),
+            **options,
         )
         with torch.no_grad():
-            layer.weight.copy_(conv.weight.repeat_interleave(num_candidates, dim=0))
+            layer.weight.copy_(filters.repeat_interleave(num_candidates, dim=0))
             layer.weight.requires_grad_(conv.weight.requires_grad)
             if layer.bias is not None and conv.bias is not None:
                 layer.bias.copy_(conv.bias.repeat_interleave(num_candidates))
@@ -234,28 +264,29 @@ class GridMoE(FilterBank):
         padding: int | tuple[int, ...] | str | None,
         dilation: int | tuple[int, ...],
         groups: int,
-        padding_mode: PaddingMode,
+        padding_mode: str,
+        transposed: bool,
+        output_padding: int | tuple[int, ...],
         **options: Unpack[BankOptions],
     ) -> None:
         num_axes = len(self._axes)
         kernel = self._sizes("kernel_size", kernel_size)
-        if any(size % 2 == 0 for size in kernel):
-            raise ValueError(f"kernel_size must be odd, so that padding keeps the grid, got {kernel_size}")
-        strides = self._sizes("stride", stride)
-        if len(set(strides)) > 1:
-            raise ValueError(f"stride must be the same for all axes, got {stride}: give one number")
-        kept = tuple(size // 2 for size in kernel)
-        given = 0 if padding == "valid" else padding
-        if isinstance(given, Integral):
-            given = (given,) * num_axes
-        if given not in (None, "same", kept):
-            raise ValueError(f"padding must be {kept} for the kernel {kernel}, got {padding!r}: leave it out")
-        if self._sizes("dilation", dilation) != (1,) * num_axes:
-            raise ValueError(f"dilation must be 1, got {dilation}: give a larger kernel_size")
-        if groups != 1:
-            raise ValueError(f"groups must be 1, got {groups}: give each group a layer of its own")
-        if padding_mode not in self._padding_modes:
-            raise ValueError(f"padding_mode must be one of {', '.join(self._padding_modes)}, got {padding_mode!r}")
+        strides, steps = self._sizes("stride", stride), self._sizes("dilation", dilation)
+        extra = self._sizes("output_padding", output_padding, least=0)
+        check_positive(groups=groups)
+        if in_channels % groups or num_selected % groups:
+            channels = f"{in_channels} inputs and {num_selected} outputs"
+            raise ValueError(f"groups must divide the channels, got {groups} groups of {channels}")
+        modes = (*self._padding_modes, "reflect", "replicate")
+        if padding_mode not in modes:
+            raise ValueError(f"padding_mode must be one of {', '.join(modes)}, got {padding_mode!r}")
+        sides = self._sides(kernel, padding, steps)
+        is_odd = all(size % 2 == 1 for size in kernel)
+        kept = tuple((size // 2, size // 2) for size in kernel)
+        is_regular = steps == (1,) * num_axes and len(set(strides)) == 1 and is_odd and sides == kept
+        if not is_regular or groups > 1 or transposed or padding_mode not in self._padding_modes:
+            options_of = (strides, sides, steps, groups, padding_mode, extra if transposed else None)
+            self._conv = ConvOptions(*options_of)
         shape = None
         if spatial_shape is not None:
             is_number = isinstance(spatial_shape, Integral)
@@ -264,28 +295,49 @@ class GridMoE(FilterBank):
                     f"spatial_shape must be ({', '.join(self._axes)}) of the output grid, got {spatial_shape}"
                 )
             shape = self._sizes("spatial_shape", spatial_shape)
-        self._init_bank(in_channels, num_experts, num_selected, kernel, shape, **options)
+        self._init_bank(in_channels // groups, num_experts, num_selected, kernel, shape, **options)
         check_axes(self, num_axes)
+        if groups > 1 and (self.gate.order != "families" or num_experts % num_selected):
+            raise ValueError(
+                f"groups need families of equal size, got {num_experts} experts for {num_selected} outputs in the "
+                f"order {self.gate.order!r}"
+            )
+        self.in_channels = in_channels
         self.kernel_size = kernel
         self.stride = strides
-        self.padding = kept
-        self.dilation = (1,) * num_axes
-        self.output_padding = (0,) * num_axes
-        self.padding_mode: PaddingMode = padding_mode
+        is_even = all(before == after for before, after in sides)
+        self.padding = tuple(before for before, _ in sides) if is_even else "same"
+        self.dilation = steps
+        self.groups = groups
+        self.transposed = transposed
+        self.output_padding = extra
+        self.padding_mode = padding_mode
         # Channels, grid and dtype of an input that was accepted.
         self._seen_input: tuple[torch.Size, torch.dtype] | None = None
 
     def _plan_routing(self) -> None:
-        super()._plan_routing()
+        if self._conv is None:  # the kernels serve the layer
+            super()._plan_routing()
         self._seen_input = None
 
-    def _sizes(self, name: str, value: object) -> tuple[int, ...]:
+    def _sides(
+        self, kernel: tuple[int, ...], padding: int | tuple[int, ...] | str | None, dilation: tuple[int, ...]
+    ) -> tuple[tuple[int, int], ...]:
+        """Pixels that are added before and after each axis."""
+        reach = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+        if padding is None or padding == "same":
+            return tuple((size // 2, size - size // 2) for size in reach)
+        if isinstance(padding, str) and padding != "valid":
+            raise ValueError(f"padding must be 'same', 'valid' or numbers, got {padding!r}")
+        return tuple((size, size) for size in self._sizes("padding", 0 if padding == "valid" else padding, least=0))
+
+    def _sizes(self, name: str, value: object, least: int = 1) -> tuple[int, ...]:
         """A number for each axis; one number is that of all axes."""
         sizes = (value,) * len(self._axes) if isinstance(value, Integral) else value
         if not isinstance(sizes, (tuple, list)) or len(sizes) != len(self._axes):
             raise ValueError(f"{name} must be one number or ({', '.join(self._axes)}), got {value!r}")
-        if any(not isinstance(size, Integral) or size < 1 for size in sizes):
-            raise ValueError(f"{name} must be integers of at least 1, got {value!r}")
+        if any(not isinstance(size, Integral) or size < least for size in sizes):
+            raise ValueError(f"{name} must be integers of at least {least}, got {value!r}")
         return tuple(int(size) for size in sizes)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -313,49 +365,78 @@ class GridMoE(FilterBank):
         made_for = self.gate.spatial_shape
         if made_for is None or self.gate.looks_at_input:
             return
-        if len(made_for) == 2:
+        if len(made_for) == 2 and self._conv is None:
             check_output_grid(input, self.stride[0], made_for)
         elif self._output_grid(input) != made_for:
-            wanted = tuple(size * self.stride[0] for size in made_for)
             raise ValueError(
-                f"the layer was made for an output grid of {made_for}, that of inputs of {wanted}, got an input of "
-                f"{tuple(input.shape[2:])}: resize it, or make a layer for its grid"
+                f"the layer was made for an output grid of {made_for}, got an input of {tuple(input.shape[2:])}, whose "
+                f"output grid is {self._output_grid(input)}: resize it, or adapt the network by smoe.interpolate_grids"
             )
 
     def _output_grid(self, input: torch.Tensor | None) -> tuple[int, ...]:
         """Sizes of the output for an input."""
         if input is None:
             raise ValueError("give the input: the gate was made for no grid")
+        if self._conv is not None:
+            return conv_sizes(input.shape[2:], self.kernel_size, self._conv)
         return tuple((size - 1) // self.stride[0] + 1 for size in input.shape[2:])
+
+    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Convolves each pixel with the filters of its experts."""
+        if self._conv is not None:
+            return routed_any_conv(source, self.weight, indices, self._expert_channels, self._conv)
+        options = (self._expert_channels, self.stride[0], self.padding_mode)
+        if source.ndim == 3:  # a line is an image of one row
+            return routed_conv(source.unsqueeze(2), self.weight.unsqueeze(2), indices, *options).squeeze(2)
+        return routed_conv(source, self.weight, indices, *options)
+
+    def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
+        """Convolves with filters `(O, C, *kernel)` everywhere."""
+        if self._conv is not None:
+            return any_conv(source, filters, self._conv)
+        stride, mode = self.stride[0], cast(PaddingMode, self.padding_mode)
+        if source.ndim == 3:
+            return grid_conv2d(source.unsqueeze(2), filters.unsqueeze(2), stride=stride, padding_mode=mode).squeeze(2)
+        return (grid_conv2d if source.ndim == 4 else convolve)(source, filters, stride=stride, padding_mode=mode)
+
+    def _candidate_products(
+        self, source: torch.Tensor, error: torch.Tensor, families: slice, experts: slice, *compared: torch.Tensor
+    ) -> torch.Tensor:
+        """As its base says; the families of all groups are compared together."""
+        if self.groups == 1:
+            return super()._candidate_products(source, error, families, experts, *compared)
+        everything = (slice(0, self.gate.num_selected), slice(0, self.gate.num_experts))
+        return super()._candidate_products(source, error, *everything, *compared)[:, experts]
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""
-        mode = "" if self.padding_mode == "zeros" else f"padding_mode={self.padding_mode!r}, "
-        return (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
-            f"padding={self.padding}, {mode}{super().extra_repr()}"
-        )
+        parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
+        parts.append(f"padding={self.padding!r}")
+        usual = {"dilation": (1,) * len(self._axes), "groups": 1, "padding_mode": "zeros", "transposed": False}
+        parts += [f"{name}={getattr(self, name)!r}" for name, value in usual.items() if getattr(self, name) != value]
+        return ", ".join([*parts, super().extra_repr()])
 
 
 class SpatialMoE2d(GridMoE):
     """A convolution whose filters a gate selects at every pixel: `nn.Conv2d` where the place decides.
 
     Each output channel has a few candidate filters, and the gate selects one of them at each pixel. The layer takes the
-    arguments of `nn.Conv2d`, of which it supports some values only, and a few of its own.
+    arguments of `nn.Conv2d`, and a few of its own. The C++ kernels compute odd kernels with one stride, no dilation,
+    one group and padding that keeps the grid; all else is computed by PyTorch, with every candidate at every pixel.
     `SpatialMoE2d.from_experts` makes the layer of the paper, in the terms of the paper.
 
     Args:
         in_channels: Number of channels of the input.
         out_channels: Number of channels of the output.
-        kernel_size: Odd size of the filters, one number or rows and columns.
+        kernel_size: Size of the filters, one number or rows and columns.
         spatial_shape: Rows and columns of the output grid.
         num_candidates: Number of filters that each output channel selects from.
-        stride: Stride of both axes; the gate has the output grid.
-        padding: None, "same", or half the kernel: the grid is kept with stride 1.
-        dilation: 1.
-        groups: 1.
+        stride: Stride, one number or that of rows and columns; the gate has the output grid.
+        padding: As for `nn.Conv2d`; None for "same", which keeps the grid at stride 1, with any stride.
+        dilation: Distance of the taps, one number or that of rows and columns.
+        groups: Number of groups of channels, which divides the channels of input and output.
         bias: Add a learned number to the outputs of each candidate. It starts at 0.
-        padding_mode: `zeros`, `circular`, or `longitude` (the width wraps, zeros on the height).
+        padding_mode: `zeros`, `circular`, `longitude` (the width wraps, zeros on the height), `reflect` or `replicate`.
         gate: Gate that selects the candidates; without one, the default gate of the rule is made for `spatial_shape`.
         rule: How the gate learns: a rule of `smoe.rules`, or its short form such as `"probe(window=4)"`. None for the
             default: probing for a single output channel, straight-through for several, and routing classification for a
@@ -374,14 +455,6 @@ class SpatialMoE2d(GridMoE):
     _axes = ("rows", "columns")
     _padding_modes = PADDING_MODES
 
-    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Convolves each pixel with the filters of its experts."""
-        return routed_conv(source, self.weight, indices, self._expert_channels, self.stride[0], self.padding_mode)
-
-    def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
-        """Convolves with filters `(O, C, kh, kw)` everywhere."""
-        return grid_conv2d(source, filters, stride=self.stride[0], padding_mode=self.padding_mode)
-
 
 class SpatialMoE1d(GridMoE):
     """`SpatialMoE2d` along a line: `nn.Conv1d` where the place decides.
@@ -396,16 +469,6 @@ class SpatialMoE1d(GridMoE):
     """
 
     _axes = ("length",)
-
-    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Convolves each pixel with the filters of its experts."""
-        options = (self._expert_channels, self.stride[0], self.padding_mode)
-        return routed_conv(source.unsqueeze(2), self.weight.unsqueeze(2), indices, *options).squeeze(2)
-
-    def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
-        """Convolves with filters `(O, C, k)` everywhere."""
-        stride, mode = self.stride[0], self.padding_mode
-        return grid_conv2d(source.unsqueeze(2), filters.unsqueeze(2), stride=stride, padding_mode=mode).squeeze(2)
 
 
 class SpatialMoE3d(GridMoE):
@@ -422,13 +485,35 @@ class SpatialMoE3d(GridMoE):
 
     _axes = ("depth", "rows", "columns")
 
-    def _apply_bank(self, source: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Convolves each voxel with the filters of its experts."""
-        return routed_conv(source, self.weight, indices, self._expert_channels, self.stride[0], self.padding_mode)
 
-    def _apply_filters(self, source: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
-        """Convolves with filters `(O, C, kd, kh, kw)` everywhere."""
-        return convolve(source, filters, stride=self.stride[0], padding_mode=self.padding_mode)
+class TokenMoE(SpatialMoE1d):
+    """`nn.Linear` where the position decides: at the tokens of a transformer, or the last axis of any field.
+
+    `(B, *positions, C)` to `(B, *positions, out_channels)`; the positions are the same in every pass. The arguments are
+    those of `SpatialMoE1d` with a kernel of 1; `spatial_shape` is the number of positions.
+
+    Example:
+        >>> layer = TokenMoE(64, 256, 1, spatial_shape=197)
+        >>> layer(torch.randn(8, 197, 64)).shape
+        torch.Size([8, 197, 256])
+    """
+
+    @property
+    def in_features(self) -> int:
+        """Number of inputs, as `nn.Linear` calls it."""
+        return self.in_channels
+
+    @property
+    def out_features(self) -> int:
+        """Number of outputs, as `nn.Linear` calls it."""
+        return self.out_channels
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Applies, at each position, the linear maps of its experts."""
+        if input.ndim < 3:
+            raise ValueError(f"input must be (B, *positions, {self.in_channels}), got shape {tuple(input.shape)}")
+        positions = input.shape[1:-1]
+        return super().forward(input.flatten(1, -2).transpose(1, 2)).transpose(1, 2).unflatten(1, positions)
 
 
 def check_axes(layer: FilterBank, num_axes: int) -> None:

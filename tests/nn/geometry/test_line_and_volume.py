@@ -183,16 +183,12 @@ def test_gates_and_options_of_every_geometry():
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="kernel_size must be odd, so that padding keeps the grid, got 4"):
-        SpatialMoE1d.from_experts(1, 3, 1, 4, spatial_shape=8)
-    with pytest.raises(ValueError, match="one of zeros, circular, got 'longitude'"):
+    with pytest.raises(ValueError, match="one of zeros, circular, reflect, replicate, got 'longitude'"):
         SpatialMoE1d.from_experts(1, 3, 1, padding_mode="longitude", spatial_shape=8)
     with pytest.raises(ValueError, match=r"SpatialMoE1d needs a gate for 1 axes, got one for the grid \(2, 3\)"):
         SpatialMoE1d.from_experts(1, 3, 1, gate=smoe.TensorGate(3, 1, (2, 3)))
     with pytest.raises(ValueError, match=r"input must be \(B, 1, length\), .* got shape \(2, 3, 8\)"):
         SpatialMoE1d.from_experts(1, 3, 1, spatial_shape=8)(torch.randn(2, 3, 8))
-    with pytest.raises(ValueError, match=r"got \(3, 2, 3\)"):
-        SpatialMoE3d.from_experts(1, 3, 1, (3, 2, 3), spatial_shape=(2, 2, 2))
     with pytest.raises(ValueError, match="stride must be"):
         SpatialMoE3d.from_experts(1, 3, 1, stride=0, spatial_shape=(2, 2, 2))
     with pytest.raises(ValueError, match=r"a volume of \(3, 2, 4\) is smaller than the kernel \(3, 3, 3\)"):
@@ -201,7 +197,9 @@ def test_bad_arguments():
         )
     with pytest.raises(ValueError, match=r"input must be \(B, 1, depth, rows, columns\), .* got shape \(1, 4, 4\)"):
         SpatialMoE3d.from_experts(1, 3, 1, spatial_shape=(2, 2, 2))(torch.randn(1, 4, 4))
-    with pytest.raises(ValueError, match=r"made for an output grid of \(2, 2, 2\), .* got an input of \(2, 2, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"an output grid of \(2, 2, 2\), got an input of \(2, 2, 3\).* interpolate_grids"
+    ):
         SpatialMoE3d.from_experts(1, 3, 1, spatial_shape=(2, 2, 2))(torch.randn(1, 1, 2, 2, 3))
 
 
