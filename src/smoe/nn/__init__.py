@@ -3,7 +3,7 @@
 from smoe.nn._batch_norm import SharedBatchNorm2d
 from smoe.nn._classification import FrozenLearner
 from smoe.nn._conversion_plan import ConversionPlan, plan_conversion
-from smoe.nn._convert import convert
+from smoe.nn._convert import convert, load_plain_state_dict
 from smoe.nn._filter_bank import LocalAffine
 from smoe.nn._fixed_gates import DecidedGate, FixedGate, NoisyGate
 from smoe.nn._freeze import freeze
@@ -17,6 +17,7 @@ from smoe.nn._learner import Learner, Step
 from smoe.nn._loss_scale import track_loss_scale
 from smoe.nn._module_layer import SpatialMoE
 from smoe.nn._nodes import node_gate
+from smoe.nn._place_probe import place_scores
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.nn._sharding import shard, unsharded
 from smoe.nn._shared_parameters import Memory
@@ -49,7 +50,9 @@ __all__ = [
     "convert",
     "freeze",
     "interpolate_grids",
+    "load_plain_state_dict",
     "node_gate",
+    "place_scores",
     "plan_conversion",
     "shard",
     "track_loss_scale",

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeGuard, cast, get_args
 
 import torch
@@ -20,6 +20,7 @@ from smoe.nn._conversion_plan import (
     ConversionPlan,
     ExampleInput,
     filters_of,
+    is_graph_convolution,
     is_weight_normed,
     make_layer,
     plan_conversion,
@@ -30,6 +31,8 @@ from smoe.nn._conversion_plan import (
 from smoe.nn._filter_bank import FilterBank, default_order, resolve_default_rule
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import FactorisedGate, PixelEmbedding, TensorGate
+from smoe.nn._grid_layers import GridMoE
+from smoe.nn._place_probe import Loss, place_scores
 from smoe.nn._routed_layer import RoutedLayer
 from smoe.options import BiasOwner, GateInit, Order
 from smoe.rules import Damping, Rule
@@ -62,6 +65,9 @@ def convert(
     rule: Rule | str | None = None,
     damping: Damping | str | float | None = None,
     linear: bool = False,
+    budget: float | None = None,
+    batches: Iterable[tuple[Any, Any]] | None = None,
+    loss: Loss | None = None,
     notify: Callable[[str], None] | None = None,
     check: bool = True,
 ) -> nn.Module:
@@ -102,6 +108,10 @@ def convert(
         rule: How the gates learn, as for `SpatialMoE2d`; None for the default rule.
         damping: Damping of the experts' error, as for `SpatialMoE2d`.
         linear: Also convert linear layers over positions, as for `plan_conversion`.
+        budget: Share of the layers to convert, in (0, 1]: those in which the place matters most, by `place_scores` on
+            the batches. None for all. Graph convolutions are always converted.
+        batches: A few pairs of input and target for the budget.
+        loss: Function of output and target for the budget, such as `torch.nn.functional.mse_loss`.
         notify: Called with a report of what was changed and what was left.
         check: With `start="filters"`, run both networks on the example, in evaluation mode and with the same random
             numbers of PyTorch, and refuse a difference beyond rounding. False for a network that is random in other
@@ -132,6 +142,8 @@ def convert(
         num_layers = sum(isinstance(module, RoutedLayer) for module in model.modules())
         found = f"the model has none, but {num_layers} SMoE layers" if num_layers else "the model has none"
         raise ValueError(f"no convolution can be converted: {plan.reasons or found}")
+    if budget is not None:
+        plan = _within_budget(plan, model, budget, batches, loss)
     rule = resolve_default_rule(rule, None, order, num_selected=2)  # one rule for all layers
     order = order or _order_for(rule, start)
     if order != "families" or make_gate is not None:
@@ -193,6 +205,48 @@ def convert(
     if notify is not None:
         notify(f"{len(plan.changes)} layers with {len(gates)} gates\n{plan}")
     return converted
+
+
+def load_plain_state_dict(converted: nn.Module, state_dict: Mapping[str, torch.Tensor]) -> None:
+    """Loads the weights of the plain network into a network that was converted from it.
+
+    Each filter of a convolution goes to all candidates of its channel, so that the converted network computes what the
+    plain one computes; gates stay as they are. To convert after loading gives the same.
+
+    Args:
+        converted: Network of `smoe.convert`, with families of experts and biases of experts, the default.
+        state_dict: State of the plain network.
+
+    Raises:
+        ValueError: If a layer is no convolution with families, or a tensor does not fit.
+    """
+    state = dict(state_dict)
+    for name, layer in converted.named_modules():
+        if not isinstance(layer, RoutedLayer):
+            continue
+        if not isinstance(layer, GridMoE) or layer.gate.order != "families" or layer.num_experts % layer.num_selected:
+            raise ValueError(
+                f"{show_name(name)}, a {type(layer).__name__} in the order {layer.gate.order!r}, is no convolution "
+                "with families: load the plain network before smoe.convert"
+            )
+        prefix = f"{name}." if name else ""
+        weight, bias = state.get(f"{prefix}weight"), state.get(f"{prefix}bias")
+        if weight is not None:
+            state[f"{prefix}weight"] = _of_candidates(weight, layer)
+        if bias is not None and layer.bias_owner == "expert":
+            state[f"{prefix}bias"] = bias.repeat_interleave(layer.num_experts // layer.num_selected, dim=0)
+        own = {f"{prefix}{key}": value for key, value in layer.state_dict().items() if key not in ("weight", "bias")}
+        state.update(own)
+    converted.load_state_dict(state)
+
+
+def _of_candidates(weight: torch.Tensor, layer: GridMoE) -> torch.Tensor:
+    """The bank whose candidates are the filters of a convolution, transposed or not, or of a linear layer."""
+    if layer.transposed:
+        weight = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
+    if weight.ndim == 2:
+        weight = weight[:, :, None]
+    return weight.repeat_interleave(layer.num_experts // layer.num_selected, dim=0)
 
 
 def _order_for(rule: Rule, start: Start | None) -> Order:
@@ -278,12 +332,37 @@ def _copy_filters(new: FilterBank, old: nn.Module, change: Change) -> None:
                 new.bias[share if new._bias_owner == "expert" else number] = bias[number]
 
 
+def _within_budget(
+    plan: ConversionPlan,
+    model: nn.Module,
+    budget: float,
+    batches: Iterable[tuple[Any, Any]] | None,
+    loss: Loss | None,
+) -> ConversionPlan:
+    """The plan with the layers in which the place matters most."""
+    if not 0.0 < budget <= 1.0 or batches is None or loss is None:
+        raise ValueError(f"a budget is a share of the layers in (0, 1] and needs batches and a loss, got {budget!r}")
+    names = [change.name for change in plan.changes if not is_graph_convolution(model.get_submodule(change.name))]
+    scores = place_scores(model, names, batches, loss)
+    number = max(1, round(budget * len(names)))
+    left = sorted(names, key=lambda name: -scores[name])[number:]
+    reasons = {name: f"the place matters less than in others: its score is {scores[name]:.3g}" for name in left}
+    return _leave(plan, reasons)
+
+
+def _leave(plan: ConversionPlan, reasons: dict[str, str]) -> ConversionPlan:
+    changes = tuple(change for change in plan.changes if change.name not in reasons)
+    return dataclasses.replace(plan, changes=changes, left={**plan.left, **reasons})
+
+
 def _without_groups(plan: ConversionPlan, model: nn.Module) -> ConversionPlan:
     """The plan without convolutions of several groups, whose channels only families keep in their groups."""
-    grouped = {change for change in plan.changes if getattr(model.get_submodule(change.name), "groups", 1) > 1}
-    reasons = {change.name: "its groups need the order 'families'" for change in grouped}
-    changes = tuple(change for change in plan.changes if change not in grouped)
-    return dataclasses.replace(plan, changes=changes, left={**plan.left, **reasons})
+    names = [change.name for change in plan.changes]
+    grouped = [name for name in names if getattr(model.get_submodule(name), "groups", 1) > 1]
+    plan = _leave(plan, dict.fromkeys(grouped, "its groups need the order 'families'"))
+    if not plan.changes:
+        raise ValueError(f"no convolution can be converted: {plan.reasons}")
+    return plan
 
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 # From the fastest build to the one that runs anywhere, each with the CPU capabilities (torch's names) that can run it.
 INSTRUCTION_SETS = {"avx512": ("AVX512",), "avx2": ("AVX512", "AVX2"), "portable": None}
@@ -234,13 +236,36 @@ def call_operator(operator: Callable[..., Any], *arguments: Any) -> Any:
         *arguments: Arguments of the operator.
     """
     if torch.compiler.is_compiling():
-        return operator(*arguments)
+        return _DENSE.get(operator, operator)(*arguments) if _is_for_onnx() else operator(*arguments)
+    if torch._C._len_torch_dispatch_stack():
+        _show_flops()
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return _DENSE.get(operator, operator)(*arguments)
     if torch.is_grad_enabled() or IS_DENSE_ONLY:
         return operator(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
         return operator(*arguments)
+
+
+def _is_for_onnx() -> bool:
+    """Whether `torch.onnx.export` is tracing a network: ONNX has none of these operators."""
+    flags = sys.modules.get("torch.onnx._internal.exporter._flags")
+    return flags is not None and flags._is_onnx_exporting
+
+
+# As for `has_library`.
+_is_for_onnx._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+FLOP_FORMULAS: dict[Callable[..., Any], Callable[..., int]] = {}
+"""Floating-point operations of operators, by arguments and results, for `torch.utils.flop_counter`."""
+
+
+def _show_flops() -> None:
+    """Gives the formulas to the counters that are active: their module takes long to import, so that it is not."""
+    for mode in _get_current_dispatch_mode_stack():
+        registry = getattr(getattr(mode, "counter", None), "flop_registry", None)
+        if isinstance(registry, dict):
+            registry.update(FLOP_FORMULAS)
 
 
 def plain_operators() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:

@@ -20,7 +20,7 @@ from smoe.ops._conv_kernels import (
     output_grid,
     wrap_padding,
 )
-from smoe.ops._operators import call_operator, format_of, has_transforms, library_for, register_operator
+from smoe.ops._operators import FLOP_FORMULAS, call_operator, format_of, has_transforms, library_for, register_operator
 from smoe.ops.triton._choice import why_not_sparse
 from smoe.options import PADDING_MODES, PaddingMode
 
@@ -315,7 +315,19 @@ def _register(name: str, **cuda: Callable[..., Any]) -> Callable[..., torch.Tens
         gradients=gradients,
         setup_context=keep,
     )
+    FLOP_FORMULAS[getattr(torch.ops.smoe, name)] = _flops
+    FLOP_FORMULAS[getattr(torch.ops.smoe, f"{name}_backward")] = _flops_backward
     return forward
+
+
+def _flops(input, weight, *options, out_val):
+    del input, options
+    return 2 * out_val.numel() * weight[0].numel()
+
+
+def _flops_backward(error, input, weight, indices, expert_channels, stride, padding_mode, *needs, out_val):
+    del input, indices, expert_channels, stride, padding_mode, out_val
+    return 2 * error.numel() * weight[0].numel() * sum(needs)
 
 
 _routed_conv2d = _register("routed_conv2d", forward=_cuda, backward=_cuda_backward)

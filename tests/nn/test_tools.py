@@ -1,0 +1,110 @@
+"""Converted networks in the tools that people use: tracing, counters, exporters, checkpoints."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import smoe
+
+X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def plain() -> nn.Module:
+    torch.manual_seed(0)
+    depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), depthwise, nn.ConvTranspose2d(8, 4, 3, 2)).eval()
+
+
+def converted() -> nn.Module:
+    return smoe.convert(plain(), example_input=X).eval()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace", "ignore::torch.jit.TracerWarning")
+def test_jit_trace() -> None:
+    net = converted()
+    torch.testing.assert_close(torch.jit.trace(net, X)(X + 1.0), net(X + 1.0))
+
+
+def test_flops_are_counted() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1))
+    counts = []
+    for each in (net, smoe.convert(net, example_input=X).eval()):
+        x = X.clone().requires_grad_()
+        with FlopCounterMode(display=False) as forward, torch.no_grad():
+            each(x)
+        with FlopCounterMode(display=False) as both:
+            each(x).sum().backward()
+        counts.append((forward.get_total_flops(), both.get_total_flops()))
+    # 64 pixels of two samples: 27 x 8 and 72 x 4.
+    assert counts[0] == counts[1] == (2 * 2 * 64 * (216 + 288), 3 * 2 * 2 * 64 * (216 + 288))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_onnx_without_a_detour(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    net = converted()
+    torch.onnx.export(net, (X,), tmp_path / "net.onnx", dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+    (found,) = session.run(None, {session.get_inputs()[0].name: X.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), net(X).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_plain_checkpoint(bias: bool) -> None:
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=bias),
+        nn.BatchNorm2d(8),
+        nn.ConvTranspose2d(8, 4, 3, 2, groups=2),
+        nn.Flatten(2),
+        nn.Linear(17 * 17, 5),
+    ).eval()
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    loaded = smoe.convert(net, example_input=X, linear=True).eval()
+    gates = {name: value.clone() for name, value in loaded.state_dict().items() if ".gate." in name}
+    smoe.nn.load_plain_state_dict(loaded, other.state_dict())
+    torch.testing.assert_close(loaded(X), other(X), rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(value, gates[name]) for name, value in loaded.state_dict().items() if name in gates)
+    with pytest.raises(ValueError, match=r"load the plain network before smoe\.convert"):
+        smoe.nn.load_plain_state_dict(smoe.convert(net, example_input=X, order="index", rule="frozen"), {})
+
+
+def test_a_budget_chooses_the_layers_in_which_the_place_matters() -> None:
+    """The target is a field of the place times what a convolution makes of the input, behind one without a place."""
+    torch.manual_seed(1)
+    truth, field = nn.Conv2d(3, 4, 3, padding=1), torch.randn(8, 8).sign()
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.first(x), self.second(x.mean(dim=1, keepdim=True).expand(-1, 4, -1, -1))
+
+    def loss(outputs: tuple[torch.Tensor, torch.Tensor], target: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return F.mse_loss(outputs[0], target[0]) + F.mse_loss(outputs[1], target[1])
+
+    batches = []
+    for _ in range(4):
+        x = torch.randn(16, 3, 8, 8)
+        mean = x.mean(dim=1, keepdim=True).expand(-1, 4, -1, -1)
+        batches.append((x, ((truth(x) * field).detach(), mean)))
+    net = Net()
+    scores = smoe.nn.place_scores(net, ["first", "second"], batches, loss)
+    assert scores["first"] > 2.0 * scores["second"]
+    reports: list[str] = []
+    half = smoe.convert(net, example_input=X, budget=0.5, batches=batches, loss=loss, notify=reports.append)
+    assert isinstance(half.first, smoe.SpatialMoE2d) and isinstance(half.second, nn.Conv2d)
+    assert "second: left, the place matters less than in others" in reports[0]
+    with pytest.raises(ValueError, match=r"needs batches and a loss, got 0\.5"):
+        smoe.convert(net, example_input=X, budget=0.5)
