@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from routed_conv_cases import reference_routed_conv2d
 from smoe.ops import output_grid, routed_conv2d
-from smoe.ops._routed_conv import reference_routed_conv2d
 from smoe.options import PADDING_MODES
 
 

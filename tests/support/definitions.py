@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from routed_conv_cases import reference_routed_conv2d
 from smoe.nn import FixedGate, RoutedLayer, SpatialMoE2d, TensorGate
-from smoe.ops._routed_conv import reference_routed_conv2d
 from smoe.rules import EndToEnd, RoutingClassification
 
 

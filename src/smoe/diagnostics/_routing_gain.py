@@ -129,7 +129,8 @@ def routing_gains(model: nn.Module, loss_fn: Loss, input: Tensor, target: Tensor
 
     The convolution, with a bias, starts as the one that imitates the layer's output best, and is then fitted to the
     loss: on the samples of even number, to be measured on the others, and the reverse. A local affine map stays. For a
-    `SpatialMoE` it is a combination of all experts, the same at every pixel. The model is measured in evaluation mode;
+    `SpatialMoE` it is a combination of all experts, the same at every pixel. Layers of several groups keep their
+    routing. The model is measured in evaluation mode;
     neither its state nor the gradients of its parameters change.
 
     Args:
@@ -140,7 +141,7 @@ def routing_gains(model: nn.Module, loss_fn: Loss, input: Tensor, target: Tensor
         target: Target of the loss.
     """
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, RoutedLayer)]
-    layers = [(name, layer) for name, layer in layers if layer.gate.num_experts > 1]
+    layers = [(name, layer) for name, layer in layers if layer.gate.num_experts > 1 and _has_one_group(layer)]
     if not layers:
         return []
     # A compiled model would not see the convolution.
@@ -177,6 +178,10 @@ def routing_gains(model: nn.Module, loss_fn: Loss, input: Tensor, target: Tensor
                         least, others[held] = loss, losses_of(prediction, held)
             gains.append(_compare(name, own, others, is_alone=len(group) < len(layers)))
         return gains
+
+
+def _has_one_group(layer: RoutedLayer) -> bool:
+    return getattr(layer, "groups", 1) == 1
 
 
 def _compare(name: str, own: list[float], others: list[float], *, is_alone: bool) -> RoutingGain:

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import smoe
+from routed_conv_cases import reference_routed_conv2d
 from smoe.ops import routed_conv2d
 from smoe.ops._conv_kernels import output_grid
 from smoe.ops._operators import native_library
-from smoe.ops._routed_conv import reference_routed_conv2d
 from smoe.options import PADDING_MODES, Order, PaddingMode
 from smoe_paper.baselines.gates import ConvGate
 
