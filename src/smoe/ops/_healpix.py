@@ -202,7 +202,6 @@ def _missing_corners() -> Iterator[tuple[int, int, int]]:
 
 _PIECES = tuple(_pieces())
 _MISSING_CORNERS = tuple(_missing_corners())
-_EDGES = {(piece.face, piece.row_step, piece.column_step): piece for piece in _PIECES}
 
 
 def _border(step: int, nside: int, width: int) -> slice:
@@ -235,8 +234,9 @@ def _flips(piece: _Piece) -> list[int]:
     return [axis for axis, bit in ((2, 2), (3, 1)) if piece.turn & bit]
 
 
+@functools.lru_cache(maxsize=8)
 def border_sources(nside: int, width: int) -> torch.Tensor:
-    """The pixels that the borders of the faces are made of, for programs that are compiled or exported.
+    """The pixels that the borders of the faces are made of.
 
     Args:
         nside: n, the number of pixels along a side of a face.
@@ -248,10 +248,18 @@ def border_sources(nside: int, width: int) -> torch.Tensor:
         and right of it, and the rows below it.
     """
     numbers = torch.arange(12 * nside**2).view(1, 1, 12, nside, nside)
-    first = _pad_without_corners(numbers, width)
+    size = nside + 2 * width
+    first = numbers.new_empty(1, 1, 12, size, size)
+    for piece in _PIECES:
+        rows, columns = _border(piece.row_step, nside, width), _border(piece.column_step, nside, width)
+        block, flips = _source(numbers, piece, width), _flips(piece)
+        first[:, :, piece.face, rows, columns] = block.flip(flips) if flips else block
     second = first.clone()
-    for (face, row_step, column_step), beyond_row, beyond_column in _corners(first, width):
+    for face, row_step, column_step in _MISSING_CORNERS:
+        part = first[:, :, face]
         rows, columns = _border(row_step, nside, width), _border(column_step, nside, width)
+        beyond_row = part[:, :, rows, _inside(column_step, nside, width)].flip(3)
+        beyond_column = part[:, :, _inside(row_step, nside, width), columns].flip(2)
         first[:, :, face, rows, columns], second[:, :, face, rows, columns] = beyond_row, beyond_column
     above, inside, below = (_border(step, nside, width) for step in (-1, 0, 1))
     parts = ((above, slice(None)), (inside, above), (inside, below), (below, slice(None)))
@@ -272,8 +280,7 @@ def pad_faces(faces: torch.Tensor, width: int, sources: torch.Tensor | None = No
     Args:
         faces: `(B, C, 12, n, n)`, floating.
         width: Width of the border, at most n.
-        sources: What `border_sources` returns, on the device of the faces. A program that is compiled or exported is
-            then small: a hundred parts of borders are copied by one operation.
+        sources: What `border_sources` returns, on the device of the faces; None to make it.
 
     Returns:
         `(B, C, 12, n + 2 * width, n + 2 * width)`.
@@ -284,96 +291,12 @@ def pad_faces(faces: torch.Tensor, width: int, sources: torch.Tensor | None = No
         raise ValueError(f"the border must be at most the {faces.shape[3]} pixels of a side wide, got {width}")
     if width == 0:
         return faces
-    if torch.compiler.is_compiling() or has_transforms():
-        return _pad(faces, width) if sources is None else _pad_from(faces, width, sources)
-    return _PaddedFaces.apply(faces, width)  # type: ignore[return-value]
-
-
-def _pad_without_corners(faces: torch.Tensor, width: int) -> torch.Tensor:
-    B, C, _, n, _ = faces.shape
-    size = n + 2 * width
-    padded = faces.new_empty(B, C, 12, size, size)
-    padded[..., width : width + n, width : width + n] = faces
-    for piece in _PIECES:
-        rows, columns = _border(piece.row_step, n, width), _border(piece.column_step, n, width)
-        block, flips = _source(faces, piece, width), _flips(piece)
-        padded[:, :, piece.face, rows, columns] = block.flip(flips) if flips else block
-    return padded
-
-
-def _corners(padded: torch.Tensor, width: int) -> Iterator[tuple[tuple[int, int, int], torch.Tensor, torch.Tensor]]:
-    """Corners where three faces meet, and the pixels beyond the two edges that each is the mean of."""
-    n = padded.shape[3] - 2 * width
-    for face, row_step, column_step in _MISSING_CORNERS:
-        part = padded[:, :, face]
-        beyond_row = part[:, :, _border(row_step, n, width), _inside(column_step, n, width)].flip(3)
-        beyond_column = part[:, :, _inside(row_step, n, width), _border(column_step, n, width)].flip(2)
-        yield (face, row_step, column_step), beyond_row, beyond_column
-
-
-def _pad(faces: torch.Tensor, width: int) -> torch.Tensor:
-    n = faces.shape[3]
-    padded = _pad_without_corners(faces, width)
-    for (face, row_step, column_step), beyond_row, beyond_column in _corners(padded, width):
-        rows, columns = _border(row_step, n, width), _border(column_step, n, width)
-        # Halves first: a sum of two large half-precision numbers could overflow.
-        padded[:, :, face, rows, columns] = beyond_row * 0.5 + beyond_column * 0.5
-    return padded
-
-
-def _pad_from(faces: torch.Tensor, width: int, sources: torch.Tensor) -> torch.Tensor:
+    sources = border_sources(faces.shape[3], width).to(faces.device) if sources is None else sources
     n, flat = faces.shape[3], faces.flatten(2)
     size = n + 2 * width
     first, second = (flat.index_select(2, source) for source in sources)
+    # Halves first: a sum of two large half-precision numbers could overflow.
     border = torch.where(sources[0] == sources[1], first, first * 0.5 + second * 0.5).unflatten(2, (12, -1))
     above, left, right, below = border.split([width * size, n * width, n * width, width * size], dim=3)
     middle = torch.cat([left.unflatten(3, (n, width)), faces, right.unflatten(3, (n, width))], dim=4)
     return torch.cat([above.unflatten(3, (width, size)), middle, below.unflatten(3, (width, size))], dim=3)
-
-
-class _PaddedFaces(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, faces, width):
-        ctx.width = width
-        return _pad(faces, width)
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        (error,) = grad_outputs
-        width, n = ctx.width, error.shape[3] - 2 * ctx.width
-        gradient = error[..., width : width + n, width : width + n].clone(memory_format=torch.contiguous_format)
-        for piece in _PIECES:
-            rows, columns = _border(piece.row_step, n, width), _border(piece.column_step, n, width)
-            _add_to_source(gradient, piece, width, error[:, :, piece.face, rows, columns])
-        for face, row_step, column_step in _MISSING_CORNERS:
-            # Half of the gradient goes to the pixels beyond either edge, of which the corner is the mean.
-            rows, columns = _border(row_step, n, width), _border(column_step, n, width)
-            half = error[:, :, face, rows, columns] * 0.5
-            for piece, values in (
-                (_EDGES[face, row_step, 0], half.flip(3)),
-                (_EDGES[face, 0, column_step], half.flip(2)),
-            ):
-                along = column_step if piece.column_step == 0 else row_step
-                _add_to_source(gradient, piece, width, values, near=along)
-        return gradient, None
-
-
-def _add_to_source(
-    gradient: torch.Tensor, piece: _Piece, width: int, values: torch.Tensor, near: int | None = None
-) -> None:
-    """Adds the gradient of a part of the border to the block that it shows.
-
-    Args:
-        gradient: Gradient of the faces, changed in place.
-        piece: Part of the border.
-        width: Width of the border.
-        values: Gradient of the part; with `near`, of those pixels of an edge that are nearest to one of its ends.
-        near: That end, -1 or 1.
-    """
-    flips = _flips(piece)
-    block = _source(gradient, piece, width)
-    if near is not None:
-        axis = 3 if piece.column_step == 0 else 2
-        is_first = (near == -1) != (axis in flips)
-        block = block.narrow(axis, 0 if is_first else block.shape[axis] - width, width)
-    block.add_(values.flip(flips) if flips else values)
