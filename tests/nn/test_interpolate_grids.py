@@ -232,6 +232,30 @@ class TwoGrids(nn.Module):
         return y + self.unused(F.adaptive_avg_pool2d(x, 3)).mean() if self.uses_all else y
 
 
+@pytest.mark.parametrize("num_axes", [1, 3])
+def test_lines_and_volumes_learn_on_at_another_resolution(num_axes: int) -> None:
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[num_axes - 1]
+    net = nn.Sequential(
+        kind(2, 4, 3, padding=1, padding_mode="circular"), kind(4, 4, 3, padding=2, dilation=2, groups=2)
+    )
+    small, large = torch.randn(2, 2, *(4,) * num_axes), torch.randn(2, 2, *(6,) * num_axes)
+    converted = smoe.convert(net, example_input=small)
+    converted(small).square().mean().backward()
+    with pytest.raises(ValueError, match=r"smoe\.interpolate_grids"):
+        converted(large)
+    larger = smoe.interpolate_grids(converted, example_input=large)
+    assert [layer.gate.spatial_shape for layer in larger] == [(6,) * num_axes] * 2  # type: ignore[union-attr]
+    torch.testing.assert_close(larger.eval()(large), net.eval()(large), rtol=1e-4, atol=1e-5)
+    optimizer, losses = torch.optim.Adam(larger.train().parameters(), 0.01), []
+    for _ in range(5):
+        loss = larger(large).square().mean()
+        losses.append(float(loss.detach()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
+
+
 def test_refusals() -> None:
     net = TwoGrids()
     with pytest.raises(ValueError, match=r"first needs the grid \(6, 6\) and second the grid \(4, 4\), but one field"):

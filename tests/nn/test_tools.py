@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,24 @@ def converted() -> nn.Module:
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace", "ignore::torch.jit.TracerWarning")
 def test_jit_trace() -> None:
     net = converted()
-    torch.testing.assert_close(torch.jit.trace(net, X)(X + 1.0), net(X + 1.0))
+    traced: Any = torch.jit.trace(net, X)
+    torch.testing.assert_close(traced(X + 1.0), net(X + 1.0))
+
+
+def test_fx_takes_layers_as_leaves() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(8, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.conv(x).relu() + x.mean())
+
+    net = smoe.convert(Net(), example_input=X, linear=True, predicate=lambda name, _: True).eval()
+    traced = torch.fx.symbolic_trace(net)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["conv", "head"]
+    assert isinstance(net.head, smoe.nn.TokenMoE)
+    torch.testing.assert_close(traced(X + 1.0), net(X + 1.0))
 
 
 def test_flops_are_counted() -> None:
@@ -71,6 +89,8 @@ def test_a_plain_checkpoint(bias: bool) -> None:
             parameter.add_(torch.randn_like(parameter))
     loaded = smoe.convert(net, example_input=X, linear=True).eval()
     gates = {name: value.clone() for name, value in loaded.state_dict().items() if ".gate." in name}
+    with pytest.raises(RuntimeError, match=r"0.weight is that of a plain convolution: load it before smoe\.convert"):
+        loaded.load_state_dict(other.state_dict())
     smoe.nn.load_plain_state_dict(loaded, other.state_dict())
     torch.testing.assert_close(loaded(X), other(X), rtol=1e-4, atol=1e-4)
     assert all(torch.equal(value, gates[name]) for name, value in loaded.state_dict().items() if name in gates)

@@ -224,17 +224,18 @@ def load_plain_state_dict(converted: nn.Module, state_dict: Mapping[str, torch.T
     for name, layer in converted.named_modules():
         if not isinstance(layer, RoutedLayer):
             continue
-        if not isinstance(layer, GridMoE) or layer.gate.order != "families" or layer.num_experts % layer.num_selected:
+        gate = layer.gate
+        if not isinstance(layer, GridMoE) or gate.order != "families" or gate.num_experts % gate.num_selected:
             raise ValueError(
-                f"{show_name(name)}, a {type(layer).__name__} in the order {layer.gate.order!r}, is no convolution "
+                f"{show_name(name)}, a {type(layer).__name__} in the order {gate.order!r}, is no convolution "
                 "with families: load the plain network before smoe.convert"
             )
         prefix = f"{name}." if name else ""
         weight, bias = state.get(f"{prefix}weight"), state.get(f"{prefix}bias")
         if weight is not None:
             state[f"{prefix}weight"] = _of_candidates(weight, layer)
-        if bias is not None and layer.bias_owner == "expert":
-            state[f"{prefix}bias"] = bias.repeat_interleave(layer.num_experts // layer.num_selected, dim=0)
+        if bias is not None and layer._bias_owner == "expert":
+            state[f"{prefix}bias"] = bias.repeat_interleave(gate.num_experts // gate.num_selected, dim=0)
         own = {f"{prefix}{key}": value for key, value in layer.state_dict().items() if key not in ("weight", "bias")}
         state.update(own)
     converted.load_state_dict(state)
@@ -246,7 +247,7 @@ def _of_candidates(weight: torch.Tensor, layer: GridMoE) -> torch.Tensor:
         weight = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
     if weight.ndim == 2:
         weight = weight[:, :, None]
-    return weight.repeat_interleave(layer.num_experts // layer.num_selected, dim=0)
+    return weight.repeat_interleave(layer.gate.num_experts // layer.gate.num_selected, dim=0)
 
 
 def _order_for(rule: Rule, start: Start | None) -> Order:

@@ -361,6 +361,29 @@ class FilterBank(RoutedLayer):
         super().__setstate__(state)
         self._plan_routing()
 
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        lists = (missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
+        weight = state_dict.get(f"{prefix}weight")
+        if (
+            weight is not None
+            and weight.ndim == self.weight.ndim
+            and len(weight) == self.out_channels < len(self.weight)
+        ):
+            error_msgs.append(
+                f"{prefix}weight is that of a plain convolution: load it before smoe.convert, or by "
+                "smoe.nn.load_plain_state_dict(converted, state_dict)"
+            )
+
     def _finish(self, output: torch.Tensor, pixels: torch.Tensor | None) -> torch.Tensor:
         """Adds the bias of the slots to `(B, E * F, *grid)` and applies the local affine map."""
         if self.bias is not None and self._bias_owner == "slot":

@@ -12,6 +12,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from smoe.nn._filter_bank import BankOptions, FilterBank, as_bank
 from smoe.nn._gate import SpatialGate
 from smoe.nn._routed_layer import (
+    as_leaf,
     check_kernel_size,
     check_output_grid,
     check_padding_mode,
@@ -347,6 +348,8 @@ class GridMoE(FilterBank):
         """
         # As a rule, an input is like that of the pass before.
         if type(input) is not torch.Tensor or (input.shape[1:], input.dtype) != self._seen_input:
+            if not isinstance(input, torch.Tensor) and hasattr(input, "tracer"):
+                return as_leaf(self, input)
             if isinstance(input, torch.Tensor) and input.ndim == len(self._axes) + 1:
                 return self(input.unsqueeze(0)).squeeze(0)
             self._check_input(input)
@@ -400,13 +403,19 @@ class GridMoE(FilterBank):
         return (grid_conv2d if source.ndim == 4 else convolve)(source, filters, stride=stride, padding_mode=mode)
 
     def _candidate_products(
-        self, source: torch.Tensor, error: torch.Tensor, families: slice, experts: slice, *compared: torch.Tensor
+        self,
+        source: torch.Tensor,
+        error: torch.Tensor,
+        families: slice,
+        experts: slice,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As its base says; the families of all groups are compared together."""
         if self.groups == 1:
-            return super()._candidate_products(source, error, families, experts, *compared)
+            return super()._candidate_products(source, error, families, experts, weight, bias)
         everything = (slice(0, self.gate.num_selected), slice(0, self.gate.num_experts))
-        return super()._candidate_products(source, error, *everything, *compared)[:, experts]
+        return super()._candidate_products(source, error, *everything, weight, bias)[:, experts]
 
     def extra_repr(self) -> str:
         """The numbers that `repr` shows."""
@@ -510,6 +519,8 @@ class TokenMoE(SpatialMoE1d):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Applies, at each position, the linear maps of its experts."""
+        if not isinstance(input, torch.Tensor) and hasattr(input, "tracer"):
+            return as_leaf(self, input)
         if input.ndim < 3:
             raise ValueError(f"input must be (B, *positions, {self.in_channels}), got shape {tuple(input.shape)}")
         positions = input.shape[1:-1]

@@ -7,6 +7,7 @@ The published recipe trains on crops of 176 pixels and evaluates at 224: gates a
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, get_args
 
@@ -17,7 +18,7 @@ from smoe.nn._conversion_plan import ExampleInput, run_example, show_name
 from smoe.nn._fixed_gates import FixedGate, NoisyGate
 from smoe.nn._gate import SpatialGate
 from smoe.nn._gates import CoarseGate, FactorisedGate, TensorGate
-from smoe.nn._grid_layers import SpatialMoE2d
+from smoe.nn._grid_layers import GridMoE, TokenMoE
 from smoe.nn._module_layer import SpatialMoE
 from smoe.nn._nodes import NodeOrder, node_order_of
 from smoe.nn._routed_layer import RoutedLayer
@@ -54,12 +55,12 @@ def interpolate_grids(model: Network, *, example_input: ExampleInput, mode: Inte
     layers = ((name, module) for name, module in new.named_modules() if _is_placed(module))
     names: dict[nn.Module, str] = {module: name for name, module in layers}
     # A gate may serve several layers: what it was made for, and for whom.
-    made_for: dict[nn.Module, tuple[tuple[int, int], str]] = {}
+    made_for: dict[nn.Module, tuple[tuple[int, ...], str]] = {}
 
     def resize(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = show_name(names[module])
         input = args[0] if args else kwargs["input"]
-        grid = _grid_of(module, input)
+        grid = _grid_of(module, input, name)
         holder = _holder(module)
         known = made_for.setdefault(holder, (grid, name))
         if known[0] != grid:
@@ -94,24 +95,28 @@ def _holder(layer: nn.Module) -> nn.Module:
     return layer.gate.embedding if isinstance(layer.gate, FactorisedGate) else layer.gate
 
 
-def _grid_of(layer: Any, input: torch.Tensor) -> tuple[int, int]:
+def _grid_of(layer: Any, input: torch.Tensor, name: str) -> tuple[int, ...]:
     """The output grid of a layer for an input."""
     if isinstance(layer, SpatialMoE):
-        rows, columns = layer.experts(input).shape[-2:]
-        return rows, columns
-    stride = layer.stride if isinstance(layer, SpatialMoE2d) or not isinstance(layer, RoutedLayer) else 1
-    return output_grid(input.shape[-2], input.shape[-1], stride[0] if isinstance(stride, tuple) else stride)
+        return tuple(layer.experts(input).shape[2:])
+    if isinstance(layer, TokenMoE) and layer.gate.spatial_shape != (input.shape[1:-1].numel(),):
+        raise ValueError(f"the positions of {name} are no grid to interpolate on: convert the network for its sequence")
+    if isinstance(layer, GridMoE) and not isinstance(layer, TokenMoE):
+        return layer._output_grid(input if input.ndim == layer.weight.ndim else input.unsqueeze(0))
+    if isinstance(layer, RoutedLayer):  # on a sphere or a graph, whose layers refuse what does not fit
+        return layer.gate.spatial_shape or ()
+    return output_grid(input.shape[-2], input.shape[-1], layer.stride)
 
 
 def _has_grid(layer: Any) -> bool:
     return (layer.gate if isinstance(layer, RoutedLayer) else layer).spatial_shape is not None
 
 
-def _resize(layer: Any, grid: tuple[int, int], mode: Interpolation, name: str) -> None:
+def _resize(layer: Any, grid: tuple[int, ...], mode: Interpolation, name: str) -> None:
     # The experts of a `SpatialMoE` are any module: nothing is known of its borders.
-    has_borders = isinstance(layer, SpatialMoE2d) or not isinstance(layer, RoutedLayer)
+    has_borders = isinstance(layer, GridMoE) or not isinstance(layer, RoutedLayer)
     padding_mode = layer.padding_mode if has_borders else "zeros"
-    wraps = (padding_mode == "circular", padding_mode in ("circular", "longitude"))
+    wraps = (padding_mode == "circular",) * (len(grid) - 1) + (padding_mode in ("circular", "longitude"),)
 
     def resize(field: torch.Tensor, axes: Sequence[int] = (0, 1)) -> nn.Parameter:
         """The field on the new grid; its last axes are these axes of the grid."""
@@ -125,13 +130,13 @@ def _resize(layer: Any, grid: tuple[int, int], mode: Interpolation, name: str) -
         return
     _resize_gate(layer.gate, grid, mode, wraps, name)
     layer._plan_routing()
-    if isinstance(layer, SpatialMoE2d) and layer._affine is not None:
+    if isinstance(layer, GridMoE) and layer._affine is not None:
         layer._affine.scale = _interpolated(layer._affine.scale, grid, mode, wraps, name)
         layer._affine.offset = _interpolated(layer._affine.offset, grid, mode, wraps, name)
 
 
 def _resize_gate(
-    gate: SpatialGate, grid: tuple[int, int], mode: Interpolation, wraps: tuple[bool, bool], name: str
+    gate: SpatialGate, grid: tuple[int, ...], mode: Interpolation, wraps: tuple[bool, ...], name: str
 ) -> None:
     if isinstance(gate, NoisyGate):
         _resize_gate(gate.gate, grid, mode, wraps, name)
@@ -140,7 +145,7 @@ def _resize_gate(
         return
     elif isinstance(gate, TensorGate):
         gate.replace_numbers("scores", _interpolated(gate.scores, grid, mode, wraps, name))
-        gate.restart_memory(grid[0] * grid[1])
+        gate.restart_memory(math.prod(grid))
     elif isinstance(gate, FactorisedGate):
         # Gates may share the embedding; the first one resizes it.
         gate.embedding.replace_numbers("values", _interpolated(gate.embedding.values, grid, mode, wraps, name))
@@ -157,7 +162,7 @@ def _resize_gate(
 
 
 def _interpolated(
-    field: nn.Parameter, grid: tuple[int, int], mode: Interpolation, wraps: tuple[bool, bool], name: str
+    field: nn.Parameter, grid: tuple[int, ...], mode: Interpolation, wraps: tuple[bool, ...], name: str
 ) -> nn.Parameter:
     return _like(field, interpolate_grid(_checked(field, name), grid, mode=mode, wraps=wraps))
 

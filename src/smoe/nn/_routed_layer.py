@@ -83,6 +83,12 @@ def check_output_grid(input: torch.Tensor, stride: int, spatial_shape: tuple[int
         )
 
 
+def as_leaf(layer: nn.Module, input: Any) -> Any:
+    """The call of a layer as one node, for the proxies of torch.fx: what happens inside depends on the input."""
+    tracer = input.tracer
+    return tracer.create_proxy("call_module", tracer.path_of_module(layer), (input,), {})
+
+
 class RoutedLayer(nn.Module, ABC):
     """A layer whose gate selects experts at each pixel and learns inside the layer's backward pass.
 
