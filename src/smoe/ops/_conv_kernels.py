@@ -412,4 +412,4 @@ def hold_plan(
 
 
 def _volume(sizes: Sequence[int]) -> tuple[int, ...]:
-    return (1, 1, *sizes)[-3:]
+    return (1, 1, 1, *sizes)[-3:]

@@ -198,7 +198,7 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match=r"input must be \(B, 1, depth, rows, columns\), .* got shape \(1, 4, 4\)"):
         SpatialMoE3d.from_experts(1, 3, 1, spatial_shape=(2, 2, 2))(torch.randn(1, 4, 4))
     with pytest.raises(
-        ValueError, match=r"an output grid of \(2, 2, 2\), got an input of \(2, 2, 3\).* interpolate_grids"
+        ValueError, match=r"an output grid of \(2, 2, 2\), got an input of \(2, 2, 3\).*interpolate_grids"
     ):
         SpatialMoE3d.from_experts(1, 3, 1, spatial_shape=(2, 2, 2))(torch.randn(1, 1, 2, 2, 3))
 
