@@ -57,6 +57,7 @@ wheel: $(READY)
 # inside the site must lead somewhere. The examples of the API reference are run by the tests.
 SITE := $(BIN)/python -m sphinx -W --keep-going -c docs .
 docs: .venv/docs-ready
+	$(BIN)/python tools/draw_performance.py
 	$(SITE) build/site
 
 # Links to other sites, which need a network.

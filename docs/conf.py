@@ -96,6 +96,23 @@ def _escape(text: str) -> str:
     )
 
 
+def list_results(app: Any, docname: str, source: list[str]) -> None:
+    """Puts a table of all stored tables into the page of results."""
+    del app
+    if docname != "docs/results":
+        return
+    root = Path(__file__).parents[1] / "paper" / "results"
+    rows = ["| of | table | made by |", "|---|---|---|"]
+    for path in sorted(root.glob("*/*.md")):
+        text = path.read_text()
+        title = text.partition("\n")[0].removeprefix("# ").replace("|", "\\|")
+        command = re.search(r"[Mm]ade by (`[^`]+`)", text)
+        made = command[1].replace("|", "\\|") if command else "a single study"
+        rows.append(f"| {path.parent.name} | [{title}](../{path.relative_to(root.parents[1]).as_posix()}) | {made} |")
+    source[0] = source[0].replace("<!-- all tables -->", "\n".join(rows))
+
+
 def setup(app: Any) -> None:
-    """Connects the hook, ahead of napoleon."""
+    """Connects the hooks, that of docstrings ahead of napoleon."""
     app.connect("autodoc-process-docstring", escape_text, priority=100)
+    app.connect("source-read", list_results)

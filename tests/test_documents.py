@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tools import draw_performance
 
 import smoe
 from gridded_files import regional
@@ -170,3 +171,8 @@ def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.Monk
 def _blocks() -> list[str]:
     fenced = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     return [block for language, block in fenced if not language]
+
+
+def test_the_chart_of_speed_is_that_of_the_stored_table():
+    drawn = draw_performance.draw(draw_performance.read_rows())
+    assert draw_performance.PICTURE.read_text() == drawn, "run python tools/draw_performance.py"
