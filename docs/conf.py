@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from smoe.version import __version__
+from smoe_paper.benchmarks.registry import BENCHMARKS
 
 # Tutorials run on one thread: the whole build must be quick on a small machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -96,19 +97,25 @@ def _escape(text: str) -> str:
     )
 
 
+# Folders of stored tables in the order of the page of results.
+_RESULTS = ("heat", "heat-mesh", "weather", "ens10", "images", "bench", "probing", "gpu")
+
+
 def list_results(app: Any, docname: str, source: list[str]) -> None:
     """Puts a table of all stored tables into the page of results."""
     del app
     if docname != "docs/results":
         return
     root = Path(__file__).parents[1] / "paper" / "results"
+    paths = sorted(root.glob("*/*.md"), key=lambda path: (_RESULTS.index(path.parent.name), path.name))
+    titles = [path.read_text().partition("\n")[0].removeprefix("# ").replace("|", "\\|") for path in paths]
     rows = ["| of | table | made by |", "|---|---|---|"]
-    for path in sorted(root.glob("*/*.md")):
-        text = path.read_text()
-        title = text.partition("\n")[0].removeprefix("# ").replace("|", "\\|")
-        command = re.search(r"[Mm]ade by (`[^`]+`)", text)
-        made = command[1].replace("|", "\\|") if command else "a single study"
-        rows.append(f"| {path.parent.name} | [{title}](../{path.relative_to(root.parents[1]).as_posix()}) | {made} |")
+    for path, title in zip(paths, titles, strict=True):
+        command = re.search(r"[Mm]ade by `(smoe \w+ ?(\S*)[^`]*)`", path.read_text())
+        is_known = command is not None and (path.parent.name != "bench" or command[2] in BENCHMARKS)
+        made = f"`{command[1]}`".replace("|", "\\|") if command is not None and is_known else "a single study"
+        name = f"{title} ({path.stem})" if titles.count(title) > 1 else title
+        rows.append(f"| {path.parent.name} | [{name}](../{path.relative_to(root.parents[1]).as_posix()}) | {made} |")
     source[0] = source[0].replace("<!-- all tables -->", "\n".join(rows))
 
 
