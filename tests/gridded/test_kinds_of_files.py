@@ -155,6 +155,25 @@ def test_single_forecasts_follow_each_other(tmp_path: Path) -> None:
     np.testing.assert_array_equal(both.read(np.asarray([4]))[0, 0], regional(3, seed=2)["t2m"].values[1])
 
 
+def test_targets_of_which_each_valid_time_occurs_once() -> None:
+    # As ERA5 has its sums of rain: starts at 6 and 18 hours, and a field for each of the twelve hours that follow.
+    values = np.arange(4 * 12 * 6, dtype=np.float32).reshape(4, 12, 2, 3)
+    starts = times(1, "2001-01-01T06", "h") + np.arange(4) * np.timedelta64(12, "h")
+    valid = starts[:, None] + np.arange(1, 13) * np.timedelta64(1, "h")
+    coords = {"time": ("time", starts, {"standard_name": "forecast_reference_time"}),
+              "step": ("step", np.arange(1, 13), {"units": "hours"}), "lat": [40.0, 41.0], "lon": [5.0, 6.0, 7.0],
+              "valid_time": (("time", "step"), valid)}  # fmt: skip
+    rain = xr.Dataset({"tp": (("time", "step", "lat", "lon"), values)}, coords)
+    source = FieldSource(open_fields(rain, "targets"), where="targets")
+    assert source.lead_times is None and source.labels is not None
+    np.testing.assert_array_equal(source.labels.coordinate(source.labels.seconds), valid.ravel())
+    np.testing.assert_array_equal(source.read(np.arange(48))[:, 0], values.reshape(48, 2, 3))
+    assert source.notes == ("start and lead times of the targets are taken as valid times",)
+    # Inputs stay forecasts, and so do targets of which a valid time occurs twice.
+    assert FieldSource(open_fields(rain)).lead_times is not None
+    assert "step" in open_fields(rain.assign_coords(step=("step", 2 * np.arange(1, 13), {"units": "hours"})), "targets")
+
+
 def test_options_reach_all_parts_of_the_regressor(tmp_path: Path) -> None:
     path = tmp_path / "data.nc"
     fields = regional(20).assign_coords(time=times(20))

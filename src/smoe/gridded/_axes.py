@@ -289,6 +289,11 @@ def with_axes(dataset: xr.Dataset) -> xr.Dataset:
     return _with_starts(dataset)
 
 
+def has_leads(dataset: xr.Dataset) -> bool:
+    """Whether a dimension of a data set is one of lead times."""
+    return any(each.ndim == 1 and _role(each) == "lead" for each in dataset.coords.values())
+
+
 def _with_starts(dataset: xr.Dataset) -> xr.Dataset:
     """Start times as times where the lead time is 0, and along a dimension where there are many lead times of one."""
     roles = {str(name): _role(each) for name, each in dataset.coords.items()}

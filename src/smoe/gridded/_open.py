@@ -16,7 +16,7 @@ import numpy as np
 
 from smoe._integrity import check_grib_file, check_netcdf_file, check_zarr_store
 from smoe.errors import DataError, SmoeError, missing_package, naming_extras
-from smoe.gridded._axes import are_same_units, with_axes
+from smoe.gridded._axes import are_same_units, has_leads, with_axes
 from smoe.gridded._source import FieldSource, as_slice, field_names, left_out, series_names
 from smoe.gridded._times import TimeLabels, decode_times, read_times
 from smoe.meshes._mesh_files import MESHIO_SUFFIXES, Location
@@ -60,6 +60,17 @@ def open_fields(
     Raises:
         DataError: If a file is missing, damaged or of an unknown kind, or the parts do not fit together.
     """
+    dataset = _open_data(data, where, location, variables, open_options)
+    return _at_valid_times(dataset, where, variables) if where == "targets" and has_leads(dataset) else dataset
+
+
+def _open_data(
+    data: Data,
+    where: str,
+    location: Location | None,
+    variables: Sequence[str] | None,
+    open_options: OpenOptions | None,
+) -> xr.Dataset:
     xr = import_xarray()
     if isinstance(data, xr.Dataset):
         return with_axes(_without_mesh(data, where, location))
@@ -92,6 +103,24 @@ def open_fields(
         parts = [open_fields(part, where, location, variables, open_options) for part in data]
         return _join(dict(zip(names, parts, strict=True)), where, variables)
     raise DataError(f"{where} must be an xarray object or a path, got {type(data).__name__}")
+
+
+def _at_valid_times(dataset: xr.Dataset, where: str, variables: Sequence[str] | None) -> xr.Dataset:
+    """Targets along valid times where each of these occurs once, as in ERA5's sums of rain; else as they are."""
+    source = FieldSource(dataset, variables, where)
+    if source.labels is None or source.lead_times is None or not source.axes.time or not source.axes.lead:
+        return dataset
+    dims = (source.axes.time, source.axes.lead)
+    seconds = (source.labels.seconds[:, None] + source.lead_times).ravel()
+    if source.lead_times.min() <= 0 or len(np.unique(seconds)) < len(seconds):
+        return dataset
+    along = [str(name) for name, each in dataset.coords.items() if set(dims) & set(each.dims)]
+    stacked = dataset[list(source.variable_axes)].drop_vars(along).stack(valid_time=dims, create_index=False)
+    attributes = {"standard_name": "time"}
+    dates = ("valid_time", source.labels.coordinate(seconds), attributes)
+    stacked = stacked.assign_coords(valid_time=dates).transpose("valid_time", ...).sortby("valid_time")
+    stacked.encoding["notes"] = (*source.notes, f"start and lead times of the {where} are taken as valid times")
+    return stacked
 
 
 def _without_mesh(dataset: xr.Dataset, where: str, location: Location | None) -> xr.Dataset:
