@@ -8,6 +8,7 @@ from torch import nn
 
 from smoe.nn import GridConv2d
 from smoe_paper.models import ConvNet, FullyConnectedNet
+from smoe_paper.models.nets import ResidualConv
 
 
 def test_normalisation_and_activation_stand_between_layers_only() -> None:
@@ -21,7 +22,7 @@ def test_normalisation_and_activation_stand_between_layers_only() -> None:
 
 def test_residual_layers_add_their_input() -> None:
     net = ConvNet(GridConv2d, (1, 6, 6, 1), residual=True).eval()
-    first, _, second, _, last = net.layers
+    first, second, last = (layer for layer in net.layers if isinstance(layer, ResidualConv))
     x = torch.randn(2, 1, 5, 4)
     hidden = (first.layers(x) + first.skip(x)).relu()
     hidden = (second.layers(hidden) + hidden).relu()

@@ -151,7 +151,8 @@ def _reproduce(experiment: Experiment, tables: list[ResultTable], options: Repro
     output_dir = options.output_dir or RESULTS / experiment.name
     data = options.store or experiment.default_data(options.runs_dir)
     if data is None and not options.dry_run:
-        raise UsageError(f"--store: where are the data of {experiment.name}? {experiment.data_remedy}")
+        remedy = experiment.data_remedy or f"smoe data prepare {experiment.name} makes a store"
+        raise UsageError(f"--store: where are the data of {experiment.name}? {remedy}")
 
     # torch is imported from here on only: a typo is answered at once.
     from smoe.training.progress import ProgressBar

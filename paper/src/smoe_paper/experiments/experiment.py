@@ -143,6 +143,9 @@ class Experiment:
     score_options: ClassVar[type[Any] | None] = None
     """Options of `smoe evaluate NAME`, which scores forecasts of other origin; None if there is nothing of the kind."""
 
+    data_remedy: ClassVar[str] = ""
+    """What to do where no data are named; empty for `smoe data prepare NAME`."""
+
     data_commands: ClassVar[Mapping[tuple[str, str], DataCommand]] = {}
     """Subcommands of `smoe data` by subcommand and name of the data, such as `("prepare", "weather")`."""
 
@@ -213,11 +216,6 @@ class Experiment:
     def default_data(self, runs_dir: Path) -> Path | None:
         """Folder of the data if the user names none; None if they have to."""
         return runs_dir / "data" if self.is_simulated else None
-
-    @property
-    def data_remedy(self) -> str:
-        """What to do where no data are named."""
-        return f"smoe data prepare {self.name} makes a store"
 
 
 @functools.cache

@@ -230,7 +230,7 @@ _ROWS = {
     "wide-resnet50": ("Wide ResNet-50-2", 81.76, 0.03, 95.74, 0.02),
 }
 _SOURCE = "Table 4"
-_TOP1 = {name: accuracy_result(*row[1:3], _SOURCE) for name, row in _ROWS.items()}
+_TOP1 = {name: accuracy_result(row[1], row[2], _SOURCE) for name, row in _ROWS.items()}
 # Of recipes that are the paper's: the other SMoE recipes start smooth.
 PUBLISHED = {f"imagenet/{name}": _TOP1[name] for name in ("resnet50", "lrlcn", "wide-resnet50")}
 PUBLISHED["imagenet/smoe-paper"] = _TOP1["smoe"]
@@ -241,9 +241,9 @@ def _models() -> ResultTable:
         name: Row(
             (label,),
             IMAGENET_RECIPES[f"imagenet/{name}"],
-            (_TOP1[name], PublishedResult("top5_accuracy", *top5, None, _SOURCE)),
+            (_TOP1[name], PublishedResult("top5_accuracy", top5, spread, None, _SOURCE)),
         )
-        for name, (label, _, _, *top5) in _ROWS.items()
+        for name, (label, _, _, top5, spread) in _ROWS.items()
     }
     as_written = IMAGENET_RECIPES["imagenet/smoe-paper"]
     last = Row(("SMoE, all 3 x 3, white noise, score order",), as_written, rows["smoe"].paper)

@@ -75,15 +75,6 @@ _UNSIGNED_BYTE = 0x08
 _TYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
 
 
-def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
-    """The values of an idx file of unsigned bytes, compressed by gzip or not.
-
-    Args:
-        num_dimensions: Required number of dimensions: 3 for images `(N, H, W)`, 1 for labels `(N,)`.
-    """
-    return parse_idx(read_content(path), path, num_dimensions)
-
-
 def parse_idx(content: bytes, path: Path, num_dimensions: int) -> np.ndarray:
     """The values of the content of a file; `path` appears in error messages."""
     if len(content) < 4 or content[0] or content[1] or content[2] not in _TYPES:
@@ -117,11 +108,6 @@ def parse_idx(content: bytes, path: Path, num_dimensions: int) -> np.ndarray:
 NUM_CLASSES = 10
 IMAGE_SHAPE = (3, 32, 32)
 RECORD_BYTES = 1 + 3 * 32 * 32
-
-
-def read_cifar10(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images `(N, 3, 32, 32)` and labels `(N,)`, uint8, of one file such as `data_batch_1.bin`."""
-    return parse_cifar10(read_content(path), path)
 
 
 def parse_cifar10(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:

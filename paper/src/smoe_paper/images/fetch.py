@@ -21,48 +21,6 @@ from smoe_paper.images.recipes import IMAGE_SETS, Part
 _PARTS: tuple[Part, ...] = ("train", "test")
 
 
-@dataclass(frozen=True)
-class ImageSetDescription:
-    """Contents of the files of a set.
-
-    Attributes:
-        name: Name of the set in recipes.
-        folder: Folder of the files.
-        facts: One line for each part that can be read.
-        problems: Reasons against using the files as the published ones.
-        is_readable: Whether the files are of the right format, published or not.
-    """
-
-    name: str
-    folder: Path
-    facts: tuple[str, ...]
-    problems: tuple[str, ...]
-    is_readable: bool
-
-    @property
-    def is_published(self) -> bool:
-        return not self.problems
-
-
-def has_images(root: Path) -> bool:
-    return bool(_names_in(root))
-
-
-def describe_images(root: Path) -> list[ImageSetDescription]:
-    """Describes the sets below a root.
-
-    MNIST and Fashion-MNIST have the same file names and are distinguished by their contents. Files of neither set are
-    described once.
-    """
-    found = [_describe(name, root) for name in _names_in(root)]
-    chosen: dict[Path, ImageSetDescription] = {}
-    for description in found:
-        known = chosen.get(description.folder)
-        if known is None or (description.is_published and not known.is_published):
-            chosen[description.folder] = description
-    return list(chosen.values())
-
-
 def _names_in(root: Path) -> list[str]:
     return [name for name in IMAGE_SETS if any(_find(name, root, part) is not None for part in _PARTS)]
 
@@ -74,22 +32,25 @@ def _find(name: str, root: Path, part: Part) -> list[Path] | None:
         return None
 
 
-def _describe(name: str, root: Path) -> ImageSetDescription:
+def _describe(name: str, root: Path) -> tuple[Path, list[str], bool, str]:
+    """The folder of a set, lines about its parts, whether these are the published files, and the verdict."""
     files = next(found for part in _PARTS if (found := _find(name, root, part)) is not None)
-    facts: list[str] = []
+    lines: list[str] = []
     problems: list[str] = []
     is_readable = True
     for part in _PARTS:
         try:
-            facts.append(_summarise(name, part, read_images(name, root, part)))
+            lines.append(_summarise(name, part, read_images(name, root, part)))
         except DataError as error:
-            problems.append(f"{part}: {error}")
+            problems.append(f"problem: {part}: {error}")
             try:
-                images = read_images(name, root, part, verify=False, notify=_quietly)
-                facts.append(_summarise(name, part, images))
+                lines.append(_summarise(name, part, read_images(name, root, part, verify=False, notify=lambda _: None)))
             except DataError:
                 is_readable = False
-    return ImageSetDescription(name, files[0].parent, tuple(facts), tuple(problems), is_readable)
+    verdict = f"can be used as {name} with --data.verify False only" if is_readable else "cannot be used"
+    if not problems:
+        verdict = f"the published files, can be used: smoe train {name}/smoe --data.root {root}"
+    return files[0].parent, [*lines, *problems], not problems, f"{IMAGE_SETS[name].title}, {verdict}"
 
 
 def _summarise(name: str, part: str, images: LabelledImages) -> str:
@@ -102,10 +63,6 @@ def _summarise(name: str, part: str, images: LabelledImages) -> str:
     held_back = int(image_set.validation_share * len(images.labels)) if part == "train" else 0
     validation = f"; the first {held_back:,} are the validation split" if held_back else ""
     return f"{part}: {len(images.labels):,} images of {size}, {spread}{validation}"
-
-
-def _quietly(_: str) -> None:
-    pass
 
 
 # The npm package holds the files as they were published, uncompressed.
@@ -228,26 +185,24 @@ class Check:
 
 
 def recognises(path: Path) -> bool:
-    return has_images(path)
+    return bool(_names_in(path))
 
 
 def run_check(args: list[str]) -> int:
     path = parse(Check, args, prog="smoe data check").path
-    found = describe_images(path)
-    if not found:
+    # MNIST and Fashion-MNIST have the same file names: the set whose published files a folder holds is described.
+    found = sorted((_describe(name, path) for name in _names_in(path)), key=lambda one: not one[2])
+    described: dict[Path, tuple[list[str], bool, str]] = {}
+    for folder, lines, is_published, verdict in found:
+        described.setdefault(folder, (lines, is_published, verdict))
+    if not described:
         known = ", ".join(image_set.title for image_set in IMAGE_SETS.values())
         sys.stdout.write(f"{path}: no files of {known}\n")
         return 1
-    for description in found:
-        for line in (*description.facts, *(f"problem: {text}" for text in description.problems)):
-            sys.stdout.write(f"{description.folder}: {line}\n")
-        verdict = "cannot be used"
-        if description.is_published:
-            verdict = f"the published files, can be used: smoe train {description.name}/smoe --data.root {path}"
-        elif description.is_readable:
-            verdict = f"can be used as {description.name} with --data.verify False only"
-        sys.stdout.write(f"{description.folder}: {IMAGE_SETS[description.name].title}, {verdict}\n")
-    return 0 if any(description.is_published for description in found) else 1
+    for folder, (lines, _, verdict) in described.items():
+        for line in (*lines, verdict):
+            sys.stdout.write(f"{folder}: {line}\n")
+    return 0 if any(is_published for _, is_published, _ in described.values()) else 1
 
 
 @dataclass(frozen=True)

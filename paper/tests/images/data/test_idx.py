@@ -9,7 +9,7 @@ import pytest
 
 from image_files import idx_bytes
 from smoe.errors import DataError
-from smoe_paper.images.data import read_idx
+from smoe_paper.images.data import parse_idx, read_content
 
 VALUES = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
 
@@ -20,13 +20,13 @@ def test_reads(tmp_path, compressed):
     # By its content, not by its name.
     path = tmp_path / "images"
     path.write_bytes(gzip.compress(content) if compressed else content)
-    np.testing.assert_array_equal(read_idx(path, 3), VALUES)
+    np.testing.assert_array_equal(parse_idx(read_content(path), path, 3), VALUES)
 
 
 def test_the_format_by_hand(tmp_path):
     path = tmp_path / "labels"
     path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 0, 9]))
-    assert read_idx(path, 1).tolist() == [7, 0, 9]
+    assert parse_idx(read_content(path), path, 1).tolist() == [7, 0, 9]
 
 
 @pytest.mark.parametrize(
@@ -50,5 +50,5 @@ def test_refuses(tmp_path, content, message):
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(DataError, match=message) as caught:
-        read_idx(path, 3)
+        parse_idx(read_content(path), path, 3)
     assert str(path) in str(caught.value)

@@ -16,7 +16,7 @@ import torch
 from image_files import IDX_FILES, cifar10_bytes, draw_images, idx_bytes, write_cifar10, write_idx_set
 from smoe.errors import DataError
 from smoe_paper.images import data as image_files
-from smoe_paper.images.data import ImageSamples, read_cifar10, read_idx, read_images, split_training
+from smoe_paper.images.data import ImageSamples, parse_cifar10, parse_idx, read_content, read_images, split_training
 from smoe_paper.images.recipes import IMAGE_SETS
 
 
@@ -86,7 +86,7 @@ def test_cifar10_by_hand(tmp_path):
     # The label, then all of red, all of green, all of blue, row by row.
     record = bytes([7]) + bytes([1] * 1024) + bytes([2] * 1024) + bytes([3, 4] * 512)
     (tmp_path / "test_batch.bin").write_bytes(record)
-    images, labels = read_cifar10(tmp_path / "test_batch.bin")
+    images, labels = parse_cifar10(read_content(tmp_path / "test_batch.bin"), tmp_path)
     assert labels.tolist() == [7]
     assert images[0, :, 5, 2].tolist() == [1, 2, 3]
     assert images[0, 2, 31, 31] == 4
@@ -126,7 +126,7 @@ def test_pipes_and_devices_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.gz")
     for path in (tmp_path / "pipe.gz", Path("/dev/zero"), tmp_path):
         with pytest.raises(DataError, match="is not a regular file, but a pipe, device or folder"):
-            read_idx(path, 3)
+            parse_idx(read_content(path), path, 3)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_refuses_other_records(tmp_path, content, message):
     path = tmp_path / "data_batch_1.bin"
     path.write_bytes(content)
     with pytest.raises(DataError, match=message):
-        read_cifar10(path)
+        parse_cifar10(read_content(path), path)
 
 
 def test_scaling():
