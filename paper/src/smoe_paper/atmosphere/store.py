@@ -227,7 +227,7 @@ def read_metadata(path: Path, format: str) -> dict[str, Any]:
     if not (path / "zarr.json").is_file():
         return {}
     try:
-        whole = dict(zarr.open_group(path, mode="r").attrs)
+        whole: dict[str, Any] = dict(zarr.open_group(path, mode="r").attrs)
     except Exception as error:
         raise DataError(f"{path / 'zarr.json'} is damaged ({error}): {_REMEDY}") from error
     if whole.get("format") != format:

@@ -48,7 +48,7 @@ class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):
     @property
     def num_without_efi(self) -> int:
         efi = self.store.efi
-        return 0 if efi is None else sum(bool(np.isnan(efi[row]).all()) for row in self._rows)
+        return 0 if efi is None else sum(bool(np.isnan(efi[int(row)]).all()) for row in self._rows)
 
     def date(self, index: int) -> np.datetime64:
         """Returns the start of a sample's forecast, datetime64[D]."""

@@ -262,5 +262,5 @@ def build_dry_task(recipe: WeatherRecipe) -> DryTask:
     """Makes the task without reading fields; without a store, for the paper's grid."""
     data = recipe.data
     setting = setting_of(data, None if data.store is None else open_store(data))
-    shapes = ((channels, *setting.grid) for channels in (setting.in_channels, setting.out_channels))
-    return DryTask(make_task(recipe, setting), *shapes)
+    input_shape, target_shape = (setting.in_channels, *setting.grid), (setting.out_channels, *setting.grid)
+    return DryTask(make_task(recipe, setting), input_shape, target_shape)
