@@ -208,7 +208,6 @@ class TimeAxis:
 
 
 def read_time_axis(array: xr.DataArray, where: str) -> TimeAxis:
-    """Returns the times of a field."""
     name = find_axis(array, TIME_NAMES, where)
     times = as_minutes(array[name].values, where)
     if times.size == 0:

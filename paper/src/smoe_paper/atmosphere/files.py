@@ -71,7 +71,6 @@ class FileVariable:
     has_pascals: bool = False
 
     def level_index(self, level: int) -> int:
-        """Returns the index of a level in hPa."""
         if level not in self.levels:
             raise DataError(f"{self.path} has no level {level} hPa; it has {', '.join(map(str, self.levels))}")
         return self.levels.index(level)
@@ -97,7 +96,6 @@ def find_name(dataset: xr.Dataset, path: Path, names: Sequence[str]) -> str:
 
 
 def find_variable(dataset: xr.Dataset, path: Path, name: str, grid: Grid | None, *, has_levels: bool) -> FileVariable:
-    """Returns the place of a variable."""
     array, where = dataset[name], f"{path}: {name}"
     with damage_as_data_error(path, name):
         orientation = find_orientation(array, grid, where)

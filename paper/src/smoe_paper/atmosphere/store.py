@@ -141,7 +141,6 @@ class Rows:
 
 
 def array_attributes(path: Path) -> dict[str, Any]:
-    """Returns the attributes of an array."""
     return dict(_open_array(path).attrs)
 
 

@@ -126,7 +126,6 @@ class Variable:
 
     @property
     def store_name(self) -> str:
-        """Name in WeatherBench-2's stores."""
         return self.weatherbench2_name or self.folder
 
 

@@ -75,7 +75,7 @@ VALUE_RANGES = {"z500": (48_200.0, 58_000.0), "t850": (240.0, 299.0), "t2m": (21
 
 
 def build_model(model: EnsembleModel, learning: Learning, setting: EnsembleSetting) -> torch.nn.Module:
-    """Returns the model of a recipe, from `(B, C, H, W)`, or the members for EMOS, to `(B, 2, H, W)`."""
+    """Returns a model from `(B, C, H, W)`, or the members for EMOS, to `(B, 2, H, W)`."""
     match model:
         case EmosModel():
             if setting.task not in VALUE_RANGES:
@@ -122,7 +122,6 @@ def make_task(
     setting: EnsembleSetting,
     samples: Mapping[str, Dataset[tuple[torch.Tensor, torch.Tensor]]] | None = None,
 ) -> Task:
-    """Returns the task of a recipe in a setting."""
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), setting)
     loss = GaussianCRPSLoss(setting.latitude if recipe.weighs_latitudes else None)

@@ -55,7 +55,6 @@ class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):
         return self.store.dates[int(self._checked([index])[0])]
 
     def valid_date(self, index: int) -> np.datetime64:
-        """Returns the date for which a sample's forecast is valid, datetime64[D]."""
         return self.store.valid_dates[int(self._checked([index])[0])]
 
     def __len__(self) -> int:

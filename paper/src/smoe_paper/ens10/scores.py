@@ -173,7 +173,6 @@ def physical_predictions(run: OpenRun, split: str) -> Iterator[tuple[Tensor, Ten
 
 
 def store_of(run: OpenRun, split: str) -> EnsembleStore:
-    """Returns the store of a split of a run."""
     samples = run.task.splits[split]
     assert isinstance(samples, EnsembleSamples)
     return samples.store
@@ -230,7 +229,6 @@ _LEGEND = (
 
 
 def print_run_scores(run: OpenRun, split: str) -> None:
-    """Scores a run and prints its table."""
     assert isinstance(run.recipe, EnsembleRecipe)
     data = run.recipe.data
     years = {"train": data.train_years, "validation": data.validation_years, "test": data.test_years}[split]
@@ -241,7 +239,6 @@ def print_run_scores(run: OpenRun, split: str) -> None:
 
 
 def print_store_scores(path: Path, years: tuple[int, int] | None) -> None:
-    """Scores the ensemble of a store and prints its table."""
     store = EnsembleStore.open(path)
     after = store.train_years[1] + 1
     years = years or (after, max(after, store.years()[-1]))

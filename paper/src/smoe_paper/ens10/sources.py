@@ -117,7 +117,6 @@ class MemberSource(EnsembleSource):
         check_calendar(self.starts, self.grid.shape)
 
     def blocks(self) -> list[Block]:
-        """Returns one block for each file."""
         return self._blocks
 
     def read(self, block: Block) -> Iterator[Forecast]:
@@ -227,7 +226,6 @@ class PreprocessedSource(EnsembleSource):
         return [Block(str(part[0]), part) for part in parts]
 
     def read(self, block: Block) -> Iterator[Forecast]:
-        """Yields the forecasts of a block."""
         statistics = np.empty((len(block.starts), len(self._fields), *self.grid.shape), np.float32)
         for index, fields in enumerate(self._fields):
             statistics[:, index] = fields.read(block.starts + LEAD)

@@ -59,7 +59,6 @@ class Plan:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the arrays."""
         grid = (len(self.latitude), len(self.longitude))
         num_starts, num_channels = len(self.starts), len(TASKS[self.task].channels)
         shapes = {STATISTICS: (num_starts, num_channels, *grid), TRUTH: (num_starts, *grid)}
@@ -205,5 +204,4 @@ def _finished(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def years_of(dates: np.ndarray) -> np.ndarray:
-    """Returns the calendar year of each date."""
     return dates.astype("datetime64[Y]").astype(np.int64) + 1970

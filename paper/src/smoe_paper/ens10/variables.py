@@ -104,12 +104,10 @@ class EnsembleTask:
 
     @property
     def target_index(self) -> int:
-        """Index of the target among the variables."""
         return [variable.name for variable in self.variables].index(self.target)
 
     @property
     def target_variable(self) -> EnsembleVariable:
-        """Variable to correct."""
         return self.variables[self.target_index]
 
     @property

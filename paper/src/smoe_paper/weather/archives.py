@@ -203,7 +203,6 @@ class WeatherSource:
         raise NotImplementedError
 
     def _read_constant(self, name: str) -> tuple[np.ndarray, str]:
-        """Returns a constant of the archive and its name in messages."""
         raise NotImplementedError
 
     def _find(self, channel: str, year: int) -> tuple[FieldSeries, int | None]:
@@ -496,7 +495,6 @@ _ZARR_FILES = ("zarr.json", ".zgroup", ".zmetadata")
 
 
 def open_source(path: Path, *, kind: Kind = "auto", resolution: str | None = None) -> WeatherSource:
-    """Opens weather data as downloaded."""
     path = Path(path)
     if resolution is not None and resolution not in _FOLDERS:
         raise DataError(f"no resolution is named {resolution!r}; there are {', '.join(GRIDS)}")

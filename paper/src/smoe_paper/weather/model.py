@@ -211,7 +211,6 @@ def make_task(
     samples: Mapping[str, WeatherSamples] | None = None,
     scores: Sequence[Metric] = (),
 ) -> Task:
-    """Returns the task of a recipe in a setting."""
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, Learning.of(recipe), setting)
     loss = LatitudeWeightedMSE(setting.latitude)

@@ -108,7 +108,6 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
 
     @property
     def num_input_channels(self) -> int:
-        """Number of channels of an input."""
         return len(self.context_hours) * len(self.inputs) + len(self.constants) + self.is_continuous
 
     @property
@@ -128,11 +127,9 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
         return self._starts.astype("datetime64[h]")
 
     def init_time(self, index: int) -> np.datetime64:
-        """Returns the time `t` of a sample's forecast, datetime64[h]."""
         return np.datetime64(int(self._starts[self._checked([index])[0]]), "h")
 
     def valid_time(self, index: int) -> np.datetime64:
-        """Returns the time of a sample's target, datetime64[h]."""
         return self.init_time(index) + int(self._lead_of(self._checked([index]))[0]) * _HOUR
 
     def __len__(self) -> int:

@@ -68,7 +68,6 @@ def score_baselines(
     names: Sequence[BaselineName] = BASELINES,
     progress: Progress = silently,
 ) -> dict[str, Scores]:
-    """Returns the scores of the baselines on given forecasts."""
     truth = baselines.truth
     metrics = physical_metrics(truth.store.grid.latitude, truth.channels, climatology)
     sums: dict[BaselineName, MetricSums] = {name: MetricSums(metrics) for name in names}
@@ -94,7 +93,6 @@ class LeadScores:
 
 
 def evaluate_run(run: OpenRun, split: str, forecasts: Path | None = None, progress: Progress = silently) -> LeadScores:
-    """Scores a run and the baselines."""
     assert isinstance(run.recipe, WeatherRecipe)
     samples, lead_hours = samples_of(run, split)
     init_times = samples.init_times
@@ -113,7 +111,6 @@ def evaluate_run(run: OpenRun, split: str, forecasts: Path | None = None, progre
 
 
 def samples_of(run: OpenRun, split: str) -> tuple[WeatherSamples, int]:
-    """Returns the samples of a split and their lead."""
     samples = run.task.splits[split]
     assert isinstance(samples, WeatherSamples)
     leads = samples.leads
@@ -294,7 +291,6 @@ def print_run_scores(run: OpenRun, split: str, forecasts: Path | None) -> None:
 
 
 def print_file_scores(options: WeatherScoreOptions) -> None:
-    """Scores a file of forecasts and prints a table for each lead."""
     file, data = options.file, options.data
     assert data.store is not None
     store = WeatherStore.open(data.store)

@@ -192,11 +192,9 @@ class WeatherStore:
         return self.raw_constants[self.constant_indices([name])[0]]
 
     def channel_indices(self, names: Sequence[str]) -> list[int]:
-        """Returns the indices of channels in the channel dimension."""
         return [self._find(name, self.channels, "channel") for name in names]
 
     def constant_indices(self, names: Sequence[str]) -> list[int]:
-        """Returns the indices of constants."""
         return [self._find(name, self.constant_names, "constant") for name in names]
 
     def to_physical(self, channel: str, values: Values) -> Values:
