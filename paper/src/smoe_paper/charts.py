@@ -25,10 +25,7 @@ class Panel:
     """One picture of numbers.
 
     Attributes:
-        title: Title of the panel.
         values: Values of the cells, `(rows, columns)`; NaN is left blank.
-        decimals: Number of decimals in the cells.
-        palette: Name of a matplotlib colour map.
     """
 
     title: str
@@ -46,19 +43,7 @@ def draw_grids(
     row_title: str,
     column_title: str,
 ) -> None:
-    """Draw panels over the same two settings side by side.
-
-    Args:
-        panels: Panels to draw, at least one.
-        row_labels: Values of the first setting.
-        column_labels: Values of the second setting.
-        path: Picture to write.
-        row_title: Name of the first setting.
-        column_title: Name of the second setting.
-
-    Raises:
-        ValueError: If there is no panel, or one does not fit the labels.
-    """
+    """Draw panels over the same two settings side by side."""
     if not panels:
         raise ValueError("there must be at least one panel")
     shape = (len(row_labels), len(column_labels))
@@ -99,12 +84,7 @@ def draw_accuracy(
 
     Args:
         history: One mapping per epoch, the first being epoch 1. An epoch without a key is left out of its curve.
-        path: Picture to write, for example a `.png`.
-        keys: The curves to draw.
         reference: Label and value in percent of a horizontal line, for example the paper's result.
-
-    Raises:
-        ValueError: If no epoch holds one of the keys.
     """
     if not keys:
         raise ValueError("keys must name at least one curve")
@@ -151,11 +131,6 @@ def draw_scores(
     Args:
         history: One mapping per epoch, the first being epoch 1. An epoch without a number is left out of the curve.
         keys: What to draw, and its title, such as `{"validation/rmse_z_500": "Z500 RMSE, in m2 s-2"}`.
-        path: Picture to write.
-        references: For a key, horizontal lines by their label.
-
-    Raises:
-        ValueError: If there is no key, or no epoch holds one of them.
     """
     if not keys:
         raise ValueError("keys must name at least one curve")
@@ -217,18 +192,7 @@ def draw_accuracies(
     epoch_lengths: Mapping[str, float] | None = None,
     unit: str = "epoch",
 ) -> None:
-    """Draw the accuracy in percent of several models by epoch, the epochs on a logarithmic axis.
-
-    Args:
-        curves: Accuracies by model, the first being epoch 1.
-        path: Picture to write.
-        label: Name of the accuracy, at the vertical axis.
-        epoch_lengths: Length of an epoch of each model, in the unit of the axis; 1 if not given.
-        unit: Unit of the horizontal axis.
-
-    Raises:
-        ValueError: If there is no curve, or an empty one.
-    """
+    """Draw the accuracy in percent of several models by epoch, the epochs on a logarithmic axis."""
     figure = Figure(figsize=(8.0, 4.8), layout="constrained")
     axes = figure.add_subplot()
     _plot(axes, curves, epoch_lengths or {})
@@ -244,10 +208,6 @@ def draw_epochs(panels: Mapping[str, Mapping[str, Sequence[float]]], path: str |
 
     Args:
         panels: For the name of each quantity, its values by model, the first being epoch 1.
-        path: Picture to write.
-
-    Raises:
-        ValueError: If there is no panel, no curve, or an empty one.
     """
     if not panels:
         raise ValueError("panels must hold at least one quantity")
@@ -287,17 +247,7 @@ def _plot(
 def draw_region_accuracies(
     accuracies: Mapping[str, Sequence[float]], regions: Sequence[str], path: str | Path, *, label: str
 ) -> None:
-    """Draw bars of the accuracy in percent of several models in each region.
-
-    Args:
-        accuracies: For each model, one number for each region.
-        regions: Names of the regions.
-        path: Picture to write.
-        label: Name of the accuracy, at the vertical axis.
-
-    Raises:
-        ValueError: If there is no model, or the numbers of a model do not fit the regions.
-    """
+    """Draw bars of the accuracy in percent of several models in each region."""
     if not accuracies:
         raise ValueError("accuracies must hold at least one model")
     # Wide enough for three digits above each bar, and for the names of the regions.
@@ -334,11 +284,7 @@ def draw_image_routing(
 
     Args:
         chosen: Experts chosen at each pixel, in any order, `(E, H, W)`.
-        num_experts: Number of experts in the bank, X.
         mean_images: Mean image of each class, from 0 (dark) to 1, grey `(N, H, W)` on the grid of the choices.
-        classes: Names of the N classes.
-        path: Picture to write.
-        title: Title of the picture.
     """
     if mean_images.ndim != 3 or len(mean_images) != len(classes) or mean_images.shape[1:] != chosen.shape[1:]:
         raise ValueError(

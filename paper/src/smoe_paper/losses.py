@@ -13,11 +13,7 @@ from smoe.losses import gaussian_crps, latitude_weights
 
 
 class LatitudeWeightedMSE(nn.Module):
-    """The mean over samples, channels and pixels of the squared error times the weight of its row.
-
-    Args:
-        latitude: Latitudes of the rows, in degrees.
-    """
+    """The mean over samples, channels and pixels of the squared error times the weight of its row."""
 
     weights: torch.Tensor
 
@@ -163,9 +159,6 @@ class CrossEntropy(nn.Module):
     Its gradient at the logits, times the number of samples, is `softmax(logits) - target`: at most 1, and near 0 for a
     sample that is classified correctly with confidence. For the consequences for routing classification see
     `smoe.ops._classification.choice_errors`.
-
-    Args:
-        label_smoothing: Share of the target that is spread evenly over all classes.
     """
 
     def __init__(self, label_smoothing: float = 0.0) -> None:

@@ -16,11 +16,7 @@ from smoe_paper.losses import check_classes
 
 
 def check_pair(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Refuse a pair that would broadcast or is not real-valued, and bring half precision to float32.
-
-    Returns:
-        Both without gradient, in float32 or float64.
-    """
+    """Refuse a pair that would broadcast or is not real-valued, and bring half precision to float32."""
     if prediction.shape != target.shape:
         raise ValueError(
             f"prediction and target must have the same shape, got {tuple(prediction.shape)} and {tuple(target.shape)}"
@@ -77,12 +73,7 @@ class PercentWithin(Metric):
         absolute_tolerance: float = 1e-8,
         region_map: np.ndarray | Tensor | None = None,
     ) -> None:
-        """Name the metric after its tolerance, `within_1_percent` for 0.01.
-
-        Args:
-            region_map: Region types 0, ..., n - 1, `(H, W)`. Each type is reported too, as `within_1_percent/region_0`
-                and so on.
-        """
+        """Name the metric after its tolerance, `within_1_percent` for 0.01."""
         for name, value in (("tolerance", tolerance), ("absolute_tolerance", absolute_tolerance)):
             if not 0.0 <= value < math.inf:
                 raise ValueError(f"{name} must be finite and not negative, got {value}")
@@ -284,12 +275,8 @@ class AnomalyCorrelation(LatitudeWeightedScore):
     departs from it.
 
     Args:
-        channel_names: Channels of prediction and target, in their order.
         latitude: Latitude of each row in degrees, `(H,)`.
-        scales: Standard deviation that each channel was divided by.
         climatology: Climatology in physical units, `(C, H, W)`.
-        offsets: Mean that was subtracted from each channel before it was scaled.
-        inverses: See `LatitudeWeightedScore`.
     """
 
     prefix = "acc"
@@ -366,9 +353,6 @@ class Accuracy(Metric):
 
     Of equal logits the lower class counts as the more likely, so that a constant answer is not right everywhere. A
     sample with a logit that is not a number counts as wrong.
-
-    Args:
-        top: Numbers of most likely classes that are compared with the true one.
     """
 
     def __init__(self, top: Sequence[int] = (1,)) -> None:
@@ -395,11 +379,7 @@ class Accuracy(Metric):
 
 
 class ClassErrors(Metric):
-    """Percentage of wrong samples of each class, as `error/class_0` and so on; a class without samples has none.
-
-    Args:
-        num_classes: N, the number of classes.
-    """
+    """Percentage of wrong samples of each class, as `error/class_0` and so on; a class without samples has none."""
 
     def __init__(self, num_classes: int) -> None:
         if num_classes < 1:

@@ -139,7 +139,6 @@ class PitHistogram(ProbabilisticScore):
     overconfident. It is to a distribution what the rank histogram is to an ensemble. A part holds its lower border.
 
     Args:
-        num_bins: Number of parts.
         latitude: Latitude of each row in degrees, `(H,)`; see `ProbabilisticScore`.
     """
 
@@ -227,7 +226,6 @@ class RankHistogram(ProbabilisticScore):
     of k + 1 ranks and counts as `1 / (k + 1)` for each of them.
 
     Args:
-        num_members: M, the number of members.
         latitude: Latitude of each row in degrees, `(H,)`; see `ProbabilisticScore`.
     """
 

@@ -20,11 +20,6 @@ class LinearGate(SpatialGate):
     It has `C * H_in * W_in * X * H * W` weights: 50 million on the 64 x 64 grid of the heat experiment.
 
     Args:
-        in_channels: C, the number of channels of the layer's input.
-        num_experts: X, the number of experts in the bank.
-        num_selected: E, the number of experts to select at each pixel.
-        spatial_shape: Rows and columns of the layer's output grid.
-        input_shape: Rows and columns of its input, if they differ (stride).
         order: Order of the selected experts: `families`, `score` or `index`.
         normalization: `none`, `softmax`, `abs` or `abs_softmax`.
     """
@@ -67,10 +62,6 @@ class NetworkGate(SpatialGate):
     """A gate whose scores `(B, X, H, W)` a small network computes from the input.
 
     Args:
-        in_channels: C, the number of channels of the layer's input.
-        num_experts: X, the number of experts in the bank.
-        num_selected: E, the number of experts to select at each pixel.
-        kernel_size: Odd size of the kernels.
         order: Order of the selected experts: `families`, `score` or `index`.
         normalization: `none`, `softmax`, `abs` or `abs_softmax`.
         **options: `stride` and `padding_mode` of the layer.
@@ -135,11 +126,7 @@ class CoordConv3Gate(NetworkGate):
 
 
 class LocallyConnectedGate(SpatialGate):
-    """Scores `(B, X, H, W)` from a locally connected layer without bias; arguments as `NetworkGate`.
-
-    Args:
-        spatial_shape: Rows and columns of the layer's output grid.
-    """
+    """Scores `(B, X, H, W)` from a locally connected layer without bias; arguments as `NetworkGate`."""
 
     looks_at_input = True
 

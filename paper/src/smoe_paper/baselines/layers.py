@@ -29,14 +29,6 @@ class CondConv2d(nn.Module):
     The kernel of a sample is the sum of all experts' kernels, each times the sigmoid of its score; the scores are a
     linear function, with bias, of the sample's mean over the grid. So a kernel depends on the values of the sample,
     never on the place where it is applied.
-
-    Args:
-        in_channels: C.
-        out_channels: Number of filters of each expert.
-        kernel_size: Size of the kernel, odd: one number, or rows and columns.
-        num_experts: Number of kernels to mix.
-        stride: Stride of both axes.
-        padding_mode: `zeros`, `circular` or `longitude`.
     """
 
     def __init__(
@@ -123,16 +115,7 @@ class CoordConv2d(nn.Module):
 
 
 class LocallyConnected2d(nn.Module):
-    """`(B, C, H, W)` to `(B, out_channels, H', W')`, without bias; the grid is kept at stride 1.
-
-    Args:
-        in_channels: C.
-        out_channels: Number of filters at each pixel.
-        kernel_size: Size of the kernel, odd: one number, or rows and columns.
-        spatial_shape: Rows and columns of the output grid.
-        stride: Stride of both axes.
-        padding_mode: `zeros`, `circular` or `longitude`.
-    """
+    """`(B, C, H, W)` to `(B, out_channels, H', W')`, without bias; the grid is kept at stride 1."""
 
     def __init__(
         self,
@@ -170,12 +153,7 @@ class LocallyConnected2d(nn.Module):
 
 
 class LearnedChannels(nn.Module):
-    """Appends channels of learned numbers, one for each pixel, to its input. They start at 0.
-
-    Args:
-        num_channels: Number of channels to append.
-        spatial_shape: Grid of the input.
-    """
+    """Appends channels of learned numbers, one for each pixel, to its input. They start at 0."""
 
     def __init__(
         self,

@@ -57,11 +57,6 @@ class InputCombiner(nn.Module):
     A convolution of dilation d needs 2 d + 1 rows and columns. The branches are fixed at construction, because they
     decide the channels of the next convolution: an input too small for one of them is refused. For a grid below 17,
     pass the dilations that fit, `dilations=fitting_dilations(grid)`; the authors' code leaves out the same ones.
-
-    Args:
-        in_channels: C.
-        spatial_rank: K.
-        dilations: Dilations of the depthwise convolutions; may be empty.
     """
 
     def __init__(
@@ -138,17 +133,11 @@ class LowRankLocal2d(nn.Module):
     input with that output grid. Without it the network has all four, and a grid below 17 is refused.
 
     Args:
-        in_channels: C.
-        out_channels: Number of filters of each base.
-        kernel_size: Size of the kernel, odd: one number, or rows and columns.
-        spatial_rank: K, the number of bases.
         combiner: Source of the weights a: `rows_and_columns`, a number for each row plus one for each column; `table`,
             a number for each pixel; `input`, a network of the input.
         spatial_shape: Rows and columns of the output grid; optional for the combiner `input` only.
         spatial_bias: Add a bias that all filters share and that starts at 0: a row plus a column for
             `rows_and_columns`, otherwise a number for each pixel. Needs `spatial_shape`.
-        stride: Stride of both axes.
-        padding_mode: `zeros`, `circular` or `longitude`.
     """
 
     def __init__(

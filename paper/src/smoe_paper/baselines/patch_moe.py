@@ -26,10 +26,6 @@ class FeedForward(nn.Module):
     """`(..., width)` to `(..., width)`: linear, GELU, linear, with biases.
 
     Weights start Glorot-uniform and biases at zero, as in the vision transformer.
-
-    Args:
-        width: Width of the tokens.
-        hidden: Width between the two linear layers.
     """
 
     def __init__(
@@ -54,7 +50,6 @@ class PatchScores(NamedTuple):
 
     Attributes:
         clean: Scores before the noise, `(groups, tokens of a group, X)`, at least float32.
-        noisy: Scores that decided, of the same shape.
         noise_std: Standard deviation of the noise in `noisy`; 0 without.
     """
 
@@ -79,10 +74,6 @@ class PatchMoE(nn.Module):
     An expert computes its own tokens only. The gradient reaches the gate through the probabilities of choices served.
 
     Args:
-        width: Width D of the tokens.
-        hidden: Width between the two linear layers of an expert.
-        num_experts: Number of experts X.
-        num_selected: Number of experts chosen for each token.
         capacity_factor: Room of an expert relative to an even split of the choices; see `capacity`. Holds in
             evaluation too; the attribute may be changed at any time.
         noise_std: Standard deviation of the normal noise on the scores in training; 1 / num_experts if None, 0 for no

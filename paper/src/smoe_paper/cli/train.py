@@ -158,9 +158,6 @@ class RecipeFlags:
     """What was typed after the name of a recipe.
 
     Attributes:
-        recipe: The recipe with the fields that were set.
-        output_dir: Run directory; None if not given.
-        resume: Whether to continue the run in the output directory.
         log_with: Package that records the training; None records nothing. It is no field of the recipe: it changes
             nothing of what is computed.
     """

@@ -78,7 +78,6 @@ class DataCommand:
     Attributes:
         address: `module:function`; it takes the list of arguments and returns an exit code. The module of a `check`
             also has `recognises(path)`.
-        text: One line for the help text.
     """
 
     address: str
@@ -90,16 +89,10 @@ class ReportParts:
     """What only the experiment knows about a run, for its report.
 
     Attributes:
-        places: Where the pixels lie; None if they are only numbered.
-        targets: Name and units of each channel that the network predicts.
-        baselines: Scores of simple predictions on the split, by their names.
         published: Results that publications print, by the name of the model; None for those of the recipes.
         regions: Number of the known region of each pixel, `(P,)`; None for those of the task, if it has any.
         filters: Filters that the experts should find, by their names, `(k, k)` each.
-        classes: Classes of images.
         error_maps: Errors that are not root mean squared errors of a prediction; these are measured for all.
-        data: Facts that identify the data, such as a checksum, by their names.
-        remarks: Sentences that a reader of the scores needs.
     """
 
     places: Places | None = None

@@ -41,8 +41,6 @@ class ReadOptions:
     """What to read of a run.
 
     Attributes:
-        split: Split whose errors are shown; None for a report without data.
-        checkpoint: The best weights by the validation split, or the last ones.
         data: Places of data that were moved, such as `store`; a run uses those that its recipe has.
     """
 
@@ -156,9 +154,6 @@ def measure_errors(
 
     Args:
         batches: Predictions and truths, `(B, K, *grid)`. A truth that is NaN does not count.
-
-    Returns:
-        A map for each target; none if predictions and truths are not fields on the grid.
     """
     squared: Tensor | None = None
     counts: Tensor | None = None
@@ -212,11 +207,7 @@ def _score_sheet(
 
 
 def _run_scores(history: Sequence[Record]) -> tuple[str, dict[str, float]]:
-    """What the record of a run states: its scores on the test split, or its last ones on validation.
-
-    Returns:
-        The split in words and the scores; no scores if no epoch has ended.
-    """
+    """What the record of a run states: its scores on the test split, or its last ones on validation."""
     for record in reversed(history):
         found = _scores_of(record, "test/")
         if found:

@@ -36,12 +36,7 @@ _RESULT = "result.json"
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that is to be made.
-
-    Attributes:
-        recipe: Recipe with its seed, at its scale.
-        label: Name for people.
-    """
+    """A run that is to be made."""
 
     recipe: Recipe
     label: str
@@ -146,11 +141,7 @@ def _end_with_parent() -> None:
 
 
 def train_run(planned: PlannedRun, runs_dir: Path) -> dict[str, Any] | None:
-    """Trains, or continues where an earlier call was stopped; returns the result, which is `result.json` too.
-
-    Returns:
-        None if a signal stopped it.
-    """
+    """Trains, or continues where an earlier call was stopped; returns the result, which is `result.json` too."""
     key = planned.key
     # As JSON and back: what is trained is what is stored.
     recipe = recipe_from_plain(json.loads(json.dumps(planned.recipe.plain())))

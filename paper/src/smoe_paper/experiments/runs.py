@@ -241,10 +241,8 @@ class TrainedRun:
     """A trained run of an experiment, with its network in evaluation mode.
 
     Args:
-        path: Run directory.
         checkpoint: `best`, by the validation split, or `last`.
         data: Fields of the recipe's data to replace, such as `store` where the data were moved.
-        notify: Receives messages about data that are being made.
     """
 
     def __init__(self, path: Path, checkpoint: CheckpointName, data: dict[str, Any], notify: Notify) -> None:

@@ -43,7 +43,6 @@ class RunKey:
 
     Attributes:
         identity: The full recipe without its seed, as `identity_of` returns it.
-        seed: Seed of the run.
     """
 
     identity: str
@@ -66,9 +65,6 @@ class RunStore:
     """A file of results.
 
     A result is found by comparing recipes.
-
-    Args:
-        path: File, made when the first result is written.
     """
 
     def __init__(self, path: Path) -> None:

@@ -30,10 +30,7 @@ class ShownMetric:
     """A metric of the test split that tables show.
 
     Attributes:
-        name: Name in the results of a run.
         heading: Heading before `paper` and `here`; empty if it is the only metric.
-        decimals: Number of decimals that are printed.
-        is_percentage: Whether it is complete at 100: 100.0 is then printed for exactly 100 only.
     """
 
     name: str
@@ -55,13 +52,7 @@ class ShownMetric:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table.
-
-    Attributes:
-        labels: Cells that describe the row, one for each of the table's columns.
-        recipe: Recipe to train, at paper scale and with seed 0.
-        paper: Results that the paper prints, for some of the metrics.
-    """
+    """One line of a table."""
 
     labels: tuple[str, ...]
     recipe: Recipe
@@ -81,13 +72,7 @@ class ResultTable:
 
     Attributes:
         name: Name on the command line, such as `heat/gates`.
-        title: Title of the table.
-        columns: Headings of the rows' labels.
-        rows: Lines of the table.
-        source: Place in the paper; empty for a table that the paper does not have.
         text: Description of the set-up. Statements about results belong into `notes.md` beside the results.
-        references: Names of stored results without training, which are shown above the rows.
-        metrics: Metrics to show instead of those of the whole set of tables.
     """
 
     name: str
@@ -119,9 +104,6 @@ class Scale:
     """A size of the experiment.
 
     Attributes:
-        name: Name on the command line.
-        text: Description for the reader of a table.
-        apply: Turns a recipe at paper scale into the same at this one.
         kind: `paper` for the paper's data and size; `smaller`; or `simulated`, with other data.
     """
 
@@ -140,12 +122,6 @@ class TableSet:
     """All tables of an experiment.
 
     Attributes:
-        name: Name of the experiment, the first part of its tables' names.
-        metrics: Metrics that the tables show.
-        metric_text: Description of the metrics.
-        tables: Tables in the order of the paper.
-        scales: Sizes at which the experiment can be run, the largest first.
-        data_field: Field of a recipe's data that holds the place of the data.
         data_folder: Place of a recipe's data in the folder that a user names; that folder itself if not given.
     """
 

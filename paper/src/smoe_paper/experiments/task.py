@@ -31,12 +31,7 @@ Start = Callable[[nn.SpatialMoE2d], None]
 
 
 class Learning(NamedTuple):
-    """How the routing learns.
-
-    Attributes:
-        rule: Rule of the gates.
-        damping: Damping of the experts' error; None for that of the rule.
-    """
+    """How the routing learns."""
 
     rule: Rule
     damping: Damping | None
@@ -151,7 +146,6 @@ class RoutingWarmup:
 
     Args:
         model: Model whose SMoE layers wait; each continues with the rule and the damping it has now.
-        num_epochs: Number of epochs to wait for; 0 for none.
     """
 
     def __init__(self, model: torch.nn.Module, num_epochs: int) -> None:
@@ -280,14 +274,7 @@ def _check_auxiliary(auxiliary: AuxiliaryLosses, model: torch.nn.Module) -> None
 
 @dataclass(frozen=True)
 class DryTask:
-    """A task without data.
-
-    Attributes:
-        task: Model, optimiser and loss; the splits are empty.
-        input_shape: Shape of the input of one sample.
-        target_shape: Shape of the target of one sample.
-        num_classes: Number of classes, if the targets are classes and not fields.
-    """
+    """A task without data."""
 
     task: Task
     input_shape: tuple[int, ...]
@@ -296,12 +283,7 @@ class DryTask:
 
 
 class DryTraining:
-    """A task without data, on the device and in the precision of a plan.
-
-    Args:
-        dry: Task.
-        plan: Plan that gives device and precision.
-    """
+    """A task without data, on the device and in the precision of a plan."""
 
     def __init__(self, dry: DryTask, plan: TrainingPlan) -> None:
         self.dry = dry
@@ -331,14 +313,7 @@ class DryTraining:
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A trained run, with its weights loaded.
-
-    Attributes:
-        name: Name of the recipe it began as.
-        recipe: Resolved recipe.
-        task: Model, loss, metrics, and the splits that were asked for.
-        directory: Run directory.
-    """
+    """A trained run, with its weights loaded."""
 
     name: str
     recipe: Recipe

@@ -64,9 +64,6 @@ def count_region_types(region_map: np.ndarray) -> int:
 
     Args:
         region_map: Types of region, integers, `(H, W)`.
-
-    Returns:
-        The number of types n; all of 0, ..., n - 1 occur in the map.
     """
     if region_map.ndim != 2:
         raise ValueError(f"a region map must have 2 dimensions (H, W), got shape {region_map.shape}")

@@ -21,7 +21,6 @@ class Domain:
     """A graph in space.
 
     Attributes:
-        name: Name of the domain.
         edges: Source and target of each edge, both directions, `(2, M)`, int64.
         coordinates: Coordinates of the nodes, `(N, 3)`, float64.
         spatial_shape: Grid of the nodes; `(N,)` if there is none.

@@ -24,7 +24,6 @@ class MeshNet(nn.Module):
     """One layer on the nodes of a domain: fields `(B, 1, *grid)` to fields.
 
     Args:
-        layer: Layer of the domain.
         edges: Edges `(2, M)` for a layer that needs them.
     """
 
@@ -46,9 +45,6 @@ class SageNet(nn.Module):
     """A stack of torch_geometric's `SAGEConv`: fields `(B, 1, N)` to fields.
 
     Args:
-        num_nodes: N.
-        hidden: Channels between the layers.
-        node_features: Learned numbers of each node beside the input.
         edges: Edges `(2, M)`.
     """
 

@@ -116,10 +116,7 @@ class ClassFolders:
     """The images of one split, in the order of their classes and names.
 
     Attributes:
-        folder: Folder of the class folders.
-        classes: Names of the class folders, sorted; a label is an index into them.
         names: Names of the files, as bytes: a million Python strings would be copied into every reading process.
-        labels: Class of each file.
     """
 
     folder: Path
@@ -238,11 +235,6 @@ class FolderImages(Dataset[tuple[Tensor, Tensor]]):
     """The centres of images, with their classes.
 
     Batches come from `__getitems__` already stacked: give a loader a `collate_fn` that returns them unchanged.
-
-    Args:
-        images: Files of the images.
-        resize: Length of the shorter side before the centre is cut out.
-        crop: Rows and columns of the centre.
     """
 
     def __init__(self, images: ClassFolders, resize: int = 232, crop: int = 224) -> None:
@@ -269,12 +261,6 @@ class AugmentedFolderImages(Dataset[tuple[Tensor, Tensor]]):
     Copy k of image i is the index `i + k * len(samples)`, see `smoe.training.task.ShuffledBatches`. The draws for it
     depend on the seed, the epoch, the image and the copy, and the mixing of a batch on its first index: neither
     depends on the process that reads it, or on a resume.
-
-    Args:
-        images: Files of the images.
-        size: Rows and columns of a view.
-        augmentation: Augmentations of the images.
-        seed: Seed of all draws.
     """
 
     def __init__(self, images: ClassFolders, size: int, augmentation: Augmentation, seed: int) -> None:

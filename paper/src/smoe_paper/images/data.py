@@ -279,7 +279,6 @@ class ImageSamples(Dataset[tuple[Tensor, Tensor]]):
     Args:
         images: Images, uint8, `(N, C, H, W)`.
         labels: Classes, integers from 0, `(N,)`.
-        value_range: Values that replace 0 and 255.
     """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, value_range: tuple[float, float] = (0.0, 1.0)) -> None:
@@ -323,13 +322,7 @@ class ImageSamples(Dataset[tuple[Tensor, Tensor]]):
 
 
 class DrawnImages(Dataset[tuple[Tensor, Tensor]]):
-    """A random part of the samples, without repetition, drawn again for each epoch.
-
-    Args:
-        samples: Samples to draw from.
-        number: Number of samples in an epoch.
-        seed: Seed of the draws.
-    """
+    """A random part of the samples, without repetition, drawn again for each epoch."""
 
     def __init__(self, samples: ImageSamples, number: int, seed: int) -> None:
         if not 1 <= number <= len(samples):

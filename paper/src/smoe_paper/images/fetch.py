@@ -78,7 +78,6 @@ class _Client:
 
     Attributes:
         unpack: Downloads a package into a folder and returns the folder of the files in it.
-        by_hand: Manual alternative.
     """
 
     unpack: Callable[[Path], Path]

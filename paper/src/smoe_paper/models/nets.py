@@ -16,7 +16,6 @@ class ConvNet(nn.Module):
     """Layers one after another, with batch normalisation and ReLU between them and neither after the last.
 
     Args:
-        make_layer: Makes a layer from the numbers of its input and output channels.
         channels: Numbers of channels of the input, of each hidden layer and of the output; at least two numbers.
         residual: Add the input of each layer to its output before the ReLU, as `--residuals` of the released code:
             where the number of channels changes, through a 1x1 convolution with batch normalisation.
@@ -56,11 +55,7 @@ class ResidualConv(nn.Module):
 
 
 class FullyConnectedNet(nn.Module):
-    """One field to one field of the same grid, without bias.
-
-    Args:
-        spatial_shape: Rows and columns of the grid.
-    """
+    """One field to one field of the same grid, without bias."""
 
     def __init__(self, spatial_shape: tuple[int, int]) -> None:
         super().__init__()
@@ -84,9 +79,6 @@ class SpatialMoENet(nn.Module):
     """One SMoE layer whose selected experts' outputs are summed to one field.
 
     With one expert of one output per pixel the sum is the output itself.
-
-    Args:
-        layer: The SMoE layer.
     """
 
     def __init__(self, layer: RoutedLayer) -> None:
@@ -104,8 +96,6 @@ class ImageClassifier(nn.Module):
 
     Args:
         layers: Layers from `(B, C, H, W)` to `(B, C', H', W')`, applied one after the other.
-        channels: Number of output channels of each layer.
-        num_classes: N, the number of classes.
     """
 
     def __init__(self, layers: Sequence[nn.Module], channels: Sequence[int], num_classes: int) -> None:
@@ -134,10 +124,6 @@ class Emos(nn.Module):
     With the members scaled to about [0, 1], `o0 = sum_i a_i x_i + b` and `o1 = c std(x) + d`, where the standard
     deviation divides by M; `gaussian_head` makes a forecast of them. M + 3 parameters, which start as those of
     `torch.nn.Linear`.
-
-    Args:
-        num_members: M, the number of members of the ensemble.
-        value_range: Physical values that become 0 and 1.
     """
 
     def __init__(self, num_members: int, value_range: tuple[float, float] = (0.0, 1.0)) -> None:

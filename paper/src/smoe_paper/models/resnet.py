@@ -31,9 +31,6 @@ class Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolutions, each with batch normalisation, added to the input.
 
     Args:
-        in_channels: Number of channels of the input.
-        filters: A quarter of the number of output channels.
-        width: Number of channels of the 3x3 convolution.
         stride: Stride of the 3x3 convolution, and of the projection of the input that a change of shape needs.
     """
 
@@ -67,8 +64,6 @@ class ResNet(nn.Module):
     With 1000 classes it has 25,557,032 parameters, as `wide_resnet50_2` 68,883,240.
 
     Args:
-        num_blocks: Number of blocks of each stage; (3, 4, 6, 3) is ResNet-50.
-        num_classes: Number of logits.
         filters: Number of filters of the first convolution; each stage has twice as many as the one before.
         width_factor: Number of channels of the 3x3 convolutions as a multiple of the stage's filters; 2 is Wide
             ResNet-50-2.

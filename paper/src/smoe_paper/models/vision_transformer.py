@@ -17,16 +17,9 @@ class VisionTransformer(nn.Module):
     norm, another linear map makes the pixels of the patch.
 
     Args:
-        in_channels: Number of channels of the input.
-        out_channels: Number of channels of the output.
         spatial_shape: Rows and columns of the grid, multiples of `patch_size`.
-        patch_size: Rows and columns of a patch.
         width: Width of the tokens, a multiple of 4 and of `num_heads`.
-        num_heads: Number of heads of the attention.
-        depth: Number of blocks.
-        hidden: Width between the two linear layers of a feed-forward network.
         num_experts: Number of experts in every block; None for one feed-forward network in every block.
-        num_selected: Number of experts selected for each token.
         capacity_factor: Capacity factor of the experts, see `PatchMoE`; each sample is a group of its own.
     """
 
@@ -88,8 +81,6 @@ class TransformerBlock(nn.Module):
     """Attention and then a feed-forward layer, each after a layer norm and in a residual branch.
 
     Args:
-        width: D, the width of the tokens.
-        num_heads: Number of heads of the attention.
         feed_forward: Module from tokens `(B, N, D)` to `(B, N, D)`.
     """
 

@@ -38,8 +38,6 @@ class ConvBlock(nn.Module):
 
     Args:
         conv: Module from `(B, C, H, W)` to `(B, channels, H, W)`.
-        channels: Number of channels of its output.
-        dropout: Probability that a value is set to zero in training.
     """
 
     def __init__(self, conv: nn.Module, channels: int, dropout: float) -> None:
@@ -57,12 +55,7 @@ class ConvBlock(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two blocks whose output is added to their input; nothing after the sum.
-
-    Args:
-        first: Block that keeps the number of channels.
-        second: Another such block.
-    """
+    """Two blocks whose output is added to their input; nothing after the sum."""
 
     def __init__(self, first: nn.Module, second: nn.Module) -> None:
         super().__init__()
@@ -80,13 +73,6 @@ class WeatherResNet(nn.Module):
     With 117 inputs and 3 outputs it has 6,355,587 parameters; with 256 filters 23,917,827.
 
     Args:
-        in_channels: Number of fields of all context times, and of constants.
-        out_channels: Number of fields to forecast.
-        filters: Number of filters of every convolution but the last.
-        num_blocks: Number of residual blocks with two convolutions each.
-        stem_kernel_size: Kernel size of the first convolution.
-        dropout: Dropout of every block.
-        positive: End with a ReLU, for precipitation.
         make_conv: Makes the convolutions of the residual blocks; `globe_conv` if None.
     """
 
