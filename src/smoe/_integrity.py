@@ -153,16 +153,7 @@ def _classic_length(header: _ClassicHeader) -> int | None:
 
 
 def check_zarr_store(path: Path, group: str = "") -> tuple[Any, bool]:
-    """Checks the coordinates of a group and all its arrays of two dimensions or more.
-
-    Args:
-        path: Folder, or zip file, of a store.
-        group: Path of the group in it.
-
-    Returns:
-        What zarr and xarray open, and whether the store has consolidated metadata: otherwise xarray warns that it must
-        look for the metadata of each array.
-    """
+    """Checks the coordinates of a group and all its arrays of two dimensions or more."""
     import zarr
     from zarr.storage import ZipStore
 
@@ -186,14 +177,7 @@ def check_zarr_coordinates(store: Path) -> None:
 
 
 def check_zarr_array(store: Path, name: str, *, may_begin_late: int = 0) -> None:
-    """Refuses an array of which a chunk is missing or empty; in shards, of which an inner chunk is.
-
-    Args:
-        store: Folder of the group.
-        name: Name of the array in it; versions 2 and 3 of the format.
-        may_begin_late: Chunks may be missing whose first axis ends at or before this index, if missing values are NaN:
-            accumulated fields have no value at the first times.
-    """
+    """Refuses an array of which a chunk is missing or empty; in shards, of which an inner chunk is."""
     import zarr
 
     _check_array(_StoreFiles(store), name, zarr.open_group(store, mode="r")[name], may_begin_late=may_begin_late)

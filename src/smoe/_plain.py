@@ -33,16 +33,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[Any], plain: Any, place: str = "") -> Any:
-    """The inverse of `to_plain`. Every value is checked against the type of its field.
-
-    Args:
-        kind: Class of the value.
-        plain: What `to_plain` returned, or JSON made of it.
-        place: Name of the value in the recipe, for messages.
-
-    Raises:
-        RecipeError: If a field is unknown or missing, or a value has another type or is out of range.
-    """
+    """The inverse of `to_plain`. Every value is checked against the type of its field."""
     if not isinstance(plain, dict):
         raise RecipeError(f"{place or kind.__name__} must be a dictionary, got {shorten(plain)}")
     hints = type_hints(kind)

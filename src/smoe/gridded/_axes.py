@@ -70,16 +70,8 @@ def _named(name: str) -> Role | None:
 class Axes:
     """Names of the dimensions and coordinates of a field; None where it has none.
 
-    Attributes:
-        row: Dimension of the rows.
-        column: Dimension of the columns.
-        time: Dimension of the times; for a forecast, of its start times.
-        time_coordinate: Coordinate with the times.
-        lead: Dimension of the lead times of a forecast.
-        lead_coordinate: Coordinate with the lead times; without a dimension, a single one.
-        level: Dimension of the levels.
-        latitude: Coordinate with latitudes, along the rows or of each pixel.
-        longitude: Coordinate with longitudes, along the columns or of each pixel.
+    The times of a forecast are its start times. A single lead time is a coordinate without a dimension. Latitude and
+    longitude are along rows and columns, or of each pixel.
     """
 
     row: str
@@ -105,15 +97,7 @@ class Axes:
 
 
 def find_axes(array: xr.DataArray, where: str) -> Axes:
-    """Finds the dimensions of a field.
-
-    Args:
-        array: Field with its coordinates.
-        where: Name of the field in errors, such as `t2m of inputs.nc`.
-
-    Raises:
-        DataError: If rows and columns cannot be told, two dimensions have one role, or a dimension has none.
-    """
+    """Finds the dimensions of a field."""
     roles: dict[Role, tuple[str, str | None]] = {}
     unknown: list[str] = []
     pixel_latitude = _pixel_coordinate(array, "latitude")
@@ -271,9 +255,6 @@ def with_axes(dataset: xr.Dataset) -> xr.Dataset:
     and repeat them at each time, as WRF does. Those of a grid that moves with time are left as they are. In GRIB files,
     an analysis is a forecast with a single lead time of 0: its start times are its times. The start of a single
     forecast becomes a dimension.
-
-    Args:
-        dataset: Data set as it was opened; its fields are not read.
     """
     for name in list(map(str, dataset.variables)):
         array = dataset[name]
@@ -340,12 +321,7 @@ _FACTOR = re.compile(r"^(?P<name>[^\d^*+-]+)(?:\^|\*\*)?(?P<power>[+-]?\d+)?$")
 
 
 def are_same_units(first: str, second: str) -> bool:
-    """Whether two texts name the same units. A text that is not understood equals itself only.
-
-    Args:
-        first: Units as a file gives them.
-        second: Units of the other one.
-    """
+    """Whether two texts name the same units. A text that is not understood equals itself only."""
     return first == second or _factors(first) == _factors(second)
 
 

@@ -104,11 +104,7 @@ class HorizontalGrid:
         return f"{names[0]} {places[0]:g}, {names[1]} {places[1]:g}"
 
     def pixel_coordinates(self) -> tuple[np.ndarray, np.ndarray]:
-        """Latitude and longitude of each pixel in degrees, two `(H, W)`.
-
-        Raises:
-            DataError: If the grid has none.
-        """
+        """Latitude and longitude of each pixel in degrees, two `(H, W)`."""
         if self.kind == "curvilinear":
             return self.rows, self.columns
         if self.kind != "latitude-longitude":
@@ -134,12 +130,7 @@ class HorizontalGrid:
 
 @dataclass(frozen=True)
 class Orientation:
-    """How a file orders rows and columns beside the fixed order of its grid.
-
-    Attributes:
-        row_order: Position in the file of each row of the grid, `(H,)`.
-        column_order: Position in the file of each column, `(W,)`.
-    """
+    """Position in the file of each row `(H,)` and column `(W,)` of a grid, which has them in a fixed order."""
 
     row_order: np.ndarray
     column_order: np.ndarray
@@ -156,16 +147,7 @@ class Orientation:
 
 
 def read_grid(array: xr.DataArray, axes: Axes, where: str) -> tuple[HorizontalGrid, Orientation]:
-    """Reads the grid of a field and the order that its file has.
-
-    Args:
-        array: Field with its coordinates.
-        axes: Dimensions of the field.
-        where: Name of the field in errors.
-
-    Raises:
-        DataError: If coordinates are missing in part, not finite, out of range or repeated.
-    """
+    """Reads the grid of a field and the order that its file has."""
     shape = (array.sizes[axes.row], array.sizes[axes.column])
     as_they_are = Orientation(np.arange(shape[0]), np.arange(shape[1]))
     if axes.latitude is not None and array[axes.latitude].ndim == 2:
@@ -328,10 +310,7 @@ def grid_to_plain(grid: HorizontalGrid) -> dict[str, Any]:
 class NodeGrid(HorizontalGrid):
     """Nodes in the order of their file: a grid of one row whose columns are no neighbours of each other.
 
-    `rows` holds the places of the nodes, `(N, 3)`.
-
-    Attributes:
-        description: What the mesh is, such as `HEALPix sphere of nside 32 in ring order`.
+    `rows` holds the places of the nodes, `(N, 3)`; `description` is such as `mesh of 96 faces`.
     """
 
     description: str = ""
@@ -376,13 +355,7 @@ def read_node_grid(array: xr.DataArray) -> tuple[NodeGrid, Orientation]:
 
 
 def grid_from_plain(plain: dict[str, Any], rows: np.ndarray, columns: np.ndarray) -> HorizontalGrid:
-    """The inverse of `grid_to_plain`.
-
-    Args:
-        plain: What JSON keeps of a grid.
-        rows: Its coordinates of rows.
-        columns: Its coordinates of columns.
-    """
+    """The inverse of `grid_to_plain`."""
     if plain["kind"] == "mesh":
         return NodeGrid.of(rows, plain["description"])
     pole = None if plain.get("pole") is None else tuple(plain["pole"])

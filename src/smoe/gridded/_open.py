@@ -231,11 +231,7 @@ def _open_grib(path: Path, options: dict[str, Any]) -> list[xr.Dataset]:
 
 
 def _merge_cubes(cubes: list[xr.Dataset], path: Path, variables: Sequence[str] | None) -> xr.Dataset:
-    """Fields of a GRIB file on several kinds of levels, or at several steps, as one data set.
-
-    Raises:
-        DataError: If they do not fit together, with the keys that choose some of them.
-    """
+    """Fields of a GRIB file on several kinds of levels, or at several steps, as one data set."""
     names = [f"part {number} of {path}" for number in range(1, len(cubes) + 1)]
     parts = {
         name: cube
@@ -293,13 +289,7 @@ _OF_METADATA = (ValueError, TypeError, LookupError, AttributeError, ArithmeticEr
 
 @contextmanager
 def damage_as_data_error(path: Path, what: str = "it", *, is_opening: bool = False) -> Iterator[None]:
-    """Turns what the reading libraries raise into a DataError that names the file.
-
-    Args:
-        path: File.
-        what: What is read of it.
-        is_opening: A wrong value is one of metadata, which may be as they were written: no sign of damage.
-    """
+    """Turns what the reading libraries raise into a DataError that names the file."""
     try:
         with warnings.catch_warnings():
             # Of doubtful dates and fill values: dates are checked here by their values, and NaNs are counted.
@@ -350,9 +340,6 @@ def _merge(parts: Sequence[xr.Dataset], where: str) -> xr.Dataset:
     Rows and columns get the order of the first data set. Of the times, those that all data sets have are kept. A data
     set of one time beside others of many is static: its time is dropped. Variables that lie on no grid, such as bounds,
     are left out, but for those of time alone.
-
-    Raises:
-        DataError: If grids or calendars differ, or no time is common.
     """
     xr = import_xarray()
     if len(parts) == 1:
@@ -503,11 +490,7 @@ def _follow(named: dict[str, xr.Dataset], where: str) -> xr.Dataset:
 
 
 def _check_following(sources: dict[str, FieldSource], time: str) -> None:
-    """Refuses parts with other units or calendars than the first, or with times of another part.
-
-    Raises:
-        DataError: With the names of both parts.
-    """
+    """Refuses parts with other units or calendars than the first, or with times of another part."""
     (first, like), *others = sources.items()
     for name, source in others:
         for ours, theirs in zip(like.channels, source.channels, strict=False):

@@ -33,11 +33,7 @@ def with_provenance(dataset: xr.Dataset, what: str) -> xr.Dataset:
 
 
 def check_output(path: Path, *, overwrite: bool = False) -> None:
-    """Refuses an output that exists or cannot be written, before anything is computed for it.
-
-    Raises:
-        DataError: With the path and the reason.
-    """
+    """Refuses an output that exists or cannot be written, before anything is computed for it."""
     if path.suffix not in (".nc", ".nc4", ".zarr"):
         raise DataError(f"the output {path} must end with .nc or .zarr")
     if path.exists() and not overwrite:
@@ -52,16 +48,7 @@ def check_output(path: Path, *, overwrite: bool = False) -> None:
 
 
 def write_cf(dataset: xr.Dataset, path: Path, *, overwrite: bool = False) -> None:
-    """Writes a data set; a stop at any moment leaves nothing behind under its name.
-
-    Args:
-        dataset: Data set with its attributes.
-        path: File that ends with `.nc`, or folder that ends with `.zarr`.
-        overwrite: Replace what is there.
-
-    Raises:
-        DataError: If the output exists, the folder cannot be written, a name is not allowed or the disk is full.
-    """
+    """Writes a data set; a stop at any moment leaves nothing behind under its name."""
     check_output(path, overwrite=overwrite)
     for name in map(str, dataset.variables):
         if "/" in name or not name:

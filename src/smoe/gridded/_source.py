@@ -20,15 +20,7 @@ if TYPE_CHECKING:
 
 
 def load_arrays(arrays: Mapping[str, xr.DataArray], where: str) -> dict[str, np.ndarray]:
-    """Values of arrays by their names.
-
-    Args:
-        arrays: Arrays, lazy or in memory.
-        where: Name of the data in errors.
-
-    Raises:
-        DataError: If a file cannot be read, with the name of the array, or an array holds no numbers.
-    """
+    """Values of arrays by their names."""
     lazy = {name: array for name, array in arrays.items() if array.chunks is not None}
     loaded: dict[str, Any] = {}
     if len(lazy) > 1:
@@ -70,15 +62,9 @@ def _values(array: xr.DataArray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Channel:
-    """One field at each time: a variable, or one level of it.
+    """One field at each time: a variable, or one level of it, pressures in hPa.
 
-    Attributes:
-        variable: Name of the variable.
-        units: Units as the file gives them, or an empty text.
-        level: Value of the level, pressures in hPa; None for a variable without levels.
-        standard_name: CF standard name, or an empty text.
-        is_static: Whether the field is the same at all times.
-        selected_level: Level that a variable without levels was selected at, from a scalar coordinate.
+    `selected_level` is the scalar level of a variable without levels. Units and standard names may be empty.
     """
 
     variable: str
@@ -217,11 +203,7 @@ class FieldSource:
     def read(self, positions: np.ndarray) -> np.ndarray:
         """Reads fields.
 
-        Args:
-            positions: Positions, `(N,)`.
-
-        Returns:
-            float32, rows northwards and columns eastwards, `(N, C, H, W)`.
+        Returns float32, rows northwards and columns eastwards, `(N, C, H, W)`.
         """
         positions = np.asarray(positions, np.int64)
         dated = {name: axes for name, axes in self.variable_axes.items() if axes.time is not None}
@@ -247,11 +229,7 @@ class FieldSource:
         return output if self._regridding is None else self._regridding(output)
 
     def regrid_to(self, grid: HorizontalGrid) -> None:
-        """Interpolates all fields that are read from now on to another grid.
-
-        Raises:
-            DataError: If that is not possible between the two grids.
-        """
+        """Interpolates all fields that are read from now on to another grid."""
         self._regridding, self.grid = Regridding(self.grid, grid), grid
         if self._regridding.beyond:
             self.notes += (

@@ -25,12 +25,7 @@ Block = TypeVar("Block")
 
 
 def read_ahead(read: Callable[[Item], Block], items: Iterable[Item]) -> Iterator[tuple[Item, Block]]:
-    """Yields `item` and `read(item)`; a thread reads one block ahead, so that two blocks are held at once.
-
-    Args:
-        read: Reads a block, such as the one that begins at a row; what it raises is raised where its block is due.
-        items: What the blocks are read by, in their order.
-    """
+    """Yields `item` and `read(item)`; a thread reads one block ahead, so that two blocks are held at once."""
     with ThreadPoolExecutor(1, thread_name_prefix="smoe-read") as pool:
         waiting: tuple[Item, Future[Block]] | None = None
         for item in items:
@@ -49,19 +44,8 @@ _BYTES_BETWEEN_SYNCS = 1 << 28
 class FieldStream:
     """Rows of float32 in `fields.f32`, and the number of those that have reached the disk in `fields.json`.
 
-    Use it as a context manager: rows that were written are journalled however it ends.
-
-    Args:
-        folder: Folder of the two files.
-        shape: Rows, channels, rows and columns of the grid.
-        plan: What the fields are; a journal with another plan is not continued.
-
-    Attributes:
-        values: The file, mapped into memory for reading.
-        done: Number of rows that an earlier stream left.
-
-    Raises:
-        DataError: If the disk is too small.
+    A context manager: rows that were written are journalled however it ends. A journal with another plan is not
+    continued. `values` is the file, mapped into memory; `done` counts the rows that an earlier stream left.
     """
 
     def __init__(self, folder: Path, shape: tuple[int, ...], plan: dict[str, Any]) -> None:
@@ -92,11 +76,7 @@ class FieldStream:
         self._file.close()
 
     def write(self, rows: slice, block: np.ndarray) -> None:
-        """Writes rows that follow those before.
-
-        Raises:
-            DataError: If the disk is full.
-        """
+        """Writes rows that follow those before."""
         try:
             self._file.seek(rows.start * self._row_bytes)
             self._file.write(np.ascontiguousarray(block, np.float32).data)
@@ -221,8 +201,7 @@ def collect_fields(
     static = np.empty((0, *source.grid.shape), np.float32)
     if is_static.any():
         static = source.read(positions[:1])[0, is_static]
-        _check_infinite(static[None], [c for c in channels if c.is_static], source, positions[:1])
-        _check_marks(static[None], [c for c in channels if c.is_static], source, positions[:1])
+        _check_block(static[None], [c for c in channels if c.is_static], source, positions[:1])
     step = block_rows(source, block_bytes)
     gaps = _Gaps(shape[1:])
     with ExitStack() as closing:
@@ -234,17 +213,14 @@ def collect_fields(
             values, done, write = stream.values, stream.done, stream.write
         for first in range(0, done, step):
             block = np.asarray(values[first : min(first + step, done)])
-            gaps.add(block, is_finite=is_all_finite(block))
+            gaps.add(block)
             if observe is not None:
                 observe(first, _with_static(block, static, is_static))
         firsts = range(done, len(positions), step)
         for first, block in read_ahead(lambda first: source.read(positions[first : first + step]), firsts):
             dynamic = block[:, ~is_static] if is_static.any() else block
-            is_finite = is_all_finite(dynamic)
-            if not is_finite:
-                _check_infinite(dynamic, [c for c in channels if not c.is_static], source, positions[first:])
-            _check_marks(dynamic, [c for c in channels if not c.is_static], source, positions[first:])
-            gaps.add(dynamic, is_finite=is_finite)
+            _check_block(dynamic, [c for c in channels if not c.is_static], source, positions[first:])
+            gaps.add(dynamic)
             write(slice(first, first + len(block)), dynamic)
             if observe is not None:
                 observe(first, block)
@@ -269,11 +245,7 @@ def block_rows(source: FieldSource, block_bytes: int) -> int:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes of memory that are free: of the machine, or of what the control group of this process may take.
-
-    Args:
-        root: Where `/proc` and `/sys` are.
-    """
+    """Bytes of memory that are free: of the machine, or of what the control group of this process may take."""
     free = 8 << 30
     with suppress(OSError, StopIteration, ValueError):
         lines = (root / "proc/meminfo").read_text().splitlines()
@@ -300,10 +272,10 @@ class _Gaps:
         self.lows: list[np.ndarray] = []
         self.highs: list[np.ndarray] = []
 
-    def add(self, block: np.ndarray, *, is_finite: bool) -> None:
+    def add(self, block: np.ndarray) -> None:
         self.lows.append(np.fmin.reduce(block, axis=(2, 3)))
         self.highs.append(np.fmax.reduce(block, axis=(2, 3)))
-        if is_finite:
+        if is_all_finite(block):
             self.always &= len(block) == 0
             self.counts.append(np.zeros(block.shape[:2], np.int32))
             return
@@ -325,20 +297,16 @@ class _Gaps:
         return always, ever, counts
 
 
-def _check_infinite(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
-    """Refuses a block of fields with an infinite value."""
-    infinite = np.isinf(block)
-    if not infinite.any():
-        return
-    row, channel = (int(place[0]) for place in np.nonzero(infinite.any(axis=(2, 3))))
-    raise DataError(
-        f"{channels[channel].name} of {source.where} has {int(infinite[row, channel].sum())} infinite values"
-        f"{describe_position(source, int(positions[row]), channels[channel])}: correct the file or mark them as missing"
-    )
-
-
-def _check_marks(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
-    """Refuses a block of fields with a number that stands for missing values."""
+def _check_block(block: np.ndarray, channels: list[Channel], source: FieldSource, positions: np.ndarray) -> None:
+    """Refuses a block of fields with an infinite value, or with a number that stands for missing values."""
+    infinite = np.isinf(block) if not is_all_finite(block) else np.zeros(1, bool)
+    if infinite.any():
+        row, channel = (int(place[0]) for place in np.nonzero(infinite.any(axis=(2, 3))))
+        at = describe_position(source, int(positions[row]), channels[channel])
+        raise DataError(
+            f"{channels[channel].name} of {source.where} has {int(infinite[row, channel].sum())} infinite values{at}: "
+            "correct the file or mark them as missing"
+        )
     found = find_mark(block)
     if found is None:
         return
@@ -356,9 +324,6 @@ def find_mark(fields: np.ndarray) -> tuple[int, float] | None:
     """The first channel with a number that is not a value but a mark, and that number.
 
     A mark is one of the usual numbers, if it is farther from all other values than these are from each other.
-
-    Args:
-        fields: Fields `(N, C, H, W)`; NaN is missing.
     """
     for channel in range(fields.shape[1]):
         values = fields[:, channel]
@@ -412,13 +377,10 @@ _PIECE_BYTES = 1 << 25
 
 
 class FieldMoments:
-    """Count, sum and sum of squares at each pixel; missing values do not count.
+    """Count, sum and sum of squares at each pixel `(C, H, W)`; missing values do not count.
 
     Values count relative to those of the first times: a plain sum of squares would lose the digits in which large
     values vary.
-
-    Args:
-        shape: Channels, rows and columns `(C, H, W)`.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -484,16 +446,7 @@ _FAR, _SAMPLED = 10.0, 200_000
 
 
 def check_gaps(table: FieldTable, source: FieldSource, policy: str) -> None:
-    """Refuses channels without any value, and gaps that change with time unless a policy is named.
-
-    Args:
-        table: Fields.
-        source: Where they come from.
-        policy: `refuse`; `drop` or `fill` allow gaps.
-
-    Raises:
-        DataError: With the variable, the first time and the number of values.
-    """
+    """Refuses channels without any value, and gaps that change with time unless a policy is named."""
     for number, channel in enumerate(table.channels):
         if table.always_missing[number].all():
             raise DataError(f"{channel.name} of {source.where} has no value at all: leave it out")
@@ -530,10 +483,6 @@ def find_outlier(table: FieldTable, source: FieldSource) -> str | None:
 
     Times with values beyond ten robust standard deviations from the median count if they are fewer than half, and each
     of them is farther from the values of the others than these are from each other: rain comes in all amounts.
-
-    Args:
-        table: Fields.
-        source: Where they come from.
     """
     dynamic = [channel for channel in table.channels if not channel.is_static]
     for number, channel in enumerate(dynamic):

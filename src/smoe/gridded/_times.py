@@ -30,13 +30,10 @@ _MONTHS = {"M": 1, "mo": 1, "month": 1, "Y": 12, "y": 12, "yr": 12, "year": 12}
 
 @dataclass(frozen=True)
 class TimeLabels:
-    """Times of a coordinate, in the order of the file.
+    """Times of a coordinate, in the order of the file: seconds since 1970 in its calendar, int64, `(T,)`.
 
-    Attributes:
-        seconds: Seconds since 1970 in the calendar, int64, `(T,)`.
-        calendar: CF name of the calendar; `standard` includes NumPy's dates.
-        is_cftime: Whether the coordinate holds cftime dates.
-        fractions: Nanoseconds from each whole second to the time of the file; None if all times are whole seconds.
+    The calendar `standard` includes NumPy's dates. `fractions` are nanoseconds from each whole second to the time of
+    the file; None if all are whole.
     """
 
     seconds: np.ndarray
@@ -67,12 +64,7 @@ class TimeLabels:
         return np.asarray([_add_months(date, lead.months, is_last=is_last) for date in dates], np.int64)
 
     def coordinate(self, seconds: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
-        """Times as the file has them: NumPy's dates, or those of cftime.
-
-        Args:
-            seconds: Times in whole seconds, `(N,)`.
-            positions: Times of the file that they are counted from: parts of seconds are kept.
-        """
+        """Times as the file has them: NumPy's dates, or those of cftime."""
         fractions = np.zeros(1, np.int64) if self.fractions is None or positions is None else self.fractions[positions]
         if not self.is_cftime:
             return np.asarray(seconds, "datetime64[s]").astype("datetime64[ns]") + fractions.astype("timedelta64[ns]")
@@ -81,15 +73,7 @@ class TimeLabels:
 
 
 def read_times(values: np.ndarray, where: str) -> TimeLabels:
-    """Reads a time coordinate.
-
-    Args:
-        values: Dates of NumPy or cftime, `(T,)`.
-        where: Name of the coordinate in errors.
-
-    Raises:
-        DataError: For numbers without a date, missing times and times that occur twice.
-    """
+    """Reads a time coordinate."""
     values = _from_years(np.atleast_1d(np.asarray(values)))
     if values.dtype.kind == "M":
         if np.isnat(values).any():
@@ -155,14 +139,7 @@ _SINCE = re.compile(r"\s*(\w+)\s+since\s+(.+)", re.IGNORECASE)
 
 
 def decode_times(dataset: xr.Dataset) -> xr.Dataset:
-    """Decodes times that xarray does not decode: months and years since a date, and dates in the year 0.
-
-    Args:
-        dataset: Data set that was opened with `decode_times=False`.
-
-    Raises:
-        DataError: If the units of a variable cannot be read.
-    """
+    """Decodes times that xarray does not decode: months and years since a date, and dates in the year 0."""
     import xarray as xr
 
     for name, variable in dataset.variables.items():
@@ -223,18 +200,9 @@ class Lead:
                 return f"{self.seconds // length}{unit}"
         return f"{self.seconds}s"
 
-    @property
-    def nominal_seconds(self) -> int:
-        """Length in seconds, with months of 30 days."""
-        return self.seconds + self.months * 30 * 86400
-
 
 def parse_lead(lead: Any) -> Lead:
-    """Reads a lead time: text such as `3D`, `6h`, `1 month` or `1 year`, a timedelta, or None for no lead.
-
-    Raises:
-        DataError: If it cannot be read or is negative.
-    """
+    """Reads a lead time: text such as `3D`, `6h`, `1 month` or `1 year`, a timedelta, or None for no lead."""
     if lead is None:
         return Lead()
     if isinstance(lead, Lead):
@@ -263,14 +231,9 @@ def _checked(lead: Lead, given: Any) -> Lead:
 
 @dataclass(frozen=True)
 class MonthTimes:
-    """Where in its month each time of a monthly series lies.
+    """Where in its month each time of a monthly series lies: seconds from its start, middle or end.
 
-    Attributes:
-        since: What `offset` is counted from: the `start`, `middle` or `end` of the month, or a `first` time with months
-            of equal length after it.
-        offset: Seconds; of a first time, its own.
-        length: Seconds of the equal months.
-        first_month: Month of the first time, counted from the year 0.
+    Or a `first` time, which is the offset, with months of equal length after that month, counted from the year 0.
     """
 
     since: Literal["start", "middle", "end", "first"]
@@ -321,18 +284,7 @@ _YEAR_DAYS = {"noleap": 365, "all_leap": 366, "360_day": 360}
 
 
 def read_lead_times(values: np.ndarray, units: str, where: str, starts: TimeLabels) -> np.ndarray:
-    """Reads the lead times of forecasts.
-
-    Args:
-        values: Time differences, or numbers in `units`.
-        units: Units of numbers, such as `hours`; years where all years of the calendar have the same length, which is
-            what numbers without units count if the forecasts start once a year.
-        where: Name of the coordinate in errors.
-        starts: Start times.
-
-    Returns:
-        Seconds, int64.
-    """
+    """Reads the lead times of forecasts."""
     values = np.atleast_1d(np.asarray(values))
     if values.dtype.kind == "m":
         return values.astype("timedelta64[s]").astype(np.int64)
@@ -363,11 +315,7 @@ def show_time(seconds: int, calendar: str) -> str:
 
 
 def parse_date(text: str, calendar: str) -> tuple[int, int]:
-    """Reads `2016`, `2016-03`, `2016-03-01` or `2016-03-01T06`: its first second and the first one after it.
-
-    Raises:
-        DataError: If it is not a date of the calendar.
-    """
+    """Reads `2016`, `2016-03`, `2016-03-01` or `2016-03-01T06`: its first second and the first one after it."""
     import cftime
 
     match = re.fullmatch(
@@ -418,13 +366,7 @@ def _moved(date: Any, count: int, *, is_last: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class Period:
-    """A span of time.
-
-    Attributes:
-        start: First second.
-        stop: First second after it.
-        calendar: Calendar of both.
-    """
+    """A span of time: its first second, and the first second after it."""
 
     start: int
     stop: int
@@ -440,17 +382,7 @@ class Period:
 
 
 def parse_period(period: Any, calendar: str, first: int, last: int) -> Period:
-    """Reads `1979:2015`, `2016`, `slice("1979", "2015")` or a period; both ends are included.
-
-    Args:
-        period: What is read.
-        calendar: Calendar of the dates.
-        first: First time there is, for a period without a beginning, such as `:2015`.
-        last: Last time there is, for one without an end.
-
-    Raises:
-        DataError: If it cannot be read or ends before it begins.
-    """
+    """Reads `1979:2015`, `2016`, `slice("1979", "2015")` or a period; both ends are included."""
     if isinstance(period, Period):
         return period
     if isinstance(period, slice):
@@ -476,11 +408,7 @@ def _text(date: Any) -> str:
 
 
 def check_apart(periods: Mapping[str, Period]) -> None:
-    """Refuses periods that overlap.
-
-    Raises:
-        DataError: With the two periods.
-    """
+    """Refuses periods that overlap."""
     ordered = sorted(periods.items(), key=lambda item: item[1].start)
     for (name, period), (later_name, later) in itertools.pairwise(ordered):
         if later.start < period.stop:
@@ -498,13 +426,7 @@ def samples_in(starts: np.ndarray, targets: np.ndarray, period: Period) -> np.nd
 
 
 def remaining_samples(starts: np.ndarray, targets: np.ndarray, others: Mapping[str, Period]) -> np.ndarray:
-    """Samples apart from all given periods: their targets lie before a period, or their inputs after it.
-
-    Args:
-        starts: Times of the inputs.
-        targets: Times of the targets.
-        others: Periods to keep away from.
-    """
+    """Samples apart from all given periods: their targets lie before a period, or their inputs after it."""
     kept = np.ones(len(starts), dtype=bool)
     for period in others.values():
         kept &= (targets < period.start) | (starts >= period.stop)
@@ -520,14 +442,9 @@ def split_off_last(starts: np.ndarray, targets: np.ndarray, share: float, calend
 
 @dataclass(frozen=True)
 class Pairs:
-    """Samples in the order of their inputs' times.
+    """Samples in the order of their inputs' times, `(N,)` each.
 
-    Attributes:
-        inputs: Position of the input of each sample, `(N,)`.
-        targets: Position of its target, `(N,)`.
-        starts: Time of the input (for a forecast, its start), seconds, `(N,)`.
-        valid: Time of the target, seconds, `(N,)`.
-        calendar: Calendar of the times.
+    Positions of inputs and targets, and the times of both in seconds; of a forecast, `starts` is its start.
     """
 
     inputs: np.ndarray
@@ -588,13 +505,7 @@ def pair_by_time(inputs: TimeLabels, targets: TimeLabels, lead: Lead, *, lead_ti
 
 
 def describe_lost(inputs: TimeLabels, targets: TimeLabels, lead: Lead) -> str | None:
-    """A warning if inputs have no target at the lead, though targets around that time are not used either.
-
-    Args:
-        inputs: Times of the inputs.
-        targets: Times of the targets.
-        lead: Time from input to target.
-    """
+    """A warning if inputs have no target at the lead, though targets around that time are not used either."""
     if lead.months:
         wanted, there = inputs.months(inputs.seconds) + lead.months, targets.months(targets.seconds)
     else:

@@ -45,15 +45,9 @@ def fields_on(dataset: Any, dimension: str | None) -> list[str]:
 
 @dataclass(frozen=True)
 class UgridTopology:
-    """Points or faces of a UGRID mesh.
+    """Points or faces of a UGRID mesh, whose places or centres are `(N, 3)`.
 
-    Attributes:
-        name: Name of the topology variable.
-        dimension: Dimension of the points or faces.
-        is_on_faces: Whether the nodes of the graph are the faces.
-        places: Places of the points or centres of the faces, `(N, 3)`.
-        faces: Points of each face `(F, most)`, with -1 for missing corners; None for a network of edges.
-        sides: Points of each edge `(S, 2)`, for a topology without faces.
+    Faces are the points of each `(F, most)`, with -1 for missing corners; a network without faces has sides `(S, 2)`.
     """
 
     name: str
@@ -251,14 +245,7 @@ _HEALPIX_ORDERS: dict[str, HEALPixOrder] = {"nest": "nested", "nested": "nested"
 
 @dataclass(frozen=True)
 class HealpixSphere:
-    """Pixels of a HEALPix sphere in the order of a file.
-
-    Attributes:
-        dimension: Dimension of the pixels.
-        nside: Pixels along a side of a face.
-        order: Order of the pixels.
-        places: Places of the pixels on the unit sphere, `(N, 3)`.
-    """
+    """Pixels of a HEALPix sphere in the order of a file; their places are `(N, 3)`."""
 
     dimension: str
     nside: int

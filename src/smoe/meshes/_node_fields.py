@@ -70,15 +70,7 @@ def open_mesh_fields(path: str | Path, *, location: Location | None = None) -> t
 
 
 def as_row_of_nodes(dataset: xr.Dataset, location: Location | None = None) -> xr.Dataset:
-    """The fields of a data set on the nodes of its mesh as a grid of one row, with the mesh in its coordinates.
-
-    Args:
-        dataset: Data set with a UGRID topology or a HEALPix grid mapping.
-        location: As for `smoe.read_mesh`.
-
-    Raises:
-        DataError: If the mesh is incomplete, or there are no fields on its nodes.
-    """
+    """The fields of a data set on the nodes of its mesh as a grid of one row, with the mesh in its coordinates."""
     nodes = read_nodes(dataset, location)
     names = fields_on(dataset, nodes.dimension)
     if not names:
@@ -96,11 +88,7 @@ def as_row_of_nodes(dataset: xr.Dataset, location: Location | None = None) -> xr
 
 
 def mesh_of_row(row: Any) -> Mesh | None:
-    """The mesh of a row of nodes; None for other data sets, and for rows that lost their connectivity.
-
-    Args:
-        row: What `as_row_of_nodes` made; a choice of its variables has no connectivity any more.
-    """
+    """The mesh of a row of nodes; None for other data sets, and for rows that lost their connectivity."""
     import xarray
 
     if not is_row_of_nodes(row):
@@ -136,13 +124,7 @@ def with_mesh_of(row: xr.Dataset, other: xr.Dataset) -> xr.Dataset:
 
 
 def with_mesh(row: xr.Dataset, dimension: str, variables: Mapping[str, Any]) -> xr.Dataset:
-    """Fields on a row of nodes in the layout of the file that they come from, with the variables of its mesh.
-
-    Args:
-        row: Fields with the dimensions `nj` and `ni` at the end, or with that of the nodes.
-        dimension: Dimension of the nodes in the file.
-        variables: Dimensions, values and attributes of the variables of the mesh by their names.
-    """
+    """Fields on a row of nodes in the layout of the file that they come from, with the variables of its mesh."""
     import xarray
 
     dataset = row.squeeze("nj", drop=True).rename({"ni": dimension}) if "ni" in row.dims else row
