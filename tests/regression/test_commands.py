@@ -21,11 +21,15 @@ from gridded_files import regional, times
 from smoe._signals import Interrupted
 from smoe.cli.main import main
 from smoe.errors import DataError
+from smoe.regression._judgement import BaseFields
+from smoe.regression._ladder import GridLadder
+from smoe.regression._ladder_fit import fit_ladders
+from smoe.regression._nets import NetShape
 from smoe.regression._options import RegressorOptions
 from smoe.regression._preparation import prepare
-from smoe.regression._regressor import build_net, make_objective, net_shape, write_predictions
+from smoe.regression._regressor import build_net, make_objective, write_predictions
 from smoe.regression._scores import NOT_KEPT, PLAIN
-from smoe.regression._training import train_net
+from smoe.regression._training import NetSamples, train_net
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import RunDirectory, RunError
 
@@ -50,7 +54,7 @@ def test_fit_leaves_a_model_its_scores_and_its_record(folder: Path) -> None:
     model = smoe.GridRegressor.load(folder / "run")
     table = model.score(folder / "x.zarr", folder / "y.nc", period=model.fitted.period_of("test"))
     assert table.rmse["model"] == pytest.approx(scores["rmse"]["model"])
-    assert {"model", NOT_KEPT if model.fitted.keeps_plain else PLAIN, "raw input"} <= set(scores["rmse"])
+    assert {"model", PLAIN if model.fitted.kept == "net" else NOT_KEPT, "raw input"} <= set(scores["rmse"])
     assert (folder / "run" / "training" / "metrics.jsonl").is_file()
     assert repr(smoe.load(folder / "run")) == repr(model)
 
@@ -210,11 +214,21 @@ def test_a_signal_after_the_last_epoch_stops_the_fit_before_the_plain_net(folder
     x, y = regional(30, 4, 6, seed=1), regional(30, 4, 6, seed=2)
     options = RegressorOptions(net="layer", filters=2, max_epochs=1, device="cpu", batch_size=4)
     prepared = prepare(x, y, options, {}, cache=tmp_path / "fields")
-    net = build_net(net_shape(prepared, options), options)
+    shape = prepared.targets.grid.shape
+    net = build_net(NetShape(1, 1, shape, closes_circle=False, num_targets=1), options)
+    ladders = fit_ladders(
+        prepared.splits["train"], prepared.splits["validation"], prepared.targets.grid, np.ones(shape)
+    )
+    base = BaseFields.of(ladders, prepared, np.ones(1, dtype=bool), "climatology")
+    ladder = GridLadder(ladders.train, prepared.statistics, np.ones(1, dtype=bool))
+    splits = {
+        name: NetSamples(prepared.splits[name], ladder, values, base.scale, is_own=True)
+        for name, values in (("train", base.train), ("validation", base.validation))
+    }
     objective = make_objective(prepared, options)
     run = RunDirectory(tmp_path / "training")
     with pytest.raises(Interrupted):
-        train_net(net, prepared.splits, objective, options, directory=run, reporter=StopAtTheEnd())
+        train_net(net, splits, objective, options, directory=run, reporter=StopAtTheEnd())
     assert run.read_history()[-1]["stopped"] == "1 epoch done"
 
 

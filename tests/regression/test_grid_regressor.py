@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-import tempfile
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,8 +18,7 @@ from gridded_files import cosines, regional, times
 from smoe._integrity import checksum
 from smoe.errors import DataError
 from smoe.regression._options import RegressorOptions
-from smoe.regression._preparation import prepare
-from smoe.regression._scores import NOT_KEPT, PLAIN, write_scores
+from smoe.regression._scores import ALONE, NOT_KEPT, PLAIN, write_scores
 from smoe.regression._statistics import Statistics
 
 SMALL: dict[str, Any] = {
@@ -61,13 +58,9 @@ def test_the_lines_of_the_readme(tmp_path: Path) -> None:
     predicted = model.predict(new)
     np.testing.assert_array_equal(predicted["time"], times(5, "2004-01-02"))
     table = model.score(whole, whole, period="2001-02-10:2001-02-20")
-    assert set(table.rmse) == {
-        "model",
-        NOT_KEPT if model.fitted.keeps_plain else PLAIN,
-        "persistence",
-        "climatology (mean)",
-        "input + map of mean errors",
-    }
+    rungs = {"persistence", "climatology (mean)", "input + map of mean errors", "damped anomaly", "ridge regression"}
+    assert rungs | {"model"} <= set(table.rmse) <= rungs | {"model", NOT_KEPT, PLAIN, ALONE}
+    assert len(table.rmse) == len(rungs) + (4 if model.fitted.kept == "ladder" else 3)
     routing = model.routing_map()
     assert routing.dims == ("lat", "lon") and routing.attrs["flag_meanings"].startswith("expert_")
     assert set(np.unique(routing)) == set(routing.attrs["flag_values"])
@@ -84,27 +77,22 @@ def test_the_record_of_a_fit_names_no_score_of_a_test() -> None:
     assert not [key for record in history for key in record if key.startswith("test/")]
 
 
-@pytest.mark.parametrize("normalisation", ["channel", "pixel"])
 @pytest.mark.parametrize("residual", ["auto", "no"])
-def test_a_prediction_is_what_the_net_says_in_the_units_of_the_target(normalisation: str, residual: str) -> None:
+def test_a_prediction_is_the_base_and_what_the_net_adds(residual: str) -> None:
     x, y = pair()
-    train = slice("2001-01-01", "2001-01-25")
-    model = fitted(x, y, train=train, validation=slice("2001-01-26", "2001-02-09"), net="layer",
-                   normalisation=normalisation, residual=residual)  # fmt: skip
-    dims = ["time", "lat", "lon"] if normalisation == "channel" else ["time"]
-    # By hand, in xarray: statistics of the training period alone.
-    before, after = x["t2m"].astype(np.float64), y["t2m"].astype(np.float64)
-    change = after - before if residual == "auto" else after
-    mean, std = before.sel(time=train).mean(dims), before.sel(time=train).std(dims)
-    normalised = ((before - mean) / std).fillna(0.0).transpose("time", "lat", "lon")
+    model = fitted(x, y, train=slice("2001-01-01", "2001-01-25"), validation=slice("2001-01-26", "2001-02-09"),
+                   net="layer", residual=residual, keep="smoe")  # fmt: skip
+    known = model.fitted
+    assert known.kept == "net" and float(model.net.share.min()) == 1.0
+    values = x["t2m"].values[:, None]
+    seconds = x["time"].values.astype("datetime64[s]").astype(np.int64)
+    base = known.grid_ladder.predict(values, seconds, seconds, None, [known.base])[known.base]
     with torch.no_grad():
-        output = model.net(torch.from_numpy(normalised.values[:, None]).float())[:, 0]
-    scale = change.sel(time=train).std(dims)
-    expected = xr.zeros_like(before) + output.double().numpy()
-    expected = expected * scale + change.sel(time=train).mean(dims) + (before if residual == "auto" else 0.0)
-    expected = expected.where(y["t2m"].notnull())
+        output = model.net(torch.from_numpy(known.grid_ladder.net_inputs(values, base, seconds, seconds, None)))
+    expected = (base + float(model.net.scale) * output.numpy())[:, 0]
     predicted = model.predict(x)["t2m"]
-    np.testing.assert_allclose(predicted, expected.transpose(*predicted.dims), rtol=0, atol=2e-3)
+    is_there = np.isfinite(y["t2m"].values)
+    np.testing.assert_allclose(predicted.values[is_there], expected[is_there], rtol=0, atol=1e-4)
     assert predicted.attrs == y["t2m"].attrs
     assert bool(predicted[:, 1, 2].isnull().all()) and int(predicted.isnull().sum()) == len(predicted)
 
@@ -197,20 +185,19 @@ def test_data_of_hours_have_a_climatology_of_the_hours(days: int) -> None:
     y["t2m"] += (8.0 * np.sin(2.0 * np.pi * y["time"].dt.hour / 24.0)).astype(np.float32)
     train, rest = (slice(None, "2001-01-30"), slice("2001-01-31", None)) if days < 100 else (
         slice(None, "2002-12-31"), slice("2003-01-01", None))  # fmt: skip
-    name = f"climatology ({'' if days < 100 else 'month and '}hour of day)"
-    with pytest.warns(UserWarning, match=rf"no better than a simple prediction .* {re.escape(name)}"):
-        model = fitted(y, y, lead="6h", train=train, validation=rest, net="layer", max_epochs=1)
+    model = fitted(y, y, lead="6h", train=train, validation=rest, net="climatology")
     table = model.score(y, y, period=rest)
-    keys = y["time"].dt.hour + (0 if days < 100 else 100 * y["time"].dt.month)
+    assert "1 harmonic of the day" in str(table)
     # The first two times are no targets.
     learned = y["t2m"].isel(time=slice(2, None)).sel(time=train).astype(np.float64)
-    means = learned.groupby(keys.sel(time=learned["time"]).rename("key")).mean()
+    columns = model.fitted.ladder.design.anomalies.basis
+    seconds = learned["time"].values.astype("datetime64[s]").astype(np.int64)
+    found = np.linalg.lstsq(columns(seconds), learned.values.reshape(len(seconds), -1))[0]
     chosen = y["t2m"].sel(time=rest).isel(time=slice(2, None))
-    error = chosen - means.sel(key=keys.sel(time=chosen["time"]))
+    seconds = chosen["time"].values.astype("datetime64[s]").astype(np.int64)
+    error = chosen - (columns(seconds) @ found).reshape(chosen.shape)
     by_hand = float(np.sqrt((error**2).weighted(cosines(y["lat"])).mean(["lat", "lon"]).mean()))
-    assert table.value(name) == pytest.approx(by_hand, rel=1e-4)
-    rows = [line for line in str(table).splitlines() if line[:2] in ("* ", "  ") and line[2] != " "]
-    assert rows[0].startswith(f"  {name}") and sum(line.startswith("* model ") for line in rows) == 1
+    assert table.value("model") == pytest.approx(by_hand, rel=1e-4)
 
 
 def test_a_score_without_a_period_is_that_of_the_test_period_or_says_what_it_is() -> None:
@@ -231,8 +218,10 @@ def test_a_score_without_a_period_is_that_of_the_test_period_or_says_what_it_is(
 
 def test_a_training_that_diverges_is_told(tmp_path: Path) -> None:
     whole = regional(40, 6, 9)
+    model = fitted(whole, whole, lead="1D", net="layer", learning_rate=1e3)
+    assert model.fitted.kept == "ladder" and model.fitted.weakness is None
     with pytest.warns(UserWarning, match="no better than a simple prediction .* diverged, lower learning_rate"):
-        model = fitted(whole, whole, lead="1D", net="layer", learning_rate=1e3)
+        model = fitted(whole, whole, lead="1D", net="layer", learning_rate=1e3, keep="smoe")
     assert any("the training has diverged" in note for note in model.score(whole, whole).notes)
     model.save(tmp_path / "m")
     assert "the training has diverged" in str(smoe.GridRegressor.load(tmp_path / "m").score(whole, whole))
@@ -263,7 +252,7 @@ def test_a_static_field_that_changed_is_refused() -> None:
 
 def test_it_learns_an_error_that_depends_on_the_place() -> None:
     x, y = pair(60)
-    model = fitted(x, y, net="layer", normalisation="channel", max_epochs=60, learning_rate=0.03)
+    model = fitted(x, y, net="layer", max_epochs=60, learning_rate=0.03)
     table = model.score(x, y, period=model.fitted.period_of("validation"))
     assert table.value("model") < 0.5 * table.value("raw input")
 
@@ -353,12 +342,13 @@ def test_forecasts_are_aligned_by_valid_time() -> None:
     model = fitted(x, y, net="layer")
     # The forecast is the truth plus one: whoever is aligned finds that at once.
     assert float(np.abs(model.fitted.statistics.mean_error + 1.0).max()) < 1e-4
-    assert model.fitted.shape.in_channels == 2
+    # The forecast, the base and the lead.
+    assert model.fitted.shape.in_channels == 3
     predicted = model.predict(x)["t2m"]
     assert predicted.dims == ("init_time", "lead_time", "lat", "lon")
     np.testing.assert_array_equal(predicted["valid_time"][:, 1], y["time"].values[2:])
     only = fitted(x, y, net="layer", lead="48h")
-    assert only.fitted.shape.in_channels == 1
+    assert only.fitted.shape.in_channels == 2
     with pytest.raises(DataError, match="the forecasts have no lead time 3D, but 24h, 48h"):
         fitted(x, y, lead="3D")
     with pytest.raises(DataError, match="were inputs and targets swapped"):
@@ -395,24 +385,15 @@ def test_values_in_other_units_are_noticed_without_an_attribute() -> None:
 def test_pixels_where_an_input_never_has_a_value_start_at_the_mean_of_the_target() -> None:
     x, y = pair()
     x["t2m"][:, 3:5] = np.nan
-    for normalisation in ("pixel", "channel"):
-        model = fitted(x, y, net="layer", normalisation=normalisation)
-        statistics = model.fitted.statistics
-        training = y["t2m"].isel(time=slice(0, 32))
-        np.testing.assert_allclose(statistics.input_fill[0, 3:5], training[:, 3:5].mean("time"), rtol=1e-6)
-        np.testing.assert_allclose(statistics.mean_error[0, 3:5], 0.0, atol=1e-3)
-        assert np.isfinite(model.predict(x)["t2m"].values[:, 3:5]).all()
-        table = model.score(x, y)
-        assert all(np.isfinite(values).all() for values in table.rmse.values())
-        assert table.value("input + map of mean errors") < table.value("climatology (mean)")
-        _, target = model_samples(x, y, normalisation)
-        assert float(target[:, :, 3:5].abs().max()) < (6.0 if normalisation == "pixel" else 200.0)
-
-
-def model_samples(x: xr.Dataset, y: xr.Dataset, normalisation: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    with tempfile.TemporaryDirectory() as folder:
-        prepared = prepare(x, y, RegressorOptions(normalisation=normalisation), {}, cache=Path(folder))
-    return prepared.splits["train"].__getitems__(range(32))
+    model = fitted(x, y, net="layer")
+    statistics = model.fitted.statistics
+    training = y["t2m"].isel(time=slice(0, 32))
+    np.testing.assert_allclose(statistics.input_fill[0, 3:5], training[:, 3:5].mean("time"), rtol=1e-6)
+    np.testing.assert_allclose(statistics.mean_error[0, 3:5], 0.0, atol=1e-3)
+    assert np.isfinite(model.predict(x)["t2m"].values[:, 3:5]).all()
+    table = model.score(x, y)
+    assert all(np.isfinite(values).all() for values in table.rmse.values())
+    assert table.value("input + map of mean errors") < table.value("climatology (mean)")
 
 
 def test_a_target_that_is_one_level_of_an_input_continues_it() -> None:
@@ -452,8 +433,7 @@ def test_an_own_net_is_named_and_must_take_the_inputs() -> None:
     with pytest.raises(ValueError, match=r"the net does not take \(1, 1, 6, 9\), a sample of these inputs: Given"):
         smoe.GridRegressor(nn.Conv2d(3, 1, 3, padding=1), progress=False).fit(x, y)
     model = smoe.GridRegressor(nn.Conv2d(1, 1, 1), **{**SMALL, "max_epochs": 1}, compare="yes").fit(x, y)
-    kept = replace(model.fitted, keeps_plain=True, records={})
-    model._fitted = kept
+    model._fitted = replace(model.fitted, kept="plain")
     assert "own net, not kept" in model.score(x, y).rmse
 
 

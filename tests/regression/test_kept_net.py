@@ -13,7 +13,7 @@ import xarray as xr
 
 import smoe
 from gridded_files import regional
-from smoe.regression._fitted import best_validation, is_worse
+from smoe.regression._fitted import best_validation
 from smoe.regression._scores import NOT_KEPT, PLAIN, ErrorSums, bootstrap_spread, make_table
 
 SMALL: dict[str, Any] = {"device": "cpu", "progress": False, "compare": "yes", "net": "layer", "filters": 2}
@@ -34,7 +34,6 @@ def plain_is_better() -> tuple[smoe.GridRegressor, xr.Dataset, xr.Dataset, list[
     # One linear filter at each pixel cannot learn an absolute value; two convolutions with ReLU can.
     model = smoe.GridRegressor(max_epochs=12, learning_rate=0.02, num_experts=40.0, **SMALL)
     model.fit(x, y, notify=lines.append)
-    assert is_worse(model.fitted.records)
     return model, x, y, lines
 
 
@@ -43,7 +42,7 @@ def test_the_plain_net_predicts_where_it_is_better(
 ) -> None:
     model, x, y, lines = plain_is_better
     fitted = model.fitted
-    assert fitted.keeps_plain and model.net is fitted.plain
+    assert fitted.kept == "plain" and model.net is fitted.plain
     table = model.score(x, y)
     assert table.value("model") < table.value(NOT_KEPT) and PLAIN not in table.rmse
     error = model.predict(x)["y"] - y["y"]
@@ -78,9 +77,9 @@ def test_the_better_net_needs_no_note_and_an_unknown_one_has_one() -> None:
     x, y = regional(30, 4, 6, seed=1), regional(30, 4, 6, seed=2)
     model = smoe.GridRegressor(max_epochs=1, **SMALL)
     model.fit(x, y)
-    better = {"model": [{"validation/loss": 1.0}, {"stopped": "x"}], "plain": [{"validation/loss": 2.0}]}
-    fitted = replace(model.fitted, records=better, keeps_plain=False, weakness=None)
-    assert not fitted.remarks() and not is_worse(better)
+    better = {"base": 1.0, "net": 0.8, "plain": 0.9}
+    fitted = replace(model.fitted, validation=better, kept="net", weakness=None, verdict="")
+    assert not fitted.remarks()
     assert "no plain net was fitted" in str(replace(fitted, plain=None).remarks())
     assert best_validation([{"validation/loss": float("nan")}, {"validation/loss": None}]) is None
 

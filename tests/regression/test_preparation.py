@@ -53,7 +53,7 @@ def test_each_field_is_read_once(
     read = read_positions(monkeypatch)
     prepared = prepare(*data, RegressorOptions(max_memory_gb=max_memory_gb), PERIODS, cache=tmp_path)
     for split in prepared.splits.values():
-        split.__getitems__([0, 1])
+        split.physical([0, 1])
     for positions in read.values():
         assert len(positions) == 790 and len(set(positions)) == 790
 
@@ -82,32 +82,30 @@ def test_what_dask_reads_side_by_side_is_bit_equal(tmp_path: Path, max_memory_gb
         assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)
 
 
-@pytest.mark.parametrize("normalisation", ["channel", "pixel"])
 @pytest.mark.parametrize("residual", ["auto", "no"])
 def test_statistics_are_those_that_xarray_computes(
-    data: tuple[xr.Dataset, xr.Dataset], tmp_path: Path, normalisation: Any, residual: Any
+    data: tuple[xr.Dataset, xr.Dataset], tmp_path: Path, residual: Any
 ) -> None:
     x, y = data
-    options = RegressorOptions(normalisation=normalisation, residual=residual, max_memory_gb=1e-5, lead="1D")
+    options = RegressorOptions(residual=residual, max_memory_gb=1e-5, lead="1D")
     found = prepare(x, y, options, PERIODS, cache=tmp_path).statistics
     train = slice("2001-01-01", "2002-12-30")
     before = x["t2m"].sortby("time").sel(time=train).astype(np.float64)
     after = y["t2m"].sel(time=slice("2001-01-02", "2002-12-31")).astype(np.float64)
     change = after - before.values if residual == "auto" else after
-    dims = ["time", "lat", "lon"] if normalisation == "channel" else ["time"]
 
     def same(actual: np.ndarray, expected: Any) -> None:
         np.testing.assert_allclose(actual, np.broadcast_to(expected, actual.shape), rtol=1e-5)
 
-    there = np.s_[:] if normalisation == "channel" else ~np.isnan(before.values[0] + after.values[0])
-    same(found.input_mean[0][there], before.mean(dims).values[() if normalisation == "channel" else there])
-    same(found.input_std[0][there], before.std(dims).values[() if normalisation == "channel" else there])
-    same(found.target_mean[0][there], change.mean(dims).values[() if normalisation == "channel" else there])
-    same(found.target_std[0][there], change.std(dims).values[() if normalisation == "channel" else there])
+    there = ~np.isnan(before.values[0] + after.values[0])
+    same(found.input_mean[0][there], before.mean("time").values[there])
+    same(found.input_std[0][there], before.std("time").values[there])
+    # A static field differs between pixels only.
+    same(found.input_mean[1], float(x["height"].mean()))
+    same(found.input_std[1], float(x["height"].std()))
     # Where the input has no value, the target that continues it stands in.
     same(found.input_fill[0], before.mean("time").fillna(after.mean("time") if residual == "auto" else before.mean()))
     same(found.input_fill[1], x["height"])
-    same(found.climatology[:, 0], after.groupby("time.month").mean())
     error = change.mean("time").where(before.mean("time").notnull(), 0.0 * after.mean("time"))
     np.testing.assert_allclose(
         found.mean_error[0], error if residual == "auto" else np.full(error.shape, np.nan), rtol=1e-5, atol=1e-6
@@ -133,6 +131,6 @@ def test_samples_that_are_dropped_do_not_enter_the_statistics(
 def test_a_second_pass_over_the_tables_gives_the_same(data: tuple[xr.Dataset, xr.Dataset], tmp_path: Path) -> None:
     prepared = prepare(*data, RegressorOptions(max_memory_gb=1e-5), PERIODS, cache=tmp_path)
     train = prepared.splits["train"]
-    again = gather_statistics(train.inputs, train.targets, train.pairs, prepared.statistics.reference, "pixel")
+    again = gather_statistics(train.inputs, train.targets, train.pairs, prepared.statistics.reference)
     for name in Statistics.names():
         np.testing.assert_allclose(getattr(again, name), getattr(prepared.statistics, name), rtol=1e-5, atol=1e-5)

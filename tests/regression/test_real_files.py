@@ -96,7 +96,7 @@ def test_grids_with_a_rotated_pole_or_two_dimensional_coordinates(
         series = series_on(dataset[variable].load(), 0.01)
     if "rotated" in kind:
         series["rotated_latitude_longitude"] = ((), 0, {"grid_mapping_name": "rotated_latitude_longitude"})
-    model = smoe.GridRegressor(lead="1D", max_epochs=1, batch_size=8, normalisation="channel", **SMALL)
+    model = smoe.GridRegressor(lead="1D", max_epochs=1, batch_size=8, **SMALL)
     model.fit(series, series)
     assert model.fitted.grid.kind == kind
     predicted = model.predict(series)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -22,13 +23,17 @@ from smoe.gridded import (
     open_fields,
 )
 from smoe.meshes import Mesh, with_mesh
+from smoe.regression._ladder import CLIMATOLOGY, MEAN_ERROR, GridLadder, Ladder
 from smoe.regression._layout import OutputLayout
 from smoe.regression._nets import NetShape, Regression, count_parameters
-from smoe.regression._options import RegressorOptions
+from smoe.regression._options import SIMPLE, RegressorOptions
 from smoe.regression._statistics import Statistics
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+Kept = Literal["ladder", "net", "plain", "alone"]
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,14 @@ class Fitted:
 
     Attributes:
         options: Options that it was fitted with.
-        net: Trained SMoE net, or the user's own net.
+        ladder: Simple models.
+        base: The rung of it that the nets correct.
+        net: Trained SMoE net, or the user's own net; for a simple model, one that adds nothing.
         plain: Plain net of the same size, if one was fitted beside it.
-        keeps_plain: Whether the plain net predicts, because it was better on the validation part.
+        alone: Plain net of the same size that does not know the simple models, if one was fitted.
+        kept: What predicts.
+        validation: Objective in the validation part, as a share of the base's, of the nets and rungs.
+        verdict: What predicts, and what the nets add to the simple models, in one line.
         shape: What the nets are made for.
         has_own_net: Whether the net is a module of the user's own.
         input_channels: Channels of the inputs, static ones among them.
@@ -62,9 +72,14 @@ class Fitted:
     """
 
     options: RegressorOptions
+    ladder: Ladder
+    base: str
     net: Regression
     plain: Regression | None
-    keeps_plain: bool
+    alone: Regression | None
+    kept: Kept
+    validation: Mapping[str, float]
+    verdict: str
     shape: NetShape
     has_own_net: bool
     input_channels: tuple[Channel, ...]
@@ -97,9 +112,30 @@ class Fitted:
         return np.ones(self.grid.shape) if weights is None else weights
 
     @property
+    def keeps_plain(self) -> bool:
+        """Whether a plain net predicts."""
+        return self.kept in ("plain", "alone")
+
+    @property
     def predictor(self) -> Regression:
-        """The net that predicts."""
-        return self.plain if self.keeps_plain and self.plain is not None else self.net
+        """The net that predicts; where it is a simple model, one that adds nothing."""
+        found = {"plain": self.plain, "alone": self.alone}.get(self.kept)
+        return self.net if found is None else found
+
+    @property
+    def simple_base(self) -> str:
+        """What the plain net that does not know the ladder starts from."""
+        return MEAN_ERROR if MEAN_ERROR in self.ladder.rungs else CLIMATOLOGY
+
+    def base_of(self, net: Regression) -> str:
+        """The rung that a net corrects."""
+        return self.simple_base if net is self.alone else self.base
+
+    @cached_property
+    def grid_ladder(self) -> GridLadder:
+        """The simple models for fields of all inputs."""
+        is_dynamic = np.asarray([not channel.is_static for channel in self.input_channels])
+        return GridLadder(self.ladder, self.statistics, is_dynamic)
 
     @property
     def net_kind(self) -> str:
@@ -110,11 +146,11 @@ class Fitted:
         """Net, targets and grid in one line."""
         net = "own net" if self.has_own_net else self.options.net
         net = f"plain {net}" if self.keeps_plain else net
+        net = f"{net} of {count_parameters(self.predictor)} parameters"
+        net = self.base if self.kept == "ladder" else net if self.kept == "alone" else f"{net} on {self.base}"
         targets = ", ".join(channel.name for channel in self.target_channels)
         lead = f", lead {self.options.lead}" if self.options.lead else ""
-        return printable(
-            f"{net} of {count_parameters(self.predictor)} parameters for {targets}{lead} on {self.grid.describe()}"
-        )
+        return printable(f"{net} for {targets}{lead} on {self.grid.describe()}")
 
     def period_of(self, which: str) -> Period:
         """Period of a split, such as `test`.
@@ -132,23 +168,23 @@ class Fitted:
 
     def worse_than_plain(self) -> str | None:
         """A warning if the plain net of the same size is better on the validation part, with what becomes of it."""
-        if not is_worse(self.records):
+        ours, plain = self.validation.get("net"), self.validation.get("plain")
+        if ours is None or plain is None or not ours > plain:
             return None
-        ours, plain = self.best_validation("model"), self.best_validation("plain")
         reason = "the location may not matter for these data, or the training needs more samples or epochs"
-        values = f"objective {plain:.4g} of the plain net, {ours:.4g} of the SMoE net"
-        if self.keeps_plain:
+        values = f"objective {plain:.4g} of the plain net, {ours:.4g} of the {self.net_kind}, 1 of {self.base}"
+        if self.kept == "plain":
             return f"the plain net predicts, it was better on validation than the {self.net_kind} ({values}): {reason}"
         return f"the model was worse on validation than the plain net of the same size ({values}): {reason}"
 
     def remarks(self) -> tuple[str, ...]:
         """What the scores must say of the model beside the plain net and simple predictions."""
-        plain = self.worse_than_plain()
-        if self.plain is None:
+        plain = self.worse_than_plain() if self.kept in ("net", "plain") else None
+        if self.plain is None and self.options.net not in SIMPLE:
             plain = (
                 "no plain net was fitted to compare with, so whether the location matters for these data is not known"
             )
-        return tuple(each for each in (plain, self.weakness) if each is not None)
+        return tuple(each for each in (self.verdict, plain, self.weakness) if each)
 
 
 def best_validation(records: Sequence[Mapping[str, Any]]) -> float | None:
@@ -156,12 +192,6 @@ def best_validation(records: Sequence[Mapping[str, Any]]) -> float | None:
     values = [record.get("validation/loss") for record in records]
     finite = [value for value in values if isinstance(value, (int, float)) and np.isfinite(value)]
     return min(finite) if finite else None
-
-
-def is_worse(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> bool:
-    """Whether the best validation of `model` is worse than that of `plain`, where both are known."""
-    ours, plain = best_validation(records.get("model", ())), best_validation(records.get("plain", ()))
-    return ours is not None and plain is not None and ours > plain
 
 
 def open_inputs(fitted: Fitted, x: Any, open_options: OpenOptions | None = None) -> FieldSource:
@@ -232,6 +262,8 @@ def _check_static(fitted: Fitted, dataset: xr.Dataset) -> None:
 
 def run_net(net: Regression, inputs: np.ndarray) -> np.ndarray:
     """Outputs of a net for normalised inputs `(N, C, H, W)`, on the net's device."""
+    if not net.share.any():
+        return np.broadcast_to(net.start.cpu().numpy(), (len(inputs), *net.start.shape)).copy()
     device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
     net.eval()
     with torch.no_grad():
@@ -280,10 +312,9 @@ def routing_map(fitted: Fitted, gate: str | int = 0, slot: int | None = 0) -> xr
         "num_experts": gates[name].num_experts,
         "gate": name,
     }
-    if fitted.keeps_plain:
-        attributes["comment"] = (
-            "the plain net predicts, which was better on validation; this is the routing of the other"
-        )
+    if fitted.kept != "net":
+        what = "the plain net predicts" if fitted.keeps_plain else f"{fitted.base} predicts"
+        attributes["comment"] = f"{what}, which was better on validation; this is the routing of the {fitted.net_kind}"
     row, column = fitted.layout.variables[0][2][-2:]
     coordinates: dict[str, Any] = {
         key: (dims, array, attrs)

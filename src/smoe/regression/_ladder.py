@@ -8,24 +8,17 @@ period, each by a fit to the others, and the validation period.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
-_DAYS_OF_YEAR = {"noleap": 365.0, "360_day": 360.0, "all_leap": 366.0, "julian": 365.25}
-_YEAR_HARMONICS, _DAY_HARMONICS = 4, 3
-# Shares of the number of samples that are added to the diagonal.
-_PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
-_LEAST_PENALTY, _NEVER = 1e-6, 1e9
-# Share of an error that more columns must remove.
-_LEAST_GAIN = 0.002
-NUM_BLOCKS = 5
-RINGS = (1, 2, 4, 8)
-_COMPONENTS = (3, 6)
-# Most values of the columns of the pixels that choices are made on, and of those that are fitted at once.
-_CHOICE_VALUES, _CHUNK_VALUES = 12_000_000, 8_000_000
-_MOST_CHOICE_PIXELS, _MOST_PATTERN_VALUES, _MOST_RING_CHANNELS = 400, 1200, 4
+from smoe.regression._statistics import Statistics
+
+DAYS_OF_YEAR = {"noleap": 365.0, "360_day": 360.0, "all_leap": 366.0, "julian": 365.25}
+# Most values of the columns of the pixels that are worked on at once.
+_CHUNK_VALUES = 8_000_000
 
 CLIMATOLOGY, DAMPED, LINEAR, RIDGE = "climatology", "damped anomaly", "linear regression", "ridge regression"
 PERSISTENCE, MEAN_ERROR = "persistence", "input + map of mean errors"
@@ -55,7 +48,7 @@ class TimeBasis:
     def phases(self, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Phase of the year and of the day, radians."""
         days = np.asarray(seconds, np.float64) / 86400.0
-        return 2.0 * np.pi * days / _DAYS_OF_YEAR.get(self.calendar, 365.2425), 2.0 * np.pi * days
+        return 2.0 * np.pi * days / DAYS_OF_YEAR.get(self.calendar, 365.2425), 2.0 * np.pi * days
 
     def __call__(self, seconds: np.ndarray) -> np.ndarray:
         """The columns of some times, `(N, p)`."""
@@ -83,26 +76,6 @@ class TimeBasis:
         return ", ".join(parts + ["trend"] * self.trend) or "mean"
 
 
-def candidate_bases(seconds: np.ndarray, calendar: str) -> list[TimeBasis]:
-    """Bases that times allow: harmonics of the year need one, those of the day need two."""
-    start, stop = float(seconds.min()), float(seconds.max())
-    whole = TimeBasis(calendar=calendar, origin=(start + stop) / 2.0, scale=max((stop - start) / 2.0, 1.0))
-    days = _DAYS_OF_YEAR.get(calendar, 365.2425)
-    step = float(np.median(np.diff(np.unique(seconds)))) if len(np.unique(seconds)) > 1 else np.inf
-    of_year = np.unique(np.round(seconds / 86400.0 / days % 1.0 * 24.0) % 24)
-    of_day = np.unique(seconds % 86400)
-    most_year = min(_YEAR_HARMONICS, (len(of_year) - 1) // 2) if stop - start + step >= 0.95 * days * 86400.0 else 0
-    most_day = min(_DAY_HARMONICS, len(of_day) // 2) if step < 86400 and stop - start >= 2 * 86400 else 0
-    found = []
-    for year in range(most_year + 1):
-        for day in range(most_day + 1):
-            for trend in (False, True):
-                basis = replace(whole, year=year, day=day, trend=trend)
-                if basis.size <= max(1, len(seconds) // 4):
-                    found.append(basis)
-    return found
-
-
 @dataclass(frozen=True)
 class Columns:
     """Which columns a regression has beside those of time.
@@ -113,7 +86,7 @@ class Columns:
         rings: Distances of the eight pixels around it.
         components: Number of patterns of the whole area.
         seasonal: Inputs whose product with the seasons is a column.
-        has_lead: Whether the lead time, and its products with the seasonal inputs, are columns.
+        has_lead: Whether the lead time, and its products with the inputs at the pixel, are columns.
     """
 
     channels: tuple[int, ...] = ()
@@ -122,74 +95,6 @@ class Columns:
     components: int = 0
     seasonal: tuple[int, ...] = ()
     has_lead: bool = False
-
-
-def ring_neighbours(shape: tuple[int, int], rings: Sequence[int], *, closes_circle: bool) -> np.ndarray:
-    """Flat index of each pixel and of those around it, `(P, 1 + 8 * rings)`; -1 beyond the border."""
-    rows, columns = np.divmod(np.arange(shape[0] * shape[1]), shape[1])
-    found = [np.arange(shape[0] * shape[1])]
-    for distance in rings:
-        for down, right in ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 1)):
-            row, column = rows + down * distance, columns + right * distance
-            inside = (row >= 0) & (row < shape[0])
-            if closes_circle:
-                column = column % shape[1]
-            inside &= (column >= 0) & (column < shape[1])
-            found.append(np.where(inside, row * shape[1] + column, -1))
-    return np.stack(found, axis=1).astype(np.int64)
-
-
-def least_squares(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Coefficients `(p, M)` of columns `(N, p)` for values `(N, M)`; NaN do not count, without any value it is 0."""
-    gram = columns.T @ columns + _LEAST_PENALTY * len(columns) * np.eye(columns.shape[1])
-    values = np.asarray(values, np.float64)
-    found = np.linalg.solve(gram, columns.T @ values)
-    for column in np.flatnonzero(np.isnan(found).any(axis=0)):
-        kept = ~np.isnan(values[:, column])
-        part = columns[kept]
-        gram = part.T @ part + _LEAST_PENALTY * max(len(part), 1) * np.eye(columns.shape[1])
-        found[:, column] = np.linalg.solve(gram, part.T @ values[kept, column])
-    return found
-
-
-@dataclass(frozen=True)
-class LadderData:
-    """Samples that a ladder is fitted to; pixels are flat.
-
-    Attributes:
-        inputs: Inputs that depend on time, `(N, C, P)`; an array or a view of one.
-        input_rows: Row of each sample in it.
-        targets: Targets, `(M, K, P)`.
-        target_rows: Row of each sample in it.
-        starts: Times of the inputs, seconds.
-        valid: Times of the targets.
-        calendar: Their calendar.
-        block: Block of each sample; the last one is the validation period.
-        lead: Lead time of each sample where they differ, else None.
-    """
-
-    inputs: np.ndarray
-    input_rows: np.ndarray
-    targets: np.ndarray
-    target_rows: np.ndarray
-    starts: np.ndarray
-    valid: np.ndarray
-    calendar: str
-    block: np.ndarray
-    lead: np.ndarray | None = None
-
-    @property
-    def is_train(self) -> np.ndarray:
-        """Samples of the training period."""
-        return self.block < self.block.max()
-
-    def x(self, pixels: np.ndarray) -> np.ndarray:
-        """Inputs at some pixels, `(N, C, n)`."""
-        return self.inputs[:, :, pixels][self.input_rows]
-
-    def y(self, pixels: np.ndarray) -> np.ndarray:
-        """Targets at some pixels, `(N, K, n)`."""
-        return self.targets[:, :, pixels][self.target_rows].astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -212,28 +117,10 @@ class Anomalies:
         return np.nan_to_num((inputs - expected) / self.scale[:, pixels]).astype(np.float32)
 
 
-def _chunks(num_pixels: int, values_of_one: int) -> Iterator[np.ndarray]:
+def pixel_chunks(num_pixels: int, values_of_one: int) -> Iterator[np.ndarray]:
     step = max(1, _CHUNK_VALUES // max(values_of_one, 1))
     for first in range(0, num_pixels, step):
         yield np.arange(first, min(first + step, num_pixels))
-
-
-def fit_anomalies(data: LadderData, basis: TimeBasis, chosen: np.ndarray) -> Anomalies:
-    """The climatology of the inputs of some samples, and their spread around it."""
-    num_channels, num_pixels = data.inputs.shape[1:]
-    columns = basis(data.starts[chosen])
-    climatology = np.zeros((columns.shape[1], num_channels, num_pixels), np.float32)
-    scale = np.zeros((num_channels, num_pixels), np.float32)
-    for pixels in _chunks(num_pixels, len(chosen) * num_channels):
-        values = data.inputs[:, :, pixels][data.input_rows[chosen]].astype(np.float64)
-        found = least_squares(columns, values.reshape(len(chosen), -1))
-        rest = values - (columns @ found).reshape(values.shape)
-        climatology[:, :, pixels] = found.reshape(-1, num_channels, len(pixels))
-        with np.errstate(invalid="ignore"):
-            count = np.maximum((~np.isnan(rest)).sum(axis=0), 1)
-            scale[:, pixels] = np.sqrt(np.nansum(np.square(rest), axis=0) / count)
-    usual = np.sqrt(np.mean(np.square(scale, dtype=np.float64), axis=1, keepdims=True))
-    return Anomalies(basis, climatology, np.maximum(scale, np.maximum(0.02 * usual, 1e-30)).astype(np.float32))
 
 
 @dataclass(frozen=True)
@@ -251,24 +138,6 @@ class Patterns:
     def __call__(self, anomalies: np.ndarray) -> np.ndarray:
         """Components `(N, m)` of anomalies at the pixels, `(N, C, S)`."""
         return anomalies.reshape(len(anomalies), -1) @ self.vectors.T
-
-
-def fit_patterns(anomalies: np.ndarray, pixels: np.ndarray, weights: np.ndarray, count: int) -> Patterns:
-    """Patterns of anomalies `(N, C, S)`, weighted by area `(S,)`."""
-    root = np.sqrt(np.broadcast_to(weights, anomalies.shape[1:])).reshape(-1)
-    flat = anomalies.reshape(len(anomalies), -1).astype(np.float64) * root
-    values, vectors = np.linalg.eigh(flat.T @ flat / len(flat))
-    count = min(count, len(values), len(flat) // 4)
-    values, vectors = values[::-1][:count], vectors[:, ::-1][:, :count]
-    kept = values > 1e-6 * values[:1].sum()
-    return Patterns(pixels, (vectors[:, kept] * root[:, None] / np.sqrt(values[kept])).T.astype(np.float32))
-
-
-def _spread_evenly(pixels: np.ndarray, count: int) -> np.ndarray:
-    """At most `count` of some pixels, without a regular step, which rows would meet in the same columns."""
-    if len(pixels) <= count:
-        return pixels
-    return np.sort(np.random.default_rng(0).choice(pixels, count, replace=False))
 
 
 class Design:
@@ -294,9 +163,9 @@ class Design:
         found += [("ring", ring) for ring in columns.rings for _ in range(8 * len(columns.ring_channels))]
         found += [("pattern", n) for n in range(columns.components)]
         found += [("season", c) for c in columns.seasonal for _ in range(self.num_seasons)]
-        return found + [("lead", n) for n in range(1 + len(columns.seasonal))] * columns.has_lead
+        return found + ([("lead", 0)] + [("slope", c) for c in columns.channels]) * columns.has_lead
 
-    def of_times(self, starts: np.ndarray, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def of_times(self, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Columns of time `(N, p)`, and the seasons that are multiplied with inputs, `(N, s)`."""
         basis = self.anomalies.basis
         of_year, of_day = basis.phases(valid)
@@ -329,11 +198,10 @@ class Design:
             parts.append(ring.transpose(2, 0, 3, 1).reshape(count, num, -1))
         if columns.components:
             parts.append(np.broadcast_to(components[:, : columns.components], (count, num, columns.components)))
-        for channel in columns.seasonal:
-            parts.append(here[:, channel].T[:, :, None] * seasons)
+        parts += [here[:, channel].T[:, :, None] * seasons for channel in columns.seasonal]
         if columns.has_lead and lead is not None:
             parts.append(np.broadcast_to(lead[:, None], (count, num, 1)))
-            parts += [(here[:, channel] * lead[:, None]).T[:, :, None] for channel in columns.seasonal]
+            parts.append((here[:, columns.channels] * lead[:, None, None]).transpose(2, 0, 1))
         return np.concatenate(parts, axis=2, dtype=np.float64)
 
     def _around(self, pixels: np.ndarray) -> np.ndarray:
@@ -346,91 +214,6 @@ class Design:
         where = np.full(len(self.neighbours) + 1, len(found), np.int64)
         where[found] = np.arange(len(found))
         return found, where
-
-
-class NormalEquations:
-    """Sums of products of columns and targets of each pixel over each block of times, float64.
-
-    Args:
-        columns: Columns, `(n, N, p)`.
-        targets: Targets of mean 0 and spread 1, `(n, N, K)`; samples with NaN do not count.
-        block: Block of each sample; the last one validates.
-    """
-
-    def __init__(self, columns: np.ndarray, targets: np.ndarray, block: np.ndarray) -> None:
-        missing = np.isnan(targets).any(axis=2)
-        if missing.any():
-            columns, targets = columns.copy(), targets.copy()
-            columns[missing], targets[missing] = 0.0, 0.0
-        self.gram, self.cross, self.squares, self.counts = [], [], [], []
-        for number in range(int(block.max()) + 1):
-            of_block = np.flatnonzero(block == number)
-            # A slice where the samples lie together.
-            rows = slice(of_block[0], of_block[-1] + 1) if np.ptp(of_block) + 1 == len(of_block) else of_block
-            part, truth = columns[:, rows], targets[:, rows]
-            self.gram.append(part.transpose(0, 2, 1) @ part)
-            self.cross.append(part.transpose(0, 2, 1) @ truth)
-            self.squares.append(np.square(truth).sum(axis=1))
-            self.counts.append(len(of_block) - missing[:, of_block].sum(axis=1))
-        self.gram, self.cross = np.stack(self.gram, 1), np.stack(self.cross, 1)
-        self.squares, self.counts = np.stack(self.squares, 1), np.stack(self.counts, 1)
-
-    def fit(self, chosen: np.ndarray, penalty: np.ndarray, start: np.ndarray, *, whole: str = "") -> np.ndarray:
-        """Coefficients for each block that was not fitted, `(n, B, p, K)`, or of a `whole` fit, `(n, 1, p, K)`.
-
-        Args:
-            chosen: Columns of the regression.
-            penalty: Penalty of each column and target as a share of the number of samples, `(p, K)`.
-            start: What the coefficients are drawn to, `(p, K)`.
-            whole: `train`, or `all` for the training and the validation period.
-        """
-        gram, cross = self.gram[:, :, chosen][..., chosen], self.cross[:, :, chosen]
-        of_train, of_cross = gram[:, :-1].sum(axis=1), cross[:, :-1].sum(axis=1)
-        counts = self.counts[:, :-1].sum(axis=1)
-        if whole:
-            add = whole == "all"
-            gram = (of_train + gram[:, -1] if add else of_train)[:, None]
-            cross = (of_cross + cross[:, -1] if add else of_cross)[:, None]
-            counts = (counts + self.counts[:, -1] if add else counts)[:, None]
-        else:
-            # The last block is none of the training.
-            held = np.concatenate([np.ones(gram.shape[1] - 1), [0.0]])[:, None, None]
-            gram, cross = of_train[:, None] - gram * held, of_cross[:, None] - cross * held
-            counts = counts[:, None] - self.counts * held[:, 0, 0]
-        found = np.empty(cross.shape)
-        counts = np.maximum(counts, 1)[..., None, None]
-        for value, targets in _alike(penalty):
-            diagonal = np.maximum(value, _LEAST_PENALTY)
-            system = gram + counts * np.diag(diagonal)
-            right = cross[..., targets] + counts * (diagonal[:, None] * start[:, targets])
-            found[..., targets] = np.linalg.solve(system, right)
-        return found
-
-    def errors(self, chosen: np.ndarray, found: np.ndarray) -> np.ndarray:
-        """Sum of squared errors of each block by the coefficients of `fit`, `(n, B, K)`."""
-        gram, cross = self.gram[:, :, chosen][..., chosen], self.cross[:, :, chosen]
-        return self.squares - 2.0 * (found * cross).sum(axis=2) + (found * (gram @ found)).sum(axis=2)
-
-    def pooled(self, chosen: np.ndarray, is_time: np.ndarray) -> np.ndarray:
-        """Coefficients that all pixels share beside those of time, `(p, K)`, which are 0 here."""
-        gram = self.gram[:, :-1].sum(axis=1)[:, chosen][..., chosen]
-        cross = self.cross[:, :-1].sum(axis=1)[:, chosen]
-        time, rest = np.flatnonzero(is_time), np.flatnonzero(~is_time)
-        of_time = gram[:, time][..., time] + 1e-9 * np.trace(gram, axis1=1, axis2=2)[:, None, None] * np.eye(len(time))
-        removed = np.linalg.solve(of_time, np.concatenate([gram[:, time][..., rest], cross[:, time]], axis=2))
-        inner = (gram[:, rest][..., rest] - gram[:, rest][..., time] @ removed[..., : len(rest)]).sum(axis=0)
-        outer = (cross[:, rest] - gram[:, rest][..., time] @ removed[..., len(rest) :]).sum(axis=0)
-        found = np.zeros((len(chosen), cross.shape[2]))
-        inner += 1e-3 * np.trace(inner) / max(len(rest), 1) * np.eye(len(rest))
-        found[rest] = np.linalg.solve(inner, outer) if len(rest) else 0.0
-        return found
-
-
-def _alike(penalty: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Penalties of columns, and the targets that have them."""
-    unique, inverse = np.unique(penalty, axis=1, return_inverse=True)
-    for number in range(unique.shape[1]):
-        yield unique[:, number], np.flatnonzero(np.ravel(inverse) == number)
 
 
 @dataclass(frozen=True)
@@ -462,8 +245,19 @@ class Ladder:
     @property
     def rungs(self) -> list[str]:
         """Names of all rungs, the combination too."""
-        simple = [PERSISTENCE, MEAN_ERROR] if np.isfinite(self.mean_error).all() else []
+        simple = [PERSISTENCE, MEAN_ERROR] if np.isfinite(self.mean_error).any(axis=1).all() else []
         return [*simple, *self.coefficients, *([COMBINATION] if self.weights else [])]
+
+    def describe(self) -> str:
+        """What was chosen, in one line."""
+        columns = self.design.columns
+        around = f"pixels around at the distances {', '.join(map(str, columns.rings))}" if columns.rings else ""
+        patterns = f"{columns.components} patterns of the area" if columns.components else ""
+        parts = [self.design.anomalies.basis.description, around, patterns, "seasonal slopes" * bool(columns.seasonal)]
+        best = self.best
+        if self.weights:
+            best = " + ".join(f"{float(weight.mean()):.2f} {name}" for name, weight in self.weights.items())
+        return f"simple models: {', '.join(filter(None, parts))}; the best on times that were not fitted: {best}"
 
     def predict(
         self, inputs: np.ndarray, references: np.ndarray, starts: np.ndarray, valid: np.ndarray,
@@ -480,14 +274,15 @@ class Ladder:
             names: Rungs; all if None.
         """
         names = self.rungs if names is None else names
-        members = {name for name in names if name != COMBINATION}
-        members |= set(self.weights) if COMBINATION in names else set()
+        needed = {name for name in names if name != COMBINATION}
+        needed |= set(self.weights) if COMBINATION in names else set()
         found = {PERSISTENCE: references, MEAN_ERROR: references + self.mean_error} if len(references) else {}
-        regressions = [name for name in self.coefficients if name in members]
+        regressions = [name for name in self.coefficients if name in needed]
         if regressions:
             found |= self._regress(inputs, starts, valid, lead, regressions)
         if COMBINATION in names:
-            found[COMBINATION] = sum(weight[:, None] * found[name] for name, weight in self.weights.items())
+            members = [weight[:, None] * found[name] for name, weight in self.weights.items()]
+            found[COMBINATION] = np.sum(members, axis=0)
         return {name: np.asarray(found[name], np.float32) for name in names}
 
     def _regress(
@@ -498,9 +293,9 @@ class Ladder:
         anomalies = design.anomalies(inputs, starts, slice(None))
         components = design.patterns(anomalies[:, :, design.patterns.pixels])
         anomalies = np.concatenate([anomalies, np.zeros_like(anomalies[:, :, :1])], axis=2)
-        times, where = design.of_times(starts, valid), np.append(np.arange(num_pixels), num_pixels)
+        times, where = design.of_times(valid), np.append(np.arange(num_pixels), num_pixels)
         output = {name: np.empty((len(inputs), num_targets, num_pixels), np.float32) for name in names}
-        for pixels in _chunks(num_pixels, len(inputs) * self.coefficients[names[0]].shape[0]):
+        for pixels in pixel_chunks(num_pixels, len(inputs) * self.coefficients[names[0]].shape[0]):
             columns = design(pixels, anomalies, where, components, times, lead)
             for name in names:
                 found = columns @ self.coefficients[name][:, :, pixels].transpose(2, 0, 1)
@@ -508,317 +303,121 @@ class Ladder:
                 output[name][:, :, pixels] = scaled
         return output
 
+    def to_plain(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """What JSON keeps, and the arrays beside it."""
+        design = self.design
+        words = {
+            "basis": asdict(design.anomalies.basis),
+            "columns": asdict(design.columns),
+            "weights": {name: weight.tolist() for name, weight in self.weights.items()},
+            "errors": {name: error.tolist() for name, error in self.errors.items()},
+            "regressions": list(self.coefficients),
+            "best": self.best,
+        }
+        arrays = {
+            "climatology": design.anomalies.climatology,
+            "scale": design.anomalies.scale,
+            "neighbours": design.neighbours.astype(np.int32),
+            "pattern_pixels": design.patterns.pixels,
+            "patterns": design.patterns.vectors,
+            "target_mean": self.target_mean,
+            "target_scale": self.target_scale,
+            "mean_error": self.mean_error,
+        }
+        arrays |= {f"coefficients.{name}": values for name, values in self.coefficients.items()}
+        arrays |= {f"spread.{name}": values for name, values in self.spreads.items()}
+        return words, {f"ladder.{name}": values for name, values in arrays.items()}
+
+    @classmethod
+    def from_plain(cls, words: LadderWords, arrays: dict[str, np.ndarray]) -> Ladder:
+        """The inverse of `to_plain`."""
+        found = {name.removeprefix("ladder."): each for name, each in arrays.items() if name.startswith("ladder.")}
+        anomalies = Anomalies(words.basis, found["climatology"], found["scale"])
+        patterns = Patterns(found["pattern_pixels"], found["patterns"])
+        return cls(
+            Design(anomalies, words.columns, found["neighbours"].astype(np.int64), patterns),
+            found["target_mean"],
+            found["target_scale"],
+            {name: found[f"coefficients.{name}"] for name in words.regressions},
+            found["mean_error"],
+            {name: np.asarray(weight) for name, weight in words.weights.items()},
+            {name.removeprefix("spread."): each for name, each in found.items() if name.startswith("spread.")},
+            {name: np.asarray(error) for name, error in words.errors.items()},
+            words.best,
+        )
+
 
 @dataclass(frozen=True)
-class Choice:
-    """A regression: its columns, and the penalty of each column and target."""
+class LadderWords:
+    """What JSON keeps of a ladder."""
 
-    columns: np.ndarray
-    penalty: np.ndarray
-    is_pooled: bool = False
+    basis: TimeBasis
+    columns: Columns
+    weights: dict[str, list[float]]
+    errors: dict[str, list[float]]
+    regressions: tuple[str, ...]
+    best: str
 
 
-class LadderFit:
-    """Chooses and fits the rungs.
+def num_channels(basis: TimeBasis, num_inputs: int, num_targets: int, *, has_lead: bool, is_own: bool) -> int:
+    """Channels that nets see: inputs, base, sine and cosine of the year and the day where these count, lead time."""
+    extra = 0 if is_own else num_targets + 2 * (bool(basis.year) + bool(basis.day))
+    return num_inputs + extra + has_lead
 
-    Args:
-        data: Samples.
-        reference: Input among those that depend on time that each target continues, or -1, `(K,)`.
-        references: What each target continues at all samples, at some pixels: `(N, K, n)`.
-        neighbours: Makes neighbours of distances.
-        rings: Distances that the grid allows.
-        weights: Area of each pixel, `(P,)`.
-        mask: Pixels where targets have values, `(K, P)`.
-        mean_error: Mean of target less reference; NaN for targets without one, `(K, P)`.
-        uniform: Inputs that are the same at all pixels.
+
+@dataclass(frozen=True)
+class GridLadder:
+    """A ladder for fields of all inputs on a grid: its rungs, and what nets see beside them.
+
+    Attributes:
+        ladder: The ladder; pixels are flat.
+        statistics: Statistics of the training part.
+        is_dynamic: Inputs that depend on time, `(C,)`.
     """
 
-    def __init__(
-        self,
-        data: LadderData,
-        reference: np.ndarray,
-        references: Callable[[np.ndarray], np.ndarray],
-        neighbours: Callable[[Sequence[int]], np.ndarray],
-        rings: Sequence[int],
-        weights: np.ndarray,
-        mask: np.ndarray,
-        mean_error: np.ndarray,
-        uniform: Sequence[int] = (),
-    ) -> None:
-        self.data, self.reference, self.references, self.neighbours = data, reference, references, neighbours
-        self.rings, self.weights, self.uniform, self.mean_error = rings, weights, uniform, mean_error
-        self.num_channels, self.num_pixels = data.inputs.shape[1:]
-        self.num_targets = data.targets.shape[1]
-        self.train = np.flatnonzero(data.is_train)
-        sizes = np.bincount(data.block)
-        # The validation period weighs as much as the blocks of the training.
-        self.block_weights = np.append(np.full(len(sizes) - 1, 0.5 / sizes[:-1].sum()), 0.5 / sizes[-1])
-        self.pixels = np.flatnonzero(mask.any(axis=0))
-        self._set_target_scale()
+    ladder: Ladder
+    statistics: Statistics
+    is_dynamic: np.ndarray
 
-    def _set_target_scale(self) -> None:
-        mean, scale = np.zeros((2, self.num_targets, self.num_pixels))
-        for pixels in _chunks(self.num_pixels, len(self.train) * self.num_targets):
-            values = self.data.y(pixels)[self.train]
-            count = np.maximum((~np.isnan(values)).sum(axis=0), 1)
-            mean[:, pixels] = np.nansum(values, axis=0) / count
-            scale[:, pixels] = np.sqrt(np.nansum(np.square(values - mean[:, pixels]), axis=0) / count)
-        usual = np.sqrt(np.mean(np.square(scale), axis=1, keepdims=True))
-        self.target_mean = mean
-        self.target_scale = np.maximum(scale, np.maximum(1e-3 * usual, 1e-35))
-
-    def run(self) -> tuple[Ladder, list[Ladder], Ladder]:
-        """The ladder of the training period, those that have not seen one block each, and that of all samples."""
-        basis = self.choose_basis()
-        design, components = self.widest_design(basis)
-        design, components, choices = self.choose(design, components)
-        return self.fit(design, components, choices)
-
-    def standardised(self, pixels: np.ndarray) -> np.ndarray:
-        """Targets of mean 0 and spread 1, `(n, N, K)`."""
-        values = (self.data.y(pixels) - self.target_mean[:, pixels]) / self.target_scale[:, pixels]
-        return values.transpose(2, 0, 1)
-
-    def columns(self, design: Design, components: np.ndarray, pixels: np.ndarray) -> np.ndarray:
-        """Columns of all samples, `(n, N, p)`."""
-        data = self.data
-        needed, where = design.needed(pixels)
-        anomalies = design.anomalies(data.x(needed), data.starts, needed)
-        anomalies = np.concatenate([anomalies, np.zeros_like(anomalies[:, :, :1])], axis=2)
-        return design(pixels, anomalies, where, components, design.of_times(data.starts, data.valid), data.lead)
-
-    def error(self, squared: np.ndarray, pixels: np.ndarray) -> np.ndarray:
-        """Mean squared error of each target relative to its variance, `(K,)`, of sums `(n, B, K)`."""
-        weights = self.weights[pixels][:, None] * np.square(self.target_scale[:, pixels].T)
-        total = (squared * self.block_weights[:, None]).sum(axis=1) * weights
-        return total.sum(axis=0) / weights.sum(axis=0)
-
-    def choose_basis(self) -> TimeBasis:
-        """The columns of time with the lowest error of a regression on the inputs at the pixel."""
-        data = self.data
-        pixels = _spread_evenly(self.pixels, _MOST_CHOICE_PIXELS // 2)
-        targets = self.standardised(pixels)
-        part = replace(data, inputs=np.ascontiguousarray(data.inputs[:, :, pixels]))
-        every = np.arange(len(pixels))
-        best, lowest = TimeBasis(calendar=data.calendar), np.inf
-        for basis in candidate_bases(data.valid[self.train], data.calendar):
-            values = fit_anomalies(part, basis, self.train)(part.x(every), data.starts, every)
-            time = np.broadcast_to(basis(data.valid), (len(pixels), len(data.valid), basis.size))
-            columns = np.concatenate([time, values.transpose(2, 0, 1)], axis=2, dtype=np.float64)
-            equations = NormalEquations(columns, targets, data.block)
-            chosen = np.arange(columns.shape[2])
-            penalty = np.repeat(np.where(chosen < basis.size, 0.0, 1e-2)[:, None], self.num_targets, axis=1)
-            found = equations.fit(chosen, penalty, np.zeros_like(penalty))
-            error = self.error(equations.errors(chosen, found), pixels).mean()
-            if error < (1.0 - _LEAST_GAIN) * lowest:
-                best, lowest = basis, error
-        return best
-
-    def widest_design(self, basis: TimeBasis) -> tuple[Design, np.ndarray]:
-        """All columns that are tried, and the components of all samples."""
-        data, channels = self.data, tuple(range(self.num_channels))
-        anomalies = fit_anomalies(data, basis, self.train)
-        around = tuple(c for c in channels if c not in self.uniform)
-        if len(around) > _MOST_RING_CHANNELS:
-            around = tuple(sorted({int(c) for c in self.reference if c >= 0}))
-        rings = tuple(self.rings) if len(around) <= 2 else tuple(r for r in self.rings if r in (1, 4))
-        rings = rings if 0 < len(around) <= _MOST_RING_CHANNELS else ()
-        pixels = _spread_evenly(self.pixels, max(8, _MOST_PATTERN_VALUES // self.num_channels))
-        values = anomalies(data.x(pixels), data.starts, pixels)
-        patterns = fit_patterns(values[self.train], pixels, self.weights[pixels], max(_COMPONENTS))
-        seasonal = tuple(sorted({int(c) for c in self.reference if c >= 0})) or channels
-        seasonal = seasonal if len(seasonal) <= _MOST_RING_CHANNELS else ()
-        columns = Columns(channels, around, rings, len(patterns.vectors), seasonal, data.lead is not None)
-        return Design(anomalies, columns, self.neighbours(rings), patterns), patterns(values)
-
-    def choose(self, design: Design, components: np.ndarray) -> tuple[Design, np.ndarray, dict[str, Choice]]:
-        """The columns and penalties of the regressions; the design has no columns that none of them uses."""
-        groups = design.groups()
-        most = min(_MOST_CHOICE_PIXELS, _CHOICE_VALUES // (len(self.data.valid) * len(groups)) + 1)
-        pixels = _spread_evenly(self.pixels, max(most, 60))
-        columns = self.columns(design, components, pixels)
-        equations = NormalEquations(columns, self.standardised(pixels), self.data.block)
-        kind = np.asarray([kind for kind, _ in groups])
-        number = np.asarray([number for _, number in groups])
-        always = np.isin(kind, ("time", "lead", "pixel"))
-        best = self._penalise(equations, np.flatnonzero(always), kind, pixels)
-        # First the pixels around, then the patterns, then the seasons: each is kept if it lowers the error.
-        tried = [(kind == "ring") & np.isin(number, rings) for rings in _ring_sets(design.columns.rings)]
-        tried += [(kind == "pattern") & (number < count) for count in _COMPONENTS]
-        tried.append(kind == "season")
-        for stage in ("ring", "pattern", "season"):
-            before = np.isin(np.arange(len(kind)), best[1].columns)
-            for extra in tried:
-                if extra.any() and (kind[extra] == stage).all():
-                    found = self._penalise(equations, np.flatnonzero(before | extra), kind, pixels)
-                    if found[0] < (1.0 - _LEAST_GAIN) * best[0]:
-                        best = found
-        used = [groups[column] for column in best[1].columns]
-        rings = tuple(r for r in design.columns.rings if ("ring", r) in used)
-        reduced = replace(
-            design.columns,
-            rings=rings,
-            components=sum(name == "pattern" for name, _ in used),
-            seasonal=design.columns.seasonal if any(name == "season" for name, _ in used) else (),
+    def predict(
+        self, inputs: np.ndarray, starts: np.ndarray, valid: np.ndarray, lead: np.ndarray | None,
+        names: Sequence[str] | None = None,
+    ) -> dict[str, np.ndarray]:  # fmt: skip
+        """Predictions of rungs, all if none are named, `(N, K, H, W)`."""
+        grid = inputs.shape[2:]
+        references = self.statistics.references(inputs)
+        found = self.ladder.predict(
+            self._flat(inputs), references.reshape(*references.shape[:2], -1), starts, valid, lead, names
         )
-        patterns = replace(design.patterns, vectors=design.patterns.vectors[: reduced.components])
-        design = Design(design.anomalies, reduced, self.neighbours(rings), patterns)
-        kind, number = (np.asarray(each) for each in zip(*design.groups(), strict=True))
-        every = np.arange(len(kind))
-        is_time, is_pixel = np.isin(kind, ("time", "lead")), kind == "pixel"
-        none = np.where(is_time, 0.0, _NEVER)[:, None].repeat(self.num_targets, axis=1)
-        choices = {CLIMATOLOGY: Choice(every[is_time], none[is_time])}
-        small = np.where(is_time[:, None], 0.0, np.where(is_pixel[:, None], 1e-3, _NEVER)).repeat(self.num_targets, 1)
-        both = is_time | is_pixel
-        if (self.reference >= 0).all():
-            own = np.where(is_pixel, number, -2)[:, None] == self.reference
-            penalty = np.where(is_pixel[:, None] & ~own, _NEVER, small)
-            choices[DAMPED] = Choice(every[both], penalty[both])
-        if (self.reference < 0).any() or self.num_channels > 1:
-            choices[LINEAR] = Choice(every[both], small[both])
-        choices[RIDGE] = Choice(every, best[1].penalty, is_pooled=True)
-        return design, components[:, : reduced.components], choices
+        return {name: each.reshape(*each.shape[:2], *grid) for name, each in found.items()}
 
-    def _penalise(
-        self, equations: NormalEquations, chosen: np.ndarray, kind: np.ndarray, pixels: np.ndarray
-    ) -> tuple[float, Choice]:
-        """The penalty of each target with the lowest error, and that error."""
-        is_time = np.isin(kind[chosen], ("time", "lead"))
-        start = equations.pooled(chosen, is_time)
-        errors = []
-        for value in _PENALTIES:
-            penalty = np.where(is_time, 0.0, value)[:, None].repeat(self.num_targets, axis=1)
-            errors.append(self.error(equations.errors(chosen, equations.fit(chosen, penalty, start)), pixels))
-        best = np.argmin(errors, axis=0)
-        penalty = np.where(is_time[:, None], 0.0, np.asarray(_PENALTIES)[best])
-        return float(np.min(errors, axis=0).mean()), Choice(chosen, penalty, is_pooled=True)
+    def _flat(self, inputs: np.ndarray) -> np.ndarray:
+        dynamic = inputs[:, self.is_dynamic] if not self.is_dynamic.all() else inputs
+        return dynamic.reshape(*dynamic.shape[:2], -1)
 
-    def fit(
-        self, design: Design, components: np.ndarray, choices: dict[str, Choice]
-    ) -> tuple[Ladder, list[Ladder], Ladder]:
-        """Fits at all pixels."""
-        size, num_blocks = len(design.groups()), len(self.block_weights)
-        is_time = np.asarray([kind in ("time", "lead") for kind, _ in design.groups()])
-        sample = _spread_evenly(self.pixels, _MOST_CHOICE_PIXELS)
-        equations = NormalEquations(
-            self.columns(design, components, sample), self.standardised(sample), self.data.block
-        )
-        starts = {
-            name: equations.pooled(choice.columns, is_time[choice.columns])
-            if choice.is_pooled
-            else np.zeros_like(choice.penalty)
-            for name, choice in choices.items()
-        }
-        shape = (size, self.num_targets, self.num_pixels)
-        # Of the training period, without each block of it, and of all samples.
-        found = [{name: np.zeros(shape, np.float32) for name in choices} for _ in range(num_blocks + 1)]
-        spreads = {name: np.zeros(shape[1:]) for name in self._rungs(choices)}
-        sums = _Sums(list(spreads), self.num_targets)
-        for pixels in _chunks(self.num_pixels, len(self.data.valid) * size):
-            columns, targets = self.columns(design, components, pixels), self.standardised(pixels)
-            equations = NormalEquations(columns, targets, self.data.block)
-            predicted = {}
-            for name, choice in choices.items():
-                held = equations.fit(choice.columns, choice.penalty, starts[name])
-                whole = equations.fit(choice.columns, choice.penalty, starts[name], whole="all")
-                for number in range(num_blocks):
-                    found[number][name][choice.columns[:, None], :, pixels] = held[:, number].transpose(1, 0, 2)
-                found[-1][name][choice.columns[:, None], :, pixels] = whole[:, 0].transpose(1, 0, 2)
-                predicted[name] = np.empty(targets.shape)
-                for number in range(num_blocks):
-                    rows = self.data.block == number
-                    predicted[name][:, rows] = columns[:, rows][..., choice.columns] @ held[:, number]
-            scale, mean = self.target_scale[:, pixels].T[:, None], self.target_mean[:, pixels].T[:, None]
-            predicted = {name: each * scale + mean for name, each in predicted.items()}
-            if MEAN_ERROR in spreads:
-                predicted[PERSISTENCE] = self.references(pixels).transpose(2, 0, 1)
-                predicted[MEAN_ERROR] = predicted[PERSISTENCE] + self.mean_error[:, pixels].T[:, None]
-            errors = {name: predicted[name] - (targets * scale + mean) for name in spreads}
-            for name, each in errors.items():
-                spreads[name][:, pixels] = _root_mean_square(each).T
-            sums.add(errors, self.weights[pixels], self.data.block)
-        best, weights, errors = sums.choose(self.block_weights)
-        ladders = [
-            Ladder(
-                design, self.target_mean, self.target_scale, each, self.mean_error, weights,
-                {name: np.nan_to_num(spread) for name, spread in spreads.items()}, errors, best,
-            )
-            for each in found
-        ]  # fmt: skip
-        return ladders[-2], ladders[:-2], ladders[-1]
+    def net_inputs(
+        self, inputs: np.ndarray, base: np.ndarray, starts: np.ndarray, valid: np.ndarray, lead: np.ndarray | None,
+        *, is_own: bool = False,
+    ) -> np.ndarray:  # fmt: skip
+        """Anomalies of the inputs, the base, the time and the lead time, `(N, C', H, W)`, float32.
 
-    def _rungs(self, choices: dict[str, Choice]) -> list[str]:
-        return [*([PERSISTENCE, MEAN_ERROR] if (self.reference >= 0).all() else []), *choices]
-
-
-def _root_mean_square(errors: np.ndarray) -> np.ndarray:
-    """Over the samples of errors `(n, N, K)`; 0 without any."""
-    count = np.maximum((~np.isnan(errors)).sum(axis=1), 1)
-    return np.sqrt(np.nansum(np.square(errors), axis=1) / count)
-
-
-class _Sums:
-    """Sums of products of the errors of all rungs, over each block of times."""
-
-    def __init__(self, names: list[str], num_targets: int) -> None:
-        self.names = names
-        self.products: list[np.ndarray] = []
-        self.counts: list[np.ndarray] = []
-        self.num_targets = num_targets
-
-    def add(self, errors: dict[str, np.ndarray], weights: np.ndarray, block: np.ndarray) -> None:
-        """Adds errors `(n, N, K)` at pixels of some weights, `(n,)`."""
-        stacked = np.stack([errors[name] for name in self.names])
-        is_there = ~np.isnan(stacked).any(axis=0)
-        stacked = np.where(is_there, stacked, 0.0) * np.sqrt(weights)[:, None, None]
-        products, counts = [], []
-        for number in range(int(block.max()) + 1):
-            part = stacked[:, :, block == number]
-            products.append(np.einsum("rink,sink->krs", part, part))
-            counts.append((is_there[:, block == number] * weights[:, None, None]).sum(axis=(0, 1)))
-        self.products.append(np.stack(products))
-        self.counts.append(np.stack(counts))
-
-    def choose(self, block_weights: np.ndarray) -> tuple[str, dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The best rung, the weights of the combination, and root mean squared errors in the validation period."""
-        products, counts = sum(self.products), np.maximum(sum(self.counts), 1e-30)
-        assert isinstance(products, np.ndarray)
-        share = block_weights / block_weights.max() * (counts.sum(axis=1) > 0)
-        means = np.tensordot(share, products, axes=1) / np.tensordot(share, counts, axes=1)[:, None, None]
-        of_rungs = np.diagonal(means, axis1=1, axis2=2).T
-        weights = np.stack([_convex_weights(mean) for mean in means], axis=1)
-        combined = np.einsum("rk,krs,sk->k", weights, means, weights)
-        usual = np.maximum(of_rungs.min(axis=0), 1e-300)
-        relative = (of_rungs / usual).mean(axis=1)
-        best = int(np.argmin(relative))
-        last = products[-1] / counts[-1][:, None, None]
-        errors = {name: np.sqrt(np.diagonal(last, axis1=1, axis2=2)[:, n]) for n, name in enumerate(self.names)}
-        if (combined / usual).mean() > (1.0 - _LEAST_GAIN) * relative[best]:
-            return self.names[best], {}, errors
-        errors[COMBINATION] = np.sqrt(np.einsum("rk,krs,sk->k", weights, last, weights))
-        used = {name: weight for name, weight in zip(self.names, weights, strict=True) if weight.any()}
-        return COMBINATION, used, errors
-
-
-def _convex_weights(products: np.ndarray) -> np.ndarray:
-    """Weights of errors, not negative and of sum 1, with the least mean square: by trying all sets of rungs."""
-    count = len(products)
-    best, lowest = np.eye(count)[np.argmin(np.diag(products))], float(np.diag(products).min())
-    regular = products + 1e-4 * np.diag(products).min() * np.eye(count)
-    for bits in range(1, 2**count):
-        chosen = np.flatnonzero([bits >> place & 1 for place in range(count)])
-        found = np.linalg.solve(regular[np.ix_(chosen, chosen)], np.ones(len(chosen)))
-        found /= found.sum()
-        if (found < 0.0).any() or not np.isfinite(found).all():
-            continue
-        error = float(found @ products[np.ix_(chosen, chosen)] @ found)
-        if error < (1.0 - 1e-3) * lowest:
-            best, lowest = np.zeros(count), error
-            best[chosen] = found
-    return best
-
-
-def _ring_sets(rings: Sequence[int]) -> list[tuple[int, ...]]:
-    """Sets of distances that are tried: each alone, and the nearest with those further out."""
-    alone = [(ring,) for ring in rings]
-    return alone + [sets for sets in ((1, 4), (1, 2, 4), (1, 2, 4, 8)) if set(sets) <= set(rings)]
+        Args:
+            inputs: All inputs in their units, `(N, C, H, W)`.
+            base: Prediction that a net corrects, `(N, K, H, W)`.
+            starts: Times of the inputs.
+            valid: Times of the targets.
+            lead: Lead times where they differ.
+            is_own: Without base and time, for a user's own net.
+        """
+        grid = inputs.shape[2:]
+        channels = self.statistics.normalise_inputs(inputs) if not self.is_dynamic.all() else np.empty_like(inputs)
+        anomalies = self.ladder.design.anomalies(self._flat(inputs), starts, slice(None))
+        channels[:, self.is_dynamic] = anomalies.reshape(*anomalies.shape[:2], *grid)
+        parts = [channels]
+        numbers = [] if lead is None else [lead[:, None]]
+        if not is_own:
+            mean, scale = (each.reshape(-1, *grid) for each in (self.ladder.target_mean, self.ladder.target_scale))
+            parts.append(np.nan_to_num((base - mean) / scale))
+            numbers.insert(0, self.ladder.design.of_times(valid)[1])
+        parts += [np.broadcast_to(each[:, :, None, None], (*each.shape, *grid)) for each in numbers]
+        return np.concatenate(parts, axis=1, dtype=np.float32)

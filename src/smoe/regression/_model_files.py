@@ -7,7 +7,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +19,11 @@ from smoe._plain import RecipeError, from_plain
 from smoe.errors import DataError
 from smoe.gridded import Channel, grid_from_plain, grid_to_plain
 from smoe.meshes import Mesh, mesh_arrays, mesh_from_files, mesh_words
-from smoe.regression._fitted import Fitted
+from smoe.regression._fitted import Fitted, Kept
+from smoe.regression._ladder import Ladder, LadderWords, num_channels
 from smoe.regression._layout import OutputLayout
 from smoe.regression._nets import NetShape, Regression, count_shared_parameters, make_net, make_plain_net, wrap_own_net
-from smoe.regression._options import MACHINE_OPTIONS, RegressorOptions
+from smoe.regression._options import MACHINE_OPTIONS, SIMPLE, RegressorOptions
 from smoe.regression._scores import without_nan
 from smoe.regression._statistics import Statistics
 from smoe.version import __version__
@@ -43,7 +44,12 @@ class _Config:
     options: RegressorOptions
     net: NetShape
     has_own_net: bool
-    kept: Literal["plain", "net"]
+    ladder: LadderWords
+    base: str
+    kept: Kept
+    validation: dict[str, float]
+    verdict: str
+    has_alone: bool
     remarks: tuple[str, ...]
     plain_parameters: int | None
     inputs: tuple[Channel, ...]
@@ -86,11 +92,12 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
     layout, layout_arrays = fitted.layout.to_plain()
     arrays = {f"statistics.{name}": getattr(fitted.statistics, name) for name in Statistics.names()}
     arrays |= layout_arrays | {"grid.rows": fitted.grid.rows, "grid.columns": fitted.grid.columns}
-    arrays |= {"static": fitted.static, "input_mask": fitted.input_mask}
+    ladder, ladder_arrays = fitted.ladder.to_plain()
+    arrays |= ladder_arrays | {"static": fitted.static, "input_mask": fitted.input_mask}
     if fitted.mesh is not None:
         arrays |= mesh_arrays(fitted.mesh)
     tensors = {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}
-    for prefix, net in (("net", fitted.net), ("plain", fitted.plain)):
+    for prefix, net in (("net", fitted.net), ("plain", fitted.plain), ("alone", fitted.alone)):
         if net is not None:
             state = net.state_dict()
             tensors |= {f"{prefix}.{name}": tensor.detach().cpu().clone() for name, tensor in state.items()}
@@ -102,7 +109,12 @@ def save_model(fitted: Fitted, path: Path, *, overwrite: bool = False) -> None:
         "options": {name: value for name, value in asdict(fitted.options).items() if name not in MACHINE_OPTIONS},
         "net": asdict(fitted.shape),
         "has_own_net": fitted.has_own_net,
-        "kept": "plain" if fitted.keeps_plain else "net",
+        "ladder": ladder,
+        "base": fitted.base,
+        "kept": fitted.kept,
+        "validation": dict(fitted.validation),
+        "verdict": fitted.verdict,
+        "has_alone": fitted.alone is not None,
         "remarks": list(fitted.remarks()),
         "plain_parameters": None if fitted.plain is None else count_shared_parameters(fitted.net),
         "inputs": [asdict(channel) for channel in fitted.input_channels],
@@ -205,7 +217,8 @@ def _build(config: _Config, tensors: dict[str, torch.Tensor], own_net: nn.Module
     options, shape, is_own = config.options, config.net, config.has_own_net
     if is_own and own_net is None:
         raise DataError(f"{path} was fitted with a net of its user's own: give it as load(path, net=...)")
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items() if not name.startswith(("net.", "plain."))}
+    of_nets = ("net.", "plain.", "alone.")
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items() if not name.startswith(of_nets)}
     mesh = None if config.mesh is None else mesh_from_files(config.mesh, arrays)
     if is_own and own_net is not None:
         net = wrap_own_net(own_net, shape)
@@ -213,25 +226,30 @@ def _build(config: _Config, tensors: dict[str, torch.Tensor], own_net: nn.Module
         _check_size(config, arrays, _of(tensors, "net."))
         net = _make(shape, options, mesh)
     net.load_state_dict(_of(tensors, "net."))
-    plain: Regression | None = None
-    if config.plain_parameters is not None:
-        plain = make_plain_net(
+    beside: dict[str, Regression] = {}
+    for name in ["plain"] * (config.plain_parameters is not None) + ["alone"] * config.has_alone:
+        beside[name] = make_plain_net(
             "resnet" if is_own else options.net,
             shape,
             num_blocks=options.num_blocks,
-            num_parameters=config.plain_parameters,
+            num_parameters=config.plain_parameters or 0,
             mesh=mesh,
         )
-        plain.load_state_dict(_of(tensors, "plain."))
-        plain.eval()
+        beside[name].load_state_dict(_of(tensors, f"{name}."))
+        beside[name].eval()
     grid = grid_from_plain(config.grid, arrays["grid.rows"], arrays["grid.columns"])
     if grid.hash != config.grid["hash"]:
         raise DataError(f"{path}: the hash of its grid is {grid.hash}, the config has {config.grid['hash']}")
     return Fitted(
         options=options,
+        ladder=Ladder.from_plain(config.ladder, arrays),
+        base=config.base,
         net=net.eval(),
-        plain=plain,
-        keeps_plain=config.kept == "plain",
+        plain=beside.get("plain"),
+        alone=beside.get("alone"),
+        kept=config.kept,
+        validation=config.validation,
+        verdict=config.verdict,
         shape=shape,
         has_own_net=is_own,
         input_channels=config.inputs,
@@ -264,14 +282,20 @@ def _check_size(config: _Config, arrays: dict[str, np.ndarray], state: dict[str,
     # One filter of each expert, without its neighbours.
     width = shape.in_channels if options.net == "layer" else options.filters
     least = int(options.filters * options.num_experts) * width
-    if least > num_values or options.num_blocks > len(state):
+    is_net = options.net not in SIMPLE
+    if is_net and (least > num_values or options.num_blocks > len(state)):
         raise RuntimeError(
             f"it describes {options.filters} filters of {options.num_experts:g} experts in {options.num_blocks} "
             f"blocks, but the weights are {num_values:,} numbers"
         )
     num_outputs = len(config.targets) * options.outputs_per_target
-    expected = (len(config.inputs) + (config.lead_scale is not None), num_outputs, arrays["input_mask"].shape[1:])
-    if (shape.in_channels, shape.out_channels, shape.grid) != expected or len(shape.start) != num_outputs:
+    num_inputs = num_channels(
+        config.ladder.basis, len(config.inputs), len(config.targets), has_lead=config.lead_scale is not None,
+        is_own=config.has_own_net,
+    )  # fmt: skip
+    expected = (num_inputs, num_outputs, arrays["input_mask"].shape[1:])
+    found = (shape.in_channels, shape.out_channels, shape.grid)
+    if found != expected or shape.num_targets != len(config.targets):
         raise RuntimeError(f"its net is {shape}, but inputs, targets and grid are {expected}")
 
 

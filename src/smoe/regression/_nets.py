@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from smoe.nn._gate import SpatialGate
 from smoe.nn._grid_layers import GridConv2d
 from smoe.nn._routed_layer import check_input, check_positive
 from smoe.options import PaddingMode
-from smoe.regression._options import NetName
+from smoe.regression._options import SIMPLE, NetName
 
 
 def start_as_torch(weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -203,8 +202,8 @@ def make_mesh_module(
     )
 
 
-# Scale of the last filters at the start: a net begins near the mean, or near what it is to correct.
-_START = 0.1
+# Scale of the filters of a single layer at the start, which would not choose between experts that are all zero.
+_START = 0.01
 
 
 @dataclass(frozen=True)
@@ -216,19 +215,26 @@ class NetShape:
         out_channels: Channels of the output.
         grid: Rows and columns.
         closes_circle: Whether the columns close a circle.
-        start: Value of each output channel at the start.
+        num_targets: Targets that the output channels belong to.
     """
 
     in_channels: int
     out_channels: int
     grid: tuple[int, int]
     closes_circle: bool
-    start: tuple[float, ...]
+    num_targets: int
 
     @property
     def padding_mode(self) -> PaddingMode:
         """Padding of the convolutions."""
         return "longitude" if self.closes_circle else "zeros"
+
+
+def start_at_zero(layer: GridConv2d) -> None:
+    """A net begins at the prediction that it corrects."""
+    nn.init.zeros_(layer.weight)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
 
 
 class SummedExperts(nn.Module):
@@ -263,8 +269,7 @@ class ResNet(nn.Module):
             for _ in range(num_blocks)
         )
         self.head = GridConv2d(filters, shape.out_channels, 3, padding_mode=shape.padding_mode, bias=True)
-        with torch.no_grad():
-            self.head.weight.mul_(_START)
+        start_at_zero(self.head)
 
     def forward(self, input: Tensor) -> Tensor:
         """`(B, in_channels, H, W)` to `(B, out_channels, H, W)`."""
@@ -287,10 +292,7 @@ class PaddedUNet(nn.Module):
         # A circle that is padded does not close any more.
         mode: PaddingMode = "longitude" if shape.closes_circle and not self.padding[1] else "zeros"
         self.unet = UNet(shape.in_channels, shape.out_channels, filters=filters, padding_mode=mode)
-        with torch.no_grad():
-            self.unet.head.weight.mul_(_START)
-            if self.unet.head.bias is not None:
-                self.unet.head.bias.zero_()
+        start_at_zero(self.unet.head)
 
     def forward(self, input: Tensor) -> Tensor:
         """`(B, in_channels, H, W)` to `(B, out_channels, H, W)`."""
@@ -303,29 +305,50 @@ class PaddedUNet(nn.Module):
         return output[..., : output.shape[-2] - rows or None, : output.shape[-1] - columns or None]
 
 
+class Nothing(nn.Module):
+    """No net: zeros."""
+
+    def __init__(self, shape: NetShape) -> None:
+        super().__init__()
+        self.out_channels = shape.out_channels
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`(B, C, H, W)` to zeros `(B, out_channels, H, W)`."""
+        return input.new_zeros(len(input), self.out_channels, *input.shape[2:])
+
+
 class Regression(nn.Module):
-    """A net and what follows it: a scale and offset of each pixel, and the start of each output.
+    """A net and what follows it: a scale and offset of each pixel, the share that is used, and the start.
 
     Args:
         net: Net to `(B, out_channels, H, W)`.
         shape: What it is made for.
         local_affine: Learn a scale and offset of each pixel and output.
+
+    Attributes:
+        start: What is predicted without the net, `(out_channels, H, W)`.
+        share: Share of the net's output that is added to it, `(out_channels, 1, 1)`.
+        scale: Standard deviation of what the net corrects, in the units of each target, `(K,)`.
     """
 
     start: Tensor
+    share: Tensor
+    scale: Tensor
 
     def __init__(self, net: nn.Module, shape: NetShape, *, local_affine: bool) -> None:
         super().__init__()
         self.net = net
         self.affine = LocalAffine(shape.out_channels, shape.grid) if local_affine else None
-        self.register_buffer("start", torch.tensor(shape.start)[:, None, None], persistent=False)
+        self.register_buffer("start", torch.zeros(shape.out_channels, *shape.grid))
+        self.register_buffer("share", torch.ones(shape.out_channels, 1, 1))
+        self.register_buffer("scale", torch.ones(shape.num_targets, dtype=torch.float64))
 
     def forward(self, input: Tensor) -> Tensor:
         """`(B, in_channels, H, W)` to `(B, out_channels, H, W)`."""
         output = self.net(input)
         if self.affine is not None:
             output = self.affine(output)
-        return output + self.start.to(output.dtype)
+        return output * self.share.to(output.dtype) + self.start.to(output.dtype)
 
 
 def make_net(
@@ -338,7 +361,9 @@ def make_net(
     local_affine: bool,
     mesh: Mesh | None = None,
 ) -> Regression:
-    """A net with SMoE layers."""
+    """A net with SMoE layers, or none for a simple model."""
+    if name in SIMPLE:
+        return Regression(Nothing(shape), shape, local_affine=False)
     if mesh is not None:
         net = make_mesh_module(
             name, mesh, shape.in_channels, shape.out_channels, filters=filters, num_blocks=num_blocks,
@@ -410,14 +435,14 @@ def wrap_own_net(net: nn.Module, shape: NetShape) -> Regression:
     """A user's own net, checked to keep the grid and to give the outputs that are needed.
 
     Raises:
-        ValueError: With both shapes.
+        DataError: With both shapes.
     """
     was_training = net.training
     try:
         with torch.no_grad():
             output = net.eval()(torch.zeros(1, shape.in_channels, *shape.grid))
     except (RuntimeError, TypeError) as error:
-        raise ValueError(
+        raise DataError(
             f"the net does not take (1, {shape.in_channels}, {shape.grid[0]}, {shape.grid[1]}), a sample of these "
             f"inputs: {' '.join(str(error).split())}"
         ) from error
@@ -425,13 +450,8 @@ def wrap_own_net(net: nn.Module, shape: NetShape) -> Regression:
         net.train(was_training)
     expected = (1, shape.out_channels, *shape.grid)
     if tuple(output.shape) != expected:
-        raise ValueError(
+        raise DataError(
             f"the net must turn (1, {shape.in_channels}, {shape.grid[0]}, {shape.grid[1]}) into {expected}, got "
             f"{tuple(output.shape)}"
         )
     return Regression(net, shape, local_affine=False)
-
-
-def start_values(values: Sequence[float], num_targets: int) -> tuple[float, ...]:
-    """Starts of all output channels: those of one target, repeated."""
-    return tuple(values) * num_targets

@@ -8,14 +8,25 @@ from typing import Literal, get_args
 from smoe.errors import OptionError, suggest
 from smoe.training.plan import TRACKERS, Tracker
 
-NetName = Literal["layer", "resnet", "unet", "graph", "healpix"]
+NetName = Literal[
+    "layer", "resnet", "unet", "graph", "healpix",
+    "ladder", "persistence", "mean-error", "climatology", "damped", "linear", "ridge",
+]  # fmt: skip
 NET_NAMES: tuple[NetName, ...] = get_args(NetName)
 
 Objective = Literal["mse", "mae", "quantiles", "gaussian"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
-Normalisation = Literal["channel", "pixel"]
-NORMALISATIONS: tuple[Normalisation, ...] = get_args(Normalisation)
+SIMPLE: dict[str, str | None] = {
+    "ladder": None,
+    "persistence": "persistence",
+    "mean-error": "input + map of mean errors",
+    "climatology": "climatology",
+    "damped": "damped anomaly",
+    "linear": "linear regression",
+    "ridge": "ridge regression",
+}
+"""Nets that are simple models alone, by the rung of the ladder that they are; None: the best of them."""
 
 Missing = Literal["refuse", "drop", "fill"]
 MISSING: tuple[Missing, ...] = get_args(Missing)
@@ -33,17 +44,17 @@ class RegressorOptions:
             time, and for forecasts that have lead times of their own.
         net: `layer`, one SMoE layer; `resnet`, residual blocks; `unet`, a U-Net, for grids only. On a mesh, the layers
             are those of HEALPix spheres for a HEALPix file and those of graphs for others; `graph` and `healpix` choose
-            a `resnet` of these layers.
+            a `resnet` of these layers. `ladder` is the best of the simple models without a net; `persistence`,
+            `mean-error`, `climatology`, `damped`, `linear` and `ridge` are one of them.
         filters: Filters of the convolutions; of a `layer`, the experts selected at each pixel.
         num_blocks: Residual blocks of a `resnet`.
         num_experts: Experts for each filter.
         local_affine: End with a learned scale and offset for each pixel and target.
         objective: `mse`, `mae`, `quantiles`, or `gaussian` for mean and spread by the CRPS.
         quantiles: Quantiles of the objective `quantiles`, ascending.
-        residual: Predict the difference from the input variable that the target continues: the one with the same name,
-            or the same standard name, and units. `auto` does so where there is one.
+        residual: Compare with, and start from, the input variable that the target continues: the one with the same
+            name, or the same standard name, and units. `auto` does so where there is one.
         location: Whether fields on the points (`node`) or on the faces (`face`) of a mesh are used, where it has both.
-        normalisation: Mean and spread of each `channel` over all pixels, or of each `pixel`.
         area_weights: Weigh pixels by their area in the objective and the scores, where the grid has latitudes.
         missing: What becomes of values that are missing at some times only: `refuse` them, `drop` their times, or
             `fill` inputs with the pixel's mean and leave targets out of the objective. Pixels without a value at any
@@ -56,8 +67,11 @@ class RegressorOptions:
         patience: Epochs without a better validation after which the training ends.
         validation_share: Share of the times, the last ones, that validate if no period is given.
         compare: Fit a plain net of the same size and budget beside the SMoE net; `auto` does so for small data.
-        keep: Net that predicts where both were fitted: the `better` one on the validation part, or the `smoe` net in
-            any case. The scores, the history of predictions and `config.json` name it.
+        keep: What predicts: the `better` one of the simple models, the SMoE net and plain nets on the validation part,
+            or the `smoe` net in any case. The scores, the history of predictions and `config.json` name it.
+        refit: Fit the simple models to the training and the validation period once all is chosen; `auto` does so if
+            there is a test period.
+        quick: Few epochs, and no plain nets to compare with.
         max_memory_gb: Data larger than this are streamed into a memory-mapped file; None: half of the free memory.
         seed: Seed of weights and shuffles.
         device: `auto` takes an accelerator if there is one.
@@ -76,17 +90,18 @@ class RegressorOptions:
     quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)
     residual: Literal["auto", "yes", "no"] = "auto"
     location: Literal["node", "face"] | None = None
-    normalisation: Normalisation = "pixel"
     area_weights: bool = True
     missing: Missing = "refuse"
     regrid: bool = False
     learning_rate: float = 5e-3
     batch_size: int = 16
-    max_epochs: int = 40
-    patience: int = 6
+    max_epochs: int = 24
+    patience: int = 4
     validation_share: float = 0.2
     compare: Literal["auto", "yes", "no"] = "auto"
     keep: Literal["better", "smoe"] = "better"
+    refit: Literal["auto", "yes", "no"] = "auto"
+    quick: bool = False
     max_memory_gb: float | None = None
     seed: int = 0
     device: Literal["auto", "cpu"] = "auto"
@@ -98,11 +113,11 @@ class RegressorOptions:
         for name, known in (
             ("net", NET_NAMES),
             ("objective", OBJECTIVES),
-            ("normalisation", NORMALISATIONS),
             ("missing", MISSING),
             ("residual", ("auto", "yes", "no")),
             ("compare", ("auto", "yes", "no")),
             ("keep", ("better", "smoe")),
+            ("refit", ("auto", "yes", "no")),
         ):
             value = getattr(self, name)
             if value not in known:

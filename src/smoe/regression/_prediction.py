@@ -14,7 +14,8 @@ from smoe.errors import DataError
 from smoe.gridded import FieldSource, block_rows, describe_position, import_xarray, parse_lead
 from smoe.regression._fitted import Fitted, run_net
 from smoe.regression._nets import Regression
-from smoe.regression._preparation import lead_channel, memory_limit, with_lead
+from smoe.regression._options import RegressorOptions
+from smoe.regression._preparation import lead_channel, memory_limit
 from smoe.regression._training import split_gaussian
 
 if TYPE_CHECKING:
@@ -36,30 +37,48 @@ def all_channels(fitted: Fitted, dynamic: np.ndarray) -> np.ndarray:
     return inputs
 
 
-def predict_values(fitted: Fitted, net: Regression, inputs: np.ndarray, leads: np.ndarray | None = None) -> np.ndarray:
+Times = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+"""Times of the inputs and of the targets of some samples, and lead times where they differ."""
+
+
+def predict_values(
+    fitted: Fitted, net: Regression, inputs: np.ndarray, times: Times, base: np.ndarray | None = None
+) -> np.ndarray:
     """Predictions in the units of the targets.
 
     Args:
         fitted: Fitted regressor.
-        net: Its net, or the plain one beside it.
+        net: One of its nets.
         inputs: All channels in their units, `(N, C, H, W)`.
-        leads: Channel of lead times, `(N,)`.
+        times: Times of the samples.
+        base: What the net corrects, where it is known already, `(N, K, H, W)`.
 
     Returns:
         `(N, K, n, H, W)`: n is 1, the quantiles in ascending order, or mean and spread. NaN where targets have none.
     """
-    statistics, options = fitted.statistics, fitted.options
-    normalised = with_lead(statistics.normalise_inputs(inputs), leads, range(len(inputs)))
-    output = run_net(net, normalised)
-    num_targets = len(fitted.target_channels)
-    if options.objective == "gaussian":
-        mean, std = (part.numpy() for part in split_gaussian(torch.from_numpy(output)))
-        values = np.stack([statistics.denormalise(mean[:, :, None], inputs)[:, :, 0], std * statistics.target_std], 2)
+    ladder, statistics = fitted.grid_ladder, fitted.statistics
+    if base is None:
+        name = fitted.base_of(net)
+        base = ladder.predict(inputs, *times, names=[name])[name]
+    if net.share.any():
+        output = run_net(net, ladder.net_inputs(inputs, base, *times, is_own=fitted.has_own_net))
     else:
-        output = output.reshape(len(output), num_targets, -1, *output.shape[2:])
-        values = statistics.denormalise(np.sort(output, axis=2), inputs)
+        output = run_net(net, inputs)
+    values = output_values(output, base, net, fitted.options)
     values[:, ~statistics.target_mask[:, None].repeat(values.shape[2], axis=1)] = np.nan
     return values
+
+
+def output_values(output: np.ndarray, base: np.ndarray, net: Regression, options: RegressorOptions) -> np.ndarray:
+    """Outputs of a net `(N, K * n, H, W)` and the base `(N, K, H, W)` as values in units, `(N, K, n, H, W)`."""
+    scale = net.scale.cpu().numpy()[:, None, None, None]
+    if options.objective == "gaussian":
+        mean, std = (part.numpy() for part in split_gaussian(torch.from_numpy(output)))
+        values = np.stack([mean, std], axis=2) * scale
+        values[:, :, 0] += base
+        return values.astype(np.float32)
+    output = output.reshape(*base.shape[:2], -1, *base.shape[2:])
+    return (np.sort(output, axis=2) * scale + base[:, :, None]).astype(np.float32)
 
 
 def central(fitted: Fitted, values: np.ndarray) -> np.ndarray:
@@ -138,7 +157,7 @@ def predict_dataset(fitted: Fitted, source: FieldSource) -> xr.Dataset:
 
 
 def _predict_positions(fitted: Fitted, source: FieldSource, positions: np.ndarray) -> xr.Dataset:
-    leads = lead_channel(positions, source.lead_times, fitted.lead_scale)
+    times = sample_times(fitted, source, positions)
     parts = []
     step = _block_size(fitted, source)
     for start in range(0, len(positions), step):
@@ -146,7 +165,9 @@ def _predict_positions(fitted: Fitted, source: FieldSource, positions: np.ndarra
         for first in range(0, len(inputs), _BATCH):
             batch = inputs[first : first + _BATCH]
             of_batch = slice(start + first, start + first + len(batch))
-            parts.append(predict_values(fitted, fitted.predictor, batch, None if leads is None else leads[of_batch]))
+            starts, valid, lead = times
+            of_times = (starts[of_batch], valid[of_batch], None if lead is None else lead[of_batch])
+            parts.append(predict_values(fitted, fitted.predictor, batch, of_times))
     coordinates, dims, shape = _sample_coordinates(fitted, source, positions)
     options = fitted.options
     dataset = fitted.layout.build(
@@ -162,6 +183,37 @@ def _predict_positions(fitted: Fitted, source: FieldSource, positions: np.ndarra
     return dataset
 
 
+def sample_times(fitted: Fitted, source: FieldSource, positions: np.ndarray) -> Times:
+    """Times of inputs and targets at some positions of new inputs.
+
+    Raises:
+        DataError: If the inputs have no time, and the model knows the season or the hour.
+    """
+    lead = lead_channel(positions, source.lead_times, fitted.lead_scale)
+    labels = source.labels
+    if labels is None:
+        if fitted.ladder.design.anomalies.basis.has_seasons:
+            raise DataError("the inputs have no time, but the model depends on the season or the hour: add one")
+        none = np.zeros(len(positions), np.int64)
+        return none, none, lead
+    if source.lead_times is not None:
+        num_leads = len(source.lead_times)
+        starts = labels.seconds[positions // num_leads]
+        return starts, starts + source.lead_times[positions % num_leads], lead
+    starts = labels.seconds[positions]
+    return starts, _valid_seconds(fitted, source, positions), lead
+
+
+def _valid_seconds(fitted: Fitted, source: FieldSource, positions: np.ndarray) -> np.ndarray:
+    labels, lead = source.labels, parse_lead(fitted.options.lead)
+    assert labels is not None
+    if lead.months and fitted.layout.months is not None:
+        # The day and hour that the targets have in each month, so that predictions can be compared with them.
+        months = labels.months(labels.seconds[positions]) + lead.months
+        return fitted.layout.months.seconds(months, labels.calendar)
+    return labels.shifted(labels.seconds[positions], lead)
+
+
 def _sample_coordinates(
     fitted: Fitted, source: FieldSource, positions: np.ndarray
 ) -> tuple[dict[str, Any], tuple[str, ...], tuple[int, ...]]:
@@ -172,13 +224,8 @@ def _sample_coordinates(
     if labels is None:
         return {}, (), ()
     if source.lead_times is None:
-        lead = parse_lead(fitted.options.lead)
-        if lead.months and fitted.layout.months is not None:
-            # The day and hour that the targets have in each month, so that predictions can be compared with them.
-            months = labels.months(labels.seconds[positions]) + lead.months
-            dates = labels.coordinate(fitted.layout.months.seconds(months, labels.calendar))
-        else:
-            dates = labels.coordinate(labels.shifted(labels.seconds[positions], lead), positions)
+        is_monthly = parse_lead(fitted.options.lead).months and fitted.layout.months is not None
+        dates = labels.coordinate(_valid_seconds(fitted, source, positions), None if is_monthly else positions)
         return {name: ((name,), dates, attributes)}, (name,), (len(positions),)
     num_leads = len(source.lead_times)
     starts = np.unique(positions // num_leads)

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
 
 from smoe.errors import DataError, printable
 from smoe.gridded import (
@@ -41,15 +38,15 @@ from smoe.regression._options import RegressorOptions
 from smoe.regression._statistics import Statistics, StatisticsPass, find_references, gather_statistics
 
 
-class GridSamples(Dataset[tuple[Tensor, Tensor]]):
-    """Inputs `(C, H, W)` and targets `(K, H, W)`, normalised when they are read; NaN marks targets without a value.
+class GridSamples:
+    """Inputs and targets of some times, in their units.
 
     Args:
         inputs: Fields of the inputs.
         targets: Fields of the targets.
         pairs: Samples.
         statistics: Statistics of the training part.
-        lead_channel: Value of a further input channel for each sample, `(N,)`; None: no such channel.
+        lead: Lead time of each sample as a share of the longest, `(N,)`; None where all are alike.
     """
 
     def __init__(
@@ -58,46 +55,25 @@ class GridSamples(Dataset[tuple[Tensor, Tensor]]):
         targets: FieldTable,
         pairs: Pairs,
         statistics: Statistics,
-        lead_channel: np.ndarray | None = None,
+        lead: np.ndarray | None = None,
     ) -> None:
-        self.inputs, self.targets, self.pairs, self.statistics = inputs, targets, pairs, statistics
-        self._input_rows = inputs.rows_of(pairs.inputs)
-        self._target_rows = targets.rows_of(pairs.targets)
-        self.lead_channel = lead_channel
+        self.inputs, self.targets, self.pairs, self.statistics, self.lead = inputs, targets, pairs, statistics, lead
+        self.input_rows = inputs.rows_of(pairs.inputs)
+        self.target_rows = targets.rows_of(pairs.targets)
 
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        input, target = self.__getitems__([index])
-        return input[0], target[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """A batch `(B, C, H, W)` and `(B, K, H, W)`."""
-        before, after = self.physical(indices)
-        # Targets are relative to inputs in their units: these are normalised in place afterwards.
-        target = self.statistics.normalise_targets(after, before, out=after)
-        input = self.statistics.normalise_inputs(before, out=before)
-        return torch.from_numpy(with_lead(input, self.lead_channel, indices)), torch.from_numpy(target)
-
-    def physical(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets in their units, NaN where values are missing."""
+    def physical(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs `(N, C, H, W)` and targets `(N, K, H, W)`, NaN where values are missing."""
         chosen = np.asarray(indices, np.int64)
-        return self.inputs.fields(self._input_rows[chosen]), self.targets.fields(self._target_rows[chosen])
+        return self.inputs.fields(self.input_rows[chosen]), self.targets.fields(self.target_rows[chosen])
 
-
-def with_lead(inputs: np.ndarray, lead_channel: np.ndarray | None, indices: Sequence[int]) -> np.ndarray:
-    """Inputs with one more channel, which holds a number of each sample everywhere."""
-    if lead_channel is None:
-        return inputs
-    values = lead_channel[np.asarray(indices, np.int64)].astype(np.float32)
-    plane = np.broadcast_to(values[:, None, None, None], (len(inputs), 1, *inputs.shape[2:]))
-    return np.concatenate([inputs, plane], axis=1)
-
-
-def keep_batch(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Collates nothing: the samples are read as a batch."""
-    return batch
+    def times(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Times of the inputs and of the targets, and lead times where they differ."""
+        chosen = np.asarray(indices, np.int64)
+        lead = None if self.lead is None else self.lead[chosen]
+        return self.pairs.starts[chosen], self.pairs.valid[chosen], lead
 
 
 _FEWEST_SAMPLES = 2
@@ -317,10 +293,10 @@ def prepare(
         lost = describe_lost(inputs.labels, targets.labels, parse_lead(options.lead))
     outliers = (find_outlier(input_table, inputs), find_outlier(target_table, targets))
     if len(splits["train"]) == num_train:
-        statistics = gathering.finish(options.normalisation)
+        statistics = gathering.finish()
     else:
         # Which samples are dropped is known at the end only: their sums are gathered anew, from the tables.
-        statistics = gather_statistics(input_table, target_table, splits["train"], reference, options.normalisation)
+        statistics = gather_statistics(input_table, target_table, splits["train"], reference)
     leads = inputs.lead_times
     scale = float(leads.max()) if leads is not None and len(leads) > 1 and options.lead is None else None
     samples = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from smoe._files import temporary_folder
+from smoe._notebook import html_text
 from smoe.errors import DataError, OptionError, suggest
 from smoe.gridded import (
     WRITING,
@@ -28,7 +30,10 @@ from smoe.gridded import (
     write_cf_by_year,
 )
 from smoe.meshes import Mesh
-from smoe.regression._fitted import Fitted, grid_coordinates, is_worse, open_inputs, routing_map
+from smoe.regression._fitted import Fitted, grid_coordinates, open_inputs, routing_map
+from smoe.regression._judgement import BaseFields, judge
+from smoe.regression._ladder import CLIMATOLOGY, MEAN_ERROR, GridLadder, num_channels
+from smoe.regression._ladder_fit import fit_ladders
 from smoe.regression._layout import OutputLayout
 from smoe.regression._model_files import load_model, save_model
 from smoe.regression._nets import (
@@ -38,14 +43,13 @@ from smoe.regression._nets import (
     make_net,
     make_plain_net,
     mesh_of_targets,
-    start_values,
     wrap_own_net,
 )
-from smoe.regression._options import NetName, RegressorOptions
+from smoe.regression._options import SIMPLE, NetName, RegressorOptions
 from smoe.regression._prediction import iterate_predictions, join_blocks, predict_dataset
 from smoe.regression._preparation import Prepared, prepare
 from smoe.regression._scores import ScoreTable, find_weakness, score_samples
-from smoe.regression._training import GridObjective, start_output, train_net
+from smoe.regression._training import GridObjective, NetSamples, train_net
 from smoe.training.progress import BarReporter, ProgressBar, Reporter, TrackedReporter
 from smoe.training.run_directory import RunDirectory
 
@@ -72,10 +76,7 @@ class GridRegressor:
     """
 
     def __init__(self, net: NetName | nn.Module = "resnet", *, progress: bool = True, **options: Any) -> None:
-        known = [each.name for each in fields(RegressorOptions)]
-        for name in options:
-            if name not in known:
-                raise OptionError(f"GridRegressor has no option {name!r}; {suggest(name, known)}")
+        _check_names(options)
         if isinstance(net, type):
             raise OptionError(f"net must be a name or a module, got the class {net.__name__}: give {net.__name__}(...)")
         if options.get("lead") is not None:
@@ -89,6 +90,24 @@ class GridRegressor:
             self.options = RegressorOptions(net=net, **options)
         self._shows_progress = progress
         self._fitted: Fitted | None = None
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """All options by name, as scikit-learn asks for them: `sklearn.base.clone` makes a model that is not fitted."""
+        del deep
+        found = {each.name: getattr(self.options, each.name) for each in fields(RegressorOptions)}
+        return found | {"net": self._own_net or self.options.net, "progress": self._shows_progress}
+
+    def set_params(self, **options: Any) -> GridRegressor:
+        """Changes options of a later `fit`, and returns the model itself."""
+        _check_names({name: None for name in options if name not in ("net", "progress")})
+        fitted = self._fitted
+        self.__init__(**{**self.get_params(), **options})
+        self._fitted = fitted
+        return self
+
+    def __sklearn_clone__(self) -> GridRegressor:
+        params = self.get_params()
+        return type(self)(**{**params, "net": copy.deepcopy(params["net"])})
 
     @property
     def is_fitted(self) -> bool:
@@ -195,64 +214,108 @@ class GridRegressor:
         notify: Callable[[str], None],
     ) -> Fitted:
         options = self.options
-        shape = net_shape(prepared, options)
+        is_own = self._own_net is not None
+        train, validation = prepared.splits["train"], prepared.splits["validation"]
+        weights = prepared.targets.grid.area_weights() if options.area_weights else None
+        weights = np.ones(prepared.targets.grid.shape) if weights is None else weights
+        ladders = fit_ladders(train, validation, prepared.targets.grid, weights)
+        is_dynamic = np.asarray([not channel.is_static for channel in prepared.inputs.channels])
+        grid_ladder = GridLadder(ladders.train, prepared.statistics, is_dynamic)
+        base = SIMPLE.get(options.net) or ladders.train.best
+        if base not in ladders.train.rungs:
+            raise DataError(f"net={options.net!r} needs an input that each target continues: choose another one")
+        simple = MEAN_ERROR if MEAN_ERROR in ladders.train.rungs else CLIMATOLOGY
+        bases = {name: BaseFields.of(ladders, prepared, is_dynamic, name) for name in {base, simple}}
+        shape = NetShape(
+            in_channels=num_channels(
+                ladders.train.design.anomalies.basis, len(is_dynamic), len(prepared.targets.channels),
+                has_lead=prepared.lead_scale is not None, is_own=is_own,
+            ),
+            out_channels=len(prepared.targets.channels) * options.outputs_per_target,
+            grid=prepared.targets.grid.shape,
+            closes_circle=prepared.targets.grid.closes_circle,
+            num_targets=len(prepared.targets.channels),
+        )  # fmt: skip
         torch.manual_seed(options.seed)
         mesh = mesh_of_targets(prepared.targets.dataset, prepared.targets.grid, self._own_net)
         net = wrap_own_net(self._own_net, shape) if self._own_net is not None else build_net(shape, options, mesh)
         objective = make_objective(prepared, options)
-        num_values = len(prepared.splits["train"]) * shape.in_channels * shape.grid[0] * shape.grid[1]
+        num_values = len(train) * shape.in_channels * shape.grid[0] * shape.grid[1]
         compares = options.compare == "yes" or (options.compare == "auto" and num_values <= _SMALL_DATA)
-        plain = None
+        compares &= not options.quick or options.compare == "yes"
         recipe = {"options": asdict(options), "inputs": [c.name for c in prepared.inputs.channels]}
-        records = {}
+        records: dict[str, list[dict[str, Any]]] = {}
+        nets: dict[str, Regression] = {"net": net}
+
+        def learn(which: str, on: str, to: Reporter) -> None:
+            fields = bases[on]
+            fields.begin(nets[which], options)
+            splits = {
+                name: NetSamples(prepared.splits[name], grid_ladder, values, fields.scale, is_own=is_own)
+                for name, values in (("train", fields.train), ("validation", fields.validation))
+            }
+            place = directory
+            if directory is not None and which != "net":
+                place = RunDirectory(f"{directory.path}-{which}")
+            records["model" if which == "net" else which] = train_net(
+                nets[which], splits, objective, options, reporter=to, recipe=recipe,
+                directory=place, resume=resume,
+            )  # fmt: skip
+
+        bases[base].begin(net, options)
+        notify(ladders.train.describe())
         with reporter, ExitStack() as closing:
             logged = self._tracked(reporter, None if directory is None else directory.path.parent)
             if isinstance(logged, TrackedReporter):
                 closing.enter_context(logged)
-            records["model"] = train_net(
-                net, prepared.splits, objective, options, reporter=logged, recipe=recipe,
-                directory=directory, resume=resume,
-            )  # fmt: skip
-            if compares:
-                notify("fitting a plain net of the same size, to compare with")
-                torch.manual_seed(options.seed)
-                name: NetName = options.net if self._own_net is None else "resnet"
-                plain = make_plain_net(
-                    name, shape, num_blocks=options.num_blocks, num_parameters=count_shared_parameters(net), mesh=mesh
-                )
-                records["plain"] = train_net(
-                    plain, prepared.splits, objective, options, reporter=reporter, recipe=recipe,
-                    directory=None if directory is None else RunDirectory(f"{directory.path}-plain"), resume=resume,
-                )  # fmt: skip
+            if options.net not in SIMPLE or is_own:
+                learn("net", base, logged)
+                if compares:
+                    notify("fitting a plain net of the same size, to compare with")
+                for which, on in (("plain", base), ("alone", simple)) if compares else ():
+                    torch.manual_seed(options.seed)
+                    nets[which] = make_plain_net(
+                        "resnet" if is_own else options.net, shape, num_blocks=options.num_blocks,
+                        num_parameters=count_shared_parameters(net), mesh=mesh,
+                    )  # fmt: skip
+                    learn(which, on, reporter)
+        is_refitted = options.refit == "yes" or (options.refit == "auto" and "test" in prepared.splits)
+        judged = judge(nets, bases[base], bases[simple], validation, grid_ladder, weights, options, is_own=is_own)
         fitted = Fitted(
             options=options,
+            ladder=ladders.train,
+            base=base,
             net=net,
-            plain=plain,
-            keeps_plain=options.keep == "better" and is_worse(records),
+            plain=nets.get("plain"),
+            alone=nets.get("alone"),
+            kept=judged.kept,
+            validation=judged.validation,
+            verdict=judged.verdict,
             shape=shape,
-            has_own_net=self._own_net is not None,
+            has_own_net=is_own,
             input_channels=prepared.inputs.channels,
             target_channels=prepared.targets.channels,
             grid=prepared.targets.grid,
             mesh=mesh,
             layout=OutputLayout.of(prepared.targets, is_array=is_array),
             statistics=prepared.statistics,
-            static=prepared.splits["train"].inputs.static,
-            input_mask=prepared.splits["train"].inputs.always_missing,
+            static=train.inputs.static,
+            input_mask=train.inputs.always_missing,
             lead_scale=prepared.lead_scale,
-            calendar=prepared.splits["train"].pairs.calendar,
+            calendar=train.pairs.calendar,
             periods={name: str(period) for name, period in prepared.periods.items()},
             bounds={name: (period.start, period.stop) for name, period in prepared.periods.items()},
             records=records,
-            trained=_span(prepared.splits["train"].pairs),
+            trained=_span(train.pairs),
             samples=prepared.samples,
             notes=(*prepared.notes, *prepared.warnings),
         )
-        worse = fitted.worse_than_plain()
-        if worse is not None:
-            notify(worse)
+        for line in (fitted.verdict, fitted.worse_than_plain() if fitted.kept in ("net", "plain") else None):
+            if line:
+                notify(line)
         is_forecast = prepared.inputs.lead_times is not None
-        return replace(fitted, weakness=find_weakness(fitted, prepared.splits["validation"], is_forecast=is_forecast))
+        fitted = replace(fitted, weakness=find_weakness(fitted, validation, is_forecast=is_forecast))
+        return replace(fitted, ladder=ladders.all) if is_refitted else fitted
 
     def predict(self, x: Data, *, open_options: OpenOptions | None = None) -> Any:
         """Predicts from new inputs.
@@ -344,6 +407,20 @@ class GridRegressor:
         state = self._fitted.describe() if self._fitted is not None else "not fitted"
         return f"GridRegressor({state})"
 
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        lines = [repr(self)]
+        if self._fitted is not None:
+            lines += [self._fitted.verdict, *self._fitted.notes, self._fitted.ladder.describe()]
+        return html_text("\n".join(line for line in lines if line))
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    known = [each.name for each in fields(RegressorOptions)]
+    for name in options:
+        if name not in known:
+            raise OptionError(f"GridRegressor has no option {name!r}; {suggest(name, known)}")
+
 
 def _span(pairs: Pairs) -> tuple[int, int]:
     times = np.concatenate([pairs.starts, pairs.valid])
@@ -361,18 +438,6 @@ def _nothing_left_of_bad_data(folder: Path | None) -> Iterator[None]:
             with suppress(OSError):
                 folder.rmdir()
         raise
-
-
-def net_shape(prepared: Prepared, options: RegressorOptions) -> NetShape:
-    """What the net is made for."""
-    num_targets = len(prepared.targets.channels)
-    return NetShape(
-        in_channels=len(prepared.inputs.channels) + (prepared.lead_scale is not None),
-        out_channels=num_targets * options.outputs_per_target,
-        grid=prepared.targets.grid.shape,
-        closes_circle=prepared.targets.grid.closes_circle,
-        start=start_values(start_output(options.objective, options.quantiles), num_targets),
-    )
 
 
 def build_net(shape: NetShape, options: RegressorOptions, mesh: Mesh | None = None) -> Regression:

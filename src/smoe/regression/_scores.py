@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from smoe._files import write_atomically
 from smoe._notebook import html_table, html_text
@@ -26,10 +25,12 @@ from smoe.gridded import (
     remaining_samples,
     samples_in,
 )
-from smoe.losses import gaussian_crps
 from smoe.regression._fitted import Fitted, open_inputs
+from smoe.regression._ladder import CLIMATOLOGY, COMBINATION, PERSISTENCE
+from smoe.regression._options import SIMPLE
 from smoe.regression._prediction import central, find_gaps, predict_values, read_inputs
 from smoe.regression._preparation import GridSamples, lead_channel, pair_sources
+from smoe.regression._training import normal_quantiles, objective_errors
 
 SCORES = "scores.json"
 
@@ -73,9 +74,12 @@ class ScoreTable:
         rmse: Root of the mean squared error of each target, by predictor.
         rmse_spread: Standard deviation of the same over a bootstrap of blocks of times.
         mae: Mean absolute error, by predictor.
+        difference: RMSE less that of the best simple prediction, by predictor.
+        difference_spread: Standard deviation of the difference over the same blocks of times, for both alike.
         objective: Value of the objective where it is another one: its name, and its values by predictor.
         period: What was scored, in words.
         notes: What must be said of the model and of the period.
+        squared: Mean squared error of each time and target, `(N, K)`, by predictor.
     """
 
     targets: tuple[str, ...]
@@ -84,13 +88,16 @@ class ScoreTable:
     rmse: Mapping[str, tuple[float, ...]]
     rmse_spread: Mapping[str, tuple[float, ...]]
     mae: Mapping[str, tuple[float, ...]]
+    difference: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    difference_spread: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     objective: tuple[str, Mapping[str, tuple[float, ...]]] | None = None
     period: str = ""
     notes: tuple[str, ...] = ()
+    squared: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     def value(self, predictor: str, target: str | None = None, metric: str = "rmse") -> float:
         """One number, such as `table.value("model", "t2m")`."""
-        which = {"rmse": self.rmse, "rmse_spread": self.rmse_spread, "mae": self.mae}[metric]
+        which = getattr(self, metric) if metric != "objective" else (self.objective or ("", {}))[1]
         return which[predictor][0 if target is None else self.targets.index(target)]
 
     def __str__(self) -> str:
@@ -99,13 +106,19 @@ class ScoreTable:
         for number, (target, units) in enumerate(zip(self.targets, self.units, strict=True)):
             of_period = f" of {self.period}" if self.period else ""
             lines.append(printable(f"{target} ({units or 'no units'}), {self.num_samples} times{of_period}"))
-            head = f"  {'':34}{'RMSE':>10}{'±':>9}{'MAE':>10}"
+            head = f"  {'':34}{'RMSE':>10}{'±':>9}{'to simple':>11}{'±':>9}{'MAE':>10}"
             name, values = self.objective if self.objective is not None else ("", {})
             lines.append(head + (f"{name:>12}" if name else ""))
             for predictor in ranked(self.rmse, number):
                 mark = "*" if predictor == MODEL else " "
-                errors = (each[predictor][number] for each in (self.rmse, self.rmse_spread, self.mae))
-                line = "{} {:34}{:10.4g}{:9.2g}{:10.4g}".format(mark, predictor, *errors)
+                rmse, spread, mae = (each[predictor][number] for each in (self.rmse, self.rmse_spread, self.mae))
+                line = f"{mark} {predictor:34}{rmse:10.4g}{spread:9.2g}"
+                if predictor in self.difference:
+                    line += f"{self.difference[predictor][number]:+11.2g}"
+                    line += f"{self.difference_spread[predictor][number]:9.2g}"
+                else:
+                    line += " " * 20
+                line += f"{mae:10.4g}"
                 lines.append(line + (f"{values[predictor][number]:12.4g}" if predictor in values else ""))
         return "\n".join([*lines, *(f"note: {printable(note)}" for note in self.notes)])
 
@@ -130,6 +143,8 @@ class ScoreTable:
             "rmse": {name: list(values) for name, values in self.rmse.items()},
             "rmse_spread": {name: list(values) for name, values in self.rmse_spread.items()},
             "mae": {name: list(values) for name, values in self.mae.items()},
+            "difference": {name: list(values) for name, values in self.difference.items()},
+            "difference_spread": {name: list(values) for name, values in self.difference_spread.items()},
             "objective": None
             if self.objective is None
             else [self.objective[0], {name: list(values) for name, values in self.objective[1].items()}],
@@ -162,9 +177,23 @@ def make_table(
     *,
     period: str = "",
     notes: tuple[str, ...] = (),
+    simple: Sequence[str] = (),
 ) -> ScoreTable:
-    """Reduces the errors of all samples: the mean over times is inside of the root."""
+    """Reduces the errors of all samples: the mean over times is inside of the root.
+
+    Args:
+        sums: Errors by predictor.
+        targets: Names of the targets.
+        units: Their units.
+        objective: Name of the objective where it is another one.
+        seed: Seed of the bootstrap.
+        period: What was scored, in words.
+        notes: What must be said of it.
+        simple: Simple predictions, with the best of which all are compared.
+    """
     rmse, spread, mae, values = {}, {}, {}, {}
+    differences: dict[str, tuple[float, ...]] = {}
+    difference_spreads: dict[str, tuple[float, ...]] = {}
     num_samples = 0
     for name, each in sums.items():
         squared, absolute = np.concatenate(each.squared), np.concatenate(each.absolute)
@@ -174,14 +203,30 @@ def make_table(
         spread[name] = tuple(float(value) for value in bootstrap_spread(squared, seed))
         if each.objective:
             values[name] = tuple(float(value) for value in np.nanmean(np.concatenate(each.objective), axis=0))
+    squares = {name: np.concatenate(each.squared) for name, each in sums.items()}
+    if simple:
+        best = [min(simple, key=lambda name, k=k: rmse[name][k]) for k in range(len(targets))]
+        reference = np.stack([squares[name][:, k] for k, name in enumerate(best)], axis=1)
+        for name, each in squares.items():
+            differences[name] = tuple(rmse[name][k] - rmse[best[k]][k] for k in range(len(targets)))
+            difference_spreads[name] = tuple(map(float, bootstrap_spread(each, seed, reference)))
+        better = [name for name in rmse if any(rmse[name][k] < 0.99 * rmse.get(MODEL, rmse[name])[k]
+                                               for k in range(len(targets)))]  # fmt: skip
+        if better:
+            notes = (*notes, f"better than the model by more than 1 % in this period: {', '.join(better)}")
     if not np.isfinite(list(rmse.values())).all():
         names = ", ".join(name for name, each in rmse.items() if not np.isfinite(each).all())
         notes = (*notes, f"errors that are not finite: {names}")
     chosen = None if objective is None else (objective, values)
-    return ScoreTable(targets, units, num_samples, rmse, spread, mae, chosen, period, notes)
+    return ScoreTable(
+        targets, units, num_samples, rmse, spread, mae, differences, difference_spreads, chosen, period, notes,
+        squares,
+    )  # fmt: skip
 
 
-def bootstrap_spread(squared: np.ndarray, seed: int = 0) -> np.ndarray:
+def bootstrap_spread(
+    squared: np.ndarray, seed: int = 0, reference: np.ndarray | None = None, *, mean: bool = False
+) -> np.ndarray:
     """Standard deviation of the root mean squared error over resampled blocks of consecutive times.
 
     Blocks, because neighbouring times err alike: a bootstrap of single times would be too sure.
@@ -189,6 +234,8 @@ def bootstrap_spread(squared: np.ndarray, seed: int = 0) -> np.ndarray:
     Args:
         squared: Mean squared error of each time and target, `(N, K)`.
         seed: Seed of the resampling.
+        reference: Of another prediction at the same times: the spread is that of the difference of the two roots.
+        mean: The spread of the mean, not of its root.
     """
     count = len(squared)
     length = max(1, math.isqrt(count))
@@ -198,7 +245,11 @@ def bootstrap_spread(squared: np.ndarray, seed: int = 0) -> np.ndarray:
     for resample in range(_NUM_RESAMPLES):
         firsts = generator.integers(0, count, num_blocks)
         rows = (firsts[:, None] + np.arange(length)).ravel()[:count] % count
-        roots[resample] = np.sqrt(np.nanmean(squared[rows], axis=0))
+        roots[resample] = np.nanmean(squared[rows], axis=0)
+        if not mean:
+            roots[resample] = np.sqrt(roots[resample])
+        if reference is not None:
+            roots[resample] -= np.sqrt(np.nanmean(reference[rows], axis=0))
     with np.errstate(invalid="ignore"):
         # Of errors that are infinite there is none.
         return roots.std(axis=0)
@@ -208,6 +259,7 @@ _BATCH = 32
 
 
 PLAIN = "plain net of the same size"
+ALONE = "plain net alone"
 NOT_KEPT = "SMoE net, not kept"
 
 
@@ -217,9 +269,9 @@ class ComparedBatch:
 
     Attributes:
         truth: Truths in the units of the targets, `(N, K, H, W)`; NaN where they have no value.
-        nets: Predictions `(N, K, n, H, W)` of the `model`, and of the net that was fitted beside it, if there is one:
-            the plain net, or the SMoE net where the plain net is the model.
-        simple: Simple predictions by their names, `(N, K, H, W)`.
+        nets: Predictions `(N, K, n, H, W)` of the `model`, and of the nets that were fitted beside it.
+        simple: Predictions `(N, K, H, W)` of simple models, by their names in a table.
+        rungs: The rung of the ladder that each of these is.
         inputs: Inputs in their own units, `(N, C, H, W)`.
         valid: Times of the targets in seconds, `(N,)`.
     """
@@ -227,6 +279,7 @@ class ComparedBatch:
     truth: np.ndarray
     nets: dict[str, np.ndarray]
     simple: dict[str, np.ndarray]
+    rungs: dict[str, str]
     inputs: np.ndarray
     valid: np.ndarray
 
@@ -302,28 +355,56 @@ def compare_batches(fitted: Fitted, scored: Scored) -> Iterator[ComparedBatch]:
     leads = lead_channel(pairs.inputs, inputs.lead_times, fitted.lead_scale)
     drops = fitted.options.missing == "drop"
     for first in range(0, len(pairs), _BATCH):
-        chosen = slice(first, first + _BATCH)
+        chosen = np.arange(first, min(first + _BATCH, len(pairs)))
         before = read_inputs(fitted, inputs, pairs.inputs[chosen], allow_gaps=drops)
         truth = targets.read(pairs.targets[chosen])
         is_gap = np.isnan(truth) & statistics.target_mask
         truth[:, ~statistics.target_mask] = np.nan
-        lead, valid = None if leads is None else leads[chosen], pairs.valid[chosen]
         if drops:
             kept = ~(find_gaps(fitted, before).any(axis=(1, 2, 3)) | is_gap.any(axis=(1, 2, 3)))
-            before, truth, valid = before[kept], truth[kept], valid[kept]
-            lead = None if lead is None else lead[kept]
+            before, truth, chosen = before[kept], truth[kept], chosen[kept]
         if not len(before):
             continue
-        nets = {MODEL: fitted.predictor}
-        if fitted.plain is not None:
-            nets |= {f"{fitted.net_kind}, not kept": fitted.net} if fitted.keeps_plain else {PLAIN: fitted.plain}
-        yield ComparedBatch(
-            truth,
-            {name: predict_values(fitted, net, before, lead) for name, net in nets.items()},
-            _simple_predictions(fitted, before, valid, is_forecast=inputs.lead_times is not None),
-            before,
-            valid,
-        )
+        times = (pairs.starts[chosen], pairs.valid[chosen], None if leads is None else leads[chosen])
+        yield compare(fitted, before, truth, times, is_forecast=inputs.lead_times is not None)
+
+
+def compare(fitted: Fitted, before: np.ndarray, truth: np.ndarray, times: Any, *, is_forecast: bool) -> ComparedBatch:
+    """Predictions of the nets and the simple models for some samples."""
+    rungs = fitted.grid_ladder.predict(before, *times)
+    nets = {MODEL: fitted.predictor}
+    if fitted.kept != "net" and fitted.options.net not in SIMPLE:
+        nets[f"{fitted.net_kind}, not kept"] = fitted.net
+    if fitted.plain is not None and fitted.kept != "plain":
+        nets[PLAIN] = fitted.plain
+    if fitted.alone is not None and fitted.kept != "alone":
+        nets[ALONE] = fitted.alone
+    values = {
+        name: predict_values(fitted, net, before, times, rungs.get(fitted.base_of(net))) for name, net in nets.items()
+    }
+    names = {simple_name(fitted, name, is_forecast=is_forecast): name for name in rungs if name != COMBINATION}
+    simple = {name: rungs[rung] for name, rung in names.items()}
+    return ComparedBatch(truth, values, simple, names, before, times[1])
+
+
+def simple_name(fitted: Fitted, rung: str, *, is_forecast: bool) -> str:
+    """Name of a rung in a table."""
+    if rung == PERSISTENCE and (is_forecast or fitted.options.lead is None):
+        return "raw input"
+    if rung == CLIMATOLOGY:
+        return f"climatology ({fitted.ladder.design.anomalies.basis.description})"
+    return rung
+
+
+def with_spread(fitted: Fitted, rung: str, values: np.ndarray) -> np.ndarray:
+    """Predictions of a rung `(N, K, H, W)` with the numbers that the objective asks for, `(N, K, n, H, W)`."""
+    spread = fitted.ladder.spreads[rung].reshape(values.shape[1:]).astype(np.float32)
+    if fitted.options.objective == "gaussian":
+        return np.stack([values, np.broadcast_to(spread, values.shape)], axis=2)
+    if fitted.options.objective == "quantiles":
+        levels = normal_quantiles(fitted.options.quantiles).astype(np.float32)
+        return np.stack([values + level * spread for level in levels], axis=2)
+    return values[:, :, None]
 
 
 def score_samples(
@@ -336,22 +417,23 @@ def score_samples(
     """
     sums: dict[str, ErrorSums] = {}
     scored = open_scored(fitted, x, y, period, open_options)
+    objective = {"gaussian": "CRPS", "quantiles": "pinball"}.get(fitted.options.objective)
+    simple: Sequence[str] = ()
     for batch in compare_batches(fitted, scored):
-        for name, values in batch.nets.items():
+        simple = list(batch.simple)
+        spread = {name: with_spread(fitted, batch.rungs[name], each) for name, each in batch.simple.items()}
+        for name, values in (batch.nets | spread).items():
             each = sums.setdefault(name, ErrorSums())
             each.add(central(fitted, values), batch.truth, fitted.pixel_weights)
-            probabilistic = _objective_errors(fitted, values, batch.truth)
-            if probabilistic is not None:
-                each.objective.append(weighted_means(probabilistic, batch.truth, fitted.pixel_weights))
-        for name, prediction in batch.simple.items():
-            sums.setdefault(name, ErrorSums()).add(prediction, batch.truth, fitted.pixel_weights)
+            if objective is not None:
+                errors = objective_errors(values, batch.truth, fitted.options)
+                each.objective.append(weighted_means(errors, batch.truth, fitted.pixel_weights))
     if not sums:
         raise DataError("every sample has missing values, which the model was fitted to drop")
-    objective = {"gaussian": "CRPS", "quantiles": "pinball"}.get(fitted.options.objective)
     names = tuple(channel.name for channel in fitted.target_channels)
     units = tuple(channel.units for channel in fitted.target_channels)
     notes = (*scored.notes, *fitted.remarks())
-    return make_table(sums, names, units, objective, period=scored.period, notes=notes)
+    return make_table(sums, names, units, objective, period=scored.period, notes=notes, simple=simple)
 
 
 def find_weakness(fitted: Fitted, samples: GridSamples, *, is_forecast: bool) -> str | None:
@@ -364,14 +446,11 @@ def find_weakness(fitted: Fitted, samples: GridSamples, *, is_forecast: bool) ->
     """
     sums: dict[str, ErrorSums] = {}
     for first in range(0, len(samples), _BATCH):
-        indices = range(first, min(first + _BATCH, len(samples)))
+        indices = np.arange(first, min(first + _BATCH, len(samples)))
         before, truth = samples.physical(indices)
-        leads = None if samples.lead_channel is None else samples.lead_channel[first : indices.stop]
-        valid = samples.pairs.valid[first : indices.stop]
-        found = _simple_predictions(fitted, before, valid, is_forecast=is_forecast)
-        found[MODEL] = central(fitted, predict_values(fitted, fitted.predictor, before, leads))
-        for name, prediction in found.items():
-            sums.setdefault(name, ErrorSums()).add(prediction, truth, fitted.pixel_weights)
+        batch = compare(fitted, before, truth, samples.times(indices), is_forecast=is_forecast)
+        for name, values in {MODEL: central(fitted, batch.nets[MODEL]), **batch.simple}.items():
+            sums.setdefault(name, ErrorSums()).add(values, truth, fitted.pixel_weights)
     is_absolute = fitted.options.objective in ("mae", "quantiles")
     for number, channel in enumerate(fitted.target_channels):
         errors = {
@@ -390,29 +469,6 @@ def find_weakness(fitted: Fitted, samples: GridSamples, *, is_forecast: bool) ->
                 f"{'MAE' if is_absolute else 'RMSE'} of {channel.name} {ours:.4g}, of {best} {errors[best]:.4g}; "
                 f"{'the training has diverged, lower learning_rate' if has_diverged else 'use that, or train longer'}"
             )
-    return None
-
-
-def _simple_predictions(
-    fitted: Fitted, inputs: np.ndarray, valid: np.ndarray, *, is_forecast: bool
-) -> dict[str, np.ndarray]:
-    statistics = fitted.statistics
-    found = {statistics.climatology_name: statistics.climatology_at(valid, fitted.calendar)}
-    if (statistics.reference >= 0).all():
-        references = statistics.references(inputs)
-        found["raw input" if is_forecast or fitted.options.lead is None else "persistence"] = references
-        found["input + map of mean errors"] = references + statistics.mean_error
-    return found
-
-
-def _objective_errors(fitted: Fitted, values: np.ndarray, truth: np.ndarray) -> np.ndarray | None:
-    if fitted.options.objective == "gaussian":
-        mean, std = (torch.from_numpy(np.ascontiguousarray(values[:, :, part])) for part in (0, 1))
-        return gaussian_crps(mean, std, torch.from_numpy(truth)).numpy()
-    if fitted.options.objective == "quantiles":
-        levels = np.asarray(fitted.options.quantiles, np.float32)[:, None, None]
-        below = truth[:, :, None] - values
-        return np.maximum(levels * below, (levels - 1.0) * below).mean(axis=2)
     return None
 
 

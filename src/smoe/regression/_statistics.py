@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cached_property
 
 import numpy as np
 
 from smoe.errors import DataError
-from smoe.gridded import Channel, FieldMoments, FieldTable, Pairs, TimeLabels, are_same_units
-from smoe.regression._options import Normalisation
+from smoe.gridded import Channel, FieldMoments, FieldTable, Pairs, are_same_units
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Numbers from the training part alone; C inputs, K targets; `h, w` are the grid, or 1 and 1.
+    """Numbers from the training part alone; C inputs, K targets.
 
     Attributes:
-        input_mean: Mean of each input, float32, `(C, h, w)`.
-        input_std: Spread of each input, `(C, h, w)`.
-        input_fill: Mean of each input at each pixel, which replaces missing values; where there is none, the mean of
-            the target that continues the input, else of the channel, `(C, H, W)`.
-        target_mean: Mean of each target, less its reference if it has one, `(K, h, w)`.
-        target_std: Spread of the same, `(K, h, w)`.
+        input_mean: Mean of each input at each pixel, float32, `(C, H, W)`; of a static input, over the grid.
+        input_std: Spread of the same.
+        input_fill: What replaces missing values: the mean of the pixel; where there is none, the mean of the target
+            that continues the input, else of the channel.
         mean_error: Mean of target less reference at each pixel; NaN for targets without one, `(K, H, W)`.
-        climatology: Mean of the targets at each pixel in each of the classes of times, `(n, K, H, W)`: 1 for all times,
-            12 months or 4 seasons, times the `climatology_seconds` of the day where there are any.
-        climatology_seconds: Seconds of the day of the classes; empty where the time of the day does not count, `(h,)`.
         reference: Input that each target continues, or -1, `(K,)`.
         target_mask: Pixels where targets have values, `(K, H, W)`.
     """
@@ -34,11 +27,7 @@ class Statistics:
     input_mean: np.ndarray
     input_std: np.ndarray
     input_fill: np.ndarray
-    target_mean: np.ndarray
-    target_std: np.ndarray
     mean_error: np.ndarray
-    climatology: np.ndarray
-    climatology_seconds: np.ndarray
     reference: np.ndarray
     target_mask: np.ndarray
 
@@ -47,95 +36,19 @@ class Statistics:
         """Names of all arrays."""
         return tuple(each.name for each in fields(cls))
 
-    def normalise_inputs(self, inputs: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Inputs `(N, C, H, W)` of mean 0 and spread 1, float32; missing values have the pixel's mean.
-
-        Args:
-            inputs: Inputs in their units.
-            out: Where to write; `inputs` itself saves the memory of a copy.
-        """
-        out = np.subtract(inputs, self.input_mean, out=out, dtype=np.float32)
-        np.multiply(out, self._input_scale, out=out)
-        for channel in range(out.shape[1]):
-            # A sum is quicker than a look at each value, and is NaN if one of them is.
-            if np.isnan(out[:, channel].sum()):
-                np.copyto(out[:, channel], self._normalised_fill[channel], where=np.isnan(out[:, channel]))
-        return out
+    def normalise_inputs(self, inputs: np.ndarray) -> np.ndarray:
+        """Inputs `(N, C, H, W)` of mean 0 and spread 1, float32; missing values have the pixel's mean."""
+        filled = np.where(np.isnan(inputs), self.input_fill, inputs)
+        return ((filled - self.input_mean) / self.input_std).astype(np.float32)
 
     def references(self, inputs: np.ndarray) -> np.ndarray:
-        """What each target is predicted relative to, in its units, `(N, K, H, W)`; 0 for targets without one."""
+        """Input that each target continues, `(N, K, H, W)`; 0 for targets without one."""
         found = inputs[:, self.reference]
         if np.isnan(found.sum()):
             found = np.where(np.isnan(found), self.input_fill[self.reference], found)
         if (self.reference < 0).any():
             found[:, self.reference < 0] = 0.0
         return found
-
-    def normalise_targets(self, targets: np.ndarray, inputs: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Targets `(N, K, H, W)` less their references, of mean 0 and spread 1, float32; NaN stays NaN.
-
-        Args:
-            targets: Targets in their units.
-            inputs: Inputs in their units.
-            out: Where to write; `targets` itself saves the memory of a copy.
-        """
-        if (self.reference >= 0).any():
-            targets = np.subtract(targets, self.references(inputs), out=out, dtype=np.float32)
-        out = np.subtract(targets, self.target_mean, out=out, dtype=np.float32)
-        return np.multiply(out, self._target_scale, out=out)
-
-    @cached_property
-    def _input_scale(self) -> np.ndarray:
-        return (1.0 / self.input_std.astype(np.float64)).astype(np.float32)
-
-    @cached_property
-    def _target_scale(self) -> np.ndarray:
-        return (1.0 / self.target_std.astype(np.float64)).astype(np.float32)
-
-    @cached_property
-    def _normalised_fill(self) -> np.ndarray:
-        return ((self.input_fill - self.input_mean) * self._input_scale).astype(np.float32)
-
-    @property
-    def climatology_parts(self) -> int:
-        """Parts of the year of the climatology: 12 months, 4 seasons or 1."""
-        return len(self.climatology) // max(len(self.climatology_seconds), 1)
-
-    @property
-    def climatology_name(self) -> str:
-        """Name of the climatology in a table of scores, such as `climatology (month and hour of day)`."""
-        if not len(self.climatology_seconds):
-            return f"climatology ({'monthly' if self.climatology_parts == 12 else 'mean'})"
-        part = {12: "month and ", 4: "season and "}.get(self.climatology_parts, "")
-        return f"climatology ({part}hour of day)"
-
-    def climatology_at(self, seconds: np.ndarray, calendar: str) -> np.ndarray:
-        """The climatology of some times, `(N, K, H, W)`."""
-        return self.climatology[time_classes(seconds, calendar, self.climatology_parts, self.climatology_seconds)]
-
-    def denormalise(self, outputs: np.ndarray, inputs: np.ndarray) -> np.ndarray:
-        """Outputs `(N, K, n, H, W)` in the units of the targets."""
-        scaled = outputs * self.target_std[:, None] + self.target_mean[:, None]
-        return (scaled + self.references(inputs)[:, :, None]).astype(np.float32)
-
-
-def time_classes(seconds: np.ndarray, calendar: str, num_parts: int, of_day: np.ndarray) -> np.ndarray:
-    """Class of each time: the month or the season, and the nearest of some seconds of the day.
-
-    Args:
-        seconds: Times, `(N,)`.
-        calendar: Their calendar.
-        num_parts: 12 for months, 4 for seasons from December on, 1 for neither.
-        of_day: Seconds of the day, `(h,)`; empty if the time of the day does not count.
-    """
-    parts = np.zeros(len(seconds), np.int64)
-    if num_parts > 1:
-        months = TimeLabels(seconds, calendar).months(seconds) % 12
-        parts = months if num_parts == 12 else (months + 1) % 12 // 3
-    if not len(of_day):
-        return parts
-    distances = np.abs(seconds[:, None] % 86400 - of_day)
-    return parts * len(of_day) + np.minimum(distances, 86400 - distances).argmin(axis=1)
 
 
 def find_references(inputs: tuple[Channel, ...], targets: tuple[Channel, ...], residual: str) -> np.ndarray:
@@ -167,10 +80,6 @@ def _is_same(one: Channel, target: Channel) -> bool:
     return is_named and (one.level == target.level or is_selected)
 
 
-# Times that each class of a climatology needs: of parts of the year and hours of the day, and of one of them.
-_FEWEST_OF_BOTH, _FEWEST_OF_ONE = 5, 2
-# Most times of a day that classes are made of, and bytes of the climatology of all of them.
-_MOST_HOURS, _MOST_BYTES = 48, 1 << 28
 # Standard deviations beyond which normalising overflows in float32.
 _SMALLEST, _LARGEST = 1e-35, 1e35
 # Bytes of the fields of one step; a few times as much is held.
@@ -206,10 +115,6 @@ class StatisticsPass:
         self._of_inputs = FieldMoments((len(input_channels), *grid))
         self._of_targets = FieldMoments((num_targets, *grid))
         self._of_errors = FieldMoments((num_targets, *grid))
-        num_parts, self._of_day = choose_classes(pairs.valid, pairs.calendar, 4 * num_targets * grid[0] * grid[1])
-        self._places = time_classes(pairs.valid, pairs.calendar, num_parts, self._of_day)
-        self._sums = np.zeros((num_parts * max(len(self._of_day), 1), num_targets, *grid))
-        self._numbers = np.zeros_like(self._sums)
         row_bytes = 4 * (len(input_channels) + num_targets) * grid[0] * grid[1]
         self._step = max(1, _PIECE_BYTES // max(row_bytes, 1))
 
@@ -230,22 +135,9 @@ class StatisticsPass:
         if (self._reference >= 0).any():
             references = np.where((self._reference >= 0)[:, None, None], before[:, self._reference], np.float32(0.0))
             self._of_errors.add(after - references)
-        places = self._places[samples]
-        for place in np.unique(places):
-            fields = after[places == place]
-            total = np.add.reduce(fields, axis=0, dtype=np.float64)
-            missing = np.isnan(total)
-            if missing.any():
-                total[missing] = np.nansum(fields[:, missing], axis=0, dtype=np.float64)
-                self._numbers[place] -= np.isnan(fields).sum(axis=0)
-            self._sums[place] += total
-            self._numbers[place] += len(fields)
 
-    def finish(self, normalisation: Normalisation) -> Statistics:
+    def finish(self) -> Statistics:
         """The statistics of what was added.
-
-        Args:
-            normalisation: Over each channel or each pixel.
 
         Raises:
             DataError: If a target or an input does not vary, or a target is the same as an input.
@@ -254,26 +146,20 @@ class StatisticsPass:
         _check_varies(self._of_targets, targets.channels, "target", "there is nothing to learn")
         _check_varies(self._of_inputs, self._channels, "input", "leave it out")
         self._check_differs()
-        of_errors = self._of_errors if (reference >= 0).any() else self._of_targets
-        climatology = np.where(self._numbers > 0, self._sums / np.maximum(self._numbers, 1), np.nan)
         input_fill = self._input_fill()
-        input_mean, input_std = _mean_and_std(self._of_inputs, normalisation, input_fill)
-        # What is learned at pixels without a reference is the distance from what stands in for it.
-        distance = self._of_targets.by_pixel()[0] - np.where((reference >= 0)[:, None, None], input_fill[reference], 0)
-        target_mean, target_std = _mean_and_std(of_errors, normalisation, distance)
-        # A target that is its reference and a constant has no spread beside it.
-        target_std = np.maximum(target_std, 1e-3 * self._of_targets.by_channel()[1][:, None, None])
-        errors = of_errors.by_pixel()[0]
-        mean_error = np.where((reference >= 0)[:, None, None], np.where(np.isnan(errors), distance, errors), np.nan)
+        input_mean, input_std = _mean_and_std(self._of_inputs, input_fill)
+        is_static = np.asarray([channel.is_static for channel in self._channels])[:, None, None]
+        means, stds = (each[:, None, None] for each in self._of_inputs.by_channel())
+        # A target without a value of its reference is corrected from what stands in for it.
+        has_reference = (reference >= 0)[:, None, None]
+        distance = self._of_targets.by_pixel()[0] - np.where(has_reference, input_fill[reference], 0)
+        errors = self._of_errors.by_pixel()[0] if has_reference.any() else np.full(distance.shape, np.nan)
+        mean_error = np.where(has_reference, np.where(np.isnan(errors), distance, errors), np.nan)
         return Statistics(
-            input_mean=input_mean.astype(np.float32),
-            input_std=input_std.astype(np.float32),
+            input_mean=np.where(is_static, means, input_mean).astype(np.float32),
+            input_std=np.where(is_static, stds, input_std).astype(np.float32),
             input_fill=input_fill.astype(np.float32),
-            target_mean=target_mean.astype(np.float32),
-            target_std=target_std.astype(np.float32),
             mean_error=mean_error.astype(np.float32),
-            climatology=climatology.astype(np.float32),
-            climatology_seconds=self._of_day,
             reference=reference,
             target_mask=~targets.always_missing,
         )
@@ -303,34 +189,7 @@ class StatisticsPass:
         return np.where(np.isnan(fill), self._of_inputs.by_channel()[0][:, None, None], fill)
 
 
-def choose_classes(seconds: np.ndarray, calendar: str, class_bytes: int) -> tuple[int, np.ndarray]:
-    """The finest classes of times that hold enough of them: parts of the year, and seconds of the day.
-
-    Args:
-        seconds: Times.
-        calendar: Their calendar.
-        class_bytes: Bytes of the climatology of one class.
-    """
-    none = np.empty(0, np.int64)
-    steps = np.diff(np.unique(seconds))
-    of_day = np.unique(seconds % 86400)
-    has_hours = len(steps) > 0 and np.median(steps) < 86400 and len(of_day) <= _MOST_HOURS
-    both = ((12, of_day), (4, of_day)) if has_hours else ()
-    one = ((12, none), (1, of_day)) if has_hours else ((12, none),)
-    for num_parts, hours in (*both, *one):
-        num_classes = num_parts * max(len(hours), 1)
-        fewest = _FEWEST_OF_BOTH if num_parts > 1 and len(hours) else _FEWEST_OF_ONE
-        if len(seconds) < fewest * num_classes or (len(hours) and num_classes * class_bytes > _MOST_BYTES):
-            continue
-        counts = np.bincount(time_classes(seconds, calendar, num_parts, hours), minlength=num_classes)
-        if counts.min() >= fewest:
-            return num_parts, hours
-    return 1, none
-
-
-def gather_statistics(
-    inputs: FieldTable, targets: FieldTable, pairs: Pairs, reference: np.ndarray, normalisation: Normalisation
-) -> Statistics:
+def gather_statistics(inputs: FieldTable, targets: FieldTable, pairs: Pairs, reference: np.ndarray) -> Statistics:
     """Statistics of samples from tables that are there already, for samples that are known only then.
 
     Raises:
@@ -341,21 +200,15 @@ def gather_statistics(
     step = max(1, _PIECE_BYTES // max(row_bytes, 1))
     for first in range(0, len(inputs), step):
         statistics.add(first, inputs.fields(np.arange(first, min(first + step, len(inputs)))))
-    return statistics.finish(normalisation)
+    return statistics.finish()
 
 
-def _mean_and_std(
-    moments: FieldMoments, normalisation: Normalisation, stand_in: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and spread; a pixel without values has the mean `stand_in`, where that is a number, and the usual spread."""
-    mean, std = (each[:, None, None] for each in moments.by_channel())
-    if normalisation == "channel":
-        return mean, std
-    pixel_mean, pixel_std = moments.by_pixel()
-    pixel_mean = np.where(np.isnan(pixel_mean), stand_in, pixel_mean)
+def _mean_and_std(moments: FieldMoments, stand_in: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and spread of pixels; one without values has the mean `stand_in` and the usual spread."""
+    usual = moments.by_channel()[1][:, None, None]
+    mean, std = moments.by_pixel()
     # A pixel that hardly varies would be blown up: its spread is a hundredth of the channel's at least.
-    pixel_std = np.where(np.isnan(pixel_std), std, np.maximum(pixel_std, 0.01 * std))
-    return np.where(np.isnan(pixel_mean), mean, pixel_mean), pixel_std
+    return np.where(np.isnan(mean), stand_in, mean), np.where(np.isnan(std), usual, np.maximum(std, 0.01 * usual))
 
 
 def _check_varies(moments: FieldMoments, channels: tuple[Channel, ...], what: str, remedy: str) -> None:

@@ -8,20 +8,24 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from smoe._files import temporary_folder
 from smoe._signals import Interrupted
 from smoe.losses import gaussian_crps
+from smoe.regression._ladder import GridLadder
 from smoe.regression._options import MACHINE_OPTIONS, Objective, RegressorOptions
-from smoe.regression._preparation import GridSamples, keep_batch
+from smoe.regression._preparation import GridSamples
 from smoe.training.loop import Loop, TrainingDiverged
 from smoe.training.plan import TrainingPlan
 from smoe.training.progress import Reporter
 from smoe.training.run_directory import RunDirectory, keep_freed_memory
 from smoe.training.task import Metric, Task
 
+_QUICK_EPOCHS = 5
 # Bounds of the logarithm of the spread, in standard deviations of the target.
 _LOWEST, _HIGHEST = -9.0, 9.0
 
@@ -98,17 +102,82 @@ class MeanObjective(Metric):
         return torch.stack([total.double(), weight.double()])[None]
 
 
-def start_output(objective: Objective, quantiles: Sequence[float]) -> list[float]:
-    """Numbers that a net is to give at the start for a target of mean 0 and spread 1."""
-    if objective == "gaussian":
-        return [0.0, 0.0]
-    if objective != "quantiles":
-        return [0.0]
-    return [math.sqrt(2.0) * float(torch.erfinv(torch.tensor(2.0 * level - 1.0))) for level in quantiles]
+class NetSamples(Dataset[tuple[Tensor, Tensor]]):
+    """What a net learns: normalised inputs, and targets less the base that it corrects; NaN marks missing targets.
+
+    Args:
+        samples: Inputs and targets in their units.
+        ladder: Makes the inputs of the net.
+        base: Prediction of each sample that was not fitted to it, `(N, K, H, W)`.
+        scale: Units of what is learned, `(K,)`.
+        is_own: Whether the net is the user's own, which sees the inputs alone.
+    """
+
+    def __init__(
+        self, samples: GridSamples, ladder: GridLadder, base: np.ndarray, scale: np.ndarray, *, is_own: bool
+    ) -> None:
+        self.samples, self.ladder, self.base, self.is_own = samples, ladder, base, is_own
+        self.scale = scale[:, None, None].astype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        input, target = self.__getitems__([index])
+        return input[0], target[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """A batch `(B, C, H, W)` and `(B, K, H, W)`."""
+        before, after = self.samples.physical(indices)
+        base = np.asarray(self.base[np.asarray(indices)])
+        input = self.ladder.net_inputs(before, base, *self.samples.times(indices), is_own=self.is_own)
+        return torch.from_numpy(input), torch.from_numpy((after - base) / self.scale)
+
+
+def keep_batch(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Collates nothing: the samples are read as a batch."""
+    return batch
+
+
+def normal_quantiles(levels: Sequence[float]) -> np.ndarray:
+    """Quantiles of the normal distribution."""
+    return math.sqrt(2.0) * torch.erfinv(2.0 * torch.tensor(levels, dtype=torch.float64) - 1.0).numpy()
+
+
+def start_map(options: RegressorOptions, spread: np.ndarray) -> np.ndarray:
+    """What a net predicts before it has learned anything, `(K * n, H, W)`, from the spread of its base's errors.
+
+    Args:
+        options: Options with the objective.
+        spread: Standard deviation of the errors in units of what is learned, `(K, H, W)`.
+    """
+    zero = np.zeros_like(spread)
+    if options.objective == "gaussian":
+        parts = [zero, np.log(np.maximum(spread, 1e-3))]
+    elif options.objective == "quantiles":
+        parts = [level * spread for level in normal_quantiles(options.quantiles)]
+    else:
+        parts = [zero]
+    return np.stack(parts, axis=1).reshape(-1, *spread.shape[1:]).astype(np.float32)
+
+
+def objective_errors(values: np.ndarray, truth: np.ndarray, options: RegressorOptions) -> np.ndarray:
+    """Error of predictions `(N, K, n, H, W)` by the objective, `(N, K, H, W)`; NaN where there is no truth."""
+    # Squares of values of any unit.
+    values, truth = values.astype(np.float64), truth.astype(np.float64)
+    if options.objective == "gaussian":
+        mean, std = (torch.from_numpy(np.ascontiguousarray(values[:, :, part])) for part in (0, 1))
+        return gaussian_crps(mean, std, torch.from_numpy(truth)).numpy()
+    if options.objective == "quantiles":
+        levels = np.asarray(options.quantiles)[:, None, None]
+        below = truth[:, :, None] - values
+        return np.maximum(levels * below, (levels - 1.0) * below).mean(axis=2)
+    error = values[:, :, 0] - truth
+    return np.abs(error) if options.objective == "mae" else np.square(error)
 
 
 # Options that do not change what is computed.
-_MAY_DIFFER = frozenset(f"options.{name}" for name in (*MACHINE_OPTIONS, "compare", "keep"))
+_MAY_DIFFER = frozenset(f"options.{name}" for name in (*MACHINE_OPTIONS, "compare", "keep", "refit"))
 
 
 def make_plan(options: RegressorOptions, num_samples: int) -> TrainingPlan:
@@ -116,7 +185,7 @@ def make_plan(options: RegressorOptions, num_samples: int) -> TrainingPlan:
     return TrainingPlan(
         batch_size=min(options.batch_size, num_samples),
         evaluation_batch_size=max(options.batch_size, 1),
-        max_epochs=options.max_epochs,
+        max_epochs=min(options.max_epochs, _QUICK_EPOCHS) if options.quick else options.max_epochs,
         monitor="loss",
         monitor_mode="min",
         stop_at=None,
@@ -131,7 +200,7 @@ def make_plan(options: RegressorOptions, num_samples: int) -> TrainingPlan:
 
 def train_net(
     net: nn.Module,
-    splits: Mapping[str, GridSamples],
+    splits: Mapping[str, NetSamples],
     objective: GridObjective,
     options: RegressorOptions,
     *,

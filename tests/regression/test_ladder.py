@@ -1,0 +1,171 @@
+"""Simple models: what they compute, that they are chosen and judged on times they have not seen, and what nets add."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import smoe
+from gridded_files import cosines, regional
+from smoe.errors import DataError
+from smoe.regression._ladder import COMBINATION, TimeBasis
+from smoe.regression._ladder_fit import NormalEquations, candidate_bases, ring_neighbours
+
+MONTHS = (np.datetime64("1990-01") + np.arange(180)).astype("datetime64[ns]") + np.timedelta64(14, "D")
+QUIET: dict[str, Any] = {"device": "cpu", "progress": False}
+SMALL = QUIET | {"filters": 2, "num_blocks": 1, "max_epochs": 3, "batch_size": 16}
+
+
+def seasonal(seed: int = 0, persistence: float = 0.7) -> xr.Dataset:
+    """15 years of months: two harmonics of the year that differ between pixels, and an anomaly that lasts."""
+    generator = np.random.default_rng(seed)
+    y = regional(180, 5, 7, standard_name="air_temperature").assign_coords(time=MONTHS)
+    phase = 2.0 * np.pi * np.arange(180)[:, None, None] / 12.0
+    sizes = generator.normal(4.0, 1.0, (2, 5, 7))
+    anomaly = np.zeros((180, 5, 7))
+    for month in range(1, 180):
+        anomaly[month] = persistence * anomaly[month - 1] + generator.normal(0.0, 1.0, (5, 7))
+    y["t2m"][:] = 280.0 + sizes[0] * np.cos(phase) + 0.5 * sizes[1] * np.sin(2.0 * phase) + anomaly
+    return y
+
+
+def test_a_forecast_of_months_is_as_good_as_the_process_allows() -> None:
+    y = seasonal()
+    model = smoe.GridRegressor(net="ladder", lead="1 month", **QUIET).fit(y, y, validation="2001:2002", test="2003:")
+    table = model.score(y, y)
+    # The noise of a month has the standard deviation 1; persistence has the season against it.
+    assert table.value("model") < 1.08 and table.value("persistence") > 2.0
+    assert table.value("damped anomaly") < 1.08
+    assert table.value("model", metric="difference_spread") < 0.05
+    assert "2 harmonics of the year" in str(table)
+
+
+def test_the_damped_anomaly_is_least_squares_at_each_pixel() -> None:
+    y = seasonal()
+    model = smoe.GridRegressor(net="damped", lead="1 month", **QUIET)
+    model.fit(y, y, train=":2000", validation="2001:2002")
+    basis = model.fitted.ladder.design.anomalies.basis
+    values = y["t2m"].values.astype(np.float64).reshape(180, -1)
+    seconds = y["time"].values.astype("datetime64[s]").astype(np.int64)
+    columns = basis(seconds)
+    num = 12 * 11
+    expected = np.empty((12, values.shape[1]))
+    for pixel in range(values.shape[1]):
+        # By Frisch and Waugh, anomalies and raw values give the same, but for the phase of the input's month.
+        climatology = columns[: num - 1] @ np.linalg.lstsq(columns[: num - 1], values[: num - 1, pixel])[0]
+        anomaly = np.append(values[: num - 1, pixel] - climatology, 0.0)
+        design = np.column_stack([columns[1:num], anomaly[: num - 1]])
+        found = np.linalg.lstsq(design, values[1:num, pixel])[0]
+        of_test = values[150:162, pixel] - columns[150:162] @ np.linalg.lstsq(
+            columns[: num - 1], values[: num - 1, pixel])[0]  # fmt: skip
+        expected[:, pixel] = np.column_stack([columns[151:163], of_test]) @ found
+    predicted = model.predict(y.isel(time=slice(150, 162)))["t2m"].values.reshape(12, -1)
+    np.testing.assert_allclose(predicted, expected, atol=0.02)
+
+
+def test_what_predicts_is_never_worse_on_validation_than_a_simple_model(tmp_path: Path) -> None:
+    y = seasonal(1)
+    model = smoe.GridRegressor(net="layer", lead="1 month", **SMALL).fit(y, y, validation="2003:")
+    table = model.score(y, y, period=model.fitted.period_of("validation"))
+    assert table.value("model") <= 1.0001 * min(table.rmse[name][0] for name in table.rmse)
+    assert model.fitted.weakness is None and "removes" in model.fitted.verdict
+    model.save(tmp_path / "m")
+    again = smoe.GridRegressor.load(tmp_path / "m")
+    xr.testing.assert_equal(again.predict(y), model.predict(y))
+    assert str(again.score(y, y)) == str(model.score(y, y))
+
+
+def test_a_block_is_predicted_by_a_fit_that_has_not_seen_it() -> None:
+    generator = np.random.default_rng(0)
+    columns, targets = generator.normal(size=(4, 60, 3)), generator.normal(size=(4, 60, 1))
+    block = np.arange(60) // 12
+    other = targets.copy()
+    other[:, block == 2] += 100.0
+    chosen, penalty = np.arange(3), np.full((3, 1), 0.1)
+    first, second = (
+        NormalEquations(columns, each, block).fit(chosen, penalty, np.zeros((3, 1))) for each in (targets, other)
+    )
+    np.testing.assert_allclose(first[:, 2], second[:, 2], atol=1e-9)
+    assert np.abs(first[:, 1] - second[:, 1]).min() > 0.1
+    # The last block is none of the training: the fit to all others is the least squares of all of them.
+    rest = block < 4
+    gram = columns[0, rest].T @ columns[0, rest] + 0.1 * rest.sum() * np.eye(3)
+    np.testing.assert_allclose(first[0, 4], np.linalg.solve(gram, columns[0, rest].T @ targets[0, rest]), atol=1e-9)
+
+
+def test_harmonics_need_a_year_and_hours() -> None:
+    day = 86400
+    assert {basis.year for basis in candidate_bases(np.arange(200) * day, "standard")} == {0}
+    assert max(basis.year for basis in candidate_bases(np.arange(800) * day, "noleap")) == 4
+    assert max(basis.day for basis in candidate_bases(np.arange(800) * day, "noleap")) == 0
+    assert max(basis.day for basis in candidate_bases(np.arange(400) * day // 8, "360_day")) == 3
+    yearly = candidate_bases(np.arange(60) * 365 * day, "noleap")
+    assert {basis.year for basis in yearly} == {0}
+    basis = TimeBasis(year=1, calendar="360_day")
+    np.testing.assert_allclose(basis(np.asarray([0, 360 * day])), [[1, 1, 0], [1, 1, 0]], atol=1e-9)
+
+
+def test_neighbours_wrap_where_the_columns_close_the_circle() -> None:
+    open_ends, circle = (ring_neighbours((3, 4), (1,), closes_circle=closes)[4] for closes in (False, True))
+    assert open_ends.tolist() == [4, -1, 0, 1, -1, 5, -1, 8, 9]
+    assert circle.tolist() == [4, 3, 0, 1, 7, 5, 11, 8, 9]
+
+
+def test_simple_models_are_fitted_again_only_where_a_test_is_kept_out() -> None:
+    y = seasonal(2)
+    changed = y.copy(deep=True)
+    changed["t2m"].loc[{"time": slice("2002-06", "2002-08")}] += 3.0
+    for test, differs in ((None, False), ("2003:", True)):
+        models = [
+            smoe.GridRegressor(net="climatology", **QUIET).fit(
+                y, each, train=":2000", validation="2001:2002", test=test, input_variables=["t2m"]
+            )
+            for each in (changed + 1.0, y + 1.0)
+        ]
+        one, other = (model.predict(y)["t2m"] for model in models)
+        assert bool((abs(one - other) > 1e-3).any()) == differs
+
+
+def test_a_rung_needs_what_it_is_made_of() -> None:
+    y = seasonal()
+    with pytest.raises(DataError, match="net='persistence' needs an input that each target continues"):
+        smoe.GridRegressor(net="persistence", **QUIET).fit(y.rename(t2m="a"), y.assign(t2m=y["t2m"].assign_attrs(
+            standard_name="other")))  # fmt: skip
+
+
+@pytest.mark.parametrize("objective", ["gaussian", "quantiles"])
+def test_intervals_cover_what_they_say(objective: str) -> None:
+    y = seasonal(3)
+    model = smoe.GridRegressor(net="ladder", lead="1 month", objective=objective, **QUIET)
+    model.fit(y, y, validation="2000:2001", test="2002:")
+    predicted, truth = model.predict(y), y["t2m"].sel(time=slice("2002-02", None))
+    if objective == "gaussian":
+        z = (truth - predicted["t2m"]) / predicted["t2m_spread"]
+        inside = abs(z) < 1.2816
+    else:
+        low, high = (predicted["t2m"].sel(quantile=level) for level in (0.1, 0.9))
+        inside = (truth > low) & (truth < high)
+    assert 0.75 < float(inside.sel(time=truth["time"]).mean()) < 0.85
+    table = model.score(y, y)
+    values = {name: table.value(name, metric="objective") for name in table.rmse}
+    assert values["model"] <= 1.02 * min(values.values()) and len(values) >= 5
+
+
+def test_a_combination_is_weighted_by_errors_that_were_not_fitted() -> None:
+    y = seasonal(4, persistence=0.4)
+    model = smoe.GridRegressor(net="ladder", lead="1 month", **QUIET).fit(y, y)
+    ladder = model.fitted.ladder
+    if ladder.best == COMBINATION:
+        assert np.allclose(sum(ladder.weights.values()), 1.0) and min(w.min() for w in ladder.weights.values()) >= 0.0
+    weights = cosines(y["lat"])
+    period = model.fitted.period_of("validation")
+    seconds = y["time"].values.astype("datetime64[s]").astype(np.int64)
+    inside = (seconds >= period.start) & (seconds < period.stop)
+    error = (model.predict(y)["t2m"] - y["t2m"]).astype(np.float64)
+    chosen = error.sel(time=y["time"].values[inside][1:])
+    by_hand = float(np.sqrt((chosen**2).weighted(weights).mean(["lat", "lon"]).mean()))
+    assert float(ladder.errors[ladder.best][0]) == pytest.approx(by_hand, rel=1e-3)
