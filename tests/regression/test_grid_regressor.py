@@ -143,7 +143,7 @@ def test_samples_are_counted_with_what_was_left_out(tmp_path: Path) -> None:
         "samples: 17 train, 7 validation, 7 test; left out: 2 without a target 2D later, 6 outside of the periods, "
     )
     assert expected + "1 with missing values" in lines
-    assert "variables of inputs that are left out: hour (depends on time only)" in lines
+    assert "variables of inputs of time alone are the same at all pixels: hour" in lines
     model.save(tmp_path / "m")
     again = smoe.GridRegressor.load(tmp_path / "m").fitted
     assert again.samples == model.fitted.samples and sum(again.samples.values()) == 40

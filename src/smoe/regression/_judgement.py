@@ -127,12 +127,13 @@ def judge(
             share: _errors(start + share * (outputs - start), of_net, net, truth, weights, options)
             for share in ((1.0,) if keeps_all else _SHARES)
         }
-        means = np.stack([np.nanmean(each, axis=0) for each in tried.values()])
-        best = np.asarray(list(tried))[np.nanargmin(np.where(np.isfinite(means), means, np.inf), axis=0)]
+        of_shares = np.stack([np.nanmean(each, axis=0) for each in tried.values()])
+        best = np.asarray(list(tried))[np.argmin(np.where(np.isfinite(of_shares), of_shares, np.inf), axis=0)]
         errors[name] = np.stack([tried[share][:, k] for k, share in enumerate(best)], axis=1)
         net.share.copy_(torch.from_numpy(np.repeat(best, options.outputs_per_target))[:, None, None])
-    of_base = np.nanmean(errors["base"], axis=0)
-    ratios = {name: float(np.mean(np.nanmean(each, axis=0) / of_base)) for name, each in errors.items()}
+    # Without an error there is nothing to remove.
+    means = {name: np.nanmean(each, axis=0) + 1e-300 for name, each in errors.items()}
+    ratios = {name: float(np.mean(each / means["base"])) for name, each in means.items()}
     kept: Kept = "ladder"
     if is_net and options.keep == "smoe":
         kept = "net"
@@ -210,6 +211,6 @@ def _verdict(
 
 def _paired(errors: Mapping[str, np.ndarray], name: str) -> float:
     """Standard deviation, over blocks of times, of the share of the base's objective that a net removes."""
-    base = np.nanmean(errors["base"], axis=0)
+    base = np.nanmean(errors["base"], axis=0) + 1e-300
     difference = np.nanmean((errors[name] - errors["base"]) / base, axis=1, keepdims=True)
     return float(bootstrap_spread(difference, mean=True)[0])

@@ -557,7 +557,9 @@ def _convex_weights(products: np.ndarray) -> np.ndarray:
     """Weights of errors, not negative and of sum 1, with the least mean square: by trying all sets of rungs."""
     count = len(products)
     best, lowest = np.eye(count)[np.argmin(np.diag(products))], float(np.diag(products).min())
-    regular = products + 1e-4 * np.diag(products).min() * np.eye(count)
+    if lowest <= 1e-12 * float(np.diag(products).max()):
+        return best
+    regular = products + 1e-4 * lowest * np.eye(count)
     for bits in range(1, 2**count):
         chosen = np.flatnonzero([bits >> place & 1 for place in range(count)])
         found = np.linalg.solve(regular[np.ix_(chosen, chosen)], np.ones(len(chosen)))
@@ -578,7 +580,7 @@ def _ring_sets(rings: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 # Most samples that regressions are fitted to; of more, every second or third is taken.
-_MOST_SAMPLES = 6000
+_MOST_SAMPLES = 12_000
 
 
 @dataclass(frozen=True)
