@@ -17,7 +17,7 @@ from smoe.regression._ladder_fit import NormalEquations, candidate_bases, ring_n
 
 MONTHS = (np.datetime64("1990-01") + np.arange(180)).astype("datetime64[ns]") + np.timedelta64(14, "D")
 QUIET: dict[str, Any] = {"device": "cpu", "progress": False}
-SMALL = QUIET | {"filters": 2, "num_blocks": 1, "max_epochs": 3, "batch_size": 16}
+SMALL: dict[str, Any] = QUIET | {"filters": 2, "num_blocks": 1, "max_epochs": 3, "batch_size": 16}
 
 
 def seasonal(seed: int = 0, persistence: float = 0.7) -> xr.Dataset:

@@ -47,7 +47,7 @@ class Task:
 
     read: Callable[[Path, Path], tuple[xr.Dataset, xr.Dataset]]
     options: dict[str, Any] = field(default_factory=dict)
-    periods: dict[str, str] = field(default_factory=dict)
+    periods: dict[str, Any] = field(default_factory=dict)
     steps: int = 0
     needs_real: bool = False
 
