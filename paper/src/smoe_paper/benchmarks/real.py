@@ -200,7 +200,9 @@ def main(args: list[str] | None = None) -> None:
         "most memory of the process."
     )
     print(write_table(RESULTS / "real.md", "Real data", _command(options), _HEAD, rows, notes))
-    draw(rows, RESULTS / "real.png")
+    from smoe_paper.benchmarks.pictures import draw_real
+
+    draw_real(rows, RESULTS / "real.png")
 
 
 def _command(options: argparse.Namespace) -> str:
@@ -381,28 +383,6 @@ def _inside(period: str, starts: np.ndarray, valid: np.ndarray, y: xr.Dataset) -
         if last:
             inside &= times < np.datetime64(last) + np.timedelta64(1, {4: "Y", 7: "M"}.get(len(last), "D"))
     return inside
-
-
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Error of each row as a share of the model's, by task."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    kinds = ("climatology", "damped anomaly", "ridge", "LightGBM", "plain net alone")
-    figure, axes = pyplot.subplots(figsize=(8.0, 0.4 * len(rows) + 1.2), layout="constrained")
-    for marker, kind in zip("osD^v", kinds, strict=True):
-        places = [number for number, row in enumerate(rows) if row[kind]]
-        values = [float(rows[number][kind]) / float(rows[number]["model"]) for number in places]
-        axes.plot(np.clip(values, 0.8, 2.5), places, marker, label=kind, alpha=0.8)
-    axes.axvline(1.0, color="black", linewidth=1.0)
-    axes.set_yticks(range(len(rows)), [f"{row['task']} ({row['target']})" for row in rows])
-    axes.invert_yaxis()
-    axes.set_xlabel("RMSE on the test period, model = 1 (beyond 2.5 at the edge)")
-    axes.legend(fontsize="small", loc="lower right")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 if __name__ == "__main__":
