@@ -21,19 +21,12 @@ NUM_EXPERTS, NUM_FILTERS = 12, 6
 
 @dataclass(frozen=True)
 class ExpertFilters:
-    """Filters of some experts as small pictures.
+    """Filters of some experts as small pictures."""
 
-    Attributes:
-        experts: Numbers of the experts, the most used one first.
-        labels: For each expert, the names of its pictures, such as `out 0, in 3`.
-        pictures: For each expert its pictures, `(n, rows, columns)`.
-        num_filters: Number of filters that each expert has; more than there are pictures if some are left out.
-    """
-
-    experts: tuple[int, ...]
-    labels: tuple[tuple[str, ...], ...]
-    pictures: tuple[np.ndarray, ...]
-    num_filters: int
+    experts: tuple[int, ...]  # numbers of the experts, the most used one first
+    labels: tuple[tuple[str, ...], ...]  # for each expert, the names of its pictures, such as `out 0, in 3`
+    pictures: tuple[np.ndarray, ...]  # for each expert its pictures, `(n, rows, columns)`
+    num_filters: int  # number of filters that each expert has; more than there are pictures if some are left out
 
 
 def read_filters(layer: RoutedLayer, use: np.ndarray) -> ExpertFilters | None:
@@ -76,31 +69,18 @@ def _label(number: int, num_outputs: int, channels: int) -> str:
 
 @dataclass(frozen=True)
 class GateMap:
-    """The routing of one gate.
+    """The routing of one gate."""
 
-    Attributes:
-        layers: Names of the layers that share the gate.
-        kind: Class of the gate.
-        rule: Rule by which it learns.
-        num_experts: X, the number of experts in the bank.
-        places: Where the pixels of the gate lie.
-        choices: Selected experts, `(E, P)`, those with the highest scores first.
-        scores: Their scores, `(E, P)`, float32.
-        use: Share of the area that each expert serves, `(X,)`; the sum is E.
-        filters: Filters of the most used experts of the first layer; None for experts without filters.
-        is_of_sample: Whether the gate depends on its input, so that the choices are those for one sample.
-    """
-
-    layers: tuple[str, ...]
-    kind: str
-    rule: str
-    num_experts: int
-    places: Places
-    choices: np.ndarray
-    scores: np.ndarray
-    use: np.ndarray
-    filters: ExpertFilters | None
-    is_of_sample: bool
+    layers: tuple[str, ...]  # names of the layers that share the gate
+    kind: str  # class of the gate
+    rule: str  # rule by which it learns
+    num_experts: int  # X, the number of experts in the bank
+    places: Places  # where the pixels of the gate lie
+    choices: np.ndarray  # selected experts, `(E, P)`, those with the highest scores first
+    scores: np.ndarray  # their scores, `(E, P)`, float32
+    use: np.ndarray  # share of the area that each expert serves, `(X,)`; the sum is E
+    filters: ExpertFilters | None  # filters of the most used experts of the first layer
+    is_of_sample: bool  # whether the gate depends on its input, so that the choices are those for one sample
 
     @property
     def num_selected(self) -> int:

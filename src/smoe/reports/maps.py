@@ -24,21 +24,13 @@ _COAST_LIGHT = 64
 
 @dataclass(frozen=True)
 class View:
-    """One picture of pixels.
+    """One picture of pixels."""
 
-    Attributes:
-        name: What it shows, such as `front and back`.
-        cells: Number of the pixel at each dot, `(H, W)`; -1 where there is none.
-        light: Brightness of each dot, dark for coastlines and the rims of a body, uint8; None for full brightness.
-        ratio: Width over height of the picture on the page; None for square dots.
-        ticks: Along the width and the height, places from 0 to 1 and the coordinates there.
-    """
-
-    name: str
-    cells: np.ndarray
-    light: np.ndarray | None = None
-    ratio: float | None = None
-    ticks: tuple[list[tuple[float, str]], list[tuple[float, str]]] = ([], [])
+    name: str  # what it shows, such as `front and back`
+    cells: np.ndarray  # number of the pixel at each dot, `(H, W)`; -1 where there is none
+    light: np.ndarray | None = None  # brightness of each dot, dark for coastlines and the rims of a body, uint8
+    ratio: float | None = None  # width over height of the picture on the page; None for square dots
+    ticks: tuple[list[tuple[float, str]], list[tuple[float, str]]] = ([], [])  # along the width and the height
 
 
 def thinned(places: Places, max_pixels: int) -> tuple[Places, int]:

@@ -34,18 +34,11 @@ _ROUTING_CHARTS = {
 
 @dataclass(frozen=True)
 class Detail:
-    """How much of the routing a page holds.
+    """How much of the routing a page holds."""
 
-    Attributes:
-        max_pixels: Largest number of pixels of a map or volume; of a larger one, every second or third row and column
-            are shown.
-        num_scored: Number of experts of a pixel whose scores are shown.
-        max_gates: Largest number of gates of a run.
-    """
-
-    max_pixels: int
-    num_scored: int
-    max_gates: int
+    max_pixels: int  # largest number of pixels of a map or volume
+    num_scored: int  # number of experts of a pixel whose scores are shown
+    max_gates: int  # largest number of gates of a run
 
 
 DETAILS = (Detail(65_536, 8, 64), Detail(16_384, 4, 32), Detail(4_096, 2, 16), Detail(1_024, 1, 8))

@@ -13,42 +13,25 @@ PlaceKind = Literal["grid", "globe", "mesh"]
 
 @dataclass(frozen=True)
 class Axis:
-    """A coordinate of the rows or of the columns of a map.
+    """A coordinate of the rows or of the columns of a map."""
 
-    Attributes:
-        name: Name of the coordinate, such as `latitude`.
-        values: Coordinate of each row or column, `(H,)` or `(W,)`; or of each pixel, `(H, W)`.
-        units: Units, such as `degrees_north`; empty if there are none.
-    """
-
-    name: str
-    values: np.ndarray
-    units: str = ""
+    name: str  # such as `latitude`
+    values: np.ndarray  # coordinate of each row or column, `(H,)` or `(W,)`; or of each pixel, `(H, W)`
+    units: str = ""  # such as `degrees_north`
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the pixels of a run lie.
+    """Where the pixels of a run lie."""
 
-    Attributes:
-        kind: `grid`, a line, a map or a volume; `globe`, a map that goes round the globe; `mesh`, nodes in space.
-        shape: Grid of the pixels, of one to three dimensions.
-        rows: Coordinate of the rows of a map; None if rows are only numbered.
-        columns: Coordinate of the columns of a map.
-        goes_up: Whether the first row of a map is at the bottom.
-        is_geographic: Whether the coordinates are latitude and longitude in degrees.
-        coordinates: Coordinates of the nodes of a mesh, `(P, 2)` or `(P, 3)`.
-        triangles: Corners of the triangles of a mesh, `(T, 3)`; None to draw its nodes as points.
-    """
-
-    kind: PlaceKind
-    shape: tuple[int, ...]
-    rows: Axis | None = None
-    columns: Axis | None = None
-    goes_up: bool = False
-    is_geographic: bool = False
-    coordinates: np.ndarray | None = None
-    triangles: np.ndarray | None = None
+    kind: PlaceKind  # a line, map or volume; a map that goes round the globe; nodes in space
+    shape: tuple[int, ...]  # grid of the pixels, of one to three dimensions
+    rows: Axis | None = None  # coordinate of the rows of a map; None if rows are only numbered
+    columns: Axis | None = None  # coordinate of the columns of a map
+    goes_up: bool = False  # whether the first row of a map is at the bottom
+    is_geographic: bool = False  # whether the coordinates are latitude and longitude in degrees
+    coordinates: np.ndarray | None = None  # coordinates of the nodes of a mesh, `(P, 2)` or `(P, 3)`
+    triangles: np.ndarray | None = None  # corners of the triangles of a mesh, `(T, 3)`
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.shape) <= 3:
@@ -115,57 +98,32 @@ def _resample(axis: Axis | None, size: int, new_size: int) -> Axis | None:
 
 @dataclass(frozen=True)
 class Classes:
-    """Classes of images.
+    """Classes of images."""
 
-    Attributes:
-        names: Names of the classes, N of them.
-        images: Mean image of each class, as brightness from 0 to 1, `(N, H, W)`.
-        confusion: Number of images of each class (rows) that were taken for each class (columns), `(N, N)`; None if it
-            was not measured.
-    """
-
-    names: tuple[str, ...]
-    images: np.ndarray
+    names: tuple[str, ...]  # names of the classes, N of them
+    images: np.ndarray  # mean image of each class, as brightness from 0 to 1, `(N, H, W)`
     confusion: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class ErrorMap:
-    """An error at each pixel, over the samples of a split.
+    """An error at each pixel, over the samples of a split."""
 
-    Attributes:
-        name: Name of the target and of the error, such as `Z500, RMSE`.
-        units: Units of the error.
-        values: Error at each pixel, `(P,)` or in the shape of the grid; NaN where there is none.
-        plain: The same error of a plain prediction, such as that of a net without experts; None if there is none.
-        plain_name: Name of the plain prediction.
-        baseline: The same error of the best simple prediction, such as persistence; None if there is none.
-        baseline_name: Its name.
-    """
-
-    name: str
+    name: str  # name of the target and of the error, such as `Z500, RMSE`
     units: str
-    values: np.ndarray
-    plain: np.ndarray | None = None
+    values: np.ndarray  # error at each pixel, `(P,)` or in the shape of the grid; NaN where there is none
+    plain: np.ndarray | None = None  # the same error of a plain prediction, such as that of a net without experts
     plain_name: str = ""
-    baseline: np.ndarray | None = None
+    baseline: np.ndarray | None = None  # the same error of the best simple prediction, such as persistence
     baseline_name: str = ""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One sample.
+    """One sample."""
 
-    Attributes:
-        name: Such as its time.
-        units: Units of truth and prediction.
-        input: Name and units of an input, and its values.
-        truth: Truth at each pixel, in the shape of the grid; NaN where there is none.
-        prediction: What is predicted.
-    """
-
-    name: str
-    units: str
-    input: tuple[str, str, np.ndarray]
-    truth: np.ndarray
+    name: str  # such as its time
+    units: str  # units of truth and prediction
+    input: tuple[str, str, np.ndarray]  # name and units of an input, and its values
+    truth: np.ndarray  # truth at each pixel, in the shape of the grid; NaN where there is none
     prediction: np.ndarray

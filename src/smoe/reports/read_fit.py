@@ -27,15 +27,10 @@ from smoe.training.run_directory import RunDirectory, RunError
 
 @dataclass(frozen=True)
 class FitData:
-    """Data of a user's own to measure errors on.
+    """Data of a user's own to measure errors on."""
 
-    Attributes:
-        inputs: Files of inputs.
-        targets: Files of targets.
-    """
-
-    inputs: tuple[str, ...]
-    targets: str
+    inputs: tuple[str, ...]  # files of inputs
+    targets: str  # files of targets
 
 
 def read_fit(path: Path, label: str, data: FitData | None, notify: Callable[[str], None]) -> RunReport:

@@ -19,40 +19,24 @@ from smoe.training.run_directory import Record
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """The scores of one prediction.
-
-    Attributes:
-        name: Name of the prediction.
-        source: Where the scores come from, such as `this run` or `Table 3`.
-        values: Scores by metric.
-        spreads: Standard deviations of some of them.
-        is_own: Whether it is the run that the report is about.
-        is_published: Whether a publication prints the scores.
-        is_same_recipe: Whether they are published for the recipe of the run.
-    """
+    """The scores of one prediction."""
 
     name: str
-    source: str
-    values: Mapping[str, float]
-    spreads: Mapping[str, float] = field(default_factory=dict)
-    is_own: bool = False
-    is_published: bool = False
-    is_same_recipe: bool = False
+    source: str  # where the scores come from, such as `this run` or `Table 3`
+    values: Mapping[str, float]  # scores by metric
+    spreads: Mapping[str, float] = field(default_factory=dict)  # standard deviations of some of them
+    is_own: bool = False  # whether it is the run that the report is about
+    is_published: bool = False  # whether a publication prints the scores
+    is_same_recipe: bool = False  # whether they are published for the recipe of the run
 
 
 @dataclass(frozen=True)
 class ScoreSheet:
-    """Scores on one split.
+    """Scores on one split."""
 
-    Attributes:
-        split: Name of the split, or words such as `validation, epoch 3`.
-        rows: Predictions, that of the run first.
-        units: Units of some of the metrics.
-    """
-
-    split: str
-    rows: tuple[ScoreRow, ...]
-    units: Mapping[str, str] = field(default_factory=dict)
+    split: str  # name of the split, or words such as `validation, epoch 3`
+    rows: tuple[ScoreRow, ...]  # predictions, that of the run first
+    units: Mapping[str, str] = field(default_factory=dict)  # units of some of the metrics
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -82,70 +66,39 @@ def show_number(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class Monitor:
-    """The score that decides which weights are kept.
+    """The score that decides which weights are kept."""
 
-    Attributes:
-        key: Name in the records, such as `validation/loss`.
-        is_best_high: Whether the highest value is the best one.
-    """
-
-    key: str
-    is_best_high: bool = False
+    key: str  # name in the records, such as `validation/loss`
+    is_best_high: bool = False  # whether the highest value is the best one
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """One run, ready to be shown.
+    """One run, ready to be shown."""
 
-    Attributes:
-        label: Name of the run on the page, from its directory.
-        title: Recipe, or network and targets.
-        path: Directory of the run.
-        seed: Seed of the run.
-        num_parameters: Number of parameters of the network.
-        is_plain: Whether the network has no experts.
-        checkpoint: Weights that are shown, in words.
-        scores: Scores beside simple predictions and the paper's.
-        history: Records of the epochs.
-        plain_history: Records of the plain net that was trained beside it.
-        monitor: The score that decides which weights are kept.
-        places: Where the pixels of the data lie.
-        gates: Routing of each gate.
-        regions: Number of the known region of each pixel, `(P,)`; None if there are none.
-        error_maps: Errors at each pixel.
-        examples: Samples with what is predicted for them.
-        classes: Classes of images.
-        filters: Filters that the experts should find.
-        command: Command that makes the run again; empty if it is not known.
-        recipe: Every field of the recipe, nested.
-        facts: Versions, machine and data, by their names.
-        remarks: Sentences that a reader of the scores needs.
-        identity: What was learned from which data, as text: runs of equal identity can be subtracted.
-    """
-
-    label: str
-    title: str
+    label: str  # name of the run on the page, from its directory
+    title: str  # recipe, or network and targets
     path: Path
     seed: int
     num_parameters: int
-    is_plain: bool
-    checkpoint: str
-    scores: ScoreSheet
+    is_plain: bool  # whether the network has no experts
+    checkpoint: str  # weights that are shown, in words
+    scores: ScoreSheet  # scores beside simple predictions and the paper's
     history: Sequence[Record]
-    monitor: Monitor
-    places: Places | None
+    monitor: Monitor  # the score that decides which weights are kept
+    places: Places | None  # where the pixels of the data lie
     gates: tuple[GateMap, ...]
-    regions: np.ndarray | None
-    error_maps: tuple[ErrorMap, ...]
+    regions: np.ndarray | None  # number of the known region of each pixel, `(P,)`; None if there are none
+    error_maps: tuple[ErrorMap, ...]  # errors at each pixel
     classes: Classes | None
-    filters: Mapping[str, np.ndarray]
-    command: str
-    recipe: Mapping[str, Any]
-    facts: Mapping[str, str]
-    remarks: tuple[str, ...] = ()
-    plain_history: Sequence[Record] = ()
-    examples: tuple[Example, ...] = ()
-    identity: str = field(default="", repr=False)
+    filters: Mapping[str, np.ndarray]  # filters that the experts should find
+    command: str  # command that makes the run again; empty if it is not known
+    recipe: Mapping[str, Any]  # every field of the recipe, nested
+    facts: Mapping[str, str]  # versions, machine and data, by their names
+    remarks: tuple[str, ...] = ()  # sentences that a reader of the scores needs
+    plain_history: Sequence[Record] = ()  # records of the plain net that was trained beside it
+    examples: tuple[Example, ...] = ()  # samples with what is predicted for them
+    identity: str = field(default="", repr=False)  # what was learned from which data
 
     @property
     def epochs(self) -> list[Record]:

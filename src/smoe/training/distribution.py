@@ -50,113 +50,51 @@ def leave_processes() -> None:
 
 
 class Distribution:
-    """A model and its optimiser. Each process holds all of it, in `DistributedDataParallel` if there are several.
+    """A model and its optimiser: all of it in each process, or a shard of every parameter and its state (FSDP2).
 
-    Checkpoints do not depend on how processes hold the model: a run can be resumed with another number of processes and
-    another distribution.
-
-    Attributes:
-        model: Model to call in training.
-        optimizer: Optimiser, wrapped by accelerate.
+    Checkpoints do not depend on it: a run can be resumed with another number of processes and another distribution.
+    `shards` are options of `smoe.nn.shard`; None leaves the model whole, in `DistributedDataParallel` if there are
+    several processes. `model` and `optimizer` are what to call in training.
     """
 
-    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._accelerator = accelerator
-        self.model, self.optimizer = self._prepare(model, optimizer)
-
-    def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
-        return self._accelerator.prepare(model, optimizer)
-
-    def without_sum(self) -> AbstractContextManager[None]:
-        """While active, do not sum gradients over processes: for all parts of a batch but the last."""
-        return self._accelerator.no_sync(self.model)
-
-    def whole(self, model: nn.Module) -> AbstractContextManager[None]:
-        """While active, parameters are whole, so that parts of a model can be used without a pass through it."""
-        del model
-        return nullcontext()
-
-    def add(self, model: nn.Module) -> nn.Module:
-        """Distribute another model, with parameters like those of the first."""
-        return model
-
-    def save(self, path: Path, state: State) -> None:
-        """Write a checkpoint, whole or not at all. All processes must call it.
-
-        Raises:
-            CheckpointError: In all processes, if process 0 cannot write.
-        """
-        by_first(self._accelerator, lambda: save_checkpoint(path, state, make_folder=False))
-
-    def read(self, path: Path) -> State:
-        """Read a checkpoint of any distribution. All processes must call it.
-
-        Process 0 reads: the others need not see its file system, and never see an older file.
-
-        Raises:
-            CheckpointError: In all processes, if the file is missing or damaged.
-        """
-        return by_first(self._accelerator, lambda: load_checkpoint(path))
-
-    def whole_state_of(self, model: nn.Module) -> State:
-        """Return the whole state of a model, in all processes. All processes must call it."""
-        return model.state_dict()
-
-    def load(self, model: nn.Module, state: State) -> None:
-        """Load a state that was read."""
-        model.load_state_dict(state)
-
-    def load_optimizer(self, state: State) -> None:
-        """Load a state of the optimiser that was read."""
-        self.optimizer.load_state_dict(state)
-
-    def end_evaluation(self, model: nn.Module) -> None:
-        """Free what an evaluation leaves."""
-        del model
-
-
-class ShardedModel(Distribution):
-    """Each process holds a part of every parameter, of its gradient and of its optimiser state (FSDP2).
-
-    Args:
-        accelerator: Accelerator of the run.
-        model: Model to train, with equal parameters in all processes.
-        optimizer: Its optimiser, which has made no step yet.
-        reshard_after_forward: As for `smoe.nn.shard`.
-    """
+    model: Any
+    optimizer: Any
 
     def __init__(
         self,
         accelerator: Accelerator,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        *,
-        reshard_after_forward: bool = True,
+        shards: dict[str, Any] | None = None,
     ) -> None:
+        self._accelerator, self._shards = accelerator, shards
+        if shards is None:
+            self.model, self.optimizer = accelerator.prepare(model, optimizer)
+            return
         from torch.distributed.device_mesh import init_device_mesh
 
-        mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-        self._options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard_after_forward}
-        super().__init__(accelerator, model, optimizer)
-
-    def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
+        self._shards = {"mesh": init_device_mesh(accelerator.device.type, (accelerator.num_processes,)), **shards}
         # Without DistributedDataParallel: places the model and casts in its forward pass.
-        model = self._accelerator.prepare_model(model, evaluation_mode=True)
+        model = accelerator.prepare_model(model, evaluation_mode=True)
         names = {parameter: name for name, parameter in model.named_parameters()}
         if optimizer.state:
             raise ValueError("the optimiser has made steps before its model was sharded; start with a new one")
-        sharded = self.add(model)
+        self.model = self.add(model)
         parameters = dict(model.named_parameters())
         for group in optimizer.param_groups:
             unknown = [tuple(parameter.shape) for parameter in group["params"] if parameter not in names]
             if unknown:
                 raise ValueError(f"the optimiser has parameters that are not in the model, of shapes {unknown}")
             group["params"] = [parameters[names[parameter]] for parameter in group["params"]]
-        return sharded, self._accelerator.prepare_optimizer(optimizer)
+        self.optimizer = accelerator.prepare_optimizer(optimizer)
 
     @contextmanager
     def without_sum(self) -> Iterator[None]:
-        """While active, each process adds up its gradients, whole ones."""
+        """While active, do not sum gradients over processes: for all parts of a batch but the last."""
+        if self._shards is None:
+            with self._accelerator.no_sync(self.model):
+                yield
+            return
         self.model.set_requires_gradient_sync(False)
         try:
             yield
@@ -164,41 +102,52 @@ class ShardedModel(Distribution):
             self.model.set_requires_gradient_sync(True)
 
     def whole(self, model: nn.Module) -> AbstractContextManager[None]:
-        """While active, every process has all parameters of the model."""
-        return unsharded(model)
+        """While active, parameters are whole, so that parts of a model can be used without a pass through it."""
+        return nullcontext() if self._shards is None else unsharded(model)
 
     def add(self, model: nn.Module) -> nn.Module:
-        """Shard another model."""
-        return shard(model, **self._options)
+        """Distribute another model, with parameters like those of the first."""
+        return model if self._shards is None else shard(model, **self._shards)
 
     def save(self, path: Path, state: State) -> None:
-        """Gather the shards on the CPU of process 0, which writes them as a whole."""
-        super().save(path, _gathered(state, keep=self._accelerator.is_main_process))
+        """Write a checkpoint, whole or not at all, by process 0. All processes must call it, and raise its error."""
+        if self._shards is not None:
+            state = _gathered(state, keep=self._accelerator.is_main_process)
+        by_first(self._accelerator, lambda: save_checkpoint(path, state, make_folder=False))
+
+    def read(self, path: Path) -> State:
+        """Read a checkpoint of any distribution. All processes must call it, and raise its error.
+
+        Process 0 reads: the others need not see its file system, and never see an older file.
+        """
+        return by_first(self._accelerator, lambda: load_checkpoint(path))
 
     def whole_state_of(self, model: nn.Module) -> State:
-        """Return the whole state, on the CPU."""
-        return _gathered(model.state_dict())
+        """Return the whole state of a model, in all processes. All processes must call it."""
+        return model.state_dict() if self._shards is None else _gathered(model.state_dict())
 
     def load(self, model: nn.Module, state: State) -> None:
-        """Load each process's part of a whole state."""
-        own = model.state_dict()
-        model.load_state_dict({name: _shard_like(value, own.get(name)) for name, value in state.items()})
+        """Load a whole state, of which each process takes its part."""
+        if self._shards is not None:
+            own = model.state_dict()
+            state = {name: _shard_like(value, own.get(name)) for name, value in state.items()}
+        model.load_state_dict(state)
 
     def load_optimizer(self, state: State) -> None:
-        """Load each process's part of a whole state of the optimiser."""
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        parts = {
-            number: {
-                name: _shard_like(value, parameters[number]) if isinstance(value, Tensor) and value.ndim > 0 else value
-                for name, value in kept.items()
+        """Load a whole state of the optimiser, of which each process takes its part."""
+        if self._shards is not None:
+            parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            parts = {
+                number: {name: _shard_like(value, parameters[number]) for name, value in kept.items()}
+                for number, kept in state["state"].items()
             }
-            for number, kept in state["state"].items()
-        }
-        self.optimizer.load_state_dict({**state, "state": parts})
+            state = {**state, "state": parts}
+        self.optimizer.load_state_dict(state)
 
     def end_evaluation(self, model: nn.Module) -> None:
         """Free the whole parameters that a pass without gradients leaves."""
-        reshard(model)
+        if self._shards is not None:
+            reshard(model)
 
 
 def _gathered(value: Any, *, keep: bool = True) -> Any:
@@ -215,11 +164,11 @@ def _gathered(value: Any, *, keep: bool = True) -> Any:
     return whole.cpu() if keep else None
 
 
-def _shard_like(values: Tensor, own: object) -> Tensor:
-    """A whole tensor as this process holds its own: a part of it, or all."""
+def _shard_like(values: Any, own: object) -> Any:
+    """A whole tensor as this process holds its own: a part of it, or all; counts of steps are no such tensors."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    if not isinstance(own, DTensor):
+    if not isinstance(own, DTensor) or not isinstance(values, Tensor) or values.ndim == 0:
         return values
     if values.shape != own.shape:
         raise ValueError(f"a tensor has the shape {tuple(values.shape)}, but {tuple(own.shape)} is expected")
@@ -271,12 +220,7 @@ def restore_process_state(accelerator: Accelerator, states: Sequence[State], see
     number, each batch still has the same samples, and the mean loss of the epoch is kept, but gradients are summed in
     another order, and a process that is new draws random numbers of its own. Without random numbers in the model,
     weights of order 1 differed by less than 1e-6 after 120 steps of Adam in float32; the tests allow 1e-5
-    (tests/distributed/test_resume.py).
-
-    Args:
-        accelerator: Accelerator of the run.
-        states: States of the processes that were stopped.
-        seed: Seed of a process that is new.
+    (tests/distributed/test_resume.py). `seed` is that of a process that is new.
     """
     process, device = accelerator.process_index, accelerator.device
     if process < len(states):

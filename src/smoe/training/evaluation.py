@@ -83,13 +83,7 @@ class WeightAverage:
     parameter; the choices are those of the averaged scores. Integers, such as counters and codes, are copied. What only
     one of the two models has, such as the state of a rule that is not in force, is left alone.
 
-    Args:
-        model: Model at the start, before anything is wrapped around it: it is copied.
-        plan: Plan that gives the interval of the updates, the decay and the length of the warm-up.
-
-    Attributes:
-        model: Model with the averaged weights.
-        has_begun: Whether the warm-up is over.
+    The model at the start is copied, so nothing may be wrapped around it yet.
     """
 
     def __init__(self, model: nn.Module, plan: TrainingPlan) -> None:
@@ -146,17 +140,8 @@ def predict(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the prediction and the target of each batch of a data set, in the order of its samples.
 
-    The model is put into evaluation mode and stays in it. Predictions have no gradient.
-
-    Args:
-        model: Model that turns inputs into predictions. It must be on the device.
-        samples: Data set of inputs and targets, with a length.
-        batch_size: Number of samples of a batch. The last batch may be smaller.
-        collate: Makes a batch from what the data set returns for a list of indices.
-        device: Device of inputs and targets; that of the model's parameters if not given.
-        num_workers: Number of processes that read ahead.
-        process: Number of this process, if several share the work. Each sample is predicted by one of them.
-        num_processes: Number of processes that share the work.
+    The model is put into evaluation mode and stays in it. Predictions have no gradient. If several processes share the
+    work, each sample is predicted by one of them. The device is that of the model if not given.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
 from smoe._signals import Interrupted, Interruption
@@ -21,7 +20,6 @@ from smoe.nn._routed_layer import RoutedLayer
 from smoe.nn._shared_parameters import local_part
 from smoe.training.distribution import (
     Distribution,
-    ShardedModel,
     by_first,
     gather_process_states,
     make_accelerator,
@@ -40,12 +38,7 @@ _STEPS_PER_CHECK = 25
 
 
 class TrainingDiverged(Exception):
-    """The loss or the weights are no longer finite.
-
-    Args:
-        what: What is not finite.
-        kept: What a checkpoint holds; nothing if none is left.
-    """
+    """The loss or the weights are no longer finite."""
 
     def __init__(self, what: str, kept: str = "") -> None:
         remedy = "begin another run with a lower learning rate, or look for values that are not finite in the data"
@@ -55,25 +48,15 @@ class TrainingDiverged(Exception):
 
 @dataclass
 class RunState:
-    """How far a run is.
+    """How far a run is."""
 
-    Attributes:
-        stopping: Best value so far, and the end of the run.
-        loss_total: Sum of the losses of this process in the epoch so far, a scalar.
-        epoch: Epoch that is trained or comes next, from 1.
-        next_batch: Batch of this epoch that comes next.
-        seconds: Time that was spent on this epoch.
-        history: Records of the epochs that have ended, and of the end of the run.
-        is_finished: Whether the run has ended.
-    """
-
-    stopping: Stopping
-    loss_total: Tensor
-    epoch: int = 1
-    next_batch: int = 0
-    seconds: float = 0.0
-    history: list[Record] = field(default_factory=list)
-    is_finished: bool = False
+    stopping: Stopping  # best value so far, and the end of the run
+    loss_total: Tensor  # sum of the losses of this process in the epoch so far, a scalar
+    epoch: int = 1  # epoch that is trained or comes next, from 1
+    next_batch: int = 0  # batch of this epoch that comes next
+    seconds: float = 0.0  # time that was spent on this epoch
+    history: list[Record] = field(default_factory=list)  # records of the epochs that have ended
+    is_finished: bool = False  # whether the run has ended
 
     def begin_next_epoch(self) -> None:
         """Start the count of the next epoch."""
@@ -87,22 +70,9 @@ class RunState:
 
 
 class Loop:
-    """Trains a task by a plan and stores the record in a run directory.
+    """Trains a task by a plan and stores the record in a run directory."""
 
-    Args:
-        task: What is trained on what.
-        plan: Batches, schedule and stopping.
-        run: Directory of the run.
-        reporter: Logs progress; None logs nothing.
-
-    Attributes:
-        state: How far the run is.
-        signal_number: Signal that asked for a stop after the last step, when nothing was left to stop; None without.
-
-    Raises:
-        MonitorError: If the plan monitors a metric that the task does not have.
-    """
-
+    # A signal that asked for a stop after the last step, when nothing was left to stop.
     signal_number: int | None = None
 
     def __init__(self, task: Task, plan: TrainingPlan, run: RunDirectory, reporter: Reporter | None = None) -> None:
@@ -113,7 +83,10 @@ class Loop:
         self.accelerator = make_accelerator(plan)
         self.evaluated = EvaluatedModel(task, plan, self.accelerator)
         self.average = self.evaluated.average
-        self.distribution = _distribute(self.accelerator, task, plan)
+        # An auxiliary loss reads the scores of the gates between the forward and the backward pass.
+        shards = {"reshard_after_forward": task.auxiliary_loss is None}
+        is_sharded = plan.sharding == "full" and self.accelerator.num_processes > 1
+        self.distribution = Distribution(self.accelerator, task.model, task.optimizer, shards if is_sharded else None)
         self.evaluated.distribute(self.distribution)
         with self.distribution.whole(task.model):
             self.watch = RoutingWatch(task.model, task.regions)
@@ -440,14 +413,6 @@ class Loop:
             else:
                 raise
             raise RunError(f"{what}; {self.run.last_checkpoint} holds {self.stored}; {remedy}") from error
-
-
-def _distribute(accelerator: Accelerator, task: Task, plan: TrainingPlan) -> Distribution:
-    if plan.sharding == "none" or accelerator.num_processes == 1:
-        return Distribution(accelerator, task.model, task.optimizer)
-    # An auxiliary loss reads the scores of the gates between the forward and the backward pass.
-    is_freed = task.auxiliary_loss is None
-    return ShardedModel(accelerator, task.model, task.optimizer, reshard_after_forward=is_freed)
 
 
 def _all_finite(values: list[Tensor]) -> bool:

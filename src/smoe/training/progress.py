@@ -19,11 +19,7 @@ from smoe.training.run_directory import Record
 class ProgressBar:
     """A bar on the error stream with the time left, and lines above it; in a log file, the lines only.
 
-    Use it as a context manager.
-
-    Args:
-        is_quiet: Show nothing.
-        speed_seconds: Seconds over which the speed is measured; more for parts that take long.
+    A context manager. The speed is measured over some seconds; more for parts that take long.
     """
 
     def __init__(self, *, is_quiet: bool = False, speed_seconds: float = 30.0) -> None:
@@ -109,15 +105,6 @@ class TrackedReporter(Reporter):
 
     Use it as a context manager: some trackers write at the end. Weights & Biases runs offline unless the environment
     sets WANDB_MODE; MLflow writes into the folder unless it sets MLFLOW_TRACKING_URI.
-
-    Args:
-        reporter: Reporter that logs progress too.
-        tracker: Package that keeps the records.
-        folder: Folder of its files.
-        config: Options of the run, which the tracker shows beside it.
-
-    Raises:
-        ValueError: If the package is not installed.
     """
 
     def __init__(self, reporter: Reporter, tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> None:
@@ -165,11 +152,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def make_tracker(name: Tracker, folder: Path) -> Any:
-    """Return a tracker of accelerate.
-
-    Raises:
-        ValueError: If its package is not installed.
-    """
+    """Return a tracker of accelerate."""
     from accelerate import tracking
     from accelerate.state import PartialState
 

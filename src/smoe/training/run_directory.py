@@ -46,11 +46,7 @@ class CheckpointError(Exception):
 
 
 class RunDirectory:
-    """The files of one run.
-
-    Args:
-        path: Directory of the run. It does not have to exist yet.
-    """
+    """The files of one run, in a directory that does not have to exist yet."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -64,11 +60,7 @@ class RunDirectory:
         self._is_locked = False
 
     def check_writable(self) -> None:
-        """Check that a run can be stored here; write nothing.
-
-        Raises:
-            RunError: If the path is a file, or the directory cannot be created or written.
-        """
+        """Check that a run can be stored here; write nothing."""
         existing = self.path
         while not existing.exists() and existing != existing.parent:
             existing = existing.parent
@@ -98,9 +90,6 @@ class RunDirectory:
 
         Of the processes that a launcher started, the first one takes the lock; the object that holds it may take it
         again. Remove what a killed process left half-written, and a directory that was created here and is empty.
-
-        Raises:
-            RunError: If another process trains here, or the directory cannot be written.
         """
         if self._is_locked or os.environ.get("RANK", "0") != "0":
             yield
@@ -121,16 +110,9 @@ class RunDirectory:
                     folder.rmdir()
 
     def check(self, recipe: Mapping[str, Any], *, resume: bool, may_differ: Collection[str] = ()) -> None:
-        """Check that a run of this recipe can begin or continue here.
+        """Check that a run of this recipe can begin here, or continue with changes of some fields.
 
-        Args:
-            recipe: Resolved recipe.
-            resume: Continue the run that is here, if there is one.
-            may_differ: Fields of `recipe["recipe"]` with dots, such as `training.max_epochs`, that a resumed run may
-                change.
-
-        Raises:
-            RunError: If the directory holds a run and `resume` is off, or a run of another recipe.
+        These are named with dots, such as `training.max_epochs`.
         """
         if not self.recipe_file.exists():
             return
@@ -164,11 +146,7 @@ class RunDirectory:
             write_atomically(self.metrics_file, lambda file: file.write(lines.encode()), make_folder=False)
 
     def read_history(self) -> list[Record]:
-        """Return the records of metrics.jsonl; an empty list before the first epoch ends.
-
-        Raises:
-            RunError: If a line is not a JSON object.
-        """
+        """Return the records of metrics.jsonl; an empty list before the first epoch ends."""
         if not self.metrics_file.exists():
             return []
         lines = self.metrics_file.read_bytes().splitlines()
@@ -204,16 +182,10 @@ class RunDirectory:
 
 
 def save_checkpoint(path: Path, state: State, *, make_folder: bool = True) -> None:
-    """Write a state whole or not at all.
-
-    Args:
-        path: File to write.
-        state: Tensors and plain values, in dictionaries, lists and tuples.
-        make_folder: Create the folder of the file if it does not exist.
+    """Write tensors and plain values, in dictionaries, lists and tuples, whole or not at all.
 
     Raises:
-        CheckpointError: If the file cannot be written, for example because the disk is full. The checkpoint that was
-            there before is intact.
+        CheckpointError: If the file cannot be written. The checkpoint that was there before is intact.
     """
     tensors: dict[str, Tensor] = {}
     content = json.dumps(_encode(state, (), tensors))

@@ -38,12 +38,7 @@ class Metric(ABC):
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
         """Return the sums of the statistics and, last, the number of pixels in one batch, for each name.
 
-        Args:
-            prediction: `(B, ..., H, W)`.
-            target: The same shape.
-
-        Returns:
-            Sums and count, without gradient, float64, on the prediction's device, `(len(names), num_totals)`.
+        Without gradient, float64, on the prediction's device, `(len(names), num_totals)`.
         """
 
     def reduction(self, sums: Sequence[float], count: float) -> float:
@@ -51,14 +46,7 @@ class Metric(ABC):
         return sums[0] / count
 
     def values(self, totals: Tensor) -> dict[str, float]:
-        """Return the value of each name.
-
-        Args:
-            totals: Totals added up over all batches, `(len(names), num_totals)`.
-
-        Raises:
-            ValueError: If the totals have another shape, or a count of zero: a mean over nothing has no value.
-        """
+        """Return the value of each name for totals that were added up over all batches; a count of 0 is refused."""
         shape = (len(self.names), self.num_totals)
         if totals.shape != shape:
             raise ValueError(f"totals must have shape {shape}, got {tuple(totals.shape)}")
@@ -76,13 +64,9 @@ def metric_names(metrics: Sequence[Metric]) -> tuple[str, ...]:
 
 
 class MetricSums:
-    """The totals of several metrics, in float64, and the values that they reduce to.
+    """The totals of several metrics of different names, in float64, and the values that they reduce to.
 
     All totals lie in one tensor, so that processes are joined by a single reduction.
-
-    Args:
-        metrics: Metrics to compute. No two of them may report the same name.
-        device: Device of the totals; that of the predictions, so that adding a batch does not wait for it.
     """
 
     def __init__(self, metrics: Sequence[Metric], device: torch.device | str | None = None) -> None:
@@ -102,15 +86,7 @@ class MetricSums:
             total += metric.totals(prediction, target).to(total.device)
 
     def values(self, sum_over_processes: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
-        """Return the value of each name over all batches.
-
-        Args:
-            sum_over_processes: Function that adds up a tensor over all processes. Every process must call this method.
-                None: the values of the batches of this process.
-
-        Raises:
-            ValueError: If a metric has a count of zero.
-        """
+        """Return the value of each name over all batches, of all processes if there is a function that adds them up."""
         # A copy, because a reduction may work in place, and the values may be wanted again.
         totals = self._totals if sum_over_processes is None else sum_over_processes(self._totals.clone())
         values: dict[str, float] = {}
@@ -132,12 +108,7 @@ class MeanLoss(Metric):
         self.loss = loss
 
     def totals(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the loss times the number of samples, and the number of samples.
-
-        Args:
-            prediction: `(B, ...)`. Half precision is brought to float32.
-            target: Target of any shape and dtype that the loss takes, such as class numbers `(B,)`.
-        """
+        """Return the loss times the number of samples, and the number of samples."""
         num_samples = prediction.shape[0]
         dtype = torch.promote_types(prediction.dtype, torch.float32)
         with torch.no_grad():
@@ -195,15 +166,6 @@ class ShuffledBatches(Sampler[list[int]]):
     that draws them differently. An epoch has as many batches as without repetitions, and so fewer different samples.
     The copies of a sample follow each other in the batch, and each of n processes and parts takes every n-th of them:
     with n at least the number of repetitions, none of them has two copies of the same sample.
-
-    Args:
-        num_samples: Number of samples of the data set.
-        batch_size: Number of samples of a batch, over all processes.
-        seed: Seed of the shuffles.
-        process: Number of this process.
-        num_processes: Number of processes that share the batches.
-        part_size: Number of samples of a part; None: the share of a process is one part.
-        num_repetitions: Number of copies of each sample.
     """
 
     def __init__(
@@ -279,16 +241,10 @@ def load_batches(
     *,
     reads_ahead: bool = False,
 ) -> Iterator[Batch]:
-    """Yield the inputs and targets of batches on the device.
+    """Yield the inputs and targets of batches on the device, read by this process or by `num_workers` others.
 
-    Args:
-        samples: Data set of inputs and targets.
-        batches: Indices of the samples of each batch.
-        collate: Makes a batch from what the data set returns for a list of indices.
-        device: Device of inputs and targets. For a CUDA device they are copied from pinned memory.
-        num_workers: Number of processes that read ahead; 0: this process reads.
-        reads_ahead: Without such processes, a thread reads a batch while the one before is computed. Only for samples
-            that draw nothing at random and are read as a batch (`__getitems__`).
+    With `reads_ahead`, and no such processes, a thread reads a batch while the one before is computed: for samples that
+    draw nothing at random and are read as a batch (`__getitems__`).
     """
     is_pinned = torch.device(device).type == "cuda"
     if reads_ahead and num_workers == 0:

@@ -144,19 +144,12 @@ _ROUNDING = 0.02
 
 @dataclass(frozen=True)
 class PixelPlaces:
-    """Places of pixels in a picture.
+    """Places of pixels in a picture."""
 
-    Attributes:
-        names: Names of the vertical and the horizontal coordinate; empty for points without names.
-        rows: Vertical coordinate of each row `(H,)`, or of each pixel.
-        columns: Horizontal coordinate of each column `(W,)`, or of each pixel.
-        is_regular: Whether rows and columns have coordinates of their own.
-    """
-
-    names: tuple[str, str] | None
-    rows: np.ndarray
-    columns: np.ndarray
-    is_regular: bool
+    names: tuple[str, str] | None  # names of the vertical and the horizontal coordinate
+    rows: np.ndarray  # vertical coordinate of each row `(H,)`, or of each pixel
+    columns: np.ndarray  # horizontal coordinate of each column `(W,)`, or of each pixel
+    is_regular: bool  # whether rows and columns have coordinates of their own
 
     views: ClassVar[tuple[str, ...]] = ("above",)
 
@@ -198,15 +191,10 @@ class PixelPlaces:
 
 @dataclass(frozen=True)
 class NodePlaces:
-    """Places of the nodes of a mesh in space.
+    """Places of the nodes of a mesh in space."""
 
-    Attributes:
-        places: Places, `(N, 3)`.
-        triangles: Corners of its triangles, `(T, 3)`; None to draw the nodes as points.
-    """
-
-    places: np.ndarray
-    triangles: np.ndarray | None
+    places: np.ndarray  # places, `(N, 3)`
+    triangles: np.ndarray | None  # corners of its triangles, `(T, 3)`; None to draw the nodes as points
 
     @property
     def views(self) -> tuple[str, ...]:
