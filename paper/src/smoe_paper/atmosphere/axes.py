@@ -21,12 +21,7 @@ LONGITUDE_NAMES = ("lon", "longitude")
 
 @dataclass(frozen=True)
 class Grid:
-    """Points of a global grid.
-
-    Attributes:
-        latitude: Degrees north, from south to north in all weather stores; ENS-10 keeps its own north to south.
-        longitude: Degrees east, from 0 eastwards.
-    """
+    """Points of a global grid."""
 
     latitude: tuple[float, ...]
     longitude: tuple[float, ...]
@@ -66,15 +61,7 @@ _TOLERANCE_DEGREES = 1e-3
 
 @dataclass(frozen=True)
 class Orientation:
-    """Orientation of the rows and columns of a file relative to a grid.
-
-    Attributes:
-        grid: Grid of the fields.
-        latitude: Name of the row dimension in the file.
-        longitude: Name of the column dimension in the file.
-        is_flipped: Whether the rows run the other way than those of the grid.
-        first_column: Column of the file that lies at longitude 0.
-    """
+    """Orientation of the rows and columns of a file relative to a grid."""
 
     grid: Grid
     latitude: str

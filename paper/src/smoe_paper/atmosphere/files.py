@@ -52,16 +52,7 @@ class OpenFiles:
 
 @dataclass(frozen=True)
 class FileVariable:
-    """Place of a variable in a file.
-
-    Attributes:
-        path: Path of the file.
-        name: Name of the variable.
-        orientation: Orientation of its rows and columns.
-        level_axis: Name of the level axis, if there is one.
-        levels: Levels in hPa; empty for a variable without levels.
-        has_pascals: Whether the file gives the levels in Pa.
-    """
+    """Place of a variable in a file."""
 
     path: Path
     name: str

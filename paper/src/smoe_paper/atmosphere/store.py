@@ -82,15 +82,7 @@ def written_by_map(
 
 
 class Rows:
-    """Rows of one or several arrays, one array behind the other, by their number; each process maps them itself.
-
-    Args:
-        paths: Folders of the arrays, whose rows have one shape.
-        columns: Index or slice of the second axis, of which each row is.
-
-    Raises:
-        DataError: If an array is missing, of another form, or has a chunk of another size.
-    """
+    """Rows of one or several arrays, one array behind the other, by their number; each process maps them itself."""
 
     def __init__(self, paths: Iterable[Path], columns: int | slice = slice(None)) -> None:
         self._paths, self._columns = tuple(paths), columns

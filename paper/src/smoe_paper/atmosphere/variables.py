@@ -94,22 +94,7 @@ STANDARD_GRAVITY = 9.80665
 
 @dataclass(frozen=True)
 class Variable:
-    """A physical quantity and its names in the archives.
-
-    Attributes:
-        short_name: Name inside WeatherBench's files and in channel names.
-        folder: Name of its folder and files in WeatherBench.
-        units: Units in this library, written as in the CF conventions (`m2 s-2`).
-        plausible: Bounds of all values on Earth; they reveal wrong units and unwritten or damaged parts.
-        has_levels: Whether the variable is given on pressure levels.
-        varies: Whether every field varies in space. A constant field was then never written, or is damaged.
-        is_accumulated: Whether values are sums over the hours before a time; such files may start some hours late.
-        weatherbench2_name: Name in WeatherBench-2's stores, if it differs from `folder`.
-        cmip_name: Name in the CMIP archive, or None if the archive does not have the variable.
-        cmip_units: Units in the CMIP archive.
-        cmip_factor: Factor that converts the archive's values to `units`.
-        unit_names: Other spellings of `units`.
-    """
+    """A physical quantity and its names in the archives."""
 
     short_name: str
     folder: str

@@ -78,23 +78,7 @@ def check_calendar(starts: np.ndarray, shape: tuple[int, int]) -> None:
 
 
 class DatedFields:
-    """Fields `(T, H, W)` of a file. The constructor checks the header, reading checks the values.
-
-    Args:
-        files: Opens the file.
-        path: Path of the file.
-        names: Possible names of the variable; the first one found is used.
-        level: Pressure level in hPa; None for a variable without levels.
-        physics: Unit and bounds of the values.
-        grid: Required grid; None accepts any global grid.
-        is_sea_only: Whether values may be missing over land.
-
-    Attributes:
-        dates: Dates for which the fields are valid, datetime64[D], `(T,)`.
-        grid: Grid of the fields, from north to south.
-        notices: Descriptions of corrections.
-        attributes: Attributes of the file.
-    """
+    """Fields `(T, H, W)` of a file. The constructor checks the header, reading checks the values."""
 
     def __init__(
         self,

@@ -43,12 +43,7 @@ class MemberFile:
 
 
 class OpenMembers(ABC):
-    """An open file with members.
-
-    Attributes:
-        grid: Grid of the fields, from north to south.
-        starts: Start dates of its forecasts, datetime64[D], ascending.
-    """
+    """An open file with members."""
 
     grid: Grid
     starts: np.ndarray

@@ -24,11 +24,6 @@ class EnsembleSamples(Dataset[tuple[Tensor, Tensor]]):
 
     Whole batches come from `__getitems__` already stacked, so a loader must leave them alone:
     `DataLoader(samples, batch_size=8, collate_fn=EnsembleSamples.collate)`.
-
-    Args:
-        store: Store of the fields.
-        years: First and last year.
-        inputs: `statistics`: normalised, `(C, H, W)`; `members`: of the target variable in physical units, `(M, H, W)`.
     """
 
     def __init__(

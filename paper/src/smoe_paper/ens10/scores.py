@@ -114,14 +114,7 @@ _SOME_DATES = 20
 
 @dataclass(frozen=True)
 class Verification:
-    """Quality of the normal distributions of a split.
-
-    Attributes:
-        crps: Mean over the forecasts at each pixel, `(H, W)`, in the units of the data.
-        parts: Share of the truths in each of `NUM_PARTS` equally probable parts; equal shares if calibrated.
-        spread: Root of the mean variance of the pixels in each class of the raw ensemble's spread, in ascending order.
-        error: Root mean squared error of the mean in the same classes.
-    """
+    """Quality of the normal distributions of a split."""
 
     crps: np.ndarray
     parts: np.ndarray

@@ -39,13 +39,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Forecast:
-    """One ensemble forecast.
-
-    Attributes:
-        start: Start date, datetime64[D].
-        statistics: Mean and population standard deviation of each variable, alternating, float32, `(2 V, H, W)`.
-        members: All members of the target variable, float32, `(10, H, W)`; None if the files hold statistics only.
-    """
+    """One ensemble forecast."""
 
     start: np.datetime64
     statistics: np.ndarray
@@ -53,17 +47,7 @@ class Forecast:
 
 
 class EnsembleSource(ABC):
-    """A source of forecasts, which checks everything that it reads.
-
-    Attributes:
-        kind: `preprocessed` or `members`.
-        task: Task that selects the fields.
-        num_members: Number of members in the statistics.
-        grid: Grid of the fields, from north to south.
-        starts: Start dates of the forecasts, datetime64[D], `(T,)`, ascending.
-        has_members: Whether forecasts have members.
-        notices: Descriptions of corrections.
-    """
+    """A source of forecasts, which checks everything that it reads."""
 
     kind: str
     task: EnsembleTask
@@ -95,11 +79,6 @@ class MemberSource(EnsembleSource):
     """Reads `output.pl.2018MMDD` as downloaded, or `ensemble/output.pl.<date>.grib` and `.nc`.
 
     The constructor reads the first file. Files as downloaded must all hold the years of the first file.
-
-    Args:
-        files: Files with members, by date.
-        task: Task that selects the fields.
-        num_members: Number of members in the statistics, the lowest numbers first.
     """
 
     kind = "members"
@@ -176,13 +155,7 @@ def statistics_file(root: Path, task: EnsembleTask, statistic: str, suffix: str 
 
 
 class PreprocessedSource(EnsembleSource):
-    """Reads the preprocessed files of ENS-10. Their times are those for which the forecasts are valid.
-
-    Args:
-        root: Folder of the files.
-        task: Task that selects the fields.
-        members: Source of the members; None for statistics only.
-    """
+    """Reads the preprocessed files of ENS-10. Their times are those for which the forecasts are valid."""
 
     kind = "preprocessed"
     num_members = NUM_MEMBERS

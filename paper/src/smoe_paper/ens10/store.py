@@ -31,20 +31,7 @@ EfiOrigin = Literal["file", "computed"]
 
 @dataclass(frozen=True)
 class Plan:
-    """Contents of a store, known before a field is read.
-
-    Attributes:
-        task: Task that selects the fields.
-        num_members: Number of members in the statistics.
-        starts: Start dates of the forecasts, such as `1998-01-01`.
-        latitude: Latitudes from north to south.
-        longitude: Longitudes from 0 eastwards.
-        has_members: Whether all ten members of the target are stored.
-        efi: Origin of the extreme forecast index; None if there is no index.
-        efi_years: First and last start year of the computed index.
-        train_years: First and last year of training, by the date for which a forecast is valid.
-        normalisation: `training` for statistics of the training years, `released` for statistics of all dates.
-    """
+    """Contents of a store, known before a field is read."""
 
     task: TaskName
     num_members: int
@@ -120,24 +107,6 @@ class EnsembleStore:
     """A store written by `smoe data prepare ens10`. Open it with `EnsembleStore.open`.
 
     Rows run from north to south, as in ENS-10 and unlike in a `WeatherStore`; columns from 0 eastwards.
-
-    Attributes:
-        path: Folder of the store.
-        task: `z500`, `t850` or `t2m`.
-        num_members: Number of members in mean and standard deviation, 5 or 10.
-        channels: Channels of the input, such as `Z_mean`, `Z_std`, `T_mean`.
-        grid: Grid with latitudes from north to south.
-        dates: Start dates, datetime64[D], `(T,)`, ascending.
-        valid_dates: Dates for which the forecasts are valid, 48 hours later.
-        train_years: First and last year of training, by the valid dates.
-        target_mean: Ensemble mean of the target variable in physical units, rows of `(H, W)`.
-        target_std: Population standard deviation of the target variable over the members, rows of `(H, W)`.
-        truth: ERA5 at the valid dates in physical units, rows of `(H, W)`.
-        members: The first `num_members` members of the target variable in physical units, rows of `(M, H, W)`, or None.
-        efi: Extreme forecast index, rows of `(H, W)`, or None; NaN for dates without an index.
-        plan: Contents of the store.
-        kind: Kind of the source.
-        notices: Corrections made by the reader, and other messages.
     """
 
     def __init__(self, path: Path, plan: Plan, kind: str, notices: tuple[str, ...]) -> None:

@@ -18,16 +18,7 @@ LevelType = Literal["pl", "sfc"]
 
 @dataclass(frozen=True)
 class EnsembleVariable:
-    """A variable of the ensemble.
-
-    Attributes:
-        name: Name in the preprocessed files, such as `SSTK`.
-        grib_name: Name that cfgrib assigns, such as `sst`; also used in `ensemble/*.nc`.
-        grib_short_name: Key `shortName` of its messages, such as `2t`.
-        physics: Unit and bounds of its values.
-        max_spread: Upper bound of the standard deviation of ten members.
-        is_sea_only: Whether it has no values over land, where the files hold NaN.
-    """
+    """A variable of the ensemble."""
 
     name: str
     grib_name: str
@@ -84,16 +75,7 @@ SURFACE_VARIABLES = (
 
 @dataclass(frozen=True)
 class EnsembleTask:
-    """A variable to correct, and the input fields.
-
-    Attributes:
-        name: Name of the task, such as `z500`.
-        level_type: Kind of level, which selects the files of its fields.
-        level: Pressure level in hPa; None at the surface.
-        variables: Variables of the input on this level, in the order of the channels.
-        target: Name of the variable to correct.
-        truth_file: File with ERA5 at the dates for which the forecasts are valid, under the target's name.
-    """
+    """A variable to correct, and the input fields."""
 
     name: TaskName
     level_type: LevelType

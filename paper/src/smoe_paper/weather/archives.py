@@ -42,13 +42,6 @@ class WeatherSource:
     """A source of fields: rows south to north, columns from 0 eastwards, WeatherBench's units and levels.
 
     An archive's own class finds the files and calls `_set_series`.
-
-    Attributes:
-        kind: Layout of the archive: `weatherbench`, `cmip` or `weatherbench2`.
-        path: Folder of the archive.
-        grid: One of WeatherBench's grids.
-        step_hours: Hours from one time to the next, 1 or 6.
-        notices: Corrections made while reading, each once, such as a reversed latitude axis.
     """
 
     kind: str
@@ -285,12 +278,7 @@ YEAR_FILE = re.compile(r"(?P<stem>.+?)(?:hPa)?_(?P<year>[0-9]{4})_[0-9.]+deg\.nc
 
 
 class WeatherBenchSource(WeatherSource):
-    """Reads one resolution's folder of WeatherBench.
-
-    Args:
-        folder: Folder that holds a folder for each variable.
-        resolution: Name of its grid, one of `GRIDS`; None if the folder's name does not contain it.
-    """
+    """Reads one resolution's folder of WeatherBench."""
 
     kind = "weatherbench"
 
@@ -376,12 +364,7 @@ _CONSTANTS = {"lsm": ("land_sea_mask", 1.0), "orography": ("geopotential_at_surf
 
 
 class WeatherBench2Source(WeatherSource):
-    """Reads a Zarr store of version 2 or 3.
-
-    Args:
-        path: Folder of the store.
-        resolution: Name of the required grid; None accepts any of `GRIDS`.
-    """
+    """Reads a Zarr store of version 2 or 3."""
 
     kind = "weatherbench2"
 

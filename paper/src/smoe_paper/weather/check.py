@@ -26,16 +26,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass
 class Description:
-    """Contents of an archive.
-
-    Attributes:
-        facts: Lines about grid, years and times.
-        variables: Name, short name, levels, years and share of NaNs of each variable.
-        constants: Names of the constants.
-        missing: Channels and constants that the recipes use and the archive lacks.
-        problems: Reasons why files cannot be used.
-        remarks: Information that does not affect the use, such as gaps and corrections.
-    """
+    """Contents of an archive."""
 
     facts: list[str] = field(default_factory=list)
     variables: list[tuple[str, str, str, str, str]] = field(default_factory=list)

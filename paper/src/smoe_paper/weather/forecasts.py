@@ -27,21 +27,6 @@ class ForecastFile:
 
     The leads may be hours or time differences, the latitudes run either way, the longitudes begin anywhere; a level is
     an axis, a coordinate, the attribute `level`, part of the name (`z_500`), or missing for `z` (500) and `t` (850).
-
-    Args:
-        path: File, or folder of a Zarr store.
-        channels: Channels to read.
-        grid: Required grid of the fields.
-
-    Attributes:
-        init_times: Initial times, datetime64[h].
-        lead_hours: Lead times in hours.
-        channels: Channels of the file.
-        missing: Requested channels that are not in the file.
-        notices: Corrections and assumptions.
-
-    Raises:
-        DataError: If the file cannot be read, has another layout, another grid or other units, or none of the channels.
     """
 
     def __init__(self, path: Path, channels: Sequence[str], grid: Grid) -> None:

@@ -41,15 +41,7 @@ from smoe_paper.weather.store import WeatherStore
 
 @dataclass(frozen=True)
 class Setting:
-    """Properties of the data on which a network depends.
-
-    Attributes:
-        in_channels: Number of input fields.
-        out_channels: Number of forecast fields.
-        grid: Rows and columns of the fields.
-        latitude: Latitudes of the rows, in degrees.
-        land: Fraction of land `(H, W)`; None if unknown.
-    """
+    """Properties of the data on which a network depends."""
 
     in_channels: int
     out_channels: int

@@ -33,16 +33,7 @@ from smoe_paper.weather.truth import Baselines, Truth
 
 @dataclass(frozen=True)
 class ForecastMap:
-    """One variable of one forecast.
-
-    Attributes:
-        name: Name of the variable, such as `Z500`.
-        units: Units of the values.
-        forecast: Forecast field, `(H, W)`.
-        truth: True field, `(H, W)`.
-        rmse: Latitude-weighted error of this forecast, printed above the map of the error.
-        palette: Colours of forecast and truth.
-    """
+    """One variable of one forecast."""
 
     name: str
     units: str

@@ -113,14 +113,7 @@ class YearSpan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Rows to write, and the steps from which the statistics are computed.
-
-    Attributes:
-        statistics_from: Checksum of the store that gives the statistics, if any.
-        num_rows_before: Number of steps in the existing store.
-        years: Years to write, in order.
-        statistics_spans: Steps from which the statistics are computed; empty if they are known.
-    """
+    """Rows to write, and the steps from which the statistics are computed."""
 
     channels: tuple[str, ...]
     constants: tuple[str, ...]

@@ -30,19 +30,6 @@ class WeatherSamples(Dataset[tuple[Tensor, Tensor]]):
 
     Whole batches come from `__getitems__` already stacked, so a loader must leave them alone:
     `DataLoader(samples, batch_size=32, collate_fn=WeatherSamples.collate)`.
-
-    Args:
-        store: Store of the fields.
-        years: First and last year.
-        targets: Channels to forecast.
-        inputs: Channels of the input; None for all of the store.
-        constants: Constants of the input; None for all of the store.
-        context_hours: Hours before `t` of the input's times, in descending order.
-        lead_hours: Lead time, or the smallest and the largest of the range it is drawn from.
-        start_every_hours: Hours between the times `t`, counted from midnight of 1970-01-01; None for every step.
-        skip_hours: Hours left out at the beginning of the first year. Rasp & Thuerey leave out 24 in training.
-        seed: Seed of the random leads.
-        fixed_lead: With a range, the lead of all samples, for evaluation. It may lie outside the range.
     """
 
     def __init__(

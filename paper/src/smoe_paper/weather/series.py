@@ -44,16 +44,7 @@ class Header:
 
 
 class FieldSeries:
-    """The fields of a variable in all its files.
-
-    Args:
-        variable: Variable of the series.
-        pieces: Files in the order of time.
-        names: Possible names of the variable inside the files; the first one found is used.
-        files: Opens the files.
-        grid: Required grid of all files; None accepts any of WeatherBench's. It may be set until a file is opened.
-        notify: Receives corrections, with the file.
-    """
+    """The fields of a variable in all its files."""
 
     def __init__(
         self,

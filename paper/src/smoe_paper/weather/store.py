@@ -57,15 +57,7 @@ def undo_transform(channel: str, values: Values) -> Values:
 
 @dataclass(frozen=True)
 class StoredYear:
-    """Rows of one year, as its array's attributes record them.
-
-    Attributes:
-        year: Calendar year.
-        first_time: Time of the first row, such as `1979-01-01T00`; the others follow at the store's step.
-        num_steps: Number of rows.
-        num_dropped: Number of steps left out before the first row, where a sum over past hours is not defined yet.
-        num_filled: Number of replaced NaNs, by channel.
-    """
+    """Rows of one year, as its array's attributes record them."""
 
     year: int
     first_time: str
@@ -80,13 +72,7 @@ class StoredYear:
 
 @dataclass(frozen=True)
 class Metadata:
-    """Contents of a finished store besides its arrays.
-
-    Attributes:
-        statistics_from: Checksum of the store that gave mean and std; None if they were computed from the source.
-        on_nan: Treatment of NaNs.
-        notices: Corrections made by the reader of the source.
-    """
+    """Contents of a finished store besides its arrays."""
 
     channels: tuple[str, ...]
     constant_names: tuple[str, ...]
@@ -112,22 +98,7 @@ class Metadata:
 
 
 class WeatherStore:
-    """A store written by `smoe data prepare weather`. Open it with `WeatherStore.open`.
-
-    Attributes:
-        path: Folder of the store.
-        channels: Names of the fields, such as `z_500`, in the order of the channel dimension.
-        constant_names: Names of the constants, such as `lsm`.
-        grid: Grid with latitudes from south to north and longitudes from 0 eastwards.
-        step_hours: Hours between two steps of a year.
-        times: Times of the steps, datetime64[h], `(T,)`, ascending; years that were not prepared are gaps.
-        mean: Mean of each channel, after the transform of precipitation, float64, `(C,)`.
-        std: Standard deviation of each channel, as for `mean`.
-        statistics_years: First and last year of the statistics.
-        stored_years: Rows of each year.
-        fields: Normalised fields, rows of `(C, H, W)`, mapped.
-        metadata: Metadata of the preparation.
-    """
+    """A store written by `smoe data prepare weather`. Open it with `WeatherStore.open`."""
 
     def __init__(self, path: Path, metadata: Metadata) -> None:
         self.path = path
