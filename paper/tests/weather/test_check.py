@@ -38,8 +38,8 @@ def test_a_whole_archive_can_be_used(whole, monkeypatch, capsys):
     found = describe(whole, progress=lambda *step: steps.append(step))
     assert found.is_usable
     assert [row[1] for row in found.variables] == ["z", "t", "u", "v", "q", "tisr", "t2m", "tp"]
-    assert {row[4] for row in found.variables} == {"0"}
-    assert steps[0] == (0, 3 * 38, "z_50 2015") and steps[-1][:2] == (114, 114)
+    assert {row[4] for row in found.variables} == {"0 %"}
+    assert steps[0] == (0, 8, "geopotential") and steps[-1][:2] == (8, 8)
     assert run_check([str(whole)]) == 0
     out = capsys.readouterr().out
     for text in (

@@ -14,6 +14,7 @@ from smoe_paper.atmosphere.axes import describe_short_year
 from smoe_paper.atmosphere.store import describe_years
 from smoe_paper.atmosphere.variables import DEFAULT_CONSTANTS, DEFAULT_INPUTS, Channel, parse_channel
 from smoe_paper.weather.archives import LATE_START, Kind, WeatherSource, open_source
+from smoe_paper.weather.series import FieldSeries
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +27,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass
 class Description:
-    """Contents of an archive."""
+    """Contents of an archive; `missing` is what the recipes use and the archive lacks."""
 
     facts: list[str] = field(default_factory=list)
     variables: list[tuple[str, str, str, str, str]] = field(default_factory=list)
@@ -39,12 +40,12 @@ class Description:
     def is_usable(self) -> bool:
         return not self.missing and not self.problems
 
-    def complain(self, text: str, short_name: str | None = None) -> None:
+    def complain(self, error: object, short_name: str | None = None) -> None:
         # Variables that the recipes do not read cause no problem.
         needed = {parse_channel(channel).variable for channel in DEFAULT_INPUTS}
         lines = self.problems if short_name is None or short_name in needed else self.remarks
-        if text not in lines:
-            lines.append(text)
+        if str(error) not in lines:
+            lines.append(str(error))
 
 
 def describe(
@@ -62,19 +63,12 @@ def describe(
         grid = f"{source.grid.name} ({rows} x {columns})"
         found.facts = [f"{source.path}: {source.kind}, {grid}, every {source.step_hours} h"]
         after_gap = _check_times(source, found)
-        readable = _check_headers(source, found)
-        nan_shares = {} if quick else _read_everything(source, found, readable, after_gap, progress)
-        for series in source.all_series():
-            variable = series.variable
-            try:
-                levels = " ".join(map(str, sorted(series.levels))) or "-"
-            except DataError:
-                levels = "?"
-            share = nan_shares.get(variable.short_name)
-            percent = "not read" if share is None else "0" if share == 0 else f"{100 * share:.2g} %"
-            found.variables.append(
-                (variable.folder, variable.short_name, levels, describe_years(series.years), percent)
-            )
+        readable: set[str] = set()
+        everything = source.all_series()
+        for number, series in enumerate(everything):
+            progress(number, len(everything), series.variable.folder)
+            readable |= _check_series(source, series, found, quick, after_gap)
+        progress(len(everything), len(everything), "done")
         _check_defaults(source, found, readable)
         found.remarks = [*(f"put right: {notice}" for notice in source.notices), *found.remarks]
     return found
@@ -88,7 +82,7 @@ def _check_times(source: WeatherSource, found: Description) -> dict[int, bool]:
         try:
             times = source.times(year)
         except DataError as error:
-            found.complain(str(error))
+            found.complain(error)
             continue
         after_gap[year] = last is None or times[0] != last + step
         if last is not None and after_gap[year]:
@@ -100,76 +94,60 @@ def _check_times(source: WeatherSource, found: Description) -> dict[int, bool]:
     return after_gap
 
 
-def _check_headers(source: WeatherSource, found: Description) -> dict[str, list[int]]:
-    """Returns the years of each channel whose files can be opened and agree with the others."""
-    readable: dict[str, list[int]] = {}
-    for series in source.all_series():
-        variable = series.variable
-        absent = sorted(set(source.years) - set(series.years))
-        if absent:
-            found.complain(f"{variable.folder} lacks {describe_years(absent)}", variable.short_name)
-        try:
-            levels = sorted(series.levels)
-        except DataError as error:
-            found.complain(str(error), variable.short_name)
-            continue
-        for channel in [str(Channel(variable.short_name, level)) for level in levels or [None]]:
-            years = readable.setdefault(channel, [])
-            for year in sorted(set(series.years) - set(years)):
-                try:
-                    source.check([channel], [year])
-                    years.append(year)
-                except DataError as error:
-                    found.complain(str(error), variable.short_name)
-    return {channel: years for channel, years in readable.items() if years}
+def _check_series(
+    source: WeatherSource, series: FieldSeries, found: Description, quick: bool, after_gap: dict[int, bool]
+) -> set[str]:
+    """Describes a variable and returns its channels of which at least one year can be read."""
+    short_name, folder, readable = series.variable.short_name, series.variable.folder, set()
+    absent = sorted(set(source.years) - set(series.years))
+    if absent:
+        found.complain(f"{folder} lacks {describe_years(absent)}", short_name)
+    try:
+        levels = sorted(series.levels)
+    except DataError as error:
+        found.complain(error, short_name)
+        return readable
+    num_nan = num_values = 0
+    for channel in [str(Channel(short_name, level)) for level in levels or [None]]:
+        unexpected: list[tuple[int, np.datetime64]] = []
+        for year in series.years:
+            try:
+                source.check([channel], [year])
+                readable.add(channel)
+                if quick:
+                    continue
+                is_nan, times = np.isnan(source.read(channel, year)), source.times(year)
+            except DataError as error:
+                found.complain(error, short_name)
+                continue
+            num_nan, num_values = num_nan + int(is_nan.sum()), num_values + is_nan.size
+            if short_name in ("tp", "tisr") and after_gap.get(year):
+                is_nan = is_nan[times >= times[0] + LATE_START]
+            if is_nan.any():
+                place = len(times) - len(is_nan) + int(np.argmax(is_nan.any(axis=(1, 2))))
+                unexpected.append((int(is_nan.sum()), times[place]))
+        if unexpected:
+            count, first = sum(count for count, _ in unexpected), unexpected[0][1]
+            text = f"{channel}: {count:,} values are NaN, the first at {first}; to prepare them, choose --on-nan"
+            # WeatherBench as downloaded has some of radiation; Rasp & Thuerey replace them by 0.
+            found.remarks.append(f"{text} zero-tisr") if channel == "tisr" else found.problems.append(text)
+    percent = f"{100 * num_nan / num_values:.2g} %" if num_values else "not read"
+    named = " ".join(map(str, levels)) or "-"
+    found.variables.append((folder, short_name, named, describe_years(series.years), percent))
+    return readable
 
 
-def _read_everything(
-    source: WeatherSource,
-    found: Description,
-    readable: dict[str, list[int]],
-    after_gap: dict[int, bool],
-    progress: Progress,
-) -> dict[str, float]:
-    """Returns the share of NaNs by short name."""
-    tasks = [(channel, year) for channel, years in readable.items() for year in years]
-    counts: dict[str, np.ndarray] = {}
-    unexpected: dict[str, tuple[int, np.datetime64]] = {}
-    for done, (channel, year) in enumerate(tasks):
-        progress(done, len(tasks), f"{channel} {year}")
-        short_name = parse_channel(channel).variable
-        try:
-            is_nan = np.isnan(source.read(channel, year))
-        except DataError as error:
-            found.complain(str(error), short_name)
-            continue
-        counts[short_name] = counts.get(short_name, np.zeros(2)) + np.array([is_nan.sum(), is_nan.size])
-        times = source.times(year)
-        if short_name in ("tp", "tisr") and after_gap.get(year):
-            is_nan = is_nan[times >= times[0] + LATE_START]
-        if is_nan.any():
-            first = times[len(times) - len(is_nan) + int(np.argmax(is_nan.any(axis=(1, 2))))]
-            count, earlier = unexpected.get(channel, (0, first))
-            unexpected[channel] = (count + int(is_nan.sum()), earlier)
-    progress(len(tasks), len(tasks), "done")
-    for name, (count, first) in unexpected.items():
-        text = f"{name}: {count:,} values are NaN, the first at {first}; to prepare them, choose --on-nan"
-        # WeatherBench as downloaded has some of radiation; Rasp & Thuerey replace them by 0.
-        found.remarks.append(f"{text} zero-tisr") if name == "tisr" else found.problems.append(text)
-    return {name: float(num_nan / size) for name, (num_nan, size) in counts.items()}
-
-
-def _check_defaults(source: WeatherSource, found: Description, readable: dict[str, list[int]]) -> None:
+def _check_defaults(source: WeatherSource, found: Description, readable: set[str]) -> None:
     try:
         found.constants = source.constant_names
         for name in found.constants:
             source.read_constant(name)
     except DataError as error:
-        found.complain(str(error))
+        found.complain(error)
     found.missing = [name for name in DEFAULT_INPUTS if name not in readable]
     found.missing += [name for name in DEFAULT_CONSTANTS if name not in found.constants]
-    years = describe_years(source.years)
     if len(source.years) < 3:
+        years = describe_years(source.years)
         found.complain(f"years {years}: recipes need three or more, for training, validation and test")
     outside = [year for year in _DEFAULT_YEARS if year not in source.years]
     if outside:

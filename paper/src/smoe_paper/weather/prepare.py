@@ -86,17 +86,33 @@ def prepare(
         num_passes = len(plan.statistics_spans) + len(plan.years)
         reporter.begin(num_passes * num_channels, (len(state.moments) + num_written) * num_channels)
 
-        metadata = _begin_metadata(source, plan, existing, statistics_from)
-        if constants is not None:
-            metadata = _write_constants(constants, output, metadata)
-        if plan.statistics_spans:
-            mean, std = _compute_statistics(source, plan, state, reporter.advance)
-            metadata = replace(metadata, mean=mean, std=std)
+        if constants is None:
+            assert existing is not None
+            metadata = existing.metadata
+        else:
+            _write_constants(constants, output)
+            statistics = _reuse_statistics(statistics_from, plan) or _compute_statistics(
+                source, plan, constants, state, reporter.advance
+            )
+            metadata = Metadata(
+                plan.channels,
+                plan.constants,
+                tuple(source.grid.latitude),
+                tuple(source.grid.longitude),
+                plan.step_hours,
+                **statistics,
+                statistics_years=plan.statistics_years,
+                statistics_from=plan.statistics_from,
+                on_nan=plan.on_nan,
+                notices=(),
+                years=(),
+            )
         for span in to_write:
             _write_year(source, plan, metadata, output, span, reporter)
-        before = () if existing is None else existing.years()
-        years = (*before, *(span.year for span in plan.years))
-        write_metadata(output, FORMAT, finished=asdict(replace(metadata, years=years)), begun=None)
+        notices = tuple(dict.fromkeys((*metadata.notices, *source.notices)))
+        years = (*metadata.years, *(span.year for span in plan.years))
+        finished = replace(metadata, notices=notices, years=years)
+        write_metadata(output, FORMAT, finished=asdict(finished), begun=None)
     return WeatherStore.open(output)
 
 
@@ -437,8 +453,12 @@ class Moments:
 
 
 def _compute_statistics(
-    source: WeatherSource, plan: Plan, state: _State, advance: Callable[[str], None]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    source: WeatherSource, plan: Plan, constants: np.ndarray, state: _State, advance: Callable[[str], None]
+) -> dict[str, tuple[float, ...]]:
+    of_constants = [
+        Moments().add(values.astype(np.float64)).mean_and_std(name)
+        for name, values in zip(plan.constants, constants, strict=True)
+    ]
     for span in plan.statistics_spans:
         if span.year in state.moments:
             continue
@@ -451,51 +471,26 @@ def _compute_statistics(
             moments[channel] = total
             advance(f"statistics {span.year} {channel}")
         state.add_moments(span.year, moments)
-    pairs = []
+    of_channels = []
     for channel in plan.channels:
         total = Moments()
         for span in plan.statistics_spans:
             total = total.merge(state.moments[span.year][channel])
-        pairs.append(total.mean_and_std(channel))
-    return tuple(mean for mean, _ in pairs), tuple(std for _, std in pairs)
+        of_channels.append(total.mean_and_std(channel))
+    return {
+        "mean": tuple(mean for mean, _ in of_channels),
+        "std": tuple(std for _, std in of_channels),
+        "constant_mean": tuple(mean for mean, _ in of_constants),
+        "constant_std": tuple(std for _, std in of_constants),
+    }
 
 
-def _begin_metadata(
-    source: WeatherSource, plan: Plan, existing: WeatherStore | None, statistics_from: WeatherStore | None
-) -> Metadata:
-    notices = tuple(source.notices)
-    if existing is not None:
-        old = existing.metadata
-        return replace(old, notices=old.notices + tuple(text for text in notices if text not in old.notices))
-    unknown, unknown_constant = (0.0,) * len(plan.channels), (0.0,) * len(plan.constants)
-    metadata = Metadata(
-        channels=plan.channels,
-        constant_names=plan.constants,
-        latitude=tuple(source.grid.latitude),
-        longitude=tuple(source.grid.longitude),
-        step_hours=plan.step_hours,
-        mean=unknown,
-        std=unknown,
-        constant_mean=unknown_constant,
-        constant_std=unknown_constant,
-        statistics_years=plan.statistics_years,
-        statistics_from=plan.statistics_from,
-        on_nan=plan.on_nan,
-        notices=notices,
-        years=tuple(span.year for span in plan.years),
-    )
-    if statistics_from is None:
-        return metadata
-    other = statistics_from.metadata
-    channels = statistics_from.channel_indices(plan.channels)
-    constants = statistics_from.constant_indices(plan.constants)
-    return replace(
-        metadata,
-        mean=tuple(other.mean[index] for index in channels),
-        std=tuple(other.std[index] for index in channels),
-        constant_mean=tuple(other.constant_mean[index] for index in constants),
-        constant_std=tuple(other.constant_std[index] for index in constants),
-    )
+def _reuse_statistics(store: WeatherStore | None, plan: Plan) -> dict[str, tuple[float, ...]]:
+    if store is None:
+        return {}
+    channels, constants = store.channel_indices(plan.channels), store.constant_indices(plan.constants)
+    chosen = {"mean": channels, "std": channels, "constant_mean": constants, "constant_std": constants}
+    return {name: tuple(getattr(store.metadata, name)[index] for index in indices) for name, indices in chosen.items()}
 
 
 def _read_constants(source: WeatherSource, names: tuple[str, ...]) -> np.ndarray:
@@ -508,21 +503,12 @@ def _read_constants(source: WeatherSource, names: tuple[str, ...]) -> np.ndarray
     return constants
 
 
-def _write_constants(constants: np.ndarray, output: Path, metadata: Metadata) -> Metadata:
+def _write_constants(constants: np.ndarray, output: Path) -> None:
     # An array has at least one row.
     shape = (max(1, len(constants)), *constants.shape[1:])
     shutil.rmtree(output / CONSTANTS, ignore_errors=True)
     array = create_array(output / CONSTANTS, shape, ("constant", "lat", "lon"), shape[0])
     array[:] = constants if len(constants) else np.zeros(shape, DTYPE)
-    if metadata.statistics_from is not None:
-        return metadata
-    pairs = [
-        Moments().add(values.astype(np.float64)).mean_and_std(name)
-        for name, values in zip(metadata.constant_names, constants, strict=True)
-    ]
-    return replace(
-        metadata, constant_mean=tuple(mean for mean, _ in pairs), constant_std=tuple(std for _, std in pairs)
-    )
 
 
 def _write_year(

@@ -90,8 +90,8 @@ class Metadata:
     years: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not self.years or self.step_hours < 1:
-            raise ValueError("years and step_hours must not be empty")
+        if self.step_hours < 1:
+            raise ValueError(f"step_hours is {self.step_hours}")
         lengths = [len(self.channels), len(self.constant_names)]
         if lengths != [len(self.mean), len(self.constant_mean)] or lengths != [len(self.std), len(self.constant_std)]:
             raise ValueError("a channel or constant has no mean or no standard deviation")
