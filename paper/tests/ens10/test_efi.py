@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smoe_paper.ens10.efi import climate_windows, compute_part, extreme_forecast_index, parts_of, quantiles
+from smoe_paper.ens10.efi import climate_windows, compute_part, extreme_forecast_index, parts_of
 
 DAYS = [f"{month:02d}-{day:02d}" for month in (1, 2) for day in (1, 5, 9, 13, 17, 21)]
 YEARS = range(1998, 2019)
@@ -43,12 +43,6 @@ def test_sign_and_bounds() -> None:
     p = np.linspace(0, 1, 21)[1:-1]
     assert warm == pytest.approx(2 / np.pi * np.sum(np.sqrt(p / (1 - p))) * 0.05)
     assert cold == pytest.approx(-warm, abs=1e-6) and warm == pytest.approx(0.7914, abs=1e-4) and abs(usual) < 0.1
-
-
-def test_quantiles_are_those_of_numpy() -> None:
-    values = np.sort(np.random.default_rng(1).normal(size=(4, 33)).astype(np.float32), axis=-1)
-    expected = np.quantile(values.astype(np.float64), np.linspace(0, 1, 21), axis=-1).T
-    np.testing.assert_allclose(quantiles(values), expected, rtol=1e-6, atol=1e-7)
 
 
 def test_the_climate_is_of_nineteen_years_and_nine_days() -> None:

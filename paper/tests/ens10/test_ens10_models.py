@@ -45,13 +45,6 @@ def test_parameters_of_ens10() -> None:
     assert count_parameters(build_small(EmosModel())) == (5 + 3, 0)
 
 
-def test_gates_of_the_full_size() -> None:
-    # The same sum at 361 x 720: 129 million, as the paper's layers imply.
-    fine, middle, coarse = 361 * 720, 180 * 360, 90 * 180
-    gates = 128 * fine + 256 * middle + 512 * coarse + 128 * fine + (256 + 128) * middle + (512 + 256) * coarse
-    assert gates == 128_747_520
-
-
 def test_gates_are_shared_by_grid_and_bank_but_not_across_the_trunks() -> None:
     layers = moe_layers(build_small(SpatialMoEUNetModel(filters=4)))
     assert len(layers) == 12
@@ -89,17 +82,6 @@ def test_all_layers_hold_the_rule_of_the_recipe() -> None:
     layers = moe_layers(build_small(SpatialMoEUNetModel(filters=4, converts_head=True, order="index"), learning))
     assert len(layers) == 13
     assert all((layer.rule, layer.damping) == learning and layer.gate.order == "index" for layer in layers.values())
-
-
-def test_a_random_gate_does_not_learn() -> None:
-    model = build_small(SpatialMoEUNetModel(filters=4, gate="random"))
-    model(torch.randn(2, 14, 9, 8)).square().mean().backward()
-    assert all(parameter.grad is None for layer in moe_layers(model).values() for parameter in layer.gate.parameters())
-
-
-def test_longitude_padding_reaches_the_experts() -> None:
-    layers = moe_layers(build_small(SpatialMoEUNetModel(filters=4, padding_mode="longitude")))
-    assert {layer.padding_mode for layer in layers.values()} == {"longitude"}
 
 
 def test_emos_scales_by_the_range_of_its_task() -> None:

@@ -15,7 +15,6 @@ from memory_ensemble import tiny_recipe
 from memory_source import Silent
 from smoe.cli.main import main
 from smoe_paper.ens10.commands import Preparation
-from smoe_paper.ens10.pictures import draw_calibration, draw_score_maps
 from smoe_paper.ens10.prepare import prepare
 from smoe_paper.ens10.recipes import EnsembleData
 from smoe_paper.ens10.scores import NUM_PARTS, verify
@@ -101,24 +100,3 @@ def test_an_ensemble_without_a_run(run: Path, capsys: pytest.CaptureFixture[str]
     ):
         assert main(["evaluate", *wrong]) != 0
         assert says in capsys.readouterr().err
-
-
-def test_pictures_refuse_what_they_cannot_show(tmp_path: Path) -> None:
-    shares, pair = np.full(4, 0.25), (np.ones(2), np.ones(2))
-    with pytest.raises(ValueError, match=r"add up to 0\.75, expected 1"):
-        draw_calibration({"a": shares[:3]}, {"a": pair}, tmp_path / "a.png", title="", units="K")
-    with pytest.raises(ValueError, match="different forecasts"):
-        draw_calibration({"a": shares}, {"b": pair}, tmp_path / "a.png", title="", units="K")
-    field = np.ones((4, 8))
-    field[0, 0] = np.nan
-    with pytest.raises(ValueError, match="not finite"):
-        draw_score_maps(
-            field,
-            field,
-            (45, 15, -15, -45),
-            45 * np.arange(8),
-            tmp_path / "a.png",
-            names=("a", "b"),
-            score="",
-            title="",
-        )

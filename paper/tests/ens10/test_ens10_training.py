@@ -83,12 +83,6 @@ def test_a_bias_is_learned() -> None:
     assert losses[-1] < 0.75 * losses[0]
 
 
-def test_the_optimizer_has_a_group_for_the_gates() -> None:
-    task = make_tiny_task("ens10/smoe", optimizer=Adam(lr=1e-5, l2=0.0, gate_lr=1e-2))
-    settings = {group["name"]: (group["lr"], group["weight_decay"]) for group in task.optimizer.param_groups}
-    assert settings == {"kernels": (1e-5, 0.0), "others": (1e-5, 0.0), "gates": (1e-2, 0.0)}
-
-
 def test_emos_sees_the_members_and_the_others_the_statistics() -> None:
     store = make_ensemble()
     for name, field in (("ens10/emos", "members"), ("ens10/unet", "inputs")):
@@ -177,11 +171,6 @@ def test_corrections_in_closed_form() -> None:
         residual[place] = np.sqrt(np.square(error).sum() / 22)
     expected = scoringrules.crps_normal(truth[test], corrected, np.broadcast_to(residual, corrected.shape)).mean()
     assert score_map(store, "point-emos", (2000, 2001), (2002, 2002))["crps"] == pytest.approx(expected, rel=1e-4)
-
-
-def test_a_raw_ensemble_without_members_and_index() -> None:
-    values = score_raw_ensemble(make_ensemble(has_members=False, has_efi=False), (2000, 2002))
-    assert set(values) == {"crps", "crps_weighted", "spread_skill"}
 
 
 def test_data_that_are_not_there() -> None:

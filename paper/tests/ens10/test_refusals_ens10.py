@@ -82,13 +82,6 @@ def test_a_file_that_is_wrong(root: Path, file: str, change: Callable[[xr.Datase
         EnsembleStore.open(root.parent / "store")
 
 
-def test_a_truncated_file(root: Path) -> None:
-    content = (root / STD).read_bytes()
-    (root / STD).write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match=r"ENS10_pl_std.nc: it cannot be read, the file is damaged or incomplete"):
-        prepare_all(root)
-
-
 def test_south_to_north_is_turned_round_and_said(root: Path) -> None:
     with open_ens10(root, "z500", 10) as source:
         expected = next(iter(source.read(source.blocks()[0]))).statistics
@@ -183,13 +176,6 @@ def test_one_file_of_members_that_is_not_like_the_others(root: Path) -> None:
         write_members(root, "pl", start, GRID, lambda name, level, _, other=other: member_fields(name, level, other))
     with pytest.raises(DataError, match="nearer to the truth of a neighbouring date"):
         prepare_all(root, members=5)
-
-
-def test_members_of_another_ensemble_than_the_statistics(root: Path) -> None:
-    for start in SOME:
-        write_members(root, "pl", start, GRID, lambda name, level, start: member_fields(name, level, start, seed=1))
-    with pytest.raises(DataError, match="one of the files is of another date or another ensemble"):
-        prepare_all(root)
 
 
 def test_grib_that_is_wrong(tmp_path: Path) -> None:

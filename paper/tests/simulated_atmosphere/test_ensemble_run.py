@@ -8,7 +8,7 @@ from memory_source import Silent
 from simulated_ensemble_model import BIAS, SimulatedEnsembleModel
 from simulated_model import Killed
 from simulation import ens10_layout
-from simulation.ensemble_report import crps, describe
+from simulation.ensemble_report import describe
 from simulation.ensemble_run import EnsembleFolder, is_complete, run_ensemble, write_summaries
 from simulation.perturbations import Perturbations
 from simulation.run_folder import RunFolder
@@ -82,13 +82,6 @@ def test_statistics_are_those_of_the_members(whole):
         assert not missing[..., 20:].any()
 
 
-def test_members_differ_and_say_how_far_their_spread_grew(whole):
-    with xr.open_dataset(ens10_layout.members_file(whole, "pl", FIRST + 4)) as members:
-        values = members["t"].values[:, 0, 5, 5]
-        assert len(np.unique(values)) == 10
-        assert members.attrs["temperature_spread_at_end"] > members.attrs["temperature_spread_at_start"] > 0
-
-
 @pytest.mark.parametrize("kill_at", [0, 2, 4])
 def test_a_run_that_is_killed_goes_on_to_the_same_files(whole, tmp_path, kill_at):
     with pytest.raises(Killed):
@@ -137,13 +130,6 @@ def test_the_report_finds_the_bias_and_what_its_removal_gains(whole):
     _, _, _, bias, _, score, corrected = [cell.strip() for cell in row.strip("|").split("|")]
     assert float(bias) == pytest.approx(BIAS, abs=0.15)
     assert float(corrected) < float(score)
-
-
-def test_crps_of_an_ensemble_against_its_definition():
-    rng = np.random.default_rng(0)
-    members, truth = rng.normal(size=(2, 5, 3, 4)), rng.normal(size=(2, 3, 4))
-    pairs = np.abs(members[:, :, None] - members[:, None]).mean(axis=(1, 2))
-    np.testing.assert_allclose(crps(members, truth), np.abs(members - truth[:, None]).mean(axis=1) - pairs / 2)
 
 
 def test_a_report_of_nothing_is_refused(tmp_path):

@@ -63,14 +63,6 @@ def test_a_level_variable_as_weatherbench_writes_it(year):
         np.testing.assert_array_equal(data["z"].values, values["z"])
 
 
-def test_a_single_level_variable_has_no_level(year):
-    root, values = year
-    with xr.open_dataset(root / "5.625deg/6hr_precipitation/6hr_precipitation_2004_5.625deg.nc") as data:
-        assert data["tp"].dims == ("time", "lat", "lon")
-        assert data["tp"].attrs["units"] == "m"
-        np.testing.assert_array_equal(data["tp"].values, values["tp"])
-
-
 def test_a_year_with_a_time_missing_is_refused(year):
     root, values = year
     with pytest.raises(ValueError, match=r"z of 2005 must have the shape \(48, 7, 32, 64\), got \(47"):

@@ -5,7 +5,6 @@ import pytest
 
 from memory_source import CONSTANTS, MemorySource, Silent
 from smoe.errors import DataError
-from smoe_paper.weather import truth as truth_module
 from smoe_paper.weather.commands import Preparation
 from smoe_paper.weather.prepare import prepare
 from smoe_paper.weather.store import WeatherStore
@@ -66,14 +65,6 @@ def test_baselines_are_means_of_the_training_years(store: WeatherStore) -> None:
     np.testing.assert_array_equal(
         baselines.forecast("weekly climatology", init, valid), baselines.weekly_climatology[[0, 1]]
     )
-
-
-def test_the_size_of_pieces_does_not_matter(store: WeatherStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Baselines(store, CHANNELS, (2000, 2001))
-    monkeypatch.setattr(truth_module, "_TIMES_PER_PIECE", 37)
-    parts = Baselines(store, CHANNELS, (2000, 2001))
-    np.testing.assert_allclose(parts.climatology, whole.climatology, rtol=1e-12)
-    np.testing.assert_allclose(parts.weekly_climatology, whole.weekly_climatology, rtol=1e-12)
 
 
 def test_weeks_without_a_time_are_not_numbers(store: WeatherStore) -> None:

@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from smoe.cli.main import main
-from smoe.command_line import UsageError
-from smoe.errors import DataError
 from smoe_paper.weather.check import describe
 from smoe_paper.weather.commands import run_check
-from weather_files import times_of_year, write_cmip, write_netcdf, write_weatherbench
+from weather_files import times_of_year, write_netcdf, write_weatherbench
 
 
 @pytest.fixture(scope="module")
@@ -127,32 +124,3 @@ def test_nans_at_the_start_of_accumulated_fields_are_expected(tmp_path):
     (tp,) = (row for row in found.variables if row[1] == "tp")
     assert (tp[0], tp[4]) == ("total_precipitation", "17 %")
     assert found.problems == []
-
-
-def test_cmip_lacks_the_surface(tmp_path):
-    write_cmip(tmp_path, periods=(("1850-01-01T06", 3), ("1851-01-01T00", 3), ("1852-01-01T00", 3)))
-    found = describe(tmp_path)
-    assert ": cmip, " in found.facts[0]
-    assert found.missing == ["tisr", "t2m", "tp", "lsm", "orography"]
-
-
-def test_too_few_years(tmp_path):
-    write_weatherbench(tmp_path, years=(1979, 1980), steps=2)
-    assert "years 1979-1980: recipes need three or more" in describe(tmp_path, quick=True).problems[0]
-
-
-def test_ctrl_c_is_one_line(whole, monkeypatch, capsys):
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("smoe_paper.weather.series.FieldSeries.read", stop)
-    assert main(["data", "check", str(whole)]) == 130
-    assert capsys.readouterr().err.endswith("stopped by SIGINT\n")
-
-
-def test_what_cannot_be_opened_is_one_line(tmp_path, capsys):
-    with pytest.raises(DataError, match="does not exist"):
-        run_check([str(tmp_path / "nowhere")])
-    with pytest.raises(UsageError, match="did you mean --quick"):
-        run_check([str(tmp_path), "--quik"])
-    capsys.readouterr()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from smoe.errors import DataError
 from smoe_paper.atmosphere.axes import GRIDS
 from smoe_paper.atmosphere.variables import VARIABLES
 from smoe_paper.weather.archives import open_source
@@ -85,9 +84,3 @@ def test_real_fields_have_the_size_of_weather(tmp_path):
         # Climatological global means: 5.55e4 m2 s-2 and 280 K within a few percent.
         assert (source.read("z_500", 2017) * weights).mean() == pytest.approx(5.55e4, rel=0.03)
         assert (source.read("t_850", 2017) * weights).mean() == pytest.approx(280.0, rel=0.03)
-
-
-def test_times_of_the_sample_are_refused_as_they_are(tmp_path):
-    write_members(tmp_path, "5.625deg", times_of_year(2017, 4, 12))
-    with pytest.raises(DataError, match="has steps of 12 h, expected times 1 h or 6 h apart"):
-        open_source(tmp_path / "0")

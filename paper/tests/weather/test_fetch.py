@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from smoe.command_line import UsageError
 from smoe.errors import DataError
 from smoe_paper.cli.data import run_data as run
 from smoe_paper.weather import commands as fetch
@@ -74,8 +73,3 @@ def test_no_network(tmp_path: Path, served: list[bytes]) -> None:
     ):
         run(["fetch", "era5-sample", "--output-dir", str(tmp_path)])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_unknown_sample() -> None:
-    with pytest.raises(UsageError, match="era5-sampel"):
-        run(["fetch", "era5-sampel"])

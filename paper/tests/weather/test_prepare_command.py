@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-import xarray as xr
 
 from smoe.cli.main import main
 from smoe_paper.atmosphere.axes import GRIDS
@@ -20,7 +18,6 @@ from weather_files import (
     weather_field,
     weatherbench2_dataset,
     write_cmip,
-    write_netcdf,
     write_weatherbench,
     write_weatherbench2,
 )
@@ -88,19 +85,6 @@ def test_samples_equal_a_direct_computation(root: Path, tmp_path: Path, capsys: 
         np.testing.assert_allclose(target.numpy(), truth, rtol=2e-5, atol=2e-5)
 
 
-def test_six_hourly_and_more_years(root: Path, tmp_path: Path) -> None:
-    options = ["--channels", *CHANNELS, "--step-hours", "6"]
-    years = ["--years", "1979", "1979"]
-    assert main(arguments(root, tmp_path, *options, *years)) == 0
-    assert main(arguments(root, tmp_path, *options)) == 0
-    store = WeatherStore.open(tmp_path)
-    np.testing.assert_array_equal(store.times, ALL_TIMES[12::6])
-    values = fields("t_850")[::6]
-    training = values[: (72 - 12) // 6]
-    expected = (values - training.mean()) / training.std()
-    np.testing.assert_allclose(np.asarray(store.fields)[:, 1], expected, rtol=2e-5, atol=2e-5)
-
-
 def test_cmip_with_the_statistics_of_era5_and_a_zarr_store_with_its_own(root: Path, tmp_path: Path) -> None:
     channels = ("--channels", "z_500", "t_850", "t2m", "tisr", "tp")
     era5 = tmp_path / "era5"
@@ -130,23 +114,6 @@ def test_cmip_with_the_statistics_of_era5_and_a_zarr_store_with_its_own(root: Pa
     np.testing.assert_allclose(
         np.asarray(store.fields)[:, 2], (values - values.mean()) / values.std(), rtol=2e-5, atol=2e-5
     )
-    np.testing.assert_array_equal(store.raw_constant("lsm"), constant_field("lsm", GRID))
-
-
-def test_constants_put_right_and_parts_of_years_are_told(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(root, tmp_path / "data")
-    path = tmp_path / "data" / "5.625deg" / "constants" / "constants_5.625deg.nc"
-    with xr.open_dataset(path) as dataset:
-        dataset.load()
-    write_netcdf(dataset.isel(lat=slice(None, None, -1)), path)
-    assert main(arguments(tmp_path / "data", tmp_path / "store", "--channels", "t2m")) == 0
-    said = capsys.readouterr().err
-    notice = "latitude runs north to south: turned round (first seen in constants_5.625deg.nc)"
-    assert notice in said and "1979 has 72 of its 8,760 times\n1980 has 60 of its 8,784 times\n" in said
-    store = WeatherStore.open(tmp_path / "store")
-    assert store.metadata.notices == (notice,)
     np.testing.assert_array_equal(store.raw_constant("lsm"), constant_field("lsm", GRID))
 
 
@@ -187,22 +154,6 @@ def test_data_that_do_not_do_are_one_clear_line(
     assert error.count("\n") == 1 and error.startswith("smoe: error: ") and text in error
 
 
-def test_a_disk_that_cannot_be_written_is_one_clear_line(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    assert main(arguments(root, tmp_path / "file" / "store", "--channels", "t2m")) == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "Not a directory" in error
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.posix_fallocate", full)
-    assert main(arguments(root, tmp_path / "store", "--channels", "t2m")) == 1
-    assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
-
-
 def test_a_store_is_described_and_compared_with_its_checksums(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,8 +168,3 @@ def test_a_store_is_described_and_compared_with_its_checksums(
     assert main(["data", "check", str(store), "--quick"]) == 0
     assert main(["data", "check", str(store)]) == 1
     assert "fields/1980/c/0/0/0/0 is not as it was written" in capsys.readouterr().err
-
-
-def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data"]) == 2 and main(["data", "--help"]) == 0 and main(["data", "prepare", "--help"]) == 0
-    assert "--statistics-from stores/era5" in capsys.readouterr().out

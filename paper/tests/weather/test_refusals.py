@@ -8,7 +8,7 @@ import xarray as xr
 
 from smoe.errors import DataError
 from smoe_paper.atmosphere.axes import GRIDS
-from smoe_paper.atmosphere.variables import DEFAULT_INPUTS, LEVELS, Channel, parse_channel
+from smoe_paper.atmosphere.variables import parse_channel
 from smoe_paper.weather.archives import open_source
 from weather_files import data_array, times_of_year, weather_field, write_netcdf, write_weatherbench
 
@@ -36,23 +36,6 @@ def test_missing_year_level_and_variable(archive):
             source.read("tp", 1979)
         with pytest.raises(DataError, match=r"temperature has no year 1999; it has 1979, 1982"):
             source.times(1999)
-
-
-def test_check_looks_at_headers_only(archive):
-    with open_source(archive) as source:
-        source.check(("t_500", "t2m"), (1979, 1982))
-        for channels, years in ((("t_500",), (1979, 1980)), (("t_50",), (1979,)), (("q_50",), (1979,))):
-            with pytest.raises(DataError, match=r"has no (year 1980|level 50|specific_humidity)"):
-                source.check(channels, years)
-
-
-def test_level_missing_in_a_later_year(tmp_path):
-    write_weatherbench(tmp_path, years=(1979,), steps=3, variables=("t",))
-    write_weatherbench(tmp_path, years=(1980,), steps=3, variables=("t",), levels=(500,))
-    with open_source(tmp_path) as source:
-        for ask in (source.read, lambda channel, year: source.check([channel], [year])):
-            with pytest.raises(DataError, match=r"temperature_1980_5.625deg.nc has no level 850"):
-                ask("t_850", 1980)
 
 
 def test_single_level_folder_is_a_level_of_its_variable(tmp_path):
@@ -95,16 +78,6 @@ def test_times_and_names(tmp_path, change, says):
     rewrite(tmp_path, "2m_temperature", change)
     with pytest.raises(DataError, match=says):
         open_source(tmp_path)
-
-
-def test_times_off_the_hour(tmp_path):
-    write_weatherbench(tmp_path, years=(1979,), steps=6, variables=("t2m",), constants=False)
-    rewrite(tmp_path, "2m_temperature", lambda ds: ds.assign_coords(time=ds.time + np.timedelta64(30, "m")))
-    with (
-        open_source(tmp_path) as source,
-        pytest.raises(DataError, match="off the hour, such as 1979-01-01T00:30"),
-    ):
-        source.times(1979)
 
 
 def test_variables_must_have_the_same_times(tmp_path):
@@ -185,17 +158,6 @@ def test_zeros_all_over_the_globe_are_no_weather(tmp_path, channel):
         source.read(channel, 1979)
 
 
-def test_hourly_totals_at_six_hourly_times_are_refused(tmp_path):
-    folder = write_weatherbench(tmp_path, years=(1979,), steps=4, variables=("t2m", "tp"), constants=False)
-    (folder / "6hr_precipitation").rename(folder / "total_precipitation")
-    path = folder / "total_precipitation" / "6hr_precipitation_1979_5.625deg.nc"
-    path.rename(path.with_name("total_precipitation_1979_5.625deg.nc"))
-    with open_source(tmp_path) as source:
-        assert source.channels == ("t2m",)
-        with pytest.raises(DataError, match=r"hourly totals in total_precipitation at times 6 h apart, from"):
-            source.read("tp", 1979)
-
-
 def test_paths_that_hold_no_weather(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         open_source(tmp_path / "nowhere")
@@ -229,14 +191,6 @@ def test_several_resolutions_need_a_choice(tmp_path):
         open_source(tmp_path / "2.8125deg", resolution="5.625deg")
 
 
-def test_two_files_of_a_year(tmp_path):
-    folder = write_weatherbench(tmp_path, years=(1979,), steps=2, variables=("t2m",), constants=False)
-    path = folder / "2m_temperature" / "2m_temperature_1979_5.625deg.nc"
-    path.with_name("2m_temperature_1979_2.8125deg.nc").write_bytes(path.read_bytes())
-    with pytest.raises(DataError, match="has two files of 1979"):
-        open_source(tmp_path)
-
-
 def test_constants_that_cannot_be(tmp_path):
     folder = write_weatherbench(tmp_path, years=(1979,), steps=2, variables=("t2m",))
     path = folder / "constants" / "constants_5.625deg.nc"
@@ -260,15 +214,6 @@ def test_zip_files_left_as_downloaded_are_named(tmp_path):
     (folder / "temperature" / "temperature_5.625deg.zip").write_bytes(b"PK")
     with open_source(tmp_path) as source:
         assert "temperature is not unpacked: left out; unzip it there" in source.notices[0]
-
-
-def test_channels():
-    assert len(DEFAULT_INPUTS) == 38
-    assert DEFAULT_INPUTS[:8] == (*(f"z_{level}" for level in LEVELS), "t_50")
-    assert DEFAULT_INPUTS[-3:] == ("tisr", "t2m", "tp")
-    for name in DEFAULT_INPUTS:
-        assert str(parse_channel(name)) == name
-    assert parse_channel("z_500") == Channel("z", 500)
 
 
 @pytest.mark.parametrize(

@@ -54,16 +54,6 @@ def test_a_sample_is_the_context_the_constants_and_the_target(store: WeatherStor
         np.testing.assert_array_equal(target[channel].numpy(), field(store, name, samples.valid_time(index)))
 
 
-def test_names_are_in_the_order_of_the_channels(store: WeatherStore) -> None:
-    samples = WeatherSamples(
-        store, (2000, 2001), inputs=("t2m", "z_500"), constants=("lat2d",), context_hours=(6, 0), lead_hours=(6, 12)
-    )
-    expected = ("t2m@-6h", "z_500@-6h", "t2m@0h", "z_500@0h", "lat2d", "lead_hours/100")
-    assert samples.input_names == expected
-    assert samples.num_input_channels == 6 == samples[0][0].shape[0]
-    np.testing.assert_array_equal(samples[3][0][3].numpy(), field(store, "z_500", samples.init_time(3)))
-
-
 def test_the_samples_are_those_whose_times_are_all_there(store: WeatherStore) -> None:
     samples = WeatherSamples(store, (2000, 2001), lead_hours=72)
     num_steps = len(SOURCE.times(2000)) + len(SOURCE.times(2001))
@@ -190,13 +180,3 @@ def test_an_index_outside_is_refused(store: WeatherStore, index: int) -> None:
         samples[index]
     with pytest.raises(IndexError):
         samples.__getitems__([0, index])
-
-
-def test_subsets_of_channels_anywhere_in_the_store(store: WeatherStore) -> None:
-    samples = WeatherSamples(store, (2000, 2001), inputs=("tp", "z_500", "t2m"), targets=("tp",), constants=())
-    input, target = samples[100]
-    time = samples.init_time(100)
-    assert input.shape[0] == 9
-    for channel, name in enumerate(("tp", "z_500", "t2m")):
-        np.testing.assert_array_equal(input[6 + channel].numpy(), field(store, name, time))
-    np.testing.assert_array_equal(target[0].numpy(), field(store, "tp", time + np.timedelta64(72, "h")))

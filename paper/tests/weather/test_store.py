@@ -167,14 +167,6 @@ def test_a_store_that_is_not_whole_is_refused(copy: Path, damage: Callable[[Path
     assert text in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_unknown_names_are_refused_with_the_nearest(whole: Path) -> None:
-    store = WeatherStore.open(whole)
-    with pytest.raises(DataError, match=r"has no channel 't_580'; did you mean 't_850'\?"):
-        store.to_physical("t_580", np.zeros(3))
-    with pytest.raises(DataError, match=r"has no constant 'soil'; it has lsm, orography, lat2d"):
-        store.raw_constant("soil")
-
-
 @dataclass
 class KilledSource(MemorySource):
     """Ends its process without a warning at a read."""

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from smoe._plain import RecipeError
 from smoe_paper.experiments.experiment import all_recipes, recipe_from_plain
 from smoe_paper.experiments.recipe import Adam
 from smoe_paper.weather.recipes import WEATHER_RECIPES, SpatialMoEResNetModel, WeatherData, WeatherRecipe
@@ -39,10 +38,3 @@ def test_options_that_make_no_sense(make: Any, message: str) -> None:
 def test_every_recipe_survives_json(name: str) -> None:
     recipe = all_recipes()[name]
     assert recipe_from_plain(json.loads(json.dumps(recipe.plain()))) == recipe
-
-
-def test_an_experiment_that_does_not_exist_is_named() -> None:
-    with pytest.raises(RecipeError, match="there is no experiment named 'ocean'; there are heat, weather, ens10"):
-        recipe_from_plain({"experiment": "ocean"})
-    with pytest.raises(RecipeError, match="experiment must be a text, got None"):
-        recipe_from_plain({"data": {}})

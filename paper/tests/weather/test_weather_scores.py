@@ -180,14 +180,6 @@ def test_a_run_that_forecasts_nan_says_so(run: OpenRun, tmp_path: Path, capsys: 
     assert "hold NaN or infinite values: loss, rmse_t_850" in said and "rmse_z_500" not in said
 
 
-def test_channels_that_cannot_be_scored_are_named(store: WeatherStore, evaluated: tuple[LeadScores, Path]) -> None:
-    notices, (found,) = score_file(evaluated[1], store, ("z_500", "t2m", "u_500"), (2000, 2000))
-    assert "t2m is not scored: it is not in" in notices[0] and notices[1] == (
-        "u_500 is not scored: it is not in the store"
-    )
-    assert "rmse_z_500" in found.scores and "rmse_t2m" not in found.scores
-
-
 def test_published_rows_are_those_of_the_paper() -> None:
     rows = {row.recipe: row for row in PUBLISHED if row.recipe is not None}
     ours = {"weather/smoe-probe"}
@@ -197,12 +189,6 @@ def test_published_rows_are_those_of_the_paper() -> None:
     }  # fmt: skip
     assert rows["weather/smoe-random"].spread[("z_500", 120)] == 4.1
     assert sum(row.source == "paper" for row in PUBLISHED) == 13
-
-
-def test_recipes_are_listed_with_the_papers_scores(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("weather/smoe-prior ")]
-    assert lines[0].endswith("Paper: 270 ± 1.9 (rmse_z_500, Table 3, 72 h), 1.66 ± 0.02 (rmse_t_850, Table 3, 72 h).")
 
 
 def test_the_command_line(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,13 +66,6 @@ def test_the_prior_comes_from_the_store(store: Path) -> None:
     assert ((layer.routing().indices >= 4).float().mean(dim=0) == land).all()
 
 
-def test_the_optimizer_of_a_task_has_the_groups(store: Path) -> None:
-    recipe = tiny_recipe("weather/smoe", store, optimizer=Adam(lr=1e-3, l2=1e-5, gate_lr=1e-2))
-    groups = build_task(recipe, (), quietly).optimizer.param_groups
-    settings = {group["name"]: (group["lr"], group["weight_decay"]) for group in groups}
-    assert settings == {"kernels": (1e-3, 2e-5), "others": (1e-3, 0.0), "gates": (1e-2, 0.0)}
-
-
 def test_the_routing_waits_for_its_warm_up(store: Path, tmp_path: Path) -> None:
     recipe = tiny_recipe("weather/smoe", store, routing_warmup_epochs=1)
     start = moe_layers(build_task(recipe, (), quietly).model)[0].gate.state_dict()["scores"]
@@ -124,20 +116,6 @@ def test_a_continuous_lead_is_a_channel_and_evaluated_at_one_lead(store: Path, t
     assert len({float(task.splits["train"][index][0][-1, 0, 0]) for index in range(10)}) > 1
     assert float(task.splits["test"][0][0][-1, 0, 0]) == pytest.approx(0.24)
     assert "test/rmse_z_500" in train("weather/rt", recipe, tmp_path / "run", notify=quietly)
-
-
-def test_bfloat16(store: Path, tmp_path: Path) -> None:
-    recipe = tiny_recipe("weather/smoe", store)
-    with warnings.catch_warnings():
-        # oneDNN has no bfloat16 on some processors and torch says so.
-        warnings.simplefilter("ignore")
-        record = train(
-            "weather/smoe",
-            replace(recipe, training=replace(recipe.training, precision="bf16")),
-            tmp_path / "run",
-            notify=quietly,
-        )
-    assert 0.5 < record["test/loss"] < 5.0
 
 
 def test_the_loss_is_weighted_by_the_latitudes_of_the_store(store: Path) -> None:
